@@ -1,0 +1,1 @@
+//! algorithm (placeholder while the layer is being written).

@@ -1,0 +1,3 @@
+//! ring-perf: the bandwidth and latency benchmark.
+
+fn main() {}

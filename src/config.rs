@@ -1,0 +1,160 @@
+//! What a user can set: one table of `RINGCOMM_*` variables and the config a communicator carries.
+//!
+//! An explicit config field wins over the variable, the variable over the default. Values that
+//! change results or memory must be the same on all ranks; the rendezvous checks that.
+
+use crate::error::{Error, Result};
+
+/// Settings of one communicator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Longest time one operation may wait for its peers before it fails, in milliseconds.
+    pub timeout_ms: u64,
+    /// Bytes of connection buffers a rank may hold, over all its peers.
+    pub buffer_bytes: usize,
+    /// Every result equals the serial loop over ranks 0, 1, 2, ... bit for bit.
+    pub deterministic: bool,
+    /// The algorithm to use, by name, where it exists for the collective; else the cost model's.
+    pub algorithm: Option<String>,
+    /// Times to poll before the first `sched_yield`; `None` chooses by ranks against cores.
+    pub spins: Option<u32>,
+    /// A profile file with the cost model's constants; `None` measures them.
+    pub profile: Option<String>,
+    /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
+    pub debug: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            // Five minutes: longer than any honest gap between ranks (a checkpoint, a validation
+            // pass, a data loader's start), a sixth of what torch.distributed lets a job sit dead.
+            timeout_ms: 300_000,
+            // 4 MiB, NCCL's own default for its per-connection buffer, here for all peers together.
+            buffer_bytes: 4 << 20,
+            deterministic: false,
+            algorithm: None,
+            spins: None,
+            profile: None,
+            debug: 0,
+        }
+    }
+}
+
+/// A variable, what it sets, and how its text is read.
+struct Variable {
+    name: &'static str,
+    help: &'static str,
+    set: fn(&mut Config, &str) -> std::result::Result<(), String>,
+}
+
+const VARIABLES: [Variable; 7] = [
+    Variable {
+        name: "RINGCOMM_TIMEOUT_MS",
+        help: "milliseconds an operation waits for its peers before it fails",
+        set: |config, text| number(text, 1).map(|ms| config.timeout_ms = ms as u64),
+    },
+    Variable {
+        name: "RINGCOMM_BUFFSIZE",
+        help: "bytes of connection buffers per rank and communicator",
+        // 64 KiB holds two slots of a page for each of seven peers.
+        set: |config, text| number(text, 64 << 10).map(|bytes| config.buffer_bytes = bytes),
+    },
+    Variable {
+        name: "RINGCOMM_DETERMINISTIC",
+        help: "1: every result equals the serial loop in rank order, bit for bit",
+        set: |config, text| number(text, 0).map(|on| config.deterministic = on != 0),
+    },
+    Variable {
+        name: "RINGCOMM_ALGO",
+        help: "algorithm to use where it exists for the collective (see ring-perf --explain)",
+        set: |config, text| {
+            config.algorithm = Some(text.to_string());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "RINGCOMM_SPINS",
+        help: "polls before a waiting rank first yields its core",
+        set: |config, text| number(text, 0).map(|spins| config.spins = Some(spins as u32)),
+    },
+    Variable {
+        name: "RINGCOMM_PROFILE",
+        help: "file with the cost model's constants (as ring-perf --profile writes it)",
+        set: |config, text| {
+            config.profile = Some(text.to_string());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "RINGCOMM_DEBUG",
+        help: "1 prints warnings to standard error, 2 every call",
+        set: |config, text| number(text, 0).map(|level| config.debug = level as u32),
+    },
+];
+
+/// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
+fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
+    let text = text.trim();
+    let (digits, shift) = match text.chars().last() {
+        Some('k' | 'K') => (&text[..text.len() - 1], 10),
+        Some('m' | 'M') => (&text[..text.len() - 1], 20),
+        Some('g' | 'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let value: usize = digits.parse().map_err(|_| "is not a whole number".to_string())?;
+    let value = value.checked_mul(1 << shift).ok_or("is too large")?;
+    if value < least { Err(format!("must be at least {least}")) } else { Ok(value) }
+}
+
+impl Config {
+    /// The defaults, changed by the environment.
+    pub fn from_environment() -> Result<Config> {
+        Config::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
+        let mut config = Config::default();
+        for variable in &VARIABLES {
+            if let Some(text) = lookup(variable.name).filter(|text| !text.is_empty()) {
+                (variable.set)(&mut config, &text).map_err(|why| {
+                    Error::argument(format!("{}={text:?} {why} ({})", variable.name, variable.help))
+                })?;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Every variable with its meaning, for help texts and the documentation.
+    pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
+        VARIABLES.iter().map(|variable| (variable.name, variable.help))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_override_defaults() {
+        let config = Config::from_variables(|name| match name {
+            "RINGCOMM_TIMEOUT_MS" => Some("250".into()),
+            "RINGCOMM_BUFFSIZE" => Some("2M".into()),
+            "RINGCOMM_DETERMINISTIC" => Some("1".into()),
+            _ => None,
+        })
+        .unwrap();
+        assert_eq!((config.timeout_ms, config.buffer_bytes), (250, 2 << 20));
+        assert!(config.deterministic);
+    }
+
+    #[test]
+    fn a_bad_value_names_the_variable_and_the_reason() {
+        let error = Config::from_variables(|name| {
+            (name == "RINGCOMM_TIMEOUT_MS").then(|| "soon".to_string())
+        })
+        .unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("RINGCOMM_TIMEOUT_MS=\"soon\" is not a whole number"), "{text}");
+    }
+}

@@ -1,0 +1,1 @@
+//! device (placeholder while the layer is being written).

@@ -1,0 +1,128 @@
+//! Every way a call can fail, and the text that tells the user what to do about it.
+//!
+//! One enum for the whole library. `Display` names who, what, which rank and which operation; the
+//! C boundary maps each variant to one of NCCL's result codes and keeps the text for
+//! `ringGetLastError`.
+
+use std::fmt;
+
+/// What a rank was doing, for an error text: `AllReduce(count=8, type=f32, op=sum) #12`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The call as its user wrote it, without the buffers.
+    pub call: String,
+    /// Its sequence number on the communicator, from 0.
+    pub sequence: u64,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.call, self.sequence)
+    }
+}
+
+/// A rank's process, for an error text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    pub rank: usize,
+    pub pid: u32,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} (pid {})", self.rank, self.pid)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// An argument that can never be right: NULL, a bad enum, a stale handle, overlapping buffers.
+    InvalidArgument(String),
+    /// A call that is right by itself but not here: mixed up groups, a failed communicator.
+    InvalidUsage(String),
+    /// The operating system refused; the text says what was tried, `errno` what it answered.
+    System { what: String, errno: i32 },
+    /// A broken invariant of the library itself.
+    Internal(String),
+    /// Two ranks made different calls under one sequence number.
+    Mismatch { rank: usize, mine: Operation, peer: usize, theirs: Operation },
+    /// A peer's process is gone.
+    PeerDied { rank: usize, peer: Who, operation: Option<Operation> },
+    /// The deadline passed while waiting for `peer`.
+    Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: String },
+    /// A rank failed first and told the others; `text` is its own error.
+    Remote { rank: usize, peer: usize, operation: Option<Operation>, text: String },
+    /// `ringCommAbort` was called on this rank.
+    Aborted { rank: usize, operation: Option<Operation> },
+    /// The rendezvous did not complete before its deadline.
+    Missing { nranks: usize, missing: Vec<usize>, waited_ms: u64 },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The last operating system error, with what was being done.
+    pub fn system(what: impl Into<String>) -> Error {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        Error::System { what: what.into(), errno }
+    }
+
+    pub fn argument(text: impl Into<String>) -> Error {
+        Error::InvalidArgument(text.into())
+    }
+
+    pub fn usage(text: impl Into<String>) -> Error {
+        Error::InvalidUsage(text.into())
+    }
+}
+
+/// `" in CALL"`, or nothing where no operation was running.
+fn during(operation: &Option<Operation>) -> String {
+    operation.as_ref().map(|op| format!(" in {op}")).unwrap_or_default()
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::InvalidArgument(text) => write!(f, "invalid argument: {text}"),
+            Error::InvalidUsage(text) => write!(f, "invalid usage: {text}"),
+            Error::System { what, errno } => {
+                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+            Error::Internal(text) => {
+                write!(f, "internal error: {text}; this is a defect of ringcomm, please report it")
+            }
+            Error::Mismatch { rank, mine, peer, theirs } => write!(
+                f,
+                "ranks disagree: rank {rank} called {mine} but rank {peer} called {theirs}; \
+                 every rank must make the same calls in the same order"
+            ),
+            Error::PeerDied { rank, peer, operation } => write!(
+                f,
+                "{peer} died: rank {rank} cannot go on{}; shrink the communicator or restart the job",
+                during(operation)
+            ),
+            Error::Timeout { rank, peer, operation, waited_ms, peer_state } => write!(
+                f,
+                "timeout: rank {rank} waited {waited_ms} ms for {peer} in {operation}; {peer_state}; \
+                 if this is expected raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
+            ),
+            Error::Remote { rank, peer, operation, text } => write!(
+                f,
+                "rank {peer} failed and rank {rank} cannot go on{}: {text}",
+                during(operation)
+            ),
+            Error::Aborted { rank, operation } => {
+                write!(f, "the communicator of rank {rank} was aborted{}", during(operation))
+            }
+            Error::Missing { nranks, missing, waited_ms } => write!(
+                f,
+                "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {missing:?}; \
+                 start them, or raise RINGCOMM_TIMEOUT_MS",
+                nranks - missing.len()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,1 @@
+//! executor (placeholder while the layer is being written).

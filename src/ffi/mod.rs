@@ -1,0 +1,1 @@
+//! ffi (placeholder while the layer is being written).

@@ -1,0 +1,1 @@
+//! transport (placeholder while the layer is being written).
