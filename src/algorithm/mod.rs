@@ -201,3 +201,7 @@ mod tests {
         }
     }
 }
+pub mod select {
+    #[derive(Clone, Debug, Default)]
+    pub struct Costs {}
+}

@@ -102,9 +102,7 @@ impl Call<'_> {
         match (self.vector, self.collective) {
             (None, _) => rank * self.count,
             (Some(v), Collective::ReduceScatter) => v.recv_counts[..rank].iter().sum(),
-            (Some(v), Collective::Scatter) => {
-                v.send_displacements.get(rank).copied().unwrap_or(0)
-            }
+            (Some(v), Collective::Scatter) => v.send_displacements.get(rank).copied().unwrap_or(0),
             (Some(v), _) => v.recv_displacements.get(rank).copied().unwrap_or(0),
         }
     }

@@ -6,6 +6,7 @@ use super::call::Call;
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Watched};
 use super::{Message, choose};
+use crate::algorithm::{self, Algorithm, select::Costs};
 use crate::clock;
 use crate::config::Config;
 use crate::device::host::{Reduction, streaming_threshold};
@@ -17,10 +18,9 @@ use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
-use crate::types::{DataType, ReduceOp};
-use crate::algorithm::{self, Algorithm, select::Costs};
 use crate::plan::{Collective, Plan};
 use crate::transport::fifo::Stamp;
+use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
 
 pub struct Engine {

@@ -74,10 +74,11 @@ impl Introduction {
     }
 
     fn unpack(bytes: &[u8]) -> Result<Introduction> {
-        let mut words = bytes.chunks_exact(8).map(|word| {
-            u64::from_le_bytes(word.try_into().expect("chunks of eight"))
-        });
-        let mut next = || words.next().ok_or_else(|| Error::Internal("a short introduction".into()));
+        let mut words = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")));
+        let mut next =
+            || words.next().ok_or_else(|| Error::Internal("a short introduction".into()));
         Ok(Introduction {
             segment: next()?,
             buffer_bytes: next()?,
@@ -122,7 +123,15 @@ impl Communicator {
         if nranks == 1 {
             let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
             let segment = Arc::new(Segment::anonymous(map.bytes())?);
-            return assemble(rank, map, vec![segment], vec![Reach::Process], Parts::alone(1), id, config);
+            return assemble(
+                rank,
+                map,
+                vec![segment],
+                vec![Reach::Process],
+                Parts::alone(1),
+                id,
+                config,
+            );
         }
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         let segment = Arc::new(Segment::create(map.bytes())?);

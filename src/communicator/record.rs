@@ -60,7 +60,8 @@ impl Descriptor {
         if collective == Collective::Barrier {
             return "Barrier()".into();
         }
-        let mut text = format!("{}(count={}, type={}", collective.name(), self.count, self.data_type);
+        let mut text =
+            format!("{}(count={}, type={}", collective.name(), self.count, self.data_type);
         if collective.reduces() {
             let _ = write!(text, ", op={}", self.op);
         }
@@ -117,7 +118,10 @@ pub fn state_of(control: &Control, rank: usize) -> String {
         None if completed == 0 => format!("rank {rank} has not made a call yet"),
         None => match control.record(completed - 1) {
             Some(record) => {
-                format!("rank {rank} has not made call #{completed}; its last was {}", operation(record))
+                format!(
+                    "rank {rank} has not made call #{completed}; its last was {}",
+                    operation(record)
+                )
             }
             None => format!("rank {rank} has completed {completed} calls"),
         },
@@ -170,7 +174,8 @@ pub fn dump(pages: &Pages, failure: Option<String>) -> String {
         let operation = operation(record);
         let microseconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * tick / 1000.0;
         let (started, ended) = (record.started.load(Relaxed), record.ended.load(Relaxed));
-        let took = if ended == 0 { "null".into() } else { format!("{:.3}", microseconds(started, ended)) };
+        let took =
+            if ended == 0 { "null".into() } else { format!("{:.3}", microseconds(started, ended)) };
         let waiting = record.waiting_for.load(Relaxed).checked_sub(1);
         let _ = write!(
             json,

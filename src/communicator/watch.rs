@@ -103,8 +103,7 @@ impl OperationWatch<'_> {
         }
         match page.record(self.sequence) {
             Some(record)
-                if self.is_collective()
-                    && record.fingerprint.load(Relaxed) != self.fingerprint =>
+                if self.is_collective() && record.fingerprint.load(Relaxed) != self.fingerprint =>
             {
                 Err(self.mismatch(other))
             }
@@ -115,10 +114,9 @@ impl OperationWatch<'_> {
     /// The error for a peer whose call differs from this one.
     pub fn mismatch(&self, peer: usize) -> Error {
         let record = self.watched.pages.of(peer).record(self.sequence);
-        let theirs = record.map(record::operation).unwrap_or_else(|| Operation {
-            call: "another call".into(),
-            sequence: self.sequence,
-        });
+        let theirs = record
+            .map(record::operation)
+            .unwrap_or_else(|| Operation { call: "another call".into(), sequence: self.sequence });
         let (rank, mine) = (self.watched.pages.rank, self.operation());
         Error::Mismatch { rank, mine, peer, theirs }
     }

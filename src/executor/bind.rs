@@ -162,7 +162,9 @@ fn pieces(
         let offset = |used: bool, at: Option<usize>| match (used, at) {
             (false, _) => Ok(0),
             (true, Some(elements)) => Ok(elements * shape.element),
-            (true, None) => Err(Error::Internal(format!("rank {rank} does not hold chunk {chunk}"))),
+            (true, None) => {
+                Err(Error::Internal(format!("rank {rank} does not hold chunk {chunk}")))
+            }
         };
         let piece = Piece {
             input: offset(input, shape.layout.input(rank, chunk))?,

@@ -107,12 +107,8 @@ impl Control {
 
     pub fn leave(&self) {
         // Release: pairs with the Acquire in `life`; a failure is not overwritten.
-        let _ = self.life.compare_exchange(
-            Life::Working as u32,
-            Life::Left as u32,
-            Release,
-            Relaxed,
-        );
+        let _ =
+            self.life.compare_exchange(Life::Working as u32, Life::Left as u32, Release, Relaxed);
     }
 
     /// The culprit and the text of a failed rank.

@@ -90,7 +90,11 @@ impl Direct {
                     } else {
                         layout.input(owner, chunk)
                     };
-                    elements.map(|elements| Place { rank: owner, output, offset: elements * element })
+                    elements.map(|elements| Place {
+                        rank: owner,
+                        output,
+                        offset: elements * element,
+                    })
                 };
                 steps.push(DirectStep {
                     targets: draft.targets.iter().map(place).collect::<Option<_>>()?,

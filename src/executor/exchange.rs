@@ -24,6 +24,9 @@ pub struct Transfer {
     state: State,
 }
 
+// SAFETY: the address is only used during the call that owns the buffer.
+unsafe impl Send for Transfer {}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Bytes moved so far.
@@ -59,7 +62,7 @@ pub unsafe fn run(batch: &mut [Transfer], links: &mut Links, watch: &dyn Watch) 
         let bell = &pages.of(rank).bell;
         // SAFETY: the caller's promise.
         wait::wait(patience, bell, peer, watch, || unsafe {
-            match sweep(batch, links, &mut busy) {
+            match sweep(batch, links, &mut busy, watch) {
                 Ok(false) => None,
                 Ok(true) => Some(Ok(())),
                 Err(error) => Some(Err(error)),
@@ -104,6 +107,7 @@ unsafe fn sweep(
     batch: &mut [Transfer],
     links: &mut Links,
     busy: &mut [[bool; 2]],
+    watch: &dyn Watch,
 ) -> Result<bool> {
     busy.fill([false; 2]);
     let mut moved = false;
@@ -114,7 +118,11 @@ unsafe fn sweep(
         }
         // SAFETY: the caller's promise.
         moved |= unsafe {
-            if transfer.sends { advance_send(transfer, links) } else { advance_recv(transfer, links)? }
+            if transfer.sends {
+                advance_send(transfer, links)
+            } else {
+                advance_recv(transfer, links, watch)?
+            }
         };
         *lane = transfer.state != State::Done;
     }
@@ -156,14 +164,18 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
     moved
 }
 
-unsafe fn advance_recv(transfer: &mut Transfer, links: &mut Links) -> Result<bool> {
+unsafe fn advance_recv(
+    transfer: &mut Transfer,
+    links: &mut Links,
+    watch: &dyn Watch,
+) -> Result<bool> {
     let slot = links.geometry.slot_bytes;
     let peer = transfer.peer;
     let mut moved = false;
     while let State::Moving(done) = transfer.state {
         let lent = links.link(peer).reach == Reach::Process && transfer.bytes > slot;
         let bytes = if lent { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
-        let Some(payload) = links.try_receive(peer, &transfer.stamp, bytes)? else { break };
+        let Some(payload) = links.try_receive(peer, &transfer.stamp, bytes, watch)? else { break };
         // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects.
         unsafe {
             if lent {

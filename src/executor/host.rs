@@ -84,8 +84,7 @@ unsafe fn run_step(
     stamp: &Stamp,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let bytes: usize =
-        step.pieces.iter().map(|piece| piece.slice(slice, bound.slice_bytes)).sum();
+    let bytes: usize = step.pieces.iter().map(|piece| piece.slice(slice, bound.slice_bytes)).sum();
     pointers.sources.clear();
     for source in &step.sources {
         pointers.sources.push(match *source {
@@ -147,7 +146,9 @@ unsafe fn move_pieces(
         if step.copies {
             for (index, target) in pointers.piece_targets.iter().enumerate() {
                 // SAFETY: as `run` promises.
-                unsafe { move_bytes(*target, pointers.piece_sources[0], bytes, streaming && index == 0) };
+                unsafe {
+                    move_bytes(*target, pointers.piece_sources[0], bytes, streaming && index == 0)
+                };
             }
         } else if let Some(reduction) = &bound.reduction {
             let job = Job {

@@ -77,7 +77,8 @@ impl Layout {
 
     /// Whether every rank knows where chunks lie in the inputs of all ranks.
     pub fn input_is_public(&self) -> bool {
-        self.vector.is_none() || !matches!(self.collective, Collective::Scatter | Collective::AllToAll)
+        self.vector.is_none()
+            || !matches!(self.collective, Collective::Scatter | Collective::AllToAll)
     }
 
     /// Whether every rank knows where chunks lie in the outputs of all ranks.
@@ -155,11 +156,8 @@ mod tests {
 
     #[test]
     fn a_peers_displacements_are_private() {
-        let vector = Vector {
-            recv_counts: vec![2, 3],
-            recv_displacements: vec![7, 1],
-            ..Vector::default()
-        };
+        let vector =
+            Vector { recv_counts: vec![2, 3], recv_displacements: vec![7, 1], ..Vector::default() };
         let layout = Layout::new(Collective::AllGather, 0, 2, 2, 2, Some(&vector));
         assert_eq!((layout.output(0, 1), layout.output(1, 1)), (Some(1), None));
         assert_eq!(layout.count(1), 3);

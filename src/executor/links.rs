@@ -5,11 +5,12 @@
 #![allow(unsafe_code)]
 
 use super::control::Control;
-use crate::error::Result;
-use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
+use crate::error::{Error, Result};
+use crate::transport::fifo::{Geometry, Message, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Patience, Watch};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How far this rank's loads and stores reach at a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,23 +131,11 @@ impl Links {
         let links = (0..nranks).map(link).collect();
         let controls =
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
-        Links {
-            rank,
-            nranks,
-            geometry: map.geometry,
-            patience,
-            links,
-            segments,
-            controls,
-        }
+        Links { rank, nranks, geometry: map.geometry, patience, links, segments, controls }
     }
 
     pub fn pages(&self) -> Pages {
-        Pages {
-            rank: self.rank,
-            controls: self.controls.clone(),
-            _segments: self.segments.clone(),
-        }
+        Pages { rank: self.rank, controls: self.controls.clone(), _segments: self.segments.clone() }
     }
 
     pub fn control(&self, rank: usize) -> &Control {
@@ -208,7 +197,45 @@ impl Links {
         if message.matches(stamp) && message.length == bytes {
             return Ok(message.payload);
         }
-        Err(self.stranger(peer, stamp, bytes, &message))
+        Err(self.stranger(peer, stamp, bytes, &message, watch))
+    }
+
+    /// As [`Links::receive`], if the message is there already.
+    #[inline]
+    pub fn try_receive(
+        &mut self,
+        peer: usize,
+        stamp: &Stamp,
+        bytes: usize,
+        watch: &dyn Watch,
+    ) -> Result<Option<*const u8>> {
+        match self.link(peer).receiver.try_wait() {
+            None => Ok(None),
+            Some(message) if message.matches(stamp) && message.length == bytes => {
+                Ok(Some(message.payload))
+            }
+            Some(message) => Err(self.stranger(peer, stamp, bytes, &message, watch)),
+        }
+    }
+
+    /// The error for a message of another operation. The watch knows both calls, if they differ.
+    #[cold]
+    fn stranger(
+        &self,
+        peer: usize,
+        stamp: &Stamp,
+        bytes: usize,
+        message: &Message,
+        watch: &dyn Watch,
+    ) -> Error {
+        if let Err(error) = watch.check(peer, Duration::ZERO) {
+            return error;
+        }
+        Error::usage(format!(
+            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} bytes; \
+             both ends must make the same calls, with the same count and type, in the same order",
+            self.rank, stamp.sequence, message.stamp.sequence, message.length
+        ))
     }
 
     /// Give the message that `receive` returned back to its sender.
