@@ -1,0 +1,95 @@
+//! A connection that has proved nothing yet: bounded in bytes, in time and in number.
+
+use super::exchange::{COORDINATOR, MEMBER, Meeting, nonce};
+use super::socket::{Peer, Socket, is_not_yet};
+use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, Hello, PROOF};
+use std::time::{Duration, Instant};
+
+/// Most connections that may be proving themselves at one time.
+pub(super) const MAX_CANDIDATES: usize = 64;
+
+/// Time a connection has for its proof: three messages between processes of one machine take well
+/// under a millisecond, two seconds also cover one that is swapped in.
+pub(super) const PROOF_TIME: Duration = Duration::from_secs(2);
+
+/// Age at which a candidate gives way to a newcomer once all places are taken, so that idle
+/// connections delay a rank by a tenth of a second and not by their full time.
+pub(super) const SETTLED: Duration = Duration::from_millis(100);
+
+pub(super) struct Candidate {
+    pub socket: Socket,
+    pub peer: Peer,
+    pub since: Instant,
+    bytes: [u8; HELLO],
+    have: usize,
+    challenged: Option<Challenged>,
+}
+
+/// A handshake in which the coordinator has given its proof.
+struct Challenged {
+    hello: Hello,
+    said: [u8; HELLO],
+    answered: [u8; CHALLENGE_HEAD],
+}
+
+pub(super) enum Progress {
+    Waiting,
+    Proved(Hello),
+    /// It cannot prove itself, or it hung up.
+    Refused,
+}
+
+impl Candidate {
+    /// `None` if the kernel says that it runs under another user.
+    pub fn new(socket: Socket) -> Option<Candidate> {
+        let peer = socket.peer().ok().filter(Peer::is_ours)?;
+        let since = Instant::now();
+        Some(Candidate { socket, peer, since, bytes: [0; HELLO], have: 0, challenged: None })
+    }
+
+    /// Whether it has our challenge, and so would understand a frame.
+    pub fn is_challenged(&self) -> bool {
+        self.challenged.is_some()
+    }
+
+    /// Read what has come and answer it.
+    pub fn advance(&mut self, meeting: &Meeting) -> Progress {
+        loop {
+            let need = if self.challenged.is_some() { PROOF } else { HELLO };
+            match self.socket.receive(&mut self.bytes[self.have..need], None) {
+                Ok(0) => return Progress::Refused,
+                Ok(got) => self.have += got,
+                Err(error) if is_not_yet(&error) => return Progress::Waiting,
+                Err(_) => return Progress::Refused,
+            }
+            if self.have < need {
+                continue;
+            }
+            self.have = 0;
+            let Some(challenged) = &self.challenged else {
+                if !self.challenge(meeting) {
+                    return Progress::Refused;
+                }
+                continue;
+            };
+            let tag = self.bytes[..PROOF].try_into().expect("a proof's length");
+            if !meeting.proves(MEMBER, &challenged.said, &challenged.answered, tag) {
+                return Progress::Refused;
+            }
+            return Progress::Proved(challenged.hello.clone());
+        }
+    }
+
+    /// Answer the hello with a challenge; false if it was none.
+    fn challenge(&mut self, meeting: &Meeting) -> bool {
+        let (Ok(hello), Ok(nonce)) = (Hello::decode(&self.bytes), nonce()) else { return false };
+        let (rank, nranks) = (meeting.rank as u32, meeting.nranks as u32);
+        let mut challenge = Challenge { rank, nranks, nonce, tag: [0; 32] };
+        let (said, answered) = (self.bytes, challenge.head());
+        challenge.tag = meeting.tag(COORDINATOR, &said, &answered);
+        let bytes = challenge.encode();
+        self.challenged = Some(Challenged { hello, said, answered });
+        // The first bytes on this connection: they fit, or the other end is gone.
+        self.socket.send(&bytes, &[]).is_ok_and(|sent| sent == bytes.len())
+    }
+}
