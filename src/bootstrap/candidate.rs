@@ -93,3 +93,113 @@ impl Candidate {
         self.socket.send(&bytes, &[]).is_ok_and(|sent| sent == bytes.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{UniqueId, wire::CHALLENGE};
+    use proptest::prelude::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    fn meeting(id: &UniqueId) -> Meeting<'_> {
+        let now = Instant::now();
+        let deadline = now + Duration::from_secs(5);
+        Meeting { id, rank: 0, nranks: 3, started: now, deadline }
+    }
+
+    fn connection() -> (UnixStream, Candidate) {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        (theirs, Candidate::new(Socket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
+    }
+
+    fn hello(nonce: u8) -> [u8; HELLO] {
+        Hello { rank: 1, nranks: 3, remaining_ms: 5000, nonce: [nonce; 32] }.encode()
+    }
+
+    /// Greet, have `tamper` change the proof, and see what comes of it.
+    fn handshake(
+        meeting: &Meeting,
+        said: &[u8; HELLO],
+        proof_of: &[u8; HELLO],
+        tamper: impl FnOnce(&mut [u8; PROOF]),
+    ) -> Progress {
+        let (mut stream, mut candidate) = connection();
+        stream.write_all(said).unwrap();
+        assert!(matches!(candidate.advance(meeting), Progress::Waiting));
+        let mut bytes = [0; CHALLENGE];
+        stream.read_exact(&mut bytes).unwrap();
+        let challenge = Challenge::decode(&bytes).unwrap();
+        assert!(meeting.proves(COORDINATOR, said, &challenge.head(), &challenge.tag));
+        let mut proof = meeting.tag(MEMBER, proof_of, &challenge.head());
+        tamper(&mut proof);
+        stream.write_all(&proof).unwrap();
+        candidate.advance(meeting)
+    }
+
+    #[test]
+    fn only_the_secret_proves() {
+        let (id, other) = (UniqueId::generate().unwrap(), UniqueId::generate().unwrap());
+        let (meeting, stranger) = (meeting(&id), self::meeting(&other));
+        let said = hello(1);
+        let Progress::Proved(known) = handshake(&meeting, &said, &said, |_| {}) else { panic!() };
+        assert_eq!((known.rank, known.nranks), (1, 3));
+        let forged = |proof: &mut [u8; PROOF]| *proof = stranger.tag(MEMBER, &said, &[0; 52]);
+        assert!(matches!(handshake(&meeting, &said, &said, forged), Progress::Refused));
+    }
+
+    #[test]
+    fn a_replayed_or_reflected_proof_is_refused() {
+        let id = UniqueId::generate().unwrap();
+        let meeting = meeting(&id);
+        let said = hello(1);
+        let mut recorded = [0; PROOF];
+        handshake(&meeting, &said, &said, |proof| recorded = *proof);
+        let replay = |proof: &mut [u8; PROOF]| *proof = recorded;
+        assert!(matches!(handshake(&meeting, &said, &said, replay), Progress::Refused));
+        // The coordinator's own tag, sent back to it.
+        let (mut stream, mut candidate) = connection();
+        stream.write_all(&said).unwrap();
+        candidate.advance(&meeting);
+        let mut bytes = [0; CHALLENGE];
+        stream.read_exact(&mut bytes).unwrap();
+        stream.write_all(&bytes[CHALLENGE_HEAD..]).unwrap();
+        assert!(matches!(candidate.advance(&meeting), Progress::Refused));
+    }
+
+    proptest! {
+        #[test]
+        fn a_flipped_byte_is_refused(at in 0usize..HELLO + PROOF, flip in 1u8..) {
+            let id = UniqueId::generate().unwrap();
+            let meeting = meeting(&id);
+            let said = hello(1);
+            // What the rank meant, and what arrived.
+            let mut arrived = said;
+            if at < HELLO {
+                arrived[at] ^= flip;
+            }
+            if Hello::decode(&arrived).is_ok() {
+                let tamper = |proof: &mut [u8; PROOF]| {
+                    if at >= HELLO {
+                        proof[at - HELLO] ^= flip;
+                    }
+                };
+                let progress = handshake(&meeting, &arrived, &said, tamper);
+                prop_assert!(matches!(progress, Progress::Refused));
+            } else {
+                let (mut stream, mut candidate) = connection();
+                stream.write_all(&arrived).unwrap();
+                prop_assert!(matches!(candidate.advance(&meeting), Progress::Refused));
+            }
+        }
+
+        #[test]
+        fn random_bytes_never_prove(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let id = UniqueId::generate().unwrap();
+            let (mut stream, mut candidate) = connection();
+            stream.write_all(&bytes).unwrap();
+            drop(stream);
+            prop_assert!(!matches!(candidate.advance(&meeting(&id)), Progress::Proved(_)));
+        }
+    }
+}

@@ -104,7 +104,7 @@ pub fn exchange(
     if nranks == 1 {
         return Ok(vec![own(mine)]);
     }
-    let name = name(id);
+    let name = rendezvous_name(id);
     loop {
         match socket::connect(&name)? {
             Connected::Yes(socket) => match join(&meeting, socket, &mine)? {
@@ -158,7 +158,7 @@ fn check(rank: usize, nranks: usize, mine: &Contribution) -> Result<()> {
 }
 
 /// The abstract name under which the ranks meet: 128 bits that only the secret gives.
-pub(super) fn name(id: &UniqueId) -> Vec<u8> {
+pub fn rendezvous_name(id: &UniqueId) -> Vec<u8> {
     let tag = id.mac("name", &[]);
     let hex: String = tag[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("ringcomm-{hex}").into_bytes()

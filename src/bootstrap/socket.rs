@@ -108,6 +108,13 @@ pub(super) fn connect(name: &[u8]) -> Result<Connected> {
     }
 }
 
+#[cfg(test)]
+impl From<OwnedFd> for Socket {
+    fn from(fd: OwnedFd) -> Socket {
+        Socket(fd)
+    }
+}
+
 impl Socket {
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
