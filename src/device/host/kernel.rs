@@ -93,26 +93,35 @@ unsafe fn put<V: Vector, const N: usize>(
     values: [V; N],
     targets: &[*mut u8],
     offset: usize,
-    streaming: bool,
+    streamed: usize,
 ) {
-    // SAFETY: the caller stores elements within the count, which every target holds; `streaming`
-    // is asked for only at offsets where the first target is aligned.
+    // SAFETY: the caller stores elements within the count, which every target holds; the first
+    // `streamed` targets are aligned at the offset.
     unsafe {
         let at = |target: *mut u8, lane: usize| target.add((offset + lane * V::LANES) * V::SIZE);
-        let (first, others) = targets.split_first().unwrap_unchecked();
-        for (lane, value) in values.iter().enumerate() {
-            if streaming {
-                value.stream(at(*first, lane));
-            } else {
-                value.store(at(*first, lane));
+        for target in targets.get_unchecked(..streamed) {
+            for (lane, value) in values.iter().enumerate() {
+                value.stream(at(*target, lane));
             }
         }
-        for target in others {
+        for target in targets.get_unchecked(streamed..) {
             for (lane, value) in values.iter().enumerate() {
                 value.store(at(*target, lane));
             }
         }
     }
+}
+
+/// How many leading targets can be streamed together, and the elements before the first aligned one.
+///
+/// They are aligned at the same elements or not at all: one that lies otherwise ends the list.
+fn streamable<V: Vector>(job: &Job) -> (usize, usize) {
+    let wanted = &job.targets[..job.streaming.min(job.targets.len())];
+    let Some(lead) = wanted.first().and_then(|target| elements_to_alignment::<V>(*target)) else {
+        return (0, 0);
+    };
+    let alike = wanted.iter().take_while(|t| elements_to_alignment::<V>(**t) == Some(lead));
+    (alike.count(), lead)
 }
 
 /// Elements before the first one at which streaming stores are aligned, where there is such a one.
@@ -134,15 +143,13 @@ unsafe fn pass<V: Vector, O: Operation<V>, S: Sources>(
     unsafe {
         if V::LANES == 1 {
             for offset in 0..count {
-                put(block::<V, O, S, 1>(&sources, offset, job, parts), targets, offset, false);
+                put(block::<V, O, S, 1>(&sources, offset, job, parts), targets, offset, 0);
             }
             return;
         }
         let last = count - V::LANES;
         let tail = block::<V, O, S, 1>(&sources, last, job, parts);
-        let lead = if job.streaming { elements_to_alignment::<V>(targets[0]) } else { None };
-        let streaming = lead.is_some();
-        let start = lead.unwrap_or(0);
+        let (streaming, start) = streamable::<V>(job);
         let mut offset = start;
         let head = block::<V, O, S, 1>(&sources, 0, job, parts);
         while offset + BLOCK * V::LANES <= count {
@@ -155,12 +162,12 @@ unsafe fn pass<V: Vector, O: Operation<V>, S: Sources>(
             offset += V::LANES;
         }
         if offset < count {
-            put(tail, targets, last, false);
+            put(tail, targets, last, 0);
         }
         if start > 0 {
-            put(head, targets, 0, false);
+            put(head, targets, 0, 0);
         }
-        if streaming {
+        if streaming > 0 {
             super::memory::fence();
         }
     }

@@ -45,14 +45,14 @@ pub struct Job<'a> {
     /// type before it is summed.
     pub scaled: Option<usize>,
     pub scalar: f64,
-    /// Write the first target past the cache.
-    pub streaming: bool,
+    /// How many leading targets are written past the cache.
+    pub streaming: usize,
 }
 
 impl<'a> Job<'a> {
     /// A plain reduction: no division, no scaling, through the cache.
     pub fn new(targets: &'a [*mut u8], sources: &'a [*const u8], count: usize) -> Job<'a> {
-        Job { targets, sources, count, finish: false, scaled: None, scalar: 1.0, streaming: false }
+        Job { targets, sources, count, finish: false, scaled: None, scalar: 1.0, streaming: 0 }
     }
 }
 
@@ -148,7 +148,7 @@ impl Reduction {
     /// The source's bytes to every target.
     unsafe fn copy(&self, job: &Job) {
         for (index, target) in job.targets.iter().enumerate() {
-            let streaming = job.streaming && index == 0;
+            let streaming = index < job.streaming;
             // SAFETY: the caller's promise, handed on.
             unsafe { copy(*target, job.sources[0], job.count * self.size, streaming) }
         }
