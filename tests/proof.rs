@@ -80,9 +80,9 @@ type Mutant = (String, Vec<Plan>);
 
 /// Every mutant of `plans` that does something else, one small change each.
 ///
-/// Not among them, as they mean the same: exchanging two steps that share no end, and a reordered
-/// reduction that every rank takes over from the one place that does it (bits still agree), except
-/// where the algorithm promises the serial order.
+/// Not among them, as they mean the same: a local copy done twice or of one chunk more, exchanging
+/// two steps that share no end, and a reordered reduction that every rank takes over from the one
+/// place that does it (bits still agree), except where the algorithm promises the serial order.
 fn mutants(plans: &[Plan], serial: bool) -> Vec<Mutant> {
     let mut mutants = Vec::new();
     for (rank, plan) in plans.iter().enumerate() {
@@ -95,13 +95,16 @@ fn mutants(plans: &[Plan], serial: bool) -> Vec<Mutant> {
             change("drop the step", &|plan| {
                 plan.steps.remove(at);
             });
-            change("repeat the step", &|plan| plan.steps.insert(at, plan.steps[at].clone()));
+            let ends = plan.steps[at].targets.iter().chain(&plan.steps[at].sources);
+            if ends.into_iter().any(|end| matches!(end, End::Peer(_))) {
+                change("repeat the step", &|plan| plan.steps.insert(at, plan.steps[at].clone()));
+                change("longer span", &|plan| plan.steps[at].span.len += 1);
+            }
             change("flip finish", &|plan| plan.steps[at].finish ^= true);
             change("next chunk", &|plan| {
                 let span = &mut plan.steps[at].span;
                 span.first = (span.first + 1) % plan.nchunks.max(2);
             });
-            change("longer span", &|plan| plan.steps[at].span.len += 1);
             if plan.steps[at].span.len > 1 {
                 change("shorter span", &|plan| plan.steps[at].span.len -= 1);
             }
