@@ -12,6 +12,7 @@ mod local;
 mod oneshot;
 mod pairwise;
 mod ring;
+pub mod select;
 mod tree;
 mod twoshot;
 
