@@ -96,19 +96,34 @@ impl Packed {
     }
 }
 
-/// What of a plan's timing does not depend on where on the circle its rank is: for every step, its
-/// peers as distances, whether it copies, operands and length.
-pub(super) fn turned(plan: &Plan) -> Vec<(Vec<usize>, Vec<usize>, usize, bool, usize)> {
+/// A step as it looks from its rank: peers as distances on the circle.
+#[derive(PartialEq)]
+pub(super) struct TurnedStep {
+    sources: Vec<usize>,
+    targets: Vec<usize>,
+    operands: usize,
+    local: bool,
+    len: usize,
+}
+
+/// What of a plan's timing does not depend on where on the circle its rank is.
+pub(super) fn turned(plan: &Plan) -> Vec<TurnedStep> {
     let distances = |ends: &[End]| {
         let distance = |peer: usize| (peer + plan.nranks - plan.rank) % plan.nranks;
         let mut distances: Vec<usize> = peers(ends).map(distance).collect();
+        // Which source comes first is arithmetic, not time; nor is it the same on all ranks.
         distances.sort_unstable();
         distances
     };
     let step = |step: &Step| {
-        let (sources, targets) = (distances(&step.sources), distances(&step.targets));
-        let local = targets.len() < step.targets.len();
-        (sources, targets, step.sources.len(), local, step.span.len)
+        let targets = distances(&step.targets);
+        TurnedStep {
+            sources: distances(&step.sources),
+            local: targets.len() < step.targets.len(),
+            targets,
+            operands: step.sources.len(),
+            len: step.span.len,
+        }
     };
     plan.steps.iter().map(step).collect()
 }
