@@ -11,7 +11,8 @@
 //! ```
 //! Steps: about log2 n levels up and as many down. Bytes sent by a rank for a vector of S: at most
 //! S/2 up and S down: twice what one tree would leave idle. Latency of a tree at nearly the
-//! bandwidth of a ring, for many ranks.
+//! bandwidth of a ring, for many ranks. Slices stream in Broadcast and Reduce; in AllReduce each
+//! goes up and comes down before the next, so there the ring is better for large vectors.
 //!
 //! Invariant: in-order numbering: a rank reduces (lower ranks' subtree, own, higher ranks' subtree),
 //! a half is completed on its tree's root alone and copied from there. Inner ranks have odd places;

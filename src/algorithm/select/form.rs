@@ -27,7 +27,7 @@ impl Work {
             + self.reduced * costs.reduce_us_per_byte
     }
 
-    fn times(self, factor: f64) -> Work {
+    pub fn times(self, factor: f64) -> Work {
         Work {
             messages: self.messages * factor,
             sent: self.sent * factor,
@@ -37,7 +37,7 @@ impl Work {
     }
 }
 
-fn work(messages: f64, sent: f64, copied: f64, reduced: f64) -> Work {
+pub(super) fn work(messages: f64, sent: f64, copied: f64, reduced: f64) -> Work {
     Work { messages, sent, copied, reduced }
 }
 
@@ -52,11 +52,6 @@ pub(super) struct Form {
     pub period: Option<Work>,
     /// The work of all ranks.
     pub total: Work,
-}
-
-/// Whether ranks that see each other's buffers can do it without slots.
-pub(super) fn has_direct(algorithm: Algorithm) -> bool {
-    matches!(algorithm, OneShot | TwoShot)
 }
 
 /// Bytes of the longest message.
@@ -112,15 +107,6 @@ impl Form {
     /// All ranks do the same work, and none can start its next slice before the last one's end.
     fn alike(n: f64, alphas: f64, path: Work) -> Option<Form> {
         Some(Form { alphas, path, period: None, total: path.times(n) })
-    }
-
-    /// The readers read the writers' buffers: nothing is put into slots, but nobody may leave before
-    /// the last reader has read, which is one more wait.
-    pub fn go_direct(&mut self) {
-        self.alphas += 1.0;
-        self.path.sent = 0.0;
-        self.total.sent = 0.0;
-        self.period = None;
     }
 }
 

@@ -9,6 +9,7 @@
 //! and those all give the same bits. A root does not matter: ranks are alike on one machine.
 
 mod costs;
+mod direct;
 mod form;
 
 use super::{Algorithm, serial_order};
@@ -28,8 +29,10 @@ pub struct Question {
     pub associative: bool,
     /// The result must be the serial loop's. Wins over `forced`.
     pub deterministic: bool,
-    /// Ranks can read each other's buffers, so that one-shot and two-shot need no slots.
+    /// Ranks can read and write each other's buffers, so that some plans need no slots.
     pub direct: bool,
+    /// The call is in place on some rank.
+    pub in_place: bool,
     /// Bytes of a connection's slot.
     pub slot_bytes: usize,
     /// The user's choice, taken where it exists for the collective.
@@ -40,7 +43,7 @@ pub struct Question {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     pub algorithm: Algorithm,
-    /// Read the peers' buffers instead of going through slots.
+    /// Use the peers' buffers instead of going through slots.
     pub direct: bool,
     pub predicted_us: f64,
 }
@@ -59,14 +62,10 @@ pub fn choose(question: &Question, costs: &Costs) -> Choice {
     let choices = candidates
         .into_iter()
         .filter(|algorithm| forced.is_none_or(|forced| forced == *algorithm))
-        .flat_map(|algorithm| {
-            let direct = question.direct && form::has_direct(algorithm);
-            [Some(false), direct.then_some(true)].into_iter().flatten().map(move |direct| Choice {
-                algorithm,
-                direct,
-                predicted_us: predict(algorithm, direct, question, costs)
-                    .expect("candidates have a form"),
-            })
+        .flat_map(|algorithm| [(algorithm, false), (algorithm, true)])
+        .filter_map(|(algorithm, direct)| {
+            let predicted_us = predict(algorithm, direct, question, costs)?;
+            Some(Choice { algorithm, direct, predicted_us })
         });
     // The first of equals wins: the order of Algorithm::ALL is part of the answer.
     choices
@@ -74,24 +73,28 @@ pub fn choose(question: &Question, costs: &Costs) -> Choice {
         .expect("every collective has an algorithm that is in serial order")
 }
 
-/// The modelled time of one algorithm; `None` where it does not do the collective.
+/// The modelled time of one algorithm, through slots or direct; `None` where it does not do the
+/// collective, or not so.
 pub fn predict(
     algorithm: Algorithm,
     direct: bool,
     question: &Question,
     costs: &Costs,
 ) -> Option<f64> {
-    let (nranks, bytes) = (question.nranks, question.bytes as f64);
-    let slices = if direct || algorithm == Algorithm::Local {
-        1.0
+    let (collective, nranks) = (question.collective, question.nranks);
+    let bytes = question.bytes as f64;
+    let (form, slices) = if direct {
+        if !question.direct {
+            return None;
+        }
+        (direct::form(algorithm, collective, nranks, bytes, question.in_place)?, 1.0)
+    } else if algorithm == Algorithm::Local {
+        (Form::of(algorithm, collective, nranks, bytes)?, 1.0)
     } else {
-        let message = form::longest_message(algorithm, question.collective, nranks, bytes);
-        (message / question.slot_bytes as f64).ceil().max(1.0)
+        let message = form::longest_message(algorithm, collective, nranks, bytes);
+        let slices = (message / question.slot_bytes as f64).ceil().max(1.0);
+        (Form::of(algorithm, collective, nranks, bytes / slices)?, slices)
     };
-    let mut form = Form::of(algorithm, question.collective, nranks, bytes / slices)?;
-    if direct {
-        form.go_direct();
-    }
     let work = form.path.time(costs);
     // Each further slice follows at the pace of the busiest rank where slices stream, else it goes
     // the whole way.

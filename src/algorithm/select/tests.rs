@@ -18,6 +18,7 @@ fn question(collective: Collective, nranks: usize, bytes: usize) -> Question {
         associative: true,
         deterministic: false,
         direct: false,
+        in_place: false,
         slot_bytes: SLOT_BYTES,
         forced: None,
     }
@@ -87,7 +88,9 @@ fn the_same_question_has_the_same_answer_and_it_is_the_least() {
         let choice = choose(&question, &costs);
         assert_eq!(choice, choose(&question, &costs.clone()));
         for algorithm in Algorithm::ALL {
-            if let Some(time) = predict(algorithm, false, &question, &costs) {
+            for direct in [false, true] {
+                let Some(time) = predict(algorithm, direct, &question, &costs) else { continue };
+                assert!(plan(algorithm, collective, nranks - 1, nranks, 0).is_some());
                 assert!(choice.predicted_us <= time, "{choice:?} against {algorithm} {time}");
             }
         }
@@ -120,6 +123,20 @@ fn small_vectors_want_one_round_and_large_ones_fewest_bytes() {
     }
     let many = question(Collective::AllReduce, 64, 8);
     assert_eq!(choose(&many, &costs(64)).algorithm, Algorithm::Doubling);
+}
+
+#[test]
+fn in_place_nobody_overwrites_what_others_read_directly() {
+    let direct = |collective, in_place| {
+        let question = Question { direct: true, in_place, ..question(collective, 2, 64 << 20) };
+        choose(&question, &costs(2))
+    };
+    for in_place in [false, true] {
+        let choice = direct(Collective::AllReduce, in_place);
+        assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true));
+    }
+    assert!(direct(Collective::AllToAll, false).direct);
+    assert!(!direct(Collective::AllToAll, true).direct);
 }
 
 #[test]
