@@ -1,0 +1,219 @@
+//! The host interpreter: runs a bound plan on this rank's cores, one slice after another.
+//!
+//! Per step: the messages of the peers it reads are waited for, the slots of the peers it writes are
+//! reserved, one pass of the arithmetic reads every source and writes every target, then the slots
+//! are posted and the messages freed. Nothing here allocates.
+#![allow(unsafe_code)]
+
+use super::bind::{Bound, BoundStep, Piece};
+use super::links::Links;
+use crate::device::host::{Job, copy};
+use crate::error::Result;
+use crate::plan::End;
+use crate::transport::fifo::Stamp;
+use crate::transport::wait::Watch;
+
+/// The memory one call works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    pub input: *const u8,
+    pub output: *mut u8,
+    pub scratch: *mut u8,
+    /// The factor of a pre-multiplied sum.
+    pub scalar: f64,
+}
+
+/// Room for the pointers of one step, kept between calls.
+#[derive(Default)]
+pub struct Pointers {
+    targets: Vec<*mut u8>,
+    sources: Vec<*const u8>,
+    /// The same, moved on to one piece of a step with several.
+    piece_targets: Vec<*mut u8>,
+    piece_sources: Vec<*const u8>,
+}
+
+// SAFETY: the pointers are only used during the call that stored them.
+unsafe impl Send for Pointers {}
+
+impl Pointers {
+    /// Room for steps with up to `nranks` peers at either end and the local buffers.
+    pub fn new(nranks: usize) -> Pointers {
+        let room = nranks + 3;
+        Pointers {
+            targets: Vec::with_capacity(room),
+            sources: Vec::with_capacity(room),
+            piece_targets: Vec::with_capacity(room),
+            piece_sources: Vec::with_capacity(room),
+        }
+    }
+}
+
+/// Run `bound` once.
+///
+/// # Safety
+/// `buffers` cover what the call that `bound` was made for says, and nothing else uses them.
+pub unsafe fn run(
+    bound: &Bound,
+    buffers: &Buffers,
+    links: &mut Links,
+    pointers: &mut Pointers,
+    stamp: &Stamp,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let run = Run { bound, buffers, stamp, watch };
+    for slice in 0..bound.slices {
+        for step in &bound.steps {
+            if slice < step.slices {
+                // SAFETY: the caller's promise, piece by piece.
+                unsafe { run_step(&run, step, slice, links, pointers)? };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What every step of a call shares.
+struct Run<'a> {
+    bound: &'a Bound,
+    buffers: &'a Buffers,
+    stamp: &'a Stamp,
+    watch: &'a dyn Watch,
+}
+
+/// The local ends of a step with several pieces start at the buffers themselves.
+const WHOLE: Piece = Piece { input: 0, output: 0, scratch: 0, bytes: 0 };
+
+#[inline]
+unsafe fn run_step(
+    run: &Run,
+    step: &BoundStep,
+    slice: usize,
+    links: &mut Links,
+    pointers: &mut Pointers,
+) -> Result<()> {
+    let slice_bytes = run.bound.slice_bytes;
+    let (only, sliced, bytes) = match &*step.pieces {
+        [piece] => (piece, slice * slice_bytes, piece.slice(slice, slice_bytes)),
+        pieces => (&WHOLE, 0, pieces.iter().map(|piece| piece.slice(slice, slice_bytes)).sum()),
+    };
+    pointers.sources.clear();
+    for source in &step.sources {
+        let pointer = match *source {
+            End::Input => run.buffers.input.wrapping_add(only.input + sliced),
+            End::Output => run.buffers.output.wrapping_add(only.output + sliced),
+            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Peer(peer) => links.receive(peer, run.stamp, bytes, run.watch)?,
+        };
+        pointers.sources.push(pointer);
+    }
+    pointers.targets.clear();
+    for target in &step.targets {
+        let pointer = match *target {
+            End::Input => unreachable!("the prover refuses plans that write their input"),
+            End::Output => run.buffers.output.wrapping_add(only.output + sliced),
+            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Peer(peer) => links.reserve(peer, bytes, run.watch)?,
+        };
+        pointers.targets.push(pointer);
+    }
+    // SAFETY: pointers follow the pieces, which lie inside the caller's buffers and the slots.
+    unsafe {
+        if step.pieces.len() == 1 {
+            let Pointers { targets, sources, .. } = pointers;
+            move_piece(run, step, bytes, targets, sources);
+        } else {
+            move_pieces(run, step, slice, pointers);
+        }
+    }
+    for target in &step.targets {
+        if let End::Peer(peer) = *target {
+            links.post(peer, run.stamp, bytes);
+        }
+    }
+    for source in &step.sources {
+        if let End::Peer(peer) = *source {
+            links.free(peer);
+        }
+    }
+    Ok(())
+}
+
+/// Move every piece of a step; `pointers` hold the base of each end.
+#[cold]
+unsafe fn move_pieces(run: &Run, step: &BoundStep, slice: usize, pointers: &mut Pointers) {
+    let slice_bytes = run.bound.slice_bytes;
+    let mut packed = 0;
+    for piece in &step.pieces {
+        let bytes = piece.slice(slice, slice_bytes);
+        let at = |end: End| offset(end, piece, slice * slice_bytes, packed);
+        pointers.piece_sources.clear();
+        for (source, base) in step.sources.iter().zip(&pointers.sources) {
+            pointers.piece_sources.push(base.wrapping_add(at(*source)));
+        }
+        pointers.piece_targets.clear();
+        for (target, base) in step.targets.iter().zip(&pointers.targets) {
+            pointers.piece_targets.push(base.wrapping_add(at(*target)));
+        }
+        let Pointers { piece_targets, piece_sources, .. } = pointers;
+        // SAFETY: as `run` promises.
+        unsafe { move_piece(run, step, bytes, piece_targets, piece_sources) };
+        packed += bytes;
+    }
+}
+
+/// `targets <- reduce(sources)` for `bytes` bytes.
+#[inline]
+unsafe fn move_piece(
+    run: &Run,
+    step: &BoundStep,
+    bytes: usize,
+    targets: &[*mut u8],
+    sources: &[*const u8],
+) {
+    if bytes == 0 {
+        return;
+    }
+    let streaming = run.bound.streaming && step.targets[0] == End::Output;
+    match &run.bound.reduction {
+        Some(reduction) if !step.copies => {
+            let job = Job {
+                targets,
+                sources,
+                count: bytes / run.bound.element,
+                finish: step.finish,
+                scaled: step.scaled,
+                scalar: run.buffers.scalar,
+                streaming,
+            };
+            // SAFETY: as `run` promises.
+            unsafe { reduction.run(&job) };
+        }
+        _ => {
+            for (index, target) in targets.iter().enumerate() {
+                // SAFETY: as `run` promises.
+                unsafe { move_bytes(*target, sources[0], bytes, streaming && index == 0) };
+            }
+        }
+    }
+}
+
+/// Bytes from the base of an end to a piece's slice.
+#[inline]
+fn offset(end: End, piece: &Piece, sliced: usize, packed: usize) -> usize {
+    match end {
+        End::Input => piece.input + sliced,
+        End::Output => piece.output + sliced,
+        End::Scratch => piece.scratch,
+        End::Peer(_) => packed,
+    }
+}
+
+/// Copy unless the block already lies where it should (in place).
+#[inline]
+pub unsafe fn move_bytes(target: *mut u8, source: *const u8, bytes: usize, streaming: bool) {
+    if !std::ptr::eq(target, source) {
+        // SAFETY: the caller's.
+        unsafe { copy(target, source, bytes, streaming) };
+    }
+}
