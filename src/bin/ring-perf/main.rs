@@ -1,3 +1,1 @@
-//! ring-perf: the bandwidth and latency benchmark.
-
 fn main() {}
