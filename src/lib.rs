@@ -7,6 +7,7 @@
 
 pub mod algorithm;
 pub mod bootstrap;
+pub mod clock;
 pub mod communicator;
 pub mod config;
 pub mod device;

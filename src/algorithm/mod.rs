@@ -1,1 +1,207 @@
-//! algorithm (placeholder while the layer is being written).
+//! Algorithms: how a collective is done, each a pure function of the rank that returns a plan.
+//!
+//! Every sibling answers the same question, [`plan`], for the collectives that it knows. Whether it
+//! knows one depends on the collective and on the number of ranks, never on the rank, so all ranks
+//! agree. [`crate::plan::verify`] proves every answer, out of place and in place.
+
+mod binomial;
+mod chain;
+mod doubling;
+mod halving;
+mod local;
+mod oneshot;
+mod pairwise;
+mod ring;
+mod tree;
+mod twoshot;
+
+use crate::error::{Error, Result};
+use crate::plan::{Collective, End, Plan, Span};
+use std::fmt;
+
+/// How a collective is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Algorithm {
+    /// Every rank hears all others directly and finishes alone.
+    OneShot,
+    /// Every rank finishes its own part, then everybody collects the parts.
+    TwoShot,
+    /// Chunks travel around a circle.
+    Ring,
+    /// Groups that agree double in every round.
+    Doubling,
+    /// What is left to reduce halves in every round.
+    Halving,
+    /// Two trees, each for half of the vector.
+    DoubleTree,
+    /// Slices stream along a line.
+    Chain,
+    /// The ranks that are done double in every round, from or to a root.
+    Binomial,
+    /// One partner at a time.
+    Pairwise,
+    /// One rank alone.
+    Local,
+}
+
+impl Algorithm {
+    pub const ALL: [Algorithm; 10] = [
+        Algorithm::OneShot,
+        Algorithm::TwoShot,
+        Algorithm::Ring,
+        Algorithm::Doubling,
+        Algorithm::Halving,
+        Algorithm::DoubleTree,
+        Algorithm::Chain,
+        Algorithm::Binomial,
+        Algorithm::Pairwise,
+        Algorithm::Local,
+    ];
+
+    /// The name that `RINGCOMM_ALGO` takes and explanations print.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::OneShot => "oneshot",
+            Algorithm::TwoShot => "twoshot",
+            Algorithm::Ring => "ring",
+            Algorithm::Doubling => "doubling",
+            Algorithm::Halving => "halving",
+            Algorithm::DoubleTree => "tree",
+            Algorithm::Chain => "chain",
+            Algorithm::Binomial => "binomial",
+            Algorithm::Pairwise => "pairwise",
+            Algorithm::Local => "local",
+        }
+    }
+
+    /// The algorithm of that name; an unknown one is an error with the choices.
+    pub fn from_name(name: &str) -> Result<Algorithm> {
+        let lower = name.trim().to_ascii_lowercase();
+        if let Some(found) = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == lower)
+        {
+            return Ok(found);
+        }
+        let choices = Algorithm::ALL.map(Algorithm::name);
+        let nearest = choices.iter().min_by_key(|choice| distance(choice, &lower));
+        let nearest = nearest.expect("there are algorithms");
+        Err(Error::argument(format!(
+            "unknown algorithm {name:?}; did you mean {nearest:?}? The choices are {}",
+            choices.join(", ")
+        )))
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Insertions, deletions and replacements between two words (Levenshtein).
+fn distance(left: &str, right: &str) -> usize {
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (i, a) in left.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in right.bytes().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[right.len()]
+}
+
+/// What `rank` does in `collective` by `algorithm`; `None` where the algorithm does not do it.
+///
+/// `root` matters only where [`Collective::has_root`].
+pub fn plan(
+    algorithm: Algorithm,
+    collective: Collective,
+    rank: usize,
+    nranks: usize,
+    root: usize,
+) -> Option<Plan> {
+    assert!(rank < nranks && root < nranks, "rank {rank}, root {root} of {nranks}");
+    if algorithm == Algorithm::Local {
+        return local::plan(collective, nranks);
+    }
+    if nranks == 1 {
+        return None;
+    }
+    match algorithm {
+        Algorithm::OneShot => oneshot::plan(collective, rank, nranks, root),
+        Algorithm::TwoShot => twoshot::plan(collective, rank, nranks, root),
+        Algorithm::Ring => ring::plan(collective, rank, nranks, root),
+        Algorithm::Doubling => doubling::plan(collective, rank, nranks, root),
+        Algorithm::Halving => halving::plan(collective, rank, nranks, root),
+        Algorithm::DoubleTree => tree::plan(collective, rank, nranks, root),
+        Algorithm::Chain => chain::plan(collective, rank, nranks, root),
+        Algorithm::Binomial => binomial::plan(collective, rank, nranks, root),
+        Algorithm::Pairwise => pairwise::plan(collective, rank, nranks, root),
+        Algorithm::Local => unreachable!("answered above"),
+    }
+}
+
+/// Whether every result equals the serial loop over ranks 0, 1, 2, ... bit for bit: each element is
+/// reduced in one step over all inputs in rank order, or is not reduced at all.
+pub const fn serial_order(algorithm: Algorithm, collective: Collective) -> bool {
+    !collective.reduces()
+        || matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Local)
+}
+
+/// All ranks but `rank`, starting after it, so that not everybody calls on rank 0 first.
+fn others(rank: usize, nranks: usize) -> impl Iterator<Item = usize> {
+    (1..nranks).map(move |step| (rank + step) % nranks)
+}
+
+/// The connections with the given ranks.
+fn peers(ranks: impl IntoIterator<Item = usize>) -> Vec<End> {
+    ranks.into_iter().map(End::Peer).collect()
+}
+
+/// Everybody's contribution in rank order, this rank's own from its input.
+fn everyone(rank: usize, nranks: usize) -> Vec<End> {
+    (0..nranks).map(|r| if r == rank { End::Input } else { End::Peer(r) }).collect()
+}
+
+/// The block that AllToAll moves from one rank to another.
+fn block(from: usize, to: usize, nranks: usize) -> Span {
+    Span::one(from * nranks + to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_typos_get_a_suggestion() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(Algorithm::from_name(algorithm.name()), Ok(algorithm));
+        }
+        let text = Algorithm::from_name("rnig").unwrap_err().to_string();
+        assert!(text.contains("did you mean \"ring\"?"), "{text}");
+        assert!(text.contains("oneshot, twoshot, ring"), "{text}");
+    }
+
+    #[test]
+    fn whether_a_plan_exists_does_not_depend_on_the_rank() {
+        for nranks in 1..=9 {
+            for algorithm in Algorithm::ALL {
+                for collective in Collective::ALL {
+                    let exists =
+                        |rank, root| plan(algorithm, collective, rank, nranks, root).is_some();
+                    let first = exists(0, 0);
+                    for root in 0..nranks {
+                        assert!((0..nranks).all(|rank| exists(rank, root) == first));
+                    }
+                }
+            }
+        }
+    }
+}
+pub mod select {
+    #[derive(Clone, Debug, Default)]
+    pub struct Costs {}
+}

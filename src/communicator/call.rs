@@ -1,19 +1,9 @@
-//! One collective call as its user made it.
+//! One collective call as its user made it, and the checks that it can be run.
 
+use crate::error::{Error, Result};
+pub use crate::executor::layout::Vector;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
-
-/// The per-rank layout of a `v` collective, in elements.
-///
-/// AllGather and Gather use `recv_*`, ReduceScatter uses `recv_counts` (rank r's block follows the
-/// blocks of ranks before it in the send buffer), Scatter uses `send_*`, AllToAll uses all four.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Vector {
-    pub send_counts: Vec<usize>,
-    pub send_displacements: Vec<usize>,
-    pub recv_counts: Vec<usize>,
-    pub recv_displacements: Vec<usize>,
-}
 
 /// A collective with its buffers.
 #[derive(Clone, Debug)]
@@ -50,5 +40,216 @@ impl Call<'_> {
             root: 0,
             vector: None,
         }
+    }
+
+    /// Refuse what cannot be run; else say whether the call is in place.
+    pub(super) fn check(&self, rank: usize, nranks: usize) -> Result<bool> {
+        let name = self.collective.name();
+        if self.root >= nranks {
+            return Err(Error::argument(format!(
+                "{name}: root {} is not a rank of this communicator; ranks are 0 to {}",
+                self.root,
+                nranks - 1
+            )));
+        }
+        if self.collective.reduces() && !self.op.supports(self.data_type) {
+            return Err(Error::argument(format!(
+                "{name}: {} is not defined on {}; bitwise operations need integers or bool, \
+                 and bool has no avg and no pre-multiplied sum",
+                self.op, self.data_type
+            )));
+        }
+        self.check_vector(rank, nranks)?;
+        let (input, output) = self.buffer_elements(rank, nranks)?;
+        let size = self.data_type.size();
+        let input = Range::new(self.send.addr(), input, size, name, "send")?;
+        let output = Range::new(self.recv.addr(), output, size, name, "receive")?;
+        // The block of a gathered or scattered buffer that belongs to this rank.
+        let own = match self.collective {
+            Collective::AllGather | Collective::Gather => {
+                Some(input.start.wrapping_sub(self.own_block(rank) * size) == output.start)
+            }
+            Collective::ReduceScatter | Collective::Scatter => {
+                Some(output.start.wrapping_sub(self.own_block(rank) * size) == input.start)
+            }
+            _ => None,
+        };
+        let in_place = own.unwrap_or(input.start == output.start);
+        if !input.overlaps(&output) {
+            return Ok(false);
+        }
+        if in_place { Ok(true) } else { Err(self.overlap(rank)) }
+    }
+
+    fn overlap(&self, rank: usize) -> Error {
+        let rule = match self.collective {
+            Collective::AllGather | Collective::Gather => {
+                "the send buffer must be this rank's block of the receive buffer"
+            }
+            Collective::ReduceScatter | Collective::Scatter => {
+                "the receive buffer must be this rank's block of the send buffer"
+            }
+            _ => "the two must be the same address",
+        };
+        Error::argument(format!(
+            "{}: the buffers of rank {rank} overlap; in place {rule}",
+            self.collective.name()
+        ))
+    }
+
+    /// Elements before this rank's own block in the gathered or scattered buffer.
+    fn own_block(&self, rank: usize) -> usize {
+        match (self.vector, self.collective) {
+            (None, _) => rank * self.count,
+            (Some(v), Collective::ReduceScatter) => v.recv_counts[..rank].iter().sum(),
+            (Some(v), Collective::Scatter) => v.send_displacements.get(rank).copied().unwrap_or(0),
+            (Some(v), _) => v.recv_displacements.get(rank).copied().unwrap_or(0),
+        }
+    }
+
+    /// Every list that this rank needs has one entry a rank, and its own entry agrees with `count`.
+    fn check_vector(&self, rank: usize, nranks: usize) -> Result<()> {
+        use Collective::*;
+        let Some(v) = self.vector else { return Ok(()) };
+        let name = self.collective.name();
+        let length = |list: &[usize], what: &str| {
+            if list.len() == nranks {
+                return Ok(());
+            }
+            Err(Error::argument(format!(
+                "{name}v: {what} has {} entries but the communicator has {nranks} ranks",
+                list.len()
+            )))
+        };
+        let own = |list: &[usize], what: &str| match list[rank] == self.count {
+            true => Ok(()),
+            false => Err(Error::argument(format!(
+                "{name}v: {what}[{rank}] is {} but rank {rank} itself passes {}",
+                list[rank], self.count
+            ))),
+        };
+        let is_root = rank == self.root;
+        match self.collective {
+            AllGather | Gather if self.collective == AllGather || is_root => {
+                length(&v.recv_counts, "recv counts")?;
+                length(&v.recv_displacements, "recv displacements")?;
+                own(&v.recv_counts, "recv counts")?;
+                blocks_are_disjoint(name, &v.recv_counts, &v.recv_displacements)
+            }
+            ReduceScatter => {
+                length(&v.recv_counts, "recv counts")?;
+                own(&v.recv_counts, "recv counts")
+            }
+            Scatter if is_root => {
+                length(&v.send_counts, "send counts")?;
+                length(&v.send_displacements, "send displacements")?;
+                own(&v.send_counts, "send counts")
+            }
+            AllToAll => {
+                length(&v.send_counts, "send counts")?;
+                length(&v.send_displacements, "send displacements")?;
+                length(&v.recv_counts, "recv counts")?;
+                length(&v.recv_displacements, "recv displacements")?;
+                blocks_are_disjoint(name, &v.recv_counts, &v.recv_displacements)
+            }
+            Gather | Scatter => Ok(()),
+            _ => Err(Error::argument(format!("{name} has no v form"))),
+        }
+    }
+
+    /// Elements of the send and of the receive buffer on this rank.
+    pub(super) fn buffer_elements(&self, rank: usize, nranks: usize) -> Result<(usize, usize)> {
+        use Collective::*;
+        let is_root = rank == self.root;
+        let end = |counts: &[usize], displacements: &[usize]| {
+            let ends = counts.iter().zip(displacements).map(|(count, at)| match count {
+                0 => Some(0),
+                _ => count.checked_add(*at),
+            });
+            ends.into_iter().try_fold(0, |most, end| end.map(|end| end.max(most)))
+        };
+        let blocks = self.count.checked_mul(nranks);
+        let (input, output) = match (self.collective, self.vector) {
+            (Barrier, _) => (Some(0), Some(0)),
+            (AllReduce, _) => (Some(self.count), Some(self.count)),
+            (Broadcast, _) => (Some(if is_root { self.count } else { 0 }), Some(self.count)),
+            (Reduce, _) => (Some(self.count), Some(if is_root { self.count } else { 0 })),
+            (AllToAll, None) => (blocks, blocks),
+            (AllToAll, Some(v)) => (
+                end(&v.send_counts, &v.send_displacements),
+                end(&v.recv_counts, &v.recv_displacements),
+            ),
+            (ReduceScatter, None) => (blocks, Some(self.count)),
+            (ReduceScatter, Some(v)) => (
+                v.recv_counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)),
+                Some(self.count),
+            ),
+            (Gather | Scatter, _) if !is_root => match self.collective {
+                Gather => (Some(self.count), Some(0)),
+                _ => (Some(0), Some(self.count)),
+            },
+            (AllGather | Gather, None) => (Some(self.count), blocks),
+            (AllGather | Gather, Some(v)) => {
+                (Some(self.count), end(&v.recv_counts, &v.recv_displacements))
+            }
+            (Scatter, None) => (blocks, Some(self.count)),
+            (Scatter, Some(v)) => (end(&v.send_counts, &v.send_displacements), Some(self.count)),
+        };
+        match (input, output) {
+            (Some(input), Some(output)) => Ok((input, output)),
+            _ => Err(Error::argument(format!(
+                "{}: count {} on {nranks} ranks does not fit an address space",
+                self.collective.name(),
+                self.count
+            ))),
+        }
+    }
+}
+
+/// Two ranks' blocks must not be received into the same elements.
+fn blocks_are_disjoint(name: &str, counts: &[usize], displacements: &[usize]) -> Result<()> {
+    let mut blocks: Vec<(usize, usize, usize)> = (0..counts.len())
+        .filter(|&rank| counts[rank] > 0)
+        .map(|rank| (displacements[rank], counts[rank], rank))
+        .collect();
+    blocks.sort_unstable();
+    for pair in blocks.windows(2) {
+        let ((first, count, one), (second, _, other)) = (pair[0], pair[1]);
+        if second - first < count {
+            return Err(Error::argument(format!(
+                "{name}v: the blocks received from ranks {one} and {other} overlap"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The addresses of a buffer.
+struct Range {
+    start: usize,
+    bytes: usize,
+}
+
+impl Range {
+    fn new(start: usize, elements: usize, size: usize, name: &str, what: &str) -> Result<Range> {
+        let bytes = elements.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
+        let Some(bytes) = bytes else {
+            return Err(Error::argument(format!(
+                "{name}: {elements} elements of {size} bytes do not fit an address space"
+            )));
+        };
+        if bytes > 0 && start == 0 {
+            return Err(Error::argument(format!(
+                "{name}: the {what} buffer is NULL but {bytes} bytes are to be moved"
+            )));
+        }
+        Ok(Range { start, bytes })
+    }
+
+    fn overlaps(&self, other: &Range) -> bool {
+        self.bytes > 0
+            && other.bytes > 0
+            && self.start < other.start.saturating_add(other.bytes)
+            && other.start < self.start.saturating_add(self.bytes)
     }
 }

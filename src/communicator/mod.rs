@@ -1,24 +1,50 @@
 //! A communicator: the ranks that work together, and the calls they make.
 //!
-//! (Signatures first: the bodies arrive with the executor.)
-#![allow(unused_variables)]
+//! A rank's end has two parts. What one operation uses at a time (connections, bound calls, scratch)
+//! is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages, the abort
+//! flag, the failure) is shared. A failed communicator stays failed and its peers learn of it at once.
 
 pub mod call;
+pub mod record;
+
+mod cache;
+mod choose;
+mod engine;
+mod init;
+mod memory;
+mod turn;
+mod watch;
 
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::transport::{exports, wait};
 use crate::types::DataType;
 pub use call::{Call, Vector};
+use engine::Engine;
+use parking_lot::Mutex;
+use turn::Turns;
+use watch::Watched;
 
 /// One rank's end of a communicator. Calls from several threads take turns.
-pub struct Communicator {}
+pub struct Communicator {
+    rank: usize,
+    nranks: usize,
+    id: UniqueId,
+    config: Config,
+    engine: Turns<Engine>,
+    watched: Watched,
+    failure: Mutex<Option<Error>>,
+    /// Splits and shrinks so far, which name the rendezvous of the next.
+    children: AtomicU64,
+}
 
 /// How a call would run, for `ringCommExplain` and `ring-perf --explain`.
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "shm staged", "shm mapped", ...
+    /// How data moves: "thread direct", "thread staged", "process mapped or staged", ...
     pub transport: &'static str,
     pub channels: usize,
     pub chunks: usize,
@@ -34,41 +60,32 @@ pub enum Message {
     Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
 }
 
-fn later<T>() -> Result<T> {
-    Err(Error::Internal("not written yet".into()))
-}
-
 impl Communicator {
-    /// Join `nranks` ranks that share `id`; returns when all have come.
-    pub fn init_rank(
-        nranks: usize,
-        id: &UniqueId,
-        rank: usize,
-        config: &Config,
-    ) -> Result<Communicator> {
-        later()
-    }
-
-    /// All ranks of a new communicator in this process.
-    pub fn init_all(nranks: usize, config: &Config) -> Result<Vec<Communicator>> {
-        later()
-    }
-
     pub fn rank(&self) -> usize {
-        0
+        self.rank
     }
 
     pub fn nranks(&self) -> usize {
-        0
+        self.nranks
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Run one collective; returns when this rank's buffers may be used again.
+    ///
+    /// An invalid argument leaves the communicator as it was; any other error breaks it.
     ///
     /// # Safety
     /// The buffers of `call` are valid for the extents its collective defines.
     #[allow(unsafe_code)]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
-        later()
+        let mut engine = self.engine.take();
+        self.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { engine.collective(call, &self.config, &self.watched) }
+            .map_err(|error| self.failed(error))
     }
 
     /// Run sends and receives together; they complete in any order.
@@ -77,54 +94,106 @@ impl Communicator {
     /// Every buffer is valid for its count.
     #[allow(unsafe_code)]
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
-        later()
+        let mut engine = self.engine.take();
+        self.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { engine.exchange(messages, &self.watched) }.map_err(|error| self.failed(error))
     }
 
-    /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
-    /// negative color.
-    pub fn split(
-        &self,
-        color: i32,
-        key: i32,
-        config: Option<&Config>,
-    ) -> Result<Option<Communicator>> {
-        later()
+    /// The error of a communicator that is already broken.
+    #[inline]
+    fn check(&self) -> Result<()> {
+        // Acquire: pairs with the Release in `abort` and `failed`.
+        if !self.watched.aborted.load(Acquire) {
+            return Ok(());
+        }
+        Err(self.async_error().unwrap_or(Error::Aborted { rank: self.rank, operation: None }))
     }
 
-    /// A communicator without the `excluded` ranks; they need not take part.
-    pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
-        later()
+    /// Keep the error and tell the peers, unless the call never started.
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        if matches!(error, Error::InvalidArgument(_)) {
+            return error;
+        }
+        self.failure.lock().get_or_insert_with(|| error.clone());
+        self.tell(&error.to_string());
+        // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
+        self.watched.aborted.store(true, Release);
+        error
+    }
+
+    fn tell(&self, text: &str) {
+        let pages = &self.watched.pages;
+        pages.mine().fail(self.rank, text);
+        for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
+            wait::ring_bell(&pages.of(peer).bell);
+        }
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.
-    pub fn abort(&self) {}
+    pub fn abort(&self) {
+        let aborted = Error::Aborted { rank: self.rank, operation: None };
+        self.failure.lock().get_or_insert_with(|| aborted.clone());
+        // Release: pairs with the Acquire in `check` and in the watch.
+        self.watched.aborted.store(true, Release);
+        self.tell(&aborted.to_string());
+        wait::ring_bell(&self.watched.pages.mine().bell);
+    }
 
     /// The error that broke the communicator, if one has.
     pub fn async_error(&self) -> Option<Error> {
-        None
+        self.failure.lock().clone()
     }
 
+    /// How `call` would run, without running it.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
-        later()
+        let mut engine = self.engine.take();
+        let in_place = call.check(self.rank, self.nranks)?;
+        let ready = engine.ready(call, in_place, &self.config)?;
+        let transport = match (engine.links.one_process(), ready.direct.is_some()) {
+            (true, true) => "thread direct",
+            (true, false) => "thread staged",
+            (false, true) => "process mapped or staged",
+            (false, false) => "process staged",
+        };
+        Ok(Explanation {
+            algorithm: ready.algorithm.name(),
+            transport,
+            channels: 1,
+            chunks: ready.chunks,
+            slices: ready.staged.slices,
+            slice_bytes: ready.staged.slice_bytes,
+            predicted_us: ready.predicted_us,
+        })
     }
 
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
     pub fn dump(&self) -> String {
-        String::new()
+        let failure = self.async_error().map(|error| error.to_string());
+        record::dump(&self.watched.pages, failure)
     }
 
-    /// Register a page-aligned range or memory of `memory::allocate`, so that peers in other
+    /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
     /// processes read and write it directly. Returns a handle for `deregister`.
     pub fn register(&self, address: *mut u8, bytes: usize) -> Result<u64> {
-        later()
+        exports::register(address, bytes)
     }
 
     pub fn deregister(&self, handle: u64) -> Result<()> {
-        later()
+        exports::deregister(handle)
     }
 
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
-        later()
+        let _turn = self.engine.take();
+        self.watched.pages.mine().leave();
+        self.check()
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.watched.pages.mine().leave();
     }
 }

@@ -1,1 +1,14 @@
-//! executor (placeholder while the layer is being written).
+//! Executors: the only place where plans, connections and devices meet.
+//!
+//! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them through
+//! slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and stores in
+//! the peers' own buffers; [`exchange`] matches point-to-point messages at run time.
+
+pub mod bind;
+pub mod control;
+pub mod direct;
+pub mod exchange;
+pub mod host;
+pub mod layout;
+pub mod links;
+pub mod meeting;

@@ -1,1 +1,6 @@
-//! transport (placeholder while the layer is being written).
+//! Transports (bring-up).
+pub mod exports;
+pub mod fifo;
+pub mod process;
+pub mod segment;
+pub mod wait;

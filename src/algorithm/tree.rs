@@ -1,0 +1,186 @@
+//! The double binary tree: each half of the vector has a tree of its own, and a rank that works in
+//! one is a leaf of the other.
+//!
+//! ```text
+//!   n = 6    first tree          second tree (the first, mirrored: rank x plays 5 - x)
+//!                 3                     2
+//!             ┌───┴───┐             ┌───┴───┐
+//!             1       5             4       0
+//!           ┌─┴─┐   ┌─┘           ┌─┴─┐   ┌─┘
+//!           0   2   4             5   3   1
+//! ```
+//! Steps: about log2 n levels up and as many down. Bytes sent by a rank for a vector of S: at most
+//! S/2 up and S down: twice what one tree would leave idle. Latency of a tree at nearly the
+//! bandwidth of a ring, for many ranks.
+//!
+//! Invariant: in-order numbering: a rank reduces (lower ranks' subtree, own, higher ranks' subtree),
+//! a half is completed on its tree's root alone and copied from there. Inner ranks have odd places;
+//! the second tree moves every odd place to an even one (mirrored for even n, shifted for odd n),
+//! so no rank is inner twice. Broadcast and Reduce leave their root out of both trees and join it to
+//! the two tops.
+//!
+//! All ranks take the pieces in one order, up the first tree, up the second, down the first, down
+//! the second, so two ranks that meet in both trees agree on the order of their messages.
+//!
+//! Reference: P. Sanders, J. Speck, J. L. Träff, "Two-tree Algorithms for Full Bandwidth Broadcast,
+//! Reduction and Scan", 2009.
+
+use super::peers;
+use crate::plan::Collective::{self, *};
+use crate::plan::{End, Plan, Span};
+
+pub(super) fn plan(
+    collective: Collective,
+    rank: usize,
+    nranks: usize,
+    root: usize,
+) -> Option<Plan> {
+    match collective {
+        AllReduce | Barrier => Some(all_reduce(rank, nranks)),
+        Broadcast => Some(broadcast(rank, nranks, root)),
+        Reduce => Some(reduce(rank, nranks, root)),
+        _ => None,
+    }
+}
+
+/// One rank's place in one tree, as ranks.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Place {
+    parent: Option<usize>,
+    /// The subtree of the places before this one, and of those after.
+    lower: Option<usize>,
+    higher: Option<usize>,
+}
+
+impl Place {
+    fn children(&self) -> Vec<usize> {
+        self.lower.into_iter().chain(self.higher).collect()
+    }
+
+    /// The subtrees' sums around this rank's own input, in order of place.
+    fn sources(&self) -> Vec<End> {
+        let lower = self.lower.map(End::Peer).into_iter();
+        lower.chain([End::Input]).chain(self.higher.map(End::Peer)).collect()
+    }
+}
+
+/// The places of the in-order tree over 1..=size: the lowest set bit of a place is its height.
+fn in_order(place: usize, size: usize) -> Place {
+    let height = 1 << place.trailing_zeros();
+    let up = |place: usize| {
+        let height = 1 << place.trailing_zeros();
+        (place ^ height) | (height << 1)
+    };
+    // Places past the end are left out: their descendants hang from the next ancestor that exists.
+    let top = 1 << size.ilog2();
+    let parent = (place != top).then(|| {
+        std::iter::successors(Some(up(place)), |&p| Some(up(p)))
+            .find(|&p| p <= size)
+            .expect("the top exists and is an ancestor of all")
+    });
+    let after = (height - 1).min(size - place);
+    let higher = (after > 0).then(|| place + (1 << after.ilog2()));
+    Place { parent, lower: (height > 1).then(|| place - height / 2), higher }
+}
+
+/// The place of `member` of 0..size in tree 0 or 1, its relatives as members.
+fn place(tree: usize, member: usize, size: usize) -> Place {
+    // Members count from 0, places from 1: inner places are even, members there odd.
+    let moved = |member: usize| match (tree, size % 2) {
+        (0, _) => member,
+        (_, 0) => size - 1 - member,
+        _ => (member + size - 1) % size,
+    };
+    let back = |member: usize| match (tree, size % 2) {
+        (0, _) => member,
+        (_, 0) => size - 1 - member,
+        _ => (member + 1) % size,
+    };
+    let place = in_order(moved(member) + 1, size);
+    let member = |place: usize| back(place - 1);
+    Place {
+        parent: place.parent.map(member),
+        lower: place.lower.map(member),
+        higher: place.higher.map(member),
+    }
+}
+
+fn all_reduce(rank: usize, nranks: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, 2);
+    let places = [0, 1].map(|tree| place(tree, rank, nranks));
+    for (chunk, place) in places.iter().enumerate() {
+        match place.parent {
+            Some(parent) => {
+                plan.step(Span::one(chunk), &[End::Peer(parent)], &place.sources());
+            }
+            None => plan.finish(Span::one(chunk), &[End::Output], &place.sources()),
+        }
+    }
+    for (chunk, place) in places.iter().enumerate() {
+        let children = peers(place.children());
+        match place.parent {
+            Some(parent) => {
+                let targets = [&[End::Output], &children[..]].concat();
+                plan.step(Span::one(chunk), &targets, &[End::Peer(parent)]);
+            }
+            None => {
+                plan.step(Span::one(chunk), &children, &[End::Output]);
+            }
+        }
+    }
+    plan
+}
+
+/// The two places of a rank that is not the root, in trees over all ranks but the root.
+fn below_root(rank: usize, nranks: usize, root: usize) -> [Place; 2] {
+    let member = (rank + nranks - root) % nranks - 1;
+    let rank_of = |member: usize| (member + 1 + root) % nranks;
+    [0, 1].map(|tree| {
+        let place = place(tree, member, nranks - 1);
+        Place {
+            parent: Some(place.parent.map_or(root, rank_of)),
+            lower: place.lower.map(rank_of),
+            higher: place.higher.map(rank_of),
+        }
+    })
+}
+
+/// The tops of the two trees over all ranks but the root.
+fn tops(nranks: usize, root: usize) -> [usize; 2] {
+    let size = nranks - 1;
+    [0, 1].map(|tree| {
+        let top = (0..size).find(|&member| place(tree, member, size).parent.is_none());
+        (top.expect("every tree has a top") + 1 + root) % nranks
+    })
+}
+
+fn broadcast(rank: usize, nranks: usize, root: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, 2);
+    if rank == root {
+        for (chunk, top) in tops(nranks, root).into_iter().enumerate() {
+            plan.step(Span::one(chunk), &[End::Output, End::Peer(top)], &[End::Input]);
+        }
+        return plan;
+    }
+    for (chunk, place) in below_root(rank, nranks, root).iter().enumerate() {
+        let targets = [&[End::Output], &peers(place.children())[..]].concat();
+        let parent = place.parent.expect("the root is above all");
+        plan.step(Span::one(chunk), &targets, &[End::Peer(parent)]);
+    }
+    plan
+}
+
+fn reduce(rank: usize, nranks: usize, root: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, 2);
+    if rank == root {
+        for (chunk, top) in tops(nranks, root).into_iter().enumerate() {
+            plan.recv_reduce_copy(Span::one(chunk), End::Output, top);
+        }
+        return plan;
+    }
+    for (chunk, place) in below_root(rank, nranks, root).iter().enumerate() {
+        let parent = place.parent.expect("the root is above all");
+        plan.step(Span::one(chunk), &[End::Peer(parent)], &place.sources());
+    }
+    plan
+}

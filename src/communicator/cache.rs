@@ -1,0 +1,136 @@
+//! Bound calls, kept by shape: after its first call a shape costs one comparison.
+
+use super::call::{Call, Vector};
+use super::record::{Descriptor, mix};
+use crate::algorithm::Algorithm;
+use crate::executor::bind::Bound;
+use crate::executor::direct::Direct;
+use crate::plan::Collective;
+use crate::types::{DataType, ReduceOp};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Shapes kept before the cache starts over: a model has tens of bucket sizes, not thousands.
+const MOST: usize = 4096;
+
+/// Everything about a call but its addresses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Key {
+    collective: Collective,
+    data_type: DataType,
+    op: ReduceOp,
+    root: usize,
+    count: usize,
+    in_place: bool,
+    vector: Option<Vector>,
+}
+
+impl Key {
+    pub fn new(call: &Call, in_place: bool) -> Key {
+        Key {
+            collective: call.collective,
+            data_type: call.data_type,
+            op: call.op,
+            root: call.root,
+            count: call.count,
+            in_place,
+            vector: call.vector.cloned(),
+        }
+    }
+
+    fn is_of(&self, call: &Call, in_place: bool) -> bool {
+        self.count == call.count
+            && self.collective == call.collective
+            && self.data_type == call.data_type
+            && self.op == call.op
+            && self.root == call.root
+            && self.in_place == in_place
+            && self.vector.as_ref() == call.vector
+    }
+}
+
+fn hash(call: &Call, in_place: bool) -> u64 {
+    let mut hash = call.collective as u64
+        | (call.data_type as u64) << 8
+        | (call.op as u64) << 16
+        | u64::from(in_place) << 24
+        | (call.root as u64) << 32;
+    hash = mix(hash ^ mix(call.count as u64));
+    let lists = call.vector.iter().flat_map(|v| {
+        [&v.send_counts, &v.send_displacements, &v.recv_counts, &v.recv_displacements]
+    });
+    lists.flatten().fold(hash, |hash, word| mix(hash ^ *word as u64))
+}
+
+/// A call's shape, ready to run.
+pub struct Ready {
+    key: Key,
+    pub algorithm: Algorithm,
+    pub descriptor: Descriptor,
+    /// [`Descriptor::pack`], done once.
+    pub what: u64,
+    pub fingerprint: u64,
+    pub staged: Bound,
+    /// The same plan for ranks that reach each other's buffers.
+    pub direct: Option<Direct>,
+    pub chunks: usize,
+    pub predicted_us: f64,
+}
+
+impl Ready {
+    pub fn new(
+        key: Key,
+        descriptor: Descriptor,
+        fingerprint: u64,
+        staged: Bound,
+        direct: Option<Direct>,
+        chunks: usize,
+        predicted_us: f64,
+    ) -> Ready {
+        Ready {
+            key,
+            algorithm: descriptor.algorithm,
+            what: descriptor.pack(),
+            descriptor,
+            fingerprint,
+            staged,
+            direct,
+            chunks,
+            predicted_us,
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Cache {
+    last: Option<Arc<Ready>>,
+    shapes: HashMap<u64, Vec<Arc<Ready>>>,
+    count: usize,
+}
+
+impl Cache {
+    /// The bound call, if this shape has been called before.
+    #[inline]
+    pub fn find(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
+        match &self.last {
+            Some(last) if last.key.is_of(call, in_place) => Some(last.clone()),
+            _ => self.find_slowly(call, in_place),
+        }
+    }
+
+    fn find_slowly(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
+        let same = self.shapes.get(&hash(call, in_place))?;
+        let found = same.iter().find(|ready| ready.key.is_of(call, in_place))?;
+        self.last = Some(found.clone());
+        self.last.clone()
+    }
+
+    pub fn insert(&mut self, call: &Call, in_place: bool, ready: Arc<Ready>) {
+        if self.count == MOST {
+            *self = Cache::default();
+        }
+        self.count += 1;
+        self.shapes.entry(hash(call, in_place)).or_default().push(ready.clone());
+        self.last = Some(ready);
+    }
+}

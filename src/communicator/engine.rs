@@ -1,0 +1,314 @@
+//! The part of a communicator that one operation uses at a time: connections, bound calls, scratch.
+#![allow(unsafe_code)]
+
+use super::cache::{Cache, Key, Ready};
+use super::call::Call;
+use super::record::{Descriptor, mix};
+use super::watch::{OperationWatch, Watched};
+use super::{Message, choose};
+use crate::algorithm::{self, Algorithm, select::Costs};
+use crate::clock;
+use crate::config::Config;
+use crate::device::host::{Reduction, streaming_threshold};
+use crate::error::{Error, Result};
+use crate::executor::bind::{Bound, Shape};
+use crate::executor::direct::Direct;
+use crate::executor::exchange::{self, Transfer};
+use crate::executor::host::{self, Buffers, Pointers};
+use crate::executor::layout::Layout;
+use crate::executor::links::Links;
+use crate::executor::meeting::{self, Bases, Work};
+use crate::plan::{Collective, Plan};
+use crate::transport::fifo::Stamp;
+use crate::types::{DataType, ReduceOp};
+use std::sync::Arc;
+
+pub struct Engine {
+    pub links: Links,
+    pub costs: Costs,
+    pub memory: super::memory::Memory,
+    /// What every message carries of its communicator.
+    pub communicator: u32,
+    pub epoch: u32,
+    cache: Cache,
+    pointers: Pointers,
+    bases: Bases,
+    scratch: Vec<u8>,
+    /// Collectives begun.
+    pub sequence: u64,
+    /// Point-to-point batches begun.
+    batches: u64,
+    /// Messages sent to and received from each peer, which number point-to-point stamps.
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    transfers: Vec<Transfer>,
+}
+
+impl Engine {
+    pub fn new(links: Links, memory: super::memory::Memory, communicator: u32) -> Engine {
+        let nranks = links.nranks;
+        Engine {
+            links,
+            costs: Costs::default(),
+            memory,
+            communicator,
+            epoch: 0,
+            cache: Cache::default(),
+            pointers: Pointers::new(nranks),
+            bases: Bases::new(nranks),
+            scratch: Vec::new(),
+            sequence: 0,
+            batches: 0,
+            sent: vec![0; nranks],
+            received: vec![0; nranks],
+            transfers: Vec::new(),
+        }
+    }
+
+    /// Run one collective.
+    ///
+    /// # Safety
+    /// The buffers of `call` are valid for the extents its collective defines.
+    pub unsafe fn collective(
+        &mut self,
+        call: &Call,
+        config: &Config,
+        watched: &Watched,
+    ) -> Result<()> {
+        let in_place = call.check(self.links.rank, self.links.nranks)?;
+        let ready = self.ready(call, in_place, config)?;
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let page = watched.pages.mine();
+        page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
+        let watch = OperationWatch {
+            watched,
+            descriptor: ready.descriptor,
+            sequence,
+            fingerprint: ready.fingerprint,
+        };
+        let stamp = Stamp {
+            communicator: self.communicator,
+            epoch: self.epoch,
+            sequence,
+            fingerprint: ready.fingerprint,
+            source: self.links.rank as u32,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.execute(call, in_place, &ready, &stamp, &watch)? };
+        page.end(sequence, clock::ticks());
+        Ok(())
+    }
+
+    #[inline]
+    unsafe fn execute(
+        &mut self,
+        call: &Call,
+        in_place: bool,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let buffers = Buffers {
+            input: call.send,
+            output: call.recv,
+            scratch: self.scratch.as_mut_ptr(),
+            scalar: call.scalar,
+        };
+        if let Some(program) = &ready.direct {
+            let work = Work {
+                reduction: ready.staged.reduction.as_ref(),
+                element: ready.staged.element,
+                streaming: ready.staged.streaming,
+            };
+            let links = &mut self.links;
+            if links.one_process() && program.in_place {
+                // SAFETY: the caller's promise.
+                return unsafe {
+                    meeting::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
+                };
+            }
+            let elements = call.buffer_elements(links.rank, links.nranks)?;
+            let invitation = self.memory.invite(call, elements, in_place)?;
+            let memory = &mut self.memory;
+            let mut resolve = |theirs: &meeting::Invitation| memory.resolve(theirs);
+            // SAFETY: the caller's promise.
+            let ran = unsafe {
+                meeting::try_run(
+                    program,
+                    &work,
+                    &buffers,
+                    &invitation,
+                    &mut resolve,
+                    links,
+                    &mut self.bases,
+                    stamp,
+                    watch,
+                )?
+            };
+            if ran {
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise; scratch has the bytes that binding asked for.
+        unsafe {
+            let (links, pointers) = (&mut self.links, &mut self.pointers);
+            host::run(&ready.staged, &buffers, links, pointers, stamp, watch)
+        }
+    }
+
+    /// The bound call, made at the first call of its shape.
+    #[inline]
+    pub fn ready(&mut self, call: &Call, in_place: bool, config: &Config) -> Result<Arc<Ready>> {
+        if let Some(ready) = self.cache.find(call, in_place) {
+            return Ok(ready);
+        }
+        let ready = Arc::new(self.bind(call, in_place, config)?);
+        if self.scratch.len() < ready.staged.scratch_bytes {
+            self.scratch.resize(ready.staged.scratch_bytes, 0);
+        }
+        self.cache.insert(call, in_place, ready.clone());
+        Ok(ready)
+    }
+
+    #[cold]
+    fn bind(&self, call: &Call, in_place: bool, config: &Config) -> Result<Ready> {
+        let (rank, nranks) = (self.links.rank, self.links.nranks);
+        let chosen = choose::choose(self, call, in_place, config)?;
+        let plan_of = |of: usize| {
+            algorithm::plan(chosen.algorithm, call.collective, of, nranks, call.root)
+                .expect("only algorithms that exist are chosen")
+        };
+        let plan = plan_of(rank);
+        let element = call.data_type.size();
+        let layout =
+            Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector);
+        let reduction = match call.collective.reduces() {
+            true => Some(Reduction::new(call.data_type, call.op, nranks)?),
+            false => None,
+        };
+        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
+        let shape = Shape {
+            layout: &layout,
+            element,
+            reduction,
+            scales,
+            slot_bytes: self.links.geometry.slot_bytes,
+        };
+        let staged = Bound::new(&plan, shape)?;
+        let direct = if chosen.direct && !scales {
+            let plans: Vec<Plan> = (0..nranks).map(plan_of).collect();
+            Direct::new(&plans, rank, &layout, element)
+        } else {
+            None
+        };
+        let descriptor = Descriptor {
+            collective: Some(call.collective),
+            data_type: call.data_type,
+            op: call.op,
+            algorithm: chosen.algorithm,
+            root: call.root,
+            count: common_count(call),
+        };
+        let fingerprint = descriptor.fingerprint(layout_word(call));
+        let key = Key::new(call, in_place);
+        Ok(Ready::new(
+            key,
+            descriptor,
+            fingerprint,
+            staged,
+            direct,
+            plan.nchunks,
+            chosen.predicted_us,
+        ))
+    }
+
+    /// Run a batch of point-to-point messages.
+    ///
+    /// # Safety
+    /// Every buffer is valid for its count.
+    pub unsafe fn exchange(&mut self, messages: &[Message], watched: &Watched) -> Result<()> {
+        let batch = self.batches;
+        self.batches += 1;
+        let descriptor = Descriptor {
+            collective: None,
+            data_type: DataType::Uint8,
+            op: ReduceOp::Sum,
+            algorithm: Algorithm::Pairwise,
+            root: 0,
+            count: messages.len(),
+        };
+        let page = watched.pages.mine();
+        page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
+        self.transfers.clear();
+        for message in messages {
+            let transfer = self.transfer(message)?;
+            self.transfers.push(transfer);
+        }
+        let watch = OperationWatch { watched, descriptor, sequence: batch, fingerprint: 0 };
+        // SAFETY: the caller's promise.
+        unsafe { exchange::run(&mut self.transfers, &mut self.links, &watch)? };
+        page.end_batch(batch, clock::ticks());
+        Ok(())
+    }
+
+    fn transfer(&mut self, message: &Message) -> Result<Transfer> {
+        let (sends, peer, address, count, data_type) = match *message {
+            Message::Send { buffer, count, data_type, peer } => {
+                (true, peer, buffer.cast_mut(), count, data_type)
+            }
+            Message::Recv { buffer, count, data_type, peer } => {
+                (false, peer, buffer, count, data_type)
+            }
+        };
+        let name = if sends { "Send" } else { "Recv" };
+        if peer >= self.links.nranks {
+            return Err(Error::argument(format!(
+                "{name}: peer {peer} is not a rank of this communicator; ranks are 0 to {}",
+                self.links.nranks - 1
+            )));
+        }
+        let bytes = count.checked_mul(data_type.size());
+        let Some(bytes) = bytes.filter(|bytes| *bytes <= isize::MAX as usize) else {
+            return Err(Error::argument(format!("{name}: count {count} does not fit memory")));
+        };
+        if bytes > 0 && address.is_null() {
+            return Err(Error::argument(format!("{name}: the buffer of {count} elements is NULL")));
+        }
+        let numbers = if sends { &mut self.sent } else { &mut self.received };
+        let sequence = numbers[peer];
+        numbers[peer] += 1;
+        // The message's own fingerprint: both ends must name the same type and count.
+        let fingerprint = mix(mix(count as u64) ^ (data_type as u64 | 1 << 40)) | 1;
+        let stamp = Stamp {
+            communicator: self.communicator,
+            epoch: self.epoch,
+            sequence,
+            fingerprint,
+            source: self.links.rank as u32,
+        };
+        Ok(Transfer::new(sends, peer, address, bytes, stamp))
+    }
+
+    /// Output bytes from which a call writes past the cache.
+    pub fn streaming_threshold(&self) -> usize {
+        streaming_threshold()
+    }
+}
+
+/// The count that all ranks agree on; in the `v` forms each has its own.
+fn common_count(call: &Call) -> usize {
+    if call.vector.is_some() { 0 } else { call.count }
+}
+
+/// What ranks of a `v` form must agree on: the counts, where all ranks know all of them.
+fn layout_word(call: &Call) -> u64 {
+    use Collective::{AllGather, ReduceScatter};
+    match (call.vector, call.collective) {
+        (None, _) => 0,
+        (Some(v), AllGather | ReduceScatter) => {
+            v.recv_counts.iter().fold(1, |hash, count| mix(hash ^ *count as u64))
+        }
+        (Some(_), _) => 1,
+    }
+}

@@ -1,0 +1,195 @@
+//! The flight record in words: an operation packed into a record's fixed fields, and read back.
+
+use crate::algorithm::Algorithm;
+use crate::clock;
+use crate::error::Operation;
+use crate::executor::control::{Control, Life, RECORDS, Record};
+use crate::executor::links::Pages;
+use crate::plan::Collective;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::types::{DataType, ReduceOp};
+use std::fmt::Write;
+
+/// What a rank did or does, short of its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// `None` is a batch of point-to-point messages.
+    pub collective: Option<Collective>,
+    pub data_type: DataType,
+    pub op: ReduceOp,
+    pub algorithm: Algorithm,
+    pub root: usize,
+    pub count: usize,
+}
+
+/// The collective byte of a point-to-point batch.
+const BATCH: u64 = 255;
+
+impl Descriptor {
+    /// Everything but the count, for [`Control::begin`].
+    pub fn pack(&self) -> u64 {
+        self.collective.map_or(BATCH, |collective| collective as u64)
+            | (self.data_type as u64 & 0xff) << 8
+            | (self.op as u64 & 0xff) << 16
+            | (self.algorithm as u64 & 0xff) << 24
+            | (self.root as u64) << 32
+    }
+
+    fn unpack(what: u64, count: u64) -> Option<Descriptor> {
+        let collective = match what & 0xff {
+            BATCH => None,
+            byte => Some(*Collective::ALL.iter().find(|c| **c as u64 == byte)?),
+        };
+        let op_byte = what >> 16 & 0xff;
+        let ops = ReduceOp::ALL.into_iter().chain([ReduceOp::PreMulSum]);
+        Some(Descriptor {
+            collective,
+            data_type: DataType::from_raw((what >> 8 & 0xff) as i32)?,
+            op: ops.into_iter().find(|op| *op as u64 == op_byte)?,
+            algorithm: *Algorithm::ALL.iter().find(|a| **a as u64 == what >> 24 & 0xff)?,
+            root: (what >> 32) as usize,
+            count: count as usize,
+        })
+    }
+
+    /// The call as its user would write it.
+    pub fn text(&self) -> String {
+        let Some(collective) = self.collective else {
+            return format!("Send/Recv({} messages)", self.count);
+        };
+        if collective == Collective::Barrier {
+            return "Barrier()".into();
+        }
+        let mut text =
+            format!("{}(count={}, type={}", collective.name(), self.count, self.data_type);
+        if collective.reduces() {
+            let _ = write!(text, ", op={}", self.op);
+        }
+        if collective.has_root() {
+            let _ = write!(text, ", root={}", self.root);
+        }
+        let _ = write!(text, ", algorithm={})", self.algorithm.name());
+        text
+    }
+
+    /// The 64 bits that every message of the operation carries. Never 0.
+    ///
+    /// `layout` folds in what the fields above leave out (the counts of a `v` form).
+    pub fn fingerprint(&self, layout: u64) -> u64 {
+        let mut hash = 0x9e37_79b9_7f4a_7c15;
+        for word in [self.pack(), self.count as u64, layout] {
+            hash = mix(hash ^ word);
+        }
+        hash | 1
+    }
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit.
+pub fn mix(mut word: u64) -> u64 {
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+/// The operation in a record, as an error names it.
+pub fn operation(record: &Record) -> Operation {
+    let sequence = record.sequence.load(Relaxed).saturating_sub(1);
+    let descriptor = Descriptor::unpack(record.what.load(Relaxed), record.count.load(Relaxed));
+    let call = descriptor.map_or_else(|| "an unknown call".into(), |d| d.text());
+    Operation { call, sequence }
+}
+
+/// What a rank is doing, in a sentence without its full stop.
+pub fn state_of(control: &Control, rank: usize) -> String {
+    let completed = control.completed();
+    match control.life() {
+        Life::Failed => return format!("rank {rank} has failed: {}", control.failure().1),
+        Life::Left => return format!("rank {rank} left after {completed} operations"),
+        Life::Working => {}
+    }
+    match control.record(completed) {
+        Some(record) => {
+            let operation = operation(record);
+            match record.waiting_for.load(Relaxed).checked_sub(1) {
+                Some(peer) => format!("rank {rank} is in {operation}, waiting for rank {peer}"),
+                None => format!("rank {rank} is in {operation}"),
+            }
+        }
+        None if completed == 0 => format!("rank {rank} has not made a call yet"),
+        None => match control.record(completed - 1) {
+            Some(record) => {
+                format!(
+                    "rank {rank} has not made call #{completed}; its last was {}",
+                    operation(record)
+                )
+            }
+            None => format!("rank {rank} has completed {completed} calls"),
+        },
+    }
+}
+
+/// Text as a JSON string.
+pub fn quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for character in text.chars() {
+        match character {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            c if (c as u32) < 0x20 => {
+                let _ = write!(quoted, "\\u{:04x}", c as u32);
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// The flight record of one rank and the state of all, as JSON.
+pub fn dump(pages: &Pages, failure: Option<String>) -> String {
+    let rank = pages.rank;
+    let tick = clock::nanoseconds_per_tick();
+    let now = clock::ticks();
+    let mut json = format!("{{\"rank\":{rank},\"nranks\":{}", pages.nranks());
+    let failure = failure.map_or("null".into(), |text| quote(&text));
+    let _ = write!(json, ",\"failure\":{failure},\"ranks\":[");
+    for peer in 0..pages.nranks() {
+        let control = pages.of(peer);
+        let comma = if peer == 0 { "" } else { "," };
+        let _ = write!(
+            json,
+            "{comma}{{\"rank\":{peer},\"pid\":{},\"completed\":{},\"state\":{}}}",
+            control.pid.load(Relaxed),
+            control.completed(),
+            quote(&state_of(control, peer))
+        );
+    }
+    json.push_str("],\"operations\":[");
+    let control = pages.mine();
+    let completed = control.completed();
+    let first = (completed + 1).saturating_sub(RECORDS as u64);
+    let mut comma = "";
+    for record in (first..=completed).filter_map(|sequence| control.record(sequence)) {
+        let operation = operation(record);
+        let microseconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * tick / 1000.0;
+        let (started, ended) = (record.started.load(Relaxed), record.ended.load(Relaxed));
+        let took =
+            if ended == 0 { "null".into() } else { format!("{:.3}", microseconds(started, ended)) };
+        let waiting = record.waiting_for.load(Relaxed).checked_sub(1);
+        let _ = write!(
+            json,
+            "{comma}{{\"sequence\":{},\"call\":{},\"fingerprint\":\"{:016x}\",\"age_us\":{:.1},\
+             \"took_us\":{took},\"waiting_for\":{},\"waited_ms\":{}}}",
+            operation.sequence,
+            quote(&operation.call),
+            record.fingerprint.load(Relaxed),
+            microseconds(started, now),
+            waiting.map_or("null".into(), |peer| peer.to_string()),
+            record.waited_ms.load(Relaxed)
+        );
+        comma = ",";
+    }
+    json.push_str("]}");
+    json
+}

@@ -1,0 +1,134 @@
+//! What a waiting rank looks at: its own abort, its peers' failures, deaths and calls, the deadline.
+//!
+//! Only consulted once a wait has become long, so it may read every peer's page and ask the kernel.
+
+use super::record::{self, Descriptor};
+use crate::error::{Error, Operation, Result, Who};
+use crate::executor::control::Life;
+use crate::executor::links::Pages;
+use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::process::Liveness;
+use crate::transport::wait::Watch;
+use std::time::Duration;
+
+/// The parts of a communicator that a watch needs; shared with threads that look on.
+pub struct Watched {
+    pub pages: Pages,
+    pub liveness: Liveness,
+    pub aborted: AtomicBool,
+    pub timeout: Duration,
+}
+
+/// The watch of one operation.
+pub struct OperationWatch<'a> {
+    pub watched: &'a Watched,
+    pub descriptor: Descriptor,
+    pub sequence: u64,
+    pub fingerprint: u64,
+}
+
+impl Watch for OperationWatch<'_> {
+    #[cold]
+    fn check(&self, peer: usize, waited: Duration) -> Result<()> {
+        let pages = &self.watched.pages;
+        // Acquire: pairs with the Release in `Communicator::abort`.
+        if self.watched.aborted.load(Acquire) {
+            return Err(Error::Aborted { rank: pages.rank, operation: Some(self.operation()) });
+        }
+        self.note(peer, waited);
+        for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {
+            self.check_rank(other)?;
+        }
+        for dead in self.watched.liveness.dead() {
+            self.check_dead(dead)?;
+        }
+        if pages.of(peer).life() == Life::Left {
+            return Err(Error::Remote {
+                rank: pages.rank,
+                peer,
+                operation: Some(self.operation()),
+                text: record::state_of(pages.of(peer), peer),
+            });
+        }
+        if waited < self.watched.timeout {
+            return Ok(());
+        }
+        Err(Error::Timeout {
+            rank: pages.rank,
+            peer: self.who(peer),
+            operation: self.operation(),
+            waited_ms: waited.as_millis() as u64,
+            peer_state: record::state_of(pages.of(peer), peer),
+        })
+    }
+}
+
+impl OperationWatch<'_> {
+    pub fn operation(&self) -> Operation {
+        Operation { call: self.descriptor.text(), sequence: self.sequence }
+    }
+
+    fn who(&self, rank: usize) -> Who {
+        Who { rank, pid: self.watched.pages.of(rank).pid.load(Relaxed) }
+    }
+
+    fn is_collective(&self) -> bool {
+        self.descriptor.collective.is_some()
+    }
+
+    /// Tell onlookers whom this rank waits for.
+    fn note(&self, peer: usize, waited: Duration) {
+        if let Some(record) = self.record_of(self.watched.pages.rank) {
+            record.waiting_for.store(peer as u64 + 1, Relaxed);
+            record.waited_ms.store(waited.as_millis() as u64, Relaxed);
+        }
+    }
+
+    fn record_of(&self, rank: usize) -> Option<&crate::executor::control::Record> {
+        let page = self.watched.pages.of(rank);
+        if self.is_collective() { page.record(self.sequence) } else { page.batch(self.sequence) }
+    }
+
+    /// A peer that failed, or that made another call under this sequence number.
+    fn check_rank(&self, other: usize) -> Result<()> {
+        let pages = &self.watched.pages;
+        let page = pages.of(other);
+        if page.life() == Life::Failed {
+            return Err(Error::Remote {
+                rank: pages.rank,
+                peer: other,
+                operation: Some(self.operation()),
+                text: page.failure().1,
+            });
+        }
+        match page.record(self.sequence) {
+            Some(record)
+                if self.is_collective() && record.fingerprint.load(Relaxed) != self.fingerprint =>
+            {
+                Err(self.mismatch(other))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for a peer whose call differs from this one.
+    pub fn mismatch(&self, peer: usize) -> Error {
+        let record = self.watched.pages.of(peer).record(self.sequence);
+        let theirs = record
+            .map(record::operation)
+            .unwrap_or_else(|| Operation { call: "another call".into(), sequence: self.sequence });
+        let (rank, mine) = (self.watched.pages.rank, self.operation());
+        Error::Mismatch { rank, mine, peer, theirs }
+    }
+
+    /// A dead peer matters unless it had already done its part of this operation.
+    fn check_dead(&self, dead: usize) -> Result<()> {
+        let page = self.watched.pages.of(dead);
+        let done = self.is_collective() && page.completed() > self.sequence;
+        if done || page.life() == Life::Left {
+            return Ok(());
+        }
+        let rank = self.watched.pages.rank;
+        Err(Error::PeerDied { rank, peer: self.who(dead), operation: Some(self.operation()) })
+    }
+}

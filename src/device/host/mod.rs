@@ -1,0 +1,140 @@
+//! Reductions and copies on the CPU.
+//!
+//! A [`Reduction`] is chosen once for a type and an operation and holds the kernels for this
+//! processor; [`Reduction::run`] then costs a call through a pointer. Sources are reduced left to
+//! right. f16, bf16 and the 8-bit floats are accumulated in f32 over all sources of a job and rounded
+//! once, to nearest even; a NaN result has every bit but the sign set; `min` and `max` propagate NaN
+//! and order -0 below +0; integers wrap, and their mean truncates towards zero. All instruction
+//! sets give the same bits.
+
+#![allow(unsafe_code)]
+
+mod float;
+mod kernel;
+mod memory;
+mod portable;
+mod select;
+mod vector;
+
+pub use memory::{copy, streaming_threshold};
+
+use crate::error::{Error, Result};
+use crate::types::{DataType, ReduceOp};
+use select::{Choice, choose};
+
+/// One reduction of several buffers into one result.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Where the result goes, the same bytes to all. A target may be a source (the same address);
+    /// it never overlaps one otherwise.
+    pub targets: &'a [*mut u8],
+    /// What is reduced, left to right.
+    pub sources: &'a [*const u8],
+    /// Elements in each buffer.
+    pub count: usize,
+    /// Whether a mean is divided here.
+    pub finish: bool,
+    /// The source that a pre-multiplied sum multiplies by `scalar`; the product is rounded to the
+    /// type before it is summed.
+    pub scaled: Option<usize>,
+    pub scalar: f64,
+    /// Write the first target past the cache.
+    pub streaming: bool,
+}
+
+impl<'a> Job<'a> {
+    /// A plain reduction: no division, no scaling, through the cache.
+    pub fn new(targets: &'a [*mut u8], sources: &'a [*const u8], count: usize) -> Job<'a> {
+        Job { targets, sources, count, finish: false, scaled: None, scalar: 1.0, streaming: false }
+    }
+}
+
+/// A reduction of one type by one operation, ready to run on this processor.
+#[derive(Clone, Copy, Debug)]
+pub struct Reduction {
+    data_type: DataType,
+    op: ReduceOp,
+    parts: usize,
+    /// Bytes of an element, and elements as the kernels count them: bytes for bitwise operations.
+    size: usize,
+    units: usize,
+    /// The widest vectors, sixteen bytes, one element.
+    choices: [Choice; 3],
+}
+
+impl Reduction {
+    /// `parts` is what a mean divides by.
+    pub fn new(data_type: DataType, op: ReduceOp, parts: usize) -> Result<Reduction> {
+        if !op.supports(data_type) {
+            return Err(Error::argument(format!("{op} is not defined on {data_type}")));
+        }
+        if parts == 0 {
+            return Err(Error::argument(format!("{op} over 0 parts")));
+        }
+        let bitwise = matches!(op, ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor);
+        let narrow = choose::<select::Portable>(data_type, op);
+        let single = choose::<select::Single>(data_type, op);
+        let size = data_type.size();
+        let units = if bitwise { size } else { 1 };
+        Ok(Reduction { data_type, op, parts, size, units, choices: [narrow, narrow, single] })
+    }
+
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    pub fn op(&self) -> ReduceOp {
+        self.op
+    }
+
+    /// Run a job: `target[i] = finish(source_0[i] op source_1[i] op ...)` for every target.
+    ///
+    /// One source that is neither scaled nor divided is copied bit for bit (truth values become 0
+    /// or 1).
+    ///
+    /// # Safety
+    /// There is a target and a source; every one is valid for `count` elements, at any alignment;
+    /// buffers are equal or do not overlap, except that sources may overlap each other; nobody
+    /// writes a source or touches a target meanwhile.
+    #[inline]
+    pub unsafe fn run(&self, job: &Job) {
+        debug_assert!(!job.targets.is_empty() && !job.sources.is_empty());
+        let divide = job.finish && self.op == ReduceOp::Avg && self.parts > 1;
+        let scale = job.scaled.is_some() && self.op == ReduceOp::PreMulSum;
+        // SAFETY: the caller's promise; a kernel is called with at least one vector of elements, or
+        // with one-element vectors.
+        unsafe {
+            if job.sources.len() == 1 && !divide && !scale && self.data_type != DataType::Bool {
+                return self.copy(job);
+            }
+            let count = job.count * self.units;
+            let [wide, narrow, single] = &self.choices;
+            let choice = if count >= wide.lanes {
+                wide
+            } else if count >= narrow.lanes {
+                narrow
+            } else {
+                single
+            };
+            if divide || scale {
+                (choice.full)(job, count, if divide { self.parts } else { 1 });
+            } else {
+                (choice.plain)(job, count, 1);
+            }
+        }
+    }
+
+    /// The source's bytes to every target.
+    unsafe fn copy(&self, job: &Job) {
+        for (index, target) in job.targets.iter().enumerate() {
+            let streaming = job.streaming && index == 0;
+            // SAFETY: the caller's promise, handed on.
+            unsafe { copy(*target, job.sources[0], job.count * self.size, streaming) }
+        }
+    }
+}
+
+/// The instruction sets in use on this processor.
+pub fn features() -> String {
+    "portable".to_string()
+}

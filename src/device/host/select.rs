@@ -1,0 +1,135 @@
+//! From (instruction set, type, operation) to kernels: the table of what exists.
+//!
+//! An [`Isa`] names its vector of each type and compiles a kernel in a shell that enables its
+//! instructions; one function walks the types and operations for all of them.
+
+#![allow(unsafe_code)]
+
+use super::Job;
+use super::float::{Bf16, Double, E4m3, E5m2, F16, F32, Float, Register, Register64};
+use super::kernel::{Kernel, reduce};
+use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
+use super::vector::{And, Bits, FullSum, Max, Min, Number, Operation, Or, Prod, Sum, Vector, Xor};
+use crate::types::{DataType, ReduceOp};
+
+/// An instruction set: its vectors and its shell.
+pub trait Isa {
+    type Words: Register;
+    type Doubles: Register64;
+    type Bytes: Bytes;
+    type I8: Number;
+    type U8: Number;
+    type I16: Number;
+    type U16: Number;
+    type I32: Number;
+    type U32: Number;
+    type I64: Number;
+    type U64: Number;
+    /// The kernel, compiled with the instructions enabled.
+    fn kernel<V: Vector, O: Operation<V>>() -> Kernel;
+}
+
+/// What [`choose`] found.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// Elements below which the kernel must not be called.
+    pub lanes: usize,
+    pub plain: Kernel,
+    /// With scaling and division; the same as `plain` where the operation has neither.
+    pub full: Kernel,
+}
+
+/// Arrays of 16 bytes: one register on every 64-bit processor.
+pub struct Portable;
+/// One element at a time.
+pub struct Single;
+
+macro_rules! portable {
+    ($isa:ident, $bytes:expr) => {
+        impl Isa for $isa {
+            type Words = Words<{ lanes($bytes, 4) }>;
+            type Doubles = Doubles<{ lanes($bytes, 8) }>;
+            type Bytes = Lanes<u8, { lanes($bytes, 1) }>;
+            type I8 = Lanes<i8, { lanes($bytes, 1) }>;
+            type U8 = Lanes<u8, { lanes($bytes, 1) }>;
+            type I16 = Lanes<i16, { lanes($bytes, 2) }>;
+            type U16 = Lanes<u16, { lanes($bytes, 2) }>;
+            type I32 = Lanes<i32, { lanes($bytes, 4) }>;
+            type U32 = Lanes<u32, { lanes($bytes, 4) }>;
+            type I64 = Lanes<i64, { lanes($bytes, 8) }>;
+            type U64 = Lanes<u64, { lanes($bytes, 8) }>;
+            fn kernel<V: Vector, O: Operation<V>>() -> Kernel {
+                shell::<V, O>
+            }
+        }
+    };
+}
+
+const fn lanes(bytes: usize, size: usize) -> usize {
+    if bytes > size { bytes / size } else { 1 }
+}
+
+portable!(Portable, 16);
+portable!(Single, 1);
+
+unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, count: usize, parts: usize) {
+    // SAFETY: portable vectors need no instruction beyond the target's own.
+    unsafe { reduce::<V, O>(job, count, parts) }
+}
+
+fn plain<I: Isa, V: Vector, O: Operation<V>>() -> Choice {
+    let kernel = I::kernel::<V, O>();
+    Choice { lanes: V::LANES, plain: kernel, full: kernel }
+}
+
+/// Kernels of an operation on numbers whose sum is computed by `S`, which for unsigned integers is
+/// the signed vector: the bits are the same.
+fn number<I: Isa, V: Number, S: Number>(op: ReduceOp) -> Choice {
+    match op {
+        ReduceOp::Prod => plain::<I, S, Prod>(),
+        ReduceOp::Min => plain::<I, V, Min>(),
+        ReduceOp::Max => plain::<I, V, Max>(),
+        ReduceOp::Avg | ReduceOp::PreMulSum => {
+            Choice { full: I::kernel::<V, FullSum>(), ..plain::<I, S, Sum>() }
+        }
+        _ => plain::<I, S, Sum>(),
+    }
+}
+
+fn bits<I: Isa, V: Bits>(op: ReduceOp) -> Choice {
+    match op {
+        ReduceOp::Prod | ReduceOp::Min | ReduceOp::Band => plain::<I, V, And>(),
+        ReduceOp::Bxor => plain::<I, V, Xor>(),
+        _ => plain::<I, V, Or>(),
+    }
+}
+
+/// The kernels of an operation that the type supports. Bitwise ones count bytes, not elements.
+pub fn choose<I: Isa>(data_type: DataType, op: ReduceOp) -> Choice {
+    if data_type == DataType::Bool {
+        return bits::<I, Truth<I::Bytes>>(op);
+    }
+    if matches!(op, ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor) {
+        return bits::<I, I::Bytes>(op);
+    }
+    match data_type {
+        DataType::Int8 => number::<I, I::I8, I::I8>(op),
+        DataType::Uint8 | DataType::Bool => number::<I, I::U8, I::I8>(op),
+        DataType::Int16 => number::<I, I::I16, I::I16>(op),
+        DataType::Uint16 => number::<I, I::U16, I::I16>(op),
+        DataType::Int32 => number::<I, I::I32, I::I32>(op),
+        DataType::Uint32 => number::<I, I::U32, I::I32>(op),
+        DataType::Int64 => number::<I, I::I64, I::I64>(op),
+        DataType::Uint64 => number::<I, I::U64, I::I64>(op),
+        DataType::Float8e4m3 => float::<I, E4m3>(op),
+        DataType::Float8e5m2 => float::<I, E5m2>(op),
+        DataType::Float16 => float::<I, F16>(op),
+        DataType::Bfloat16 => float::<I, Bf16>(op),
+        DataType::Float32 => float::<I, F32>(op),
+        DataType::Float64 => number::<I, Double<I::Doubles>, Double<I::Doubles>>(op),
+    }
+}
+
+fn float<I: Isa, F: super::float::Format>(op: ReduceOp) -> Choice {
+    number::<I, Float<I::Words, F>, Float<I::Words, F>>(op)
+}

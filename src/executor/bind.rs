@@ -1,0 +1,187 @@
+//! Binding: a plan and a call's layout become steps with byte offsets, ready to run many times.
+//!
+//! Nothing here depends on the buffers' addresses, so a bound plan is made once per shape and kept.
+//! Slices: every chunk is cut into pieces of at most `slice_bytes`, so that the pieces of one step
+//! together fit a connection slot; slice `i` of a step is the `i`-th piece of each of its chunks.
+
+use super::layout::Layout;
+use crate::device::host::{Reduction, streaming_threshold};
+use crate::error::{Error, Result};
+use crate::plan::{End, Plan, Span};
+
+/// Where one chunk of a step lies, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    pub input: usize,
+    pub output: usize,
+    pub scratch: usize,
+    pub bytes: usize,
+}
+
+impl Piece {
+    /// Bytes of slice `slice`, where slices are `slice_bytes` long.
+    #[inline]
+    pub fn slice(&self, slice: usize, slice_bytes: usize) -> usize {
+        self.bytes.saturating_sub(slice * slice_bytes).min(slice_bytes)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct BoundStep {
+    pub pieces: Box<[Piece]>,
+    pub targets: Box<[End]>,
+    pub sources: Box<[End]>,
+    /// How many slices the step has: 1 for an empty chunk, so that its message still travels.
+    pub slices: usize,
+    pub finish: bool,
+    /// Which source a pre-multiplied sum scales.
+    pub scaled: Option<usize>,
+    /// A lone source is copied to the targets unchanged.
+    pub copies: bool,
+}
+
+/// A plan bound to one shape of call.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    pub steps: Box<[BoundStep]>,
+    pub slices: usize,
+    pub slice_bytes: usize,
+    pub scratch_bytes: usize,
+    pub element: usize,
+    /// The outputs do not fit the cache: write them past it.
+    pub streaming: bool,
+    pub reduction: Option<Reduction>,
+}
+
+/// What binding needs to know beside the plan.
+pub struct Shape<'a> {
+    pub layout: &'a Layout,
+    /// Bytes of an element.
+    pub element: usize,
+    pub reduction: Option<Reduction>,
+    /// Whether inputs are multiplied by the caller's scalar when they are read.
+    pub scales: bool,
+    /// Bytes of a connection slot.
+    pub slot_bytes: usize,
+}
+
+impl Bound {
+    pub fn new(plan: &Plan, shape: Shape) -> Result<Bound> {
+        let widest = plan.steps.iter().map(|step| step.span.len).max().unwrap_or(1);
+        let whole: usize =
+            plan.steps.iter().map(|step| span_bytes(step.span, &shape)).max().unwrap_or(0);
+        // When every message fits a slot there is one slice, however the chunks are spread.
+        let slice_bytes = if whole <= shape.slot_bytes {
+            whole.max(shape.element)
+        } else {
+            shape.slot_bytes / widest / shape.element * shape.element
+        };
+        if slice_bytes == 0 {
+            return Err(Error::argument(format!(
+                "{widest} chunks share a slot of {} bytes; raise RINGCOMM_BUFFSIZE",
+                shape.slot_bytes
+            )));
+        }
+        let scratch = ScratchMap::new(plan, &shape, slice_bytes, whole <= shape.slot_bytes);
+        let mut steps = Vec::with_capacity(plan.steps.len());
+        let mut output_bytes = 0;
+        for step in &plan.steps {
+            let pieces = pieces(plan.rank, step, &shape, &scratch, slice_bytes)?;
+            if step.targets.contains(&End::Output) {
+                output_bytes += pieces.iter().map(|piece| piece.bytes).sum::<usize>();
+            }
+            let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+            let input = step.sources.iter().position(|source| *source == End::Input);
+            let scaled = if shape.scales { input } else { None };
+            let divides = step.finish && shape.reduction.is_some();
+            steps.push(BoundStep {
+                slices: longest.div_ceil(slice_bytes).max(1),
+                pieces,
+                targets: step.targets.clone().into(),
+                sources: step.sources.clone().into(),
+                finish: step.finish,
+                scaled,
+                copies: step.sources.len() == 1 && scaled.is_none() && !divides,
+            });
+        }
+        Ok(Bound {
+            slices: steps.iter().map(|step| step.slices).max().unwrap_or(1),
+            steps: steps.into(),
+            slice_bytes,
+            scratch_bytes: scratch.bytes,
+            element: shape.element,
+            streaming: output_bytes > streaming_threshold(),
+            reduction: shape.reduction,
+        })
+    }
+}
+
+fn span_bytes(span: Span, shape: &Shape) -> usize {
+    span.chunks().map(|chunk| shape.layout.count(chunk) * shape.element).sum()
+}
+
+/// Where each chunk's current slice lies in scratch memory.
+struct ScratchMap {
+    offsets: Vec<usize>,
+    bytes: usize,
+}
+
+impl ScratchMap {
+    fn new(plan: &Plan, shape: &Shape, slice_bytes: usize, one_slice: bool) -> ScratchMap {
+        let used = |step: &&crate::plan::Step| {
+            step.targets.contains(&End::Scratch) || step.sources.contains(&End::Scratch)
+        };
+        if !plan.steps.iter().any(|step| used(&step)) {
+            return ScratchMap { offsets: Vec::new(), bytes: 0 };
+        }
+        let mut bytes = 0;
+        let offsets = (0..plan.nchunks)
+            .map(|chunk| {
+                let offset = bytes;
+                let whole = shape.layout.count(chunk) * shape.element;
+                bytes += if one_slice { whole } else { slice_bytes.min(whole) };
+                offset
+            })
+            .collect();
+        ScratchMap { offsets, bytes }
+    }
+}
+
+/// The chunks of a step, neighbours merged where they touch in every buffer that the step uses.
+fn pieces(
+    rank: usize,
+    step: &crate::plan::Step,
+    shape: &Shape,
+    scratch: &ScratchMap,
+    slice_bytes: usize,
+) -> Result<Box<[Piece]>> {
+    let uses = |end: End| step.targets.contains(&end) || step.sources.contains(&end);
+    let (input, output, scratched) = (uses(End::Input), uses(End::Output), uses(End::Scratch));
+    let mut merged: Vec<Piece> = Vec::new();
+    for chunk in step.span.chunks() {
+        let offset = |used: bool, at: Option<usize>| match (used, at) {
+            (false, _) => Ok(0),
+            (true, Some(elements)) => Ok(elements * shape.element),
+            (true, None) => {
+                Err(Error::Internal(format!("rank {rank} does not hold chunk {chunk}")))
+            }
+        };
+        let piece = Piece {
+            input: offset(input, shape.layout.input(rank, chunk))?,
+            output: offset(output, shape.layout.output(rank, chunk))?,
+            scratch: if scratched { scratch.offsets[chunk] } else { 0 },
+            bytes: shape.layout.count(chunk) * shape.element,
+        };
+        let touches = |last: &Piece| {
+            last.bytes + piece.bytes <= slice_bytes
+                && (!input || last.input + last.bytes == piece.input)
+                && (!output || last.output + last.bytes == piece.output)
+                && (!scratched || last.scratch + last.bytes == piece.scratch)
+        };
+        match merged.last_mut() {
+            Some(last) if touches(last) => last.bytes += piece.bytes,
+            _ => merged.push(piece),
+        }
+    }
+    Ok(merged.into())
+}

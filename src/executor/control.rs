@@ -1,0 +1,166 @@
+//! A rank's page that its peers can read: its doorbell, whether it failed, and what it is doing.
+//!
+//! It lies at the start of the rank's segment, in memory that survives the rank, so a peer that waits
+//! can say what the other was doing even after it died. Its owner is the only writer; every field is
+//! an atomic word, so a reader never races, at worst it sees two operations mixed in a record that
+//! is just being written, which only ever ends up in an error text.
+
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use crate::transport::wait::Doorbell;
+
+/// Operations that the flight record remembers.
+pub const RECORDS: usize = 1024;
+
+/// Point-to-point batches that the flight record remembers.
+pub const BATCHES: usize = 64;
+
+/// Bytes of a failure text that peers can read; longer ones are cut.
+pub const TEXT_BYTES: usize = 1000;
+
+/// What a rank has to say about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Life {
+    Working = 0,
+    Failed = 1,
+    /// Finalized: its process may end without being missed.
+    Left = 2,
+}
+
+/// One operation in the flight record: fixed words, so that recording is a few plain stores.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct Record {
+    /// The operation's sequence number plus one; 0 while the record has never been used.
+    pub sequence: AtomicU64,
+    pub fingerprint: AtomicU64,
+    pub count: AtomicU64,
+    /// Collective, type, operation and algorithm, a byte each, and the root above them.
+    pub what: AtomicU64,
+    /// Clock ticks; `ended` is 0 while it runs.
+    pub started: AtomicU64,
+    pub ended: AtomicU64,
+    /// The peer being waited for plus one, 0 for none; written only once a wait becomes long.
+    pub waiting_for: AtomicU64,
+    /// Milliseconds of that wait so far.
+    pub waited_ms: AtomicU64,
+}
+
+impl Record {
+    #[inline]
+    fn begin(&self, sequence: u64, fingerprint: u64, what: u64, count: u64, now: u64) {
+        self.fingerprint.store(fingerprint, Relaxed);
+        self.count.store(count, Relaxed);
+        self.what.store(what, Relaxed);
+        self.started.store(now, Relaxed);
+        self.ended.store(0, Relaxed);
+        self.waiting_for.store(0, Relaxed);
+        // Release: pairs with the Acquire in `Control::record`.
+        self.sequence.store(sequence + 1, Release);
+    }
+}
+
+/// The page. Zeroed memory is a valid one.
+#[repr(C, align(128))]
+pub struct Control {
+    pub bell: Doorbell,
+    life: AtomicU32,
+    pub pid: AtomicU32,
+    /// Operations completed: all of this rank's messages of operation `completed - 1` are posted.
+    completed: AtomicU64,
+    /// The rank that caused the failure, plus one.
+    culprit: AtomicU32,
+    text_bytes: AtomicU32,
+    text: [AtomicU8; TEXT_BYTES],
+    records: [Record; RECORDS],
+    /// Point-to-point batches, numbered by themselves: not all ranks take part in one.
+    batches: [Record; BATCHES],
+}
+
+impl Control {
+    pub fn life(&self) -> Life {
+        // Acquire: pairs with the Release in `fail`, so that the text is whole.
+        match self.life.load(Acquire) {
+            0 => Life::Working,
+            2 => Life::Left,
+            _ => Life::Failed,
+        }
+    }
+
+    /// Publish a failure. The first one stays.
+    pub fn fail(&self, culprit: usize, text: &str) {
+        if self.life() != Life::Working {
+            return;
+        }
+        let mut end = text.len().min(TEXT_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        for (cell, byte) in self.text.iter().zip(&text.as_bytes()[..end]) {
+            cell.store(*byte, Relaxed);
+        }
+        self.text_bytes.store(end as u32, Relaxed);
+        self.culprit.store(culprit as u32 + 1, Relaxed);
+        // Release: pairs with the Acquire in `life`.
+        self.life.store(Life::Failed as u32, Release);
+    }
+
+    pub fn leave(&self) {
+        // Release: pairs with the Acquire in `life`; a failure is not overwritten.
+        let _ =
+            self.life.compare_exchange(Life::Working as u32, Life::Left as u32, Release, Relaxed);
+    }
+
+    /// The culprit and the text of a failed rank.
+    pub fn failure(&self) -> (Option<usize>, String) {
+        let bytes = (self.text_bytes.load(Relaxed) as usize).min(TEXT_BYTES);
+        let text: Vec<u8> = self.text[..bytes].iter().map(|cell| cell.load(Relaxed)).collect();
+        let culprit = (self.culprit.load(Relaxed) as usize).checked_sub(1);
+        (culprit, String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The record of operation `sequence`, if it is not overwritten yet.
+    pub fn record(&self, sequence: u64) -> Option<&Record> {
+        let record = &self.records[sequence as usize % RECORDS];
+        (record.sequence.load(Acquire) == sequence + 1).then_some(record)
+    }
+
+    /// The record of point-to-point batch `sequence`, if it is not overwritten yet.
+    pub fn batch(&self, sequence: u64) -> Option<&Record> {
+        let record = &self.batches[sequence as usize % BATCHES];
+        (record.sequence.load(Acquire) == sequence + 1).then_some(record)
+    }
+
+    /// Note that operation `sequence` begins.
+    #[inline]
+    pub fn begin(&self, sequence: u64, fingerprint: u64, what: u64, count: u64, now: u64) {
+        self.records[sequence as usize % RECORDS].begin(sequence, fingerprint, what, count, now);
+    }
+
+    /// Note that point-to-point batch `sequence` begins.
+    pub fn begin_batch(&self, sequence: u64, what: u64, messages: u64, now: u64) {
+        self.batches[sequence as usize % BATCHES].begin(sequence, 0, what, messages, now);
+    }
+
+    /// Note that point-to-point batch `sequence` is complete.
+    pub fn end_batch(&self, sequence: u64, now: u64) {
+        let record = &self.batches[sequence as usize % BATCHES];
+        record.ended.store(now, Relaxed);
+        record.waiting_for.store(0, Relaxed);
+    }
+
+    /// Note that operation `sequence` is complete.
+    #[inline]
+    pub fn end(&self, sequence: u64, now: u64) {
+        let record = &self.records[sequence as usize % RECORDS];
+        record.ended.store(now, Relaxed);
+        record.waiting_for.store(0, Relaxed);
+        // Release: pairs with the Acquire in `completed`.
+        self.completed.store(sequence + 1, Release);
+    }
+
+    pub fn completed(&self) -> u64 {
+        // Acquire: pairs with the Release in `end`.
+        self.completed.load(Acquire)
+    }
+}

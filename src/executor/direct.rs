@@ -1,0 +1,248 @@
+//! Binding for ranks that can address each other's buffers: messages become loads and stores.
+//!
+//! Two kinds of message need no slot. A sender that only passes on its input lends it: the receiver
+//! reads it where it lies (*pull*). A receiver that only keeps what comes lends its output: the sender
+//! writes it there (*push*). A plan whose every message is one of the two turns into a program with no
+//! messages at all, between two meetings: at the first everybody says where its buffers are, at the
+//! second that it has finished with the others'. The plan stays the specification: sources are the
+//! same, in the same order, so the bits are those of the interpreter.
+//!
+//! Programs only read inputs and only write outputs. Where an in-place call lays one over the other,
+//! `in_place` says whether some rank could read a block that another has already overwritten.
+
+use super::layout::Layout;
+use crate::plan::{End, Plan, Span, Step};
+use std::collections::{HashMap, HashSet};
+
+/// A block in some rank's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub rank: usize,
+    /// In its output; else in its input.
+    pub output: bool,
+    /// Bytes before it.
+    pub offset: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct DirectStep {
+    pub targets: Box<[Place]>,
+    pub sources: Box<[Place]>,
+    pub bytes: usize,
+    pub finish: bool,
+}
+
+/// What one rank does with everybody's buffers.
+#[derive(Clone, Debug)]
+pub struct Direct {
+    pub steps: Box<[DirectStep]>,
+    /// The peers whose buffers this rank reads or writes.
+    pub touches: Box<[usize]>,
+    /// The peers that read or write this rank's buffers.
+    pub touched_by: Box<[usize]>,
+    /// Whether in-place calls are safe.
+    pub in_place: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Pull,
+    Push,
+}
+
+/// One message: the step and its place at either end.
+struct Wire {
+    kind: Kind,
+    span: Span,
+}
+
+/// A block of one rank, for finding conflicts: (rank, chunk).
+type Block = (usize, usize);
+
+/// One rank's program in chunks, before offsets.
+struct Draft {
+    targets: Vec<(usize, End)>,
+    sources: Vec<(usize, End)>,
+    span: Span,
+    finish: bool,
+}
+
+impl Direct {
+    /// The program of `rank`, or `None` where the plans need slots.
+    ///
+    /// `plans` are those of all ranks; the same plans give every rank the same answer.
+    pub fn new(plans: &[Plan], rank: usize, layout: &Layout, element: usize) -> Option<Direct> {
+        let wires = wires(plans, layout)?;
+        let drafts: Vec<Vec<Draft>> =
+            plans.iter().map(|plan| drafts(plan, &wires)).collect::<Option<_>>()?;
+        let touched = |owner: usize| peers(&drafts[owner], owner);
+        let touches = touched(rank);
+        let touched_by: Vec<usize> = (0..plans.len())
+            .filter(|&peer| peer != rank && touched(peer).contains(&rank))
+            .collect();
+        let mut steps = Vec::new();
+        for draft in &drafts[rank] {
+            for chunk in draft.span.chunks() {
+                let place = |&(owner, end): &(usize, End)| {
+                    let output = end == End::Output;
+                    let elements = if output {
+                        layout.output(owner, chunk)
+                    } else {
+                        layout.input(owner, chunk)
+                    };
+                    elements.map(|elements| Place {
+                        rank: owner,
+                        output,
+                        offset: elements * element,
+                    })
+                };
+                steps.push(DirectStep {
+                    targets: draft.targets.iter().map(place).collect::<Option<_>>()?,
+                    sources: draft.sources.iter().map(place).collect::<Option<_>>()?,
+                    bytes: layout.count(chunk) * element,
+                    finish: draft.finish,
+                });
+            }
+        }
+        Some(Direct {
+            steps: steps.into(),
+            touches: touches.into(),
+            touched_by: touched_by.into(),
+            in_place: is_safe_in_place(&drafts, layout),
+        })
+    }
+}
+
+/// Every message with its kind, keyed by (sender, receiver), in order.
+///
+/// Where both kinds are possible the rank that has copied less so far does it, which spreads a
+/// broadcast or a gather over its ranks.
+fn wires(plans: &[Plan], layout: &Layout) -> Option<HashMap<(usize, usize), Vec<Wire>>> {
+    let mut receives: HashMap<(usize, usize), Vec<&Step>> = HashMap::new();
+    for plan in plans {
+        for step in &plan.steps {
+            for source in &step.sources {
+                if let End::Peer(sender) = *source {
+                    receives.entry((sender, plan.rank)).or_default().push(step);
+                }
+            }
+        }
+    }
+    let mut wires: HashMap<(usize, usize), Vec<Wire>> = HashMap::new();
+    let mut load = vec![0; plans.len()];
+    for plan in plans {
+        for step in &plan.steps {
+            for target in &step.targets {
+                let End::Peer(receiver) = *target else { continue };
+                let sent = wires.entry((plan.rank, receiver)).or_default();
+                let twin = receives.get(&(plan.rank, receiver))?.get(sent.len())?;
+                let pull = is_lent_input(step) && layout.input_is_public();
+                let push = is_lent_output(twin) && layout.output_is_public();
+                let kind = match (pull, push) {
+                    (false, false) => return None,
+                    (true, false) => Kind::Pull,
+                    (false, true) => Kind::Push,
+                    (true, true) if load[receiver] <= load[plan.rank] => Kind::Pull,
+                    (true, true) => Kind::Push,
+                };
+                if pull && push {
+                    load[if kind == Kind::Pull { receiver } else { plan.rank }] += 1;
+                }
+                sent.push(Wire { kind, span: step.span });
+            }
+        }
+    }
+    Some(wires)
+}
+
+/// The step sends the input as it is.
+fn is_lent_input(step: &Step) -> bool {
+    step.sources == [End::Input]
+}
+
+/// The step only keeps what comes.
+fn is_lent_output(step: &Step) -> bool {
+    step.targets == [End::Output] && matches!(step.sources[..], [End::Peer(_)])
+}
+
+/// A rank's steps with the messages resolved; `None` where a step cannot do without slots.
+fn drafts(plan: &Plan, wires: &HashMap<(usize, usize), Vec<Wire>>) -> Option<Vec<Draft>> {
+    let mut sent: HashMap<usize, usize> = HashMap::new();
+    let mut received: HashMap<usize, usize> = HashMap::new();
+    let mut drafts = Vec::new();
+    for step in &plan.steps {
+        let mut sources = Vec::new();
+        let mut pushed_here = false;
+        for source in &step.sources {
+            match *source {
+                End::Input => sources.push((plan.rank, End::Input)),
+                End::Peer(peer) => {
+                    let index = received.entry(peer).or_default();
+                    let wire = wires.get(&(peer, plan.rank))?.get(*index)?;
+                    *index += 1;
+                    if wire.span != step.span {
+                        return None;
+                    }
+                    pushed_here |= wire.kind == Kind::Push;
+                    sources.push((peer, End::Input));
+                }
+                End::Output | End::Scratch => return None,
+            }
+        }
+        let mut targets = Vec::new();
+        for target in &step.targets {
+            match *target {
+                End::Output => targets.push((plan.rank, End::Output)),
+                End::Peer(peer) => {
+                    let index = sent.entry(peer).or_default();
+                    let wire = wires.get(&(plan.rank, peer))?.get(*index)?;
+                    *index += 1;
+                    if wire.kind == Kind::Push {
+                        targets.push((peer, End::Output));
+                    }
+                }
+                End::Input | End::Scratch => return None,
+            }
+        }
+        // A pushed block is the sender's work; a send whose receivers all pull is nobody's.
+        if !pushed_here && !targets.is_empty() {
+            drafts.push(Draft { targets, sources, span: step.span, finish: step.finish });
+        }
+    }
+    Some(drafts)
+}
+
+/// The other ranks whose buffers a program uses.
+fn peers(drafts: &[Draft], rank: usize) -> Vec<usize> {
+    let ends = drafts.iter().flat_map(|draft| draft.targets.iter().chain(&draft.sources));
+    let owners: HashSet<usize> = ends.map(|end| end.0).filter(|owner| *owner != rank).collect();
+    let mut owners: Vec<usize> = owners.into_iter().collect();
+    owners.sort_unstable();
+    owners
+}
+
+/// Whether no block is read by one step and, where input and output share memory, written by another.
+fn is_safe_in_place(drafts: &[Vec<Draft>], layout: &Layout) -> bool {
+    let mut writer: HashMap<Block, usize> = HashMap::new();
+    let all = || drafts.iter().flatten().enumerate();
+    for (index, draft) in all() {
+        for chunk in draft.span.chunks() {
+            for (owner, _) in &draft.targets {
+                // Copying a block onto itself changes nothing.
+                let itself = draft.sources == [(*owner, End::Input)]
+                    && layout.in_place_partner(chunk) == chunk;
+                if !itself {
+                    writer.insert((*owner, chunk), index);
+                }
+            }
+        }
+    }
+    all().all(|(index, draft)| {
+        draft.span.chunks().all(|chunk| {
+            let written = layout.in_place_partner(chunk);
+            draft.sources.iter().all(|(owner, _)| {
+                writer.get(&(*owner, written)).is_none_or(|writer| *writer == index)
+            })
+        })
+    })
+}

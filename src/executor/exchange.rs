@@ -1,0 +1,198 @@
+//! Point-to-point messages: a batch of sends and receives that complete in any order.
+//!
+//! Messages between the same two ranks in the same direction keep their call order; all others go on
+//! as their peers allow, so a batch cannot deadlock however its ranks ordered it. Within a process a
+//! message above the slot size is lent: the sender posts its address, the receiver copies from there
+//! and frees the message, which tells the sender that its buffer is its own again.
+#![allow(unsafe_code)]
+
+use super::host::move_bytes;
+use super::links::{Links, Reach};
+use crate::error::{Error, Result};
+use crate::transport::fifo::Stamp;
+use crate::transport::wait::{self, Watch};
+
+/// One message under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    pub sends: bool,
+    pub peer: usize,
+    /// The buffer; only read where `sends`.
+    pub address: *mut u8,
+    pub bytes: usize,
+    pub stamp: Stamp,
+    state: State,
+}
+
+// SAFETY: the address is only used during the call that owns the buffer.
+unsafe impl Send for Transfer {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Bytes moved so far.
+    Moving(usize),
+    /// The peer reads it where it lies.
+    Lent,
+    Done,
+}
+
+impl Transfer {
+    pub fn new(sends: bool, peer: usize, address: *mut u8, bytes: usize, stamp: Stamp) -> Transfer {
+        Transfer { sends, peer, address, bytes, stamp, state: State::Moving(0) }
+    }
+}
+
+/// Bytes of a message that carries an address instead of data.
+const LOAN_BYTES: usize = size_of::<usize>();
+
+/// Run the batch to its end.
+///
+/// # Safety
+/// Every buffer is valid for its bytes and used by nothing else.
+pub unsafe fn run(batch: &mut [Transfer], links: &mut Links, watch: &dyn Watch) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { run_local(batch, links.rank)? };
+    let mut busy = vec![[false; 2]; links.nranks];
+    loop {
+        let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
+            return Ok(());
+        };
+        let (peer, rank, patience) = (waiting.peer, links.rank, links.patience);
+        let pages = links.pages();
+        let bell = &pages.of(rank).bell;
+        // SAFETY: the caller's promise.
+        wait::wait(patience, bell, peer, watch, || unsafe {
+            match sweep(batch, links, &mut busy, watch) {
+                Ok(false) => None,
+                Ok(true) => Some(Ok(())),
+                Err(error) => Some(Err(error)),
+            }
+        })??;
+    }
+}
+
+/// Copy the messages that a rank sends itself, in order.
+unsafe fn run_local(batch: &mut [Transfer], rank: usize) -> Result<()> {
+    loop {
+        let open = |sends: bool| {
+            batch.iter().position(|t| t.peer == rank && t.sends == sends && t.state != State::Done)
+        };
+        match (open(true), open(false)) {
+            (None, None) => return Ok(()),
+            (Some(send), Some(recv)) => {
+                if batch[send].bytes != batch[recv].bytes {
+                    return Err(Error::usage(format!(
+                        "rank {rank} sends itself {} bytes but receives {}",
+                        batch[send].bytes, batch[recv].bytes
+                    )));
+                }
+                let (target, source) = (batch[recv].address, batch[send].address);
+                // SAFETY: the caller's promise.
+                unsafe { move_bytes(target, source, batch[send].bytes, false) };
+                batch[send].state = State::Done;
+                batch[recv].state = State::Done;
+            }
+            _ => {
+                return Err(Error::usage(format!(
+                    "rank {rank} sends to itself without receiving, or the reverse; \
+                     put both in one group"
+                )));
+            }
+        }
+    }
+}
+
+/// Move everything that can move now; whether anything did.
+unsafe fn sweep(
+    batch: &mut [Transfer],
+    links: &mut Links,
+    busy: &mut [[bool; 2]],
+    watch: &dyn Watch,
+) -> Result<bool> {
+    busy.fill([false; 2]);
+    let mut moved = false;
+    for transfer in batch.iter_mut().filter(|transfer| transfer.state != State::Done) {
+        let lane = &mut busy[transfer.peer][usize::from(transfer.sends)];
+        if *lane {
+            continue;
+        }
+        // SAFETY: the caller's promise.
+        moved |= unsafe {
+            if transfer.sends {
+                advance_send(transfer, links)
+            } else {
+                advance_recv(transfer, links, watch)?
+            }
+        };
+        *lane = transfer.state != State::Done;
+    }
+    Ok(moved)
+}
+
+unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
+    let slot = links.geometry.slot_bytes;
+    let peer = transfer.peer;
+    let mut moved = false;
+    if transfer.state == State::Lent {
+        let finished = links.link(peer).sender.freed_all();
+        if finished {
+            transfer.state = State::Done;
+        }
+        return finished;
+    }
+    while let State::Moving(done) = transfer.state {
+        let lends = links.link(peer).reach == Reach::Process && transfer.bytes > slot;
+        let bytes = if lends { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
+        let Some(payload) = links.link(peer).sender.try_reserve(bytes) else { break };
+        if lends {
+            // SAFETY: the slot holds `LOAN_BYTES`.
+            unsafe { payload.cast::<usize>().write_unaligned(transfer.address.addr()) };
+            // The receiver of this process turns the number back into the pointer.
+            let _ = transfer.address.expose_provenance();
+        } else {
+            // SAFETY: the slot and the buffer hold `bytes`.
+            unsafe { move_bytes(payload, transfer.address.add(done), bytes, false) };
+        }
+        links.post(peer, &transfer.stamp, bytes);
+        moved = true;
+        transfer.state = match (lends, done + bytes == transfer.bytes) {
+            (true, _) => State::Lent,
+            (false, true) => State::Done,
+            (false, false) => State::Moving(done + bytes),
+        };
+    }
+    moved
+}
+
+unsafe fn advance_recv(
+    transfer: &mut Transfer,
+    links: &mut Links,
+    watch: &dyn Watch,
+) -> Result<bool> {
+    let slot = links.geometry.slot_bytes;
+    let peer = transfer.peer;
+    let mut moved = false;
+    while let State::Moving(done) = transfer.state {
+        let lent = links.link(peer).reach == Reach::Process && transfer.bytes > slot;
+        let bytes = if lent { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
+        let Some(payload) = links.try_receive(peer, &transfer.stamp, bytes, watch)? else { break };
+        // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects.
+        unsafe {
+            if lent {
+                let address = payload.cast::<usize>().read_unaligned();
+                let source = std::ptr::with_exposed_provenance(address);
+                move_bytes(transfer.address, source, transfer.bytes, false);
+            } else {
+                move_bytes(transfer.address.add(done), payload, bytes, false);
+            }
+        }
+        links.free(peer);
+        moved = true;
+        transfer.state = if lent || done + bytes == transfer.bytes {
+            State::Done
+        } else {
+            State::Moving(done + bytes)
+        };
+    }
+    Ok(moved)
+}

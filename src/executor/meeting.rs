@@ -1,0 +1,243 @@
+//! Running a direct program: everybody says where its buffers are, works, and waits to be left alone.
+//!
+//! The first meeting is a message to each rank that uses this one's buffers; freeing that message is
+//! how a peer says at the second meeting that it is done. Both are the ordinary connections, so a
+//! mismatched call, a dead peer and the deadline are found as everywhere else.
+#![allow(unsafe_code)]
+
+use super::direct::{Direct, Place};
+use super::host::{Buffers, move_bytes};
+use super::links::Links;
+use crate::device::host::{Job, Reduction};
+use crate::error::Result;
+use crate::transport::fifo::Stamp;
+use crate::transport::wait::Watch;
+
+/// Where a rank's buffers are, as its peers are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Invitation {
+    /// The exported region that holds the input: 0 [`NOWHERE`], [`UNUSED`], or [`ADDRESS`].
+    pub input_region: u64,
+    pub input_offset: u64,
+    pub output_region: u64,
+    pub output_offset: u64,
+    /// 1 where input and output share memory.
+    pub in_place: u64,
+}
+
+/// The region number that says: the offset is an address of this process.
+pub const ADDRESS: u64 = u64::MAX;
+
+/// The region number of a buffer that nobody else can reach.
+pub const NOWHERE: u64 = 0;
+
+/// The region number of a buffer that the call does not use on its rank.
+pub const UNUSED: u64 = u64::MAX - 1;
+
+/// One rank's buffers as this rank addresses them.
+#[derive(Clone, Copy, Debug)]
+pub struct Base {
+    pub input: *const u8,
+    pub output: *mut u8,
+}
+
+impl Base {
+    pub const NULL: Base = Base { input: std::ptr::null(), output: std::ptr::null_mut() };
+}
+
+/// Room for the addresses of one call, kept between calls.
+pub struct Bases {
+    bases: Vec<Base>,
+    targets: Vec<*mut u8>,
+    sources: Vec<*const u8>,
+}
+
+// SAFETY: the pointers are only used during the call that stored them.
+unsafe impl Send for Bases {}
+
+impl Bases {
+    pub fn new(nranks: usize) -> Bases {
+        Bases {
+            bases: vec![Base::NULL; nranks],
+            targets: Vec::with_capacity(nranks + 1),
+            sources: Vec::with_capacity(nranks + 1),
+        }
+    }
+}
+
+/// How the arithmetic of a program is done.
+pub struct Work<'a> {
+    pub reduction: Option<&'a Reduction>,
+    pub element: usize,
+    pub streaming: bool,
+}
+
+/// Turns a peer's invitation into addresses; `None` where this rank cannot reach its buffers.
+pub type Resolve<'a> = dyn FnMut(&Invitation) -> Option<Base> + 'a;
+
+const BYTES: usize = size_of::<Invitation>();
+
+/// Run a program between the threads of one process, where every address is good everywhere.
+///
+/// # Safety
+/// `buffers` cover what the call that `program` was made for says, and nothing else uses them.
+pub unsafe fn run(
+    program: &Direct,
+    work: &Work,
+    buffers: &Buffers,
+    links: &mut Links,
+    room: &mut Bases,
+    stamp: &Stamp,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let mine = Invitation {
+        input_region: ADDRESS,
+        input_offset: buffers.input.expose_provenance() as u64,
+        output_region: ADDRESS,
+        output_offset: buffers.output.expose_provenance() as u64,
+        in_place: 0,
+    };
+    room.bases[links.rank] = Base { input: buffers.input, output: buffers.output };
+    for &peer in &program.touched_by {
+        // SAFETY: `invite` writes inside the slot it reserved.
+        unsafe { invite(peer, &mine, links, stamp, watch)? };
+    }
+    for &peer in &program.touches {
+        let payload = links.receive(peer, stamp, BYTES, watch)?;
+        // SAFETY: the message has `BYTES` bytes, written by `invite`.
+        let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
+        room.bases[peer] = Base {
+            input: std::ptr::with_exposed_provenance(theirs.input_offset as usize),
+            output: std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
+        };
+    }
+    // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for.
+    unsafe { work_on(program, work, room) };
+    part(program, links, watch)
+}
+
+/// Run a program between processes if every rank's buffers can be reached by all; whether it ran.
+///
+/// All ranks tell all others, so that all come to the same answer.
+///
+/// # Safety
+/// As [`run`].
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn try_run(
+    program: &Direct,
+    work: &Work,
+    buffers: &Buffers,
+    mine: &Invitation,
+    resolve: &mut Resolve,
+    links: &mut Links,
+    room: &mut Bases,
+    stamp: &Stamp,
+    watch: &dyn Watch,
+) -> Result<bool> {
+    room.bases[links.rank] = Base { input: buffers.input, output: buffers.output };
+    let others = |rank: usize| move |peer: &usize| *peer != rank;
+    for peer in (0..links.nranks).filter(others(links.rank)) {
+        // SAFETY: `invite` writes inside the slot it reserved.
+        unsafe { invite(peer, mine, links, stamp, watch)? };
+    }
+    let mut all = is_reachable(mine, program);
+    for peer in (0..links.nranks).filter(others(links.rank)) {
+        let payload = links.receive(peer, stamp, BYTES, watch)?;
+        // SAFETY: the message has `BYTES` bytes, written by `invite`.
+        let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
+        all &= is_reachable(&theirs, program);
+        if all && program.touches.contains(&peer) {
+            // A region that a peer announces is mapped here, or the machine is out of memory maps.
+            room.bases[peer] = resolve(&theirs).ok_or_else(|| {
+                crate::error::Error::Internal(format!(
+                    "rank {} cannot map the memory that rank {peer} registered",
+                    links.rank
+                ))
+            })?;
+        }
+    }
+    if all {
+        // SAFETY: as in `run`.
+        unsafe { work_on(program, work, room) };
+    }
+    for peer in (0..links.nranks).filter(others(links.rank)) {
+        links.free(peer);
+    }
+    if all {
+        for &peer in &program.touched_by {
+            links.drained(peer, watch)?;
+        }
+    }
+    Ok(all)
+}
+
+/// Whether the rank's buffers have addresses for its peers, and the program suits them.
+fn is_reachable(invitation: &Invitation, program: &Direct) -> bool {
+    invitation.input_region != NOWHERE
+        && invitation.output_region != NOWHERE
+        && (program.in_place || invitation.in_place == 0)
+}
+
+unsafe fn invite(
+    peer: usize,
+    mine: &Invitation,
+    links: &mut Links,
+    stamp: &Stamp,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let payload = links.reserve(peer, BYTES, watch)?;
+    // SAFETY: the slot has room for `BYTES`.
+    unsafe { payload.cast::<Invitation>().write_unaligned(*mine) };
+    links.post(peer, stamp, BYTES);
+    Ok(())
+}
+
+/// Free the invitations, which tells their senders, and wait until this rank's are freed.
+fn part(program: &Direct, links: &mut Links, watch: &dyn Watch) -> Result<()> {
+    for &peer in &program.touches {
+        links.free(peer);
+    }
+    for &peer in &program.touched_by {
+        links.drained(peer, watch)?;
+    }
+    Ok(())
+}
+
+unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
+    for step in &program.steps {
+        if step.bytes == 0 {
+            continue;
+        }
+        let address = |bases: &[Base], place: &Place| {
+            let base = bases[place.rank];
+            let base = if place.output { base.output } else { base.input.cast_mut() };
+            base.wrapping_add(place.offset)
+        };
+        room.sources.clear();
+        room.sources.extend(step.sources.iter().map(|p| address(&room.bases, p).cast_const()));
+        room.targets.clear();
+        room.targets.extend(step.targets.iter().map(|p| address(&room.bases, p)));
+        match work.reduction {
+            Some(reduction) => {
+                let job = Job {
+                    targets: &room.targets,
+                    sources: &room.sources,
+                    count: step.bytes / work.element,
+                    finish: step.finish,
+                    scaled: None,
+                    scalar: 1.0,
+                    streaming: work.streaming,
+                };
+                // SAFETY: the places lie inside the ranks' buffers.
+                unsafe { reduction.run(&job) };
+            }
+            None => {
+                for target in &room.targets {
+                    // SAFETY: as above.
+                    unsafe { move_bytes(*target, room.sources[0], step.bytes, work.streaming) };
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The exhaustive proof: every collective, algorithm, root and rank count up to 64, out of place
+//! and in place, on connections of the shipped depth; and the mutants that it must reject.
+
+use ringcomm::algorithm::{self, Algorithm};
+use ringcomm::plan::verify::{self, Fault, MAX_RANKS, Placement, Report, Violation, Wait};
+use ringcomm::plan::{Collective, End, Plan};
+
+/// Slots of a connection as shipped, the least that the ring works with.
+const DEPTH: usize = 2;
+
+fn plans(
+    algorithm: Algorithm,
+    collective: Collective,
+    nranks: usize,
+    root: usize,
+) -> Option<Vec<Plan>> {
+    (0..nranks).map(|rank| algorithm::plan(algorithm, collective, rank, nranks, root)).collect()
+}
+
+/// Every root where there is one, else 0 alone.
+fn roots(collective: Collective, nranks: usize) -> std::ops::Range<usize> {
+    0..if collective.has_root() { nranks } else { 1 }
+}
+
+/// Proves one algorithm at one rank count; how many proofs that were.
+fn prove(collective: Collective, algorithm: Algorithm, nranks: usize) -> usize {
+    let mut proofs = 0;
+    for root in roots(collective, nranks) {
+        let Some(plans) = plans(algorithm, collective, nranks, root) else { continue };
+        for placement in Placement::ALL {
+            let report = verify::verify(collective, &plans, root, DEPTH, placement);
+            let name = format!("{collective:?} {algorithm}, {nranks} ranks, root {root}");
+            let report = report.unwrap_or_else(|why| panic!("{name}, {placement:?}: {why}"));
+            if collective.reduces() && algorithm::serial_order(algorithm, collective) {
+                assert!(report.serial, "{name}: not the serial loop");
+            }
+            proofs += 1;
+        }
+    }
+    proofs
+}
+
+fn prove_all(collective: Collective) {
+    for nranks in 1..=MAX_RANKS {
+        let prove = |algorithm| prove(collective, algorithm, nranks);
+        let proofs: usize = Algorithm::ALL.into_iter().map(prove).sum();
+        assert!(proofs > 0, "{collective:?} has no algorithm for {nranks} ranks");
+    }
+}
+
+#[test]
+fn every_plan_that_reduces_is_right_and_cannot_deadlock() {
+    Collective::ALL.into_iter().filter(|c| c.reduces()).for_each(prove_all);
+}
+
+#[test]
+fn every_plan_that_copies_is_right_and_cannot_deadlock() {
+    Collective::ALL.into_iter().filter(|c| !c.reduces()).for_each(prove_all);
+}
+
+#[test]
+fn the_ring_deadlocks_on_connections_of_one_slot() {
+    for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
+        for nranks in 3..=MAX_RANKS {
+            let plans = plans(Algorithm::Ring, collective, nranks, 0).expect("the ring does it");
+            let violation =
+                verify::verify(collective, &plans, 0, 1, Placement::OutOfPlace).unwrap_err();
+            let deadlock = matches!(
+                violation.fault,
+                Fault::Deadlock { waits_for: Wait::Slot { to } }
+                    if to == (violation.rank + 1) % nranks
+            );
+            assert!(deadlock, "{collective:?} {nranks}: {violation}");
+        }
+    }
+}
+
+/// What a mutation does to a set of plans, for a failure's text.
+type Mutant = (String, Vec<Plan>);
+
+/// Every mutant of `plans` that does something else, one small change each.
+///
+/// Not among them, as they mean the same: exchanging two steps that share no end, and a reordered
+/// reduction that every rank takes over from the one place that does it (bits still agree), except
+/// where the algorithm promises the serial order.
+fn mutants(plans: &[Plan], serial: bool) -> Vec<Mutant> {
+    let mut mutants = Vec::new();
+    for (rank, plan) in plans.iter().enumerate() {
+        for at in 0..plan.steps.len() {
+            let mut change = |what: &str, edit: &dyn Fn(&mut Plan)| {
+                let mut changed = plans.to_vec();
+                edit(&mut changed[rank]);
+                mutants.push((format!("{what} at rank {rank} step {at}"), changed));
+            };
+            change("drop the step", &|plan| {
+                plan.steps.remove(at);
+            });
+            change("repeat the step", &|plan| plan.steps.insert(at, plan.steps[at].clone()));
+            change("flip finish", &|plan| plan.steps[at].finish ^= true);
+            change("next chunk", &|plan| {
+                let span = &mut plan.steps[at].span;
+                span.first = (span.first + 1) % plan.nchunks.max(2);
+            });
+            change("longer span", &|plan| plan.steps[at].span.len += 1);
+            if plan.steps[at].span.len > 1 {
+                change("shorter span", &|plan| plan.steps[at].span.len -= 1);
+            }
+            change_ends(plan, at, serial, &mut change);
+        }
+    }
+    mutants
+}
+
+/// The mutants of a step that change one end or the order of the sources.
+fn change_ends(
+    plan: &Plan,
+    at: usize,
+    serial: bool,
+    change: &mut dyn FnMut(&str, &dyn Fn(&mut Plan)),
+) {
+    let step = &plan.steps[at];
+    for source in 0..step.sources.len() {
+        change("drop a source", &|plan| {
+            plan.steps[at].sources.remove(source);
+        });
+        change("repeat a source", &|plan| {
+            let again = plan.steps[at].sources[source];
+            plan.steps[at].sources.push(again);
+        });
+        if let End::Peer(peer) = step.sources[source] {
+            change("hear another peer", &|plan| {
+                plan.steps[at].sources[source] = End::Peer((peer + 1) % plan.nranks);
+            });
+        }
+        if serial && source > 0 && step.finish {
+            change("reorder the sources", &|plan| plan.steps[at].sources.swap(source - 1, source));
+        }
+    }
+    for target in 0..step.targets.len() {
+        change("drop a target", &|plan| {
+            plan.steps[at].targets.remove(target);
+        });
+        change("repeat a target", &|plan| {
+            let again = plan.steps[at].targets[target];
+            plan.steps[at].targets.push(again);
+        });
+        match step.targets[target] {
+            End::Peer(peer) => change("tell another peer", &|plan| {
+                plan.steps[at].targets[target] = End::Peer((peer + 1) % plan.nranks);
+            }),
+            _ => change("write the input", &|plan| plan.steps[at].targets[target] = End::Input),
+        }
+    }
+    let next = plan.steps.get(at + 1);
+    if next.is_some_and(|next| order_matters(step, next)) {
+        change("exchange with the next step", &|plan| plan.steps.swap(at, at + 1));
+    }
+}
+
+/// Whether the order of two steps shows: the second reads what the first writes on the same span,
+/// or they use one connection for different spans.
+fn order_matters(first: &ringcomm::plan::Step, second: &ringcomm::plan::Step) -> bool {
+    let peer = |end: &&End| matches!(end, End::Peer(_));
+    let local = |end: &&End| matches!(end, End::Output | End::Scratch);
+    let reads = first.targets.iter().filter(local).any(|end| second.sources.contains(end));
+    let shares = first.targets.iter().filter(peer).any(|end| second.targets.contains(end))
+        || first.sources.iter().filter(peer).any(|end| second.sources.contains(end));
+    (reads && first.span == second.span) || (shares && first.span != second.span)
+}
+
+/// The verdict on a mutant over both placements: the first violation, if any.
+fn judge(collective: Collective, plans: &[Plan], root: usize) -> Result<Report, Violation> {
+    let mut report = verify::verify(collective, plans, root, DEPTH, Placement::OutOfPlace)?;
+    let in_place = verify::verify(collective, plans, root, DEPTH, Placement::InPlace)?;
+    report.serial &= in_place.serial;
+    Ok(report)
+}
+
+#[test]
+fn every_mutant_is_rejected() {
+    let mut rejected = 0;
+    let mut survivors = Vec::new();
+    for collective in Collective::ALL {
+        for algorithm in Algorithm::ALL {
+            for nranks in [1, 2, 3, 4, 5, 8] {
+                let root = if collective.has_root() { nranks / 2 } else { 0 };
+                let Some(plans) = plans(algorithm, collective, nranks, root) else { continue };
+                let serial = collective.reduces() && algorithm::serial_order(algorithm, collective);
+                for (what, mutant) in mutants(&plans, serial) {
+                    match judge(collective, &mutant, root) {
+                        Err(_) => rejected += 1,
+                        Ok(report) if serial && !report.serial => rejected += 1,
+                        Ok(_) => survivors.push(format!(
+                            "{collective:?} {algorithm} {nranks} ranks root {root}: {what}"
+                        )),
+                    }
+                }
+            }
+        }
+    }
+    assert!(survivors.is_empty(), "{} of {rejected}: {survivors:#?}", survivors.len());
+    // The mutations really were made: the smallest plans alone have dozens.
+    assert!(rejected > 1000, "only {rejected} mutants");
+}
