@@ -109,20 +109,25 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The bound call, if this shape has been called before.
+    /// The bound call, if this shape has been called before. Taken out, so that no count is kept;
+    /// the caller puts it back.
     #[inline]
-    pub fn find(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
+    pub fn take(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
         match &self.last {
-            Some(last) if last.key.is_of(call, in_place) => Some(last.clone()),
-            _ => self.find_slowly(call, in_place),
+            Some(last) if last.key.is_of(call, in_place) => self.last.take(),
+            _ => self.find(call, in_place),
         }
     }
 
-    fn find_slowly(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
+    fn find(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
         let same = self.shapes.get(&hash(call, in_place))?;
-        let found = same.iter().find(|ready| ready.key.is_of(call, in_place))?;
-        self.last = Some(found.clone());
-        self.last.clone()
+        same.iter().find(|ready| ready.key.is_of(call, in_place)).cloned()
+    }
+
+    /// Keep it at hand for the next call.
+    #[inline]
+    pub fn put_back(&mut self, ready: Arc<Ready>) {
+        self.last = Some(ready);
     }
 
     pub fn insert(&mut self, call: &Call, in_place: bool, ready: Arc<Ready>) {
@@ -130,7 +135,6 @@ impl Cache {
             *self = Cache::default();
         }
         self.count += 1;
-        self.shapes.entry(hash(call, in_place)).or_default().push(ready.clone());
-        self.last = Some(ready);
+        self.shapes.entry(hash(call, in_place)).or_default().push(ready);
     }
 }

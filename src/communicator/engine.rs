@@ -95,7 +95,9 @@ impl Engine {
             source: self.links.rank as u32,
         };
         // SAFETY: the caller's promise.
-        unsafe { self.execute(call, in_place, &ready, &stamp, &watch)? };
+        let outcome = unsafe { self.execute(call, in_place, &ready, &stamp, &watch) };
+        self.cache.put_back(ready);
+        outcome?;
         page.end(sequence, clock::ticks());
         Ok(())
     }
@@ -160,7 +162,7 @@ impl Engine {
     /// The bound call, made at the first call of its shape.
     #[inline]
     pub fn ready(&mut self, call: &Call, in_place: bool, config: &Config) -> Result<Arc<Ready>> {
-        if let Some(ready) = self.cache.find(call, in_place) {
+        if let Some(ready) = self.cache.take(call, in_place) {
             return Ok(ready);
         }
         let ready = Arc::new(self.bind(call, in_place, config)?);

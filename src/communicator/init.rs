@@ -142,7 +142,7 @@ impl Communicator {
             deterministic: u64::from(config.deterministic),
             algorithm: algorithm_word(config)?,
         };
-        let token = bootstrap::process_token();
+        let token = bootstrap::process_token()?;
         let contribution = Contribution {
             payload: mine.pack(),
             process: token,
@@ -254,6 +254,13 @@ impl Communicator {
     }
 }
 
+/// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
+fn number_of(id: &UniqueId) -> u32 {
+    let derived = id.derive(b"number");
+    let fold = |hash: u64, byte: &u8| super::record::mix(hash ^ u64::from(*byte));
+    derived.as_bytes().iter().fold(0, fold) as u32
+}
+
 fn check_rank(nranks: usize, rank: usize) -> Result<()> {
     if nranks == 0 || rank >= nranks {
         return Err(Error::argument(format!(
@@ -331,7 +338,7 @@ fn assemble(
     let pages = links.pages();
     pages.mine().pid.store(std::process::id(), Relaxed);
     let memory = Memory::new(links.one_process(), parts.mailbox, parts.senders);
-    let engine = Engine::new(links, memory, id.short());
+    let engine = Engine::new(links, memory, number_of(id));
     let communicator = Communicator {
         rank,
         nranks: map.nranks,

@@ -61,53 +61,74 @@ pub unsafe fn run(
     stamp: &Stamp,
     watch: &dyn Watch,
 ) -> Result<()> {
+    let run = Run { bound, buffers, stamp, watch };
     for slice in 0..bound.slices {
         for step in &bound.steps {
             if slice < step.slices {
                 // SAFETY: the caller's promise, piece by piece.
-                unsafe { run_step(bound, step, slice, buffers, links, pointers, stamp, watch)? };
+                unsafe { run_step(&run, step, slice, links, pointers)? };
             }
         }
     }
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments)]
+/// What every step of a call shares.
+struct Run<'a> {
+    bound: &'a Bound,
+    buffers: &'a Buffers,
+    stamp: &'a Stamp,
+    watch: &'a dyn Watch,
+}
+
+/// The local ends of a step with several pieces start at the buffers themselves.
+const WHOLE: Piece = Piece { input: 0, output: 0, scratch: 0, bytes: 0 };
+
 #[inline]
 unsafe fn run_step(
-    bound: &Bound,
+    run: &Run,
     step: &BoundStep,
     slice: usize,
-    buffers: &Buffers,
     links: &mut Links,
     pointers: &mut Pointers,
-    stamp: &Stamp,
-    watch: &dyn Watch,
 ) -> Result<()> {
-    let bytes: usize = step.pieces.iter().map(|piece| piece.slice(slice, bound.slice_bytes)).sum();
+    let slice_bytes = run.bound.slice_bytes;
+    let (only, sliced, bytes) = match &*step.pieces {
+        [piece] => (piece, slice * slice_bytes, piece.slice(slice, slice_bytes)),
+        pieces => (&WHOLE, 0, pieces.iter().map(|piece| piece.slice(slice, slice_bytes)).sum()),
+    };
     pointers.sources.clear();
     for source in &step.sources {
-        pointers.sources.push(match *source {
-            End::Input => buffers.input,
-            End::Output => buffers.output,
-            End::Scratch => buffers.scratch,
-            End::Peer(peer) => links.receive(peer, stamp, bytes, watch)?,
-        });
+        let pointer = match *source {
+            End::Input => run.buffers.input.wrapping_add(only.input + sliced),
+            End::Output => run.buffers.output.wrapping_add(only.output + sliced),
+            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Peer(peer) => links.receive(peer, run.stamp, bytes, run.watch)?,
+        };
+        pointers.sources.push(pointer);
     }
     pointers.targets.clear();
     for target in &step.targets {
-        pointers.targets.push(match *target {
+        let pointer = match *target {
             End::Input => unreachable!("the prover refuses plans that write their input"),
-            End::Output => buffers.output,
-            End::Scratch => buffers.scratch,
-            End::Peer(peer) => links.reserve(peer, bytes, watch)?,
-        });
+            End::Output => run.buffers.output.wrapping_add(only.output + sliced),
+            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Peer(peer) => links.reserve(peer, bytes, run.watch)?,
+        };
+        pointers.targets.push(pointer);
     }
     // SAFETY: pointers follow the pieces, which lie inside the caller's buffers and the slots.
-    unsafe { move_pieces(bound, step, slice, pointers, buffers.scalar) };
+    unsafe {
+        if step.pieces.len() == 1 {
+            let Pointers { targets, sources, .. } = pointers;
+            move_piece(run, step, bytes, targets, sources);
+        } else {
+            move_pieces(run, step, slice, pointers);
+        }
+    }
     for target in &step.targets {
         if let End::Peer(peer) = *target {
-            links.post(peer, stamp, bytes);
+            links.post(peer, run.stamp, bytes);
         }
     }
     for source in &step.sources {
@@ -119,21 +140,13 @@ unsafe fn run_step(
 }
 
 /// Move every piece of a step; `pointers` hold the base of each end.
-#[inline]
-unsafe fn move_pieces(
-    bound: &Bound,
-    step: &BoundStep,
-    slice: usize,
-    pointers: &mut Pointers,
-    scalar: f64,
-) {
+#[cold]
+unsafe fn move_pieces(run: &Run, step: &BoundStep, slice: usize, pointers: &mut Pointers) {
+    let slice_bytes = run.bound.slice_bytes;
     let mut packed = 0;
     for piece in &step.pieces {
-        let bytes = piece.slice(slice, bound.slice_bytes);
-        if bytes == 0 {
-            continue;
-        }
-        let at = |end: End| offset(end, piece, slice * bound.slice_bytes, packed);
+        let bytes = piece.slice(slice, slice_bytes);
+        let at = |end: End| offset(end, piece, slice * slice_bytes, packed);
         pointers.piece_sources.clear();
         for (source, base) in step.sources.iter().zip(&pointers.sources) {
             pointers.piece_sources.push(base.wrapping_add(at(*source)));
@@ -142,28 +155,46 @@ unsafe fn move_pieces(
         for (target, base) in step.targets.iter().zip(&pointers.targets) {
             pointers.piece_targets.push(base.wrapping_add(at(*target)));
         }
-        let streaming = bound.streaming && step.targets[0] == End::Output;
-        if step.copies {
-            for (index, target) in pointers.piece_targets.iter().enumerate() {
-                // SAFETY: as `run` promises.
-                unsafe {
-                    move_bytes(*target, pointers.piece_sources[0], bytes, streaming && index == 0)
-                };
-            }
-        } else if let Some(reduction) = &bound.reduction {
+        let Pointers { piece_targets, piece_sources, .. } = pointers;
+        // SAFETY: as `run` promises.
+        unsafe { move_piece(run, step, bytes, piece_targets, piece_sources) };
+        packed += bytes;
+    }
+}
+
+/// `targets <- reduce(sources)` for `bytes` bytes.
+#[inline]
+unsafe fn move_piece(
+    run: &Run,
+    step: &BoundStep,
+    bytes: usize,
+    targets: &[*mut u8],
+    sources: &[*const u8],
+) {
+    if bytes == 0 {
+        return;
+    }
+    let streaming = run.bound.streaming && step.targets[0] == End::Output;
+    match &run.bound.reduction {
+        Some(reduction) if !step.copies => {
             let job = Job {
-                targets: &pointers.piece_targets,
-                sources: &pointers.piece_sources,
-                count: bytes / bound.element,
+                targets,
+                sources,
+                count: bytes / run.bound.element,
                 finish: step.finish,
                 scaled: step.scaled,
-                scalar,
+                scalar: run.buffers.scalar,
                 streaming,
             };
             // SAFETY: as `run` promises.
             unsafe { reduction.run(&job) };
         }
-        packed += bytes;
+        _ => {
+            for (index, target) in targets.iter().enumerate() {
+                // SAFETY: as `run` promises.
+                unsafe { move_bytes(*target, sources[0], bytes, streaming && index == 0) };
+            }
+        }
     }
 }
 

@@ -135,7 +135,22 @@ macro_rules! format {
     };
 }
 
-format!(F32, 4, |bits| bits, |value| value.canonical());
+#[derive(Clone, Copy)]
+pub struct F32;
+
+impl Format for F32 {
+    const SIZE: usize = 4;
+    #[inline(always)]
+    unsafe fn decode<R: Register>(bits: R) -> R {
+        bits
+    }
+    #[inline(always)]
+    unsafe fn encode<R: Register>(value: R) -> R {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { value.canonical() }
+    }
+}
+
 format!(F16, 2, |bits| bits.half_decode(), |value| value.canonical().half_encode());
 format!(Bf16, 2, |bits| bits.shl::<16>(), |value| {
     let odd = value.shr::<16>().and(R::splat(1));

@@ -9,18 +9,25 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod float;
 mod kernel;
 mod memory;
 mod portable;
 mod select;
 mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use memory::{copy, streaming_threshold};
+pub use select::InstructionSet;
 
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
-use select::{Choice, choose};
+use select::{Choice, Portable, Single, choose};
 
 /// One reduction of several buffers into one result.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +72,17 @@ pub struct Reduction {
 impl Reduction {
     /// `parts` is what a mean divides by.
     pub fn new(data_type: DataType, op: ReduceOp, parts: usize) -> Result<Reduction> {
+        Reduction::with(InstructionSet::best(), data_type, op, parts)
+    }
+
+    /// As `new`, with the kernels of one instruction set, which this processor has; the results
+    /// are the same.
+    pub fn with(
+        set: InstructionSet,
+        data_type: DataType,
+        op: ReduceOp,
+        parts: usize,
+    ) -> Result<Reduction> {
         if !op.supports(data_type) {
             return Err(Error::argument(format!("{op} is not defined on {data_type}")));
         }
@@ -72,11 +90,14 @@ impl Reduction {
             return Err(Error::argument(format!("{op} over 0 parts")));
         }
         let bitwise = matches!(op, ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor);
-        let narrow = choose::<select::Portable>(data_type, op);
-        let single = choose::<select::Single>(data_type, op);
+        let choices = [
+            set.choose(data_type, op)?,
+            choose::<Portable>(data_type, op),
+            choose::<Single>(data_type, op),
+        ];
         let size = data_type.size();
         let units = if bitwise { size } else { 1 };
-        Ok(Reduction { data_type, op, parts, size, units, choices: [narrow, narrow, single] })
+        Ok(Reduction { data_type, op, parts, size, units, choices })
     }
 
     pub fn data_type(&self) -> DataType {
@@ -134,7 +155,8 @@ impl Reduction {
     }
 }
 
-/// The instruction sets in use on this processor.
+/// The instruction sets that reductions and copies use here, for a log line.
 pub fn features() -> String {
-    "portable".to_string()
+    let names: Vec<_> = InstructionSet::present().map(InstructionSet::name).collect();
+    names.join(" ")
 }

@@ -6,10 +6,13 @@
 #![allow(unsafe_code)]
 
 use super::Job;
-use super::float::{Bf16, Double, E4m3, E5m2, F16, F32, Float, Register, Register64};
+use super::float::{Bf16, Double, E4m3, E5m2, F16, F32, Float, Format, Register, Register64};
 use super::kernel::{Kernel, reduce};
 use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
 use super::vector::{And, Bits, FullSum, Max, Min, Number, Operation, Or, Prod, Sum, Vector, Xor};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Avx2, avx512::Avx512};
+use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
 /// An instruction set: its vectors and its shell.
@@ -27,6 +30,64 @@ pub trait Isa {
     type U64: Number;
     /// The kernel, compiled with the instructions enabled.
     fn kernel<V: Vector, O: Operation<V>>() -> Kernel;
+}
+
+/// The instruction sets that kernels exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstructionSet {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+impl InstructionSet {
+    const ALL: [InstructionSet; 3] =
+        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
+
+    /// Those that this processor has, the widest last.
+    pub fn present() -> impl Iterator<Item = InstructionSet> {
+        InstructionSet::ALL.into_iter().filter(|set| set.is_present())
+    }
+
+    /// The widest that this processor has.
+    pub fn best() -> InstructionSet {
+        InstructionSet::present().last().unwrap_or(InstructionSet::Portable)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            InstructionSet::Portable => "portable",
+            InstructionSet::Avx2 => "avx2+f16c",
+            InstructionSet::Avx512 => "avx512bw+dq+vl",
+        }
+    }
+
+    /// The standard library asks the processor once and remembers.
+    fn is_present(self) -> bool {
+        match self {
+            InstructionSet::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => Avx2::is_present(),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => Avx512::is_present(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// The kernels of an operation that the type supports.
+    pub(super) fn choose(self, data_type: DataType, op: ReduceOp) -> Result<Choice> {
+        if !self.is_present() {
+            return Err(Error::argument(format!("this processor has no {}", self.name())));
+        }
+        Ok(match self {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => choose::<Avx2>(data_type, op),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => choose::<Avx512>(data_type, op),
+            _ => choose::<Portable>(data_type, op),
+        })
+    }
 }
 
 /// What [`choose`] found.
@@ -130,6 +191,6 @@ pub fn choose<I: Isa>(data_type: DataType, op: ReduceOp) -> Choice {
     }
 }
 
-fn float<I: Isa, F: super::float::Format>(op: ReduceOp) -> Choice {
+fn float<I: Isa, F: Format>(op: ReduceOp) -> Choice {
     number::<I, Float<I::Words, F>, Float<I::Words, F>>(op)
 }

@@ -99,7 +99,6 @@ impl<V: Number> Operation<V> for FullSum {
 /// Integer arithmetic of one element, for the portable vectors and for what SIMD has no
 /// instruction for.
 pub trait Integer: Copy {
-    const ZERO: Self;
     fn wrapping_add(self, other: Self) -> Self;
     fn wrapping_mul(self, other: Self) -> Self;
     fn least(self, other: Self) -> Self;
@@ -113,7 +112,6 @@ pub trait Integer: Copy {
 macro_rules! integer {
     ($($type:ty, $wide:ty;)*) => { $(
         impl Integer for $type {
-            const ZERO: Self = 0;
             #[inline(always)]
             fn wrapping_add(self, other: Self) -> Self {
                 self.wrapping_add(other)

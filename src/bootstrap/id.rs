@@ -1,0 +1,205 @@
+//! The unique id: 128 bytes that lead the ranks of one communicator together.
+//!
+//! Its 32-byte secret is the only credential in the library: everything a rank proves, and every
+//! name it meets the others under, is an HMAC-SHA256 of it under a label of its own.
+
+use super::process::random;
+use crate::error::{Error, Result};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::ops::Range;
+
+const MAGIC: [u8; 8] = *b"ringcomm";
+const VERSION: u16 = 1;
+/// Only ranks of the machine that made the id can meet; the address area is zero.
+const THIS_MACHINE_ONLY: u16 = 1;
+
+const VERSION_AT: Range<usize> = 8..10;
+const FLAGS_AT: Range<usize> = 10..12;
+const SECRET_AT: Range<usize> = 12..44;
+const NONCE_AT: Range<usize> = 44..60;
+/// Room for a network rendezvous: an IPv6 address, port and scope, and as much again.
+const ADDRESS_AT: Range<usize> = 60..120;
+const CHECKSUM_AT: Range<usize> = 120..128;
+
+/// The 128 bytes that lead the ranks of one communicator together, a 32-byte secret among them.
+#[derive(Clone)]
+pub struct UniqueId([u8; 128]);
+
+impl UniqueId {
+    /// A new id, different from every other.
+    pub fn generate() -> Result<UniqueId> {
+        let mut drawn = [0; SECRET_AT.end - SECRET_AT.start + NONCE_AT.end - NONCE_AT.start];
+        random(&mut drawn)?;
+        let (secret, nonce) = drawn.split_at(SECRET_AT.len());
+        Ok(UniqueId::assemble(THIS_MACHINE_ONLY, secret, nonce, &[0; 60]))
+    }
+
+    fn assemble(flags: u16, secret: &[u8], nonce: &[u8], address: &[u8]) -> UniqueId {
+        let mut bytes = [0; 128];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[VERSION_AT].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[FLAGS_AT].copy_from_slice(&flags.to_le_bytes());
+        bytes[SECRET_AT].copy_from_slice(secret);
+        bytes[NONCE_AT].copy_from_slice(nonce);
+        bytes[ADDRESS_AT].copy_from_slice(address);
+        let checksum = checksum(&bytes);
+        bytes[CHECKSUM_AT].copy_from_slice(&checksum);
+        UniqueId(bytes)
+    }
+
+    /// An id that travelled as bytes; refused with the reason if it cannot be one.
+    pub fn from_bytes(bytes: &[u8; 128]) -> Result<UniqueId> {
+        let hint = "pass all 128 bytes that ringGetUniqueId gave, unchanged, to every rank";
+        if bytes[..8] != MAGIC {
+            return Err(Error::argument(format!("these bytes are not a unique id; {hint}")));
+        }
+        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+        if version != VERSION {
+            return Err(Error::argument(format!(
+                "the unique id has version {version}, this library reads version {VERSION}; \
+                 use the same ringcomm on every rank"
+            )));
+        }
+        if bytes[CHECKSUM_AT] != checksum(bytes) {
+            return Err(Error::argument(format!("the unique id was damaged on its way; {hint}")));
+        }
+        let flags = u16::from_le_bytes([bytes[10], bytes[11]]);
+        if flags != THIS_MACHINE_ONLY {
+            return Err(Error::argument(format!(
+                "the unique id has flags {flags:#x}, which this library does not know; \
+                 use the same ringcomm on every rank"
+            )));
+        }
+        Ok(UniqueId(*bytes))
+    }
+
+    pub fn as_bytes(&self) -> &[u8; 128] {
+        &self.0
+    }
+
+    /// The id of a communicator that is made from this one: every rank that gives the same label
+    /// gets the same id, and nobody without this id's secret can.
+    pub fn derive(&self, label: &[u8]) -> UniqueId {
+        let secret = self.mac("derived secret", &[label]);
+        let nonce = self.mac("derived nonce", &[label]);
+        let flags = u16::from_le_bytes([self.0[10], self.0[11]]);
+        UniqueId::assemble(flags, &secret, &nonce[..NONCE_AT.len()], &self.0[ADDRESS_AT])
+    }
+
+    /// The authenticator of `parts` under this id's secret and a label for its use. Every part is
+    /// preceded by its length, so that no two lists of parts read the same.
+    pub(super) fn mac(&self, purpose: &str, parts: &[&[u8]]) -> [u8; 32] {
+        self.keyed(purpose, parts).finalize().into_bytes().into()
+    }
+
+    /// Whether `tag` is the authenticator of `parts`, in time that does not depend on either.
+    pub(super) fn verify(&self, purpose: &str, parts: &[&[u8]], tag: &[u8; 32]) -> bool {
+        self.keyed(purpose, parts).verify_slice(tag).is_ok()
+    }
+
+    fn keyed(&self, purpose: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0[SECRET_AT])
+            .expect("HMAC takes a key of any length");
+        let nonce = &self.0[NONCE_AT];
+        for part in [purpose.as_bytes(), nonce].iter().chain(parts) {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+fn checksum(bytes: &[u8; 128]) -> [u8; 8] {
+    let digest = Sha256::digest(&bytes[..CHECKSUM_AT.start]);
+    digest[..8].try_into().expect("eight of thirty-two bytes")
+}
+
+impl PartialEq for UniqueId {
+    /// In constant time: the bytes hold a secret.
+    fn eq(&self, other: &UniqueId) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    }
+}
+
+impl Eq for UniqueId {}
+
+impl fmt::Debug for UniqueId {
+    /// A fingerprint that tells ids apart; never the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tag = self.mac("fingerprint", &[]);
+        write!(f, "UniqueId({:02x}{:02x}{:02x}{:02x})", tag[0], tag[1], tag[2], tag[3])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_id_survives_its_bytes_and_differs_from_the_next() {
+        let id = UniqueId::generate().unwrap();
+        assert_eq!(UniqueId::from_bytes(id.as_bytes()).unwrap(), id);
+        assert_ne!(UniqueId::generate().unwrap(), id);
+    }
+
+    #[test]
+    fn garbage_is_named() {
+        let good = *UniqueId::generate().unwrap().as_bytes();
+        let refused = |change: &dyn Fn(&mut [u8; 128])| {
+            let mut bytes = good;
+            change(&mut bytes);
+            UniqueId::from_bytes(&bytes).unwrap_err().to_string()
+        };
+        assert!(refused(&|b| b.fill(0)).contains("not a unique id"));
+        assert!(refused(&|b| b[8] = 9).contains("version 9"));
+        assert!(refused(&|b| b[20] ^= 1).contains("damaged"));
+        let later = UniqueId::assemble(2, &[1; 32], &[2; 16], &[0; 60]);
+        let error = UniqueId::from_bytes(later.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("flags 0x2"), "{error}");
+    }
+
+    #[test]
+    fn derived_ids_follow_the_label_and_the_secret() {
+        let (one, two) = (UniqueId::generate().unwrap(), UniqueId::generate().unwrap());
+        assert_eq!(one.derive(b"split 1"), one.derive(b"split 1"));
+        assert_ne!(one.derive(b"split 1"), one.derive(b"split 2"));
+        assert_ne!(one.derive(b"split 1"), two.derive(b"split 1"));
+        UniqueId::from_bytes(one.derive(b"").as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn debug_prints_nothing_of_the_id() {
+        let id = UniqueId::generate().unwrap();
+        let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = format!("{id:?}");
+        let shown = text.trim_start_matches("UniqueId(").trim_end_matches(')');
+        assert_eq!(shown.len(), 8);
+        assert!(!hex.contains(shown), "{text}");
+    }
+
+    #[test]
+    fn parts_do_not_run_together() {
+        let id = UniqueId::generate().unwrap();
+        assert_ne!(id.mac("x", &[b"ab", b"c"]), id.mac("x", &[b"a", b"bc"]));
+        assert!(id.verify("x", &[b"ab"], &id.mac("x", &[b"ab"])));
+        assert!(!id.verify("y", &[b"ab"], &id.mac("x", &[b"ab"])));
+    }
+
+    proptest! {
+        #[test]
+        fn any_changed_byte_is_refused(at in 0usize..128, flip in 1u8..) {
+            let mut bytes = *UniqueId::generate().unwrap().as_bytes();
+            bytes[at] ^= flip;
+            prop_assert!(UniqueId::from_bytes(&bytes).is_err());
+        }
+
+        #[test]
+        fn random_bytes_are_refused(bytes in proptest::array::uniform32(any::<[u8; 4]>())) {
+            let bytes: Vec<u8> = bytes.concat();
+            prop_assert!(UniqueId::from_bytes(&bytes.try_into().unwrap()).is_err());
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A rank that is not the coordinator: prove, offer, receive, confirm.
+
+use super::exchange::{COORDINATOR, Contribution, MEMBER, Meeting, Member, nonce};
+use super::inbox::{Arrived, Inbox};
+use super::socket::{self, Socket, is_not_yet};
+use super::wire::{self, CHALLENGE, Challenge, Failure, Header, Hello, Kind};
+use crate::error::{Error, Result};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long past its own deadline a rank waits for the coordinator's verdict. The coordinator knows
+/// every rank's deadline and speaks at the first; a second covers a machine that is busy.
+const GRACE: Duration = Duration::from_secs(1);
+
+pub(super) enum Outcome {
+    Received(Vec<Member>),
+    /// The listener was not the coordinator, or had no place; try again.
+    Retry,
+}
+
+/// The coordinator, once it has proved itself.
+struct Coordinator {
+    rank: u32,
+    pid: u32,
+}
+
+impl Coordinator {
+    fn died(&self, meeting: &Meeting) -> Error {
+        let failure = Failure::Died { rank: self.rank, pid: self.pid };
+        failure.into_error(meeting.rank, meeting.nranks)
+    }
+
+    fn stuck(&self, meeting: &Meeting) -> Error {
+        let waited_ms = meeting.waited_ms();
+        let failure = Failure::Stuck { rank: self.rank, pid: self.pid, waited_ms };
+        failure.into_error(meeting.rank, meeting.nranks)
+    }
+}
+
+/// One connection to whoever listens under the name.
+pub(super) fn join(meeting: &Meeting, socket: Socket, mine: &Contribution) -> Result<Outcome> {
+    let Some((coordinator, proof)) = authenticate(meeting, &socket)? else {
+        return Ok(Outcome::Retry);
+    };
+    let offer = Header {
+        kind: Kind::Offer,
+        fds: mine.fds.len() as u16,
+        bytes: 0,
+        process: mine.process,
+        rank: meeting.rank as u32,
+        pid: 0,
+    };
+    // If the coordinator is gone the receiving side says so, or delivers its last words.
+    let _ = send(meeting, &socket, &proof, &[]);
+    let _ = send(meeting, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
+    let result = receive(meeting, &socket, &coordinator, mine.process);
+    if let Err(Error::System { what, errno }) = &result {
+        let (rank, what) = (meeting.rank as u32, what.clone());
+        let failure = Failure::System { rank, errno: *errno, what };
+        let _ = send(meeting, &socket, &wire::failure_frame(&failure), &[]);
+    }
+    result
+}
+
+/// Greet, check the coordinator's proof, and make our own. `None`: whoever listens is not it, or it
+/// hung up before it had proved anything.
+fn authenticate(meeting: &Meeting, socket: &Socket) -> Result<Option<(Coordinator, [u8; 32])>> {
+    let Ok(peer) = socket.peer() else { return Ok(None) };
+    if !peer.is_ours() {
+        return Ok(None);
+    }
+    let remaining = meeting.deadline.saturating_duration_since(Instant::now());
+    let hello = Hello {
+        rank: meeting.rank as u32,
+        nranks: meeting.nranks as u32,
+        remaining_ms: remaining.as_millis().min(u32::MAX.into()) as u32,
+        nonce: nonce()?,
+    };
+    let hello = hello.encode();
+    if send(meeting, socket, &hello, &[]).is_err() {
+        return Ok(None);
+    }
+    let mut bytes = [0; CHALLENGE];
+    let mut have = 0;
+    while have < bytes.len() {
+        match socket.receive(&mut bytes[have..], None) {
+            Ok(0) => return Ok(None),
+            Ok(got) => have += got,
+            Err(error) if is_not_yet(&error) => {
+                if Instant::now() >= meeting.deadline {
+                    return Ok(None);
+                }
+                socket::wait(socket, libc::POLLIN, meeting.deadline)?;
+            }
+            Err(_) => return Ok(None),
+        }
+    }
+    let Ok(challenge) = Challenge::decode(&bytes) else { return Ok(None) };
+    let head = challenge.head();
+    if !meeting.proves(COORDINATOR, &hello, &head, &challenge.tag) {
+        return Ok(None);
+    }
+    let coordinator = Coordinator { rank: challenge.rank, pid: peer.pid };
+    Ok(Some((coordinator, meeting.tag(MEMBER, &hello, &head))))
+}
+
+/// Send all of `bytes`; an error means that the other end is gone or the deadline has passed.
+fn send(meeting: &Meeting, socket: &Socket, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+    let (mut sent, mut fds) = (0, fds);
+    while sent < bytes.len() {
+        match socket.send(&bytes[sent..], fds) {
+            Ok(count) => {
+                sent += count;
+                fds = &[];
+            }
+            Err(_) if Instant::now() >= meeting.deadline => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(error) if is_not_yet(&error) => {
+                let _ = socket::wait(socket, libc::POLLOUT, meeting.deadline);
+            }
+            // Too many descriptors of this user are under way: they arrive, and then ours can go.
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Collect every rank's contribution, confirm, and wait for the others to confirm.
+fn receive(
+    meeting: &Meeting,
+    socket: &Socket,
+    coordinator: &Coordinator,
+    process: u64,
+) -> Result<Outcome> {
+    let until = meeting.deadline + GRACE;
+    let mut inbox = Inbox::new();
+    let mut members: Vec<Member> = Vec::new();
+    loop {
+        let Arrived { header, body, fds } = match inbox.advance(socket) {
+            Ok(Some(arrived)) => arrived,
+            Ok(None) if Instant::now() >= until => return Err(coordinator.stuck(meeting)),
+            Ok(None) => {
+                socket::wait(socket, libc::POLLIN, until)?;
+                continue;
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                return Err(socket::system("receiving the other ranks' descriptors", &error));
+            }
+            Err(_) => return Err(coordinator.died(meeting)),
+        };
+        match header.kind {
+            Kind::Member if header.rank as usize == members.len() => {
+                let expected = if header.process == process { 0 } else { header.fds.into() };
+                if fds.len() != expected || members.len() >= meeting.nranks {
+                    return Err(confused(coordinator));
+                }
+                let Header { pid, process, .. } = header;
+                members.push(Member { payload: body, pid, process, fds });
+                if members.len() == meeting.nranks {
+                    let done = Header::bare(Kind::Done).encode();
+                    let _ = send(meeting, socket, &done, &[]);
+                }
+            }
+            Kind::Failure => {
+                let failure = Failure::decode(&body).map_err(|_| confused(coordinator))?;
+                return Err(failure.into_error(meeting.rank, meeting.nranks));
+            }
+            Kind::Retry => return Ok(Outcome::Retry),
+            Kind::Go if members.len() == meeting.nranks => return Ok(Outcome::Received(members)),
+            _ => return Err(confused(coordinator)),
+        }
+    }
+}
+
+fn confused(coordinator: &Coordinator) -> Error {
+    Error::Internal(format!(
+        "rank {} (pid {}) coordinates the rendezvous and sent something out of turn",
+        coordinator.rank, coordinator.pid
+    ))
+}

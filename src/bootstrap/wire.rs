@@ -1,0 +1,349 @@
+//! What travels between a rank and the coordinator, as bytes: fixed sizes, little endian.
+//!
+//! Three handshake messages of fixed size come first (hello, challenge, proof); only after them does
+//! a length mean anything, and even then none above [`MAX_PAYLOAD`] is believed. Everything here is
+//! pure, so that it can be fuzzed.
+
+use crate::error::{Error, Operation, Who};
+
+/// Most bytes of a rank's contribution, and so of any frame's body.
+pub const MAX_PAYLOAD: usize = 4096;
+
+pub const HELLO: usize = 56;
+pub const CHALLENGE: usize = 84;
+pub const PROOF: usize = 32;
+pub const HEADER: usize = 24;
+
+/// Bytes of a challenge that its tag covers.
+pub const CHALLENGE_HEAD: usize = CHALLENGE - 32;
+
+const HELLO_MAGIC: [u8; 8] = *b"ringhelo";
+const CHALLENGE_MAGIC: [u8; 8] = *b"ringchal";
+const VERSION: u32 = 1;
+
+/// Why bytes were not what they should have been.
+pub type Refusal = &'static str;
+
+/// The first words of whoever connects. Nothing in it is believed before the proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub rank: u32,
+    pub nranks: u32,
+    /// Milliseconds that this rank will still wait.
+    pub remaining_ms: u32,
+    pub nonce: [u8; 32],
+}
+
+/// The coordinator's answer, with its own proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Challenge {
+    pub rank: u32,
+    pub nranks: u32,
+    pub nonce: [u8; 32],
+    pub tag: [u8; 32],
+}
+
+/// What a frame after the handshake is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// A rank's contribution, to the coordinator.
+    Offer = 1,
+    /// One rank's contribution, from the coordinator.
+    Member = 2,
+    /// The rendezvous failed; the body is a [`Failure`]. In both directions.
+    Failure = 3,
+    /// The rank has received every contribution.
+    Done = 4,
+    /// Every rank has.
+    Go = 5,
+    /// Connect again: the coordinator needed the place, or the proof came too late.
+    Retry = 6,
+}
+
+/// The fixed part of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub kind: Kind,
+    /// Descriptors that the rank contributes.
+    pub fds: u16,
+    /// Bytes of the body that follows.
+    pub bytes: u32,
+    pub process: u64,
+    pub rank: u32,
+    pub pid: u32,
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn start(bytes: &mut [u8], magic: &[u8; 8], words: &[u32]) {
+    bytes[..8].copy_from_slice(magic);
+    for (cell, word) in bytes[8..].chunks_exact_mut(4).zip(words) {
+        cell.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+impl Hello {
+    pub fn encode(&self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        start(&mut bytes, &HELLO_MAGIC, &[VERSION, self.rank, self.nranks, self.remaining_ms]);
+        bytes[24..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; HELLO]) -> Result<Hello, Refusal> {
+        check_start(bytes, &HELLO_MAGIC)?;
+        Ok(Hello {
+            rank: word(bytes, 12),
+            nranks: word(bytes, 16),
+            remaining_ms: word(bytes, 20),
+            nonce: bytes[24..].try_into().expect("the last 32 bytes"),
+        })
+    }
+}
+
+fn check_start(bytes: &[u8], magic: &[u8; 8]) -> Result<(), Refusal> {
+    if bytes[..8] != magic[..] {
+        Err("not a ringcomm handshake")
+    } else if word(bytes, 8) != VERSION {
+        Err("a handshake of another version")
+    } else {
+        Ok(())
+    }
+}
+
+impl Challenge {
+    /// The bytes that the tag covers.
+    pub fn head(&self) -> [u8; CHALLENGE_HEAD] {
+        let mut bytes = [0; CHALLENGE_HEAD];
+        start(&mut bytes, &CHALLENGE_MAGIC, &[VERSION, self.rank, self.nranks]);
+        bytes[20..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    pub fn encode(&self) -> [u8; CHALLENGE] {
+        let mut bytes = [0; CHALLENGE];
+        bytes[..CHALLENGE_HEAD].copy_from_slice(&self.head());
+        bytes[CHALLENGE_HEAD..].copy_from_slice(&self.tag);
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; CHALLENGE]) -> Result<Challenge, Refusal> {
+        check_start(bytes, &CHALLENGE_MAGIC)?;
+        Ok(Challenge {
+            rank: word(bytes, 12),
+            nranks: word(bytes, 16),
+            nonce: bytes[20..52].try_into().expect("32 bytes"),
+            tag: bytes[52..].try_into().expect("the last 32 bytes"),
+        })
+    }
+}
+
+impl Header {
+    /// A frame without body or descriptors.
+    pub fn bare(kind: Kind) -> Header {
+        Header { kind, fds: 0, bytes: 0, process: 0, rank: 0, pid: 0 }
+    }
+
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..2].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        bytes[2..4].copy_from_slice(&self.fds.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.process.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.pid.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<Header, Refusal> {
+        let kind = match u16::from_le_bytes([bytes[0], bytes[1]]) {
+            1 => Kind::Offer,
+            2 => Kind::Member,
+            3 => Kind::Failure,
+            4 => Kind::Done,
+            5 => Kind::Go,
+            6 => Kind::Retry,
+            _ => return Err("a frame of unknown kind"),
+        };
+        let fds = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let length = word(bytes, 4);
+        if length as usize > MAX_PAYLOAD {
+            return Err("a frame longer than any can be");
+        }
+        if usize::from(fds) > super::MAX_FDS {
+            return Err("a frame with more descriptors than any can have");
+        }
+        Ok(Header {
+            kind,
+            fds,
+            bytes: length,
+            process: long(bytes, 8),
+            rank: word(bytes, 16),
+            pid: word(bytes, 20),
+        })
+    }
+}
+
+/// Why a rendezvous failed, in a form that every rank can turn into its own error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    Missing { waited_ms: u64, missing: Vec<u32> },
+    Died { rank: u32, pid: u32 },
+    Stuck { rank: u32, pid: u32, waited_ms: u64 },
+    Usage { text: String },
+    System { rank: u32, errno: i32, what: String },
+}
+
+impl Failure {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let (tag, rank, pid, number) = match self {
+            Failure::Missing { waited_ms, .. } => (1u32, 0, 0, *waited_ms),
+            Failure::Died { rank, pid } => (2, *rank, *pid, 0),
+            Failure::Stuck { rank, pid, waited_ms } => (3, *rank, *pid, *waited_ms),
+            Failure::Usage { .. } => (4, 0, 0, 0),
+            Failure::System { rank, errno, .. } => (5, *rank, *errno as u32, 0),
+        };
+        for part in [tag, rank, pid] {
+            bytes.extend(part.to_le_bytes());
+        }
+        bytes.extend(number.to_le_bytes());
+        match self {
+            Failure::Missing { missing, .. } => {
+                bytes.extend(missing.iter().flat_map(|rank| rank.to_le_bytes()))
+            }
+            Failure::Usage { text } | Failure::System { what: text, .. } => {
+                bytes.extend(text.as_bytes())
+            }
+            _ => {}
+        }
+        // A list too long for a frame is cut at a whole rank: 20 bytes precede it.
+        bytes.truncate(MAX_PAYLOAD);
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Failure, Refusal> {
+        if bytes.len() < 20 {
+            return Err("a failure report that is too short");
+        }
+        let (rank, pid, number, rest) =
+            (word(bytes, 4), word(bytes, 8), long(bytes, 12), &bytes[20..]);
+        let text = || String::from_utf8_lossy(rest).into_owned();
+        match word(bytes, 0) {
+            1 => Ok(Failure::Missing {
+                waited_ms: number,
+                missing: rest.chunks_exact(4).map(|rank| word(rank, 0)).collect(),
+            }),
+            2 => Ok(Failure::Died { rank, pid }),
+            3 => Ok(Failure::Stuck { rank, pid, waited_ms: number }),
+            4 => Ok(Failure::Usage { text: text() }),
+            5 => Ok(Failure::System { rank, errno: pid as i32, what: text() }),
+            _ => Err("a failure report of unknown kind"),
+        }
+    }
+
+    /// The error of rank `me` of `nranks`.
+    pub fn into_error(self, me: usize, nranks: usize) -> Error {
+        let operation = || Operation { call: "the rendezvous".into(), sequence: 0 };
+        let who = |rank, pid| Who { rank: rank as usize, pid };
+        match self {
+            Failure::Missing { waited_ms, missing } => {
+                let mut missing: Vec<usize> = missing.into_iter().map(|r| r as usize).collect();
+                missing.retain(|rank| *rank < nranks);
+                missing.dedup();
+                missing.truncate(nranks);
+                Error::Missing { nranks, missing, waited_ms }
+            }
+            Failure::Died { rank, pid } => {
+                Error::PeerDied { rank: me, peer: who(rank, pid), operation: None }
+            }
+            Failure::Stuck { rank, pid, waited_ms } => Error::Timeout {
+                rank: me,
+                peer: who(rank, pid),
+                operation: operation(),
+                waited_ms,
+                peer_state: "it came to the rendezvous and then stopped answering".into(),
+            },
+            Failure::Usage { text } => Error::InvalidUsage(text),
+            Failure::System { rank, errno, what } if rank as usize == me => {
+                Error::System { what, errno }
+            }
+            Failure::System { rank, errno, what } => Error::Remote {
+                rank: me,
+                peer: rank as usize,
+                operation: None,
+                text: Error::System { what, errno }.to_string(),
+            },
+        }
+    }
+}
+
+/// A whole frame: a header with the right length, and its body.
+pub fn frame(mut header: Header, body: &[u8]) -> Vec<u8> {
+    header.bytes = u32::try_from(body.len()).expect("bodies are bounded");
+    [&header.encode()[..], body].concat()
+}
+
+/// The frame that reports a failure.
+pub fn failure_frame(failure: &Failure) -> Vec<u8> {
+    frame(Header::bare(Kind::Failure), &failure.encode())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn handshake_messages_survive(rank: u32, nranks: u32, ms: u32, nonce: [u8; 32], tag: [u8; 32]) {
+            let hello = Hello { rank, nranks, remaining_ms: ms, nonce };
+            prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+            let challenge = Challenge { rank, nranks, nonce, tag };
+            prop_assert_eq!(Challenge::decode(&challenge.encode()).unwrap(), challenge);
+        }
+
+        /// Whatever decodes encodes to the same bytes: there is one way to write a message.
+        #[test]
+        fn random_headers_are_refused_or_exact(mut bytes: [u8; HEADER], kind in 0u8..9, len in 0u32..9000) {
+            bytes[..4].copy_from_slice(&[kind, 0, bytes[2] % 6, 0]);
+            bytes[4..8].copy_from_slice(&len.to_le_bytes());
+            if let Ok(header) = Header::decode(&bytes) {
+                prop_assert_eq!(header.encode(), bytes);
+                prop_assert!(len as usize <= MAX_PAYLOAD && bytes[2] as usize <= crate::bootstrap::MAX_FDS);
+                prop_assert!((1..=6).contains(&kind));
+            } else {
+                prop_assert!(len as usize > MAX_PAYLOAD || bytes[2] > 4 || !(1..=6).contains(&kind));
+            }
+        }
+
+        #[test]
+        fn failures_survive_and_garbage_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in 0u8..7) {
+            let mut bytes = bytes;
+            if bytes.len() >= 4 {
+                bytes[..4].copy_from_slice(&[tag, 0, 0, 0]);
+            }
+            if let Ok(failure) = Failure::decode(&bytes) {
+                prop_assert_eq!(Failure::decode(&failure.encode()).unwrap(), failure.clone());
+                let _ = failure.into_error(0, 4).to_string();
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_list_of_missing_ranks_fits_a_frame() {
+        let failure = Failure::Missing { waited_ms: 5, missing: (0..5000).collect() };
+        let body = failure.encode();
+        assert!(body.len() <= MAX_PAYLOAD);
+        let Failure::Missing { missing, .. } = Failure::decode(&body).unwrap() else { panic!() };
+        assert_eq!(missing, (0..missing.len() as u32).collect::<Vec<_>>());
+        assert_eq!(missing.len(), (MAX_PAYLOAD - 20) / 4);
+    }
+}
