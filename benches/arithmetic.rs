@@ -84,7 +84,7 @@ fn out_of_cache() {
     let sum = |data_type| Reduction::new(data_type, ReduceOp::Sum, 2).unwrap();
     let gigabytes = |passes: usize, seconds: f64| (passes * LARGE) as f64 / seconds / 1e9;
 
-    let [memcpy, streamed] = interleaved(7, |index| match index {
+    let [memcpy, streamed] = interleaved(15, |index| match index {
         0 => {
             let source = &buffers.sources[0];
             black_box(&mut buffers.target).copy_from_slice(source);
@@ -102,7 +102,7 @@ fn out_of_cache() {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         let float = sum(DataType::Float32);
-        let [plain, streamed, cached] = interleaved(7, |index| match index {
+        let [plain, streamed, cached] = interleaved(15, |index| match index {
             0 => {
                 let [left, right, ..] = &buffers.sources;
                 let target = buffers.target.as_mut_ptr();
@@ -125,8 +125,24 @@ fn out_of_cache() {
     println!("streaming sum of two by type, 64 MiB:");
     for data_type in DataType::ALL {
         let reduction = sum(data_type);
-        let [seconds] = interleaved(3, |_| buffers.reduce(&reduction, 2, LARGE, true));
+        let [seconds] = interleaved(5, |_| buffers.reduce(&reduction, 2, LARGE, true));
         println!("  {:<10} {:6.1} GB/s", data_type.name(), gigabytes(3, seconds));
+    }
+}
+
+/// The least time of one call, over batches that are too long for the clock to matter.
+fn small_calls() {
+    const BATCH: usize = 1000;
+    let mut buffers = Buffers::new(SMALL);
+    let float = Reduction::new(DataType::Float32, ReduceOp::Sum, 2).unwrap();
+    println!("float sum of two, one call:");
+    for bytes in [8, 60, 64, 256, 1024, 8 << 10] {
+        let [seconds] = interleaved(50, |_| {
+            for _ in 0..BATCH {
+                buffers.reduce(&float, 2, bytes, false);
+            }
+        });
+        println!("  {bytes:>5} bytes {:8.1} ns", seconds / BATCH as f64 * 1e9);
     }
 }
 
@@ -166,6 +182,7 @@ fn main() {
     println!("streaming from {} KiB on", host::streaming_threshold() >> 10);
     // `cargo test --benches` asks only whether it runs.
     if !std::env::args().any(|argument| argument == "--test") {
+        small_calls();
         out_of_cache();
     }
     let mut criterion = Criterion::default().configure_from_args().without_plots();

@@ -14,6 +14,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
+mod format;
 mod kernel;
 mod memory;
 mod portable;
