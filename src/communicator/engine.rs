@@ -282,6 +282,8 @@ impl Engine {
     /// # Safety
     /// Every buffer is valid for its count.
     pub unsafe fn exchange(&mut self, messages: &[Message], watched: &Watched) -> Result<()> {
+        // A refused batch must not have numbered a message.
+        messages.iter().try_for_each(|message| self.check_message(message))?;
         let batch = self.batches;
         self.batches += 1;
         let descriptor = Descriptor {
@@ -296,7 +298,7 @@ impl Engine {
         page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
         self.transfers.clear();
         for message in messages {
-            let transfer = self.transfer(message)?;
+            let transfer = self.transfer(message);
             self.transfers.push(transfer);
         }
         let watch = OperationWatch { watched, descriptor, sequence: batch, fingerprint: 0 };
@@ -306,15 +308,8 @@ impl Engine {
         Ok(())
     }
 
-    fn transfer(&mut self, message: &Message) -> Result<Transfer> {
-        let (sends, peer, address, count, data_type) = match *message {
-            Message::Send { buffer, count, data_type, peer } => {
-                (true, peer, buffer.cast_mut(), count, data_type)
-            }
-            Message::Recv { buffer, count, data_type, peer } => {
-                (false, peer, buffer, count, data_type)
-            }
-        };
+    fn check_message(&self, message: &Message) -> Result<()> {
+        let (sends, peer, address, count, data_type) = parts(message);
         let name = if sends { "Send" } else { "Recv" };
         if peer >= self.links.nranks {
             return Err(Error::argument(format!(
@@ -329,6 +324,12 @@ impl Engine {
         if bytes > 0 && address.is_null() {
             return Err(Error::argument(format!("{name}: the buffer of {count} elements is NULL")));
         }
+        Ok(())
+    }
+
+    /// Number a checked message.
+    fn transfer(&mut self, message: &Message) -> Transfer {
+        let (sends, peer, address, count, data_type) = parts(message);
         let numbers = if sends { &mut self.sent } else { &mut self.received };
         let sequence = numbers[peer];
         numbers[peer] += 1;
@@ -341,7 +342,17 @@ impl Engine {
             fingerprint,
             source: self.links.rank as u32,
         };
-        Ok(Transfer::new(sends, peer, address, bytes, stamp))
+        Transfer::new(sends, peer, address, count * data_type.size(), stamp)
+    }
+}
+
+/// Whether it is a send, its peer, buffer, count and type.
+fn parts(message: &Message) -> (bool, usize, *mut u8, usize, DataType) {
+    match *message {
+        Message::Send { buffer, count, data_type, peer } => {
+            (true, peer, buffer.cast_mut(), count, data_type)
+        }
+        Message::Recv { buffer, count, data_type, peer } => (false, peer, buffer, count, data_type),
     }
 }
 
