@@ -5,7 +5,10 @@
 //! flag, the failure) is shared. A failed communicator stays failed and its peers learn of it at once.
 
 pub mod call;
+pub mod deferred;
+pub mod group;
 pub mod record;
+pub mod stream;
 
 mod cache;
 mod choose;
@@ -21,9 +24,11 @@ use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
 use crate::types::DataType;
+use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
 use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
 use turn::Turns;
 use watch::Watched;
 
@@ -38,6 +43,8 @@ pub struct Communicator {
     failure: Mutex<Option<Error>>,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
+    /// Its thread in groups of several communicators, made by the first.
+    worker: OnceLock<Arc<deferred::HostStream>>,
 }
 
 /// How a call would run, for `ringCommExplain` and `ring-perf --explain`.
@@ -151,11 +158,13 @@ impl Communicator {
         let mut engine = self.engine.take();
         let in_place = call.check(self.rank, self.nranks)?;
         let ready = engine.ready(call, in_place, &self.config)?;
-        let transport = match (engine.links.one_process(), ready.direct.is_some()) {
-            (true, true) => "thread direct",
-            (true, false) => "thread staged",
-            (false, true) => "process mapped or staged",
-            (false, false) => "process staged",
+        let transport = match (engine.links.one_process(), &ready.way) {
+            (true, Way::Direct(_)) => "thread direct",
+            (true, Way::Staged) => "thread staged",
+            (true, Way::Messages) => "thread messages",
+            (false, Way::Direct(_)) => "process mapped or staged",
+            (false, Way::Staged) => "process staged",
+            (false, Way::Messages) => "process messages",
         };
         Ok(Explanation {
             algorithm: ready.algorithm.name(),

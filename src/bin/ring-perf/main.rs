@@ -1,3 +1,91 @@
-//! ring-perf: the bandwidth and latency benchmark.
+//! ring-perf: the bandwidth and latency benchmark, which checks every result that it times.
+//!
+//! The program makes its own ranks, as threads or as processes, and gives every one of them the same
+//! list of cells to measure. `measure` says how a time is taken, `pattern` what is sent, `layout` how
+//! much of the memory's bandwidth a row is held against.
 
-fn main() {}
+#![deny(unsafe_code)]
+
+mod arena;
+mod board;
+mod compare;
+mod endpoint;
+mod json;
+mod launch;
+mod layout;
+mod machine;
+mod measure;
+mod naive;
+mod numeric;
+mod operation;
+mod option_table;
+mod options;
+mod pattern;
+mod plot;
+mod progress;
+mod report;
+mod row;
+mod run;
+mod stage;
+mod trace;
+mod worker;
+
+use options::{Options, Parsed};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// What the exit status says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Status {
+    Fine = 0,
+    Wrong = 1,
+    BadOption = 2,
+    Slower = 3,
+}
+
+/// Print a line; a reader that has gone away ends the program in peace.
+pub fn say(text: &str) {
+    if writeln!(std::io::stdout(), "{text}").is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Print an error.
+pub fn complain(text: &str) {
+    // Without a standard error there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "ring-perf: {text}");
+}
+
+fn begin(options: &Options) -> Status {
+    match run::everything(options) {
+        Ok(status) => status,
+        Err(run::Failure::Option(text)) => {
+            complain(&text);
+            Status::BadOption
+        }
+        Err(run::Failure::Run(text)) => {
+            complain(&text);
+            Status::Wrong
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let status = match options::parse(&arguments) {
+        Ok(Parsed::Help) => {
+            say(option_table::help().trim_end());
+            Status::Fine
+        }
+        Ok(Parsed::Version) => {
+            say(&format!("ring-perf {}", env!("CARGO_PKG_VERSION")));
+            Status::Fine
+        }
+        Ok(Parsed::Run(options)) => begin(&options),
+        Err(text) => {
+            complain(&text);
+            Status::BadOption
+        }
+    };
+    ExitCode::from(status as u8)
+}

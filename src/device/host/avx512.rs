@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::Job;
 use super::float::{NAN, NAN64, Register, Register64};
-use super::kernel::{Kernel, reduce};
+use super::kernel::{Kernel, blocks};
 use super::portable::Bytes;
 use super::select::Isa;
 use super::vector::{Bits, Operation, Vector};
@@ -27,9 +27,9 @@ impl Avx512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, count: usize, parts: usize) {
+unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, start: usize, end: usize, parts: usize) {
     // SAFETY: this function enables what the vectors of this file need.
-    unsafe { reduce::<V, O>(job, count, parts) }
+    unsafe { blocks::<V, O>(job, start, end, parts) }
 }
 
 impl Isa for Avx512 {
@@ -145,6 +145,7 @@ macro_rules! float_methods {
 
 impl Register for Words {
     const LANES: usize = 16;
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn splat(bits: u32) -> Self {
         // SAFETY: registers only; the shell enables AVX-512.
@@ -189,6 +190,7 @@ impl Register for Words {
         xor, _mm512_xor_si512;
         plus, _mm512_add_epi32;
         minus, _mm512_sub_epi32;
+        least, _mm512_min_epi32;
     }
     float_methods! {
         fadd, _mm512_add_ps;
@@ -225,6 +227,18 @@ impl Register for Words {
         }
     }
     #[inline(always)]
+    unsafe fn load_bytes_as_half<const SHIFT: u32>(source: *const u8) -> Self {
+        // SAFETY: `source` holds 16 bytes; the load is unaligned.
+        unsafe {
+            let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(source.cast()));
+            let shifted = _mm256_sll_epi16(words, _mm_cvtsi32_si128(SHIFT as i32));
+            // The sign was widened into the first bit of the exponent, which 7 bits lack.
+            let missing = if SHIFT == 7 { 0x4000 } else { 0 };
+            let half = _mm256_andnot_si256(_mm256_set1_epi16(missing), shifted);
+            Words(_mm512_castps_si512(_mm512_cvtph_ps(half)))
+        }
+    }
+    #[inline(always)]
     unsafe fn half_decode(self) -> Self {
         // SAFETY: registers only; the shell enables AVX-512.
         unsafe { Words(_mm512_castps_si512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(self.0)))) }
@@ -255,6 +269,7 @@ macro_rules! double_methods {
 
 impl Register64 for Doubles {
     const LANES: usize = 8;
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn splat(bits: u64) -> Self {
         // SAFETY: registers only; the shell enables AVX-512.

@@ -1,0 +1,73 @@
+//! `--compare`: this run against an older report, row by row.
+
+use crate::json;
+use crate::row::Row;
+
+/// The rows of a report that `--json` wrote.
+pub fn read(path: &str) -> Result<Vec<Row>, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let report = json::parse(&text).map_err(|error| format!("{path}: {error}"))?;
+    let rows = report.list("rows").ok_or_else(|| format!("{path}: no report of ring-perf"))?;
+    rows.iter()
+        .enumerate()
+        .map(|(index, row)| {
+            Row::from_json(row).ok_or_else(|| format!("{path}: row {index} lacks fields"))
+        })
+        .collect()
+}
+
+/// What came of a comparison.
+pub struct Comparison {
+    pub text: String,
+    /// Rows that took longer than the tolerance allows.
+    pub slower: usize,
+    /// Rows that both reports have.
+    pub matched: usize,
+}
+
+/// Ratios of median times, new to old; above `1 + tolerance` a row is too slow.
+pub fn compare(new: &[Row], old: &[Row], tolerance: f64) -> Comparison {
+    let mut text = format!("#\n# {:>9} {:>10} {:>10}\n", "new/old", "old (us)", "new (us)");
+    let (mut slower, mut matched, mut logs) = (0, 0, 0.0);
+    for row in new {
+        let Some(before) = old.iter().find(|old| old.key() == row.key()) else { continue };
+        let ratio = row.time_us / before.time_us;
+        matched += 1;
+        logs += ratio.ln();
+        let late = ratio > 1.0 + tolerance;
+        slower += usize::from(late);
+        text += &format!(
+            "  {ratio:>9.3} {:>10.3} {:>10.3}  {}{}\n",
+            before.time_us,
+            row.time_us,
+            row.key(),
+            if late { "  SLOWER" } else { "" }
+        );
+    }
+    if matched == 0 {
+        text += "# no row is in both reports\n";
+    } else {
+        text += &format!(
+            "# {matched} rows in both, geometric mean {:.3}, {slower} more than {:.0} % slower\n",
+            (logs / matched as f64).exp(),
+            tolerance * 100.0
+        );
+    }
+    Comparison { text, slower, matched }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_past_the_tolerance_is_slower() {
+        let row = |bytes, time_us| Row { bytes, time_us, ..Row::default() };
+        let old = [row(8, 1.0), row(16, 1.0), row(32, 1.0)];
+        let new = [row(8, 1.09), row(16, 1.2), row(64, 9.0)];
+        let comparison = compare(&new, &old, 0.1);
+        assert_eq!((comparison.matched, comparison.slower), (2, 1));
+        assert!(comparison.text.contains("SLOWER"));
+        assert_eq!(compare(&new[2..], &old, 0.1).matched, 0);
+    }
+}

@@ -1,0 +1,342 @@
+//! Bringing the ranks to life: as threads of this process, or as processes that are this program
+//! again.
+//!
+//! A rank process inherits two descriptors, the board and the report pipe; the unique id is on the
+//! board, so that no argument list and no environment carries a secret. The parent reads the report
+//! while another thread waits for the children: one that dies stops the run, and is named.
+#![allow(unsafe_code)]
+
+use crate::board::Board;
+use crate::endpoint::{Endpoint, Naive};
+use crate::json::{self, Value, object};
+use crate::layout::Cell;
+use crate::options::{Child, Options};
+use crate::worker;
+use ringcomm::bootstrap::UniqueId;
+use ringcomm::communicator::Communicator;
+use ringcomm::config::Config;
+use ringcomm::error::{Error, Result};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+/// How the ranks of a run are spread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mode {
+    /// `None`: threads of this process.
+    pub procs: Option<usize>,
+    pub threads: usize,
+}
+
+impl Mode {
+    pub fn nranks(self) -> usize {
+        self.procs.unwrap_or(1) * self.threads
+    }
+
+    pub fn name(self) -> &'static str {
+        match (self.procs, self.threads) {
+            (None, _) => "threads",
+            (Some(_), 1) => "processes",
+            (Some(_), _) => "processes of threads",
+        }
+    }
+
+    /// Threads if only `-t` is given, processes with `--procs`, and one after the other by default.
+    pub fn chosen(options: &Options) -> Vec<Mode> {
+        let threads = options.threads.unwrap_or(1);
+        match (options.procs, options.threads) {
+            (None, None) if options.naive => vec![Mode { procs: None, threads: 2 }],
+            (None, None) => {
+                vec![Mode { procs: Some(2), threads: 1 }, Mode { procs: None, threads: 2 }]
+            }
+            (None, Some(_)) => vec![Mode { procs: None, threads }],
+            (Some(procs), _) => vec![Mode { procs: Some(procs), threads }],
+        }
+    }
+}
+
+/// The communicators' config: the environment, then the command line.
+fn config(options: &Options) -> Result<Config> {
+    let mut config = Config::from_environment()?;
+    if let Some(timeout_ms) = options.timeout_ms {
+        config.timeout_ms = timeout_ms;
+    }
+    config.algorithm = options.algorithm.clone().or(config.algorithm);
+    config.profile = options.profile.clone().or(config.profile);
+    config.deterministic |= options.deterministic;
+    Ok(config)
+}
+
+/// Bind the calling thread to a core, where every rank can have its own.
+fn pin(options: &Options, rank: usize, nranks: usize) {
+    // SAFETY: a cpu_set_t is plain bits and all-zero is the empty set.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is ours and its size is passed.
+    if unsafe { libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed) } != 0 {
+        return;
+    }
+    // SAFETY: reads a bit of the set inside its capacity.
+    let cores: Vec<usize> = (0..libc::CPU_SETSIZE as usize)
+        .filter(|core| unsafe { libc::CPU_ISSET(*core, &allowed) })
+        .collect();
+    if !options.pin.unwrap_or(nranks <= cores.len()) {
+        return;
+    }
+    // SAFETY: as above; the core number came out of such a set.
+    unsafe {
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cores[rank % cores.len()], &mut one);
+        libc::sched_setaffinity(0, size_of_val(&one), &one);
+    }
+}
+
+/// The endpoints of a run of threads, where they can be made together.
+fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpoint>>>> {
+    if options.naive {
+        let all = Naive::all(nranks).into_iter();
+        return Ok(Some(all.map(|rank| Box::new(rank) as Box<dyn Endpoint>).collect()));
+    }
+    if options.parallel_init {
+        return Ok(None);
+    }
+    let all = Communicator::init_all(nranks, &config(options)?)?.into_iter();
+    Ok(Some(all.map(|rank| Box::new(rank) as Box<dyn Endpoint>).collect()))
+}
+
+/// Run `mode.threads` ranks of this process to the end.
+fn run_threads(
+    options: &Options,
+    cells: &[Cell],
+    mode: Mode,
+    process: usize,
+    board: &Board,
+    sink: &(dyn Fn(Value) + Sync),
+) -> Result<()> {
+    let nranks = mode.nranks();
+    let mut ready = match mode.procs {
+        None => together(options, nranks)?.map(|all| all.into_iter().map(Some).collect()),
+        Some(_) => None,
+    }
+    .unwrap_or_else(|| {
+        let none: Vec<Option<Box<dyn Endpoint>>> = (0..mode.threads).map(|_| None).collect();
+        none
+    });
+    let config = config(options)?;
+    let id = match ready.iter().all(Option::is_some) {
+        true => None,
+        false => Some(UniqueId::from_bytes(&board.unique_id())?),
+    };
+    std::thread::scope(|scope| {
+        for (thread, endpoint) in ready.drain(..).enumerate() {
+            let (config, id) = (&config, &id);
+            let rank = process * mode.threads + thread;
+            scope.spawn(move || {
+                pin(options, rank, nranks);
+                let endpoint = match endpoint {
+                    Some(endpoint) => Ok(endpoint),
+                    None => id
+                        .as_ref()
+                        .ok_or_else(|| Error::Internal("no unique id was made".into()))
+                        .and_then(|id| Communicator::init_rank(nranks, id, rank, config))
+                        .map(|communicator| Box::new(communicator) as Box<dyn Endpoint>),
+                };
+                match endpoint {
+                    Ok(endpoint) => {
+                        let place = (rank, mode.name());
+                        worker::run(options, cells, place, board, &*endpoint, &|value| sink(value));
+                    }
+                    Err(error) => {
+                        worker::fail(board, rank, cells, &error.to_string(), &|value| sink(value));
+                    }
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// Run all ranks of a mode; `receive` gets their reports as they come.
+pub fn run(
+    options: &Options,
+    cells: &[Cell],
+    mode: Mode,
+    receive: &mut dyn FnMut(Value),
+) -> Result<()> {
+    let board = Board::new(mode.nranks())?;
+    if mode.procs.is_some() || options.parallel_init {
+        board.publish_id(UniqueId::generate()?.as_bytes());
+    }
+    match mode.procs {
+        None => {
+            let (sender, receiver) = mpsc::channel();
+            let sender = Mutex::new(sender);
+            let sink = |value| {
+                // The receiver lives until the ranks are done.
+                let _ = sender.lock().expect("no sender panics").send(value);
+            };
+            std::thread::scope(|scope| {
+                let ranks = scope.spawn(|| {
+                    let result = run_threads(options, cells, mode, 0, &board, &sink);
+                    sink(Value::Null);
+                    result
+                });
+                receiver.iter().take_while(|value| *value != Value::Null).for_each(receive);
+                ranks.join().expect("ranks report, they do not panic")
+            })
+        }
+        Some(procs) => run_processes(options, cells, procs, &board, receive),
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(Error::system("pipe2"));
+    }
+    // SAFETY: two fresh descriptors, owned by nobody else.
+    let ends = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    // The children inherit the end they write to.
+    // SAFETY: a descriptor of ours.
+    if unsafe { libc::fcntl(ends.1.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
+        return Err(Error::system("fcntl"));
+    }
+    Ok(ends)
+}
+
+/// A child that was started, until it is reaped.
+struct Process {
+    index: usize,
+    child: std::process::Child,
+}
+
+fn spawn(options: &Options, index: usize, board: &Board, report: &OwnedFd) -> Result<Process> {
+    let hidden = format!("{index}:{}:{}", board.descriptor(), report.as_raw_fd());
+    let parent = std::process::id();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ring-perf").args(&options.arguments);
+    command.args(["--procs", &format!("{}", options.procs.unwrap_or(2))]);
+    command.args(["--rank-process", &hidden]);
+    // SAFETY: prctl and getppid are async-signal-safe and touch no memory.
+    unsafe {
+        command.pre_exec(move || {
+            // A rank whose parent is gone has nobody to report to. The parent may have gone before
+            // the request was made, hence the second look.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() as u32 != parent {
+                return Err(std::io::Error::other("the parent is gone"));
+            }
+            Ok(())
+        })
+    };
+    let child = command.spawn().map_err(|error| Error::System {
+        what: format!("starting rank process {index}"),
+        errno: error.raw_os_error().unwrap_or(0),
+    })?;
+    Ok(Process { index, child })
+}
+
+fn run_processes(
+    options: &Options,
+    cells: &[Cell],
+    procs: usize,
+    board: &Board,
+    receive: &mut dyn FnMut(Value),
+) -> Result<()> {
+    let (reading, writing) = pipe()?;
+    let mut processes = Vec::new();
+    for index in 0..procs {
+        match spawn(options, index, board, &writing) {
+            Ok(process) => processes.push(process),
+            Err(error) => {
+                board.stop();
+                processes.into_iter().for_each(end);
+                return Err(error);
+            }
+        }
+    }
+    drop(writing);
+    std::thread::scope(|scope| {
+        let reaper = scope.spawn(|| reap(processes, cells, board, options));
+        for line in BufReader::new(File::from(reading)).lines().map_while(std::io::Result::ok) {
+            match json::parse(&line) {
+                Ok(value) => receive(value),
+                Err(text) => receive(object([("failed", text.as_str().into())])),
+            }
+        }
+        for crash in reaper.join().expect("the reaper does not panic") {
+            receive(object([("failed", crash.as_str().into())]));
+        }
+    });
+    Ok(())
+}
+
+fn end(mut process: Process) {
+    // It may have ended by itself: both calls then have nothing to do.
+    let _ = process.child.kill();
+    let _ = process.child.wait();
+}
+
+/// Wait for every child; describe those that did not end well.
+fn reap(
+    mut processes: Vec<Process>,
+    cells: &[Cell],
+    board: &Board,
+    options: &Options,
+) -> Vec<String> {
+    // After a failure the others get this long to notice, report and leave: the library's own
+    // promise is a quarter of a second, a loaded machine may take more.
+    const GRACE: Duration = Duration::from_secs(5);
+    let (mut crashes, mut failed_at) = (Vec::new(), None);
+    while !processes.is_empty() {
+        let mut running = Vec::new();
+        for mut process in processes {
+            match process.child.try_wait() {
+                Ok(None) => running.push(process),
+                Ok(Some(status)) if status.success() => {}
+                Ok(Some(status)) => {
+                    let rank = process.index * options.threads.unwrap_or(1);
+                    let place = board.cell_of(rank).and_then(|cell| cells.get(cell));
+                    let place = place.map_or("at start-up".into(), |cell| {
+                        format!("in {}", worker::describe(cell))
+                    });
+                    let how = match status.signal() {
+                        Some(signal) => format!("was killed by signal {signal}"),
+                        None => format!("ended with status {}", status.code().unwrap_or(-1)),
+                    };
+                    let pid = process.child.id();
+                    crashes.push(format!("rank {rank} (pid {pid}) {how} {place}"));
+                    board.stop();
+                }
+                Err(error) => crashes.push(format!("waiting for a rank process: {error}")),
+            }
+        }
+        processes = running;
+        if board.stopped() && failed_at.get_or_insert_with(Instant::now).elapsed() > GRACE {
+            for process in processes.drain(..) {
+                crashes.push(format!("pid {} did not leave and was killed", process.child.id()));
+                end(process);
+            }
+        }
+        // Ranks run for seconds; a crash is reported soon enough, and the poll costs nothing.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    crashes
+}
+
+/// The life of a rank process.
+pub fn be_child(options: &Options, child: Child, cells: &[Cell], mode: Mode) -> Result<()> {
+    let board = Board::inherit(child.board, mode.nranks())?;
+    // SAFETY: the parent passed the number of a descriptor that is ours alone.
+    let report = Mutex::new(unsafe { File::from_raw_fd(child.report) });
+    let sink = |value: Value| {
+        // One write of less than PIPE_BUF: lines of several ranks do not mix. A parent that is gone
+        // cannot be told so.
+        let _ = report.lock().expect("no rank panics").write_all(format!("{value}\n").as_bytes());
+    };
+    run_threads(options, cells, mode, child.process, &board, &sink)
+}

@@ -1,0 +1,378 @@
+//! How a time is taken.
+//!
+//! Calls run in blocks. Before a block all ranks meet at the board's barrier; after it every result
+//! of the block is checked, so every timed call is checked and no check runs inside a measured time.
+//! A call that takes long enough is timed by itself. Short ones are timed by the block (its mean),
+//! because two clock reads would be a fifth of an 8-byte call; every fourth of their blocks reads the
+//! clock between calls instead, and only those single times, less the clock's own, make the 99th
+//! percentile. A time is the longest of the ranks' (`-a` chooses another); the median and the least
+//! are taken over these.
+
+use crate::board::{Board, List, SAMPLES, Stopped};
+use crate::options::{Average, Options};
+use crate::stage::Stage;
+use ringcomm::error::Error;
+use std::time::{Duration, Instant};
+
+/// Calls longer than this, in seconds, are timed one by one: against 20 us the clock's 25 ns and a
+/// start that is 100 ns apart are below the noise.
+const SINGLE: f64 = 20e-6;
+/// Fewer times than this make no median.
+const LEAST_ITERATIONS: usize = 5;
+/// Blocks of short calls per block of single times.
+const TAIL_EVERY: usize = 4;
+
+/// Why a measurement ended early.
+pub enum Broken {
+    Library(Error),
+    /// Another rank failed and has said so.
+    Stopped,
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Broken {
+        Broken::Library(error)
+    }
+}
+
+impl From<Stopped> for Broken {
+    fn from(_: Stopped) -> Broken {
+        Broken::Stopped
+    }
+}
+
+/// What the next block is, as rank 0 decides it for all.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Block {
+    Stop,
+    WarmUp(usize),
+    /// One time for so many iterations.
+    Whole(usize),
+    /// A time for each; whether they are typical ones or only for the tail.
+    Single(usize),
+    Tail(usize),
+}
+
+impl Block {
+    fn encode(self) -> u64 {
+        let (kind, iterations) = match self {
+            Block::Stop => (0, 0),
+            Block::WarmUp(iterations) => (1, iterations),
+            Block::Whole(iterations) => (2, iterations),
+            Block::Single(iterations) => (3, iterations),
+            Block::Tail(iterations) => (4, iterations),
+        };
+        kind | (iterations as u64) << 8
+    }
+
+    fn decode(word: u64) -> Block {
+        let iterations = (word >> 8) as usize;
+        match word & 255 {
+            1 => Block::WarmUp(iterations),
+            2 => Block::Whole(iterations),
+            3 => Block::Single(iterations),
+            4 => Block::Tail(iterations),
+            _ => Block::Stop,
+        }
+    }
+
+    fn iterations(self) -> usize {
+        match self {
+            Block::Stop => 0,
+            Block::WarmUp(iterations)
+            | Block::Whole(iterations)
+            | Block::Single(iterations)
+            | Block::Tail(iterations) => iterations,
+        }
+    }
+}
+
+/// Rank 0's plan for a placement: warm up, find out how long a call takes, then measure until the
+/// budget or the asked number of iterations is used up.
+struct Director<'a> {
+    options: &'a Options,
+    /// Iterations that fit one block.
+    block: usize,
+    begun: Instant,
+    warmed: usize,
+    timed_since: Option<Instant>,
+    blocks: usize,
+    done: usize,
+    /// Seconds of one iteration in the last block, by this rank's clock.
+    estimate: f64,
+    kept: [usize; 2],
+}
+
+impl Director<'_> {
+    fn next(&mut self) -> Block {
+        let budget = Duration::from_millis(self.options.budget_ms);
+        // An asked number is met; the default gives way where five calls would eat the budget.
+        let (warmup, exact) = match self.options.warmup {
+            Some(asked) => (asked, true),
+            None => (if self.estimate < SINGLE { 5 * self.block } else { 5 }, false),
+        };
+        let tired = !exact && self.warmed > 0 && self.begun.elapsed() > budget / 3;
+        if self.timed_since.is_none() && self.warmed < warmup && !tired {
+            return Block::WarmUp(self.block.min(warmup - self.warmed));
+        }
+        let since = *self.timed_since.get_or_insert_with(Instant::now);
+        let left = match self.options.iterations {
+            Some(asked) => asked - self.done,
+            None if self.done < LEAST_ITERATIONS => LEAST_ITERATIONS - self.done,
+            None if since.elapsed() > budget => 0,
+            None if self.kept.iter().any(|kept| kept + self.block > SAMPLES) => 0,
+            None => usize::MAX,
+        };
+        let iterations = self.block.min(left);
+        if iterations == 0 {
+            return Block::Stop;
+        }
+        self.blocks += 1;
+        if self.estimate >= SINGLE {
+            Block::Single(iterations)
+        } else if self.blocks.is_multiple_of(TAIL_EVERY) {
+            Block::Tail(iterations)
+        } else {
+            Block::Whole(iterations)
+        }
+    }
+
+    fn ran(&mut self, block: Block, seconds: f64) {
+        let iterations = block.iterations();
+        match block {
+            Block::WarmUp(_) => {
+                self.warmed += iterations;
+                self.estimate = seconds / iterations as f64;
+            }
+            Block::Whole(_) => self.kept[List::Typical as usize] += 1,
+            Block::Single(_) => self.kept[List::Typical as usize] += iterations,
+            Block::Tail(_) => self.kept[List::Single as usize] += iterations,
+            Block::Stop => {}
+        }
+        if !matches!(block, Block::WarmUp(_)) {
+            self.done += iterations;
+        }
+    }
+}
+
+/// The times of one placement, in seconds, sorted.
+#[derive(Clone, Debug, Default)]
+pub struct Times {
+    pub typical: Vec<f64>,
+    pub single: Vec<f64>,
+    pub iterations: usize,
+}
+
+impl Times {
+    pub fn median(&self) -> f64 {
+        quantile(&self.typical, 0.5)
+    }
+
+    pub fn least(&self) -> f64 {
+        quantile(&self.typical, 0.0)
+    }
+
+    pub fn p99(&self) -> f64 {
+        // With hardly any single times (a short `-n`) the means have to do.
+        let list = if self.single.is_empty() { &self.typical } else { &self.single };
+        quantile(list, 0.99)
+    }
+}
+
+/// By nearest rank; the values are sorted.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    match sorted.len() {
+        0 => f64::NAN,
+        len => sorted[((share * len as f64).ceil() as usize).clamp(1, len) - 1],
+    }
+}
+
+/// A rank's means of taking times.
+pub struct Clock<'a> {
+    pub board: &'a Board,
+    pub rank: usize,
+    pub options: &'a Options,
+    /// Seconds that one reading takes.
+    cost: f64,
+    /// Call numbers at which to corrupt a result on this rank, and the byte.
+    pub fault: Option<(usize, usize)>,
+    /// Calls made on this rank before the current placement.
+    pub calls_before: usize,
+    stamps: Vec<Instant>,
+}
+
+impl<'a> Clock<'a> {
+    pub fn new(board: &'a Board, rank: usize, options: &'a Options) -> Clock<'a> {
+        let difference = |_| {
+            let begin = Instant::now();
+            begin.elapsed().as_secs_f64()
+        };
+        // The least of many: what the clock costs when nothing interferes.
+        let cost = (0..1000).map(difference).fold(f64::INFINITY, f64::min);
+        let (fault, stamps) = (None, Vec::with_capacity(64));
+        Clock { board, rank, options, cost, fault, calls_before: 0, stamps }
+    }
+
+    /// Measure one placement. All ranks call this together; the times are complete on rank 0.
+    pub fn measure(&mut self, stage: &mut Stage) -> Result<Times, Broken> {
+        let aggregate = self.options.aggregate;
+        let mut director = Director {
+            options: self.options,
+            block: stage.turns() / aggregate,
+            begun: Instant::now(),
+            warmed: 0,
+            timed_since: None,
+            blocks: 0,
+            done: 0,
+            estimate: 0.0,
+            kept: [0; 2],
+        };
+        let mut kept = [0; 2];
+        let mut iteration = 0;
+        for number in 0.. {
+            stage.refill();
+            if self.rank == 0 {
+                self.board.decide(number, director.next().encode());
+            }
+            self.board.start_together()?;
+            let block = Block::decode(self.board.decision(number));
+            if block == Block::Stop {
+                break;
+            }
+            let seconds = self.run(stage, block, &mut kept)?;
+            self.after(stage, block, iteration)?;
+            if !matches!(block, Block::WarmUp(_)) {
+                iteration += block.iterations() * aggregate;
+            }
+            director.ran(block, seconds);
+        }
+        self.calls_before += stage.calls;
+        if self.options.check {
+            stage.check_inputs(iteration as u64);
+        }
+        Ok(self.collect(kept, director.done))
+    }
+
+    /// Run a block and leave its times on the board.
+    fn run(
+        &mut self,
+        stage: &mut Stage,
+        block: Block,
+        kept: &mut [usize; 2],
+    ) -> Result<f64, Error> {
+        let calls = block.iterations() * self.options.aggregate;
+        match block {
+            Block::Single(_) | Block::Tail(_) => {
+                let list = if let Block::Tail(_) = block { List::Single } else { List::Typical };
+                self.stamps.clear();
+                self.stamps.push(Instant::now());
+                for _ in 0..block.iterations() {
+                    for _ in 0..self.options.aggregate {
+                        stage.run()?;
+                    }
+                    self.stamps.push(Instant::now());
+                }
+                for pair in self.stamps.windows(2) {
+                    let seconds = ((pair[1] - pair[0]).as_secs_f64() - self.cost).max(0.0);
+                    let time = seconds / self.options.aggregate as f64;
+                    self.board.record(self.rank, list, kept[list as usize], time);
+                    kept[list as usize] += 1;
+                }
+                Ok((*self.stamps.last().expect("pushed") - self.stamps[0]).as_secs_f64())
+            }
+            _ => {
+                let begin = Instant::now();
+                for _ in 0..calls {
+                    stage.run()?;
+                }
+                let seconds = begin.elapsed().as_secs_f64();
+                if let Block::Whole(_) = block {
+                    let time = (seconds - self.cost).max(0.0) / calls as f64;
+                    self.board.record(self.rank, List::Typical, kept[0], time);
+                    kept[0] += 1;
+                }
+                Ok(seconds)
+            }
+        }
+    }
+
+    /// Check what the block left, when nobody is in a call any more.
+    fn after(&mut self, stage: &mut Stage, block: Block, iteration: usize) -> Result<(), Broken> {
+        if !self.options.check {
+            return Ok(());
+        }
+        self.board.barrier()?;
+        let calls = block.iterations() * self.options.aggregate;
+        if let Some((call, byte)) = self.fault {
+            let first = self.calls_before + stage.calls - calls;
+            if (first..first + calls).contains(&call) {
+                stage.corrupt(call - self.calls_before, byte);
+            }
+        }
+        stage.check(calls, iteration);
+        Ok(())
+    }
+
+    /// Combine the ranks' times; only rank 0's are used.
+    fn collect(&self, kept: [usize; 2], iterations: usize) -> Times {
+        let ranks = 0..self.board.nranks();
+        let combine = |list: List, index: usize| {
+            let times = ranks.clone().map(|rank| self.board.sample(rank, list, index));
+            match self.options.average {
+                Average::RankZero => self.board.sample(0, list, index),
+                Average::Mean => times.sum::<f64>() / self.board.nranks() as f64,
+                Average::Least => times.fold(f64::INFINITY, f64::min),
+                Average::Most => times.fold(0.0, f64::max),
+            }
+        };
+        let sorted = |list: List| {
+            let kept = kept[list as usize].min(SAMPLES);
+            let mut times: Vec<f64> = (0..kept).map(|index| combine(list, index)).collect();
+            times.sort_by(f64::total_cmp);
+            times
+        };
+        Times { typical: sorted(List::Typical), single: sorted(List::Single), iterations }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_by_nearest_rank() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(quantile(&values, 0.5), 50.0);
+        assert_eq!(quantile(&values, 0.99), 99.0);
+        assert_eq!(quantile(&values, 0.0), 1.0);
+        assert!(quantile(&[], 0.5).is_nan());
+    }
+
+    #[test]
+    fn an_asked_number_of_iterations_is_exact() {
+        for (asked, block) in [(1, 63), (7, 3), (200, 63)] {
+            let options =
+                Options { iterations: Some(asked), warmup: Some(2), ..Options::default() };
+            let mut director = Director {
+                options: &options,
+                block,
+                begun: Instant::now(),
+                warmed: 0,
+                timed_since: None,
+                blocks: 0,
+                done: 0,
+                estimate: 0.0,
+                kept: [0; 2],
+            };
+            loop {
+                let block = director.next();
+                assert_eq!(Block::decode(block.encode()), block);
+                if block == Block::Stop {
+                    break;
+                }
+                director.ran(block, 1e-6);
+            }
+            assert_eq!((director.done, director.warmed), (asked, 2));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The table, in nccl-tests' columns, and the same rows as comma-separated values.
+
+use crate::launch::Mode;
+use crate::layout::{Placement, least_traffic};
+use crate::machine::Machine;
+use crate::operation::Operation;
+use crate::options::Options;
+use crate::row::Row;
+
+/// How much of the memory's bandwidth the row's least traffic is, in per cent: sums against the add
+/// figure, copies against the copy figure, of all cores.
+pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
+    let (Some(bandwidth), Some(operation)) = (machine.bandwidth, Operation::parse(&row.op)) else {
+        return f64::NAN;
+    };
+    let placement = if row.in_place { Placement::InPlace } else { Placement::OutOfPlace };
+    let bytes = least_traffic(operation, row.bytes, row.ranks, placement);
+    let gbs = if operation.reduces() { bandwidth.add_all } else { bandwidth.copy_all };
+    if bytes == 0.0 { f64::NAN } else { bytes / (gbs * 1e9) / (row.time_us * 1e-6) * 100.0 }
+}
+
+/// The lines above all tables.
+pub fn header(options: &Options, machine: &Machine) -> String {
+    let mut lines = vec![
+        format!("# ring-perf {} {}", env!("CARGO_PKG_VERSION"), options.arguments.join(" ")),
+        format!("# {}, {} cores", machine.cpu, machine.cores),
+    ];
+    match machine.cross_core_ns {
+        Some((near, far)) if far - near > 10.0 => {
+            lines.push(format!("# cache line from core to core: {near:.0} to {far:.0} ns"));
+        }
+        Some((near, _)) => lines.push(format!("# cache line from core to core: {near:.0} ns")),
+        None => {}
+    }
+    if let Some(bandwidth) = machine.bandwidth {
+        lines.push(format!(
+            "# memory, read plus written: copy {:.1} GB/s (one core {:.1}), add {:.1} GB/s (one \
+             core {:.1})",
+            bandwidth.copy_all, bandwidth.copy_one, bandwidth.add_all, bandwidth.add_one
+        ));
+    }
+    lines.join("\n")
+}
+
+/// The lines above the table of one operation in one mode.
+pub fn title(operation: Operation, mode: Mode, options: &Options) -> String {
+    let check = if options.check { "every result checked" } else { "results not checked" };
+    let memory = if options.register { ", registered buffers" } else { "" };
+    let mode_text = match (mode.procs, mode.threads) {
+        (Some(procs), threads) if threads > 1 => {
+            format!("{} ranks: {procs} processes of {threads} threads", mode.nranks())
+        }
+        _ => format!("{} ranks as {}", mode.nranks(), mode.name()),
+    };
+    let half = format!(
+        "{:>10} {:>10} {:>10} {:>7} {:>7} {:>5} {:>6}",
+        "time", "min", "p99", "algbw", "busbw", "%mem", "#wrong"
+    );
+    let units = format!(
+        "{:>10} {:>10} {:>10} {:>7} {:>7} {:>5} {:>6}",
+        "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", ""
+    );
+    format!(
+        "#\n# {}, {mode_text}{memory}; {check}\n#\n# {:>10} {:>12} {:>8} {:>9} {:>5}  \
+         {:^61}  {:^61}\n# {:>10} {:>12} {:>8} {:>9} {:>5}  {half}  {half}\n# {:>10} {:>12} {:>8} \
+         {:>9} {:>5}  {units}  {units}",
+        operation.name(),
+        "",
+        "",
+        "",
+        "",
+        "",
+        "out-of-place",
+        "in-place",
+        "size",
+        "count",
+        "type",
+        "redop",
+        "root",
+        "(B)",
+        "(elements)",
+        "",
+        "",
+        ""
+    )
+}
+
+/// Four significant figures, and never more than the column holds.
+fn time(us: f64) -> String {
+    match us {
+        _ if us.is_nan() => "-".into(),
+        _ if us < 10.0 => format!("{us:.3}"),
+        _ if us < 100.0 => format!("{us:.2}"),
+        _ if us < 1000.0 => format!("{us:.1}"),
+        _ => format!("{us:.0}"),
+    }
+}
+
+fn half(row: Option<&Row>) -> String {
+    let Some(row) = row else {
+        return format!(
+            "{:>10} {:>10} {:>10} {:>7} {:>7} {:>5} {:>6}",
+            "N/A", "N/A", "N/A", "N/A", "N/A", "N/A", "N/A"
+        );
+    };
+    let mem = if row.mem.is_nan() { "-".into() } else { format!("{:.0}", row.mem) };
+    let wrong = row.wrong.map_or("-".into(), |wrong| wrong.to_string());
+    format!(
+        "{:>10} {:>10} {:>10} {:>7.2} {:>7.2} {mem:>5} {wrong:>6}",
+        time(row.time_us),
+        time(row.min_us),
+        time(row.p99_us),
+        row.algbw,
+        row.busbw
+    )
+}
+
+/// One line of the table from the row's two placements, of which one may be missing.
+pub fn line(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
+    let row = out_of_place.or(in_place).expect("a row has a placement");
+    // -1 where there is no root, as nccl-tests prints it.
+    let root = row.root.map_or("-1".into(), |root| root.to_string());
+    format!(
+        "{:>12} {:>12} {:>8} {:>9} {root:>5}  {}  {}",
+        row.bytes,
+        row.count,
+        row.data_type,
+        row.redop,
+        half(out_of_place),
+        half(in_place)
+    )
+}
+
+/// The line that `--explain` adds below.
+pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
+    let one = |row: &Row| {
+        let place = if row.in_place { "in place" } else { "out of place" };
+        let mut text = format!("#   {place}: {} over {}", row.algorithm, row.transport);
+        if row.channels > 0 {
+            text += &format!(
+                ", channels {}, chunks {}, slices {} of {} B",
+                row.channels, row.chunks, row.slices, row.slice_bytes
+            );
+        }
+        if !row.predicted_us.is_nan() {
+            text += &format!(
+                "; predicted {} us, measured {} ({:.2} of it)",
+                time(row.predicted_us),
+                time(row.time_us),
+                row.time_us / row.predicted_us
+            );
+        }
+        text
+    };
+    let lines: Vec<String> = [out_of_place, in_place].into_iter().flatten().map(one).collect();
+    lines.join("\n")
+}
+
+/// What ends the report: nccl-tests' two lines.
+pub fn summary(rows: &[Row]) -> String {
+    let wrong: usize = rows.iter().filter_map(|row| row.wrong).sum();
+    let unchecked = rows.iter().all(|row| row.wrong.is_none());
+    let verdict = match (unchecked, wrong) {
+        (true, _) => "not checked".into(),
+        (false, 0) => "0 OK".into(),
+        (false, wrong) => format!("{wrong} FAILED"),
+    };
+    let mean = rows.iter().map(|row| row.busbw).sum::<f64>() / rows.len().max(1) as f64;
+    format!("#\n# Out of bounds values : {verdict}\n# Avg bus bandwidth    : {mean:.4}")
+}
+
+const CSV_COLUMNS: &str = "op,bytes,count,type,redop,root,ranks,mode,transport,algorithm,in_place,\
+                           time_us,min_us,p99_us,algbw,busbw,mem_percent,wrong,iterations";
+
+/// A row a line, with the names that the JSON has.
+pub fn csv(rows: &[Row]) -> String {
+    let mut text = format!("{CSV_COLUMNS}\n");
+    for row in rows {
+        let optional =
+            |value: Option<usize>| value.map_or(String::new(), |value| value.to_string());
+        let mem = if row.mem.is_nan() { String::new() } else { format!("{:.1}", row.mem) };
+        text += &format!(
+            "{},{},{},{},{},{},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{:.4},{mem},{},{}\n",
+            row.op,
+            row.bytes,
+            row.count,
+            row.data_type,
+            row.redop,
+            optional(row.root),
+            row.ranks,
+            row.mode,
+            row.transport,
+            row.algorithm,
+            row.in_place,
+            row.time_us,
+            row.min_us,
+            row.p99_us,
+            row.algbw,
+            row.busbw,
+            optional(row.wrong),
+            row.iterations
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Bandwidth;
+
+    #[test]
+    fn the_share_of_the_memory_is_least_traffic_over_time() {
+        let bandwidth = Bandwidth { add_all: 50.0, copy_all: 100.0, ..Bandwidth::default() };
+        let machine = Machine { bandwidth: Some(bandwidth), ..Machine::default() };
+        let row = Row { op: "all_reduce".into(), bytes: 1_000_000, ranks: 2, ..Row::default() };
+        // 4 MB at 50 GB/s are 80 us.
+        let share = memory_share(&Row { time_us: 160.0, ..row }, &machine);
+        assert!((share - 50.0).abs() < 1e-9, "{share}");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let row = Row { time_us: 12.345, wrong: Some(0), mem: f64::NAN, ..Row::default() };
+        let full = line(Some(&row), Some(&row));
+        assert_eq!(full.len(), line(Some(&row), None).len());
+        let mode = Mode { procs: None, threads: 2 };
+        let title = title(Operation::AllReduce, mode, &Options::default());
+        assert_eq!(title.lines().last().map(str::len), Some(full.len()));
+    }
+}

@@ -1,0 +1,130 @@
+//! One measurement: a row's operation in one placement, as it travels from rank 0 to the report and
+//! into JSON.
+
+use crate::json::{Value, object};
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    pub op: String,
+    pub bytes: usize,
+    pub count: usize,
+    pub data_type: String,
+    pub redop: String,
+    pub root: Option<usize>,
+    pub ranks: usize,
+    pub mode: String,
+    pub transport: String,
+    pub algorithm: String,
+    pub in_place: bool,
+    /// The median.
+    pub time_us: f64,
+    pub min_us: f64,
+    pub p99_us: f64,
+    pub algbw: f64,
+    pub busbw: f64,
+    /// Per cent of what the machine's memory allows; NaN where that was not measured.
+    pub mem: f64,
+    /// Elements that were wrong over all iterations; `None`: not checked.
+    pub wrong: Option<usize>,
+    pub iterations: usize,
+    pub channels: usize,
+    pub chunks: usize,
+    pub slices: usize,
+    pub slice_bytes: usize,
+    pub predicted_us: f64,
+}
+
+impl Row {
+    pub fn to_json(&self) -> Value {
+        let optional = |value: Option<usize>| value.map_or(Value::Null, Value::from);
+        object([
+            ("op", self.op.as_str().into()),
+            ("bytes", self.bytes.into()),
+            ("count", self.count.into()),
+            ("type", self.data_type.as_str().into()),
+            ("redop", self.redop.as_str().into()),
+            ("root", optional(self.root)),
+            ("ranks", self.ranks.into()),
+            ("mode", self.mode.as_str().into()),
+            ("transport", self.transport.as_str().into()),
+            ("algorithm", self.algorithm.as_str().into()),
+            ("in_place", self.in_place.into()),
+            ("time_us", self.time_us.into()),
+            ("min_us", self.min_us.into()),
+            ("p99_us", self.p99_us.into()),
+            ("algbw", self.algbw.into()),
+            ("busbw", self.busbw.into()),
+            ("mem_percent", self.mem.into()),
+            ("wrong", optional(self.wrong)),
+            ("iterations", self.iterations.into()),
+            ("channels", self.channels.into()),
+            ("chunks", self.chunks.into()),
+            ("slices", self.slices.into()),
+            ("slice_bytes", self.slice_bytes.into()),
+            ("predicted_us", self.predicted_us.into()),
+        ])
+    }
+
+    /// `None` where a field is missing that every report has.
+    pub fn from_json(value: &Value) -> Option<Row> {
+        let text = |name| value.text(name).map(str::to_string);
+        let whole = |name| value.number(name).map(|number| number as usize);
+        let real = |name| value.number(name).unwrap_or(f64::NAN);
+        Some(Row {
+            op: text("op")?,
+            bytes: whole("bytes")?,
+            count: whole("count")?,
+            data_type: text("type")?,
+            redop: text("redop")?,
+            root: whole("root"),
+            ranks: whole("ranks")?,
+            mode: text("mode")?,
+            transport: text("transport")?,
+            algorithm: text("algorithm")?,
+            in_place: value.field("in_place")? == &Value::Bool(true),
+            time_us: value.number("time_us")?,
+            min_us: real("min_us"),
+            p99_us: real("p99_us"),
+            algbw: real("algbw"),
+            busbw: real("busbw"),
+            mem: real("mem_percent"),
+            wrong: whole("wrong"),
+            iterations: whole("iterations").unwrap_or(0),
+            channels: whole("channels").unwrap_or(0),
+            chunks: whole("chunks").unwrap_or(0),
+            slices: whole("slices").unwrap_or(0),
+            slice_bytes: whole("slice_bytes").unwrap_or(0),
+            predicted_us: real("predicted_us"),
+        })
+    }
+
+    /// What makes two rows the same measurement in two reports.
+    pub fn key(&self) -> String {
+        let place = if self.in_place { "in place" } else { "out of place" };
+        let root = self.root.map_or(String::new(), |root| format!(" root {root}"));
+        format!(
+            "{} {} B {} {}{root} {} {} {place}",
+            self.op, self.bytes, self.data_type, self.redop, self.ranks, self.mode
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_survives_json() {
+        let row = Row {
+            op: "reduce".into(),
+            bytes: 4096,
+            root: Some(1),
+            mem: 12.5,
+            predicted_us: 3.25,
+            in_place: true,
+            ..Row::default()
+        };
+        let text = row.to_json().to_string();
+        assert_eq!(Row::from_json(&crate::json::parse(&text).unwrap()), Some(row));
+    }
+}

@@ -1,0 +1,177 @@
+//! One invocation from the facts of the machine to the last file written.
+
+use crate::compare;
+use crate::json::{Value, object};
+use crate::launch::{self, Mode};
+use crate::layout::Cell;
+use crate::machine::Machine;
+use crate::options::{Csv, Options};
+use crate::plot;
+use crate::progress::Progress;
+use crate::report;
+use crate::row::Row;
+use crate::worker;
+use crate::{Status, complain, say, trace};
+use ringcomm::algorithm::Algorithm;
+
+/// Why there is no report.
+pub enum Failure {
+    /// The command line asks for something that cannot be: status 2.
+    Option(String),
+    /// Something broke on the way: status 1.
+    Run(String),
+}
+
+impl From<ringcomm::error::Error> for Failure {
+    fn from(error: ringcomm::error::Error) -> Failure {
+        Failure::Run(error.to_string())
+    }
+}
+
+/// The cells of a mode: of the trace, or of the operations and sizes.
+fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
+    match &options.trace {
+        Some(path) => trace::cells(options, path).map_err(Failure::Option),
+        None => Ok(worker::cells(options, mode.nranks())),
+    }
+}
+
+pub fn everything(options: &Options) -> Result<Status, Failure> {
+    let modes = Mode::chosen(options);
+    if let Some(child) = options.child {
+        let mode = modes[0];
+        launch::be_child(options, child, &cells(options, mode)?, mode)?;
+        return Ok(Status::Fine);
+    }
+    if let Some(name) = &options.algorithm {
+        Algorithm::from_name(name).map_err(|error| Failure::Option(format!("--algo: {error}")))?;
+    }
+    let old = options.compare.as_ref().map(|path| compare::read(path)).transpose();
+    let old = old.map_err(|text| Failure::Option(format!("--compare {text}")))?;
+    let machine = if options.probe { Machine::probed() } else { Machine::described() };
+    let quiet = options.csv == Some(Csv::Output);
+    if !quiet {
+        say(&report::header(options, &machine));
+    }
+    let mut session = Session { options, machine, rows: Vec::new(), failed: false, quiet };
+    for mode in modes {
+        session.measure(mode)?;
+    }
+    session.finish(old)
+}
+
+/// What has been measured so far.
+struct Session<'a> {
+    options: &'a Options,
+    machine: Machine,
+    rows: Vec<Row>,
+    failed: bool,
+    /// Comma-separated values have the output to themselves.
+    quiet: bool,
+}
+
+impl Session<'_> {
+    fn measure(&mut self, mode: Mode) -> Result<(), Failure> {
+        let options = self.options;
+        let cells = cells(options, mode)?;
+        if let Some(path) = options.trace.as_ref().filter(|_| !self.quiet) {
+            say(&trace::describe(options, path).map_err(Failure::Option)?);
+        }
+        // Which rows will come, in this order.
+        let mut awaited = cells.iter().flat_map(|cell| {
+            let count = worker::placements(options, cell).len();
+            (0..count).map(move |index| (cell, index + 1 == count))
+        });
+        let total = cells.iter().map(|cell| worker::placements(options, cell).len()).sum();
+        let mut progress = Progress::new(total);
+        let (mut titled, mut halves) = (None, Vec::new());
+        let mut receive = |value: Value| {
+            if let Some(text) = value.text("failed").or(value.text("wrong")) {
+                progress.clear();
+                complain(text);
+                self.failed |= value.text("failed").is_some();
+            }
+            let Some(mut row) = value.field("row").and_then(Row::from_json) else { return };
+            row.mem = report::memory_share(&row, &self.machine);
+            progress.step(&format!("{} {} B", row.op, row.bytes));
+            let Some((cell, last)) = awaited.next() else { return };
+            halves.push(row.clone());
+            self.rows.push(row);
+            if !last {
+                return;
+            }
+            if !self.quiet {
+                progress.clear();
+                if titled != Some(cell.operation) {
+                    titled = Some(cell.operation);
+                    say(&report::title(cell.operation, mode, options));
+                }
+                let half = |in_place| halves.iter().find(|row: &&Row| row.in_place == in_place);
+                say(&report::line(half(false), half(true)));
+                if options.explain {
+                    say(&report::explanation(half(false), half(true)));
+                }
+            }
+            halves.clear();
+        };
+        launch::run(options, &cells, mode, &mut receive)?;
+        progress.clear();
+        if awaited.next().is_some() {
+            self.failed = true;
+        }
+        Ok(())
+    }
+
+    fn finish(self, old: Option<Vec<Row>>) -> Result<Status, Failure> {
+        let options = self.options;
+        if !self.quiet {
+            say(&report::summary(&self.rows));
+        }
+        match &options.csv {
+            Some(Csv::Output) => say(report::csv(&self.rows).trim_end()),
+            Some(Csv::File(path)) => save(path, &report::csv(&self.rows))?,
+            None => {}
+        }
+        if let Some(path) = &options.json {
+            save(path, &json_report(options, &self.machine, &self.rows))?;
+        }
+        if let Some(path) = &options.plot {
+            let caption = format!(
+                "ring-perf {}: {}, {} cores",
+                options.arguments.join(" "),
+                self.machine.cpu,
+                self.machine.cores
+            );
+            save(path, &plot::svg(&self.rows, &caption))?;
+        }
+        let wrong = self.rows.iter().any(|row| row.wrong.is_some_and(|wrong| wrong > 0));
+        let mut status = Status::Fine;
+        if let Some(old) = old {
+            let comparison = compare::compare(&self.rows, &old, options.tolerance);
+            say(comparison.text.trim_end());
+            if comparison.slower > 0 || comparison.matched == 0 {
+                status = Status::Slower;
+            }
+        }
+        // A wrong result outweighs a slow one.
+        Ok(if wrong || self.failed { Status::Wrong } else { status })
+    }
+}
+
+fn save(path: &str, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| Failure::Run(format!("{path}: {error}")))
+}
+
+/// The report for programs: the run's facts, then an object for each row on a line of its own.
+fn json_report(options: &Options, machine: &Machine, rows: &[Row]) -> String {
+    let commit = option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from);
+    let header = object([
+        ("program", "ring-perf".into()),
+        ("version", env!("CARGO_PKG_VERSION").into()),
+        ("commit", commit),
+        ("command", options.arguments.join(" ").as_str().into()),
+        ("machine", machine.to_json()),
+    ]);
+    let rows: Vec<String> = rows.iter().map(|row| row.to_json().to_string()).collect();
+    format!("{{\"header\": {header},\n\"rows\": [\n{}\n]}}\n", rows.join(",\n"))
+}
