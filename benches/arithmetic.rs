@@ -41,7 +41,10 @@ impl Buffers {
             std::array::from_fn(|index| self.sources[index][window.clone()].as_ptr());
         let targets = [self.target[window.clone()].as_mut_ptr()];
         let count = window.len() / reduction.data_type().size();
-        let job = Job { streaming: usize::from(streaming), ..Job::new(&targets, &sources[..nsources], count) };
+        let job = Job {
+            streaming: usize::from(streaming),
+            ..Job::new(&targets, &sources[..nsources], count)
+        };
         // SAFETY: every buffer holds the window.
         unsafe { reduction.run(black_box(&job)) }
     }

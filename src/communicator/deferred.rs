@@ -100,7 +100,9 @@ pub unsafe fn collective(
         // SAFETY: the caller's promise.
         return unsafe { communicator.run(call) };
     }
-    call.check(communicator.rank(), communicator.nranks()).map_err(refuse)?;
+    let rank = communicator.rank();
+    let extents = call.extents(rank, communicator.nranks()).map_err(refuse)?;
+    extents.check(call, rank).map_err(refuse)?;
     // SAFETY: the caller's promise.
     let owned = unsafe { OwnedCall::new(call) };
     later(communicator, stream, Action::Collective(owned))
