@@ -41,6 +41,9 @@ impl Default for Config {
     }
 }
 
+/// The least that [`Config::buffer_bytes`] may be: two slots of a page for each of seven peers.
+pub const LEAST_BUFFER_BYTES: usize = 64 << 10;
+
 /// A variable, what it sets, and how its text is read.
 struct Variable {
     name: &'static str,
@@ -57,8 +60,9 @@ const VARIABLES: [Variable; 7] = [
     Variable {
         name: "RINGCOMM_BUFFSIZE",
         help: "bytes of connection buffers per rank and communicator",
-        // 64 KiB holds two slots of a page for each of seven peers.
-        set: |config, text| number(text, 64 << 10).map(|bytes| config.buffer_bytes = bytes),
+        set: |config, text| {
+            number(text, LEAST_BUFFER_BYTES).map(|bytes| config.buffer_bytes = bytes)
+        },
     },
     Variable {
         name: "RINGCOMM_DETERMINISTIC",

@@ -1,7 +1,89 @@
-//! The one switch between `std` and `loom`: lock-free code names its atomics from here.
+//! The one switch between `std` and `loom`: lock-free code names its atomics and cells from here.
+//!
+//! Orderings that a proof depends on go through [`ordering`]: under loom a model may weaken one site
+//! at a time and must then fail, which shows that the site is needed and that the model can see it.
 
 #[cfg(not(loom))]
 pub use std::sync::atomic;
 
 #[cfg(loom)]
 pub use loom::sync::atomic;
+
+#[cfg(loom)]
+pub use loom::cell::UnsafeCell;
+
+/// `std`'s cell with loom's interface, so that one source serves both.
+#[cfg(not(loom))]
+#[repr(transparent)]
+pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub const fn new(value: T) -> UnsafeCell<T> {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    #[inline(always)]
+    pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    #[inline(always)]
+    pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}
+
+/// A place whose memory ordering something depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Site {
+    /// The sender's store that makes a message visible.
+    Post,
+    /// The receiver's load that sees it.
+    Wait,
+    /// The receiver's store that gives a slot back.
+    Free,
+    /// The sender's load that sees the slot free.
+    Reserve,
+    /// The poster's fence between its store and its look at the doorbell.
+    RingFence,
+    /// The sleeper's fence between its mark on the doorbell and its last look at the condition.
+    SleepFence,
+}
+
+impl Site {
+    pub const ALL: [Site; 6] =
+        [Site::Post, Site::Wait, Site::Free, Site::Reserve, Site::RingFence, Site::SleepFence];
+}
+
+/// The ordering of a site: the given one, unless a model is weakening it.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn ordering(_site: Site, ordering: atomic::Ordering) -> atomic::Ordering {
+    ordering
+}
+
+#[cfg(loom)]
+pub use weakening::{is_weakened, ordering, weaken};
+
+#[cfg(loom)]
+mod weakening {
+    use super::{Site, atomic::Ordering};
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    /// The weakened site's index plus one; 0 for none. Not part of any model.
+    static WEAKENED: AtomicUsize = AtomicUsize::new(0);
+
+    /// Weaken one site, or none, in the models that follow.
+    pub fn weaken(site: Option<Site>) {
+        WEAKENED.store(site.map_or(0, |site| site as usize + 1), SeqCst);
+    }
+
+    pub fn is_weakened(site: Site) -> bool {
+        WEAKENED.load(SeqCst) == site as usize + 1
+    }
+
+    pub fn ordering(site: Site, ordering: Ordering) -> Ordering {
+        if is_weakened(site) { Ordering::Relaxed } else { ordering }
+    }
+}

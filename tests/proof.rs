@@ -3,7 +3,7 @@
 
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::verify::{self, Fault, MAX_RANKS, Placement, Report, Violation, Wait};
-use ringcomm::plan::{Collective, End, Plan};
+use ringcomm::plan::{Collective, End, Plan, Span, Step};
 
 /// Slots of a connection as shipped, the least that the ring works with.
 const DEPTH: usize = 2;
@@ -75,19 +75,45 @@ fn the_ring_deadlocks_on_connections_of_one_slot() {
     }
 }
 
-/// What a mutation does to a set of plans, for a failure's text.
+#[test]
+fn an_exchange_by_shifts_is_right_out_of_place_only() {
+    // The textbook's pairwise exchange, where in round i rank r sends to r+i and hears from r-i:
+    // in place, what arrives lies on a block that is sent only n-2i rounds later.
+    let nranks = 5;
+    let block = |from: usize, to: usize| Span::one(from * nranks + to);
+    let shifts = |rank| {
+        let mut plan = Plan::new(rank, nranks, nranks * nranks);
+        plan.copy(block(rank, rank), End::Output, End::Input);
+        for round in 1..nranks {
+            let (to, from) = ((rank + round) % nranks, (rank + nranks - round) % nranks);
+            plan.send(block(rank, to), to, End::Input);
+            plan.recv(block(from, rank), End::Output, from);
+        }
+        plan
+    };
+    let plans: Vec<Plan> = (0..nranks).map(shifts).collect();
+    let judge = |placement| verify::verify(Collective::AllToAll, &plans, 0, DEPTH, placement);
+    assert!(judge(Placement::OutOfPlace).is_ok());
+    let violation = judge(Placement::InPlace).unwrap_err();
+    assert!(matches!(violation.fault, Fault::InputGone { .. }), "{violation}");
+}
+
+/// A mutated set of plans, and what was done to it, for a failure's text.
 type Mutant = (String, Vec<Plan>);
+
+/// A change to one rank's plan.
+type Edit<'a> = &'a dyn Fn(&mut Plan);
 
 /// Every mutant of `plans` that does something else, one small change each.
 ///
-/// Not among them, as they mean the same: exchanging two steps that share no end, and a reordered
-/// reduction that every rank takes over from the one place that does it (bits still agree), except
-/// where the algorithm promises the serial order.
+/// Not among them, as they mean the same: a local copy done twice or of one chunk more, exchanging
+/// two steps that share no end, and a reordered reduction that every rank takes over from the one
+/// place that does it (bits still agree), except where the algorithm promises the serial order.
 fn mutants(plans: &[Plan], serial: bool) -> Vec<Mutant> {
     let mut mutants = Vec::new();
     for (rank, plan) in plans.iter().enumerate() {
         for at in 0..plan.steps.len() {
-            let mut change = |what: &str, edit: &dyn Fn(&mut Plan)| {
+            let mut change = |what: &str, edit: Edit| {
                 let mut changed = plans.to_vec();
                 edit(&mut changed[rank]);
                 mutants.push((format!("{what} at rank {rank} step {at}"), changed));
@@ -95,13 +121,16 @@ fn mutants(plans: &[Plan], serial: bool) -> Vec<Mutant> {
             change("drop the step", &|plan| {
                 plan.steps.remove(at);
             });
-            change("repeat the step", &|plan| plan.steps.insert(at, plan.steps[at].clone()));
+            let ends = plan.steps[at].targets.iter().chain(&plan.steps[at].sources);
+            if ends.into_iter().any(|end| matches!(end, End::Peer(_))) {
+                change("repeat the step", &|plan| plan.steps.insert(at, plan.steps[at].clone()));
+                change("longer span", &|plan| plan.steps[at].span.len += 1);
+            }
             change("flip finish", &|plan| plan.steps[at].finish ^= true);
             change("next chunk", &|plan| {
                 let span = &mut plan.steps[at].span;
                 span.first = (span.first + 1) % plan.nchunks.max(2);
             });
-            change("longer span", &|plan| plan.steps[at].span.len += 1);
             if plan.steps[at].span.len > 1 {
                 change("shorter span", &|plan| plan.steps[at].span.len -= 1);
             }
@@ -112,12 +141,7 @@ fn mutants(plans: &[Plan], serial: bool) -> Vec<Mutant> {
 }
 
 /// The mutants of a step that change one end or the order of the sources.
-fn change_ends(
-    plan: &Plan,
-    at: usize,
-    serial: bool,
-    change: &mut dyn FnMut(&str, &dyn Fn(&mut Plan)),
-) {
+fn change_ends(plan: &Plan, at: usize, serial: bool, change: &mut dyn FnMut(&str, Edit)) {
     let step = &plan.steps[at];
     for source in 0..step.sources.len() {
         change("drop a source", &|plan| {
@@ -159,7 +183,7 @@ fn change_ends(
 
 /// Whether the order of two steps shows: the second reads what the first writes on the same span,
 /// or they use one connection for different spans.
-fn order_matters(first: &ringcomm::plan::Step, second: &ringcomm::plan::Step) -> bool {
+fn order_matters(first: &Step, second: &Step) -> bool {
     let peer = |end: &&End| matches!(end, End::Peer(_));
     let local = |end: &&End| matches!(end, End::Output | End::Scratch);
     let reads = first.targets.iter().filter(local).any(|end| second.sources.contains(end));

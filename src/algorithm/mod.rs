@@ -12,6 +12,7 @@ mod local;
 mod oneshot;
 mod pairwise;
 mod ring;
+pub mod select;
 mod tree;
 mod twoshot;
 
@@ -172,36 +173,4 @@ fn block(from: usize, to: usize, nranks: usize) -> Span {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_read_back_and_typos_get_a_suggestion() {
-        for algorithm in Algorithm::ALL {
-            assert_eq!(Algorithm::from_name(algorithm.name()), Ok(algorithm));
-        }
-        let text = Algorithm::from_name("rnig").unwrap_err().to_string();
-        assert!(text.contains("did you mean \"ring\"?"), "{text}");
-        assert!(text.contains("oneshot, twoshot, ring"), "{text}");
-    }
-
-    #[test]
-    fn whether_a_plan_exists_does_not_depend_on_the_rank() {
-        for nranks in 1..=9 {
-            for algorithm in Algorithm::ALL {
-                for collective in Collective::ALL {
-                    let exists =
-                        |rank, root| plan(algorithm, collective, rank, nranks, root).is_some();
-                    let first = exists(0, 0);
-                    for root in 0..nranks {
-                        assert!((0..nranks).all(|rank| exists(rank, root) == first));
-                    }
-                }
-            }
-        }
-    }
-}
-pub mod select {
-    #[derive(Clone, Debug, Default)]
-    pub struct Costs {}
-}
+mod tests;

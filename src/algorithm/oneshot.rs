@@ -25,79 +25,82 @@ pub(super) fn plan(
     nranks: usize,
     root: usize,
 ) -> Option<Plan> {
-    let mine = Span::one(rank);
-    let whole = Span::one(0);
     Some(match collective {
-        AllReduce | Barrier => {
-            let mut plan = Plan::new(rank, nranks, 1);
-            plan.step(whole, &peers(others(rank, nranks)), &[End::Input]);
-            plan.finish(whole, &[End::Output], &everyone(rank, nranks));
-            plan
+        AllReduce | Barrier => all_reduce(rank, nranks),
+        ReduceScatter => reduce_scatter(rank, nranks),
+        AllGather => all_gather(rank, nranks),
+        AllToAll => all_to_all(rank, nranks),
+        Broadcast | Reduce => vector(collective, rank, nranks, root),
+        Gather | Scatter => blocks(collective, rank, nranks, root),
+    })
+}
+
+fn all_reduce(rank: usize, nranks: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, 1);
+    plan.step(Span::one(0), &peers(others(rank, nranks)), &[End::Input]);
+    plan.finish(Span::one(0), &[End::Output], &everyone(rank, nranks));
+    plan
+}
+
+fn reduce_scatter(rank: usize, nranks: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, nranks);
+    for peer in others(rank, nranks) {
+        plan.send(Span::one(peer), peer, End::Input);
+    }
+    plan.finish(Span::one(rank), &[End::Output], &everyone(rank, nranks));
+    plan
+}
+
+fn all_gather(rank: usize, nranks: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, nranks);
+    plan.step(Span::one(rank), &kept_and_told(rank, nranks), &[End::Input]);
+    for peer in others(rank, nranks) {
+        plan.recv(Span::one(peer), End::Output, peer);
+    }
+    plan
+}
+
+/// The own output and everybody else.
+fn kept_and_told(rank: usize, nranks: usize) -> Vec<End> {
+    let mut targets = vec![End::Output];
+    targets.extend(peers(others(rank, nranks)));
+    targets
+}
+
+fn vector(collective: Collective, rank: usize, nranks: usize, root: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, 1);
+    let whole = Span::one(0);
+    match (collective, rank == root) {
+        (Reduce, true) => plan.finish(whole, &[End::Output], &everyone(rank, nranks)),
+        (Reduce, false) => plan.send(whole, root, End::Input),
+        (_, true) => {
+            plan.step(whole, &kept_and_told(rank, nranks), &[End::Input]);
         }
-        Reduce => {
-            let mut plan = Plan::new(rank, nranks, 1);
-            if rank == root {
-                plan.finish(whole, &[End::Output], &everyone(rank, nranks));
-            } else {
-                plan.send(whole, root, End::Input);
-            }
-            plan
-        }
-        ReduceScatter => {
-            let mut plan = Plan::new(rank, nranks, nranks);
-            for peer in others(rank, nranks) {
-                plan.send(Span::one(peer), peer, End::Input);
-            }
-            plan.finish(mine, &[End::Output], &everyone(rank, nranks));
-            plan
-        }
-        AllGather => {
-            let mut plan = Plan::new(rank, nranks, nranks);
-            let mut targets = vec![End::Output];
-            targets.extend(peers(others(rank, nranks)));
-            plan.step(mine, &targets, &[End::Input]);
+        (_, false) => plan.recv(whole, End::Output, root),
+    }
+    plan
+}
+
+fn blocks(collective: Collective, rank: usize, nranks: usize, root: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, nranks);
+    let mine = Span::one(rank);
+    match (collective, rank == root) {
+        (Gather, false) => plan.send(mine, root, End::Input),
+        (_, false) => plan.recv(mine, End::Output, root),
+        (Gather, true) => {
+            plan.copy(mine, End::Output, End::Input);
             for peer in others(rank, nranks) {
                 plan.recv(Span::one(peer), End::Output, peer);
             }
-            plan
         }
-        Broadcast => {
-            let mut plan = Plan::new(rank, nranks, 1);
-            if rank == root {
-                let mut targets = vec![End::Output];
-                targets.extend(peers(others(rank, nranks)));
-                plan.step(whole, &targets, &[End::Input]);
-            } else {
-                plan.recv(whole, End::Output, root);
+        (_, true) => {
+            for peer in others(rank, nranks) {
+                plan.send(Span::one(peer), peer, End::Input);
             }
-            plan
+            plan.copy(mine, End::Output, End::Input);
         }
-        Gather => {
-            let mut plan = Plan::new(rank, nranks, nranks);
-            if rank == root {
-                plan.copy(mine, End::Output, End::Input);
-                for peer in others(rank, nranks) {
-                    plan.recv(Span::one(peer), End::Output, peer);
-                }
-            } else {
-                plan.send(mine, root, End::Input);
-            }
-            plan
-        }
-        Scatter => {
-            let mut plan = Plan::new(rank, nranks, nranks);
-            if rank == root {
-                for peer in others(rank, nranks) {
-                    plan.send(Span::one(peer), peer, End::Input);
-                }
-                plan.copy(mine, End::Output, End::Input);
-            } else {
-                plan.recv(mine, End::Output, root);
-            }
-            plan
-        }
-        AllToAll => all_to_all(rank, nranks),
-    })
+    }
+    plan
 }
 
 /// Every block is on its way before the first one arrives, so the exchange is right in place too.

@@ -11,7 +11,8 @@
 //! ```
 //! Steps: about log2 n levels up and as many down. Bytes sent by a rank for a vector of S: at most
 //! S/2 up and S down: twice what one tree would leave idle. Latency of a tree at nearly the
-//! bandwidth of a ring, for many ranks.
+//! bandwidth of a ring, for many ranks. Slices stream in Broadcast and Reduce; in AllReduce each
+//! goes up and comes down before the next, so there the ring is better for large vectors.
 //!
 //! Invariant: in-order numbering: a rank reduces (lower ranks' subtree, own, higher ranks' subtree),
 //! a half is completed on its tree's root alone and copied from there. Inner ranks have odd places;
@@ -19,8 +20,10 @@
 //! so no rank is inner twice. Broadcast and Reduce leave their root out of both trees and join it to
 //! the two tops.
 //!
-//! All ranks take the pieces in one order, up the first tree, up the second, down the first, down
-//! the second, so two ranks that meet in both trees agree on the order of their messages.
+//! On the way up a rank first sends as a leaf, then waits as an inner node; on the way down it first
+//! passes on, then receives as a leaf: so neither tree waits for the other. Two ranks that meet in
+//! both trees still agree on the order of their messages, as no rank is inner twice and everything
+//! goes up before anything comes down.
 //!
 //! Reference: P. Sanders, J. Speck, J. L. Träff, "Two-tree Algorithms for Full Bandwidth Broadcast,
 //! Reduction and Scan", 2009.
@@ -105,20 +108,31 @@ fn place(tree: usize, member: usize, size: usize) -> Place {
     }
 }
 
+/// The order in which a rank serves the trees on the way up: its leaf's part before its inner one.
+fn upwards(places: &[Place; 2]) -> [usize; 2] {
+    if places[0].children().is_empty() { [0, 1] } else { [1, 0] }
+}
+
+/// The order on the way down: inner part first. A leaf of both keeps the order of the chunks.
+fn downwards(places: &[Place; 2]) -> [usize; 2] {
+    if places[1].children().is_empty() { [0, 1] } else { [1, 0] }
+}
+
 fn all_reduce(rank: usize, nranks: usize) -> Plan {
     let mut plan = Plan::new(rank, nranks, 2);
     let places = [0, 1].map(|tree| place(tree, rank, nranks));
-    for (chunk, place) in places.iter().enumerate() {
-        match place.parent {
+    for chunk in upwards(&places) {
+        let sources = places[chunk].sources();
+        match places[chunk].parent {
             Some(parent) => {
-                plan.step(Span::one(chunk), &[End::Peer(parent)], &place.sources());
+                plan.step(Span::one(chunk), &[End::Peer(parent)], &sources);
             }
-            None => plan.finish(Span::one(chunk), &[End::Output], &place.sources()),
+            None => plan.finish(Span::one(chunk), &[End::Output], &sources),
         }
     }
-    for (chunk, place) in places.iter().enumerate() {
-        let children = peers(place.children());
-        match place.parent {
+    for chunk in downwards(&places) {
+        let children = peers(places[chunk].children());
+        match places[chunk].parent {
             Some(parent) => {
                 let targets = [&[End::Output], &children[..]].concat();
                 plan.step(Span::one(chunk), &targets, &[End::Peer(parent)]);
@@ -162,7 +176,9 @@ fn broadcast(rank: usize, nranks: usize, root: usize) -> Plan {
         }
         return plan;
     }
-    for (chunk, place) in below_root(rank, nranks, root).iter().enumerate() {
+    let places = below_root(rank, nranks, root);
+    for chunk in downwards(&places) {
+        let place = &places[chunk];
         let targets = [&[End::Output], &peers(place.children())[..]].concat();
         let parent = place.parent.expect("the root is above all");
         plan.step(Span::one(chunk), &targets, &[End::Peer(parent)]);
@@ -178,9 +194,41 @@ fn reduce(rank: usize, nranks: usize, root: usize) -> Plan {
         }
         return plan;
     }
-    for (chunk, place) in below_root(rank, nranks, root).iter().enumerate() {
+    let places = below_root(rank, nranks, root);
+    for chunk in upwards(&places) {
+        let place = &places[chunk];
         let parent = place.parent.expect("the root is above all");
         plan.step(Span::one(chunk), &[End::Peer(parent)], &place.sources());
     }
     plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_rank_is_inner_in_both_trees() {
+        for size in 1..=130 {
+            for member in 0..size {
+                let inner = [0, 1].map(|tree| !place(tree, member, size).children().is_empty());
+                assert_ne!(inner, [true, true], "member {member} of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn parents_and_children_agree_and_one_top_is_above_all() {
+        for (size, tree) in (1..=130).flat_map(|size| [(size, 0), (size, 1)]) {
+            let places: Vec<Place> = (0..size).map(|member| place(tree, member, size)).collect();
+            assert_eq!(places.iter().filter(|place| place.parent.is_none()).count(), 1);
+            for (member, own) in places.iter().enumerate() {
+                for child in own.children() {
+                    assert_eq!(places[child].parent, Some(member), "tree {tree} of {size}");
+                }
+            }
+            let edges: usize = places.iter().map(|place| place.children().len()).sum();
+            assert_eq!(edges, size - 1);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Bits of a token that hold the process id: the kernel's PID_MAX_LIMIT is 2^22.
 const PID_BITS: u32 = 22;

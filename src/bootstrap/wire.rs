@@ -313,7 +313,7 @@ mod tests {
         /// Whatever decodes encodes to the same bytes: there is one way to write a message.
         #[test]
         fn random_headers_are_refused_or_exact(mut bytes: [u8; HEADER], kind in 0u8..9, len in 0u32..9000) {
-            bytes[..4].copy_from_slice(&[kind, 0, bytes[2] % 6, 0]);
+            (bytes[0], bytes[1], bytes[2], bytes[3]) = (kind, 0, bytes[2] % 6, 0);
             bytes[4..8].copy_from_slice(&len.to_le_bytes());
             if let Ok(header) = Header::decode(&bytes) {
                 prop_assert_eq!(header.encode(), bytes);

@@ -22,7 +22,7 @@ use crate::types::DataType;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Segments of this process by number, for ranks that are threads of it.
@@ -353,6 +353,7 @@ fn assemble(
         },
         failure: Mutex::new(None),
         children: AtomicU64::new(0),
+        worker: OnceLock::new(),
     };
     choose::calibrate(&communicator)?;
     Ok(communicator)

@@ -5,7 +5,10 @@
 //! flag, the failure) is shared. A failed communicator stays failed and its peers learn of it at once.
 
 pub mod call;
+pub mod deferred;
+pub mod group;
 pub mod record;
+pub mod stream;
 
 mod cache;
 mod choose;
@@ -24,6 +27,7 @@ use crate::types::DataType;
 pub use call::{Call, Vector};
 use engine::Engine;
 use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
 use turn::Turns;
 use watch::Watched;
 
@@ -38,6 +42,8 @@ pub struct Communicator {
     failure: Mutex<Option<Error>>,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
+    /// Its thread in groups of several communicators, made by the first.
+    worker: OnceLock<Arc<deferred::HostStream>>,
 }
 
 /// How a call would run, for `ringCommExplain` and `ring-perf --explain`.

@@ -184,7 +184,7 @@ unsafe fn move_piece(
                 finish: step.finish,
                 scaled: step.scaled,
                 scalar: run.buffers.scalar,
-                streaming,
+                streaming: usize::from(streaming),
             };
             // SAFETY: as `run` promises.
             unsafe { reduction.run(&job) };

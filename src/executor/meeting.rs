@@ -227,7 +227,7 @@ unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
                     finish: step.finish,
                     scaled: None,
                     scalar: 1.0,
-                    streaming: work.streaming,
+                    streaming: if work.streaming { room.targets.len() } else { 0 },
                 };
                 // SAFETY: the places lie inside the ranks' buffers.
                 unsafe { reduction.run(&job) };

@@ -1,142 +1,349 @@
-//! fifo (bring-up)
+//! A connection: a ring of slots from one rank to another, with one writer and one reader.
+//!
+//! ```text
+//!   freed ┆ header│payload ┆ header│payload ┆ ...     depth slots, in any memory both can address
+//! ```
+//! The sender reserves a slot, writes the payload in place and posts; the receiver waits, reads in
+//! place and frees. `posted` in a slot's header holds the position of its message plus one, so the
+//! receiver watches a single line, and a payload of up to [`INLINE`] bytes travels in that line.
+//! `freed` counts what the receiver has given back, on a line of its own that the sender reads only
+//! when the ring looks full. Every message carries the stamp of its operation.
+//!
+//! The algorithm is Lamport's single-producer, single-consumer queue (1977) with the position kept in
+//! the slot, as in Vyukov's bounded queue.
 #![allow(unsafe_code)]
-use std::sync::atomic::{AtomicU64, Ordering::*};
-#[derive(Clone, Copy, Debug)]
+
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Site, UnsafeCell, ordering};
+
+/// Payload bytes that fit the header line: what 64 leaves after the position and the label.
+pub const INLINE: usize = 24;
+
+/// The shape of a ring. Both ends must use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
+    /// Slots; at least 2.
     pub depth: usize,
+    /// Payload bytes of a slot, a multiple of 64.
     pub slot_bytes: usize,
 }
+
 impl Geometry {
+    /// Bytes of a ring. Zeroed memory of that many bytes, 128-byte aligned, is an empty one.
     pub fn bytes(&self) -> usize {
-        128 + self.depth * (64 + self.slot_bytes)
+        size_of::<Freed>() + self.depth * self.stride()
+    }
+
+    fn stride(&self) -> usize {
+        size_of::<Header>() + self.slot_bytes
     }
 }
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+
+/// Which operation a message belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
 pub struct Stamp {
+    /// The communicator's number, the same on all its ranks.
     pub communicator: u32,
+    /// How often the communicator was rebuilt.
     pub epoch: u32,
+    /// The operation's sequence number.
     pub sequence: u64,
+    /// A hash of everything that ranks must agree on in the call. Never 0.
     pub fingerprint: u64,
+    /// The sending rank.
     pub source: u32,
 }
-#[repr(C, align(64))]
-pub struct Header {
-    posted: AtomicU64,
+
+/// What the header says of a message.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Label {
     communicator: u32,
     epoch: u32,
     sequence: u64,
     fingerprint: u64,
     source: u32,
+    /// Payload bytes.
     length: u32,
-    inline: [u8; 24],
 }
+
+/// The first line of a slot.
+#[repr(C, align(64))]
+struct Header {
+    /// The position of the message in this slot plus one; 0 before the first.
+    posted: AtomicU64,
+    label: UnsafeCell<Label>,
+    inline: UnsafeCell<[u8; INLINE]>,
+}
+
+/// The receiver's line: messages freed so far. Two lines wide, because processors fetch pairs.
+#[repr(C, align(128))]
+struct Freed(AtomicU64);
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Header>() == 64 && size_of::<Freed>() == 128);
+
+/// A ring's memory, from one of its ends.
+#[derive(Clone, Copy)]
+struct Ring {
+    base: *mut u8,
+    geometry: Geometry,
+}
+
+impl Ring {
+    #[inline]
+    fn freed(&self) -> &AtomicU64 {
+        // SAFETY: the ring starts with the counter and outlives its ends (`Sender::new`).
+        unsafe { &(*self.base.cast::<Freed>()).0 }
+    }
+
+    #[inline]
+    fn header(&self, index: usize) -> &Header {
+        let offset = size_of::<Freed>() + index * self.geometry.stride();
+        // SAFETY: `index` is below the depth, so the slot lies in the ring.
+        unsafe { &*self.base.add(offset).cast::<Header>() }
+    }
+
+    /// Where a payload of `length` bytes lies in a slot.
+    #[inline]
+    fn payload(&self, index: usize, length: usize) -> *mut u8 {
+        let header = std::ptr::from_ref(self.header(index)).cast_mut().cast::<u8>();
+        // SAFETY: both offsets lie in the slot.
+        unsafe {
+            if length <= INLINE {
+                header.add(std::mem::offset_of!(Header, inline))
+            } else {
+                header.add(size_of::<Header>())
+            }
+        }
+    }
+
+    #[inline]
+    fn next(&self, index: usize) -> usize {
+        if index + 1 == self.geometry.depth { 0 } else { index + 1 }
+    }
+}
+
+/// The writing end.
+pub struct Sender {
+    ring: Ring,
+    /// Messages posted.
+    position: u64,
+    /// The slot of the next message.
+    index: usize,
+    /// `freed` as last read; the truth is at least this.
+    freed: u64,
+}
+
+/// The reading end.
+pub struct Receiver {
+    ring: Ring,
+    /// Messages freed.
+    position: u64,
+    index: usize,
+}
+
+// SAFETY: an end is used by one thread at a time (`&mut self`), and the ring is made for two threads.
+unsafe impl Send for Sender {}
+// SAFETY: as above.
+unsafe impl Send for Receiver {}
+
+/// A message that has come and is not freed yet.
+#[derive(Clone, Copy, Debug)]
 pub struct Message {
     pub payload: *const u8,
+    /// Payload bytes, never more than a slot holds.
     pub length: usize,
     pub stamp: Stamp,
 }
+
 impl Message {
+    /// Whether the message belongs to the operation; its source is known from the connection.
     #[inline]
-    pub fn matches(&self, s: &Stamp) -> bool {
-        self.stamp.sequence == s.sequence
-            && self.stamp.fingerprint == s.fingerprint
-            && self.stamp.communicator == s.communicator
-            && self.stamp.epoch == s.epoch
+    pub fn matches(&self, stamp: &Stamp) -> bool {
+        self.stamp.sequence == stamp.sequence
+            && self.stamp.fingerprint == stamp.fingerprint
+            && self.stamp.communicator == stamp.communicator
+            && self.stamp.epoch == stamp.epoch
     }
 }
-pub struct Sender {
-    base: *mut u8,
-    g: Geometry,
-    pos: u64,
-    freed: u64,
-    idx: usize,
-}
-pub struct Receiver {
-    base: *mut u8,
-    g: Geometry,
-    pos: u64,
-    idx: usize,
-}
-unsafe impl Send for Sender {}
-unsafe impl Send for Receiver {}
-fn slot(base: *mut u8, g: &Geometry, idx: usize) -> *mut Header {
-    base.wrapping_add(128 + idx * (64 + g.slot_bytes)).cast()
-}
-fn payload(h: *mut Header, len: usize) -> *mut u8 {
-    if len <= 24 { h.cast::<u8>().wrapping_add(40) } else { h.cast::<u8>().wrapping_add(64) }
-}
+
 impl Sender {
-    pub unsafe fn new(base: *mut u8, g: Geometry) -> Sender {
-        Sender { base, g, pos: 0, freed: 0, idx: 0 }
+    /// The writing end of the ring at `base`.
+    ///
+    /// # Safety
+    /// `base` is 128-byte aligned and points to `geometry.bytes()` bytes that were zero when the ring
+    /// was made, outlive this end, and have no other sender.
+    pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Sender {
+        Sender { ring: Ring { base, geometry }, position: 0, index: 0, freed: 0 }
     }
-    fn freed(&self) -> &AtomicU64 {
-        unsafe { &*self.base.cast::<AtomicU64>() }
-    }
+
+    /// Where to write the next message of `length` bytes, or `None` while the ring is full.
     #[inline]
-    pub fn try_reserve(&mut self, len: usize) -> Option<*mut u8> {
-        if self.pos - self.freed == self.g.depth as u64 {
-            self.freed = self.freed().load(Acquire);
-            if self.pos - self.freed == self.g.depth as u64 {
+    pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
+        assert!(length <= self.ring.geometry.slot_bytes, "a message fits its slot");
+        let depth = self.ring.geometry.depth as u64;
+        if self.position - self.freed == depth {
+            // Acquire: pairs with the Release in `free`, so that the reader is done with the slot.
+            self.freed = self.ring.freed().load(ordering(Site::Reserve, Acquire));
+            if self.position - self.freed == depth {
                 return None;
             }
         }
-        Some(payload(slot(self.base, &self.g, self.idx), len))
+        Some(self.ring.payload(self.index, length))
     }
+
+    /// Make the reserved message visible.
     #[inline]
-    pub fn post(&mut self, s: &Stamp, len: usize) {
-        let h = slot(self.base, &self.g, self.idx);
-        unsafe {
-            (*h).communicator = s.communicator;
-            (*h).epoch = s.epoch;
-            (*h).sequence = s.sequence;
-            (*h).fingerprint = s.fingerprint;
-            (*h).source = s.source;
-            (*h).length = len as u32;
-            self.pos += 1;
-            self.idx += 1;
-            if self.idx == self.g.depth {
-                self.idx = 0;
-            }
-            (*h).posted.store(self.pos, Release);
-        }
+    pub fn post(&mut self, stamp: &Stamp, length: usize) {
+        let header = self.ring.header(self.index);
+        let label = Label {
+            communicator: stamp.communicator,
+            epoch: stamp.epoch,
+            sequence: stamp.sequence,
+            fingerprint: stamp.fingerprint,
+            source: stamp.source,
+            length: length as u32,
+        };
+        // SAFETY: the slot is this end's between `try_reserve` and the store below.
+        header.label.with_mut(|cell| unsafe { *cell = label });
+        self.position += 1;
+        self.index = self.ring.next(self.index);
+        // Release: pairs with the Acquire in `try_wait`, so that label and payload are seen.
+        header.posted.store(self.position, ordering(Site::Post, Release));
     }
+
+    /// Whether the receiver has freed everything that was posted.
+    #[inline]
     pub fn freed_all(&mut self) -> bool {
-        self.freed = self.freed().load(Acquire);
-        self.freed == self.pos
+        // Acquire: pairs with the Release in `free`.
+        self.freed = self.ring.freed().load(ordering(Site::Reserve, Acquire));
+        self.freed == self.position
     }
 }
+
 impl Receiver {
-    pub unsafe fn new(base: *mut u8, g: Geometry) -> Receiver {
-        Receiver { base, g, pos: 0, idx: 0 }
+    /// The reading end of the ring at `base`.
+    ///
+    /// # Safety
+    /// As [`Sender::new`], with no other receiver.
+    pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Receiver {
+        Receiver { ring: Ring { base, geometry }, position: 0, index: 0 }
     }
+
+    /// The next message, if it has come. It stays until it is freed.
     #[inline]
     pub fn try_wait(&mut self) -> Option<Message> {
-        let h = slot(self.base, &self.g, self.idx);
-        unsafe {
-            if (*h).posted.load(Acquire) != self.pos + 1 {
-                return None;
-            }
-            let length = (*h).length as usize;
-            Some(Message {
-                payload: payload(h, length),
-                length,
-                stamp: Stamp {
-                    communicator: (*h).communicator,
-                    epoch: (*h).epoch,
-                    sequence: (*h).sequence,
-                    fingerprint: (*h).fingerprint,
-                    source: (*h).source,
-                },
-            })
+        let header = self.ring.header(self.index);
+        // Acquire: pairs with the Release in `post`.
+        if header.posted.load(ordering(Site::Wait, Acquire)) != self.position + 1 {
+            return None;
         }
+        // SAFETY: the message is posted and not freed, so nobody writes its label.
+        let label = header.label.with(|cell| unsafe { *cell });
+        // A peer's length is a claim: it is never believed beyond the slot.
+        let length = (label.length as usize).min(self.ring.geometry.slot_bytes);
+        Some(Message {
+            payload: self.ring.payload(self.index, length),
+            length,
+            stamp: Stamp {
+                communicator: label.communicator,
+                epoch: label.epoch,
+                sequence: label.sequence,
+                fingerprint: label.fingerprint,
+                source: label.source,
+            },
+        })
     }
+
+    /// Give the message back; its payload must not be read any more.
     #[inline]
     pub fn free(&mut self) {
-        self.pos += 1;
-        self.idx += 1;
-        if self.idx == self.g.depth {
-            self.idx = 0;
+        self.position += 1;
+        self.index = self.ring.next(self.index);
+        // Release: pairs with the Acquire in `try_reserve` and `freed_all`.
+        self.ring.freed().store(self.position, ordering(Site::Free, Release));
+    }
+}
+
+/// Make an empty ring where zeroed memory is not one.
+#[cfg(loom)]
+pub unsafe fn construct(base: *mut u8, geometry: Geometry) {
+    let ring = Ring { base, geometry };
+    // SAFETY: the caller gives `geometry.bytes()` aligned bytes.
+    unsafe {
+        base.cast::<Freed>().write(Freed(AtomicU64::new(0)));
+        for index in 0..geometry.depth {
+            let header = std::ptr::from_ref(ring.header(index)).cast_mut();
+            header.write(Header {
+                posted: AtomicU64::new(0),
+                label: UnsafeCell::new(Label::default()),
+                inline: UnsafeCell::new([0; INLINE]),
+            });
         }
-        unsafe { (*self.base.cast::<AtomicU64>()).store(self.pos, Release) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { depth: 2, slot_bytes: 128 };
+
+    fn ring() -> (Sender, Receiver, Vec<u128>) {
+        let mut memory = vec![0u128; GEOMETRY.bytes() / 16 + 8];
+        let base = memory.as_mut_ptr().cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(128));
+        // SAFETY: zeroed, aligned, returned with the ends.
+        unsafe { (Sender::new(base, GEOMETRY), Receiver::new(base, GEOMETRY), memory) }
+    }
+
+    fn stamp(sequence: u64) -> Stamp {
+        Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 3, source: 4 }
+    }
+
+    fn send(sender: &mut Sender, sequence: u64, bytes: &[u8]) -> bool {
+        let Some(payload) = sender.try_reserve(bytes.len()) else { return false };
+        // SAFETY: the slot was reserved for as many bytes.
+        unsafe { payload.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        sender.post(&stamp(sequence), bytes.len());
+        true
+    }
+
+    #[test]
+    fn messages_of_every_length_arrive_in_order() {
+        let (mut sender, mut receiver, _memory) = ring();
+        for length in 0..=GEOMETRY.slot_bytes {
+            let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
+            assert!(receiver.try_wait().is_none());
+            assert!(send(&mut sender, length as u64, &bytes));
+            let message = receiver.try_wait().unwrap();
+            // SAFETY: the message is not freed yet.
+            let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
+            assert_eq!((got, message.stamp), (&bytes[..], stamp(length as u64)));
+            receiver.free();
+        }
+    }
+
+    #[test]
+    fn a_full_ring_refuses_and_a_freed_slot_is_reused() {
+        let (mut sender, mut receiver, _memory) = ring();
+        assert!(send(&mut sender, 0, &[1]) && send(&mut sender, 1, &[2]));
+        assert!(!send(&mut sender, 2, &[3]) && !sender.freed_all());
+        assert_eq!(receiver.try_wait().unwrap().stamp.sequence, 0);
+        receiver.free();
+        assert!(send(&mut sender, 2, &[3]));
+        receiver.free();
+        receiver.free();
+        assert!(sender.freed_all());
+    }
+
+    #[test]
+    fn a_lying_length_is_cut_to_the_slot() {
+        let (mut sender, mut receiver, _memory) = ring();
+        sender.try_reserve(0).unwrap();
+        sender.post(&stamp(0), usize::MAX);
+        assert_eq!(receiver.try_wait().unwrap().length, GEOMETRY.slot_bytes);
     }
 }

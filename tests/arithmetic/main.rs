@@ -131,7 +131,7 @@ fn run(rule: &Rule, manner: &Manner, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
         finish: rule.parts.is_some(),
         scaled: rule.scaled.map(|(index, _)| index),
         scalar: rule.scaled.map_or(0.0, |(_, scalar)| scalar),
-        streaming: manner.streaming,
+        streaming: usize::from(manner.streaming),
         ..Job::new(&writes, &reads, length / rule.data_type.size())
     };
     // SAFETY: every buffer holds `count` elements and outlives the call.

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use super::Job;
 use super::float::{NAN64, Register, Register64};
-use super::kernel::{Kernel, reduce};
+use super::kernel::{Kernel, blocks};
 use super::portable::Bytes;
 use super::select::Isa;
 use super::vector::{Bits, Operation, Vector};
@@ -25,9 +25,9 @@ impl Avx2 {
 }
 
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, count: usize, parts: usize) {
+unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, start: usize, end: usize, parts: usize) {
     // SAFETY: this function enables what the vectors of this file need.
-    unsafe { reduce::<V, O>(job, count, parts) }
+    unsafe { blocks::<V, O>(job, start, end, parts) }
 }
 
 impl Isa for Avx2 {
@@ -207,6 +207,7 @@ macro_rules! float_methods {
 
 impl Register for Words {
     const LANES: usize = 8;
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn splat(bits: u32) -> Self {
         // SAFETY: registers only; the shell enables AVX2.
@@ -308,6 +309,7 @@ macro_rules! double_methods {
 
 impl Register64 for Doubles {
     const LANES: usize = 4;
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn splat(bits: u64) -> Self {
         // SAFETY: registers only; the shell enables AVX2.

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::Job;
 use super::float::{NAN, NAN64, Register, Register64};
-use super::kernel::{Kernel, reduce};
+use super::kernel::{Kernel, blocks};
 use super::portable::Bytes;
 use super::select::Isa;
 use super::vector::{Bits, Operation, Vector};
@@ -27,9 +27,9 @@ impl Avx512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, count: usize, parts: usize) {
+unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, start: usize, end: usize, parts: usize) {
     // SAFETY: this function enables what the vectors of this file need.
-    unsafe { reduce::<V, O>(job, count, parts) }
+    unsafe { blocks::<V, O>(job, start, end, parts) }
 }
 
 impl Isa for Avx512 {
@@ -145,6 +145,7 @@ macro_rules! float_methods {
 
 impl Register for Words {
     const LANES: usize = 16;
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn splat(bits: u32) -> Self {
         // SAFETY: registers only; the shell enables AVX-512.
@@ -255,6 +256,7 @@ macro_rules! double_methods {
 
 impl Register64 for Doubles {
     const LANES: usize = 8;
+    const STREAMS: bool = true;
     #[inline(always)]
     unsafe fn splat(bits: u64) -> Self {
         // SAFETY: registers only; the shell enables AVX-512.

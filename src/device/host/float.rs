@@ -9,7 +9,7 @@
 
 use std::marker::PhantomData;
 
-use super::vector::{Number, Vector};
+use super::vector::{Mean, Number, Vector};
 
 /// The bits of +infinity; a magnitude above is a NaN.
 const INFINITY: u32 = 0x7f80_0000;
@@ -25,6 +25,7 @@ pub const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
 /// `load1`, `load2`, `load4` zero-extend elements of so many bytes; `store*` keep the low bytes.
 pub trait Register: Copy {
     const LANES: usize;
+    const STREAMS: bool;
     unsafe fn splat(bits: u32) -> Self;
     unsafe fn load<const SIZE: usize>(source: *const u8) -> Self;
     unsafe fn store<const SIZE: usize>(self, target: *mut u8);
@@ -185,6 +186,7 @@ pub struct Float<R, F>(R, PhantomData<F>);
 impl<R: Register, F: Format> Vector for Float<R, F> {
     const LANES: usize = R::LANES;
     const SIZE: usize = F::SIZE;
+    const STREAMS: bool = R::STREAMS;
     #[inline(always)]
     unsafe fn load(source: *const u8) -> Self {
         // SAFETY: the caller's promise, handed on.
@@ -258,6 +260,9 @@ impl<R: Register, F: Format> Number for Float<R, F> {
             Float(a.fmin(b).or(b.fmin(a)).xor(sign), PhantomData)
         }
     }
+}
+
+impl<R: Register, F: Format> Mean for Float<R, F> {
     #[inline(always)]
     unsafe fn divide(self, parts: usize) -> Self {
         // SAFETY: the caller's promise, handed on.
@@ -276,6 +281,7 @@ impl<R: Register, F: Format> Number for Float<R, F> {
 /// Lanes of f64.
 pub trait Register64: Copy {
     const LANES: usize;
+    const STREAMS: bool;
     unsafe fn splat(bits: u64) -> Self;
     unsafe fn load(source: *const u8) -> Self;
     unsafe fn store(self, target: *mut u8);
@@ -298,6 +304,7 @@ pub struct Double<R>(R);
 impl<R: Register64> Vector for Double<R> {
     const LANES: usize = R::LANES;
     const SIZE: usize = 8;
+    const STREAMS: bool = R::STREAMS;
     #[inline(always)]
     unsafe fn load(source: *const u8) -> Self {
         // SAFETY: the caller's promise, handed on.
@@ -340,6 +347,9 @@ impl<R: Register64> Number for Double<R> {
             Double(a.fmin(b).or(b.fmin(a)).xor(sign))
         }
     }
+}
+
+impl<R: Register64> Mean for Double<R> {
     #[inline(always)]
     unsafe fn divide(self, parts: usize) -> Self {
         // SAFETY: the caller's promise, handed on.

@@ -7,6 +7,9 @@
 
 use std::sync::OnceLock;
 
+use super::{Job, Reduction};
+use crate::types::{DataType, ReduceOp};
+
 /// Copy `bytes` bytes; the ranges are equal or do not overlap.
 ///
 /// # Safety
@@ -27,16 +30,19 @@ pub unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, streaming: 
 /// page, 64 lines.
 const STREAMED_LEAST: usize = 4096;
 
-#[cfg(not(target_arch = "x86_64"))]
+/// A copy past the cache is a union of one source: the reduction kernels already stream.
 unsafe fn stream(target: *mut u8, source: *const u8, bytes: usize) {
+    static UNION: OnceLock<Option<Reduction>> = OnceLock::new();
+    let union = UNION.get_or_init(|| Reduction::new(DataType::Uint8, ReduceOp::Bor, 1).ok());
+    let (targets, sources) = ([target], [source]);
+    let job = Job { streaming: 1, ..Job::new(&targets, &sources, bytes) };
     // SAFETY: the caller's promise, handed on.
-    unsafe { std::ptr::copy(source, target, bytes) }
-}
-
-#[cfg(target_arch = "x86_64")]
-unsafe fn stream(target: *mut u8, source: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise, handed on.
-    unsafe { std::ptr::copy(source, target, bytes) }
+    unsafe {
+        match union {
+            Some(union) => union.stream(&job, bytes, false, 1),
+            None => std::ptr::copy(source, target, bytes),
+        }
+    }
 }
 
 /// Order streaming stores before every store that follows: a release store alone does not.

@@ -45,14 +45,14 @@ pub struct Job<'a> {
     /// type before it is summed.
     pub scaled: Option<usize>,
     pub scalar: f64,
-    /// Write the first target past the cache.
-    pub streaming: bool,
+    /// How many leading targets are written past the cache.
+    pub streaming: usize,
 }
 
 impl<'a> Job<'a> {
     /// A plain reduction: no division, no scaling, through the cache.
     pub fn new(targets: &'a [*mut u8], sources: &'a [*const u8], count: usize) -> Job<'a> {
-        Job { targets, sources, count, finish: false, scaled: None, scalar: 1.0, streaming: false }
+        Job { targets, sources, count, finish: false, scaled: None, scalar: 1.0, streaming: 0 }
     }
 }
 
@@ -122,35 +122,76 @@ impl Reduction {
         debug_assert!(!job.targets.is_empty() && !job.sources.is_empty());
         let divide = job.finish && self.op == ReduceOp::Avg && self.parts > 1;
         let scale = job.scaled.is_some() && self.op == ReduceOp::PreMulSum;
-        // SAFETY: the caller's promise; a kernel is called with at least one vector of elements, or
-        // with one-element vectors.
+        // SAFETY: the caller's promise, handed on.
         unsafe {
             if job.sources.len() == 1 && !divide && !scale && self.data_type != DataType::Bool {
                 return self.copy(job);
             }
             let count = job.count * self.units;
-            let [wide, narrow, single] = &self.choices;
-            let choice = if count >= wide.lanes {
-                wide
-            } else if count >= narrow.lanes {
-                narrow
-            } else {
-                single
-            };
-            if divide || scale {
-                (choice.full)(job, count, if divide { self.parts } else { 1 });
-            } else {
-                (choice.plain)(job, count, 1);
+            let parts = if divide { self.parts } else { 1 };
+            let choices = &self.choices;
+            let full = divide || scale;
+            if job.streaming > 0 {
+                return self.stream(job, count, full, parts);
             }
+            span(choices, job, 0, count, full, parts);
+        }
+    }
+
+    /// Up to where the first target is aligned, from there past the cache, and the rest. Targets that
+    /// lie otherwise than the first are written through the cache.
+    unsafe fn stream(&self, job: &Job, count: usize, full: bool, parts: usize) {
+        let [wide, narrower @ ..] = &self.choices;
+        let unit = self.size / self.units;
+        let missing_of = |target: &*mut u8| target.addr().wrapping_neg() % (wide.lanes * unit);
+        let missing = missing_of(&job.targets[0]);
+        let wanted = job.targets.iter().take(job.streaming);
+        let alike = wanted.take_while(|target| missing_of(target) == missing).count();
+        let streamed = Job { streaming: alike, ..*job };
+        let cached = Job { streaming: 0, ..*job };
+        // SAFETY: the caller's promise; elements before `lead` do not fill a vector, and from there
+        // on the first target is aligned.
+        unsafe {
+            if missing % unit != 0 || count < 2 * wide.lanes {
+                return span(&self.choices, &cached, 0, count, full, parts);
+            }
+            let lead = missing / unit;
+            let end = lead + (count - lead) / wide.lanes * wide.lanes;
+            span(narrower, &cached, 0, lead, full, parts);
+            span(std::slice::from_ref(wide), &streamed, lead, end, full, parts);
+            memory::fence();
+            span(narrower, &cached, end, count, full, parts);
         }
     }
 
     /// The source's bytes to every target.
     unsafe fn copy(&self, job: &Job) {
         for (index, target) in job.targets.iter().enumerate() {
-            let streaming = job.streaming && index == 0;
+            let streaming = index < job.streaming;
             // SAFETY: the caller's promise, handed on.
             unsafe { copy(*target, job.sources[0], job.count * self.size, streaming) }
+        }
+    }
+}
+
+/// Reduce elements `start..end`: whole vectors of each choice, the widest first.
+#[inline(always)]
+unsafe fn span(
+    choices: &[Choice],
+    job: &Job,
+    mut start: usize,
+    end: usize,
+    full: bool,
+    parts: usize,
+) {
+    for choice in choices {
+        // Lanes are a power of two.
+        let stop = start + ((end - start) & !(choice.lanes - 1));
+        if stop > start {
+            let kernel = if full { choice.full } else { choice.plain };
+            // SAFETY: the caller's promise, handed on, for whole vectors.
+            unsafe { kernel(job, start, stop, parts) };
+            start = stop;
         }
     }
 }

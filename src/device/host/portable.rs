@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::float::{NAN64, Register, Register64};
-use super::vector::{Bits, Integer, Number, Vector};
+use super::vector::{Bits, Integer, Mean, Number, Vector};
 
 /// `N` integers.
 #[derive(Clone, Copy)]
@@ -21,6 +21,7 @@ impl<T: Copy, const N: usize> Lanes<T, N> {
 
 impl<T: Integer, const N: usize> Vector for Lanes<T, N> {
     const LANES: usize = N;
+    const STREAMS: bool = false;
     const SIZE: usize = size_of::<T>();
     #[inline(always)]
     unsafe fn load(source: *const u8) -> Self {
@@ -56,6 +57,9 @@ impl<T: Integer, const N: usize> Number for Lanes<T, N> {
     unsafe fn max(self, other: Self) -> Self {
         self.zip(other, T::greatest)
     }
+}
+
+impl<T: Integer, const N: usize> Mean for Lanes<T, N> {
     #[inline(always)]
     unsafe fn divide(self, parts: usize) -> Self {
         Lanes(self.0.map(|value| value.divide(parts)))
@@ -101,6 +105,7 @@ impl<const N: usize> Bytes for Lanes<u8, N> {
 
 impl<B: Bytes> Vector for Truth<B> {
     const LANES: usize = B::LANES;
+    const STREAMS: bool = B::STREAMS;
     const SIZE: usize = 1;
     #[inline(always)]
     unsafe fn load(source: *const u8) -> Self {
@@ -154,6 +159,7 @@ impl<const N: usize> Words<N> {
 
 impl<const N: usize> Register for Words<N> {
     const LANES: usize = N;
+    const STREAMS: bool = false;
     #[inline(always)]
     unsafe fn splat(bits: u32) -> Self {
         Words([bits; N])
@@ -254,6 +260,7 @@ impl<const N: usize> Doubles<N> {
 
 impl<const N: usize> Register64 for Doubles<N> {
     const LANES: usize = N;
+    const STREAMS: bool = false;
     #[inline(always)]
     unsafe fn splat(bits: u64) -> Self {
         Doubles([f64::from_bits(bits); N])

@@ -6,10 +6,12 @@
 #![allow(unsafe_code)]
 
 use super::Job;
-use super::float::{Bf16, Double, E4m3, E5m2, F16, F32, Float, Format, Register, Register64};
-use super::kernel::{Kernel, reduce};
+use super::float::{Bf16, Double, E4m3, E5m2, F16, F32, Float, Register, Register64};
+use super::kernel::{Kernel, singles};
 use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
-use super::vector::{And, Bits, FullSum, Max, Min, Number, Operation, Or, Prod, Sum, Vector, Xor};
+use super::vector::{
+    And, Bits, FullSum, Integer, Max, Mean, Min, Number, Operation, Or, Prod, Sum, Vector, Xor,
+};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use crate::error::{Error, Result};
@@ -93,7 +95,7 @@ impl InstructionSet {
 /// What [`choose`] found.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
-    /// Elements below which the kernel must not be called.
+    /// Elements in a vector: both kernels take multiples of them.
     pub lanes: usize,
     pub plain: Kernel,
     /// With scaling and division; the same as `plain` where the operation has neither.
@@ -133,9 +135,9 @@ const fn lanes(bytes: usize, size: usize) -> usize {
 portable!(Portable, 16);
 portable!(Single, 1);
 
-unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, count: usize, parts: usize) {
+unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, start: usize, end: usize, parts: usize) {
     // SAFETY: portable vectors need no instruction beyond the target's own.
-    unsafe { reduce::<V, O>(job, count, parts) }
+    unsafe { singles::<V, O>(job, start, end, parts) }
 }
 
 fn plain<I: Isa, V: Vector, O: Operation<V>>() -> Choice {
@@ -143,18 +145,30 @@ fn plain<I: Isa, V: Vector, O: Operation<V>>() -> Choice {
     Choice { lanes: V::LANES, plain: kernel, full: kernel }
 }
 
-/// Kernels of an operation on numbers whose sum is computed by `S`, which for unsigned integers is
-/// the signed vector: the bits are the same.
-fn number<I: Isa, V: Number, S: Number>(op: ReduceOp) -> Choice {
+/// Kernels of an operation on numbers whose sum and product are computed by `S`, which for unsigned
+/// integers is the signed vector: the bits are the same.
+fn number<I: Isa, V: Number, S: Number>(op: ReduceOp, full: Kernel) -> Choice {
     match op {
         ReduceOp::Prod => plain::<I, S, Prod>(),
         ReduceOp::Min => plain::<I, V, Min>(),
         ReduceOp::Max => plain::<I, V, Max>(),
-        ReduceOp::Avg | ReduceOp::PreMulSum => {
-            Choice { full: I::kernel::<V, FullSum>(), ..plain::<I, S, Sum>() }
-        }
+        ReduceOp::Avg | ReduceOp::PreMulSum => Choice { full, ..plain::<I, S, Sum>() },
         _ => plain::<I, S, Sum>(),
     }
+}
+
+/// As `number`; an integer mean divides element by element, in portable vectors of `N` lanes, whose
+/// number divides that of any other vector's.
+fn integer<I: Isa, V: Number, S: Number, T: Integer, const N: usize>(op: ReduceOp) -> Choice {
+    let full = match V::LANES {
+        1 => Single::kernel::<Lanes<T, 1>, FullSum>(),
+        _ => Portable::kernel::<Lanes<T, N>, FullSum>(),
+    };
+    number::<I, V, S>(op, full)
+}
+
+fn float<I: Isa, V: Mean>(op: ReduceOp) -> Choice {
+    number::<I, V, V>(op, I::kernel::<V, FullSum>())
 }
 
 fn bits<I: Isa, V: Bits>(op: ReduceOp) -> Choice {
@@ -174,23 +188,19 @@ pub fn choose<I: Isa>(data_type: DataType, op: ReduceOp) -> Choice {
         return bits::<I, I::Bytes>(op);
     }
     match data_type {
-        DataType::Int8 => number::<I, I::I8, I::I8>(op),
-        DataType::Uint8 | DataType::Bool => number::<I, I::U8, I::I8>(op),
-        DataType::Int16 => number::<I, I::I16, I::I16>(op),
-        DataType::Uint16 => number::<I, I::U16, I::I16>(op),
-        DataType::Int32 => number::<I, I::I32, I::I32>(op),
-        DataType::Uint32 => number::<I, I::U32, I::I32>(op),
-        DataType::Int64 => number::<I, I::I64, I::I64>(op),
-        DataType::Uint64 => number::<I, I::U64, I::I64>(op),
-        DataType::Float8e4m3 => float::<I, E4m3>(op),
-        DataType::Float8e5m2 => float::<I, E5m2>(op),
-        DataType::Float16 => float::<I, F16>(op),
-        DataType::Bfloat16 => float::<I, Bf16>(op),
-        DataType::Float32 => float::<I, F32>(op),
-        DataType::Float64 => number::<I, Double<I::Doubles>, Double<I::Doubles>>(op),
+        DataType::Int8 => integer::<I, I::I8, I::I8, i8, 16>(op),
+        DataType::Uint8 | DataType::Bool => integer::<I, I::U8, I::I8, u8, 16>(op),
+        DataType::Int16 => integer::<I, I::I16, I::I16, i16, 8>(op),
+        DataType::Uint16 => integer::<I, I::U16, I::I16, u16, 8>(op),
+        DataType::Int32 => integer::<I, I::I32, I::I32, i32, 4>(op),
+        DataType::Uint32 => integer::<I, I::U32, I::I32, u32, 4>(op),
+        DataType::Int64 => integer::<I, I::I64, I::I64, i64, 2>(op),
+        DataType::Uint64 => integer::<I, I::U64, I::I64, u64, 2>(op),
+        DataType::Float8e4m3 => float::<I, Float<I::Words, E4m3>>(op),
+        DataType::Float8e5m2 => float::<I, Float<I::Words, E5m2>>(op),
+        DataType::Float16 => float::<I, Float<I::Words, F16>>(op),
+        DataType::Bfloat16 => float::<I, Float<I::Words, Bf16>>(op),
+        DataType::Float32 => float::<I, Float<I::Words, F32>>(op),
+        DataType::Float64 => float::<I, Double<I::Doubles>>(op),
     }
-}
-
-fn float<I: Isa, F: Format>(op: ReduceOp) -> Choice {
-    number::<I, Float<I::Words, F>, Float<I::Words, F>>(op)
 }

@@ -13,6 +13,8 @@ pub trait Vector: Copy {
     const LANES: usize;
     /// Bytes of one element in memory.
     const SIZE: usize;
+    /// Whether `stream` is more than `store`.
+    const STREAMS: bool;
     unsafe fn load(source: *const u8) -> Self;
     unsafe fn store(self, target: *mut u8);
     /// As `store`, past the cache; `target` is aligned to `LANES * SIZE`.
@@ -25,6 +27,10 @@ pub trait Number: Vector {
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn min(self, other: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
+}
+
+/// Vectors with what a mean and a pre-multiplied sum need.
+pub trait Mean: Number {
     /// The mean's last step: divide by `parts`.
     unsafe fn divide(self, parts: usize) -> Self;
     /// Times `scalar`, rounded to the element's type.
@@ -42,6 +48,8 @@ pub trait Bits: Vector {
 pub trait Operation<V: Vector> {
     /// Whether `prepare` and `finish` do anything: the plain kernels leave them out.
     const FULL: bool = false;
+    /// Whether kernels for exactly two sources are worth their code: for what most rings do.
+    const PAIRS: bool = false;
     unsafe fn combine(accumulator: V, next: V) -> V;
     /// Applied to the one source that a pre-multiplied sum scales.
     unsafe fn prepare(value: V, _scalar: f64) -> V {
@@ -54,9 +62,10 @@ pub trait Operation<V: Vector> {
 }
 
 macro_rules! operation {
-    ($name:ident, $bound:ident, $method:ident) => {
+    ($name:ident, $bound:ident, $method:ident, $pairs:expr) => {
         pub struct $name;
         impl<V: $bound> Operation<V> for $name {
+            const PAIRS: bool = $pairs;
             #[inline(always)]
             unsafe fn combine(accumulator: V, next: V) -> V {
                 // SAFETY: the caller's promise, handed on.
@@ -66,18 +75,18 @@ macro_rules! operation {
     };
 }
 
-operation!(Sum, Number, add);
-operation!(Prod, Number, mul);
-operation!(Min, Number, min);
-operation!(Max, Number, max);
-operation!(And, Bits, and);
-operation!(Or, Bits, or);
-operation!(Xor, Bits, xor);
+operation!(Sum, Number, add, true);
+operation!(Prod, Number, mul, false);
+operation!(Min, Number, min, false);
+operation!(Max, Number, max, false);
+operation!(And, Bits, and, false);
+operation!(Or, Bits, or, false);
+operation!(Xor, Bits, xor, false);
 
 /// A sum with a scaled source, a division at the end, or both.
 pub struct FullSum;
 
-impl<V: Number> Operation<V> for FullSum {
+impl<V: Mean> Operation<V> for FullSum {
     const FULL: bool = true;
     #[inline(always)]
     unsafe fn combine(accumulator: V, next: V) -> V {

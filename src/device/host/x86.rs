@@ -1,7 +1,7 @@
 //! What the two x86 vector widths share: integers as one intrinsic per operation.
 
 /// Integer vectors over one register type; `load`, `store` and `stream` are found where the macro is
-/// used. Division and scalar factors go through an array.
+/// used. There is no integer division in SIMD, so means stay with the portable vectors.
 macro_rules! integers {
     ($register:ty, $bytes:expr;
      $($name:ident, $type:ty, $add:ident, $mul:ident, $min:ident, $max:ident;)*) => { $(
@@ -11,6 +11,7 @@ macro_rules! integers {
         impl $crate::device::host::vector::Vector for $name {
             const LANES: usize = $bytes / size_of::<$type>();
             const SIZE: usize = size_of::<$type>();
+            const STREAMS: bool = true;
             #[inline(always)]
             unsafe fn load(source: *const u8) -> Self {
                 // SAFETY: the caller's promise, handed on.
@@ -48,27 +49,6 @@ macro_rules! integers {
             unsafe fn max(self, other: Self) -> Self {
                 // SAFETY: registers only; the shell enables the instruction.
                 $name(unsafe { $max(self.0, other.0) })
-            }
-            #[inline(always)]
-            unsafe fn divide(self, parts: usize) -> Self {
-                // SAFETY: register and array are the same bytes, and every value is valid.
-                let lanes = unsafe {
-                    std::mem::transmute::<$register, [$type; $bytes / size_of::<$type>()]>(self.0)
-                };
-                let lanes = lanes.map(|value| {
-                    $crate::device::host::vector::Integer::divide(value, parts)
-                });
-                // SAFETY: as above.
-                $name(unsafe { std::mem::transmute::<_, $register>(lanes) })
-            }
-            #[inline(always)]
-            unsafe fn scale(self, scalar: f64) -> Self {
-                let factor: $type = $crate::device::host::vector::Integer::from_scalar(scalar);
-                let factors = [factor; $bytes / size_of::<$type>()];
-                // SAFETY: register and array are the same bytes, and every value is valid.
-                let factors = unsafe { std::mem::transmute::<_, $register>(factors) };
-                // SAFETY: registers only; the shell enables the instruction.
-                $name(unsafe { $mul(self.0, factors) })
             }
         }
     )* };

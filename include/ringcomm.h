@@ -1,0 +1,1094 @@
+/*
+ * ringcomm: collective communication between threads and processes.
+ *
+ * Generated from the comments and signatures in src/ffi; `make header` makes it anew.
+ *
+ * Whoever knows NCCL knows this interface: s/nccl/ring/. What holds for every function:
+ *
+ * - It returns a ringResult_t. ringGetLastError explains a failure in one sentence. Results are
+ *   written through pointers on success only. NULL, unknown numbers and handles that are none, or
+ *   no more, give ringInvalidArgument.
+ * - It may be called from any thread. Calls on one communicator take turns, in the order in which
+ *   every rank must make them.
+ *
+ * And for every collective:
+ *
+ * - `count` is in elements of `datatype`; zero is a count, and buffers need no alignment.
+ * - `comm` is this rank's end; every rank of the communicator makes the same calls with the same
+ *   count, type, operation and root.
+ * - `stream` NULL: the call returns when it is done. A stream of ringStreamCreate: it returns at
+ *   once, and buffers are left alone until ringStreamSynchronize. In a group: until ringGroupEnd.
+ * - Send and receive buffers do not overlap, except in place, as each function says.
+ * - Every rank gets the same bits, and the same call gives them again in the next run.
+ * - Errors: ringInvalidArgument; ringInvalidUsage where ranks disagree (the text names both calls);
+ *   ringRemoteError where a rank died or failed, ringTimeout where it did not come in time (the
+ *   text names rank and operation); ringAborted. A communicator that failed stays failed: destroy
+ *   or shrink it.
+ */
+
+#ifndef RINGCOMM_H
+#define RINGCOMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * The release's major number; programs built for another one do not load this library.
+ */
+#define RING_MAJOR 0
+
+/**
+ * The release's minor number: grows when something is added.
+ */
+#define RING_MINOR 1
+
+/**
+ * The release's patch number: grows when something is repaired.
+ */
+#define RING_PATCH 0
+
+/**
+ * `RING_MAJOR * 10000 + RING_MINOR * 100 + RING_PATCH`, as `ringGetVersion` answers.
+ */
+#define RING_VERSION_CODE 100
+
+/**
+ * Bytes of a unique id.
+ */
+#define RING_UNIQUE_ID_BYTES 128
+
+/**
+ * First field after `size` in every structure that a program hands in; "ring" in ASCII.
+ */
+#define RING_MAGIC 1919512167
+
+/**
+ * A configuration field with this value was not set: the environment or the default decides.
+ */
+#define RING_CONFIG_UNDEF_INT (-2147483647 - 1)
+
+/**
+ * The color of a rank that joins none of the communicators of a split.
+ */
+#define RING_SPLIT_NOCOLOR (-1)
+
+/**
+ * Shrink a communicator on which nothing is running.
+ */
+#define RING_SHRINK_DEFAULT 0
+
+/**
+ * Abort what is running on the communicator, then shrink it.
+ */
+#define RING_SHRINK_ABORT 1
+
+/**
+ * Bytes of a name in `ringExplain_t`, its closing NUL among them.
+ */
+#define RING_NAME_BYTES 32
+
+/**
+ * What every function returns. Values below 64 are NCCL's.
+ */
+enum ringResult_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The call did what it says.
+     */
+    ringSuccess = 0,
+    /**
+     * A CUDA function failed.
+     */
+    ringUnhandledCudaError = 1,
+    /**
+     * The operating system refused something; the text says what, and its answer.
+     */
+    ringSystemError = 2,
+    /**
+     * A defect of the library; please report it with the text of `ringGetLastError`.
+     */
+    ringInternalError = 3,
+    /**
+     * An argument that can never be right: NULL, an unknown number, a handle that is not one (any
+     * more), buffers that overlap in part.
+     */
+    ringInvalidArgument = 4,
+    /**
+     * A call that is right by itself but not here: ranks that disagree, an unbalanced group, a
+     * communicator that has failed.
+     */
+    ringInvalidUsage = 5,
+    /**
+     * Another rank died or failed; the text names it.
+     */
+    ringRemoteError = 6,
+    /**
+     * Not an error: the work is still going on.
+     */
+    ringInProgress = 7,
+    /**
+     * A deadline passed while waiting for another rank; the text names it.
+     */
+    ringTimeout = 8,
+    /**
+     * `ringCommAbort` was called on this rank.
+     */
+    ringAborted = 64,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringResult_t ringResult_t;
+#else
+typedef int32_t ringResult_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The type of one element. Values below 64 are NCCL's.
+ */
+enum ringDataType_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    ringInt8 = 0,
+    ringUint8 = 1,
+    ringInt32 = 2,
+    ringUint32 = 3,
+    ringInt64 = 4,
+    ringUint64 = 5,
+    /**
+     * IEEE 754 binary16.
+     */
+    ringFloat16 = 6,
+    ringFloat32 = 7,
+    ringFloat64 = 8,
+    /**
+     * The upper half of a float32.
+     */
+    ringBfloat16 = 9,
+    /**
+     * Four exponent and three mantissa bits, no infinities (OCP 8-bit floating point, E4M3).
+     */
+    ringFloat8e4m3 = 10,
+    /**
+     * Five exponent and two mantissa bits (OCP 8-bit floating point, E5M2).
+     */
+    ringFloat8e5m2 = 11,
+    ringInt16 = 64,
+    ringUint16 = 65,
+    /**
+     * One byte; any other value than 0 is true, results are 0 or 1.
+     */
+    ringBool = 66,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringDataType_t ringDataType_t;
+#else
+typedef int32_t ringDataType_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * A reduction. Values below 64 are NCCL's; values from 1024 are made by
+ * `ringRedOpCreatePreMulSum` and belong to one communicator.
+ */
+enum ringRedOp_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Integers wrap around.
+     */
+    ringSum = 0,
+    /**
+     * Integers wrap around.
+     */
+    ringProd = 1,
+    /**
+     * NaN wins.
+     */
+    ringMax = 2,
+    /**
+     * NaN wins.
+     */
+    ringMin = 3,
+    /**
+     * The sum divided by the number of ranks; integers are truncated toward zero.
+     */
+    ringAvg = 4,
+    /**
+     * Bitwise and, of integers and bool.
+     */
+    ringBand = 64,
+    /**
+     * Bitwise or, of integers and bool.
+     */
+    ringBor = 65,
+    /**
+     * Bitwise exclusive or, of integers and bool.
+     */
+    ringBxor = 66,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringRedOp_t ringRedOp_t;
+#else
+typedef int32_t ringRedOp_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Where the scalar of `ringRedOpCreatePreMulSum` lives. The values are NCCL's.
+ */
+enum ringScalarResidence_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Read by every call that uses the operation, when it is called. Without a GPU it lies in
+     * ordinary memory.
+     */
+    ringScalarDevice = 0,
+    /**
+     * Read once, before `ringRedOpCreatePreMulSum` returns.
+     */
+    ringScalarHostImmediate = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringScalarResidence_t ringScalarResidence_t;
+#else
+typedef int32_t ringScalarResidence_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The collectives, for `ringCommExplain`.
+ */
+enum ringCollective_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    ringCollAllReduce = 0,
+    ringCollReduceScatter = 1,
+    ringCollAllGather = 2,
+    ringCollBroadcast = 3,
+    ringCollReduce = 4,
+    ringCollAllToAll = 5,
+    ringCollGather = 6,
+    ringCollScatter = 7,
+    ringCollBarrier = 8,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringCollective_t ringCollective_t;
+#else
+typedef int32_t ringCollective_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What `ringComm_t` seems to point to; it is never there.
+ */
+typedef struct ringComm ringComm;
+
+/**
+ * One rank's end of a communicator. Not an address: a handle that stays safe to pass after
+ * `ringCommDestroy`, where every function answers `ringInvalidArgument`.
+ */
+typedef struct ringComm *ringComm_t;
+
+/**
+ * What leads the ranks of one communicator together. Made by `ringGetUniqueId` on one rank and
+ * handed to the others by any means. It carries a secret: whoever has it can join.
+ */
+typedef struct ringUniqueId {
+    char internal[RING_UNIQUE_ID_BYTES];
+} ringUniqueId;
+
+/**
+ * Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
+ * `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
+ * not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
+ * the same values, except `spins` and `debug`.
+ */
+typedef struct ringConfig_t {
+    /**
+     * `sizeof(ringConfig_t)`.
+     */
+    size_t size;
+    /**
+     * `RING_MAGIC`.
+     */
+    uint32_t magic;
+    /**
+     * `RING_VERSION_CODE` of the header the program was built with.
+     */
+    uint32_t version;
+    /**
+     * Milliseconds that one operation waits for its peers before it fails (`RINGCOMM_TIMEOUT_MS`).
+     */
+    int64_t timeoutMs;
+    /**
+     * Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`).
+     */
+    int64_t bufferBytes;
+    /**
+     * 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
+     * (`RINGCOMM_DETERMINISTIC`).
+     */
+    int deterministic;
+    /**
+     * Polls before a waiting rank first yields its core (`RINGCOMM_SPINS`).
+     */
+    int spins;
+    /**
+     * 1 prints errors to standard error, 2 every call too (`RINGCOMM_DEBUG`).
+     */
+    int debug;
+    /**
+     * Not used; keep what the initializer put there.
+     */
+    int reserved;
+    /**
+     * The algorithm to use where it exists for the collective (`RINGCOMM_ALGO`); NULL: not set.
+     */
+    const char *algorithm;
+    /**
+     * A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
+     */
+    const char *profile;
+} ringConfig_t;
+
+/**
+ * NULL: do the call now and return when it is done. Else a host stream of `ringStreamCreate`.
+ */
+typedef void *ringStream_t;
+
+/**
+ * How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.
+ */
+typedef struct ringExplain_t {
+    /**
+     * `sizeof(ringExplain_t)`.
+     */
+    size_t size;
+    /**
+     * `RING_MAGIC`.
+     */
+    uint32_t magic;
+    /**
+     * `RING_VERSION_CODE` of the header the program was built with.
+     */
+    uint32_t version;
+    /**
+     * The algorithm's name, closed by a NUL.
+     */
+    char algorithm[RING_NAME_BYTES];
+    /**
+     * How data moves between the ranks, closed by a NUL.
+     */
+    char transport[RING_NAME_BYTES];
+    /**
+     * Parallel lanes.
+     */
+    size_t channels;
+    /**
+     * Parts that the buffer is cut into.
+     */
+    size_t chunks;
+    /**
+     * Passes over the chunks.
+     */
+    size_t slices;
+    /**
+     * Most bytes that one chunk moves in one pass.
+     */
+    size_t sliceBytes;
+    /**
+     * The cost model's time, in microseconds.
+     */
+    double predictedUs;
+} ringExplain_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The version of the library that is loaded, as `RING_VERSION_CODE`.
+ *
+ * Requires:
+ * `version` has room for an `int`.
+ */
+ringResult_t ringGetVersion(int *version);
+
+/**
+ * What a result code means, in one line. Never NULL, never freed.
+ */
+const char *ringGetErrorString(ringResult_t result);
+
+/**
+ * What went wrong in the last call that failed on this communicator, by whichever thread: who,
+ * what, which rank, which operation, and what to do.
+ *
+ * Where `comm` is NULL or destroyed: in this thread's last call that failed. Never NULL; "" where
+ * nothing failed. Valid until the same thread calls this function again.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+const char *ringGetLastError(ringComm_t comm);
+
+/**
+ * The number of ranks.
+ *
+ * `*count` is written on success.
+ *
+ * Requires:
+ * `count` has room for an `int`.
+ */
+ringResult_t ringCommCount(ringComm_t comm, int *count);
+
+/**
+ * This rank.
+ *
+ * `*rank` is written on success.
+ *
+ * Requires:
+ * `rank` has room for an `int`.
+ */
+ringResult_t ringCommUserRank(ringComm_t comm, int *rank);
+
+/**
+ * The CUDA device of this rank; -1 on the CPU.
+ *
+ * `*device` is written on success.
+ *
+ * Requires:
+ * `device` has room for an `int`.
+ */
+ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
+
+/**
+ * Make the id that leads the ranks of one new communicator together.
+ *
+ * Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
+ * carries a secret: whoever has it can join. One id serves one communicator.
+ *
+ * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
+ * to be had.
+ *
+ * Requires:
+ * `uniqueId` has room for a `ringUniqueId`.
+ */
+ringResult_t ringGetUniqueId(struct ringUniqueId *uniqueId);
+
+/**
+ * Join `nranks` ranks as rank `rank`; returns when all have come. As `ringCommInitRankConfig`
+ * with a NULL `config`.
+ *
+ * Requires:
+ * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`.
+ */
+ringResult_t ringCommInitRank(ringComm_t *comm, int nranks, struct ringUniqueId commId, int rank);
+
+/**
+ * Join `nranks` ranks as rank `rank`, with settings; returns when all have come.
+ *
+ * Every rank gives the same `nranks`, `commId` and settings, and a rank of its own from 0 to
+ * `nranks - 1`. `config` may be NULL. In a group (`ringGroupStart`) the call returns at once and
+ * `ringGroupEnd` makes all communicators that were asked for together, so that one thread can
+ * be several ranks.
+ *
+ * `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an id
+ * that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the text
+ * names those missing); `ringInvalidUsage` where ranks disagree.
+ *
+ * Requires:
+ * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points to
+ * an initialized `ringConfig_t`.
+ */
+ringResult_t ringCommInitRankConfig(ringComm_t *comm,
+                                    int nranks,
+                                    struct ringUniqueId commId,
+                                    int rank,
+                                    struct ringConfig_t *config);
+
+/**
+ * Make a communicator whose ranks are all in this process, and hand out every rank's end.
+ *
+ * `comm` is an array of `ndev` places; rank i's end is written to `comm[i]`, all of them on
+ * success and none else. `devlist` is NULL, or names the device of each rank: -1 is the CPU.
+ * The ends are usually given to a thread each; one thread that makes the calls of several ranks
+ * makes them in a group.
+ *
+ * Errors: `ringInvalidArgument` for NULL, `ndev` below 1, a device that is not there.
+ *
+ * Requires:
+ * `comm` has room for `ndev` handles; `devlist` is NULL or has `ndev` numbers.
+ */
+ringResult_t ringCommInitAll(ringComm_t *comm, int ndev, const int *devlist);
+
+/**
+ * Divide a communicator: the ranks that give the same `color` form a new one, ordered by `key`
+ * and, where keys are equal, by their old rank.
+ *
+ * Every rank of `comm` calls it. A rank that gives `RING_SPLIT_NOCOLOR` joins none and gets NULL.
+ * `config` NULL: the settings of `comm`. `comm` stays usable. In a group the call returns at once
+ * and `ringGroupEnd` does it.
+ *
+ * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL or another negative
+ * color, and those of a collective.
+ *
+ * Requires:
+ * `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
+ * to an initialized `ringConfig_t`.
+ */
+ringResult_t ringCommSplit(ringComm_t comm,
+                           int color,
+                           int key,
+                           ringComm_t *newcomm,
+                           struct ringConfig_t *config);
+
+/**
+ * Make a communicator of the ranks that are not in `excludeRanksList`, in their old order.
+ *
+ * The ranks that stay call it with the same list; those excluded need not take part and may be
+ * dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
+ * running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call
+ * returns at once and `ringGroupEnd` does it.
+ *
+ * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
+ * this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
+ *
+ * Requires:
+ * `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
+ * group until `ringGroupEnd`; `config` is NULL or points to an initialized `ringConfig_t`.
+ */
+ringResult_t ringCommShrink(ringComm_t comm,
+                            int *excludeRanksList,
+                            int excludeRanksCount,
+                            ringComm_t *newcomm,
+                            struct ringConfig_t *config,
+                            int shrinkFlags);
+
+/**
+ * Wait for every call that was started on this rank, then say goodbye to the other ranks.
+ *
+ * The handle stays valid for questions and for `ringCommDestroy`; new calls are refused.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+ringResult_t ringCommFinalize(ringComm_t comm);
+
+/**
+ * End this rank's part in a communicator and give its memory back.
+ *
+ * New calls are refused from here on; those running, on other threads, are waited for. Finalizes
+ * first, unless that was done or the communicator has failed. The handle is gone afterwards, also
+ * where finalizing fails: its error is returned then.
+ *
+ * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+ringResult_t ringCommDestroy(ringComm_t comm);
+
+/**
+ * Make every call that runs on this rank of the communicator return `ringAborted` soon, tell the
+ * other ranks, and destroy the handle.
+ *
+ * From any thread, also while another one is in `ringCommDestroy` for the same handle.
+ *
+ * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+ringResult_t ringCommAbort(ringComm_t comm);
+
+/**
+ * The error that broke the communicator on this rank, `ringSuccess` if none has.
+ *
+ * `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not wait.
+ *
+ * Requires:
+ * `asyncError` has room for a `ringResult_t`.
+ */
+ringResult_t ringCommGetAsyncError(ringComm_t comm, ringResult_t *asyncError);
+
+/**
+ * Open a group on this thread: the calls until the matching `ringGroupEnd` are kept and start
+ * together there.
+ *
+ * Needed where a thread makes the calls of several ranks, and for sends and receives that wait for
+ * each other. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
+ */
+ringResult_t ringGroupStart(void);
+
+/**
+ * Close the thread's innermost group; if it is the outermost, run what it holds.
+ *
+ * Returns when all of it is done, except calls on a stream, which go on there. Communicators that
+ * were asked for are all made, or none is. Returns the first error of the calls.
+ *
+ * Errors: `ringInvalidUsage` without a matching `ringGroupStart`, and those of the calls.
+ */
+ringResult_t ringGroupEnd(void);
+
+/**
+ * Reduce `count` elements of every rank; every rank gets the result.
+ *
+ * `sendbuff` and `recvbuff` hold `count` elements. In place: `sendbuff == recvbuff`.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringAllReduce(const void *sendbuff,
+                           void *recvbuff,
+                           size_t count,
+                           ringDataType_t datatype,
+                           ringRedOp_t op,
+                           ringComm_t comm,
+                           ringStream_t stream);
+
+/**
+ * Reduce the blocks of every rank; rank r gets block r of the result.
+ *
+ * `sendbuff` holds `nranks * recvcount` elements, `recvbuff` `recvcount`. In place:
+ * `recvbuff == sendbuff + rank * recvcount` elements.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringReduceScatter(const void *sendbuff,
+                               void *recvbuff,
+                               size_t recvcount,
+                               ringDataType_t datatype,
+                               ringRedOp_t op,
+                               ringComm_t comm,
+                               ringStream_t stream);
+
+/**
+ * Every rank gets the blocks of all ranks, in the order of ranks.
+ *
+ * `sendbuff` holds `sendcount` elements, `recvbuff` `nranks * sendcount`. In place:
+ * `sendbuff == recvbuff + rank * sendcount` elements.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringAllGather(const void *sendbuff,
+                           void *recvbuff,
+                           size_t sendcount,
+                           ringDataType_t datatype,
+                           ringComm_t comm,
+                           ringStream_t stream);
+
+/**
+ * Every rank gets the root's elements.
+ *
+ * `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In place:
+ * `sendbuff == recvbuff` on the root.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringBroadcast(const void *sendbuff,
+                           void *recvbuff,
+                           size_t count,
+                           ringDataType_t datatype,
+                           int root,
+                           ringComm_t comm,
+                           ringStream_t stream);
+
+/**
+ * Reduce `count` elements of every rank; the root gets the result.
+ *
+ * `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In place:
+ * `sendbuff == recvbuff` on the root.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringReduce(const void *sendbuff,
+                        void *recvbuff,
+                        size_t count,
+                        ringDataType_t datatype,
+                        ringRedOp_t op,
+                        int root,
+                        ringComm_t comm,
+                        ringStream_t stream);
+
+/**
+ * Every rank sends block d of its buffer to rank d and gets the block from rank s as its block s.
+ *
+ * Both buffers hold `nranks * count` elements. In place: `sendbuff == recvbuff`.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringAllToAll(const void *sendbuff,
+                          void *recvbuff,
+                          size_t count,
+                          ringDataType_t datatype,
+                          ringComm_t comm,
+                          ringStream_t stream);
+
+/**
+ * The root gets the blocks of all ranks, in the order of ranks.
+ *
+ * `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only. In
+ * place: `sendbuff == recvbuff + root * count` elements on the root.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringGather(const void *sendbuff,
+                        void *recvbuff,
+                        size_t count,
+                        ringDataType_t datatype,
+                        int root,
+                        ringComm_t comm,
+                        ringStream_t stream);
+
+/**
+ * Rank r gets block r of the root's buffer.
+ *
+ * `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`. In
+ * place: `recvbuff == sendbuff + root * count` elements on the root.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done.
+ */
+ringResult_t ringScatter(const void *sendbuff,
+                         void *recvbuff,
+                         size_t count,
+                         ringDataType_t datatype,
+                         int root,
+                         ringComm_t comm,
+                         ringStream_t stream);
+
+/**
+ * Return on every rank after every rank has called.
+ *
+ * Requires:
+ * Safe for any arguments.
+ */
+ringResult_t ringBarrier(ringComm_t comm, ringStream_t stream);
+
+/**
+ * Send `count` elements to `peer`, which receives them with `ringRecv`.
+ *
+ * Returns when the buffer may be used again. Messages between two ranks arrive in the order sent.
+ * Sends and receives that wait for each other belong in one group.
+ *
+ * Requires:
+ * The buffer is valid for the elements named, until the call is done.
+ */
+ringResult_t ringSend(const void *sendbuff,
+                      size_t count,
+                      ringDataType_t datatype,
+                      int peer,
+                      ringComm_t comm,
+                      ringStream_t stream);
+
+/**
+ * Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and type.
+ *
+ * Requires:
+ * The buffer is valid for the elements named, until the call is done.
+ */
+ringResult_t ringRecv(void *recvbuff,
+                      size_t count,
+                      ringDataType_t datatype,
+                      int peer,
+                      ringComm_t comm,
+                      ringStream_t stream);
+
+/**
+ * Every rank gets the blocks of all ranks, of different lengths.
+ *
+ * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of rank
+ * r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff + rdispls[rank]`
+ * elements. The arrays have `nranks` values, the same on every rank for `recvcounts`.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ */
+ringResult_t ringAllGatherv(const void *sendbuff,
+                            size_t sendcount,
+                            void *recvbuff,
+                            const size_t *recvcounts,
+                            const size_t *rdispls,
+                            ringDataType_t datatype,
+                            ringComm_t comm,
+                            ringStream_t stream);
+
+/**
+ * Reduce the blocks of every rank, of different lengths; rank r gets block r of the result.
+ *
+ * `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank r;
+ * `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins in
+ * `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done; the array while it is made.
+ */
+ringResult_t ringReduceScatterv(const void *sendbuff,
+                                void *recvbuff,
+                                const size_t *recvcounts,
+                                ringDataType_t datatype,
+                                ringRedOp_t op,
+                                ringComm_t comm,
+                                ringStream_t stream);
+
+/**
+ * Every rank sends a block to every rank, of different lengths.
+ *
+ * `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements from
+ * rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have `nranks` values.
+ * In place: `sendbuff == recvbuff`, with equal counts and displacements both ways.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ */
+ringResult_t ringAllToAllv(const void *sendbuff,
+                           const size_t *sendcounts,
+                           const size_t *sdispls,
+                           void *recvbuff,
+                           const size_t *recvcounts,
+                           const size_t *rdispls,
+                           ringDataType_t datatype,
+                           ringComm_t comm,
+                           ringStream_t stream);
+
+/**
+ * The root gets the blocks of all ranks, of different lengths.
+ *
+ * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes to
+ * `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values, are
+ * used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ */
+ringResult_t ringGatherv(const void *sendbuff,
+                         size_t sendcount,
+                         void *recvbuff,
+                         const size_t *recvcounts,
+                         const size_t *rdispls,
+                         ringDataType_t datatype,
+                         int root,
+                         ringComm_t comm,
+                         ringStream_t stream);
+
+/**
+ * Rank r gets its block of the root's buffer, of different lengths.
+ *
+ * `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff` holds
+ * `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on `root` only.
+ * In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
+ *
+ * Requires:
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ */
+ringResult_t ringScatterv(const void *sendbuff,
+                          const size_t *sendcounts,
+                          const size_t *sdispls,
+                          void *recvbuff,
+                          size_t recvcount,
+                          ringDataType_t datatype,
+                          int root,
+                          ringComm_t comm,
+                          ringStream_t stream);
+
+/**
+ * Make a host stream: calls that are given it return at once and run in order, on a thread of the
+ * stream. Their buffers stay untouched until `ringStreamSynchronize`.
+ *
+ * `*stream` is written on success.
+ *
+ * Requires:
+ * `stream` has room for a `ringStream_t`.
+ */
+ringResult_t ringStreamCreate(ringStream_t *stream);
+
+/**
+ * Wait until every call that was given to the stream is done.
+ *
+ * Returns the first error of those calls since the last time it was asked.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+ringResult_t ringStreamSynchronize(ringStream_t stream);
+
+/**
+ * Whether every call that was given to the stream is done: `ringSuccess`, or `ringInProgress`.
+ * Does not wait.
+ *
+ * Returns the first error of those calls since the last time it was asked.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+ringResult_t ringStreamQuery(ringStream_t stream);
+
+/**
+ * Wait as `ringStreamSynchronize` does, then end the stream. The handle is gone afterwards, also
+ * where a call had failed.
+ *
+ * Requires:
+ * Safe for any argument.
+ */
+ringResult_t ringStreamDestroy(ringStream_t stream);
+
+/**
+ * Allocate memory that other ranks reach directly: collectives on it move data without staging.
+ *
+ * `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
+ *
+ * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where there is not enough memory.
+ *
+ * Requires:
+ * `ptr` has room for a pointer.
+ */
+ringResult_t ringMemAlloc(void **ptr, size_t size);
+
+/**
+ * Free memory of `ringMemAlloc`.
+ *
+ * Errors: `ringInvalidArgument` where `ptr` is not one of its pointers, or was freed.
+ *
+ * Requires:
+ * No call uses the memory any more.
+ */
+ringResult_t ringMemFree(void *ptr);
+
+/**
+ * Tell the communicator about a buffer that will be used again and again, so that other ranks
+ * reach it directly.
+ *
+ * Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
+ * buffer stays allocated until then.
+ *
+ * Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
+ *
+ * Requires:
+ * `buff` is valid for `size` bytes; `handle` has room for a pointer.
+ */
+ringResult_t ringCommRegister(ringComm_t comm, void *buff, size_t size, void **handle);
+
+/**
+ * Undo `ringCommRegister`.
+ *
+ * Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
+ *
+ * Requires:
+ * No call uses the buffer any more.
+ */
+ringResult_t ringCommDeregister(ringComm_t comm, void *handle);
+
+/**
+ * Make a reduction that multiplies each rank's input by a scalar of that rank before summing.
+ *
+ * `scalar` points to one element of type `datatype`. With `ringScalarHostImmediate` it is read
+ * before this function returns; with `ringScalarDevice` by every call that uses the reduction,
+ * when it is called, and must stay valid until `ringRedOpDestroy`. The reduction goes with this
+ * communicator and this type only; each rank makes its own, and the scalars may differ.
+ *
+ * `*op` is written on success: a number from 1024. Errors: `ringInvalidArgument` for NULL, an
+ * unknown type or residence, bool, or a 64-bit integer of more than 53 significant bits.
+ *
+ * Requires:
+ * `op` has room for a `ringRedOp_t`; `scalar` is valid as said above.
+ */
+ringResult_t ringRedOpCreatePreMulSum(ringRedOp_t *op,
+                                      void *scalar,
+                                      ringDataType_t datatype,
+                                      ringScalarResidence_t residence,
+                                      ringComm_t comm);
+
+/**
+ * Destroy a reduction of `ringRedOpCreatePreMulSum`. Calls that were made with it are not touched.
+ *
+ * Errors: `ringInvalidArgument` where it is none of this communicator, or was destroyed.
+ *
+ * Requires:
+ * Safe for any arguments.
+ */
+ringResult_t ringRedOpDestroy(ringRedOp_t op, ringComm_t comm);
+
+/**
+ * How a collective would run on this communicator: algorithm, transport, channels, chunks, time.
+ *
+ * `count` as in the collective's own function; `op` counts for those that reduce, `root` for those
+ * that have one. Nothing is sent, and the other ranks need not ask. Set `explain` to
+ * `RING_EXPLAIN_INITIALIZER` before; it is written on success.
+ *
+ * Requires:
+ * `explain` points to an initialized `ringExplain_t`.
+ */
+ringResult_t ringCommExplain(ringComm_t comm,
+                             ringCollective_t collective,
+                             size_t count,
+                             ringDataType_t datatype,
+                             ringRedOp_t op,
+                             int root,
+                             struct ringExplain_t *explain);
+
+/**
+ * The flight record of this rank, as JSON: the last operations, and who waits for whom.
+ *
+ * Like `snprintf`: the text and a NUL are written to `buffer` if they fit into `size` bytes, else
+ * nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL. The
+ * record grows while calls run, so ask with room to spare. Never waits, from any thread.
+ *
+ * Requires:
+ * `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
+ */
+ringResult_t ringCommDump(ringComm_t comm,
+                          char *buffer,
+                          size_t size,
+                          size_t *needed);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* RINGCOMM_H */
+
+
+/** A ringConfig_t in which nothing is set. */
+#define RING_CONFIG_INITIALIZER                                                                    \
+    {                                                                                              \
+        sizeof(ringConfig_t), RING_MAGIC, RING_VERSION_CODE, RING_CONFIG_UNDEF_INT,                \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT,                   \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL                               \
+    }
+
+/** A ringExplain_t for ringCommExplain to fill. */
+#define RING_EXPLAIN_INITIALIZER                                                                   \
+    { sizeof(ringExplain_t), RING_MAGIC, RING_VERSION_CODE, { 0 }, { 0 }, 0, 0, 0, 0, 0.0 }
+
+/** The code of a version, to compare with RING_VERSION_CODE. */
+#define RING_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+
+/* NCCL's other names for some types. */
+#define ringChar ringInt8
+#define ringInt ringInt32
+#define ringHalf ringFloat16
+#define ringFloat ringFloat32
+#define ringDouble ringFloat64

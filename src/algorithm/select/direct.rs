@@ -1,0 +1,53 @@
+//! Closed forms without slots, where ranks read and write each other's buffers.
+//!
+//! The one idea: a plan needs no messages when each of them only passes on an input (the reader reads
+//! it where it lies) or is only kept in an output (the writer writes it there). What is left is the
+//! work, between two meetings: at the first all say that their inputs are ready, at the second that
+//! they are done with each other's memory.
+
+use super::form::{Form, Work, work};
+use crate::algorithm::Algorithm::{self, *};
+use crate::plan::Collective::{self, *};
+
+/// A further target of one value is a write without a read: half of a copy.
+const WRITE: f64 = 0.5;
+
+/// Whether in-place calls are safe: no rank overwrites what another may still have to read.
+fn safe_in_place(algorithm: Algorithm, collective: Collective) -> bool {
+    !matches!((algorithm, collective), (OneShot, AllReduce) | (_, AllToAll))
+}
+
+/// `None` where the plan needs slots. `b` bytes as in [`super::Question::bytes`].
+pub(super) fn form(
+    algorithm: Algorithm,
+    collective: Collective,
+    nranks: usize,
+    b: f64,
+    in_place: bool,
+) -> Option<Form> {
+    if nranks == 1 || (in_place && !safe_in_place(algorithm, collective)) {
+        return None;
+    }
+    let n = nranks as f64;
+    let (others, c) = (n - 1.0, b / n);
+    // The busiest rank's copied and reduced bytes, and how many ranks work as much.
+    let (copied, reduced, busy) = match (algorithm, collective) {
+        (OneShot, AllReduce) => (0.0, others * b, n),
+        (TwoShot, AllReduce) => (WRITE * others * c, others * c, n),
+        (OneShot, Reduce) => (0.0, others * b, 1.0),
+        (TwoShot, Reduce) => (0.0, others * c, n),
+        (OneShot, ReduceScatter) => (0.0, others * c, n),
+        (OneShot | Pairwise, AllGather | AllToAll) => (n * c, 0.0, n),
+        (OneShot, Broadcast) => (b, 0.0, n),
+        // The root copies for itself and spreads one chunk; the others spread one chunk each.
+        (TwoShot, Broadcast) => (b + WRITE * others * c, 0.0, 1.0 + WRITE * others),
+        (OneShot, Gather) => (n * c, 0.0, 1.0),
+        (OneShot, Scatter) => (c, 0.0, n),
+        _ => return None,
+    };
+    // At each meeting a rank tells every other one, and hears it.
+    let messages = 4.0 * others;
+    let path = work(messages, 0.0, copied, reduced);
+    let total = Work { messages: messages * n, ..path.times(busy) };
+    Some(Form { alphas: 2.0, path, period: None, total })
+}

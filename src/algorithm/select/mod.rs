@@ -1,0 +1,116 @@
+//! Selection: which algorithm a call uses, by modelled time alone.
+//!
+//! The one idea: an algorithm's time is a closed form in the constants of [`Costs`], which are
+//! measured or read from a profile; no size is compared with any threshold. All ranks must be given
+//! the same question and the same constants, and then choose alike.
+//!
+//! **Measured constants never change bits.** Where an operation is not associative on its type, or
+//! the serial order is asked for, only algorithms that reduce in the serial order are candidates,
+//! and those all give the same bits. A root does not matter: ranks are alike on one machine.
+
+mod costs;
+mod direct;
+mod form;
+
+use super::{Algorithm, serial_order};
+use crate::plan::Collective;
+pub use costs::Costs;
+use form::Form;
+
+/// A call, as far as its time depends on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Question {
+    pub collective: Collective,
+    pub nranks: usize,
+    /// Bytes of the whole vector: for collectives of blocks, of the blocks of all ranks (that one
+    /// rank sends, in AllToAll).
+    pub bytes: usize,
+    /// Any order of the reduction gives the same bits (true where nothing is reduced).
+    pub associative: bool,
+    /// The result must be the serial loop's. Wins over `forced`.
+    pub deterministic: bool,
+    /// Ranks can read and write each other's buffers, so that some plans need no slots.
+    pub direct: bool,
+    /// The call is in place on some rank.
+    pub in_place: bool,
+    /// Bytes of a connection's slot.
+    pub slot_bytes: usize,
+    /// The user's choice, taken where it exists for the collective.
+    pub forced: Option<Algorithm>,
+}
+
+/// The answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    pub algorithm: Algorithm,
+    /// Use the peers' buffers instead of going through slots.
+    pub direct: bool,
+    pub predicted_us: f64,
+}
+
+/// The fastest algorithm that is allowed, by the model.
+pub fn choose(question: &Question, costs: &Costs) -> Choice {
+    let free = question.associative && !question.deterministic;
+    let allowed = |algorithm: &Algorithm| {
+        let serial = serial_order(*algorithm, question.collective);
+        let asked = question.forced == Some(*algorithm) && !question.deterministic;
+        (serial || free || asked)
+            && Form::of(*algorithm, question.collective, question.nranks, 1.0).is_some()
+    };
+    let candidates: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(allowed).collect();
+    let forced = question.forced.filter(|forced| candidates.contains(forced));
+    let choices = candidates
+        .into_iter()
+        .filter(|algorithm| forced.is_none_or(|forced| forced == *algorithm))
+        .flat_map(|algorithm| [(algorithm, false), (algorithm, true)])
+        .filter_map(|(algorithm, direct)| {
+            let predicted_us = predict(algorithm, direct, question, costs)?;
+            Some(Choice { algorithm, direct, predicted_us })
+        });
+    // The first of equals wins: the order of Algorithm::ALL is part of the answer.
+    choices
+        .reduce(|best, next| if next.predicted_us < best.predicted_us { next } else { best })
+        .expect("every collective has an algorithm that is in serial order")
+}
+
+/// The modelled time of one algorithm, through slots or direct; `None` where it does not do the
+/// collective, or not so.
+pub fn predict(
+    algorithm: Algorithm,
+    direct: bool,
+    question: &Question,
+    costs: &Costs,
+) -> Option<f64> {
+    let (collective, nranks) = (question.collective, question.nranks);
+    let bytes = question.bytes as f64;
+    let (form, slices) = if direct {
+        if !question.direct {
+            return None;
+        }
+        (direct::form(algorithm, collective, nranks, bytes, question.in_place)?, 1.0)
+    } else if algorithm == Algorithm::Local {
+        (Form::of(algorithm, collective, nranks, bytes)?, 1.0)
+    } else {
+        let message = form::longest_message(algorithm, collective, nranks, bytes);
+        let slices = (message / question.slot_bytes as f64).ceil().max(1.0);
+        (Form::of(algorithm, collective, nranks, bytes / slices)?, slices)
+    };
+    let work = form.path.time(costs);
+    // Each further slice follows at the pace of the busiest rank where slices stream, else it goes
+    // the whole way.
+    let (first, streams) = (form.alphas * costs.alpha_us + work, form.period);
+    let pace = streams.map_or(first, |period| period.time(costs));
+    let time = first + (slices - 1.0) * pace;
+    let crowd = nranks as f64 / costs.cores as f64;
+    if crowd <= 1.0 {
+        return Some(time);
+    }
+    // More ranks than cores: the cores do everybody's work, and every wait lets the others on a
+    // core run first.
+    let waits = if streams.is_some() { form.alphas + slices - 1.0 } else { form.alphas * slices };
+    let shared = form.total.time(costs) * slices / costs.cores as f64;
+    Some(time.max(shared) + waits * costs.switch_us * crowd)
+}
+
+#[cfg(test)]
+mod tests;

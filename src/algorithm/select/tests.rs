@@ -1,0 +1,153 @@
+//! The closed forms against the simulated clock, and the rules of the choice.
+
+use super::*;
+use crate::algorithm::plan;
+use crate::plan::simulate::{Machine, simulate};
+
+const SLOT_BYTES: usize = 64 << 10;
+
+fn costs(cores: usize) -> Costs {
+    Costs { cores, ..Costs::default() }
+}
+
+fn question(collective: Collective, nranks: usize, bytes: usize) -> Question {
+    Question {
+        collective,
+        nranks,
+        bytes,
+        associative: true,
+        deterministic: false,
+        direct: false,
+        in_place: false,
+        slot_bytes: SLOT_BYTES,
+        forced: None,
+    }
+}
+
+fn every_question() -> impl Iterator<Item = (Collective, usize, usize)> {
+    Collective::ALL.into_iter().flat_map(|collective| {
+        [1, 2, 3, 4, 6, 8, 13, 16, 32].into_iter().flat_map(move |nranks| {
+            [0, 8, 8 << 10, 1 << 20, 64 << 20].map(move |bytes| (collective, nranks, bytes))
+        })
+    })
+}
+
+#[test]
+fn closed_forms_agree_with_the_simulated_clock() {
+    let costs = costs(1024);
+    let machine = Machine {
+        alpha_us: costs.alpha_us,
+        message_us: costs.message_us,
+        send_us_per_byte: costs.copy_us_per_byte,
+        copy_us_per_byte: costs.copy_us_per_byte,
+        reduce_us_per_byte: costs.reduce_us_per_byte,
+        depth: 2,
+        slot_bytes: SLOT_BYTES,
+    };
+    let mut wrong = Vec::new();
+    for (collective, nranks, bytes) in every_question() {
+        // Barriers move nothing whatever the question says.
+        let bytes = if collective == Collective::Barrier { 0 } else { bytes };
+        for algorithm in Algorithm::ALL {
+            let predicted = predict(algorithm, false, &question(collective, nranks, bytes), &costs);
+            assert_eq!(predicted.is_some(), plan(algorithm, collective, 0, nranks, 0).is_some());
+            let Some(predicted) = predicted else { continue };
+            let make = |rank| plan(algorithm, collective, rank, nranks, 0).expect("it exists");
+            let simulated = simulate(collective, nranks, bytes, &machine, make).unwrap().time_us;
+            let ratio = if simulated == predicted { 1.0 } else { predicted / simulated };
+            if !(0.6..=1.7).contains(&ratio) {
+                wrong.push(format!(
+                    "{collective:?} {algorithm} {nranks} ranks {bytes} B: {predicted:.2} us, \
+                     simulated {simulated:.2}, ratio {ratio:.2}"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} {wrong:#?}", wrong.len());
+}
+
+#[test]
+fn measured_constants_never_change_the_bits_of_a_float_sum() {
+    for (collective, nranks, bytes) in every_question() {
+        for factor in [0.01, 1.0, 100.0] {
+            let costs = Costs { alpha_us: factor, ..costs(2) };
+            for direct in [false, true] {
+                let floats =
+                    Question { associative: false, direct, ..question(collective, nranks, bytes) };
+                assert!(serial_order(choose(&floats, &costs).algorithm, collective));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_question_has_the_same_answer_and_it_is_the_least() {
+    for (collective, nranks, bytes) in every_question() {
+        let question = Question { direct: true, ..question(collective, nranks, bytes) };
+        let costs = costs(4);
+        let choice = choose(&question, &costs);
+        assert_eq!(choice, choose(&question, &costs.clone()));
+        for algorithm in Algorithm::ALL {
+            for direct in [false, true] {
+                let Some(time) = predict(algorithm, direct, &question, &costs) else { continue };
+                assert!(plan(algorithm, collective, nranks - 1, nranks, 0).is_some());
+                assert!(choice.predicted_us <= time, "{choice:?} against {algorithm} {time}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_override_wins_where_it_exists_and_keeps_the_serial_order() {
+    let ring = Question {
+        forced: Some(Algorithm::Ring),
+        associative: false,
+        ..question(Collective::AllReduce, 4, 8)
+    };
+    assert_eq!(choose(&ring, &costs(4)).algorithm, Algorithm::Ring);
+    let deterministic = Question { deterministic: true, ..ring };
+    assert_eq!(choose(&deterministic, &costs(4)).algorithm, Algorithm::OneShot);
+    let elsewhere = Question { collective: Collective::Scatter, ..ring };
+    assert_ne!(choose(&elsewhere, &costs(4)).algorithm, Algorithm::Ring);
+}
+
+#[test]
+fn small_vectors_want_one_round_and_large_ones_fewest_bytes() {
+    let float = |nranks, bytes| Question {
+        associative: false,
+        ..question(Collective::AllReduce, nranks, bytes)
+    };
+    for nranks in [3, 4, 8] {
+        assert_eq!(choose(&float(nranks, 8), &costs(8)).algorithm, Algorithm::OneShot);
+        assert_eq!(choose(&float(nranks, 64 << 20), &costs(8)).algorithm, Algorithm::TwoShot);
+    }
+    let many = question(Collective::AllReduce, 64, 8);
+    assert_eq!(choose(&many, &costs(64)).algorithm, Algorithm::Doubling);
+}
+
+#[test]
+fn in_place_nobody_overwrites_what_others_read_directly() {
+    let direct = |collective, in_place| {
+        let question = Question { direct: true, in_place, ..question(collective, 2, 64 << 20) };
+        choose(&question, &costs(2))
+    };
+    for in_place in [false, true] {
+        let choice = direct(Collective::AllReduce, in_place);
+        assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true));
+    }
+    assert!(direct(Collective::AllToAll, false).direct);
+    assert!(!direct(Collective::AllToAll, true).direct);
+}
+
+#[test]
+fn a_profile_is_read_back_and_its_errors_name_the_line() {
+    let costs = Costs { alpha_us: 0.1 + 0.2, cores: 7, ..costs(1) };
+    assert_eq!(Costs::from_text(&costs.to_text()), Ok(costs.clone()));
+    let error = |text: &str| Costs::from_text(text).unwrap_err().to_string();
+    assert!(error("alpha_us = 1\nbeta = 2").contains("line 2: unknown key \"beta\""));
+    assert!(error("\nalpha_us 1").contains("line 2: \"alpha_us 1\" is not \"key = value\""));
+    assert!(error("alpha_us = -1").contains("line 1: alpha_us = \"-1\" is not a number from 0"));
+    assert!(error("cores = 0").contains("line 1: cores = \"0\" is not a number from 1"));
+    assert!(error("alpha_us = 1\nalpha_us = 1").contains("line 2: alpha_us is set twice"));
+    assert!(error("alpha_us = 1 # one").contains("line 1: the profile ends without message_us"));
+}

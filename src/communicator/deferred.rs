@@ -1,0 +1,142 @@
+//! Calls that do not run where they are made: in a group, or on a host stream.
+//!
+//! One door for every call of the C API: [`collective`] and [`message`] put it into the thread's open
+//! group, else hand it to its stream, else run it.
+#![allow(unsafe_code)]
+
+use super::group::{self, Action, Entry, Executor, Group, Work};
+use super::stream::Stream;
+use super::{Call, Communicator, Message, Vector};
+use crate::error::{Error, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// The streams of the C API.
+pub type HostStream = Stream<Work<Communicator>>;
+
+/// A call that outlives the caller's frame: its layout is its own, its buffers are promised.
+pub struct OwnedCall {
+    call: Call<'static>,
+    vector: Option<Vector>,
+}
+
+// SAFETY: whoever made it promised that the buffers stay valid until it has run, on any thread.
+unsafe impl Send for OwnedCall {}
+
+// SAFETY: as for `OwnedCall`: a message that leaves its thread comes from `message` below.
+unsafe impl Send for Message {}
+
+impl OwnedCall {
+    /// # Safety
+    /// The buffers of `call` stay valid, for the extents its collective defines, until it has run.
+    pub unsafe fn new(call: &Call) -> OwnedCall {
+        let vector = call.vector.cloned();
+        OwnedCall { call: Call { vector: None, ..call.clone() }, vector }
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call { vector: self.vector.as_ref(), ..self.call.clone() }
+    }
+}
+
+impl Executor for Communicator {
+    type Call = OwnedCall;
+    type Message = Message;
+
+    fn run(&self, call: &OwnedCall) -> Result<()> {
+        // SAFETY: promised when the call was made owned.
+        unsafe { Communicator::run(self, &call.call()) }
+    }
+
+    fn exchange(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: promised to `message`, the only maker of deferred messages.
+        unsafe { Communicator::exchange(self, messages) }
+    }
+
+    fn worker(&self) -> Result<Arc<HostStream>> {
+        if let Some(worker) = self.worker.get() {
+            return Ok(Arc::clone(worker));
+        }
+        let fresh = Stream::new()?;
+        Ok(Arc::clone(self.worker.get_or_init(|| fresh)))
+    }
+}
+
+thread_local! {
+    static GROUP: RefCell<Group<Communicator>> = RefCell::new(Group::default());
+}
+
+/// Collect this thread's calls from here to the matching [`end`].
+pub fn start() {
+    GROUP.with_borrow_mut(Group::start);
+}
+
+/// At the outermost level: run what was collected, or return the first error of a bad call.
+pub fn end() -> Result<()> {
+    GROUP.with(group::end)
+}
+
+pub fn is_open() -> bool {
+    GROUP.with_borrow(Group::is_open)
+}
+
+/// Note that a call was refused; if a group is open, it fails as a whole.
+pub fn refuse(error: Error) -> Error {
+    GROUP.with_borrow_mut(|group| group.fail(error.clone()));
+    error
+}
+
+/// Make a collective call.
+///
+/// # Safety
+/// The buffers of `call` stay valid until it has run: until this returns, or the group's [`end`],
+/// or where a stream is given until the stream is synchronized.
+pub unsafe fn collective(
+    communicator: &Arc<Communicator>,
+    call: &Call,
+    stream: Option<&Arc<HostStream>>,
+) -> Result<()> {
+    if stream.is_none() && !is_open() {
+        // SAFETY: the caller's promise.
+        return unsafe { communicator.run(call) };
+    }
+    call.check(communicator.rank(), communicator.nranks()).map_err(refuse)?;
+    // SAFETY: the caller's promise.
+    let owned = unsafe { OwnedCall::new(call) };
+    later(communicator, stream, Action::Collective(owned))
+}
+
+/// Make a point-to-point call.
+///
+/// # Safety
+/// As for [`collective`].
+pub unsafe fn message(
+    communicator: &Arc<Communicator>,
+    message: Message,
+    stream: Option<&Arc<HostStream>>,
+) -> Result<()> {
+    if stream.is_none() && !is_open() {
+        // SAFETY: the caller's promise.
+        return unsafe { communicator.exchange(&[message]) };
+    }
+    let (Message::Send { peer, .. } | Message::Recv { peer, .. }) = message;
+    if peer >= communicator.nranks() {
+        return Err(refuse(Error::argument(format!(
+            "peer {peer} is not a rank of this communicator; ranks are 0 to {}",
+            communicator.nranks() - 1
+        ))));
+    }
+    later(communicator, stream, Action::Message(message))
+}
+
+fn later(
+    communicator: &Arc<Communicator>,
+    stream: Option<&Arc<HostStream>>,
+    action: Action<Communicator>,
+) -> Result<()> {
+    let communicator = Arc::clone(communicator);
+    GROUP.with_borrow_mut(|group| match stream {
+        Some(stream) if !group.is_open() => stream.submit(Work::one(communicator, action)),
+        _ => group.defer(Entry { communicator, stream: stream.cloned(), action }),
+    })
+}

@@ -1,0 +1,361 @@
+//! A group: calls that are collected between `start` and the outermost `end` and then start together.
+//!
+//! What a group makes of its entries: one list per communicator, in the order of the calls. In a
+//! list, neighbouring sends and receives are one batch, so that no order among them can deadlock.
+//! Lists of different communicators run at the same time, each on a thread of its own, since one
+//! may have to wait for another. A list whose calls name a stream is handed to that stream.
+
+use super::stream::{Job, Stream};
+use crate::error::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+
+/// What runs the entries of a group: a communicator.
+pub trait Executor: Send + Sync + 'static {
+    /// A collective that owns all it needs but its buffers.
+    type Call: Send + 'static;
+    type Message: Send + Copy + 'static;
+
+    fn run(&self, call: &Self::Call) -> Result<()>;
+    /// Run sends and receives together.
+    fn exchange(&self, messages: &[Self::Message]) -> Result<()>;
+    /// The executor's own thread, made when first asked for and kept.
+    fn worker(&self) -> Result<Arc<Stream<Work<Self>>>>
+    where
+        Self: Sized;
+}
+
+/// What one call asks for.
+pub enum Action<E: Executor> {
+    Collective(E::Call),
+    Message(E::Message),
+}
+
+/// One call of a group.
+pub struct Entry<E: Executor> {
+    pub communicator: Arc<E>,
+    /// Where to run it; `None` is the caller, who waits in `end`.
+    pub stream: Option<Arc<Stream<Work<E>>>>,
+    pub action: Action<E>,
+}
+
+/// One step of a list.
+enum Step<E: Executor> {
+    Collective(E::Call),
+    /// The next so many messages, as one batch.
+    Exchange(usize),
+}
+
+/// What one communicator has to do, in order. Messages lie apart, so that a batch is a slice.
+struct Program<E: Executor> {
+    steps: Vec<Step<E>>,
+    messages: Vec<E::Message>,
+}
+
+impl<E: Executor> Program<E> {
+    fn new() -> Program<E> {
+        Program { steps: Vec::new(), messages: Vec::new() }
+    }
+
+    fn push(&mut self, action: Action<E>) {
+        match (action, self.steps.last_mut()) {
+            (Action::Collective(call), _) => self.steps.push(Step::Collective(call)),
+            (Action::Message(message), last) => {
+                self.messages.push(message);
+                match last {
+                    Some(Step::Exchange(count)) => *count += 1,
+                    _ => self.steps.push(Step::Exchange(1)),
+                }
+            }
+        }
+    }
+
+    fn play(&self, communicator: &E) -> Result<()> {
+        let mut messages = &self.messages[..];
+        for step in &self.steps {
+            match step {
+                Step::Collective(call) => communicator.run(call)?,
+                Step::Exchange(count) => {
+                    let (batch, rest) = messages.split_at(*count);
+                    communicator.exchange(batch)?;
+                    messages = rest;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A job for a stream.
+pub struct Work<E: Executor>(Kind<E>);
+
+enum Kind<E: Executor> {
+    /// A call outside of any group: no list, and so no allocation.
+    One(Arc<E>, Action<E>),
+    List(Arc<E>, Program<E>, Ticket<E>),
+    /// Lists of several communicators that were given the same stream: they may have to wait for
+    /// each other, so they run as a group of their own.
+    Group(Batch<E>),
+}
+
+impl<E: Executor> Work<E> {
+    /// One call, for a stream.
+    pub fn one(communicator: Arc<E>, action: Action<E>) -> Work<E> {
+        Work(Kind::One(communicator, action))
+    }
+}
+
+impl<E: Executor> Job for Work<E> {
+    fn run(self) -> Result<()> {
+        match self.0 {
+            Kind::One(communicator, Action::Collective(call)) => communicator.run(&call),
+            Kind::One(communicator, Action::Message(message)) => communicator.exchange(&[message]),
+            Kind::List(communicator, program, ticket) => {
+                let result = program.play(&communicator);
+                // The communicator's last handle must not outlive the wait of its user.
+                drop(communicator);
+                ticket.report(result, program)
+            }
+            Kind::Group(mut batch) => batch.run(),
+        }
+    }
+}
+
+/// The place of a list in its group. Dropped without a report (a panic, a stream that would not take
+/// the job), it reports that.
+struct Ticket<E: Executor> {
+    latch: Arc<Latch<E>>,
+    /// Its place in the group if the group waits for it; else the stream keeps the result.
+    waited: Option<usize>,
+}
+
+/// Where the lists of a thread's groups come from and go to.
+struct Latch<E: Executor> {
+    state: Mutex<Running<E>>,
+    done: Condvar,
+}
+
+struct Running<E: Executor> {
+    /// Lists that the group waits for.
+    left: usize,
+    /// By position in the group, so that it does not depend on who fails first.
+    failure: Option<(usize, Error)>,
+    /// Emptied lists, to be filled again.
+    spare: Vec<Program<E>>,
+}
+
+impl<E: Executor> Ticket<E> {
+    /// Give the list back, and the result to whoever waits for it; the rest is the stream's.
+    fn report(mut self, result: Result<()>, program: Program<E>) -> Result<()> {
+        self.latch.give_back(program);
+        match self.waited.take() {
+            Some(position) => {
+                self.latch.finish(position, result);
+                Ok(())
+            }
+            None => result,
+        }
+    }
+}
+
+impl<E: Executor> Drop for Ticket<E> {
+    fn drop(&mut self) {
+        if let Some(position) = self.waited.take() {
+            let error = Error::Internal("a call of a group ended without a result".into());
+            self.latch.finish(position, Err(error));
+        }
+    }
+}
+
+impl<E: Executor> Latch<E> {
+    fn new() -> Arc<Latch<E>> {
+        let state = Running { left: 0, failure: None, spare: Vec::new() };
+        Arc::new(Latch { state: Mutex::new(state), done: Condvar::new() })
+    }
+
+    fn ticket(self: &Arc<Self>, waited: Option<usize>) -> Ticket<E> {
+        self.state.lock().left += usize::from(waited.is_some());
+        Ticket { latch: Arc::clone(self), waited }
+    }
+
+    fn give_back(&self, mut program: Program<E>) {
+        program.steps.clear();
+        program.messages.clear();
+        self.state.lock().spare.push(program);
+    }
+
+    fn finish(&self, position: usize, result: Result<()>) {
+        let mut state = self.state.lock();
+        if let Err(error) = result
+            && state.failure.as_ref().is_none_or(|(first, _)| position < *first)
+        {
+            state.failure = Some((position, error));
+        }
+        state.left -= 1;
+        self.done.notify_all();
+    }
+
+    /// Wait for every list; the error of the first that failed, in the order of the group.
+    fn wait(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.left > 0 {
+            self.done.wait(&mut state);
+        }
+        state.failure.take().map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
+/// What one communicator has to do in a group.
+struct List<E: Executor> {
+    communicator: Arc<E>,
+    stream: Option<Arc<Stream<Work<E>>>>,
+    program: Program<E>,
+}
+
+/// The group of one thread: how deep it is nested, and what it has collected.
+pub struct Group<E: Executor> {
+    depth: usize,
+    lists: Vec<List<E>>,
+    failure: Option<Error>,
+    latch: Arc<Latch<E>>,
+}
+
+impl<E: Executor> Default for Group<E> {
+    fn default() -> Group<E> {
+        Group { depth: 0, lists: Vec::new(), failure: None, latch: Latch::new() }
+    }
+}
+
+impl<E: Executor> Group<E> {
+    pub fn is_open(&self) -> bool {
+        self.depth > 0
+    }
+
+    pub fn start(&mut self) {
+        self.depth += 1;
+    }
+
+    /// Keep a call for the end of the group.
+    pub fn defer(&mut self, entry: Entry<E>) -> Result<()> {
+        let Entry { communicator, stream, action } = entry;
+        if !self.is_open() {
+            return Err(Error::usage("a call was deferred outside of a group"));
+        }
+        let same = |list: &&mut List<E>| Arc::ptr_eq(&list.communicator, &communicator);
+        if let Some(list) = self.lists.iter_mut().find(same) {
+            if list.stream.as_ref().map(Arc::as_ptr) != stream.as_ref().map(Arc::as_ptr) {
+                let error = Error::usage(
+                    "one communicator was given two streams in one group; its calls run in one \
+                     order, so give all of them the same stream",
+                );
+                self.fail(error.clone());
+                return Err(error);
+            }
+            list.program.push(action);
+            return Ok(());
+        }
+        let mut program = self.latch.state.lock().spare.pop().unwrap_or_else(Program::new);
+        program.push(action);
+        self.lists.push(List { communicator, stream, program });
+        Ok(())
+    }
+
+    /// Note that a call of the group was wrong: the outermost `end` returns the first such error and
+    /// nothing of the group runs.
+    pub fn fail(&mut self, error: Error) {
+        if self.is_open() {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    /// Leave one level. At the outermost: what there is to run.
+    pub fn leave(&mut self) -> Result<Option<Batch<E>>> {
+        if self.depth == 0 {
+            return Err(Error::usage("the end of a group that was never started"));
+        }
+        self.depth -= 1;
+        if self.depth > 0 {
+            return Ok(None);
+        }
+        let lists = std::mem::take(&mut self.lists);
+        match self.failure.take() {
+            Some(error) => Err(error),
+            None => Ok(Some(Batch { lists, latch: Arc::clone(&self.latch) })),
+        }
+    }
+
+    /// Take back the memory of a batch that has run.
+    fn recycle(&mut self, lists: Vec<List<E>>) {
+        if self.lists.capacity() < lists.capacity() && self.lists.is_empty() {
+            self.lists = lists;
+        }
+    }
+}
+
+/// A complete group, taken out of its thread's state so that what it runs may use groups again.
+pub struct Batch<E: Executor> {
+    lists: Vec<List<E>>,
+    latch: Arc<Latch<E>>,
+}
+
+impl<E: Executor> Batch<E> {
+    /// Start everything, wait for what has no stream, and return the first error.
+    pub fn run(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        let mut mine = None;
+        for position in 0..self.lists.len() {
+            let Some(stream) = self.lists[position].stream.take() else { continue };
+            result = result.and(self.submit(&stream, position));
+        }
+        for (position, list) in self.lists.drain(..).enumerate() {
+            let List { communicator, program, .. } = list;
+            if program.steps.is_empty() {
+                // Its stream has it.
+            } else if mine.is_none() {
+                // The first list that is waited for runs on this thread, which is free for it.
+                mine = Some((self.latch.ticket(Some(position)), communicator, program));
+            } else {
+                let ticket = self.latch.ticket(Some(position));
+                let work = Work(Kind::List(Arc::clone(&communicator), program, ticket));
+                let worker = communicator.worker();
+                result = result.and(worker.and_then(|worker| worker.submit(work)));
+            }
+        }
+        if let Some((ticket, communicator, program)) = mine {
+            let played = program.play(&communicator);
+            ticket.report(played, program)?;
+        }
+        let waited = self.latch.wait();
+        result.and(waited)
+    }
+
+    /// Hand the list at `position` to its stream, together with those after it that have the same.
+    fn submit(&mut self, stream: &Arc<Stream<Work<E>>>, position: usize) -> Result<()> {
+        let take = |list: &mut List<E>| std::mem::replace(&mut list.program, Program::new());
+        let same =
+            |list: &List<E>| list.stream.as_ref().is_some_and(|own| Arc::ptr_eq(own, stream));
+        let first = &mut self.lists[position];
+        let (communicator, program) = (Arc::clone(&first.communicator), take(first));
+        if !self.lists.iter().any(same) {
+            let ticket = self.latch.ticket(None);
+            return stream.submit(Work(Kind::List(communicator, program, ticket)));
+        }
+        let mut lists = vec![List { communicator, stream: None, program }];
+        for list in self.lists.iter_mut().filter(|list| same(list)) {
+            list.stream = None;
+            let communicator = Arc::clone(&list.communicator);
+            lists.push(List { communicator, stream: None, program: take(list) });
+        }
+        stream.submit(Work(Kind::Group(Batch { lists, latch: Latch::new() })))
+    }
+}
+
+/// Leave one level of a group that lives in `state`, and run it if that was the outermost one. The
+/// state is not borrowed while it runs.
+pub fn end<E: Executor>(state: &std::cell::RefCell<Group<E>>) -> Result<()> {
+    let batch = state.borrow_mut().leave()?;
+    let Some(mut batch) = batch else { return Ok(()) };
+    let result = batch.run();
+    state.borrow_mut().recycle(batch.lists);
+    result
+}

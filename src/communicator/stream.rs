@@ -1,0 +1,252 @@
+//! A host stream: a queue of jobs that one thread of its own runs in order, beside the caller.
+//!
+//! Submitting moves the job into a slot of a bounded queue and, only if the worker sleeps, wakes it:
+//! no allocation and no lock. Two counters tell all the rest: jobs *accepted* and jobs *completed*;
+//! the stream is idle when they are equal.
+
+use crate::bootstrap::process_token;
+use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crossbeam::queue::ArrayQueue;
+use parking_lot::{Condvar, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle, Thread, ThreadId};
+
+/// Jobs that may wait in a stream; whoever submits one more waits for a place. A model has a few
+/// hundred gradient buckets a step, and a caller further ahead than that gains nothing.
+const CAPACITY: usize = 256;
+
+/// Looks at the queue before the worker goes to sleep, and at the counter before a waiting caller
+/// does: a few microseconds, what waking a thread costs.
+const SPINS: usize = 200;
+
+/// What a stream runs. A type of fixed size, so that a queue slot holds it.
+pub trait Job: Send + 'static {
+    fn run(self) -> Result<()>;
+}
+
+impl Job for Box<dyn FnOnce() -> Result<()> + Send> {
+    fn run(self) -> Result<()> {
+        self()
+    }
+}
+
+/// What the worker shares with the callers.
+struct Shared<J> {
+    queue: ArrayQueue<J>,
+    /// Jobs that entered, or are about to enter, the queue. SeqCst: pairs with the worker's load
+    /// after `stopping`, so that a job accepted before the stop is also run.
+    accepted: AtomicU64,
+    /// Jobs that have run. Release by the worker: pairs with the Acquire loads of whoever waits.
+    completed: AtomicU64,
+    /// The worker is about to park. SeqCst on both sides: either it sees the new job or the
+    /// submitter sees the flag.
+    sleeping: AtomicBool,
+    /// No more jobs are accepted. SeqCst: pairs with `accepted`.
+    stopping: AtomicBool,
+    /// Somebody waits on `progress`. SeqCst on both sides: either the waiter sees the counter or
+    /// the worker sees the flag.
+    watched: AtomicBool,
+    /// The first error since the last `synchronize`.
+    failure: Mutex<Option<Error>>,
+    progress: Condvar,
+}
+
+/// An in-order queue with a worker thread.
+pub struct Stream<J: Job> {
+    shared: Arc<Shared<J>>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+    thread: Thread,
+    /// The process image that has the worker; a forked child has only the memory.
+    process: u64,
+}
+
+impl<J: Job> Stream<J> {
+    pub fn new() -> Result<Arc<Stream<J>>> {
+        let process = process_token()?;
+        let shared = Arc::new(Shared {
+            queue: ArrayQueue::new(CAPACITY),
+            accepted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            sleeping: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            progress: Condvar::new(),
+        });
+        let theirs = Arc::clone(&shared);
+        let worker = thread::Builder::new()
+            .name("ringcomm stream".into())
+            .spawn(move || theirs.work())
+            .map_err(|error| Error::System {
+                what: "starting a stream's thread".into(),
+                errno: error.raw_os_error().unwrap_or(0),
+            })?;
+        let thread = worker.thread().clone();
+        Ok(Arc::new(Stream { shared, worker: Mutex::new(Some(worker)), thread, process }))
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if process_token()? == self.process {
+            return Ok(());
+        }
+        Err(Error::usage(
+            "this host stream belongs to the parent process: its thread does not exist in a forked \
+             child; create a stream in the child",
+        ))
+    }
+
+    /// Run `job` after all that were submitted before. Waits only while the queue is full.
+    pub fn submit(&self, job: J) -> Result<()> {
+        self.check_process()?;
+        let shared = &*self.shared;
+        shared.accepted.fetch_add(1, SeqCst);
+        if shared.stopping.load(SeqCst) {
+            shared.accepted.fetch_sub(1, SeqCst);
+            self.thread.unpark();
+            shared.announce();
+            return Err(Error::usage("the host stream was destroyed"));
+        }
+        let mut job = job;
+        while let Err(refused) = shared.queue.push(job) {
+            job = refused;
+            shared.wait(|| !shared.queue.is_full());
+        }
+        // The push must not pass the load below: see `sleeping`.
+        crate::sync::atomic::fence(SeqCst);
+        if shared.sleeping.load(SeqCst) && shared.sleeping.swap(false, SeqCst) {
+            self.thread.unpark();
+        }
+        Ok(())
+    }
+
+    /// Wait for every job submitted so far; the first error since the last call, if there was one.
+    pub fn synchronize(&self) -> Result<()> {
+        self.check_process()?;
+        if self.is_worker() {
+            return Err(Error::usage("a job of a host stream waits for its own stream"));
+        }
+        let shared = &*self.shared;
+        let target = shared.accepted.load(SeqCst);
+        // A submission that lost against `destroy` takes its number back.
+        shared.wait(|| shared.completed.load(SeqCst) >= target.min(shared.accepted.load(SeqCst)));
+        shared.failure.lock().take().map_or(Ok(()), Err)
+    }
+
+    /// Whether all is done: `None` while it is not, else as `synchronize`, which alone clears the
+    /// error.
+    pub fn query(&self) -> Result<Option<Result<()>>> {
+        self.check_process()?;
+        // Acquire: pairs with the worker's Release.
+        if self.shared.completed.load(Acquire) < self.shared.accepted.load(SeqCst) {
+            return Ok(None);
+        }
+        Ok(Some(self.shared.failure.lock().clone().map_or(Ok(()), Err)))
+    }
+
+    /// Run what was submitted, end the thread, and return the first error.
+    pub fn destroy(&self) -> Result<()> {
+        self.check_process()?;
+        if self.is_worker() {
+            return Err(Error::usage("a job of a host stream destroys its own stream"));
+        }
+        self.stop();
+        self.shared.failure.lock().take().map_or(Ok(()), Err)
+    }
+
+    fn is_worker(&self) -> bool {
+        thread::current().id() == self.id()
+    }
+
+    fn id(&self) -> ThreadId {
+        self.thread.id()
+    }
+
+    fn stop(&self) {
+        self.shared.stopping.store(true, SeqCst);
+        self.thread.unpark();
+        if let Some(worker) = self.worker.lock().take() {
+            // A worker that drops the last handle to its own stream cannot wait for itself; it ends
+            // by itself, since the queue is empty and stopping.
+            if !self.is_worker() {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+impl<J: Job> Drop for Stream<J> {
+    fn drop(&mut self) {
+        if process_token().is_ok_and(|token| token == self.process) {
+            self.stop();
+        } else {
+            // A forked child: there is no thread to end, and the handle must not look for one.
+            std::mem::forget(self.worker.get_mut().take());
+        }
+    }
+}
+
+impl<J: Job> Shared<J> {
+    fn work(&self) {
+        while let Some(job) = self.next() {
+            let result = catch_unwind(AssertUnwindSafe(|| job.run()))
+                .unwrap_or_else(|_| Err(Error::Internal("a job of a host stream panicked".into())));
+            if let Err(error) = result {
+                self.failure.lock().get_or_insert(error);
+            }
+            self.completed.fetch_add(1, SeqCst);
+            self.announce();
+        }
+    }
+
+    /// The next job; `None` once the stream is stopping and all are done.
+    fn next(&self) -> Option<J> {
+        loop {
+            for _ in 0..SPINS {
+                if let Some(job) = self.queue.pop() {
+                    return Some(job);
+                }
+                std::hint::spin_loop();
+            }
+            self.sleeping.store(true, SeqCst);
+            let idle = self.queue.is_empty();
+            let stopping = self.stopping.load(SeqCst);
+            if stopping && self.completed.load(SeqCst) == self.accepted.load(SeqCst) {
+                return None;
+            }
+            if idle {
+                // Woken by `submit` and `stop`; a wake-up that came since stays pending.
+                thread::park();
+            }
+            self.sleeping.store(false, SeqCst);
+        }
+    }
+
+    /// Wake whoever waits for a counter.
+    fn announce(&self) {
+        if self.watched.load(SeqCst) {
+            let _guard = self.failure.lock();
+            self.watched.store(false, SeqCst);
+            self.progress.notify_all();
+        }
+    }
+
+    /// Wait until `ready`, which must become true by a job's completion.
+    fn wait(&self, ready: impl Fn() -> bool) {
+        for _ in 0..SPINS {
+            if ready() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.failure.lock();
+        loop {
+            self.watched.store(true, SeqCst);
+            if ready() {
+                return;
+            }
+            self.progress.wait(&mut guard);
+        }
+    }
+}

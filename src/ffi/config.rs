@@ -1,0 +1,181 @@
+//! From `ringConfig_t` to the library's own configuration.
+//!
+//! A structure says its size first, so that programs built with an older header, whose structure
+//! is a prefix of today's, go on working: fields they do not have count as not set.
+
+use crate::config::{Config, LEAST_BUFFER_BYTES};
+use crate::error::{Error, Result};
+use crate::ffi::convert;
+use crate::ffi::types::{RING_CONFIG_UNDEF_INT, RING_MAGIC, ringConfig_t};
+use std::mem::offset_of;
+
+/// The size of the structure in the first release that had it: no header has less.
+const FIRST_SIZE: usize = offset_of!(ringConfig_t, profile) + size_of::<*const u8>();
+
+/// A configuration in which nothing is set.
+fn undefined() -> ringConfig_t {
+    ringConfig_t {
+        size: size_of::<ringConfig_t>(),
+        magic: RING_MAGIC,
+        version: crate::ffi::types::RING_VERSION_CODE as u32,
+        timeoutMs: RING_CONFIG_UNDEF_INT.into(),
+        bufferBytes: RING_CONFIG_UNDEF_INT.into(),
+        deterministic: RING_CONFIG_UNDEF_INT,
+        spins: RING_CONFIG_UNDEF_INT,
+        debug: RING_CONFIG_UNDEF_INT,
+        reserved: RING_CONFIG_UNDEF_INT,
+        algorithm: std::ptr::null(),
+        profile: std::ptr::null(),
+    }
+}
+
+/// Check the three fields that every structure begins with; returns the bytes that are there.
+pub fn check_head(
+    structure: &str,
+    (size, magic): (usize, u32),
+    (first, ours): (usize, usize),
+) -> Result<usize> {
+    let initializer = if structure == "ringExplain_t" { "EXPLAIN" } else { "CONFIG" };
+    if magic != RING_MAGIC || size < first {
+        return Err(Error::argument(format!(
+            "the {structure} was not initialized; begin with RING_{initializer}_INITIALIZER"
+        )));
+    }
+    if size > ours {
+        return Err(Error::argument(format!(
+            "the {structure} has {size} bytes and this library knows {ours}: the program was built \
+             with a newer header than the library it runs with"
+        )));
+    }
+    Ok(size)
+}
+
+/// The configuration of a communicator: what is set in `raw`, else the environment's, else the
+/// default. NULL sets nothing.
+pub fn resolve(raw: *const ringConfig_t) -> Result<Config> {
+    let mut config = Config::from_environment()?;
+    if !raw.is_null() {
+        let fields = read(raw)?;
+        apply(&fields, &mut config)?;
+    }
+    Ok(config)
+}
+
+/// As [`resolve`], where NULL means: as the parent's.
+pub fn resolve_or_parent(raw: *const ringConfig_t) -> Result<Option<Config>> {
+    if raw.is_null() { Ok(None) } else { resolve(raw).map(Some) }
+}
+
+fn read(raw: *const ringConfig_t) -> Result<ringConfig_t> {
+    let size = convert::read(raw.cast::<usize>(), "config")?;
+    let magic = raw.wrapping_byte_add(offset_of!(ringConfig_t, magic)).cast::<u32>();
+    // Even a structure that was never initialized is large enough for its own head.
+    let magic = convert::read(magic, "config")?;
+    let ours = size_of::<ringConfig_t>();
+    let bytes = check_head("ringConfig_t", (size, magic), (FIRST_SIZE, ours))?;
+    let mut fields = undefined();
+    convert::read_prefix(raw, bytes, &mut fields);
+    Ok(fields)
+}
+
+/// A whole number field between two bounds; `None` where it was not set.
+fn field(name: &str, value: i64, least: i64, most: i64) -> Result<Option<i64>> {
+    if value == i64::from(RING_CONFIG_UNDEF_INT) {
+        return Ok(None);
+    }
+    if (least..=most).contains(&value) {
+        Ok(Some(value))
+    } else {
+        Err(Error::argument(format!("config.{name} is {value}: {least} to {most} are possible")))
+    }
+}
+
+fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
+    if let Some(ms) = field("timeoutMs", fields.timeoutMs, 1, i64::MAX)? {
+        config.timeout_ms = ms as u64;
+    }
+    let least = LEAST_BUFFER_BYTES as i64;
+    if let Some(bytes) = field("bufferBytes", fields.bufferBytes, least, i64::MAX)? {
+        config.buffer_bytes = bytes as usize;
+    }
+    if let Some(on) = field("deterministic", fields.deterministic.into(), 0, 1)? {
+        config.deterministic = on == 1;
+    }
+    if let Some(spins) = field("spins", fields.spins.into(), 0, i32::MAX.into())? {
+        config.spins = Some(spins as u32);
+    }
+    if let Some(level) = field("debug", fields.debug.into(), 0, 2)? {
+        config.debug = level as u32;
+    }
+    if let Some(algorithm) = convert::text(fields.algorithm, "config.algorithm")? {
+        config.algorithm = Some(algorithm);
+    }
+    if let Some(profile) = convert::text(fields.profile, "config.profile")? {
+        config.profile = Some(profile);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(change: impl FnOnce(&mut ringConfig_t)) -> Result<Config> {
+        let mut raw = undefined();
+        change(&mut raw);
+        let mut config = Config::default();
+        apply(&read(&raw)?, &mut config).map(|()| config)
+    }
+
+    #[test]
+    fn what_is_not_set_stays_as_it_was() {
+        assert_eq!(applied(|_| {}).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn every_field_reaches_the_configuration() {
+        let config = applied(|raw| {
+            raw.timeoutMs = 250;
+            raw.bufferBytes = 1 << 20;
+            raw.deterministic = 1;
+            raw.spins = 0;
+            raw.debug = 2;
+            raw.algorithm = c"ring".as_ptr();
+            raw.profile = c"costs".as_ptr();
+        });
+        let wanted = Config {
+            timeout_ms: 250,
+            buffer_bytes: 1 << 20,
+            deterministic: true,
+            spins: Some(0),
+            debug: 2,
+            algorithm: Some("ring".into()),
+            profile: Some("costs".into()),
+        };
+        assert_eq!(config.unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_field_out_of_bounds_is_named() {
+        type Change = fn(&mut ringConfig_t);
+        let bad: [(&str, Change); 5] = [
+            ("timeoutMs is 0", |raw| raw.timeoutMs = 0),
+            ("bufferBytes is 100", |raw| raw.bufferBytes = 100),
+            ("deterministic is 2", |raw| raw.deterministic = 2),
+            ("spins is -1", |raw| raw.spins = -1),
+            ("debug is 3", |raw| raw.debug = 3),
+        ];
+        for (text, change) in bad {
+            let error = applied(change).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn structures_that_were_not_initialized_or_are_too_new_are_refused() {
+        let refused = |change: fn(&mut ringConfig_t)| applied(change).unwrap_err().to_string();
+        assert!(refused(|raw| raw.magic = 0).contains("RING_CONFIG_INITIALIZER"));
+        assert!(refused(|raw| raw.size = 8).contains("RING_CONFIG_INITIALIZER"));
+        assert!(refused(|raw| raw.size += 8).contains("newer header"));
+    }
+}

@@ -1,0 +1,91 @@
+//! What the library would do, and what it has done.
+#![allow(unsafe_code)]
+
+use crate::communicator::{Call, Explanation};
+use crate::error::Result;
+use crate::ffi::boundary::run_on;
+use crate::ffi::config::check_head;
+use crate::ffi::convert;
+use crate::ffi::types::*;
+use std::ffi::{c_char, c_int};
+use std::mem::{offset_of, size_of};
+
+/// The size of the structure in the first release that had it.
+const FIRST_SIZE: usize = offset_of!(ringExplain_t, predictedUs) + size_of::<f64>();
+
+/// How a collective would run on this communicator: algorithm, transport, channels, chunks, time.
+///
+/// `count` as in the collective's own function; `op` counts for those that reduce, `root` for those
+/// that have one. Nothing is sent, and the other ranks need not ask. Set `explain` to
+/// `RING_EXPLAIN_INITIALIZER` before; it is written on success.
+///
+/// # Safety
+/// `explain` points to an initialized `ringExplain_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommExplain(
+    comm: ringComm_t,
+    collective: RawCollective,
+    count: usize,
+    datatype: RawDataType,
+    op: RawRedOp,
+    root: c_int,
+    explain: *mut ringExplain_t,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let head = convert::read(explain.cast::<usize>(), "explain")?;
+        let magic = explain.wrapping_byte_add(offset_of!(ringExplain_t, magic)).cast::<u32>();
+        let magic = convert::read(magic, "explain")?;
+        let room = (FIRST_SIZE, size_of::<ringExplain_t>());
+        let bytes = check_head("ringExplain_t", (head, magic), room)?;
+        let collective = convert::collective(collective)?;
+        let data_type = convert::data_type(datatype)?;
+        let mut call = Call { count, ..Call::new(collective, data_type) };
+        convert::bytes(count, data_type)?;
+        if collective.reduces() {
+            (call.op, call.scalar) = comm.reductions.resolve(op, data_type)?;
+        }
+        if collective.has_root() {
+            call.root = convert::rank(root, comm.communicator.nranks(), "root")?;
+        }
+        let answer = comm.communicator.explain(&call)?;
+        convert::write_prefix(explain, bytes, &to_c(&answer, head));
+        Ok(())
+    })
+}
+
+fn to_c(answer: &Explanation, size: usize) -> ringExplain_t {
+    ringExplain_t {
+        size,
+        magic: RING_MAGIC,
+        version: RING_VERSION_CODE as u32,
+        algorithm: convert::name(answer.algorithm),
+        transport: convert::name(answer.transport),
+        channels: answer.channels,
+        chunks: answer.chunks,
+        slices: answer.slices,
+        sliceBytes: answer.slice_bytes,
+        predictedUs: answer.predicted_us,
+    }
+}
+
+/// The flight record of this rank, as JSON: the last operations, and who waits for whom.
+///
+/// Like `snprintf`: the text and a NUL are written to `buffer` if they fit into `size` bytes, else
+/// nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL. The
+/// record grows while calls run, so ask with room to spare. Never waits, from any thread.
+///
+/// # Safety
+/// `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommDump(
+    comm: ringComm_t,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> ringResult_t {
+    run_on(comm, |comm| -> Result<()> {
+        let out = convert::out(needed, "needed")?;
+        out.set(convert::write_text(&comm.communicator.dump(), buffer, size));
+        Ok(())
+    })
+}

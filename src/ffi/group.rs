@@ -1,0 +1,27 @@
+//! Groups: several calls that start together.
+#![allow(unsafe_code)]
+
+use crate::ffi::boundary::run;
+use crate::ffi::enqueue;
+use crate::ffi::types::ringResult_t;
+
+/// Open a group on this thread: the calls until the matching `ringGroupEnd` are kept and start
+/// together there.
+///
+/// Needed where a thread makes the calls of several ranks, and for sends and receives that wait for
+/// each other. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
+#[unsafe(no_mangle)]
+pub extern "C" fn ringGroupStart() -> ringResult_t {
+    run(enqueue::group_start)
+}
+
+/// Close the thread's innermost group; if it is the outermost, run what it holds.
+///
+/// Returns when all of it is done, except calls on a stream, which go on there. Communicators that
+/// were asked for are all made, or none is. Returns the first error of the calls.
+///
+/// Errors: `ringInvalidUsage` without a matching `ringGroupStart`, and those of the calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn ringGroupEnd() -> ringResult_t {
+    run(enqueue::group_end)
+}

@@ -1,0 +1,287 @@
+//! Communicators: made, divided, ended.
+#![allow(unsafe_code)]
+
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::ffi::boundary::{failed, run, run_on};
+use crate::ffi::object::{self, COMMUNICATORS, Comm};
+use crate::ffi::types::*;
+use crate::ffi::{config, convert, creation};
+use std::ffi::c_int;
+
+/// Make the id that leads the ranks of one new communicator together.
+///
+/// Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
+/// carries a secret: whoever has it can join. One id serves one communicator.
+///
+/// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
+/// to be had.
+///
+/// # Safety
+/// `uniqueId` has room for a `ringUniqueId`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
+    run(|| {
+        let out = convert::out(uniqueId, "uniqueId")?;
+        out.set(convert::unique_id_to_c(&creation::unique_id()?));
+        Ok(())
+    })
+}
+
+/// Join `nranks` ranks as rank `rank`; returns when all have come. As `ringCommInitRankConfig`
+/// with a NULL `config`.
+///
+/// # Safety
+/// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommInitRank(
+    comm: *mut ringComm_t,
+    nranks: c_int,
+    commId: ringUniqueId,
+    rank: c_int,
+) -> ringResult_t {
+    run(|| init_rank(comm, nranks, commId, rank, std::ptr::null()))
+}
+
+/// Join `nranks` ranks as rank `rank`, with settings; returns when all have come.
+///
+/// Every rank gives the same `nranks`, `commId` and settings, and a rank of its own from 0 to
+/// `nranks - 1`. `config` may be NULL. In a group (`ringGroupStart`) the call returns at once and
+/// `ringGroupEnd` makes all communicators that were asked for together, so that one thread can
+/// be several ranks.
+///
+/// `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an id
+/// that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the text
+/// names those missing); `ringInvalidUsage` where ranks disagree.
+///
+/// # Safety
+/// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points to
+/// an initialized `ringConfig_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommInitRankConfig(
+    comm: *mut ringComm_t,
+    nranks: c_int,
+    commId: ringUniqueId,
+    rank: c_int,
+    config: *mut ringConfig_t,
+) -> ringResult_t {
+    run(|| init_rank(comm, nranks, commId, rank, config))
+}
+
+fn init_rank(
+    comm: *mut ringComm_t,
+    nranks: c_int,
+    id: ringUniqueId,
+    rank: c_int,
+    config: *const ringConfig_t,
+) -> Result<()> {
+    let out = convert::out(comm, "comm")?;
+    let nranks = convert::number_of_ranks(nranks)?;
+    let rank = convert::rank(rank, nranks, "rank")?;
+    let id = convert::unique_id(&id);
+    let config = config::resolve(config)?;
+    creation::create(out, config.debug, move || {
+        Communicator::init_rank(nranks, &id, rank, &config).map(Some)
+    })
+}
+
+/// Make a communicator whose ranks are all in this process, and hand out every rank's end.
+///
+/// `comm` is an array of `ndev` places; rank i's end is written to `comm[i]`, all of them on
+/// success and none else. `devlist` is NULL, or names the device of each rank: -1 is the CPU.
+/// The ends are usually given to a thread each; one thread that makes the calls of several ranks
+/// makes them in a group.
+///
+/// Errors: `ringInvalidArgument` for NULL, `ndev` below 1, a device that is not there.
+///
+/// # Safety
+/// `comm` has room for `ndev` handles; `devlist` is NULL or has `ndev` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommInitAll(
+    comm: *mut ringComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ringResult_t {
+    run(|| {
+        let nranks = convert::number_of_ranks(ndev)?;
+        let outs = convert::out_array(comm, nranks, "comm")?;
+        if !devlist.is_null() {
+            let mut devices = Vec::new();
+            convert::read_array(devlist, nranks, "devlist", &mut devices)?;
+            if let Some(device) = devices.iter().find(|device| **device != -1) {
+                return Err(Error::argument(format!(
+                    "there is no device {device}; -1 is the CPU, and a NULL devlist is all CPU"
+                )));
+            }
+        }
+        let config = config::resolve(std::ptr::null())?;
+        let made = Communicator::init_all(nranks, &config)?;
+        let made = made.into_iter().map(|one| (Some(one), config.debug)).collect();
+        for (out, handle) in outs.into_iter().zip(creation::handles(made)?) {
+            out.set(handle);
+        }
+        Ok(())
+    })
+}
+
+/// Divide a communicator: the ranks that give the same `color` form a new one, ordered by `key`
+/// and, where keys are equal, by their old rank.
+///
+/// Every rank of `comm` calls it. A rank that gives `RING_SPLIT_NOCOLOR` joins none and gets NULL.
+/// `config` NULL: the settings of `comm`. `comm` stays usable. In a group the call returns at once
+/// and `ringGroupEnd` does it.
+///
+/// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL or another negative
+/// color, and those of a collective.
+///
+/// # Safety
+/// `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
+/// to an initialized `ringConfig_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommSplit(
+    comm: ringComm_t,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut ringComm_t,
+    config: *mut ringConfig_t,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let out = convert::out(newcomm, "newcomm")?;
+        if color < 0 && color != RING_SPLIT_NOCOLOR {
+            return Err(Error::argument(format!("{color} is neither a color nor NOCOLOR (-1)")));
+        }
+        let config = config::resolve_or_parent(config)?;
+        let parent = comm.communicator.clone();
+        let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
+        creation::create(out, debug, move || parent.split(color, key, config.as_ref()))
+    })
+}
+
+/// Make a communicator of the ranks that are not in `excludeRanksList`, in their old order.
+///
+/// The ranks that stay call it with the same list; those excluded need not take part and may be
+/// dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
+/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call
+/// returns at once and `ringGroupEnd` does it.
+///
+/// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
+/// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
+///
+/// # Safety
+/// `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
+/// group until `ringGroupEnd`; `config` is NULL or points to an initialized `ringConfig_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommShrink(
+    comm: ringComm_t,
+    excludeRanksList: *mut c_int,
+    excludeRanksCount: c_int,
+    newcomm: *mut ringComm_t,
+    config: *mut ringConfig_t,
+    shrinkFlags: c_int,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let out = convert::out(newcomm, "newcomm")?;
+        let count = usize::try_from(excludeRanksCount)
+            .map_err(|_| Error::argument(format!("excludeRanksCount is {excludeRanksCount}")))?;
+        let mut raw = Vec::new();
+        convert::read_array(excludeRanksList, count, "excludeRanksList", &mut raw)?;
+        let nranks = comm.communicator.nranks();
+        let excluded = raw
+            .into_iter()
+            .map(|rank| convert::rank(rank, nranks, "excluded rank"))
+            .collect::<Result<Vec<_>>>()?;
+        if excluded.contains(&comm.communicator.rank()) {
+            return Err(Error::argument("this rank is in the list of excluded ranks"));
+        }
+        match shrinkFlags {
+            RING_SHRINK_DEFAULT => {}
+            RING_SHRINK_ABORT => comm.communicator.abort(),
+            other => return Err(Error::argument(format!("{other} is no flag of a shrink"))),
+        }
+        let config = config::resolve_or_parent(config)?;
+        let parent = comm.communicator.clone();
+        let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
+        creation::create(out, debug, move || parent.shrink(&excluded, config.as_ref()).map(Some))
+    })
+}
+
+/// Wait for every call that was started on this rank, then say goodbye to the other ranks.
+///
+/// The handle stays valid for questions and for `ringCommDestroy`; new calls are refused.
+///
+/// # Safety
+/// Safe for any argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommFinalize(comm: ringComm_t) -> ringResult_t {
+    run_on(comm, |comm| comm.communicator.finalize())
+}
+
+/// End this rank's part in a communicator and give its memory back.
+///
+/// New calls are refused from here on; those running, on other threads, are waited for. Finalizes
+/// first, unless that was done or the communicator has failed. The handle is gone afterwards, also
+/// where finalizing fails: its error is returned then.
+///
+/// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
+///
+/// # Safety
+/// Safe for any argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
+    run(|| {
+        let comm = close(comm)?;
+        match comm.communicator.async_error() {
+            None => comm.communicator.finalize(),
+            Some(_) => Ok(()),
+        }
+    })
+}
+
+/// Make every call that runs on this rank of the communicator return `ringAborted` soon, tell the
+/// other ranks, and destroy the handle.
+///
+/// From any thread, also while another one is in `ringCommDestroy` for the same handle.
+///
+/// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
+///
+/// # Safety
+/// Safe for any argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
+    run(|| {
+        let inside = COMMUNICATORS
+            .enter_alive(comm.cast())
+            .ok_or_else(|| object::not_a("communicator", comm.cast()))?;
+        inside.communicator.abort();
+        drop(inside);
+        // Where another thread is destroying it already, that one gives the memory back.
+        drop(COMMUNICATORS.close(comm.cast()));
+        Ok(())
+    })
+}
+
+/// Bar the handle and take what it named.
+fn close(comm: ringComm_t) -> Result<Comm> {
+    COMMUNICATORS.close(comm.cast()).ok_or_else(|| object::not_a("communicator", comm.cast()))
+}
+
+/// The error that broke the communicator on this rank, `ringSuccess` if none has.
+///
+/// `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not wait.
+///
+/// # Safety
+/// `asyncError` has room for a `ringResult_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommGetAsyncError(
+    comm: ringComm_t,
+    asyncError: *mut ringResult_t,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let out = convert::out(asyncError, "asyncError")?;
+        out.set(match comm.communicator.async_error() {
+            Some(error) => failed(&error, Some(comm)),
+            None => ringResult_t::ringSuccess,
+        });
+        Ok(())
+    })
+}

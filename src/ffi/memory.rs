@@ -1,0 +1,102 @@
+//! Memory that other ranks reach directly.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::ffi::boundary::{run, run_on};
+use crate::ffi::convert;
+use crate::ffi::object::{self, REGISTRATIONS, Registration};
+use crate::ffi::types::*;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Allocate memory that other ranks reach directly: collectives on it move data without staging.
+///
+/// `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
+///
+/// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where there is not enough memory.
+///
+/// # Safety
+/// `ptr` has room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> ringResult_t {
+    run(|| {
+        let out = convert::out(ptr, "ptr")?;
+        out.set(allocate(size)?.cast());
+        Ok(())
+    })
+}
+
+/// Free memory of `ringMemAlloc`.
+///
+/// Errors: `ringInvalidArgument` where `ptr` is not one of its pointers, or was freed.
+///
+/// # Safety
+/// No call uses the memory any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
+    run(|| free(ptr.cast()))
+}
+
+/// Tell the communicator about a buffer that will be used again and again, so that other ranks
+/// reach it directly.
+///
+/// Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
+/// buffer stays allocated until then.
+///
+/// Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
+///
+/// # Safety
+/// `buff` is valid for `size` bytes; `handle` has room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommRegister(
+    comm: ringComm_t,
+    buff: *mut c_void,
+    size: usize,
+    handle: *mut *mut c_void,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let out = convert::out(handle, "handle")?;
+        if buff.is_null() {
+            return Err(Error::argument("buff is NULL"));
+        }
+        let key = comm.communicator.register(buff.cast(), size)?;
+        let communicator = comm.communicator.clone();
+        match REGISTRATIONS.insert(Registration { communicator, key }) {
+            Ok(registration) => out.set(registration),
+            Err(error) => {
+                comm.communicator.deregister(key)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Undo `ringCommRegister`.
+///
+/// Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
+///
+/// # Safety
+/// No call uses the buffer any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommDeregister(comm: ringComm_t, handle: *mut c_void) -> ringResult_t {
+    run_on(comm, |comm| {
+        let none = || object::not_a("registration of this communicator", handle);
+        let inside = REGISTRATIONS.enter(handle).ok_or_else(none)?;
+        if !Arc::ptr_eq(&inside.communicator, &comm.communicator) {
+            return Err(none());
+        }
+        drop(inside);
+        let registration: Result<Registration> = REGISTRATIONS.close(handle).ok_or_else(none);
+        comm.communicator.deregister(registration?.key)
+    })
+}
+
+/// Page-aligned memory that peers can map.
+fn allocate(_bytes: usize) -> Result<*mut u8> {
+    Err(Error::Internal("shared memory is not connected".into()))
+}
+
+fn free(pointer: *mut u8) -> Result<()> {
+    Err(object::not_a("pointer of ringMemAlloc", pointer.cast()))
+}

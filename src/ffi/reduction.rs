@@ -1,0 +1,242 @@
+//! `ringRedOpCreatePreMulSum`: reductions with a factor, made and destroyed by the program.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::ffi::boundary::run_on;
+use crate::ffi::convert;
+use crate::ffi::types::*;
+use crate::types::{DataType, ReduceOp};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{PoisonError, RwLock};
+
+/// The first number of a made reduction; the built-in ones stay far below.
+const FIRST: i32 = 1024;
+
+/// Where the factor is.
+#[derive(Clone, Copy)]
+enum Factor {
+    Known(f64),
+    /// The address of a value that is read at every call.
+    At(usize),
+}
+
+#[derive(Clone, Copy)]
+struct PreMulSum {
+    data_type: DataType,
+    factor: Factor,
+}
+
+/// The reductions made on one communicator. Numbers are never used twice, so that one that was
+/// destroyed is told apart.
+#[derive(Default)]
+pub struct Reductions {
+    made: RwLock<(HashMap<i32, PreMulSum>, i32)>,
+}
+
+impl Reductions {
+    /// The operation and factor that `raw` stands for on elements of `data_type`.
+    #[inline]
+    pub fn resolve(&self, raw: RawRedOp, data_type: DataType) -> Result<(ReduceOp, f64)> {
+        if raw.0 < FIRST {
+            return Ok((convert::reduction(raw, data_type)?, 1.0));
+        }
+        self.resolve_made(raw, data_type)
+    }
+
+    fn resolve_made(&self, raw: RawRedOp, data_type: DataType) -> Result<(ReduceOp, f64)> {
+        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        let found = made.0.get(&raw.0).copied().ok_or_else(|| never_made(raw))?;
+        if found.data_type != data_type {
+            return Err(Error::argument(format!(
+                "reduction {} was made for {}, not {data_type}",
+                raw.0, found.data_type
+            )));
+        }
+        let factor = match found.factor {
+            Factor::Known(factor) => factor,
+            Factor::At(address) => number(std::ptr::with_exposed_provenance(address), data_type)?,
+        };
+        Ok((ReduceOp::PreMulSum, factor))
+    }
+
+    fn make(&self, made: PreMulSum) -> Result<RawRedOp> {
+        let mut all = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        let number = all.1.checked_add(FIRST).ok_or_else(|| {
+            Error::usage("every number of a made reduction was used; make fewer, and keep them")
+        })?;
+        all.1 += 1;
+        all.0.insert(number, made);
+        Ok(RawRedOp(number))
+    }
+
+    fn destroy(&self, raw: RawRedOp) -> Result<()> {
+        let mut all = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        all.0.remove(&raw.0).map(|_| ()).ok_or_else(|| never_made(raw))
+    }
+}
+
+fn never_made(raw: RawRedOp) -> Error {
+    Error::argument(format!("{} is no reduction of this communicator", raw.0))
+}
+
+/// An integer that a factor must hold exactly.
+fn exact(value: i128) -> Result<f64> {
+    let factor = value as f64;
+    if factor as i128 == value {
+        Ok(factor)
+    } else {
+        Err(Error::argument(format!("the factor {value} has more than 53 significant bits")))
+    }
+}
+
+/// The scalar at `pointer`.
+fn number(pointer: *const c_void, data_type: DataType) -> Result<f64> {
+    use DataType::*;
+    fn at<T: Copy>(pointer: *const c_void) -> Result<T> {
+        convert::read(pointer.cast(), "scalar")
+    }
+    let half = |bits| f64::from(half::f16::from_bits(bits));
+    Ok(match data_type {
+        Int8 => at::<i8>(pointer)?.into(),
+        Uint8 => at::<u8>(pointer)?.into(),
+        Int16 => at::<i16>(pointer)?.into(),
+        Uint16 => at::<u16>(pointer)?.into(),
+        Int32 => at::<i32>(pointer)?.into(),
+        Uint32 => at::<u32>(pointer)?.into(),
+        Int64 => exact(at::<i64>(pointer)?.into())?,
+        Uint64 => exact(at::<u64>(pointer)?.into())?,
+        Float16 => half(at(pointer)?),
+        Bfloat16 => half::bf16::from_bits(at(pointer)?).into(),
+        Float32 => at::<f32>(pointer)?.into(),
+        Float64 => at(pointer)?,
+        // E5M2 is the upper byte of a binary16.
+        Float8e5m2 => half(u16::from(at::<u8>(pointer)?) << 8),
+        Float8e4m3 => e4m3(at(pointer)?),
+        Bool => {
+            return Err(Error::argument("a pre-multiplied sum is not defined on bool"));
+        }
+    })
+}
+
+/// The value of an E4M3 number: bias 7, subnormals in steps of 2^-9, one NaN and no infinity.
+fn e4m3(bits: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
+    let magnitude = match (exponent, bits & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => mantissa * 2f64.powi(-9),
+        _ => (8.0 + mantissa) * 2f64.powi(exponent - 10),
+    };
+    if bits >> 7 == 1 { -magnitude } else { magnitude }
+}
+
+/// Make a reduction that multiplies each rank's input by a scalar of that rank before summing.
+///
+/// `scalar` points to one element of type `datatype`. With `ringScalarHostImmediate` it is read
+/// before this function returns; with `ringScalarDevice` by every call that uses the reduction,
+/// when it is called, and must stay valid until `ringRedOpDestroy`. The reduction goes with this
+/// communicator and this type only; each rank makes its own, and the scalars may differ.
+///
+/// `*op` is written on success: a number from 1024. Errors: `ringInvalidArgument` for NULL, an
+/// unknown type or residence, bool, or a 64-bit integer of more than 53 significant bits.
+///
+/// # Safety
+/// `op` has room for a `ringRedOp_t`; `scalar` is valid as said above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringRedOpCreatePreMulSum(
+    op: *mut RawRedOp,
+    scalar: *mut c_void,
+    datatype: RawDataType,
+    residence: RawScalarResidence,
+    comm: ringComm_t,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let op = convert::out(op, "op")?;
+        let data_type = convert::data_type(datatype)?;
+        let value = number(scalar, data_type)?;
+        let factor = if convert::is_immediate(residence)? {
+            Factor::Known(value)
+        } else {
+            Factor::At(scalar.expose_provenance())
+        };
+        op.set(comm.reductions.make(PreMulSum { data_type, factor })?);
+        Ok(())
+    })
+}
+
+/// Destroy a reduction of `ringRedOpCreatePreMulSum`. Calls that were made with it are not touched.
+///
+/// Errors: `ringInvalidArgument` where it is none of this communicator, or was destroyed.
+///
+/// # Safety
+/// Safe for any arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringRedOpDestroy(op: RawRedOp, comm: ringComm_t) -> ringResult_t {
+    run_on(comm, |comm| comm.reductions.destroy(op))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at<T>(value: &T, data_type: DataType) -> f64 {
+        number((&raw const *value).cast(), data_type).unwrap()
+    }
+
+    #[test]
+    fn a_made_reduction_lasts_until_it_is_destroyed_and_its_number_never_returns() {
+        let all = Reductions::default();
+        let make = |factor| all.make(PreMulSum { data_type: DataType::Float32, factor }).unwrap();
+        let first = make(Factor::Known(2.5));
+        assert_eq!(first.0, 1024);
+        assert_eq!(all.resolve(first, DataType::Float32), Ok((ReduceOp::PreMulSum, 2.5)));
+        assert!(all.resolve(first, DataType::Float64).is_err());
+        all.destroy(first).unwrap();
+        assert!(all.destroy(first).is_err());
+        assert!(all.resolve(first, DataType::Float32).is_err());
+        assert_eq!(make(Factor::Known(1.0)).0, 1025);
+        assert_eq!(all.resolve(RawRedOp(0), DataType::Int8), Ok((ReduceOp::Sum, 1.0)));
+    }
+
+    #[test]
+    fn a_device_scalar_is_read_at_every_call() {
+        let all = Reductions::default();
+        let scalar = Box::into_raw(Box::new(2f32));
+        let op = all
+            .make(PreMulSum {
+                data_type: DataType::Float32,
+                factor: Factor::At(scalar.expose_provenance()),
+            })
+            .unwrap();
+        assert_eq!(all.resolve(op, DataType::Float32).unwrap().1, 2.0);
+        convert::out(scalar, "scalar").unwrap().set(3.0);
+        assert_eq!(all.resolve(op, DataType::Float32).unwrap().1, 3.0);
+        // SAFETY: made by Box::into_raw above and used no more.
+        #[allow(unsafe_code)]
+        drop(unsafe { Box::from_raw(scalar) });
+    }
+
+    #[test]
+    fn scalars_of_every_width_are_read() {
+        assert_eq!(at(&-3i8, DataType::Int8), -3.0);
+        assert_eq!(at(&200u8, DataType::Uint8), 200.0);
+        assert_eq!(at(&-300i16, DataType::Int16), -300.0);
+        assert_eq!(at(&0x3c00u16, DataType::Float16), 1.0);
+        assert_eq!(at(&0x3f80u16, DataType::Bfloat16), 1.0);
+        assert_eq!(at(&0x3cu8, DataType::Float8e5m2), 1.0);
+        assert_eq!(at(&0.1f64, DataType::Float64), 0.1);
+        let (large, odd) = (1i64 << 60, (1i64 << 60) + 1);
+        assert_eq!(at(&large, DataType::Int64), large as f64);
+        assert!(number((&raw const odd).cast(), DataType::Int64).is_err());
+        assert!(number(std::ptr::null(), DataType::Float32).is_err());
+    }
+
+    #[test]
+    fn e4m3_has_its_published_values() {
+        // One, the largest, the smallest normal, the smallest subnormal.
+        for (bits, value) in [(0x38, 1.0), (0x7e, 448.0), (0x08, 0.015625), (0x01, 0.001953125)] {
+            assert_eq!((e4m3(bits), e4m3(bits | 0x80)), (value, -value));
+        }
+        assert!(e4m3(0x7f).is_nan() && e4m3(0) == 0.0);
+    }
+}

@@ -1,0 +1,63 @@
+//! Host streams: in-order queues with a worker, so that calls overlap with compute.
+#![allow(unsafe_code)]
+
+use crate::ffi::boundary::{run, run_for};
+use crate::ffi::convert;
+use crate::ffi::enqueue::HostStream;
+use crate::ffi::object::{self, STREAMS};
+use crate::ffi::types::*;
+
+/// Make a host stream: calls that are given it return at once and run in order, on a thread of the
+/// stream. Their buffers stay untouched until `ringStreamSynchronize`.
+///
+/// `*stream` is written on success.
+///
+/// # Safety
+/// `stream` has room for a `ringStream_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringStreamCreate(stream: *mut ringStream_t) -> ringResult_t {
+    run(|| {
+        let out = convert::out(stream, "stream")?;
+        out.set(STREAMS.insert(HostStream::new()?)?);
+        Ok(())
+    })
+}
+
+/// Wait until every call that was given to the stream is done.
+///
+/// Returns the first error of those calls since the last time it was asked.
+///
+/// # Safety
+/// Safe for any argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringStreamSynchronize(stream: ringStream_t) -> ringResult_t {
+    run(|| object::enter_stream(stream)?.synchronize())
+}
+
+/// Whether every call that was given to the stream is done: `ringSuccess`, or `ringInProgress`.
+/// Does not wait.
+///
+/// Returns the first error of those calls since the last time it was asked.
+///
+/// # Safety
+/// Safe for any argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringStreamQuery(stream: ringStream_t) -> ringResult_t {
+    run_for(|| {
+        let done = object::enter_stream(stream)?.query()?;
+        Ok(if done { ringResult_t::ringSuccess } else { ringResult_t::ringInProgress })
+    })
+}
+
+/// Wait as `ringStreamSynchronize` does, then end the stream. The handle is gone afterwards, also
+/// where a call had failed.
+///
+/// # Safety
+/// Safe for any argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringStreamDestroy(stream: ringStream_t) -> ringResult_t {
+    run(|| {
+        let closed = STREAMS.close(stream).ok_or_else(|| object::not_a("stream", stream))?;
+        closed.synchronize()
+    })
+}

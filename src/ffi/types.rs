@@ -1,0 +1,235 @@
+//! The types a C program sees: the first part of `include/ringcomm.h`.
+//!
+//! C enums arrive as [`RawDataType`] and its like, never as the Rust enums: a C program can put any
+//! number there, and a Rust enum with an unknown number is undefined behaviour. The generator
+//! gives both the enum's name in the header.
+#![allow(non_camel_case_types, non_upper_case_globals)]
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// The release's major number; programs built for another one do not load this library.
+pub const RING_MAJOR: i32 = 0;
+/// The release's minor number: grows when something is added.
+pub const RING_MINOR: i32 = 1;
+/// The release's patch number: grows when something is repaired.
+pub const RING_PATCH: i32 = 0;
+/// `RING_MAJOR * 10000 + RING_MINOR * 100 + RING_PATCH`, as `ringGetVersion` answers.
+pub const RING_VERSION_CODE: i32 = 100;
+/// Bytes of a unique id.
+pub const RING_UNIQUE_ID_BYTES: usize = 128;
+/// First field after `size` in every structure that a program hands in; "ring" in ASCII.
+pub const RING_MAGIC: u32 = 0x72696e67;
+/// A configuration field with this value was not set: the environment or the default decides.
+pub const RING_CONFIG_UNDEF_INT: i32 = -2147483648;
+/// The color of a rank that joins none of the communicators of a split.
+pub const RING_SPLIT_NOCOLOR: i32 = -1;
+/// Shrink a communicator on which nothing is running.
+pub const RING_SHRINK_DEFAULT: i32 = 0;
+/// Abort what is running on the communicator, then shrink it.
+pub const RING_SHRINK_ABORT: i32 = 1;
+/// Bytes of a name in `ringExplain_t`, its closing NUL among them.
+pub const RING_NAME_BYTES: usize = 32;
+
+/// What every function returns. Values below 64 are NCCL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ringResult_t {
+    /// The call did what it says.
+    ringSuccess = 0,
+    /// A CUDA function failed.
+    ringUnhandledCudaError = 1,
+    /// The operating system refused something; the text says what, and its answer.
+    ringSystemError = 2,
+    /// A defect of the library; please report it with the text of `ringGetLastError`.
+    ringInternalError = 3,
+    /// An argument that can never be right: NULL, an unknown number, a handle that is not one (any
+    /// more), buffers that overlap in part.
+    ringInvalidArgument = 4,
+    /// A call that is right by itself but not here: ranks that disagree, an unbalanced group, a
+    /// communicator that has failed.
+    ringInvalidUsage = 5,
+    /// Another rank died or failed; the text names it.
+    ringRemoteError = 6,
+    /// Not an error: the work is still going on.
+    ringInProgress = 7,
+    /// A deadline passed while waiting for another rank; the text names it.
+    ringTimeout = 8,
+    /// `ringCommAbort` was called on this rank.
+    ringAborted = 64,
+}
+
+/// The type of one element. Values below 64 are NCCL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ringDataType_t {
+    ringInt8 = 0,
+    ringUint8 = 1,
+    ringInt32 = 2,
+    ringUint32 = 3,
+    ringInt64 = 4,
+    ringUint64 = 5,
+    /// IEEE 754 binary16.
+    ringFloat16 = 6,
+    ringFloat32 = 7,
+    ringFloat64 = 8,
+    /// The upper half of a float32.
+    ringBfloat16 = 9,
+    /// Four exponent and three mantissa bits, no infinities (OCP 8-bit floating point, E4M3).
+    ringFloat8e4m3 = 10,
+    /// Five exponent and two mantissa bits (OCP 8-bit floating point, E5M2).
+    ringFloat8e5m2 = 11,
+    ringInt16 = 64,
+    ringUint16 = 65,
+    /// One byte; any other value than 0 is true, results are 0 or 1.
+    ringBool = 66,
+}
+
+/// A reduction. Values below 64 are NCCL's; values from 1024 are made by
+/// `ringRedOpCreatePreMulSum` and belong to one communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ringRedOp_t {
+    /// Integers wrap around.
+    ringSum = 0,
+    /// Integers wrap around.
+    ringProd = 1,
+    /// NaN wins.
+    ringMax = 2,
+    /// NaN wins.
+    ringMin = 3,
+    /// The sum divided by the number of ranks; integers are truncated toward zero.
+    ringAvg = 4,
+    /// Bitwise and, of integers and bool.
+    ringBand = 64,
+    /// Bitwise or, of integers and bool.
+    ringBor = 65,
+    /// Bitwise exclusive or, of integers and bool.
+    ringBxor = 66,
+}
+
+/// Where the scalar of `ringRedOpCreatePreMulSum` lives. The values are NCCL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ringScalarResidence_t {
+    /// Read by every call that uses the operation, when it is called. Without a GPU it lies in
+    /// ordinary memory.
+    ringScalarDevice = 0,
+    /// Read once, before `ringRedOpCreatePreMulSum` returns.
+    ringScalarHostImmediate = 1,
+}
+
+/// The collectives, for `ringCommExplain`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ringCollective_t {
+    ringCollAllReduce = 0,
+    ringCollReduceScatter = 1,
+    ringCollAllGather = 2,
+    ringCollBroadcast = 3,
+    ringCollReduce = 4,
+    ringCollAllToAll = 5,
+    ringCollGather = 6,
+    ringCollScatter = 7,
+    ringCollBarrier = 8,
+}
+
+/// A `ringDataType_t` as it arrives: any number.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct RawDataType(pub i32);
+
+/// A `ringRedOp_t` as it arrives: any number.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct RawRedOp(pub i32);
+
+/// A `ringResult_t` as it arrives: any number.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct RawResult(pub i32);
+
+/// A `ringScalarResidence_t` as it arrives: any number.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct RawScalarResidence(pub i32);
+
+/// A `ringCollective_t` as it arrives: any number.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct RawCollective(pub i32);
+
+/// What leads the ranks of one communicator together. Made by `ringGetUniqueId` on one rank and
+/// handed to the others by any means. It carries a secret: whoever has it can join.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ringUniqueId {
+    pub internal: [c_char; RING_UNIQUE_ID_BYTES],
+}
+
+/// What `ringComm_t` seems to point to; it is never there.
+pub struct ringComm;
+
+/// One rank's end of a communicator. Not an address: a handle that stays safe to pass after
+/// `ringCommDestroy`, where every function answers `ringInvalidArgument`.
+pub type ringComm_t = *mut ringComm;
+
+/// NULL: do the call now and return when it is done. Else a host stream of `ringStreamCreate`.
+pub type ringStream_t = *mut c_void;
+
+/// Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
+/// `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
+/// not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
+/// the same values, except `spins` and `debug`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ringConfig_t {
+    /// `sizeof(ringConfig_t)`.
+    pub size: usize,
+    /// `RING_MAGIC`.
+    pub magic: u32,
+    /// `RING_VERSION_CODE` of the header the program was built with.
+    pub version: u32,
+    /// Milliseconds that one operation waits for its peers before it fails (`RINGCOMM_TIMEOUT_MS`).
+    pub timeoutMs: i64,
+    /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`).
+    pub bufferBytes: i64,
+    /// 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
+    /// (`RINGCOMM_DETERMINISTIC`).
+    pub deterministic: c_int,
+    /// Polls before a waiting rank first yields its core (`RINGCOMM_SPINS`).
+    pub spins: c_int,
+    /// 1 prints errors to standard error, 2 every call too (`RINGCOMM_DEBUG`).
+    pub debug: c_int,
+    /// Not used; keep what the initializer put there.
+    pub reserved: c_int,
+    /// The algorithm to use where it exists for the collective (`RINGCOMM_ALGO`); NULL: not set.
+    pub algorithm: *const c_char,
+    /// A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
+    pub profile: *const c_char,
+}
+
+/// How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ringExplain_t {
+    /// `sizeof(ringExplain_t)`.
+    pub size: usize,
+    /// `RING_MAGIC`.
+    pub magic: u32,
+    /// `RING_VERSION_CODE` of the header the program was built with.
+    pub version: u32,
+    /// The algorithm's name, closed by a NUL.
+    pub algorithm: [c_char; RING_NAME_BYTES],
+    /// How data moves between the ranks, closed by a NUL.
+    pub transport: [c_char; RING_NAME_BYTES],
+    /// Parallel lanes.
+    pub channels: usize,
+    /// Parts that the buffer is cut into.
+    pub chunks: usize,
+    /// Passes over the chunks.
+    pub slices: usize,
+    /// Most bytes that one chunk moves in one pass.
+    pub sliceBytes: usize,
+    /// The cost model's time, in microseconds.
+    pub predictedUs: f64,
+}
