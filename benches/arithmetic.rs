@@ -29,7 +29,10 @@ impl Buffers {
         let sources: [_; 4] = std::array::from_fn(|index| self.sources[index].as_ptr());
         let targets = [self.target.as_mut_ptr()];
         let count = bytes / reduction.data_type().size();
-        let job = Job { streaming: usize::from(streaming), ..Job::new(&targets, &sources[..nsources], count) };
+        let job = Job {
+            streaming: usize::from(streaming),
+            ..Job::new(&targets, &sources[..nsources], count)
+        };
         // SAFETY: every buffer holds `bytes` bytes.
         unsafe { reduction.run(black_box(&job)) }
     }
