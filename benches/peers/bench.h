@@ -1,239 +1,20 @@
 /* How a time is taken, for every library that is compared: the method of ring-perf.
  *
- * Calls run in blocks over several buffers in turn, the same numbers of them as in ring-perf. Before a
- * block all ranks meet at a barrier of the board, a shared file that belongs to no library. Calls
- * longer than 20 us are timed one by one, shorter ones by the block. A time is the longest of the
- * ranks'; the median is taken over these. The first call of every cell is checked.
+ * Calls run in blocks over several buffers in turn, the same numbers of them as in ring-perf.
+ * Before a block all ranks meet at a barrier of the board, a shared file that belongs to no
+ * library. Calls longer than 20 us are timed one by one, shorter ones by the block. A time is the
+ * longest of the ranks'; the median is taken over these. The first call of every cell is checked.
  *
  * A program includes this file, fills in `struct library` and calls `bench_main`. */
 #ifndef BENCH_H
 #define BENCH_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <fcntl.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include "cell.h"
 
-enum operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, SEND_RECV, OPERATIONS };
-static const char *const operation_names[OPERATIONS] = {
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"};
-
-/* One call: float32, sum, root 0. `count` is the collective's own: elements of the vector, or of
- * one rank's block. In place, `send` is NULL and `recv` holds the input by the library's rule. */
-struct call {
-    enum operation operation;
-    int in_place;
-    size_t count;
-    float *send, *recv;
-};
-
-struct library {
-    int rank, ranks;
-    /* Whether the library has this call. */
-    int (*has)(enum operation operation, int in_place);
-    void (*run)(const struct call *call);
-};
-
-/* Times kept of one cell: a default budget of 40 ms holds 3,000 blocks of the fastest call. */
-enum { SAMPLES = 4096, MOST_RANKS = 64, MOST_SIZES = 64, MOST_TURNS = 63 };
 /* Calls longer than this, in seconds, are timed one by one (ring-perf's limit). */
 static const double single_from = 20e-6;
 /* Fewer times than this make no median. */
 enum { LEAST_TIMES = 5 };
-
-struct board {
-    uint32_t arrived, generation, sleepers, padding;
-    uint64_t decision[2];
-    /* For what a library must tell all ranks before they can speak. */
-    uint32_t blob_ready;
-    char blob[4096];
-    double samples[MOST_RANKS][SAMPLES];
-};
-
-struct bench {
-    const struct library *library;
-    struct board *board;
-    char *arena;
-    double budget;
-    uint64_t barriers;
-};
-
-static void bench_fail(const char *what)
-{
-    fprintf(stderr, "bench: %s\n", what);
-    _exit(1);
-}
-
-static double bench_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
-static void bench_relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static struct board *bench_board(void)
-{
-    const char *path = getenv("BENCH_BOARD"), *limit = getenv("BENCH_LIMIT_S");
-    /* A rank outlives neither its launcher nor its time, whatever the library does. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    alarm(limit ? (unsigned)atoi(limit) : 600);
-    int file = path ? open(path, O_RDWR | O_CREAT, 0600) : -1;
-    if (file < 0 || ftruncate(file, sizeof(struct board)) != 0)
-        bench_fail("BENCH_BOARD must name a file that can be written");
-    void *place = mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    if (place == MAP_FAILED)
-        bench_fail("the board cannot be mapped");
-    return (struct board *)place;
-}
-
-/* Spin for about 20 us, as long as a short call takes to come; then sleep, so that more ranks than
- * cores get on. */
-static void bench_barrier(struct bench *bench)
-{
-    struct board *board = bench->board;
-    uint32_t generation = __atomic_load_n(&board->generation, __ATOMIC_SEQ_CST);
-    uint32_t ranks = (uint32_t)bench->library->ranks;
-    if (__atomic_add_fetch(&board->arrived, 1, __ATOMIC_SEQ_CST) == ranks) {
-        __atomic_store_n(&board->arrived, 0, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&board->generation, generation + 1, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&board->sleepers, __ATOMIC_SEQ_CST) > 0)
-            syscall(SYS_futex, &board->generation, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-        return;
-    }
-    double begun = bench_now();
-    for (unsigned polls = 1; __atomic_load_n(&board->generation, __ATOMIC_SEQ_CST) == generation; polls++) {
-        bench_relax();
-        if (polls % 64 != 0 || bench_now() - begun < 20e-6)
-            continue;
-        __atomic_add_fetch(&board->sleepers, 1, __ATOMIC_SEQ_CST);
-        syscall(SYS_futex, &board->generation, FUTEX_WAIT, generation, NULL, NULL, 0);
-        __atomic_sub_fetch(&board->sleepers, 1, __ATOMIC_SEQ_CST);
-    }
-}
-
-/* Two barriers: whoever slept in the first is awake in the second, so that all leave together. */
-static void bench_start_together(struct bench *bench)
-{
-    bench_barrier(bench);
-    bench_barrier(bench);
-}
-
-/* What a cell's buffers are, in elements; `turns` of them take turns. */
-struct cell {
-    struct call call;
-    size_t send_elements, recv_elements, bytes;
-    int turns;
-};
-
-/* ring-perf's numbers: 64 KiB of buffers stay near the core, from 256 KiB on one buffer is enough. */
-static int bench_turns(size_t bytes)
-{
-    size_t footprint = 2 * bytes;
-    if (footprint > 524288)
-        return 1;
-    if (footprint > 65536)
-        return 3;
-    size_t turns = 65536 / (footprint ? footprint : 1);
-    turns = turns < 3 ? 3 : turns > MOST_TURNS ? MOST_TURNS : turns;
-    return (int)(turns | 1);
-}
-
-static struct cell bench_cell(enum operation operation, int in_place, size_t bytes, int ranks)
-{
-    struct cell cell = {};
-    size_t total = bytes / sizeof(float), block = total / (size_t)ranks;
-    int whole = operation == ALL_REDUCE || operation == BROADCAST || operation == SEND_RECV;
-    block = block ? block : 1;
-    total = total ? total : 1;
-    size_t all = whole ? total : block * (size_t)ranks;
-    cell.call.operation = operation;
-    cell.call.in_place = in_place;
-    cell.call.count = whole ? total : block;
-    cell.send_elements = operation == ALL_GATHER ? block : all;
-    cell.recv_elements = operation == REDUCE_SCATTER && !in_place ? block : all;
-    cell.bytes = all * sizeof(float);
-    cell.turns = bench_turns(cell.bytes);
-    return cell;
-}
-
-/* A buffer and the two cache lines that ring-perf leaves around it. */
-static size_t bench_taken(size_t elements)
-{
-    return (elements * sizeof(float) + 128 + 63) & ~(size_t)63;
-}
-
-static size_t bench_arena_bytes(const struct cell *cell)
-{
-    size_t sends = cell->call.in_place ? 0 : (size_t)cell->turns + 1;
-    return sends * bench_taken(cell->send_elements) + (size_t)cell->turns * bench_taken(cell->recv_elements);
-}
-
-static void bench_fill(float *at, size_t count, float value)
-{
-    for (size_t index = 0; index < count; index++)
-        at[index] = value;
-}
-
-/* The value that a block of the result must hold, when rank r's input is r+1 everywhere. */
-static float bench_wanted(const struct bench *bench, enum operation operation, size_t block)
-{
-    int rank = bench->library->rank, ranks = bench->library->ranks;
-    switch (operation) {
-    case BROADCAST:
-        return 1;
-    case SEND_RECV:
-        return (float)((rank + ranks - 1) % ranks + 1);
-    case ALL_GATHER:
-    case ALL_TO_ALL:
-        return (float)(block + 1);
-    default:
-        return (float)(ranks * (ranks + 1) / 2);
-    }
-}
-
-/* Make one call with known input; the number of wrong elements of this rank. */
-static size_t bench_check(struct bench *bench, const struct cell *cell)
-{
-    struct call call = cell->call;
-    float mine = (float)(bench->library->rank + 1);
-    if (call.in_place) {
-        bench_fill(call.recv, cell->recv_elements, mine);
-    } else {
-        bench_fill(call.send, cell->send_elements, mine);
-        bench_fill(call.recv, cell->recv_elements, -1);
-    }
-    bench_barrier(bench);
-    bench->library->run(&call);
-    bench_barrier(bench);
-    /* In place, MPI leaves the result of a reduce-scatter in the first block. */
-    size_t checked = call.operation == REDUCE_SCATTER ? call.count : cell->recv_elements, wrong = 0;
-    for (size_t index = 0; index < checked; index++)
-        wrong += call.recv[index] != bench_wanted(bench, call.operation, index / call.count);
-    return wrong;
-}
 
 /* One block: `calls` calls, timed each by itself or as a whole; returns the seconds of all. */
 static double bench_block(struct bench *bench, const struct cell *cell, int calls, int single,
@@ -245,7 +26,7 @@ static double bench_block(struct bench *bench, const struct cell *cell, int call
     double *samples = bench->board->samples[bench->library->rank];
     next_send %= cell->turns + 1;
     next_recv %= cell->turns;
-    stamps[0] = bench_now();
+    stamps[0] = board_now();
     for (int number = 0; number < calls; number++) {
         call.send = call.in_place ? NULL : sends[next_send];
         call.recv = recvs[next_recv];
@@ -253,10 +34,10 @@ static double bench_block(struct bench *bench, const struct cell *cell, int call
         next_recv = next_recv + 1 == cell->turns ? 0 : next_recv + 1;
         bench->library->run(&call);
         if (single)
-            stamps[number + 1] = bench_now();
+            stamps[number + 1] = board_now();
     }
     if (!single)
-        stamps[calls] = bench_now();
+        stamps[calls] = board_now();
     for (int number = 0; single && number < calls && *kept < SAMPLES; number++)
         samples[(*kept)++] = stamps[number + 1] - stamps[number];
     if (!single && *kept < SAMPLES)
@@ -284,8 +65,8 @@ static void bench_report(struct bench *bench, const struct cell *cell, int kept,
     qsort(times, (size_t)kept, sizeof(double), bench_ascending);
     printf("{\"op\": \"%s\", \"in_place\": %s, \"bytes\": %zu, \"ranks\": %d, \"time_us\": %.4f, "
            "\"min_us\": %.4f, \"p99_us\": %.4f, \"times\": %d, \"wrong\": %zu}\n",
-           operation_names[cell->call.operation], cell->call.in_place ? "true" : "false", cell->bytes,
-           bench->library->ranks, times[(kept - 1) / 2] * 1e6, times[0] * 1e6,
+           operation_names[cell->call.operation], cell->call.in_place ? "true" : "false",
+           cell->bytes, bench->library->ranks, times[(kept - 1) / 2] * 1e6, times[0] * 1e6,
            times[(kept * 99 + 99) / 100 - 1] * 1e6, kept, wrong);
     fflush(stdout);
 }
@@ -303,7 +84,8 @@ static void bench_run_cell(struct bench *bench, struct cell *cell)
 {
     float *sends[MOST_TURNS + 1], *recvs[MOST_TURNS];
     char *at = bench->arena + 64;
-    for (int turn = 0; !cell->call.in_place && turn <= cell->turns; turn++, at += bench_taken(cell->send_elements))
+    for (int turn = 0; !cell->call.in_place && turn <= cell->turns;
+         turn++, at += bench_taken(cell->send_elements))
         sends[turn] = (float *)at;
     for (int turn = 0; turn < cell->turns; turn++, at += bench_taken(cell->recv_elements))
         recvs[turn] = (float *)at;
@@ -324,11 +106,11 @@ static void bench_run_cell(struct bench *bench, struct cell *cell)
     bench_barrier(bench);
 
     int kept = 0, warmed = 0, warming = 1, single = 0;
-    double estimate = 0, begun = bench_now(), timed = 0;
+    double estimate = 0, begun = board_now(), timed = 0;
     uint64_t calls = 1;
     for (uint64_t number = 0;; number++) {
         if (bench->library->rank == 0) {
-            double now = bench_now();
+            double now = board_now();
             /* Warm up for five blocks or a third of the budget; then measure for the budget. */
             if (warming && (warmed >= 5 || (warmed > 0 && now - begun > bench->budget / 3))) {
                 warming = 0;
@@ -350,7 +132,8 @@ static void bench_run_cell(struct bench *bench, struct cell *cell)
         if (count == 0)
             break;
         int warm = decision >> 32 & 1;
-        double seconds = bench_block(bench, cell, count, decision >> 33 & 1, sends, recvs, warm ? &unused : &kept);
+        double seconds = bench_block(bench, cell, count, decision >> 33 & 1, sends, recvs,
+                                     warm ? &unused : &kept);
         estimate = seconds / count;
         warmed += warm;
     }
@@ -375,10 +158,11 @@ static int bench_words(const char *list, const char **words, size_t *lengths, in
 static enum operation bench_operation(const char *name, size_t length)
 {
     for (int operation = 0; operation < OPERATIONS; operation++) {
-        if (strlen(operation_names[operation]) == length && strncmp(operation_names[operation], name, length) == 0)
+        if (strlen(operation_names[operation]) == length &&
+            strncmp(operation_names[operation], name, length) == 0)
             return (enum operation)operation;
     }
-    bench_fail("there is no such operation");
+    board_fail("there is no such operation");
     return OPERATIONS;
 }
 
@@ -386,8 +170,8 @@ static enum operation bench_operation(const char *name, size_t length)
 static int bench_main(const struct library *library, struct board *board, int argc, char **argv)
 {
     if (argc != 4)
-        bench_fail("usage: OPERATION[:in],... BYTES,... BUDGET_MS");
-    struct bench bench = {library, board, NULL, atof(argv[3]) * 1e-3, 0};
+        board_fail("usage: OPERATION[:in],... BYTES,... BUDGET_MS");
+    struct bench bench = {library, board, NULL, atof(argv[3]) * 1e-3};
     const char *words[MOST_SIZES], *names[MOST_SIZES];
     size_t lengths[MOST_SIZES], name_lengths[MOST_SIZES], most = 0;
     int sizes = bench_words(argv[2], words, lengths, MOST_SIZES);
@@ -402,16 +186,18 @@ static int bench_main(const struct library *library, struct board *board, int ar
             enum operation operation = bench_operation(names[wish], length);
             if (!library->has(operation, colon != NULL))
                 continue;
-            cells[count] = bench_cell(operation, colon != NULL, strtoull(words[size], NULL, 10), library->ranks);
+            cells[count] = bench_cell(operation, colon != NULL, strtoull(words[size], NULL, 10),
+                                      library->ranks);
             size_t needed = bench_arena_bytes(&cells[count++]);
             most = needed > most ? needed : most;
         }
     }
     if (library->ranks > MOST_RANKS)
-        bench_fail("too many ranks");
-    bench.arena = (char *)mmap(NULL, most + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        board_fail("too many ranks");
+    bench.arena =
+        (char *)mmap(NULL, most + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (bench.arena == MAP_FAILED)
-        bench_fail("no memory for the buffers");
+        board_fail("no memory for the buffers");
     for (int cell = 0; cell < count; cell++)
         bench_run_cell(&bench, &cells[cell]);
     return 0;

@@ -1,5 +1,5 @@
-// The calls of oneCCL on host memory, measured as bench.h does. Ranks come from PMI's variables, the
-// address of the key-value store travels over the board.
+// The calls of oneCCL on host memory, measured as bench.h does. Ranks come from PMI's variables,
+// the address of the key-value store travels over the board.
 #include "bench.h"
 #include <oneapi/ccl.hpp>
 #include <optional>
@@ -43,7 +43,7 @@ static int number(const char *name)
 {
     const char *text = getenv(name);
     if (!text)
-        bench_fail("PMI_RANK and PMI_SIZE must be set; start this with mpiexec");
+        board_fail("PMI_RANK and PMI_SIZE must be set; start this with mpiexec");
     return atoi(text);
 }
 
@@ -51,10 +51,11 @@ int main(int argc, char **argv)
 {
     rank = number("PMI_RANK");
     ranks = number("PMI_SIZE");
-    struct board *board = bench_board();
+    struct board *board = board_board();
     ccl::init();
     ccl::shared_ptr_class<ccl::kvs> store;
-    static_assert(sizeof(ccl::kvs::address_type) <= sizeof board->blob, "the address fits the board");
+    static_assert(sizeof(ccl::kvs::address_type) <= sizeof board->blob,
+                  "the address fits the board");
     ccl::kvs::address_type address;
     if (rank == 0) {
         store = ccl::create_main_kvs();
@@ -71,6 +72,7 @@ int main(int argc, char **argv)
     struct library library = {rank, ranks, has, run};
     int status = bench_main(&library, board, argc, argv);
     fflush(stdout);
-    // Its destructors and MPI's finalisation disagree on who goes first; there is nothing left to do.
+    // Its destructors and MPI's finalisation disagree on who goes first; there is nothing left to
+    // do.
     _exit(status);
 }

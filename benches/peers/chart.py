@@ -47,7 +47,10 @@ def frame(left, title, sizes, x, y, low, high):
     parts = [text(left + PANEL / 2, TOP - 14, title, size=14, extra='font-weight="bold"')]
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         at = y(10.0**power)
-        parts += [line(left, at, left + PANEL, at), text(left - 8, at + 4, duration(10.0**power), "end")]
+        parts += [
+            line(left, at, left + PANEL, at),
+            text(left - 8, at + 4, duration(10.0**power), "end"),
+        ]
     for size in sizes:
         parts += [line(x(size), TOP, x(size), bottom), text(x(size), bottom + 18, human(size))]
     parts.append(
@@ -62,7 +65,10 @@ def curve(points, color, ours):
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     radius = 3.6 if ours else 2.4
     dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{color}"/>' for x, y in points]
-    return [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>', *dots]
+    return [
+        f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>',
+        *dots,
+    ]
 
 
 def legend(left, names, colors, ours):
@@ -96,18 +102,26 @@ def draw(raw, op="all_reduce", in_place=False):
         sizes = [row["bytes"] for row in here]
         x = Scale(min(sizes), max(max(sizes), 2 * min(sizes)), left + 14, left + PANEL - 14)
         y = Scale(low, high, TOP + HEIGHT, TOP)
-        crowded = " on " + str(raw["machine"]["cores"]) + " cores" if count > raw["machine"]["cores"] else ""
+        crowded = (
+            " on " + str(raw["machine"]["cores"]) + " cores"
+            if count > raw["machine"]["cores"]
+            else ""
+        )
         parts += frame(left, f"{count} ranks{crowded}", sizes, x, y, low, high)
         # The peers first: ringcomm's lines lie over them.
         for name in peers + ours:
-            points = [(x(row["bytes"]), y(row["time_us"][name])) for row in here if name in row["time_us"]]
+            points = [
+                (x(row["bytes"]), y(row["time_us"][name])) for row in here if name in row["time_us"]
+            ]
             if points:
                 parts += curve(points, colors[name], name in ours)
     right = LEFT + len(ranks) * (PANEL + GAP) - GAP + 22
     parts += legend(right, [name for name in ours + peers if name in seen], colors, ours)
     width, height = right + LEGEND, TOP + HEIGHT + BOTTOM
     place = "in place" if in_place else "out of place"
-    title = f"{op}, float32 sum, {place}: time of one call (lower is better), {raw['machine']['cpu']}"
+    title = (
+        f"{op}, float32 sum, {place}: time of one call (lower is better), {raw['machine']['cpu']}"
+    )
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '

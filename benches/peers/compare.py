@@ -27,7 +27,14 @@ import report
 import systems
 
 ROOT = Path(__file__).resolve().parents[2]
-OPERATIONS = ["all_reduce", "all_reduce:in", "all_gather", "reduce_scatter", "broadcast:in", "send_recv"]
+OPERATIONS = [
+    "all_reduce",
+    "all_reduce:in",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast:in",
+    "send_recv",
+]
 ALSO = ["all_to_all", "all_gather:in", "reduce_scatter:in"]
 SIZES = "8,64,1K,8K,64K,1M,16M,64M"
 # Milliseconds for each cell: seven rows of eight sizes stay near three seconds a start.
@@ -43,7 +50,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         known = [option for action in self._actions for option in action.option_strings]
         for word in message.replace(",", " ").split():
-            near = difflib.get_close_matches(word.split("=")[0], known, 1, 0.5) if word[:1] == "-" else []
+            near = (
+                difflib.get_close_matches(word.split("=")[0], known, 1, 0.5)
+                if word[:1] == "-"
+                else []
+            )
             if near and near[0] != word and "unrecognized" in message:
                 message += f"; did you mean {near[0]}?"
         self.exit(2, f"compare.py: {message}\n")
@@ -54,7 +65,9 @@ def size(word):
     shift = letters.get(word[-1:].upper(), 0)
     digits = word[:-1] if shift else word
     if not digits.isdigit() or int(digits) << shift < 4:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a size of at least 4 bytes: write 8, 64K or 16M")
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not a size of at least 4 bytes: write 8, 64K or 16M"
+        )
     return int(digits) << shift
 
 
@@ -89,19 +102,55 @@ def options(arguments):
     parser = Parser(description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
     operation = choice(OPERATIONS + ALSO)
-    add("--ops", type=list_of(operation), default=OPERATIONS, help="with :in for in place; " + ",".join(OPERATIONS + ALSO))
+    add(
+        "--ops",
+        type=list_of(operation),
+        default=OPERATIONS,
+        help="with :in for in place; " + ",".join(OPERATIONS + ALSO),
+    )
     add("--ranks", type=list_of(at_least(2)), default=[2, 4], help="numbers of ranks (default 2,4)")
-    add("--sizes", type=list_of(size), default=list_of(size)(SIZES), help=f"in bytes (default {SIZES})")
+    add(
+        "--sizes",
+        type=list_of(size),
+        default=list_of(size)(SIZES),
+        help=f"in bytes (default {SIZES})",
+    )
     add("--rounds", type=at_least(1), default=5, help="default 5")
-    add("--time-budget", type=at_least(10), default=780, metavar="SECONDS", help="start no round past it (default 780)")
-    add("--cell-budget", type=at_least(1), default=CELL_MS, metavar="MS", help=f"per size and round (default {CELL_MS})")
+    add(
+        "--time-budget",
+        type=at_least(10),
+        default=780,
+        metavar="SECONDS",
+        help="start no round past it (default 780)",
+    )
+    add(
+        "--cell-budget",
+        type=at_least(1),
+        default=CELL_MS,
+        metavar="MS",
+        help=f"per size and round (default {CELL_MS})",
+    )
     add("--only", type=list_of(choice(NAMES)), default=NAMES, help="of " + ",".join(NAMES))
-    add("--ringcomm", type=shlex.split, metavar="COMMAND", help="instead of target/release/ring-perf")
+    add(
+        "--ringcomm",
+        type=shlex.split,
+        metavar="COMMAND",
+        help="instead of target/release/ring-perf",
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringcomm-peers"
-    add("--cache", type=Path, default=cache, help="where the peers are installed (default ~/.cache/ringcomm-peers)")
+    add(
+        "--cache",
+        type=Path,
+        default=cache,
+        help="where the peers are installed (default ~/.cache/ringcomm-peers)",
+    )
     add("--torch", action="store_true", help="install torch for its gloo (5.4 GB)")
     add("--out", type=Path, default=ROOT / "benches/results", help="folder of the results")
-    add("--list", action="store_true", help="install and build what is wanted, name it, measure nothing")
+    add(
+        "--list",
+        action="store_true",
+        help="install and build what is wanted, name it, measure nothing",
+    )
     return parser.parse_args(arguments)
 
 
@@ -114,9 +163,14 @@ def output_of(*command):
 
 def machine():
     facts = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in facts if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.partition(":")[2].strip() for line in facts if line.startswith("model name")),
+        platform.machine(),
+    )
     commit = output_of("git", "rev-parse", "--short=12", "HEAD")
-    changed = "+changes" if output_of("git", "status", "--porcelain", "--untracked-files=no") else ""
+    changed = (
+        "+changes" if output_of("git", "status", "--porcelain", "--untracked-files=no") else ""
+    )
     return {
         "cpu": model,
         "cores": systems.cores(),
@@ -138,7 +192,10 @@ def ringcomm_systems(command):
                 raise systems.Missing("cargo build --release failed")
         command = [str(program)]
     version = systems.run([*command, "--version"], 60).strip().splitlines()
-    made = [systems.System(f"ringcomm {mode}", "ringcomm", (version or ["unknown"])[0], None) for mode in launch.MODES]
+    made = [
+        systems.System(f"ringcomm {mode}", "ringcomm", (version or ["unknown"])[0], None)
+        for mode in launch.MODES
+    ]
     return command, made
 
 
@@ -160,6 +217,7 @@ class Comparison:
         }
         # The sizes that a system still runs with so many ranks: fewer once it was too slow.
         self.sizes = {}
+        self.stopped = {}
 
     def prepare(self):
         chosen = self.chosen
@@ -177,7 +235,9 @@ class Comparison:
             {"name": one.name, "peer": one.peer, "version": one.version} for one in self.systems
         ]
         try:
-            self.probe_program = systems.build(chosen.cache, "crosscore", "crosscore.c", (["gcc", "-pthread"], []))
+            self.probe_program = systems.build(
+                chosen.cache, "crosscore", "crosscore.c", (["gcc", "-pthread"], [])
+            )
         except systems.Missing as why:
             self.probe_program = None
             self.raw["notes"].append(f"cross-core latency not probed: {why}")
@@ -202,10 +262,14 @@ class Comparison:
             for mode in launch.MODES:
                 extra = ["--probe", "0", "-n", "3"]
                 sizes = [one for one in chosen.sizes if one <= 1 << 20]
-                rows, problem = launch.run_ringcomm(self.command, mode, ranks, chosen.ops, sizes, 1, 60, extra)
+                rows, problem = launch.run_ringcomm(
+                    self.command, mode, ranks, chosen.ops, sizes, 1, 60, extra
+                )
                 wrong = sum(row.get("wrong") or 0 for row in rows)
                 if wrong or problem:
-                    self.note(f"ringcomm {mode}, {ranks} ranks, checked: {problem or f'{wrong} wrong elements'}")
+                    self.note(
+                        f"ringcomm {mode}, {ranks} ranks, checked: {problem or f'{wrong} wrong elements'}"
+                    )
 
     def start(self, system, ranks, number):
         """One start of one system, framed by probes."""
@@ -226,9 +290,7 @@ class Comparison:
             self.note(f"{system.name}, {ranks} ranks: {wrong} wrong elements")
         if problem:
             self.note(f"{system.name}, {ranks} ranks: {problem}; got {len(rows)} rows")
-            # The last size it reached is what it has no time for.
-            reached = max((row["bytes"] for row in rows), default=0)
-            self.sizes[system.name, ranks] = [one for one in sizes if one < reached]
+            self.shorten(system, ranks, rows)
         self.raw["starts"].append(
             {
                 "round": number,
@@ -241,6 +303,15 @@ class Comparison:
             }
         )
 
+    def shorten(self, system, ranks, rows):
+        """Leave out what a peer has no time for, once that was so in two rounds: one may be bad luck."""
+        reached = max((row["bytes"] for row in rows), default=0)
+        failed = self.stopped.setdefault((system.name, ranks), [])
+        failed.append(reached)
+        if len(failed) == 2 and not system.is_ringcomm:
+            sizes = self.sizes[system.name, ranks]
+            self.sizes[system.name, ranks] = [one for one in sizes if one < max(failed)]
+
     def rounds(self):
         """Rounds until they are done or the next would pass the budget."""
         begun = time.monotonic()
@@ -252,7 +323,12 @@ class Comparison:
             turn = number % len(self.systems)
             for ranks in self.chosen.ranks:
                 for system in self.systems[turn:] + self.systems[:turn]:
-                    print(f"\rround {number + 1}: {ranks} ranks, {system.name:24}", end="", file=sys.stderr, flush=True)
+                    print(
+                        f"\rround {number + 1}: {ranks} ranks, {system.name:24}",
+                        end="",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     self.start(system, ranks, number)
             self.raw["rounds_done"] = number + 1
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)

@@ -18,10 +18,13 @@ LEAST_TIMES = 5
 def launch(arguments):
     ranks = int(arguments[0])
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ, BENCH_STORE=os.path.join(folder, "store"), GLOO_SOCKET_IFNAME="lo")
+        environment = dict(
+            os.environ, BENCH_STORE=os.path.join(folder, "store"), GLOO_SOCKET_IFNAME="lo"
+        )
         command = [sys.executable, os.path.abspath(__file__), *arguments]
         children = [
-            subprocess.Popen(command, env=dict(environment, BENCH_RANK=str(rank))) for rank in range(ranks)
+            subprocess.Popen(command, env=dict(environment, BENCH_RANK=str(rank)))
+            for rank in range(ranks)
         ]
         return max(abs(child.wait()) for child in children)
 
@@ -61,7 +64,9 @@ def extents(name, size, ranks):
 def wanted(torch, name, recv, rank, ranks):
     """The result, when rank r's input is r+1 everywhere."""
     if name in ("all_gather", "all_to_all"):
-        return torch.arange(1, ranks + 1, dtype=torch.float32).repeat_interleave(recv.numel() // ranks)
+        return torch.arange(1, ranks + 1, dtype=torch.float32).repeat_interleave(
+            recv.numel() // ranks
+        )
     value = {"broadcast:in": 1, "send_recv": (rank - 1) % ranks + 1}
     return torch.full_like(recv, value.get(name, ranks * (ranks + 1) // 2))
 
@@ -98,7 +103,9 @@ def work(arguments):
 
     rank, ranks = int(os.environ["BENCH_RANK"]), int(arguments[0])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="file://" + os.environ["BENCH_STORE"], rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method="file://" + os.environ["BENCH_STORE"], rank=rank, world_size=ranks
+    )
     table = calls(torch, dist, rank, ranks)
     budget = float(arguments[3]) * 1e-3
     for size in map(int, arguments[2].split(",")):

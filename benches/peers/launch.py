@@ -74,7 +74,10 @@ def run_peer(system, ranks, wishes, sizes, budget, limit):
     """(rows, problem or None)."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        own = {"BENCH_BOARD": str(Path(folder) / "board"), "BENCH_LIMIT_S": str(int(limit) + GRACE_S)}
+        own = {
+            "BENCH_BOARD": str(Path(folder) / "board"),
+            "BENCH_LIMIT_S": str(int(limit) + GRACE_S),
+        }
         command = system.command(ranks, ",".join(wishes), ",".join(map(str, sizes)), budget)
         status, output, errors = start(command, limit, {**system.environment, **own})
     problem = None
@@ -110,7 +113,18 @@ def placements(wishes):
 def ringcomm_commands(command, mode, ranks, wishes, sizes, budget):
     for first, last, factor in progressions(sizes):
         for placement, operations in placements(wishes):
-            scan = ["-b", str(first), "-e", str(last), "-f", str(factor), "-d", "float", "-o", "sum"]
+            scan = [
+                "-b",
+                str(first),
+                "-e",
+                str(last),
+                "-f",
+                str(factor),
+                "-d",
+                "float",
+                "-o",
+                "sum",
+            ]
             tail = ["--placement", placement, "--budget", str(budget)]
             yield [*command, *operations, *scan, *MODES[mode](ranks), *tail]
 

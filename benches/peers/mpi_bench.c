@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     struct library library = {rank, ranks, has, run};
-    int status = bench_main(&library, bench_board(), argc, argv);
+    int status = bench_main(&library, board_board(), argc, argv);
     MPI_Finalize();
     return status;
 }

@@ -70,7 +70,12 @@ def samples(rounds, ours, peers):
 
 
 def spread(ratios):
-    return {"median": median(ratios), "least": min(ratios), "most": max(ratios), "rounds": len(ratios)}
+    return {
+        "median": median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "rounds": len(ratios),
+    }
 
 
 def compare(rounds, ours, peers):
@@ -97,7 +102,9 @@ def summary(raw):
     for (op, in_place, ranks), sizes in tables(raw).items():
         for size, rounds in sizes.items():
             times = {name: typical(rounds, name) for name in ours + peers}
-            first = Counter(best for name in ours[:1] for _, best, _ in samples(rounds, name, peers))
+            first = Counter(
+                best for name in ours[:1] for _, best, _ in samples(rounds, name, peers)
+            )
             ranked = sorted((time, name) for name, time in times.items() if name in peers and time)
             best = first.most_common(1)[0][0] if first else ranked[0][1] if ranked else None
             result.append(
@@ -108,7 +115,9 @@ def summary(raw):
                     "bytes": size,
                     "time_us": {name: time for name, time in times.items() if time},
                     "best_peer": best,
-                    "ratio": {name: ratio for name in ours if (ratio := compare(rounds, name, peers))},
+                    "ratio": {
+                        name: ratio for name in ours if (ratio := compare(rounds, name, peers))
+                    },
                 }
             )
     return result
@@ -140,7 +149,12 @@ def ratio_text(ratio):
 
 
 def lines_of(title, rows, ours):
-    head = ["bytes", *(f"{name.removeprefix('ringcomm ')} us" for name in ours), "peer us", "best peer"]
+    head = [
+        "bytes",
+        *(f"{name.removeprefix('ringcomm ')} us" for name in ours),
+        "peer us",
+        "best peer",
+    ]
     head += [f"ratio {name.removeprefix('ringcomm ')}" for name in ours]
     body = []
     for row in rows:
@@ -177,8 +191,14 @@ def table(raw):
         lines.append(f"  {one['name']}: {one['version']}")
     lines += [f"  missing: {title}: {why}" for title, why in raw["missing"].items()]
     lines += [f"  note: {note}" for note in raw["notes"]]
-    lines += ["", "Ratios are ringcomm's time over the best peer's of the same round: below 1, ringcomm is"]
-    lines += ["faster. Median (least-most) of the rounds; * = only rounds whose core distance changed.", ""]
+    lines += [
+        "",
+        "Ratios are ringcomm's time over the best peer's of the same round: below 1, ringcomm is",
+    ]
+    lines += [
+        "faster. Median (least-most) of the rounds; * = only rounds whose core distance changed.",
+        "",
+    ]
     ours = [one["name"] for one in raw["systems"] if one["peer"] == "ringcomm"]
     groups = {}
     for row in raw["summary"]:

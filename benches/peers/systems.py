@@ -50,7 +50,11 @@ def run(command, limit, environment=None):
     """Its output, or `Missing` with the last thing that it said."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, env=dict(os.environ, **(environment or {}))
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env=dict(os.environ, **(environment or {})),
         )
     except FileNotFoundError:
         raise Missing(f"{command[0]} is not installed") from None
@@ -86,13 +90,16 @@ def version_in(home, package):
 
 def build(cache, key, source, compiler, environment=None):
     """Compile a benchmark, unless these very sources were compiled with this very command before."""
-    content = b"".join((HERE / name).read_bytes() for name in (source, "bench.h"))
+    headers = sorted(path.name for path in HERE.glob("*.h"))
+    content = b"".join((HERE / name).read_bytes() for name in (source, *headers))
     digest = hashlib.sha256(content + repr(compiler).encode()).hexdigest()[:16]
     target = cache / "build" / f"{key}-{digest}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         head, tail = compiler
-        run([*head, "-O2", "-o", str(target), str(HERE / source), *tail], BUILD_LIMIT_S, environment)
+        run(
+            [*head, "-O2", "-o", str(target), str(HERE / source), *tail], BUILD_LIMIT_S, environment
+        )
     return str(target)
 
 
@@ -110,7 +117,17 @@ def open_mpi(peer, cache):
         def line(ranks, operations, sizes, budget):
             crowded = ["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
             place = crowded if ranks > cores() else ["--bind-to", "core"]
-            return [launcher, "-n", str(ranks), *place, *extra, program, operations, sizes, str(budget)]
+            return [
+                launcher,
+                "-n",
+                str(ranks),
+                *place,
+                *extra,
+                program,
+                operations,
+                sizes,
+                str(budget),
+            ]
 
         return line
 
@@ -142,7 +159,11 @@ def mpi_tools(peer, cache, name):
         compiler, launcher = shutil.which(f"mpicc.{name}"), shutil.which(f"mpiexec.{name}")
         if compiler and launcher:
             said = run([launcher, "--version"], 60).split("\n")
-            return compiler, launcher, "Debian's " + next((line for line in said if "ersion" in line), "").strip()
+            return (
+                compiler,
+                launcher,
+                "Debian's " + next((line for line in said if "ersion" in line), "").strip(),
+            )
         raise Missing(f"{why}; and Debian's lib{name}-dev is not installed") from None
 
 
@@ -151,7 +172,11 @@ def intel_mpi(peer, cache):
     # Between the processes of one machine its shared-memory fabric alone is the fastest.
     environment = {"I_MPI_ROOT": str(home), "I_MPI_FABRICS": "shm"}
     program = build(cache, peer.key, "mpi_bench.c", ([str(home / "bin/mpicc")], []), environment)
-    return [System("Intel MPI", peer.key, version_in(home, "impi-rt"), pinned(home, program), environment)]
+    return [
+        System(
+            "Intel MPI", peer.key, version_in(home, "impi-rt"), pinned(home, program), environment
+        )
+    ]
 
 
 def pinned(home, program):
@@ -159,7 +184,16 @@ def pinned(home, program):
 
     def line(ranks, operations, sizes, budget):
         pin = ["-genv", "I_MPI_PIN", "0" if ranks > cores() else "1"]
-        return [str(home / "bin/mpiexec"), *pin, "-n", str(ranks), program, operations, sizes, str(budget)]
+        return [
+            str(home / "bin/mpiexec"),
+            *pin,
+            "-n",
+            str(ranks),
+            program,
+            operations,
+            sizes,
+            str(budget),
+        ]
 
     return line
 
@@ -169,7 +203,9 @@ def oneccl(peer, cache):
     libraries = str(home / "lib")
     # The library needs others that it does not link: the loader finds them by LD_LIBRARY_PATH.
     tail = [f"-L{libraries}", "-Wl,--allow-shlib-undefined", "-l:libccl.so.1", "-lmpi"]
-    program = build(cache, peer.key, "ccl_bench.cpp", (["g++", "-std=c++17", f"-I{home}/include"], tail))
+    program = build(
+        cache, peer.key, "ccl_bench.cpp", (["g++", "-std=c++17", f"-I{home}/include"], tail)
+    )
     environment = {
         "CCL_ROOT": str(home),
         "I_MPI_ROOT": str(home),
@@ -178,7 +214,9 @@ def oneccl(peer, cache):
         # Its worker threads would share the ranks' cores, which is slower.
         "CCL_WORKER_OFFLOAD": "0",
     }
-    return [System("oneCCL", peer.key, version_in(home, "oneccl"), pinned(home, program), environment)]
+    return [
+        System("oneCCL", peer.key, version_in(home, "oneccl"), pinned(home, program), environment)
+    ]
 
 
 def gloo(peer, cache):
