@@ -14,13 +14,14 @@ LEFT, TOP, BOTTOM, LEGEND = 66, 58, 52, 190
 
 def text(x, y, words, anchor="middle", size=12, fill="#333", extra=""):
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}" {extra}>'
-        f"{escape(words)}</text>"
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
+        f'fill="{fill}" {extra}>{escape(words)}</text>'
     )
 
 
 def line(x1, y1, x2, y2, stroke="#e3e3e3", width=1.0):
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width}"/>'
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{stroke}" stroke-width="{width}"/>'
 
 
 def duration(micro):
@@ -54,7 +55,7 @@ def frame(left, title, sizes, x, y, low, high):
     for size in sizes:
         parts += [line(x(size), TOP, x(size), bottom), text(x(size), bottom + 18, human(size))]
     parts.append(
-        f'<rect x="{left}" y="{TOP}" width="{PANEL}" height="{HEIGHT}" fill="none" stroke="#888" stroke-width="1"/>'
+        f'<rect x="{left}" y="{TOP}" width="{PANEL}" height="{HEIGHT}" fill="none" stroke="#888"/>'
     )
     parts.append(text(left + PANEL / 2, bottom + 40, "bytes per rank"))
     return parts
@@ -122,13 +123,13 @@ def draw(raw, op="all_reduce", in_place=False):
     title = (
         f"{op}, float32 sum, {place}: time of one call (lower is better), {raw['machine']['cpu']}"
     )
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" font-family="system-ui, Helvetica, Arial, sans-serif">',
-            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-            text(LEFT, 22, title, "start", 15, "#111"),
-            *parts,
-            "</svg>\n",
-        ]
+    root = (
+        'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, Helvetica, Arial, sans-serif"'
     )
+    lines = [
+        f'<svg {root} viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        text(LEFT, 22, title, "start", 15, "#111"),
+        *parts,
+    ]
+    return "\n".join(lines) + "\n</svg>\n"

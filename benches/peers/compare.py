@@ -3,12 +3,11 @@
 
     python3 benches/peers/compare.py
 
-needs no arguments, only Python, gcc, cargo and a network connection for the peers' packages. In every round every system
-runs every size once, in rotating order; the result is the ratio to the best peer of the same round.
+needs no arguments, only Python, gcc, cargo and a network connection for the peers' packages. In
+every round every system runs every size once, in rotating order; the result is the ratio to the
+best peer of the same round.
 """
 
-import argparse
-import difflib
 import json
 import os
 import platform
@@ -23,135 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import chart
 import launch
+import options
 import report
 import systems
 
 ROOT = Path(__file__).resolve().parents[2]
-OPERATIONS = [
-    "all_reduce",
-    "all_reduce:in",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast:in",
-    "send_recv",
-]
-ALSO = ["all_to_all", "all_gather:in", "reduce_scatter:in"]
-SIZES = "8,64,1K,8K,64K,1M,16M,64M"
-# Milliseconds for each cell: seven rows of eight sizes stay near three seconds a start.
-CELL_MS = 25
-# Seconds for one start of one system; spinning libraries with more ranks than cores would take hours.
-START_LIMIT_S = 12
-NAMES = ["ringcomm", *(peer.key for peer in systems.PEERS)]
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what was probably meant, and exits 2."""
-
-    def error(self, message):
-        known = [option for action in self._actions for option in action.option_strings]
-        for word in message.replace(",", " ").split():
-            near = (
-                difflib.get_close_matches(word.split("=")[0], known, 1, 0.5)
-                if word[:1] == "-"
-                else []
-            )
-            if near and near[0] != word and "unrecognized" in message:
-                message += f"; did you mean {near[0]}?"
-        self.exit(2, f"compare.py: {message}\n")
-
-
-def size(word):
-    letters = {"K": 10, "M": 20, "G": 30}
-    shift = letters.get(word[-1:].upper(), 0)
-    digits = word[:-1] if shift else word
-    if not digits.isdigit() or int(digits) << shift < 4:
-        raise argparse.ArgumentTypeError(
-            f"{word!r} is not a size of at least 4 bytes: write 8, 64K or 16M"
-        )
-    return int(digits) << shift
-
-
-def list_of(one):
-    def parse(words):
-        return list(dict.fromkeys(one(word) for word in words.split(",") if word))
-
-    return parse
-
-
-def choice(known):
-    def parse(word):
-        if word in known:
-            return word
-        near = difflib.get_close_matches(word, known, 1, 0.4)
-        hint = f"did you mean {near[0]}?" if near else f"known: {' '.join(known)}"
-        raise argparse.ArgumentTypeError(f"there is no {word!r}; {hint}")
-
-    return parse
-
-
-def at_least(least):
-    def parse(word):
-        if not word.isdigit() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}")
-        return int(word)
-
-    return parse
-
-
-def options(arguments):
-    parser = Parser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    add = parser.add_argument
-    operation = choice(OPERATIONS + ALSO)
-    add(
-        "--ops",
-        type=list_of(operation),
-        default=OPERATIONS,
-        help="with :in for in place; " + ",".join(OPERATIONS + ALSO),
-    )
-    add("--ranks", type=list_of(at_least(2)), default=[2, 4], help="numbers of ranks (default 2,4)")
-    add(
-        "--sizes",
-        type=list_of(size),
-        default=list_of(size)(SIZES),
-        help=f"in bytes (default {SIZES})",
-    )
-    add("--rounds", type=at_least(1), default=5, help="default 5")
-    add(
-        "--time-budget",
-        type=at_least(10),
-        default=780,
-        metavar="SECONDS",
-        help="start no round past it (default 780)",
-    )
-    add(
-        "--cell-budget",
-        type=at_least(1),
-        default=CELL_MS,
-        metavar="MS",
-        help=f"per size and round (default {CELL_MS})",
-    )
-    add("--only", type=list_of(choice(NAMES)), default=NAMES, help="of " + ",".join(NAMES))
-    add(
-        "--ringcomm",
-        type=shlex.split,
-        metavar="COMMAND",
-        help="instead of target/release/ring-perf",
-    )
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringcomm-peers"
-    add(
-        "--cache",
-        type=Path,
-        default=cache,
-        help="where the peers are installed (default ~/.cache/ringcomm-peers)",
-    )
-    add("--torch", action="store_true", help="install torch for its gloo (5.4 GB)")
-    add("--out", type=Path, default=ROOT / "benches/results", help="folder of the results")
-    add(
-        "--list",
-        action="store_true",
-        help="install and build what is wanted, name it, measure nothing",
-    )
-    return parser.parse_args(arguments)
+# Seconds for one start of one system: spinning libraries with more ranks than cores would take
+# hours. ringcomm starts once for every scan of sizes, and must finish.
+PEER_LIMIT_S = 12
+RINGCOMM_LIMIT_S = 40
 
 
 def output_of(*command):
@@ -267,9 +146,8 @@ class Comparison:
                 )
                 wrong = sum(row.get("wrong") or 0 for row in rows)
                 if wrong or problem:
-                    self.note(
-                        f"ringcomm {mode}, {ranks} ranks, checked: {problem or f'{wrong} wrong elements'}"
-                    )
+                    found = problem or f"{wrong} wrong elements"
+                    self.note(f"ringcomm {mode}, {ranks} ranks, checked: {found}")
 
     def start(self, system, ranks, number):
         """One start of one system, framed by probes."""
@@ -279,7 +157,8 @@ class Comparison:
             return
         before = self.probe()
         begun = time.monotonic()
-        shared = (ranks, chosen.ops, sizes, chosen.cell_budget, START_LIMIT_S)
+        limit = RINGCOMM_LIMIT_S if system.is_ringcomm else PEER_LIMIT_S
+        shared = (ranks, chosen.ops, sizes, chosen.cell_budget, limit)
         if system.is_ringcomm:
             rows, problem = launch.run_ringcomm(self.command, system.name.split()[1], *shared)
         else:
@@ -304,7 +183,7 @@ class Comparison:
         )
 
     def shorten(self, system, ranks, rows):
-        """Leave out what a peer has no time for, once that was so in two rounds: one may be bad luck."""
+        """Leave out what a peer had no time for in two rounds: one may be bad luck."""
         reached = max((row["bytes"] for row in rows), default=0)
         failed = self.stopped.setdefault((system.name, ranks), [])
         failed.append(reached)
@@ -351,7 +230,7 @@ class Comparison:
 
 
 def main(arguments):
-    comparison = Comparison(options(arguments), arguments)
+    comparison = Comparison(options.parse(arguments), arguments)
     comparison.prepare()
     if comparison.chosen.list or not comparison.systems:
         for one in comparison.systems:

@@ -1,7 +1,8 @@
-"""torch.distributed's gloo backend, measured like the others: `RANKS OPERATION[:in],... BYTES,... BUDGET_MS`.
+"""torch.distributed's gloo backend, measured like the others.
 
-Started without `BENCH_RANK` it starts its own ranks; they meet through a file, on the loopback interface.
-Every call takes far longer than 20 us, so each is timed by itself, as in bench.h.
+Usage: RANKS OPERATION[:in],... BYTES,... BUDGET_MS. Started without `BENCH_RANK` it starts its own
+ranks; they meet through a file and speak over the loopback interface. Every call takes
+far longer than 20 us, so each is timed by itself, as in bench.h.
 """
 
 import json

@@ -22,8 +22,9 @@ MODES = {
 
 
 def start(command, limit, environment=None):
-    """Run it in a session of its own: (status, output, last words); killed with all its ranks at the
-    limit, when the status is None."""
+    """Run it in a session of its own: (status, output, last words).
+
+    At the limit it is killed with all its ranks; the status is then None."""
     environment = dict(os.environ, **(environment or {}))
     process = subprocess.Popen(
         command,

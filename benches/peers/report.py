@@ -1,9 +1,8 @@
 """From raw rows to ratios: what is compared with what, and how sure the result is.
 
-A sample is one round's time of ringcomm over that round's best peer, both taken minutes apart at most. Cores
-can be near or far from each other and change between runs, so every start of a system is
-framed by two probes of the cross-core latency; a sample whose two sides saw different states is
-marked and does not count.
+A sample is one round's time of ringcomm over that round's best peer. Cores can be near or far from
+each other and change between runs, so every start of a system is framed by two probes of the
+cross-core latency; a sample whose two sides saw different states is marked and does not count.
 """
 
 from collections import Counter
@@ -32,7 +31,7 @@ def state(start, limit):
 
 
 def tables(raw):
-    """`(op, in_place, ranks)` in order, each with its sizes: `{size: {round: {system: (time, state)}}}`."""
+    """`(op, in_place, ranks)` in order, each `{size: {round: {system: (time, state)}}}`."""
     limit = threshold([probe for start in raw["starts"] for probe in start["cross_core_ns"]])
     found = {}
     for start in raw["starts"]:
@@ -181,7 +180,7 @@ def table(raw):
     probes = [probe for start in raw["starts"] for probe in start["cross_core_ns"] if probe]
     limit = threshold(probes)
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}",
+        "{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}".format(**machine),
         f"commit {machine['commit']}, {raw['rounds_done']} rounds, {raw['date']}",
     ]
     if probes:

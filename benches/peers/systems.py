@@ -1,7 +1,7 @@
 """What is compared: how each library is installed, built against and started.
 
-Every peer lives in a virtual environment of its own under the cache folder. A peer that cannot be had
-raises `Missing` with the reason, which the report repeats; nothing else stops because of it.
+Every peer lives in a virtual environment of its own under the cache folder. A peer that cannot be
+had raises `Missing` with the reason, which the report repeats; nothing else stops because of it.
 """
 
 import hashlib
@@ -9,9 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable
 
 HERE = Path(__file__).resolve().parent
 # Seconds: oneCCL's 2 GB take half a minute on a good line.
@@ -89,7 +89,7 @@ def version_in(home, package):
 
 
 def build(cache, key, source, compiler, environment=None):
-    """Compile a benchmark, unless these very sources were compiled with this very command before."""
+    """Compile a benchmark, unless the same sources were compiled by the same command before."""
     headers = sorted(path.name for path in HERE.glob("*.h"))
     content = b"".join((HERE / name).read_bytes() for name in (source, *headers))
     digest = hashlib.sha256(content + repr(compiler).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""python3 benches/peers/test_peers.py: the arithmetic, the chart and the command line, without any peer."""
+"""The arithmetic, the chart and the command line, without any peer: run this file."""
 
 import json
 import subprocess
@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import chart
 import compare
 import launch
+import options
 import report
 
 
@@ -148,7 +149,7 @@ class CommandLine(unittest.TestCase):
         self.assertIn("at least 4 bytes", self.refused("--sizes", "3"))
 
     def test_sizes(self):
-        self.assertEqual(compare.options(["--sizes", "8,1K,16m"]).sizes, [8, 1024, 16 << 20])
+        self.assertEqual(options.parse(["--sizes", "8,1K,16m"]).sizes, [8, 1024, 16 << 20])
 
 
 if __name__ == "__main__":
