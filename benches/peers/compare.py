@@ -168,7 +168,8 @@ class Comparison:
         if wrong:
             self.note(f"{system.name}, {ranks} ranks: {wrong} wrong elements")
         if problem:
-            self.note(f"{system.name}, {ranks} ranks: {problem}; got {len(rows)} rows")
+            reached = report.human(max((row["bytes"] for row in rows), default=0))
+            self.note(f"{system.name}, {ranks} ranks: {problem}, at {reached}")
             self.shorten(system, ranks, rows)
         self.raw["starts"].append(
             {

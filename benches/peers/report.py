@@ -5,7 +5,6 @@ each other and change between runs, so every start of a system is framed by two 
 cross-core latency; a sample whose two sides saw different states is marked and does not count.
 """
 
-from collections import Counter
 from statistics import median
 
 # Probes of one state repeat within 15 %; near and far differ by a factor of 4 where they do.
@@ -101,11 +100,8 @@ def summary(raw):
     for (op, in_place, ranks), sizes in tables(raw).items():
         for size, rounds in sizes.items():
             times = {name: typical(rounds, name) for name in ours + peers}
-            first = Counter(
-                best for name in ours[:1] for _, best, _ in samples(rounds, name, peers)
-            )
             ranked = sorted((time, name) for name, time in times.items() if name in peers and time)
-            best = first.most_common(1)[0][0] if first else ranked[0][1] if ranked else None
+            best = ranked[0][1] if ranked else None
             result.append(
                 {
                     "op": op,
@@ -141,26 +137,29 @@ def ratio_text(ratio):
     if ratio is None:
         return "-"
     mark = "*" if ratio["only_marked"] else ""
-    text = f"{ratio['median']:.2f}{mark} ({ratio['least']:.2f}-{ratio['most']:.2f})"
-    if "near" in ratio and "far" in ratio:
-        text += f" near {ratio['near']['median']:.2f} far {ratio['far']['median']:.2f}"
-    return text
+    return f"{ratio['median']:.2f}{mark} ({ratio['least']:.2f}-{ratio['most']:.2f})"
+
+
+def by_distance(ratio):
+    """The medians with near and with far cores, where both were seen."""
+    if ratio is None or "near" not in ratio or "far" not in ratio:
+        return "-"
+    return f"{ratio['near']['median']:.2f} / {ratio['far']['median']:.2f}"
 
 
 def lines_of(title, rows, ours):
-    head = [
-        "bytes",
-        *(f"{name.removeprefix('ringcomm ')} us" for name in ours),
-        "peer us",
-        "best peer",
-    ]
-    head += [f"ratio {name.removeprefix('ringcomm ')}" for name in ours]
+    short = [name.removeprefix("ringcomm ") for name in ours]
+    head = ["bytes", *(f"{name} us" for name in short), "peer us", "best peer"]
+    head += [f"{name} / peer" for name in short]
+    moved = any(by_distance(row["ratio"].get(name)) != "-" for row in rows for name in ours[:1])
+    head += [f"{name} near / far" for name in short[:1] if moved]
     body = []
     for row in rows:
-        times = row["time_us"]
+        times, ratios = row["time_us"], [row["ratio"].get(name) for name in ours]
         cells = [human(row["bytes"]), *(micro(times.get(name)) for name in ours)]
         cells += [micro(times.get(row["best_peer"])), row["best_peer"] or "none"]
-        body.append(cells + [ratio_text(row["ratio"].get(name)) for name in ours])
+        cells += [ratio_text(ratio) for ratio in ratios]
+        body.append(cells + [by_distance(ratio) for ratio in ratios[:1] if moved])
     widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
     named = head.index("best peer")
 
@@ -172,6 +171,13 @@ def lines_of(title, rows, ours):
         return "  ".join(cells).rstrip()
 
     return [title, laid(head), *map(laid, body), ""]
+
+
+EXPLANATION = """\
+Ratios are ringcomm's time over the best peer's of the same round: below 1, ringcomm is faster.
+Median (least-most) of the rounds; * = only rounds in which the distance of the cores changed.
+The times beside them are medians over all rounds; the peer named there has the least.
+"""
 
 
 def table(raw):
@@ -190,14 +196,7 @@ def table(raw):
         lines.append(f"  {one['name']}: {one['version']}")
     lines += [f"  missing: {title}: {why}" for title, why in raw["missing"].items()]
     lines += [f"  note: {note}" for note in raw["notes"]]
-    lines += [
-        "",
-        "Ratios are ringcomm's time over the best peer's of the same round: below 1, ringcomm is",
-    ]
-    lines += [
-        "faster. Median (least-most) of the rounds; * = only rounds whose core distance changed.",
-        "",
-    ]
+    lines += ["", EXPLANATION]
     ours = [one["name"] for one in raw["systems"] if one["peer"] == "ringcomm"]
     groups = {}
     for row in raw["summary"]:
