@@ -62,6 +62,16 @@ fn hash(call: &Call, in_place: bool) -> u64 {
     lists.flatten().fold(hash, |hash, word| mix(hash ^ *word as u64))
 }
 
+/// How a bound call runs.
+pub enum Way {
+    /// Through slots.
+    Staged,
+    /// In the peers' buffers where all of them can be reached, else through slots.
+    Direct(Direct),
+    /// Block by block, as point-to-point messages.
+    Messages,
+}
+
 /// A call's shape, ready to run.
 pub struct Ready {
     key: Key,
@@ -71,8 +81,7 @@ pub struct Ready {
     pub what: u64,
     pub fingerprint: u64,
     pub staged: Bound,
-    /// The same plan for ranks that reach each other's buffers.
-    pub direct: Option<Direct>,
+    pub way: Way,
     pub chunks: usize,
     pub predicted_us: f64,
 }
@@ -83,7 +92,7 @@ impl Ready {
         descriptor: Descriptor,
         fingerprint: u64,
         staged: Bound,
-        direct: Option<Direct>,
+        way: Way,
         chunks: usize,
         predicted_us: f64,
     ) -> Ready {
@@ -94,7 +103,7 @@ impl Ready {
             descriptor,
             fingerprint,
             staged,
-            direct,
+            way,
             chunks,
             predicted_us,
         }

@@ -78,7 +78,8 @@ impl Call<'_> {
         if !input.overlaps(&output) {
             return Ok(false);
         }
-        if in_place { Ok(true) } else { Err(self.overlap(rank)) }
+        let blocks_move = self.collective == Collective::AllToAll && self.vector.is_some();
+        if in_place && !blocks_move { Ok(true) } else { Err(self.overlap(rank)) }
     }
 
     fn overlap(&self, rank: usize) -> Error {
@@ -89,6 +90,7 @@ impl Call<'_> {
             Collective::ReduceScatter | Collective::Scatter => {
                 "the receive buffer must be this rank's block of the send buffer"
             }
+            Collective::AllToAll if self.vector.is_some() => "is not possible for this one",
             _ => "the two must be the same address",
         };
         Error::argument(format!(

@@ -1,7 +1,7 @@
 //! The part of a communicator that one operation uses at a time: connections, bound calls, scratch.
 #![allow(unsafe_code)]
 
-use super::cache::{Cache, Key, Ready};
+use super::cache::{Cache, Key, Ready, Way};
 use super::call::Call;
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Watched};
@@ -9,11 +9,11 @@ use super::{Message, choose};
 use crate::algorithm::{self, Algorithm, select::Costs};
 use crate::clock;
 use crate::config::Config;
-use crate::device::host::{Reduction, streaming_threshold};
+use crate::device::host::Reduction;
 use crate::error::{Error, Result};
 use crate::executor::bind::{Bound, Shape};
 use crate::executor::direct::Direct;
-use crate::executor::exchange::{self, Transfer};
+use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
@@ -22,6 +22,9 @@ use crate::plan::{Collective, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
+
+/// Collectives that a new communicator runs for itself (see [`choose::calibrate`]).
+pub const SETUP_OPERATIONS: u64 = 2;
 
 pub struct Engine {
     pub links: Links,
@@ -42,6 +45,7 @@ pub struct Engine {
     sent: Vec<u64>,
     received: Vec<u64>,
     transfers: Vec<Transfer>,
+    lanes: Lanes,
 }
 
 impl Engine {
@@ -62,6 +66,7 @@ impl Engine {
             sent: vec![0; nranks],
             received: vec![0; nranks],
             transfers: Vec::new(),
+            lanes: vec![[false; 2]; nranks],
         }
     }
 
@@ -117,7 +122,11 @@ impl Engine {
             scratch: self.scratch.as_mut_ptr(),
             scalar: call.scalar,
         };
-        if let Some(program) = &ready.direct {
+        if let Way::Messages = ready.way {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_messages(call, stamp, watch) };
+        }
+        if let Way::Direct(program) = &ready.way {
             let work = Work {
                 reduction: ready.staged.reduction.as_ref(),
                 element: ready.staged.element,
@@ -173,56 +182,99 @@ impl Engine {
         Ok(ready)
     }
 
+    /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
+    pub fn settle(&mut self, costs: Costs) {
+        self.costs = costs;
+        self.cache = Cache::default();
+        self.sequence = SETUP_OPERATIONS;
+        self.batches = 0;
+    }
+
     #[cold]
     fn bind(&self, call: &Call, in_place: bool, config: &Config) -> Result<Ready> {
         let (rank, nranks) = (self.links.rank, self.links.nranks);
-        let chosen = choose::choose(self, call, in_place, config)?;
-        let plan_of = |of: usize| {
-            algorithm::plan(chosen.algorithm, call.collective, of, nranks, call.root)
+        if by_messages(call) {
+            return Ok(self.bind_messages(call, in_place));
+        }
+        let chosen = choose::choose(self, call, config)?;
+        let plan_of = |algorithm: Algorithm, of: usize| {
+            algorithm::plan(algorithm, call.collective, of, nranks, call.root)
                 .expect("only algorithms that exist are chosen")
         };
-        let plan = plan_of(rank);
+        let layout_for = |plan: &Plan| {
+            Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
+        };
         let element = call.data_type.size();
-        let layout =
-            Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector);
+        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
         let reduction = match call.collective.reduces() {
             true => Some(Reduction::new(call.data_type, call.op, nranks)?),
             false => None,
         };
-        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
-        let shape = Shape {
-            layout: &layout,
-            element,
-            reduction,
-            scales,
-            slot_bytes: self.links.geometry.slot_bytes,
-        };
+        let plan = plan_of(chosen.staged.algorithm, rank);
+        let layout = layout_for(&plan);
+        let slot_bytes = self.links.geometry.slot_bytes;
+        let shape = Shape { layout: &layout, element, reduction, scales, slot_bytes };
         let staged = Bound::new(&plan, shape)?;
-        let direct = if chosen.direct && !scales {
-            let plans: Vec<Plan> = (0..nranks).map(plan_of).collect();
-            Direct::new(&plans, rank, &layout, element)
-        } else {
-            None
-        };
-        let descriptor = Descriptor {
-            collective: Some(call.collective),
-            data_type: call.data_type,
-            op: call.op,
-            algorithm: chosen.algorithm,
-            root: call.root,
-            count: common_count(call),
-        };
+        // A peer's scalar is its own, so scaled inputs are not read where they lie.
+        let direct = chosen.direct.filter(|_| !scales).and_then(|direct| {
+            let plans: Vec<Plan> = (0..nranks).map(|of| plan_of(direct.algorithm, of)).collect();
+            Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
+        });
+        let best = if direct.is_some() { chosen.direct } else { None }.unwrap_or(chosen.staged);
+        let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
+        let way = direct.map_or(Way::Staged, Way::Direct);
         let key = Key::new(call, in_place);
-        Ok(Ready::new(
-            key,
-            descriptor,
-            fingerprint,
-            staged,
-            direct,
-            plan.nchunks,
-            chosen.predicted_us,
-        ))
+        Ok(Ready::new(key, descriptor, fingerprint, staged, way, plan.nchunks, best.predicted_us))
+    }
+
+    /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
+    fn bind_messages(&self, call: &Call, in_place: bool) -> Ready {
+        let descriptor = describe(call, Algorithm::OneShot);
+        let fingerprint = descriptor.fingerprint(layout_word(call));
+        let predicted =
+            choose::predicted(self, call, Algorithm::OneShot).unwrap_or(self.costs.alpha_us);
+        let nothing = Bound::empty(call.data_type.size(), self.links.geometry.slot_bytes);
+        let key = Key::new(call, in_place);
+        let chunks = self.links.nranks;
+        Ready::new(key, descriptor, fingerprint, nothing, Way::Messages, chunks, predicted)
+    }
+
+    /// Run a `v` form as messages under the collective's own stamp.
+    unsafe fn run_messages(
+        &mut self,
+        call: &Call,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let (rank, nranks) = (self.links.rank, self.links.nranks);
+        let size = call.data_type.size();
+        let layout =
+            Layout::new(call.collective, rank, nranks, nranks * nranks, call.count, call.vector);
+        self.transfers.clear();
+        for peer in (0..nranks).map(|step| (rank + step) % nranks) {
+            let (to, from) = match call.collective {
+                Collective::AllToAll => (Some(rank * nranks + peer), Some(peer * nranks + rank)),
+                Collective::Gather => {
+                    ((peer == call.root).then_some(rank), (rank == call.root).then_some(peer))
+                }
+                _ => ((rank == call.root).then_some(peer), (peer == call.root).then_some(rank)),
+            };
+            if let Some(chunk) = to {
+                let offset = layout.input(rank, chunk).expect("its own block") * size;
+                let address = call.send.cast_mut().wrapping_add(offset);
+                let bytes = layout.count(chunk) * size;
+                self.transfers.push(Transfer::new(true, peer, address, bytes, *stamp));
+            }
+            if let Some(chunk) = from {
+                let offset = layout.output(rank, chunk).expect("its own block") * size;
+                let address = call.recv.wrapping_add(offset);
+                let bytes = layout.count(chunk) * size;
+                self.transfers.push(Transfer::new(false, peer, address, bytes, *stamp));
+            }
+        }
+        // SAFETY: the caller's promise; the blocks lie inside the call's buffers.
+        unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, watch) }
     }
 
     /// Run a batch of point-to-point messages.
@@ -249,7 +301,7 @@ impl Engine {
         }
         let watch = OperationWatch { watched, descriptor, sequence: batch, fingerprint: 0 };
         // SAFETY: the caller's promise.
-        unsafe { exchange::run(&mut self.transfers, &mut self.links, &watch)? };
+        unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch)? };
         page.end_batch(batch, clock::ticks());
         Ok(())
     }
@@ -291,10 +343,22 @@ impl Engine {
         };
         Ok(Transfer::new(sends, peer, address, bytes, stamp))
     }
+}
 
-    /// Output bytes from which a call writes past the cache.
-    pub fn streaming_threshold(&self) -> usize {
-        streaming_threshold()
+/// Whether the call is a `v` form in which a rank knows only its own blocks.
+fn by_messages(call: &Call) -> bool {
+    use Collective::{AllToAll, Gather, Scatter};
+    call.vector.is_some() && matches!(call.collective, AllToAll | Gather | Scatter)
+}
+
+fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
+    Descriptor {
+        collective: Some(call.collective),
+        data_type: call.data_type,
+        op: call.op,
+        algorithm,
+        root: call.root,
+        count: common_count(call),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
 use crate::types::DataType;
+use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
 use parking_lot::Mutex;
@@ -157,11 +158,13 @@ impl Communicator {
         let mut engine = self.engine.take();
         let in_place = call.check(self.rank, self.nranks)?;
         let ready = engine.ready(call, in_place, &self.config)?;
-        let transport = match (engine.links.one_process(), ready.direct.is_some()) {
-            (true, true) => "thread direct",
-            (true, false) => "thread staged",
-            (false, true) => "process mapped or staged",
-            (false, false) => "process staged",
+        let transport = match (engine.links.one_process(), &ready.way) {
+            (true, Way::Direct(_)) => "thread direct",
+            (true, Way::Staged) => "thread staged",
+            (true, Way::Messages) => "thread messages",
+            (false, Way::Direct(_)) => "process mapped or staged",
+            (false, Way::Staged) => "process staged",
+            (false, Way::Messages) => "process messages",
         };
         Ok(Explanation {
             algorithm: ready.algorithm.name(),

@@ -1,5 +1,6 @@
 //! The flight record in words: an operation packed into a record's fixed fields, and read back.
 
+use super::engine::SETUP_OPERATIONS;
 use crate::algorithm::Algorithm;
 use crate::clock;
 use crate::error::Operation;
@@ -91,12 +92,21 @@ pub fn mix(mut word: u64) -> u64 {
     word ^ word >> 31
 }
 
+/// A collective's number as its user counts: those of set-up are not the user's.
+pub fn number(sequence: u64) -> u64 {
+    sequence.saturating_sub(SETUP_OPERATIONS)
+}
+
 /// The operation in a record, as an error names it.
 pub fn operation(record: &Record) -> Operation {
     let sequence = record.sequence.load(Relaxed).saturating_sub(1);
-    let descriptor = Descriptor::unpack(record.what.load(Relaxed), record.count.load(Relaxed));
-    let call = descriptor.map_or_else(|| "an unknown call".into(), |d| d.text());
-    Operation { call, sequence }
+    match Descriptor::unpack(record.what.load(Relaxed), record.count.load(Relaxed)) {
+        Some(descriptor) if descriptor.collective.is_none() => {
+            Operation { call: descriptor.text(), sequence }
+        }
+        Some(descriptor) => Operation { call: descriptor.text(), sequence: number(sequence) },
+        None => Operation { call: "an unknown call".into(), sequence: number(sequence) },
+    }
 }
 
 /// What a rank is doing, in a sentence without its full stop.
@@ -104,7 +114,9 @@ pub fn state_of(control: &Control, rank: usize) -> String {
     let completed = control.completed();
     match control.life() {
         Life::Failed => return format!("rank {rank} has failed: {}", control.failure().1),
-        Life::Left => return format!("rank {rank} left after {completed} operations"),
+        Life::Left => {
+            return format!("rank {rank} left after {} operations", number(completed));
+        }
         Life::Working => {}
     }
     match control.record(completed) {
@@ -115,7 +127,7 @@ pub fn state_of(control: &Control, rank: usize) -> String {
                 None => format!("rank {rank} is in {operation}"),
             }
         }
-        None if completed == 0 => format!("rank {rank} has not made a call yet"),
+        None if number(completed) == 0 => format!("rank {rank} has not made a call yet"),
         None => match control.record(completed - 1) {
             Some(record) => {
                 format!(
@@ -123,7 +135,7 @@ pub fn state_of(control: &Control, rank: usize) -> String {
                     operation(record)
                 )
             }
-            None => format!("rank {rank} has completed {completed} calls"),
+            None => format!("rank {rank} has completed {} calls", number(completed)),
         },
     }
 }
@@ -161,14 +173,14 @@ pub fn dump(pages: &Pages, failure: Option<String>) -> String {
             json,
             "{comma}{{\"rank\":{peer},\"pid\":{},\"completed\":{},\"state\":{}}}",
             control.pid.load(Relaxed),
-            control.completed(),
+            number(control.completed()),
             quote(&state_of(control, peer))
         );
     }
     json.push_str("],\"operations\":[");
     let control = pages.mine();
     let completed = control.completed();
-    let first = (completed + 1).saturating_sub(RECORDS as u64);
+    let first = (completed + 1).saturating_sub(RECORDS as u64).max(SETUP_OPERATIONS);
     let mut comma = "";
     for record in (first..=completed).filter_map(|sequence| control.record(sequence)) {
         let operation = operation(record);

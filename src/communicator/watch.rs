@@ -65,7 +65,12 @@ impl Watch for OperationWatch<'_> {
 
 impl OperationWatch<'_> {
     pub fn operation(&self) -> Operation {
-        Operation { call: self.descriptor.text(), sequence: self.sequence }
+        Operation { call: self.descriptor.text(), sequence: self.number() }
+    }
+
+    /// The operation's number as its user counts.
+    fn number(&self) -> u64 {
+        if self.is_collective() { record::number(self.sequence) } else { self.sequence }
     }
 
     fn who(&self, rank: usize) -> Who {

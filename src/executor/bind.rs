@@ -66,6 +66,19 @@ pub struct Shape<'a> {
 }
 
 impl Bound {
+    /// A plan without steps.
+    pub fn empty(element: usize, slice_bytes: usize) -> Bound {
+        Bound {
+            steps: Box::new([]),
+            slices: 0,
+            slice_bytes,
+            scratch_bytes: 0,
+            element,
+            streaming: false,
+            reduction: None,
+        }
+    }
+
     pub fn new(plan: &Plan, shape: Shape) -> Result<Bound> {
         let widest = plan.steps.iter().map(|step| step.span.len).max().unwrap_or(1);
         let whole: usize =

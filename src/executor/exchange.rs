@@ -45,24 +45,31 @@ impl Transfer {
 /// Bytes of a message that carries an address instead of data.
 const LOAN_BYTES: usize = size_of::<usize>();
 
-/// Run the batch to its end.
+/// By peer: whether an earlier message to it (1) or from it (0) is still under way.
+pub type Lanes = Vec<[bool; 2]>;
+
+/// Run the batch to its end. `lanes` has an entry for each rank; it only saves an allocation.
 ///
 /// # Safety
 /// Every buffer is valid for its bytes and used by nothing else.
-pub unsafe fn run(batch: &mut [Transfer], links: &mut Links, watch: &dyn Watch) -> Result<()> {
+pub unsafe fn run(
+    batch: &mut [Transfer],
+    lanes: &mut Lanes,
+    links: &mut Links,
+    watch: &dyn Watch,
+) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { run_local(batch, links.rank)? };
-    let mut busy = vec![[false; 2]; links.nranks];
     loop {
         let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
             return Ok(());
         };
-        let (peer, rank, patience) = (waiting.peer, links.rank, links.patience);
-        let pages = links.pages();
-        let bell = &pages.of(rank).bell;
+        let (peer, patience) = (waiting.peer, links.patience);
+        // SAFETY: the page outlives the links.
+        let bell = unsafe { &*links.own_bell() };
         // SAFETY: the caller's promise.
         wait::wait(patience, bell, peer, watch, || unsafe {
-            match sweep(batch, links, &mut busy, watch) {
+            match sweep(batch, links, lanes, watch) {
                 Ok(false) => None,
                 Ok(true) => Some(Ok(())),
                 Err(error) => Some(Err(error)),
@@ -106,13 +113,13 @@ unsafe fn run_local(batch: &mut [Transfer], rank: usize) -> Result<()> {
 unsafe fn sweep(
     batch: &mut [Transfer],
     links: &mut Links,
-    busy: &mut [[bool; 2]],
+    lanes: &mut Lanes,
     watch: &dyn Watch,
 ) -> Result<bool> {
-    busy.fill([false; 2]);
+    lanes.fill([false; 2]);
     let mut moved = false;
     for transfer in batch.iter_mut().filter(|transfer| transfer.state != State::Done) {
-        let lane = &mut busy[transfer.peer][usize::from(transfer.sends)];
+        let lane = &mut lanes[transfer.peer][usize::from(transfer.sends)];
         if *lane {
             continue;
         }

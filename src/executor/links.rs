@@ -8,7 +8,7 @@ use super::control::Control;
 use crate::error::{Error, Result};
 use crate::transport::fifo::{Geometry, Message, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
-use crate::transport::wait::{self, Patience, Watch};
+use crate::transport::wait::{self, Doorbell, Patience, Watch};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,6 +143,11 @@ impl Links {
         unsafe { &*self.controls[rank].0 }
     }
 
+    /// This rank's doorbell, for waits that use the links meanwhile.
+    pub fn own_bell(&self) -> *const Doorbell {
+        &raw const self.control(self.rank).bell
+    }
+
     #[inline]
     pub fn link(&mut self, peer: usize) -> &mut Link {
         self.links[peer].as_mut().expect("no plan sends to its own rank")
@@ -156,14 +161,14 @@ impl Links {
     /// Wait for room to send `bytes` to `peer`; where to write them.
     #[inline]
     pub fn reserve(&mut self, peer: usize, bytes: usize, watch: &dyn Watch) -> Result<*mut u8> {
-        let bell = self.controls[self.rank];
+        let bell = self.own_bell();
         let patience = self.patience;
         let sender = &mut self.link(peer).sender;
         if let Some(payload) = sender.try_reserve(bytes) {
             return Ok(payload);
         }
         // SAFETY: this rank's own page is kept by `segments`.
-        let bell = unsafe { &(*bell.0).bell };
+        let bell = unsafe { &*bell };
         wait::wait(patience, bell, peer, watch, || sender.try_reserve(bytes))
     }
 
@@ -183,14 +188,14 @@ impl Links {
         bytes: usize,
         watch: &dyn Watch,
     ) -> Result<*const u8> {
-        let bell = self.controls[self.rank];
+        let bell = self.own_bell();
         let patience = self.patience;
         let receiver = &mut self.link(peer).receiver;
         let message = match receiver.try_wait() {
             Some(message) => message,
             None => {
                 // SAFETY: this rank's own page is kept by `segments`.
-                let bell = unsafe { &(*bell.0).bell };
+                let bell = unsafe { &*bell };
                 wait::wait(patience, bell, peer, watch, || receiver.try_wait())?
             }
         };
@@ -247,11 +252,11 @@ impl Links {
 
     /// Wait until `peer` has freed everything this rank sent it.
     pub fn drained(&mut self, peer: usize, watch: &dyn Watch) -> Result<()> {
-        let bell = self.controls[self.rank];
+        let bell = self.own_bell();
         let patience = self.patience;
         let sender = &mut self.link(peer).sender;
         // SAFETY: this rank's own page is kept by `segments`.
-        let bell = unsafe { &(*bell.0).bell };
+        let bell = unsafe { &*bell };
         wait::wait(patience, bell, peer, watch, || sender.freed_all().then_some(()))
     }
 

@@ -217,12 +217,12 @@ pub fn out_array<T>(pointer: *mut T, len: usize, what: &str) -> Result<Vec<Out<T
 }
 
 /// The library's unique id from C's bytes.
-pub fn unique_id(raw: &ringUniqueId) -> UniqueId {
-    UniqueId(raw.internal.map(|byte| byte as u8))
+pub fn unique_id(raw: &ringUniqueId) -> Result<UniqueId> {
+    UniqueId::from_bytes(&raw.internal.map(|byte| byte as u8))
 }
 
 pub fn unique_id_to_c(id: &UniqueId) -> ringUniqueId {
-    ringUniqueId { internal: id.0.map(|byte| byte as c_char) }
+    ringUniqueId { internal: id.as_bytes().map(|byte| byte as c_char) }
 }
 
 #[cfg(test)]

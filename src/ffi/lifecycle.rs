@@ -78,7 +78,7 @@ fn init_rank(
     let out = convert::out(comm, "comm")?;
     let nranks = convert::number_of_ranks(nranks)?;
     let rank = convert::rank(rank, nranks, "rank")?;
-    let id = convert::unique_id(&id);
+    let id = convert::unique_id(&id)?;
     let config = config::resolve(config)?;
     creation::create(out, config.debug, move || {
         Communicator::init_rank(nranks, &id, rank, &config).map(Some)

@@ -101,9 +101,7 @@ impl Buffer {
     /// The buffer with its guard bands.
     fn whole(&self) -> &mut [u8] {
         // SAFETY: the guards lie inside the mapping and belong to this buffer alone.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.address.sub(GUARD), self.bytes + 2 * GUARD)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.address.sub(GUARD), self.bytes + 2 * GUARD) }
     }
 
     fn raise_guards(&self) {

@@ -195,9 +195,7 @@ impl Board {
             let timeout = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             let word = header.generation.as_ptr();
             // SAFETY: the word is an aligned part of the mapping, the timeout outlives the call.
-            unsafe {
-                libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, generation, &timeout)
-            };
+            unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, generation, &timeout) };
         }
         // SeqCst: pairs with the load of the last rank in `barrier`.
         header.sleepers.fetch_sub(1, Ordering::SeqCst);

@@ -282,7 +282,12 @@ fn end(mut process: Process) {
 }
 
 /// Wait for every child; describe those that did not end well.
-fn reap(mut processes: Vec<Process>, cells: &[Cell], board: &Board, options: &Options) -> Vec<String> {
+fn reap(
+    mut processes: Vec<Process>,
+    cells: &[Cell],
+    board: &Board,
+    options: &Options,
+) -> Vec<String> {
     // After a failure the others get this long to notice, report and leave: the library's own
     // promise is a quarter of a second, a loaded machine may take more.
     const GRACE: Duration = Duration::from_secs(5);

@@ -104,7 +104,8 @@ impl Cell {
             }
             Operation::SendRecv => {
                 let previous = (rank + n - 1) % n;
-                let part = Part { offset: 0, count: total, origin: Origin::Rank(previous), start: 0 };
+                let part =
+                    Part { offset: 0, count: total, origin: Origin::Rank(previous), start: 0 };
                 plain(total, total, total, vec![part])
             }
             Operation::Barrier => plain(0, 0, 0, Vec::new()),

@@ -64,9 +64,9 @@ impl Machine {
                 ("add_all_cores", bandwidth.add_all.into()),
             ])
         });
-        let cross = self.cross_core_ns.map_or(Value::Null, |(near, far)| {
-            Value::List(vec![near.into(), far.into()])
-        });
+        let cross = self
+            .cross_core_ns
+            .map_or(Value::Null, |(near, far)| Value::List(vec![near.into(), far.into()]));
         object([
             ("cpu", self.cpu.as_str().into()),
             ("cores", self.cores.into()),
@@ -182,8 +182,7 @@ fn stream(cores: &[usize]) -> (f64, f64) {
     };
     let times: Vec<[f64; 2]> = std::thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> =
-            cores.iter().map(|core| scope.spawn(move || work(*core))).collect();
+        let threads: Vec<_> = cores.iter().map(|core| scope.spawn(move || work(*core))).collect();
         threads.into_iter().map(|thread| thread.join().expect("only adds")).collect()
     });
     let slowest = |kind: usize| times.iter().map(|times| times[kind]).fold(0.0, f64::max);

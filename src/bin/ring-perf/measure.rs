@@ -254,7 +254,12 @@ impl<'a> Clock<'a> {
     }
 
     /// Run a block and leave its times on the board.
-    fn run(&mut self, stage: &mut Stage, block: Block, kept: &mut [usize; 2]) -> Result<f64, Error> {
+    fn run(
+        &mut self,
+        stage: &mut Stage,
+        block: Block,
+        kept: &mut [usize; 2],
+    ) -> Result<f64, Error> {
         let calls = block.iterations() * self.options.aggregate;
         match block {
             Block::Single(_) | Block::Tail(_) => {
@@ -346,7 +351,8 @@ mod tests {
     #[test]
     fn an_asked_number_of_iterations_is_exact() {
         for (asked, block) in [(1, 63), (7, 3), (200, 63)] {
-            let options = Options { iterations: Some(asked), warmup: Some(2), ..Options::default() };
+            let options =
+                Options { iterations: Some(asked), warmup: Some(2), ..Options::default() };
             let mut director = Director {
                 options: &options,
                 block,

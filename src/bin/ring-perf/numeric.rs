@@ -182,9 +182,8 @@ fn encode_byte(data_type: DataType, value: f32) -> u64 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let distance = |bits: u64| (decode(data_type, bits) - value.abs()).abs();
     let finite = (0..128u64).filter(|bits| decode(data_type, *bits).is_finite());
-    let nearest = finite.min_by(|a, b| {
-        distance(*a).total_cmp(&distance(*b)).then((a & 1).cmp(&(b & 1)))
-    });
+    let nearest =
+        finite.min_by(|a, b| distance(*a).total_cmp(&distance(*b)).then((a & 1).cmp(&(b & 1))));
     sign | nearest.expect("there are finite values")
 }
 

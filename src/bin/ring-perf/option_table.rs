@@ -127,11 +127,17 @@ pub static OPTIONS: &[Entry] = &[
         o.compare = Some(v.into());
         Ok(())
     }),
-    row(' ', "tolerance", Value("FRACTION"), "how much slower is allowed (default 0.15)", |o, v| {
-        let value: f64 = v.trim_end_matches('%').parse().map_err(|_| "is not a number")?;
-        o.tolerance = if v.ends_with('%') { value / 100.0 } else { value };
-        if o.tolerance >= 0.0 { Ok(()) } else { Err("must not be negative".into()) }
-    }),
+    row(
+        ' ',
+        "tolerance",
+        Value("FRACTION"),
+        "how much slower is allowed (default 0.15)",
+        |o, v| {
+            let value: f64 = v.trim_end_matches('%').parse().map_err(|_| "is not a number")?;
+            o.tolerance = if v.ends_with('%') { value / 100.0 } else { value };
+            if o.tolerance >= 0.0 { Ok(()) } else { Err("must not be negative".into()) }
+        },
+    ),
     row(' ', "explain", Nothing, "algorithm, channels, chunks, predicted time", |o, _| {
         o.explain = true;
         Ok(())

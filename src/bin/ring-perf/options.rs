@@ -240,11 +240,12 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
                 Some(_) => return Err(format!("{name} takes no value")),
                 None => String::new(),
             },
-            Takes::Value(what) => match attached.map(str::to_string).or_else(|| rest.next().cloned())
-            {
-                Some(value) => value,
-                None => return Err(format!("{name} needs {what}")),
-            },
+            Takes::Value(what) => {
+                match attached.map(str::to_string).or_else(|| rest.next().cloned()) {
+                    Some(value) => value,
+                    None => return Err(format!("{name} needs {what}")),
+                }
+            }
             Takes::Perhaps(_) => attached.map(str::to_string).unwrap_or_else(|| {
                 let free = |next: &&String| {
                     !next.starts_with('-') && *next != "all" && Operation::parse(next).is_none()
@@ -300,7 +301,8 @@ fn add_operation(options: &mut Options, name: &str) -> Result<(), String> {
     match Operation::parse(name) {
         Some(operation) => options.operations.push(operation),
         None => {
-            let names: Vec<&str> = Operation::ALL.iter().map(|operation| operation.name()).collect();
+            let names: Vec<&str> =
+                Operation::ALL.iter().map(|operation| operation.name()).collect();
             let guess = nearest(name, &names).map(|near| format!("; did you mean {near}?"));
             let known = format!("; known: {}", names.join(" "));
             return Err(format!("there is no operation {name}{}", guess.unwrap_or(known)));
@@ -366,7 +368,10 @@ mod tests {
     #[test]
     fn an_optional_value_does_not_swallow_an_operation() {
         let options = run(&["--csv", "broadcast"]).unwrap();
-        assert_eq!((options.csv, options.operations), (Some(Csv::Output), vec![Operation::Broadcast]));
+        assert_eq!(
+            (options.csv, options.operations),
+            (Some(Csv::Output), vec![Operation::Broadcast])
+        );
         let options = run(&["--csv", "a.csv"]).unwrap();
         assert_eq!(options.csv, Some(Csv::File("a.csv".into())));
     }

@@ -45,7 +45,12 @@ pub fn scalar(rank: usize) -> f64 {
 }
 
 impl Pattern {
-    pub fn new(data_type: DataType, op: Option<ReduceOp>, nranks: usize, deterministic: bool) -> Pattern {
+    pub fn new(
+        data_type: DataType,
+        op: Option<ReduceOp>,
+        nranks: usize,
+        deterministic: bool,
+    ) -> Pattern {
         let draw = draw(data_type, op, nranks, deterministic);
         let scalars: Vec<f64> = (0..nranks).map(scalar).collect();
         let (mut inputs, mut reduced) = (Vec::new(), Vec::new());

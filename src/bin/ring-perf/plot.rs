@@ -27,10 +27,8 @@ fn series(rows: &[Row]) -> Vec<Series> {
     let mut bases: Vec<String> = Vec::new();
     for row in rows.iter().filter(|row| row.bytes > 0 && row.time_us > 0.0) {
         let root = row.root.map_or(String::new(), |root| format!(" root {root}"));
-        let base = format!(
-            "{} {} {}{root}, {} {}",
-            row.op, row.data_type, row.redop, row.ranks, row.mode
-        );
+        let base =
+            format!("{} {} {}{root}, {} {}", row.op, row.data_type, row.redop, row.ranks, row.mode);
         let index = bases.iter().position(|known| *known == base).unwrap_or_else(|| {
             bases.push(base.clone());
             bases.len() - 1
@@ -82,7 +80,13 @@ fn short_size(bytes: f64) -> String {
 }
 
 /// One of the two pictures.
-fn panel(text: &mut String, title: &str, left: f64, all: &[Series], pick: fn(&(f64, f64, f64)) -> f64) {
+fn panel(
+    text: &mut String,
+    title: &str,
+    left: f64,
+    all: &[Series],
+    pick: fn(&(f64, f64, f64)) -> f64,
+) {
     let x = Axis::over(all.iter().flat_map(|s| s.points.iter().map(|p| p.0)), 2.0);
     let y = Axis::over(all.iter().flat_map(|s| s.points.iter().map(pick)), 10.0);
     let across = |value: f64| left + WIDTH * x.place(value);
@@ -94,7 +98,8 @@ fn panel(text: &mut String, title: &str, left: f64, all: &[Series], pick: fn(&(f
         TOP - 16.0
     ));
     let step = ((x.high - x.low) / 2f64.log10() / 9.0).ceil().max(1.0) as i32;
-    let (first, last) = ((x.low / 2f64.log10()).round() as i32, (x.high / 2f64.log10()).round() as i32);
+    let (first, last) =
+        ((x.low / 2f64.log10()).round() as i32, (x.high / 2f64.log10()).round() as i32);
     for power in (first..=last).step_by(step as usize) {
         let (value, at) = (2f64.powi(power), across(2f64.powi(power)));
         out(format!(

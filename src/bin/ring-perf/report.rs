@@ -176,7 +176,8 @@ const CSV_COLUMNS: &str = "op,bytes,count,type,redop,root,ranks,mode,transport,a
 pub fn csv(rows: &[Row]) -> String {
     let mut text = format!("{CSV_COLUMNS}\n");
     for row in rows {
-        let optional = |value: Option<usize>| value.map_or(String::new(), |value| value.to_string());
+        let optional =
+            |value: Option<usize>| value.map_or(String::new(), |value| value.to_string());
         let mem = if row.mem.is_nan() { String::new() } else { format!("{:.1}", row.mem) };
         text += &format!(
             "{},{},{},{},{},{},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{:.4},{mem},{},{}\n",

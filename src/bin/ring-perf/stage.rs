@@ -51,10 +51,9 @@ fn buffer_sizes(
 ) -> (Vec<usize>, Vec<usize>) {
     let size = cell.data_type.size();
     match placement {
-        Placement::OutOfPlace => (
-            vec![layout.send_elements * size; turns + 1],
-            vec![layout.recv_elements * size; turns],
-        ),
+        Placement::OutOfPlace => {
+            (vec![layout.send_elements * size; turns + 1], vec![layout.recv_elements * size; turns])
+        }
         Placement::InPlace => (Vec::new(), vec![layout.shared_elements() * size; turns]),
     }
 }
@@ -182,8 +181,10 @@ impl<'a> Stage<'a> {
         self.aim();
         self.calls += 1;
         // A branch, not a division: this is inside the measured time.
-        self.next_send = if self.next_send + 1 >= self.sends.len() { 0 } else { self.next_send + 1 };
-        self.next_recv = if self.next_recv + 1 == self.recvs.len() { 0 } else { self.next_recv + 1 };
+        self.next_send =
+            if self.next_send + 1 >= self.sends.len() { 0 } else { self.next_send + 1 };
+        self.next_recv =
+            if self.next_recv + 1 == self.recvs.len() { 0 } else { self.next_recv + 1 };
         if self.cell.operation == Operation::SendRecv {
             return self.pass_on();
         }

@@ -211,7 +211,11 @@ fn report(
 }
 
 /// The first wrong element in words.
-fn explain_finding(cell: &Cell, rank: usize, [what, iteration, index, got, want]: [u64; 5]) -> String {
+fn explain_finding(
+    cell: &Cell,
+    rank: usize,
+    [what, iteration, index, got, want]: [u64; 5],
+) -> String {
     let show = |bits| numeric::show(cell.data_type, bits);
     let place = format!("rank {rank}, iteration {iteration}");
     match what {

@@ -252,6 +252,7 @@ impl Register for Words {
         xor, _mm256_xor_si256;
         plus, _mm256_add_epi32;
         minus, _mm256_sub_epi32;
+        least, _mm256_min_epi32;
     }
     float_methods! {
         fadd, _mm256_add_ps;
@@ -276,6 +277,18 @@ impl Register for Words {
         unsafe {
             let mask = _mm256_cmpgt_epi32(self.0, bound.0);
             Words(_mm256_blendv_epi8(no.0, yes.0, mask))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes_as_half<const SHIFT: u32>(source: *const u8) -> Self {
+        // SAFETY: `source` holds 8 bytes; the load is unaligned.
+        unsafe {
+            let words = _mm_cvtepi8_epi16(_mm_loadl_epi64(source.cast()));
+            let shifted = _mm_sll_epi16(words, _mm_cvtsi32_si128(SHIFT as i32));
+            // The sign was widened into the first bit of the exponent, which 7 bits lack.
+            let missing = if SHIFT == 7 { 0x4000 } else { 0 };
+            let half = _mm_andnot_si128(_mm_set1_epi16(missing), shifted);
+            Words(_mm256_castps_si256(_mm256_cvtph_ps(half)))
         }
     }
     #[inline(always)]

@@ -190,6 +190,7 @@ impl Register for Words {
         xor, _mm512_xor_si512;
         plus, _mm512_add_epi32;
         minus, _mm512_sub_epi32;
+        least, _mm512_min_epi32;
     }
     float_methods! {
         fadd, _mm512_add_ps;
@@ -223,6 +224,18 @@ impl Register for Words {
             let value = _mm512_castsi512_ps(self.0);
             let mask = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
             Words(_mm512_mask_mov_epi32(self.0, mask, _mm512_set1_epi32(NAN as i32)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes_as_half<const SHIFT: u32>(source: *const u8) -> Self {
+        // SAFETY: `source` holds 16 bytes; the load is unaligned.
+        unsafe {
+            let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(source.cast()));
+            let shifted = _mm256_sll_epi16(words, _mm_cvtsi32_si128(SHIFT as i32));
+            // The sign was widened into the first bit of the exponent, which 7 bits lack.
+            let missing = if SHIFT == 7 { 0x4000 } else { 0 };
+            let half = _mm256_andnot_si256(_mm256_set1_epi16(missing), shifted);
+            Words(_mm512_castps_si512(_mm512_cvtph_ps(half)))
         }
     }
     #[inline(always)]

@@ -1,19 +1,19 @@
-//! Floating-point vectors: formats of 8, 16 and 32 bits over f32 registers, and f64.
+//! Floating-point vectors: all formats of up to 32 bits over f32 registers, and f64.
 //!
-//! The conversions are written once, over lanes of 32 bits, and compiled for every register, so all
-//! paths round alike. A NaN result always has every bit but the sign set, whatever NaN went in and
+//! A NaN result always has every bit but the sign set, whatever NaN went in and
 //! in whatever order: that is also what NVIDIA's hardware answers, and it makes results independent
-//! of operand order inside an addition. No conversion depends on denormal f32 operands.
+//! of operand order inside an addition.
 
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 
+use super::format::{Format, narrow};
 use super::vector::{Mean, Number, Vector};
 
 /// The bits of +infinity; a magnitude above is a NaN.
-const INFINITY: u32 = 0x7f80_0000;
-const MAGNITUDE: u32 = 0x7fff_ffff;
+pub const INFINITY: u32 = 0x7f80_0000;
+pub const MAGNITUDE: u32 = 0x7fff_ffff;
 const SIGN: u32 = 0x8000_0000;
 /// A NaN result.
 pub const NAN: u32 = 0x7fff_ffff;
@@ -45,6 +45,24 @@ pub trait Register: Copy {
     unsafe fn fdiv(self, other: Self) -> Self;
     /// `if self < other { self } else { other }`, which is x86's `minps`.
     unsafe fn fmin(self, other: Self) -> Self;
+    /// The lesser, as signed integers.
+    unsafe fn least(self, other: Self) -> Self;
+    /// Bytes taken as f16 that lack 8 bits of fraction (`SHIFT` 8), or 7 bits of fraction and the
+    /// first one of the exponent (`SHIFT` 7).
+    #[inline(always)]
+    unsafe fn load_bytes_as_half<const SHIFT: u32>(source: *const u8) -> Self {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { Self::load::<1>(source).byte_as_half::<SHIFT>() }
+    }
+    /// As `load_bytes_as_half`, from lanes.
+    #[inline(always)]
+    unsafe fn byte_as_half<const SHIFT: u32>(self) -> Self {
+        // SAFETY: the caller's promise, handed on.
+        unsafe {
+            let sign = self.and(Self::splat(0x80)).shl::<8>();
+            self.and(Self::splat(0x7f)).shl::<SHIFT>().or(sign).half_decode()
+        }
+    }
     /// NaN lanes become [`NAN`].
     #[inline(always)]
     unsafe fn canonical(self) -> Self {
@@ -78,107 +96,6 @@ pub trait Register: Copy {
     }
 }
 
-/// f32 to a sign, an exponent with `BIAS` and `FRACTION` bits (`DROP` = 23 - `FRACTION`): to nearest
-/// even; finite values beyond `largest` become it.
-#[inline(always)]
-unsafe fn narrow<R: Register, const FRACTION: u32, const BIAS: u32, const DROP: u32>(
-    value: R,
-    largest: u32,
-    infinity: u32,
-    nan: u32,
-) -> R {
-    // SAFETY: the caller's promise, handed on.
-    unsafe {
-        let magnitude = value.and(R::splat(MAGNITUDE));
-        let sign = value.xor(magnitude).shr::<24>();
-        let sign = if FRACTION == 10 { sign.shl::<8>() } else { sign };
-        let odd = magnitude.shr::<DROP>().and(R::splat(1));
-        let half = R::splat((1 << (DROP - 1)) - 1);
-        let rebias = R::splat((127 - BIAS) << FRACTION);
-        let normal = magnitude.plus(half).plus(odd).shr::<DROP>().minus(rebias);
-        // Adding a number whose last place is the smallest denormal lets the hardware round.
-        let magic = R::splat((127 + 24 - BIAS - FRACTION) << 23);
-        let denormal = magnitude.fadd(magic).minus(magic);
-        let smallest = R::splat((127 - BIAS + 1) << 23);
-        let finite = smallest.above(magnitude, denormal, normal);
-        let largest = R::splat(largest);
-        let bounded = finite.above(largest, largest, finite);
-        let bounded = magnitude.above(R::splat(INFINITY - 1), R::splat(infinity), bounded);
-        magnitude.above(R::splat(INFINITY), R::splat(nan), bounded.or(sign))
-    }
-}
-
-/// How a number is written in memory.
-pub trait Format: Copy {
-    const SIZE: usize;
-    unsafe fn decode<R: Register>(bits: R) -> R;
-    unsafe fn encode<R: Register>(value: R) -> R;
-}
-
-macro_rules! format {
-    ($(#[$doc:meta])* $name:ident, $size:expr, |$bits:ident| $decode:expr, |$value:ident| $encode:expr) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy)]
-        pub struct $name;
-        impl Format for $name {
-            const SIZE: usize = $size;
-            #[inline(always)]
-            unsafe fn decode<R: Register>($bits: R) -> R {
-                // SAFETY: the caller's promise, handed on.
-                unsafe { $decode }
-            }
-            #[inline(always)]
-            unsafe fn encode<R: Register>($value: R) -> R {
-                // SAFETY: the caller's promise, handed on.
-                unsafe { $encode }
-            }
-        }
-    };
-}
-
-#[derive(Clone, Copy)]
-pub struct F32;
-
-impl Format for F32 {
-    const SIZE: usize = 4;
-    #[inline(always)]
-    unsafe fn decode<R: Register>(bits: R) -> R {
-        bits
-    }
-    #[inline(always)]
-    unsafe fn encode<R: Register>(value: R) -> R {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { value.canonical() }
-    }
-}
-
-format!(F16, 2, |bits| bits.half_decode(), |value| value.canonical().half_encode());
-format!(Bf16, 2, |bits| bits.shl::<16>(), |value| {
-    let odd = value.shr::<16>().and(R::splat(1));
-    let rounded = value.plus(R::splat(0x7fff)).plus(odd).shr::<16>();
-    let magnitude = value.and(R::splat(MAGNITUDE));
-    magnitude.above(R::splat(INFINITY), R::splat(0x7fff), rounded)
-});
-format!(
-    /// No infinities, largest 448, NaN 0x7f and 0xff. Overflow saturates, as CUDA's conversions do.
-    E4m3, 1,
-    |bits| {
-        let magnitude = bits.and(R::splat(0x7f));
-        let sign = bits.and(R::splat(0x80)).shl::<8>();
-        // The bits are those of an f16 whose exponent's bias is 8 greater.
-        let value = magnitude.shl::<7>().or(sign).half_decode().fmul(R::splat((127 + 8) << 23));
-        magnitude.above(R::splat(0x7e), R::splat(NAN), value)
-    },
-    |value| narrow::<R, 3, 7, 20>(value, 0x7e, 0x7e, 0x7f)
-);
-format!(
-    /// The upper half of an f16. Finite overflow saturates at 57344, as CUDA's conversions do, but
-    /// an infinity stays one: a gradient that overflowed upstream must stay visible.
-    E5m2, 1,
-    |bits| bits.shl::<8>().half_decode(),
-    |value| narrow::<R, 2, 15, 21>(value, 0x7b, 0x7c, 0x7f)
-);
-
 /// Elements of format `F`, accumulated in f32.
 #[derive(Clone, Copy)]
 pub struct Float<R, F>(R, PhantomData<F>);
@@ -190,14 +107,7 @@ impl<R: Register, F: Format> Vector for Float<R, F> {
     #[inline(always)]
     unsafe fn load(source: *const u8) -> Self {
         // SAFETY: the caller's promise, handed on.
-        unsafe {
-            let bits = match F::SIZE {
-                1 => R::load::<1>(source),
-                2 => R::load::<2>(source),
-                _ => R::load::<4>(source),
-            };
-            Float(F::decode(bits), PhantomData)
-        }
+        unsafe { Float(F::load(source), PhantomData) }
     }
     #[inline(always)]
     unsafe fn store(self, target: *mut u8) {

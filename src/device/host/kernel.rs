@@ -54,10 +54,20 @@ pub unsafe fn singles<V: Vector, O: Operation<V>>(
     parts: usize,
 ) {
     let mut offset = start;
-    while offset < end {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { block::<V, O, 1>(job, job.sources, offset, parts) };
-        offset += V::LANES;
+    // SAFETY: the caller's promise, handed on.
+    unsafe {
+        if let (true, [first, second]) = (O::PAIRS, job.sources) {
+            let sources = [*first, *second];
+            while offset < end {
+                block::<V, O, 1>(job, &sources, offset, parts);
+                offset += V::LANES;
+            }
+        } else {
+            while offset < end {
+                block::<V, O, 1>(job, job.sources, offset, parts);
+                offset += V::LANES;
+            }
+        }
     }
 }
 
@@ -97,24 +107,19 @@ unsafe fn block<V: Vector, O: Operation<V>, const N: usize>(
             }
             index += 1;
         }
-        let mut index = 0;
         if O::FULL {
             values = values.map(|value| O::finish(value, parts));
         }
-        while V::STREAMS && index < job.streaming {
-            let target = job.targets.get_unchecked(index).add(position);
-            let mut lane = 0;
-            while lane < N {
-                values[lane].stream(target.add(lane * stride));
-                lane += 1;
-            }
-            index += 1;
-        }
+        let mut index = 0;
         while index < job.targets.len() {
             let target = job.targets.get_unchecked(index).add(position);
             let mut lane = 0;
             while lane < N {
-                values[lane].store(target.add(lane * stride));
+                if V::STREAMS && index < job.streaming {
+                    values[lane].stream(target.add(lane * stride));
+                } else {
+                    values[lane].store(target.add(lane * stride));
+                }
                 lane += 1;
             }
             index += 1;

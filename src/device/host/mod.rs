@@ -14,6 +14,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
+mod format;
 mod kernel;
 mod memory;
 mod portable;
@@ -152,7 +153,7 @@ impl Reduction {
         // SAFETY: the caller's promise; elements before `lead` do not fill a vector, and from there
         // on the first target is aligned.
         unsafe {
-            if missing % unit != 0 || count < 2 * wide.lanes {
+            if !missing.is_multiple_of(unit) || count < 2 * wide.lanes {
                 return span(&self.choices, &cached, 0, count, full, parts);
             }
             let lead = missing / unit;

@@ -212,6 +212,10 @@ impl<const N: usize> Register for Words<N> {
         self.zip(other, u32::wrapping_sub)
     }
     #[inline(always)]
+    unsafe fn least(self, other: Self) -> Self {
+        self.zip(other, |a, b| (a as i32).min(b as i32) as u32)
+    }
+    #[inline(always)]
     unsafe fn shl<const SHIFT: u32>(self) -> Self {
         Words(self.0.map(|bits| bits << SHIFT))
     }

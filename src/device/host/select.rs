@@ -6,7 +6,8 @@
 #![allow(unsafe_code)]
 
 use super::Job;
-use super::float::{Bf16, Double, E4m3, E5m2, F16, F32, Float, Register, Register64};
+use super::float::{Double, Float, Register, Register64};
+use super::format::{Bf16, E4m3, E5m2, F16, F32};
 use super::kernel::{Kernel, singles};
 use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
 use super::vector::{
