@@ -31,7 +31,7 @@ pub unsafe fn blocks<V: Vector, O: Operation<V>>(
         // Past the cache, wide stores run better in step with the loads: single vectors reach 91 to
         // 95 % of a plain loop's bandwidth on Zen 4, blocks 90 %. Narrow ones have conversions to
         // hide.
-        if job.streaming && V::LANES * V::SIZE >= 32 {
+        if job.streaming > 0 && V::LANES * V::SIZE >= 32 {
             return singles::<V, O>(job, start, end, parts);
         }
         if let (true, [first, second]) = (O::PAIRS, job.sources) {
