@@ -1,5 +1,5 @@
-//! What the arithmetic costs: against the machine's own copy and addition out of cache, as ratios of
-//! interleaved best times, and by itself in cache.
+//! What the arithmetic costs: against the machine's own copy and addition out of cache, as ratios
+//! of interleaved best times, and by itself in cache.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -98,7 +98,7 @@ fn interleaved<const N: usize>(rounds: usize, mut run: impl FnMut(usize)) -> [f6
 /// its turn comes again.
 fn in_windows<const N: usize>(rounds: usize, mut run: impl FnMut(usize, Range<usize>)) -> [f64; N] {
     const WINDOW: usize = 1 << 20;
-    let mut best = vec![[f64::MAX; N]; LARGE / WINDOW];
+    let mut best = [[f64::MAX; N]; LARGE / WINDOW];
     for _ in 0..rounds {
         for index in 0..N {
             for (window, best) in best.iter_mut().enumerate() {
