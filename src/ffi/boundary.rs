@@ -96,7 +96,9 @@ fn run_noting(
 #[cold]
 pub fn failed(error: &Error, comm: Option<&Comm>) -> ringResult_t {
     let text = error.to_string();
-    if comm.map_or_else(debug_of_environment, |comm| comm.debug) > 0 {
+    // What broke a communicator, it has printed itself.
+    let printed = comm.is_some() && !matches!(error, Error::InvalidArgument(_));
+    if !printed && comm.map_or_else(debug_of_environment, |comm| comm.debug) > 0 {
         match comm {
             Some(comm) => eprintln!("ringcomm: rank {}: {text}", comm.communicator.rank()),
             None => eprintln!("ringcomm: {text}"),
