@@ -46,7 +46,7 @@ class Peer:
     start: Callable[["Peer", Path], list[System]]
 
 
-def run(command, limit, environment=None):
+def run(command, limit, environment=None, folder=None):
     """Its output, or `Missing` with the last thing that it said."""
     try:
         done = subprocess.run(
@@ -55,6 +55,7 @@ def run(command, limit, environment=None):
             text=True,
             timeout=limit,
             env=dict(os.environ, **(environment or {})),
+            cwd=folder,
         )
     except FileNotFoundError:
         raise Missing(f"{command[0]} is not installed") from None
