@@ -27,10 +27,6 @@ import report
 import systems
 
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds for one start of one system: spinning libraries with more ranks than cores would take
-# hours. ringcomm starts once for every scan of sizes, and must finish.
-PEER_LIMIT_S = 12
-RINGCOMM_LIMIT_S = 40
 
 
 def output_of(*command):
@@ -69,11 +65,12 @@ def ringcomm_systems(command):
         systems.run(line, systems.INSTALL_LIMIT_S, folder=ROOT)
         command = [str(program)]
     version = systems.run([*command, "--version"], 60).strip().splitlines()
-    made = [
-        systems.System(f"ringcomm {mode}", "ringcomm", (version or ["unknown"])[0], None)
+    said = (version or ["unknown"])[0]
+    limit = systems.RINGCOMM_LIMIT_S
+    return command, [
+        systems.System(f"ringcomm {mode}", "ringcomm", said, None, limit_s=limit)
         for mode in launch.MODES
     ]
-    return command, made
 
 
 class Comparison:
@@ -158,8 +155,7 @@ class Comparison:
             return
         before = self.probe()
         begun = time.monotonic()
-        limit = RINGCOMM_LIMIT_S if system.is_ringcomm else PEER_LIMIT_S
-        shared = (ranks, chosen.ops, sizes, chosen.cell_budget, limit)
+        shared = (ranks, chosen.ops, sizes, chosen.cell_budget, system.limit_s)
         if system.is_ringcomm:
             rows, problem = launch.run_ringcomm(self.command, system.name.split()[1], *shared)
         else:
