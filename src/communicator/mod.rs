@@ -156,8 +156,7 @@ impl Communicator {
     /// How `call` would run, without running it.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         let mut engine = self.engine.take();
-        let in_place = call.check(self.rank, self.nranks)?;
-        let ready = engine.ready(call, in_place, &self.config)?;
+        let ready = engine.ready(call, &self.config)?;
         let transport = match (engine.links.one_process(), &ready.way) {
             (true, Way::Direct(_)) => "thread direct",
             (true, Way::Staged) => "thread staged",

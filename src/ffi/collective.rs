@@ -125,8 +125,8 @@ pub unsafe extern "C" fn ringAllGather(
 
 /// Every rank gets the root's elements.
 ///
-/// `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In place:
-/// `sendbuff == recvbuff` on the root.
+/// `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In
+/// place: `sendbuff == recvbuff` on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -150,8 +150,8 @@ pub unsafe extern "C" fn ringBroadcast(
 
 /// Reduce `count` elements of every rank; the root gets the result.
 ///
-/// `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In place:
-/// `sendbuff == recvbuff` on the root.
+/// `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In
+/// place: `sendbuff == recvbuff` on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -200,8 +200,8 @@ pub unsafe extern "C" fn ringAllToAll(
 
 /// The root gets the blocks of all ranks, in the order of ranks.
 ///
-/// `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only. In
-/// place: `sendbuff == recvbuff + root * count` elements on the root.
+/// `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only.
+/// In place: `sendbuff == recvbuff + root * count` elements on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -226,8 +226,8 @@ pub unsafe extern "C" fn ringGather(
 
 /// Rank r gets block r of the root's buffer.
 ///
-/// `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`. In
-/// place: `recvbuff == sendbuff + root * count` elements on the root.
+/// `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`.
+/// In place: `recvbuff == sendbuff + root * count` elements on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -285,7 +285,8 @@ pub unsafe extern "C" fn ringSend(
     })
 }
 
-/// Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and type.
+/// Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and
+/// type.
 ///
 /// # Safety
 /// The buffer is valid for the elements named, until the call is done.

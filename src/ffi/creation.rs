@@ -4,7 +4,6 @@
 //! several, therefore does so in a group: what is asked for there is kept, and at the group's end
 //! all of it happens at the same time, each on a thread of its own.
 
-use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::convert::Out;
@@ -83,9 +82,4 @@ pub fn finish_group() -> Result<()> {
         out.set(handle);
     }
     Ok(())
-}
-
-/// A new id for the ranks of one communicator.
-pub fn unique_id() -> Result<UniqueId> {
-    Err(Error::Internal("the rendezvous is not connected".into()))
 }

@@ -1,6 +1,7 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
+use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_on};
@@ -23,7 +24,7 @@ use std::ffi::c_int;
 pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
     run(|| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        out.set(convert::unique_id_to_c(&creation::unique_id()?));
+        out.set(convert::unique_id_to_c(&UniqueId::generate()?));
         Ok(())
     })
 }
@@ -50,13 +51,13 @@ pub unsafe extern "C" fn ringCommInitRank(
 /// `ringGroupEnd` makes all communicators that were asked for together, so that one thread can
 /// be several ranks.
 ///
-/// `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an id
-/// that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the text
-/// names those missing); `ringInvalidUsage` where ranks disagree.
+/// `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an
+/// id that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the
+/// text names those missing); `ringInvalidUsage` where ranks disagree.
 ///
 /// # Safety
-/// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points to
-/// an initialized `ringConfig_t`.
+/// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
+/// to an initialized `ringConfig_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommInitRankConfig(
     comm: *mut ringComm_t,
@@ -135,8 +136,8 @@ pub unsafe extern "C" fn ringCommInitAll(
 /// color, and those of a collective.
 ///
 /// # Safety
-/// `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
-/// to an initialized `ringConfig_t`.
+/// `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or
+/// points to an initialized `ringConfig_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommSplit(
     comm: ringComm_t,
@@ -161,8 +162,8 @@ pub unsafe extern "C" fn ringCommSplit(
 ///
 /// The ranks that stay call it with the same list; those excluded need not take part and may be
 /// dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
-/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call
-/// returns at once and `ringGroupEnd` does it.
+/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the
+/// call returns at once and `ringGroupEnd` does it.
 ///
 /// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
 /// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
@@ -267,7 +268,8 @@ fn close(comm: ringComm_t) -> Result<Comm> {
 
 /// The error that broke the communicator on this rank, `ringSuccess` if none has.
 ///
-/// `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not wait.
+/// `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not
+/// wait.
 ///
 /// # Safety
 /// `asyncError` has room for a `ringResult_t`.

@@ -79,12 +79,14 @@ fn check_extents(call: &Call, counts: &[usize], displacements: &[usize]) -> Resu
 
 /// Every rank gets the blocks of all ranks, of different lengths.
 ///
-/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of rank
-/// r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff + rdispls[rank]`
-/// elements. The arrays have `nranks` values, the same on every rank for `recvcounts`.
+/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of
+/// rank r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff +
+/// rdispls[rank]` elements. The arrays have `nranks` values, the same on every rank for
+/// `recvcounts`.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringAllGatherv(
     sendbuff: *const c_void,
@@ -106,12 +108,13 @@ pub unsafe extern "C" fn ringAllGatherv(
 
 /// Reduce the blocks of every rank, of different lengths; rank r gets block r of the result.
 ///
-/// `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank r;
-/// `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins in
-/// `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
+/// `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank
+/// r; `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins
+/// in `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the array while it is made.
+/// The buffers are valid for the elements named, until the call is done; the array while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringReduceScatterv(
     sendbuff: *const c_void,
@@ -145,12 +148,14 @@ pub unsafe extern "C" fn ringReduceScatterv(
 
 /// Every rank sends a block to every rank, of different lengths.
 ///
-/// `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements from
-/// rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have `nranks` values.
-/// In place: `sendbuff == recvbuff`, with equal counts and displacements both ways.
+/// `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements
+/// from rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have
+/// `nranks` values. In place: `sendbuff == recvbuff`, with equal counts and displacements both
+/// ways.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringAllToAllv(
     sendbuff: *const c_void,
@@ -174,12 +179,13 @@ pub unsafe extern "C" fn ringAllToAllv(
 
 /// The root gets the blocks of all ranks, of different lengths.
 ///
-/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes to
-/// `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values, are
-/// used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
+/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes
+/// to `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values,
+/// are used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringGatherv(
     sendbuff: *const c_void,
@@ -204,12 +210,13 @@ pub unsafe extern "C" fn ringGatherv(
 
 /// Rank r gets its block of the root's buffer, of different lengths.
 ///
-/// `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff` holds
-/// `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on `root` only.
-/// In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
+/// `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff`
+/// holds `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on
+/// `root` only. In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringScatterv(
     sendbuff: *const c_void,

@@ -26,6 +26,7 @@ mod progress;
 mod report;
 mod row;
 mod run;
+mod simulate;
 mod stage;
 mod trace;
 mod worker;

@@ -1,0 +1,38 @@
+//! What the suites share: ranks as threads or processes, guarded buffers, and a plain oracle.
+//!
+//! A suite describes a call as a [`case::Case`]; the oracle says what every byte of every rank's
+//! memory must be afterwards, and a rank checks its own.
+#![allow(dead_code, unused_imports)]
+
+#[path = "../arithmetic/oracle.rs"]
+pub mod oracle;
+
+pub mod case;
+pub mod data;
+pub mod guarded;
+pub mod processes;
+pub mod threads;
+
+pub use case::{Case, Prepared};
+pub use data::{Data, Random};
+pub use guarded::Guarded;
+pub use processes::on_processes;
+pub use threads::{on_joined_threads, on_threads};
+
+use ringcomm::config::Config;
+
+/// The longest a test may wait for its ranks before it is called stuck. Loaded machines have been
+/// seen to stop a process for seconds; nothing here takes that long by itself.
+pub const HARD_DEADLINE_S: u64 = 120;
+
+/// The defaults, with a deadline that ends a defect's wait before the suite's own does.
+pub fn config() -> Config {
+    Config { timeout_ms: 60_000, ..Config::default() }
+}
+
+/// A configuration whose connections have two slots of `slot_bytes` (a multiple of 64): the
+/// smallest that works, so that short vectors already take several slices.
+pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
+    let buffer_bytes = (nranks - 1).max(1) * 2 * (slot_bytes + 64);
+    Config { buffer_bytes, ..config() }
+}

@@ -1,0 +1,85 @@
+//! Ranks as threads of the test process.
+
+use super::HARD_DEADLINE_S;
+use ringcomm::bootstrap::UniqueId;
+use ringcomm::communicator::Communicator;
+use ringcomm::config::Config;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// Run `body` on every rank of a communicator made all at once; what each returned, by rank.
+pub fn on_threads<T: Send>(
+    nranks: usize,
+    config: &Config,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let communicators = Communicator::init_all(nranks, config).expect("init_all");
+    run_all(&communicators, body)
+}
+
+/// As `on_threads`, where every rank joins by itself with the shared id.
+pub fn on_joined_threads<T: Send>(
+    nranks: usize,
+    config: &Config,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let id = UniqueId::generate().expect("an id");
+    let communicators: Vec<Communicator> = thread::scope(|scope| {
+        let join = |rank| {
+            let id = &id;
+            scope.spawn(move || Communicator::init_rank(nranks, id, rank, config))
+        };
+        let ranks: Vec<_> = (0..nranks).map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("init_rank")).collect()
+    });
+    run_all(&communicators, body)
+}
+
+/// Run `body` on every given rank at once. A rank that panics aborts its communicator, so that the
+/// others do not wait for it; the first panic is the test's.
+pub fn run_all<T: Send>(
+    communicators: &[Communicator],
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let (done, finished) = mpsc::channel::<()>();
+    let (first_panic, panics) = mpsc::channel::<Box<dyn Any + Send>>();
+    let results = thread::scope(|scope| {
+        scope.spawn(|| watch(communicators, finished));
+        let rank = |communicator| {
+            let (body, first_panic) = (&body, first_panic.clone());
+            scope.spawn(move || {
+                let outcome = catch_unwind(AssertUnwindSafe(|| body(communicator)));
+                if let Err(panic) = outcome {
+                    let _ = first_panic.send(panic);
+                    communicator.abort();
+                    return None;
+                }
+                outcome.ok()
+            })
+        };
+        let ranks: Vec<_> = communicators.iter().map(rank).collect();
+        let results: Vec<Option<T>> =
+            ranks.into_iter().map(|rank| rank.join().expect("panics are caught")).collect();
+        drop(done);
+        results
+    });
+    match panics.try_recv() {
+        Ok(panic) => resume_unwind(panic),
+        Err(_) => results.into_iter().map(|result| result.expect("no panic")).collect(),
+    }
+}
+
+/// Threads cannot be killed: when they are stuck, say where, and end the process.
+fn watch(communicators: &[Communicator], finished: mpsc::Receiver<()>) {
+    if let Err(RecvTimeoutError::Timeout) =
+        finished.recv_timeout(Duration::from_secs(HARD_DEADLINE_S))
+    {
+        for communicator in communicators {
+            eprintln!("stuck: {}", communicator.dump());
+        }
+        std::process::abort();
+    }
+}
