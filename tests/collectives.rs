@@ -483,7 +483,8 @@ fn plain_sum(comm: &Communicator, data_type: DataType, count: usize) -> Vec<u8> 
     let input: Vec<u8> = (0..count)
         .flat_map(|index| {
             let data = Data::Special;
-            let bits = support::data::element(data, data_type, ReduceOp::Sum, 9, comm.rank(), index);
+            let bits =
+                support::data::element(data, data_type, ReduceOp::Sum, 9, comm.rank(), index);
             bits.to_le_bytes().into_iter().take(size)
         })
         .collect();

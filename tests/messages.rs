@@ -155,13 +155,8 @@ fn messages_and_collectives_mix() {
 #[test]
 fn a_batch_of_a_few_ranks_does_not_involve_the_others() {
     on_threads(4, &config(), |comm| {
-        let pair = [Planned {
-            from: 1,
-            to: 3,
-            count: 100_000,
-            data_type: DataType::Uint8,
-            seed: 5,
-        }];
+        let pair =
+            [Planned { from: 1, to: 3, count: 100_000, data_type: DataType::Uint8, seed: 5 }];
         if comm.rank() == 1 || comm.rank() == 3 {
             run(comm, &pair, &mut Random(1));
         }
@@ -186,12 +181,8 @@ fn a_refused_batch_leaves_the_communicator_as_it_was() {
         let error = unsafe { comm.exchange(&bad) }.unwrap_err();
         assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
         assert!(error.to_string().contains("peer 2"), "{error}");
-        let null = Message::Send {
-            buffer: std::ptr::null(),
-            count: 3,
-            data_type: DataType::Int32,
-            peer,
-        };
+        let null =
+            Message::Send { buffer: std::ptr::null(), count: 3, data_type: DataType::Int32, peer };
         // SAFETY: as above.
         let error = unsafe { comm.exchange(&[one_byte(true, peer, &mut a), null]) }.unwrap_err();
         assert!(error.to_string().contains("NULL"), "{error}");

@@ -67,6 +67,10 @@ pub enum Message {
     Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
 }
 
+/// Levels of `RINGCOMM_DEBUG`.
+const WARNINGS: u32 = 1;
+const EVERY_CALL: u32 = 2;
+
 impl Communicator {
     pub fn rank(&self) -> usize {
         self.rank
@@ -90,6 +94,9 @@ impl Communicator {
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
         let mut engine = self.engine.take();
         self.check()?;
+        if self.config.debug >= EVERY_CALL {
+            self.say(&format!("{call:?}"));
+        }
         // SAFETY: the caller's promise.
         unsafe { engine.collective(call, &self.config, &self.watched) }
             .map_err(|error| self.failed(error))
@@ -123,11 +130,20 @@ impl Communicator {
         if matches!(error, Error::InvalidArgument(_)) {
             return error;
         }
+        if self.config.debug >= WARNINGS {
+            self.say(&error.to_string());
+        }
         self.failure.lock().get_or_insert_with(|| error.clone());
         self.tell(&error.to_string());
         // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
         self.watched.aborted.store(true, Release);
         error
+    }
+
+    /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
+    #[cold]
+    fn say(&self, text: &str) {
+        eprintln!("ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
     }
 
     fn tell(&self, text: &str) {

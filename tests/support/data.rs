@@ -87,8 +87,14 @@ fn special(data_type: DataType, random: u64) -> u64 {
     match data_type {
         DataType::Float32 => {
             const RARE: [u32; 8] = [
-                0x7f80_0000, 0xff80_0000, 0x7fc0_1234, 0xffa0_0001, 0x8000_0000, 0x0000_0001,
-                0x807f_ffff, 0x7f7f_ffff,
+                0x7f80_0000,
+                0xff80_0000,
+                0x7fc0_1234,
+                0xffa0_0001,
+                0x8000_0000,
+                0x0000_0001,
+                0x807f_ffff,
+                0x7f7f_ffff,
             ];
             match random % 64 {
                 rare @ 0..8 => u64::from(RARE[rare as usize]),
@@ -98,8 +104,13 @@ fn special(data_type: DataType, random: u64) -> u64 {
         }
         DataType::Float64 => {
             const RARE: [u64; 8] = [
-                0x7ff0_0000_0000_0000, 0xfff0_0000_0000_0000, 0x7ff8_0000_dead_beef,
-                0xfff4_0000_0000_0001, 0x8000_0000_0000_0000, 1, 0x800f_ffff_ffff_ffff,
+                0x7ff0_0000_0000_0000,
+                0xfff0_0000_0000_0000,
+                0x7ff8_0000_dead_beef,
+                0xfff4_0000_0000_0001,
+                0x8000_0000_0000_0000,
+                1,
+                0x800f_ffff_ffff_ffff,
                 0x7fef_ffff_ffff_ffff,
             ];
             match random % 64 {

@@ -163,9 +163,9 @@ impl Ranks {
         }
         let status = self.children[rank].wait().expect("reap a rank");
         self.ended[rank] = true;
-        let errors = self.errors[rank].take().map_or(String::new(), |reader| {
-            reader.join().unwrap_or_default()
-        });
+        let errors = self.errors[rank]
+            .take()
+            .map_or(String::new(), |reader| reader.join().unwrap_or_default());
         let killed = status.signal() == Some(libc::SIGKILL) && !late;
         let (at, result) = match said {
             Some((at, Ok(line))) => (at, Ok(unescape(&line[1..]))),

@@ -83,7 +83,7 @@ impl Arena {
             at = begin + bytes + GUARD;
             assert!(at <= self.bytes, "the arena was sized for less");
             // SAFETY: inside the mapping, by the assertion.
-            let buffer = Buffer { address: unsafe { self.base.add(begin) }, bytes };
+            let mut buffer = Buffer { address: unsafe { self.base.add(begin) }, bytes };
             buffer.raise_guards();
             buffer
         };
@@ -111,21 +111,22 @@ impl Buffer {
     }
 
     /// The buffer with its guard bands.
-    fn whole(&self) -> &mut [u8] {
+    fn whole(&mut self) -> &mut [u8] {
         // SAFETY: the guards lie inside the mapping and belong to this buffer alone.
         unsafe { std::slice::from_raw_parts_mut(self.address.sub(GUARD), self.bytes + 2 * GUARD) }
     }
 
-    fn raise_guards(&self) {
+    fn raise_guards(&mut self) {
+        let after = GUARD + self.bytes;
         let whole = self.whole();
         whole[..GUARD].fill(GUARD_BYTE);
-        whole[GUARD + self.bytes..].fill(GUARD_BYTE);
+        whole[after..].fill(GUARD_BYTE);
     }
 
     /// Where a guard band was written, relative to the buffer, and what is there; mends it.
-    pub fn broken_guard(&self) -> Option<(i64, u8)> {
-        let whole = self.whole();
+    pub fn broken_guard(&mut self) -> Option<(i64, u8)> {
         let after = GUARD + self.bytes;
+        let whole = self.whole();
         let found = (0..GUARD).chain(after..after + GUARD).find(|at| whole[*at] != GUARD_BYTE)?;
         let byte = whole[found];
         self.raise_guards();
@@ -133,7 +134,7 @@ impl Buffer {
     }
 
     /// Flip a bit, beyond the end as well: a test of the checks.
-    pub fn flip(&self, at: usize) {
+    pub fn flip(&mut self, at: usize) {
         if let Some(byte) = self.whole().get_mut(GUARD + at) {
             *byte ^= 1;
         }
@@ -190,7 +191,7 @@ mod tests {
     #[test]
     fn guards_notice_a_byte_on_either_side() {
         let arena = Arena::new(taken(10) + taken(7)).unwrap();
-        let buffers = arena.carve([10, 7].into_iter());
+        let mut buffers = arena.carve([10, 7].into_iter());
         assert_eq!(buffers[1].broken_guard(), None);
         buffers[1].flip(7);
         assert_eq!(buffers[1].broken_guard(), Some((7, 0xc2)));

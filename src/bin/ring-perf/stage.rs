@@ -223,8 +223,9 @@ impl<'a> Stage<'a> {
     }
 
     /// Flip a bit in the result of a call not yet checked.
-    pub fn corrupt(&self, call: usize, byte: usize) {
-        self.recvs[call % self.turns()].flip(byte);
+    pub fn corrupt(&mut self, call: usize, byte: usize) {
+        let slot = call % self.turns();
+        self.recvs[slot].flip(byte);
     }
 
     fn note(&mut self, wrong: usize, finding: Finding) {
