@@ -45,6 +45,8 @@ pub enum Site {
     Free,
     /// The sender's load that sees the slot free.
     Reserve,
+    /// The sender's load that sees everything free.
+    Drained,
     /// The poster's fence between its store and its look at the doorbell.
     RingFence,
     /// The sleeper's fence between its mark on the doorbell and its last look at the condition.
@@ -52,8 +54,15 @@ pub enum Site {
 }
 
 impl Site {
-    pub const ALL: [Site; 6] =
-        [Site::Post, Site::Wait, Site::Free, Site::Reserve, Site::RingFence, Site::SleepFence];
+    pub const ALL: [Site; 7] = [
+        Site::Post,
+        Site::Wait,
+        Site::Free,
+        Site::Reserve,
+        Site::Drained,
+        Site::RingFence,
+        Site::SleepFence,
+    ];
 }
 
 /// The ordering of a site: the given one, unless a model is weakening it.

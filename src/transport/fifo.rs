@@ -218,7 +218,7 @@ impl Sender {
     #[inline]
     pub fn freed_all(&mut self) -> bool {
         // Acquire: pairs with the Release in `free`.
-        self.freed = self.ring.freed().load(ordering(Site::Reserve, Acquire));
+        self.freed = self.ring.freed().load(ordering(Site::Drained, Acquire));
         self.freed == self.position
     }
 }

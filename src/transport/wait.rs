@@ -11,8 +11,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::Result;
+use crate::sync::Site;
 use crate::sync::atomic::{AtomicU32, Ordering::*, fence};
-use crate::sync::{Site, ordering};
 use std::time::{Duration, Instant};
 
 /// The word a rank sleeps on; in memory that its peers can write. Zeroed memory is a valid one.
@@ -20,6 +20,14 @@ use std::time::{Duration, Instant};
 pub struct Doorbell {
     /// 1 while its owner sleeps or is about to.
     sleeping: AtomicU32,
+}
+
+#[cfg(loom)]
+impl Doorbell {
+    /// A silent bell where zeroed memory is not one.
+    pub fn new() -> Doorbell {
+        Doorbell { sleeping: AtomicU32::new(0) }
+    }
 }
 
 /// What a long wait looks at beside its condition.
@@ -161,6 +169,7 @@ mod asymmetric {
     #[cfg(not(loom))]
     mod kernel {
         use super::*;
+        use crate::sync::ordering;
         use std::sync::Once;
         use std::sync::atomic::AtomicBool;
 
