@@ -102,7 +102,8 @@ impl Network {
     }
 }
 
-/// The operations that have plans or are a plain message. A v form takes as long as its busiest rank.
+/// The operations that have plans or are a plain message. A v form takes as long as its busiest
+/// rank.
 pub fn can(operation: Operation) -> bool {
     !operation.is_vector()
 }
