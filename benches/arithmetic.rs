@@ -1,5 +1,5 @@
-//! What the arithmetic costs: against the machine's own copy and addition out of cache, as ratios of
-//! interleaved best times, and by itself in cache.
+//! What the arithmetic costs: against the machine's own copy and addition out of cache, as ratios
+//! of interleaved best times, and by itself in cache.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -41,7 +41,10 @@ impl Buffers {
             std::array::from_fn(|index| self.sources[index][window.clone()].as_ptr());
         let targets = [self.target[window.clone()].as_mut_ptr()];
         let count = window.len() / reduction.data_type().size();
-        let job = Job { streaming: usize::from(streaming), ..Job::new(&targets, &sources[..nsources], count) };
+        let job = Job {
+            streaming: usize::from(streaming),
+            ..Job::new(&targets, &sources[..nsources], count)
+        };
         // SAFETY: every buffer holds the window.
         unsafe { reduction.run(black_box(&job)) }
     }
@@ -95,7 +98,7 @@ fn interleaved<const N: usize>(rounds: usize, mut run: impl FnMut(usize)) -> [f6
 /// its turn comes again.
 fn in_windows<const N: usize>(rounds: usize, mut run: impl FnMut(usize, Range<usize>)) -> [f64; N] {
     const WINDOW: usize = 1 << 20;
-    let mut best = vec![[f64::MAX; N]; LARGE / WINDOW];
+    let mut best = [[f64::MAX; N]; LARGE / WINDOW];
     for _ in 0..rounds {
         for index in 0..N {
             for (window, best) in best.iter_mut().enumerate() {

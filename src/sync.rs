@@ -1,7 +1,8 @@
 //! The one switch between `std` and `loom`: lock-free code names its atomics and cells from here.
 //!
-//! Orderings that a proof depends on go through [`ordering`]: under loom a model may weaken one site
-//! at a time and must then fail, which shows that the site is needed and that the model can see it.
+//! Orderings that a proof depends on go through [`ordering`]: under loom a model may weaken one
+//! site at a time and must then fail, which shows that the site is needed and that the model can
+//! see it.
 
 #[cfg(not(loom))]
 pub use std::sync::atomic;
@@ -45,6 +46,8 @@ pub enum Site {
     Free,
     /// The sender's load that sees the slot free.
     Reserve,
+    /// The sender's load that sees everything free.
+    Drained,
     /// The poster's fence between its store and its look at the doorbell.
     RingFence,
     /// The sleeper's fence between its mark on the doorbell and its last look at the condition.
@@ -52,8 +55,15 @@ pub enum Site {
 }
 
 impl Site {
-    pub const ALL: [Site; 6] =
-        [Site::Post, Site::Wait, Site::Free, Site::Reserve, Site::RingFence, Site::SleepFence];
+    pub const ALL: [Site; 7] = [
+        Site::Post,
+        Site::Wait,
+        Site::Free,
+        Site::Reserve,
+        Site::Drained,
+        Site::RingFence,
+        Site::SleepFence,
+    ];
 }
 
 /// The ordering of a site: the given one, unless a model is weakening it.

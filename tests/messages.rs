@@ -1,4 +1,5 @@
-//! Sends and receives in batches: any pairs, sizes, types and orders, between threads and processes.
+//! Sends and receives in batches: any pairs, sizes, types and orders, between threads and
+//! processes.
 
 mod support;
 

@@ -1,8 +1,8 @@
 //! What travels between a rank and the coordinator, as bytes: fixed sizes, little endian.
 //!
-//! Three handshake messages of fixed size come first (hello, challenge, proof); only after them does
-//! a length mean anything, and even then none above [`MAX_PAYLOAD`] is believed. Everything here is
-//! pure, so that it can be fuzzed.
+//! Three handshake messages of fixed size come first (hello, challenge, proof); only after them
+//! does a length mean anything, and even then none above [`MAX_PAYLOAD`] is believed. Everything
+//! here is pure, so that it can be fuzzed.
 
 use crate::error::{Error, Operation, Who};
 

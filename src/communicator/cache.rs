@@ -1,6 +1,6 @@
 //! Bound calls, kept by shape: after its first call a shape costs one comparison.
 
-use super::call::{Call, Vector};
+use super::call::{Call, Extents, Vector};
 use super::record::{Descriptor, mix};
 use crate::algorithm::Algorithm;
 use crate::executor::bind::Bound;
@@ -21,39 +21,35 @@ pub struct Key {
     op: ReduceOp,
     root: usize,
     count: usize,
-    in_place: bool,
     vector: Option<Vector>,
 }
 
 impl Key {
-    pub fn new(call: &Call, in_place: bool) -> Key {
+    pub fn new(call: &Call) -> Key {
         Key {
             collective: call.collective,
             data_type: call.data_type,
             op: call.op,
             root: call.root,
             count: call.count,
-            in_place,
             vector: call.vector.cloned(),
         }
     }
 
-    fn is_of(&self, call: &Call, in_place: bool) -> bool {
+    fn is_of(&self, call: &Call) -> bool {
         self.count == call.count
             && self.collective == call.collective
             && self.data_type == call.data_type
             && self.op == call.op
             && self.root == call.root
-            && self.in_place == in_place
             && self.vector.as_ref() == call.vector
     }
 }
 
-fn hash(call: &Call, in_place: bool) -> u64 {
+fn hash(call: &Call) -> u64 {
     let mut hash = call.collective as u64
         | (call.data_type as u64) << 8
         | (call.op as u64) << 16
-        | u64::from(in_place) << 24
         | (call.root as u64) << 32;
     hash = mix(hash ^ mix(call.count as u64));
     let lists = call.vector.iter().flat_map(|v| {
@@ -75,6 +71,7 @@ pub enum Way {
 /// A call's shape, ready to run.
 pub struct Ready {
     key: Key,
+    pub extents: Extents,
     pub algorithm: Algorithm,
     pub descriptor: Descriptor,
     /// [`Descriptor::pack`], done once.
@@ -88,7 +85,7 @@ pub struct Ready {
 
 impl Ready {
     pub fn new(
-        key: Key,
+        (key, extents): (Key, Extents),
         descriptor: Descriptor,
         fingerprint: u64,
         staged: Bound,
@@ -98,6 +95,7 @@ impl Ready {
     ) -> Ready {
         Ready {
             key,
+            extents,
             algorithm: descriptor.algorithm,
             what: descriptor.pack(),
             descriptor,
@@ -121,16 +119,16 @@ impl Cache {
     /// The bound call, if this shape has been called before. Taken out, so that no count is kept;
     /// the caller puts it back.
     #[inline]
-    pub fn take(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
+    pub fn take(&mut self, call: &Call) -> Option<Arc<Ready>> {
         match &self.last {
-            Some(last) if last.key.is_of(call, in_place) => self.last.take(),
-            _ => self.find(call, in_place),
+            Some(last) if last.key.is_of(call) => self.last.take(),
+            _ => self.find(call),
         }
     }
 
-    fn find(&mut self, call: &Call, in_place: bool) -> Option<Arc<Ready>> {
-        let same = self.shapes.get(&hash(call, in_place))?;
-        same.iter().find(|ready| ready.key.is_of(call, in_place)).cloned()
+    fn find(&self, call: &Call) -> Option<Arc<Ready>> {
+        let same = self.shapes.get(&hash(call))?;
+        same.iter().find(|ready| ready.key.is_of(call)).cloned()
     }
 
     /// Keep it at hand for the next call.
@@ -139,11 +137,11 @@ impl Cache {
         self.last = Some(ready);
     }
 
-    pub fn insert(&mut self, call: &Call, in_place: bool, ready: Arc<Ready>) {
+    pub fn insert(&mut self, call: &Call, ready: Arc<Ready>) {
         if self.count == MOST {
             *self = Cache::default();
         }
         self.count += 1;
-        self.shapes.entry(hash(call, in_place)).or_default().push(ready);
+        self.shapes.entry(hash(call)).or_default().push(ready);
     }
 }

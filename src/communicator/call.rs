@@ -13,10 +13,10 @@ pub struct Call<'a> {
     pub send: *const u8,
     /// Written by the collective; may be NULL where this rank receives nothing.
     pub recv: *mut u8,
-    /// Elements, in NCCL's meaning: of the whole vector for AllReduce, Broadcast and Reduce; sent by
-    /// each rank for AllGather and Gather; received by each for ReduceScatter and Scatter; from each
-    /// rank to each for AllToAll. In a `v` form: what this rank sends (AllGather, Gather) or receives
-    /// (ReduceScatter, Scatter).
+    /// Elements, in NCCL's meaning: of the whole vector for AllReduce, Broadcast and Reduce; sent
+    /// by each rank for AllGather and Gather; received by each for ReduceScatter and Scatter; from
+    /// each rank to each for AllToAll. In a `v` form: what this rank sends (AllGather, Gather) or
+    /// receives (ReduceScatter, Scatter).
     pub count: usize,
     pub data_type: DataType,
     pub op: ReduceOp,
@@ -42,8 +42,8 @@ impl Call<'_> {
         }
     }
 
-    /// Refuse what cannot be run; else say whether the call is in place.
-    pub(super) fn check(&self, rank: usize, nranks: usize) -> Result<bool> {
+    /// Refuse what cannot be run whatever the addresses; else what the buffers must hold.
+    pub(super) fn extents(&self, rank: usize, nranks: usize) -> Result<Extents> {
         let name = self.collective.name();
         if self.root >= nranks {
             return Err(Error::argument(format!(
@@ -62,26 +62,25 @@ impl Call<'_> {
         self.check_vector(rank, nranks)?;
         let (input, output) = self.buffer_elements(rank, nranks)?;
         let size = self.data_type.size();
-        let input = Range::new(self.send.addr(), input, size, name, "send")?;
-        let output = Range::new(self.recv.addr(), output, size, name, "receive")?;
-        // The block of a gathered or scattered buffer that belongs to this rank.
-        let own = match self.collective {
-            Collective::AllGather | Collective::Gather => {
-                Some(input.start.wrapping_sub(self.own_block(rank) * size) == output.start)
-            }
-            Collective::ReduceScatter | Collective::Scatter => {
-                Some(output.start.wrapping_sub(self.own_block(rank) * size) == input.start)
-            }
-            _ => None,
+        let bytes = |elements: usize| {
+            let bytes = elements.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
+            bytes.ok_or_else(|| {
+                Error::argument(format!(
+                    "{name}: {elements} elements of {size} bytes do not fit an address space"
+                ))
+            })
         };
-        let in_place = own.unwrap_or(input.start == output.start);
-        if !input.overlaps(&output) {
-            return Ok(false);
-        }
-        let blocks_move = self.collective == Collective::AllToAll && self.vector.is_some();
-        if in_place && !blocks_move { Ok(true) } else { Err(self.overlap(rank)) }
+        let own = self.own_block(rank) * size;
+        let distance = match self.collective {
+            Collective::AllGather | Collective::Gather => Some(own.wrapping_neg()),
+            Collective::ReduceScatter | Collective::Scatter => Some(own),
+            Collective::AllToAll if self.vector.is_some() => None,
+            _ => Some(0),
+        };
+        Ok(Extents { input: bytes(input)?, output: bytes(output)?, distance })
     }
 
+    #[cold]
     fn overlap(&self, rank: usize) -> Error {
         let rule = match self.collective {
             Collective::AllGather | Collective::Gather => {
@@ -160,7 +159,7 @@ impl Call<'_> {
     }
 
     /// Elements of the send and of the receive buffer on this rank.
-    pub(super) fn buffer_elements(&self, rank: usize, nranks: usize) -> Result<(usize, usize)> {
+    fn buffer_elements(&self, rank: usize, nranks: usize) -> Result<(usize, usize)> {
         use Collective::*;
         let is_root = rank == self.root;
         let end = |counts: &[usize], displacements: &[usize]| {
@@ -226,32 +225,44 @@ fn blocks_are_disjoint(name: &str, counts: &[usize], displacements: &[usize]) ->
     Ok(())
 }
 
-/// The addresses of a buffer.
-struct Range {
-    start: usize,
-    bytes: usize,
+/// What the buffers of a call hold, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extents {
+    pub input: usize,
+    pub output: usize,
+    /// From the input to the output of an in-place call, modulo the address space; `None` where
+    /// there is no such thing.
+    distance: Option<usize>,
 }
 
-impl Range {
-    fn new(start: usize, elements: usize, size: usize, name: &str, what: &str) -> Result<Range> {
-        let bytes = elements.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
-        let Some(bytes) = bytes else {
-            return Err(Error::argument(format!(
-                "{name}: {elements} elements of {size} bytes do not fit an address space"
-            )));
-        };
-        if bytes > 0 && start == 0 {
-            return Err(Error::argument(format!(
-                "{name}: the {what} buffer is NULL but {bytes} bytes are to be moved"
-            )));
+impl Extents {
+    /// Refuse NULL and overlapping buffers; else say whether the call is in place.
+    #[inline]
+    pub(super) fn check(&self, call: &Call, rank: usize) -> Result<bool> {
+        let (input, output) = (call.send.addr(), call.recv.addr());
+        if (self.input > 0 && input == 0) || (self.output > 0 && output == 0) {
+            return Err(self.missing(call));
         }
-        Ok(Range { start, bytes })
+        let apart = self.input == 0
+            || self.output == 0
+            || input >= output.saturating_add(self.output)
+            || output >= input.saturating_add(self.input);
+        if apart {
+            return Ok(false);
+        }
+        match self.distance {
+            Some(distance) if output.wrapping_sub(input) == distance => Ok(true),
+            _ => Err(call.overlap(rank)),
+        }
     }
 
-    fn overlaps(&self, other: &Range) -> bool {
-        self.bytes > 0
-            && other.bytes > 0
-            && self.start < other.start.saturating_add(other.bytes)
-            && other.start < self.start.saturating_add(self.bytes)
+    #[cold]
+    fn missing(&self, call: &Call) -> Error {
+        let sends = self.input > 0 && call.send.is_null();
+        let (what, bytes) = if sends { ("send", self.input) } else { ("receive", self.output) };
+        Error::argument(format!(
+            "{}: the {what} buffer is NULL but {bytes} bytes are to be moved",
+            call.collective.name()
+        ))
     }
 }

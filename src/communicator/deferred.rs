@@ -1,7 +1,7 @@
 //! Calls that do not run where they are made: in a group, or on a host stream.
 //!
-//! One door for every call of the C API: [`collective`] and [`message`] put it into the thread's open
-//! group, else hand it to its stream, else run it.
+//! One door for every call of the C API: [`collective`] and [`message`] put it into the thread's
+//! open group, else hand it to its stream, else run it.
 #![allow(unsafe_code)]
 
 use super::group::{self, Action, Entry, Executor, Group, Work};
@@ -100,7 +100,9 @@ pub unsafe fn collective(
         // SAFETY: the caller's promise.
         return unsafe { communicator.run(call) };
     }
-    call.check(communicator.rank(), communicator.nranks()).map_err(refuse)?;
+    let rank = communicator.rank();
+    let extents = call.extents(rank, communicator.nranks()).map_err(refuse)?;
+    extents.check(call, rank).map_err(refuse)?;
     // SAFETY: the caller's promise.
     let owned = unsafe { OwnedCall::new(call) };
     later(communicator, stream, Action::Collective(owned))
@@ -139,4 +141,79 @@ fn later(
         Some(stream) if !group.is_open() => stream.submit(Work::one(communicator, action)),
         _ => group.defer(Entry { communicator, stream: stream.cloned(), action }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::plan::Collective;
+    use crate::types::DataType;
+
+    fn ranks(nranks: usize) -> Vec<Arc<Communicator>> {
+        let config = Config { timeout_ms: 20_000, ..Config::default() };
+        let all = Communicator::init_all(nranks, &config).unwrap();
+        all.into_iter().map(Arc::new).collect()
+    }
+
+    fn sum(input: &[f32], output: &mut [f32]) -> Call<'static> {
+        let mut call = Call::new(Collective::AllReduce, DataType::Float32);
+        (call.send, call.recv) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+        call.count = input.len();
+        call
+    }
+
+    #[test]
+    fn one_thread_runs_all_ranks_in_a_group() {
+        let all = ranks(3);
+        let inputs: Vec<Vec<f32>> = (0..3).map(|rank| vec![rank as f32 + 1.0; 1000]).collect();
+        let mut outputs = vec![vec![0f32; 1000]; 3];
+        for _ in 0..5 {
+            outputs.iter_mut().for_each(|output| output.fill(0.0));
+            start();
+            for rank in 0..3 {
+                let call = sum(&inputs[rank], &mut outputs[rank]);
+                // SAFETY: the buffers live until `end` below.
+                unsafe { collective(&all[rank], &call, None) }.unwrap();
+            }
+            assert_eq!(outputs[0][0], 0.0);
+            end().unwrap();
+            assert!(outputs.iter().flatten().all(|value| *value == 6.0));
+        }
+    }
+
+    #[test]
+    fn ranks_overlap_on_their_streams_and_on_a_shared_one() {
+        let all = ranks(2);
+        let streams: [Arc<HostStream>; 2] = [Stream::new().unwrap(), Stream::new().unwrap()];
+        let inputs = [vec![1f32; 100], vec![2f32; 100]];
+        for shared in [false, true] {
+            let mut outputs = vec![vec![0f32; 100]; 2];
+            start();
+            for rank in 0..2 {
+                let stream = &streams[if shared { 0 } else { rank }];
+                let call = sum(&inputs[rank], &mut outputs[rank]);
+                // SAFETY: the buffers live until the streams are synchronized below.
+                unsafe { collective(&all[rank], &call, Some(stream)) }.unwrap();
+            }
+            end().unwrap();
+            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            assert!(outputs.iter().flatten().all(|value| *value == 3.0));
+        }
+    }
+
+    #[test]
+    fn a_bad_call_fails_the_group_and_not_the_communicator() {
+        let all = ranks(1);
+        let (input, mut output) = (vec![1f32; 4], vec![0f32; 4]);
+        start();
+        let mut bad = sum(&input, &mut output);
+        bad.root = 7;
+        // SAFETY: refused before a buffer is touched.
+        assert!(unsafe { collective(&all[0], &bad, None) }.is_err());
+        assert!(end().unwrap_err().to_string().contains("root 7"));
+        // SAFETY: it runs at once.
+        unsafe { collective(&all[0], &sum(&input, &mut output), None) }.unwrap();
+        assert_eq!(output, input);
+    }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::cache::{Cache, Key, Ready, Way};
-use super::call::Call;
+use super::call::{Call, Extents};
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Watched};
 use super::{Message, choose};
@@ -80,8 +80,14 @@ impl Engine {
         config: &Config,
         watched: &Watched,
     ) -> Result<()> {
-        let in_place = call.check(self.links.rank, self.links.nranks)?;
-        let ready = self.ready(call, in_place, config)?;
+        let ready = self.ready(call, config)?;
+        let in_place = match ready.extents.check(call, self.links.rank) {
+            Ok(in_place) => in_place,
+            Err(error) => {
+                self.cache.put_back(ready);
+                return Err(error);
+            }
+        };
         let sequence = self.sequence;
         self.sequence += 1;
         let page = watched.pages.mine();
@@ -139,8 +145,7 @@ impl Engine {
                     meeting::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
                 };
             }
-            let elements = call.buffer_elements(links.rank, links.nranks)?;
-            let invitation = self.memory.invite(call, elements, in_place)?;
+            let invitation = self.memory.invite(call, &ready.extents, in_place)?;
             let memory = &mut self.memory;
             let mut resolve = |theirs: &meeting::Invitation| memory.resolve(theirs);
             // SAFETY: the caller's promise.
@@ -170,15 +175,15 @@ impl Engine {
 
     /// The bound call, made at the first call of its shape.
     #[inline]
-    pub fn ready(&mut self, call: &Call, in_place: bool, config: &Config) -> Result<Arc<Ready>> {
-        if let Some(ready) = self.cache.take(call, in_place) {
+    pub fn ready(&mut self, call: &Call, config: &Config) -> Result<Arc<Ready>> {
+        if let Some(ready) = self.cache.take(call) {
             return Ok(ready);
         }
-        let ready = Arc::new(self.bind(call, in_place, config)?);
+        let ready = Arc::new(self.bind(call, config)?);
         if self.scratch.len() < ready.staged.scratch_bytes {
             self.scratch.resize(ready.staged.scratch_bytes, 0);
         }
-        self.cache.insert(call, in_place, ready.clone());
+        self.cache.insert(call, ready.clone());
         Ok(ready)
     }
 
@@ -191,10 +196,11 @@ impl Engine {
     }
 
     #[cold]
-    fn bind(&self, call: &Call, in_place: bool, config: &Config) -> Result<Ready> {
+    fn bind(&self, call: &Call, config: &Config) -> Result<Ready> {
         let (rank, nranks) = (self.links.rank, self.links.nranks);
+        let key = (Key::new(call), call.extents(rank, nranks)?);
         if by_messages(call) {
-            return Ok(self.bind_messages(call, in_place));
+            return Ok(self.bind_messages(call, key));
         }
         let chosen = choose::choose(self, call, config)?;
         let plan_of = |algorithm: Algorithm, of: usize| {
@@ -224,18 +230,16 @@ impl Engine {
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
         let way = direct.map_or(Way::Staged, Way::Direct);
-        let key = Key::new(call, in_place);
         Ok(Ready::new(key, descriptor, fingerprint, staged, way, plan.nchunks, best.predicted_us))
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
-    fn bind_messages(&self, call: &Call, in_place: bool) -> Ready {
+    fn bind_messages(&self, call: &Call, key: (Key, Extents)) -> Ready {
         let descriptor = describe(call, Algorithm::OneShot);
         let fingerprint = descriptor.fingerprint(layout_word(call));
         let predicted =
             choose::predicted(self, call, Algorithm::OneShot).unwrap_or(self.costs.alpha_us);
         let nothing = Bound::empty(call.data_type.size(), self.links.geometry.slot_bytes);
-        let key = Key::new(call, in_place);
         let chunks = self.links.nranks;
         Ready::new(key, descriptor, fingerprint, nothing, Way::Messages, chunks, predicted)
     }

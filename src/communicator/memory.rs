@@ -1,12 +1,12 @@
 //! Memory that processes share: what this rank exports to its peers and imports from them.
 //!
 //! A buffer inside an exported region (`ringMemAlloc`, or `ringCommRegister` of whole pages) has an
-//! address for every rank of the machine: the region's number and an offset. The descriptor behind a
-//! region travels once per communicator, through a socket that only its ranks hold, before the first
-//! call that names the region.
+//! address for every rank of the machine: the region's number and an offset. The descriptor behind
+//! a region travels once per communicator, through a socket that only its ranks hold, before the
+//! first call that names the region.
 #![allow(unsafe_code)]
 
-use super::call::Call;
+use super::call::{Call, Extents};
 use crate::error::Result;
 use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
 use crate::transport::exports::{self, Imports, Mailbox, MailboxSender};
@@ -40,15 +40,9 @@ impl Memory {
     }
 
     /// Where this rank's buffers are, for the others; sends descriptors they do not have yet.
-    pub fn invite(
-        &mut self,
-        call: &Call,
-        elements: (usize, usize),
-        in_place: bool,
-    ) -> Result<Invitation> {
-        let size = call.data_type.size();
-        let (input_region, input_offset) = self.locate(call.send, elements.0 * size)?;
-        let (output_region, output_offset) = self.locate(call.recv, elements.1 * size)?;
+    pub fn invite(&mut self, call: &Call, extents: &Extents, in_place: bool) -> Result<Invitation> {
+        let (input_region, input_offset) = self.locate(call.send, extents.input)?;
+        let (output_region, output_offset) = self.locate(call.recv, extents.output)?;
         Ok(Invitation {
             input_region,
             input_offset,

@@ -1,8 +1,9 @@
 //! A communicator: the ranks that work together, and the calls they make.
 //!
-//! A rank's end has two parts. What one operation uses at a time (connections, bound calls, scratch)
-//! is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages, the abort
-//! flag, the failure) is shared. A failed communicator stays failed and its peers learn of it at once.
+//! A rank's end has two parts. What one operation uses at a time (connections, bound calls,
+//! scratch) is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages,
+//! the abort flag, the failure) is shared. A failed communicator stays failed and its peers learn
+//! of it at once.
 
 pub mod call;
 pub mod deferred;
@@ -67,6 +68,10 @@ pub enum Message {
     Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
 }
 
+/// Levels of `RINGCOMM_DEBUG`.
+const WARNINGS: u32 = 1;
+const EVERY_CALL: u32 = 2;
+
 impl Communicator {
     pub fn rank(&self) -> usize {
         self.rank
@@ -90,6 +95,9 @@ impl Communicator {
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
         let mut engine = self.engine.take();
         self.check()?;
+        if self.config.debug >= EVERY_CALL {
+            self.say(&format!("{call:?}"));
+        }
         // SAFETY: the caller's promise.
         unsafe { engine.collective(call, &self.config, &self.watched) }
             .map_err(|error| self.failed(error))
@@ -123,11 +131,20 @@ impl Communicator {
         if matches!(error, Error::InvalidArgument(_)) {
             return error;
         }
+        if self.config.debug >= WARNINGS {
+            self.say(&error.to_string());
+        }
         self.failure.lock().get_or_insert_with(|| error.clone());
         self.tell(&error.to_string());
         // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
         self.watched.aborted.store(true, Release);
         error
+    }
+
+    /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
+    #[cold]
+    fn say(&self, text: &str) {
+        eprintln!("ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
     }
 
     fn tell(&self, text: &str) {
@@ -156,8 +173,7 @@ impl Communicator {
     /// How `call` would run, without running it.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         let mut engine = self.engine.take();
-        let in_place = call.check(self.rank, self.nranks)?;
-        let ready = engine.ready(call, in_place, &self.config)?;
+        let ready = engine.ready(call, &self.config)?;
         let transport = match (engine.links.one_process(), &ready.way) {
             (true, Way::Direct(_)) => "thread direct",
             (true, Way::Staged) => "thread staged",

@@ -1,8 +1,8 @@
 //! The host interpreter: runs a bound plan on this rank's cores, one slice after another.
 //!
-//! Per step: the messages of the peers it reads are waited for, the slots of the peers it writes are
-//! reserved, one pass of the arithmetic reads every source and writes every target, then the slots
-//! are posted and the messages freed. Nothing here allocates.
+//! Per step: the messages of the peers it reads are waited for, the slots of the peers it writes
+//! are reserved, one pass of the arithmetic reads every source and writes every target, then the
+//! slots are posted and the messages freed. Nothing here allocates.
 #![allow(unsafe_code)]
 
 use super::bind::{Bound, BoundStep, Piece};

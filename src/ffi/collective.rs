@@ -5,7 +5,7 @@
 
 use crate::communicator::{Call, Message};
 use crate::error::Result;
-use crate::ffi::boundary::run_on;
+use crate::ffi::boundary::run_call;
 use crate::ffi::convert;
 use crate::ffi::enqueue::{Work, submit};
 use crate::ffi::object::Comm;
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn ringAllReduce(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::AllReduce, buffers, (count, 1), datatype)?;
         reduces(comm, &mut call, op)?;
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn ringReduceScatter(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (recvcount, comm.communicator.nranks());
         let mut call = call(Collective::ReduceScatter, buffers, extent, datatype)?;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn ringAllGather(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (sendcount, comm.communicator.nranks());
         let call = call(Collective::AllGather, buffers, extent, datatype)?;
@@ -125,8 +125,8 @@ pub unsafe extern "C" fn ringAllGather(
 
 /// Every rank gets the root's elements.
 ///
-/// `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In place:
-/// `sendbuff == recvbuff` on the root.
+/// `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In
+/// place: `sendbuff == recvbuff` on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ringBroadcast(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Broadcast, buffers, (count, 1), datatype)?;
         rooted(comm, &mut call, root)?;
@@ -150,8 +150,8 @@ pub unsafe extern "C" fn ringBroadcast(
 
 /// Reduce `count` elements of every rank; the root gets the result.
 ///
-/// `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In place:
-/// `sendbuff == recvbuff` on the root.
+/// `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In
+/// place: `sendbuff == recvbuff` on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ringReduce(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Reduce, buffers, (count, 1), datatype)?;
         reduces(comm, &mut call, op)?;
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn ringAllToAll(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (count, comm.communicator.nranks());
         let call = call(Collective::AllToAll, buffers, extent, datatype)?;
@@ -200,8 +200,8 @@ pub unsafe extern "C" fn ringAllToAll(
 
 /// The root gets the blocks of all ranks, in the order of ranks.
 ///
-/// `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only. In
-/// place: `sendbuff == recvbuff + root * count` elements on the root.
+/// `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only.
+/// In place: `sendbuff == recvbuff + root * count` elements on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn ringGather(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (count, comm.communicator.nranks());
         let mut call = call(Collective::Gather, buffers, extent, datatype)?;
@@ -226,8 +226,8 @@ pub unsafe extern "C" fn ringGather(
 
 /// Rank r gets block r of the root's buffer.
 ///
-/// `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`. In
-/// place: `recvbuff == sendbuff + root * count` elements on the root.
+/// `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`.
+/// In place: `recvbuff == sendbuff + root * count` elements on the root.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done.
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn ringScatter(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (count, comm.communicator.nranks());
         let mut call = call(Collective::Scatter, buffers, extent, datatype)?;
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn ringScatter(
 /// Safe for any arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringBarrier(comm: ringComm_t, stream: ringStream_t) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let call = Call::new(Collective::Barrier, DataType::Int8);
         submit(comm, stream, Work::Collective(&call))
     })
@@ -278,14 +278,15 @@ pub unsafe extern "C" fn ringSend(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let (data_type, peer) = message(comm, count, datatype, peer)?;
         let message = Message::Send { buffer: sendbuff.cast(), count, data_type, peer };
         submit(comm, stream, Work::Message(message))
     })
 }
 
-/// Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and type.
+/// Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and
+/// type.
 ///
 /// # Safety
 /// The buffer is valid for the elements named, until the call is done.
@@ -298,7 +299,7 @@ pub unsafe extern "C" fn ringRecv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let (data_type, peer) = message(comm, count, datatype, peer)?;
         let message = Message::Recv { buffer: recvbuff.cast(), count, data_type, peer };
         submit(comm, stream, Work::Message(message))

@@ -4,7 +4,6 @@
 //! several, therefore does so in a group: what is asked for there is kept, and at the group's end
 //! all of it happens at the same time, each on a thread of its own.
 
-use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::convert::Out;
@@ -64,9 +63,17 @@ pub fn handles(made: Vec<(Option<Communicator>, u32)>) -> Result<Vec<ringComm_t>
     Ok(handles)
 }
 
+/// Drop what the group asked for: the group has failed.
+pub fn forget_group() {
+    drop(PENDING.take());
+}
+
 /// Make what the group asked for. All succeed, or none is handed out and the first error says why.
 pub fn finish_group() -> Result<()> {
-    let pending = PENDING.with_borrow_mut(std::mem::take);
+    let pending = PENDING.take();
+    if pending.is_empty() {
+        return Ok(());
+    }
     let (outs, makes): (Vec<_>, Vec<_>) =
         pending.into_iter().map(|one| (one.out, (one.make, one.debug))).unzip();
     let made = std::thread::scope(|scope| {
@@ -83,9 +90,4 @@ pub fn finish_group() -> Result<()> {
         out.set(handle);
     }
     Ok(())
-}
-
-/// A new id for the ranks of one communicator.
-pub fn unique_id() -> Result<UniqueId> {
-    Err(Error::Internal("the rendezvous is not connected".into()))
 }

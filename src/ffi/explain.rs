@@ -71,8 +71,8 @@ fn to_c(answer: &Explanation, size: usize) -> ringExplain_t {
 /// The flight record of this rank, as JSON: the last operations, and who waits for whom.
 ///
 /// Like `snprintf`: the text and a NUL are written to `buffer` if they fit into `size` bytes, else
-/// nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL. The
-/// record grows while calls run, so ask with room to spare. Never waits, from any thread.
+/// nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL.
+/// The record grows while calls run, so ask with room to spare. Never waits, from any thread.
 ///
 /// # Safety
 /// `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.

@@ -1,9 +1,11 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
+use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::ffi::boundary::{failed, run, run_on};
+use crate::ffi::boundary::{failed, run, run_call, run_on};
+use crate::ffi::enqueue::refuse;
 use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
 use crate::ffi::{config, convert, creation};
@@ -23,7 +25,7 @@ use std::ffi::c_int;
 pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
     run(|| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        out.set(convert::unique_id_to_c(&creation::unique_id()?));
+        out.set(convert::unique_id_to_c(&UniqueId::generate()?));
         Ok(())
     })
 }
@@ -40,7 +42,7 @@ pub unsafe extern "C" fn ringCommInitRank(
     commId: ringUniqueId,
     rank: c_int,
 ) -> ringResult_t {
-    run(|| init_rank(comm, nranks, commId, rank, std::ptr::null()))
+    run(|| init_rank(comm, nranks, commId, rank, std::ptr::null()).map_err(refuse))
 }
 
 /// Join `nranks` ranks as rank `rank`, with settings; returns when all have come.
@@ -50,13 +52,13 @@ pub unsafe extern "C" fn ringCommInitRank(
 /// `ringGroupEnd` makes all communicators that were asked for together, so that one thread can
 /// be several ranks.
 ///
-/// `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an id
-/// that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the text
-/// names those missing); `ringInvalidUsage` where ranks disagree.
+/// `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an
+/// id that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the
+/// text names those missing); `ringInvalidUsage` where ranks disagree.
 ///
 /// # Safety
-/// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points to
-/// an initialized `ringConfig_t`.
+/// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
+/// to an initialized `ringConfig_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommInitRankConfig(
     comm: *mut ringComm_t,
@@ -65,7 +67,7 @@ pub unsafe extern "C" fn ringCommInitRankConfig(
     rank: c_int,
     config: *mut ringConfig_t,
 ) -> ringResult_t {
-    run(|| init_rank(comm, nranks, commId, rank, config))
+    run(|| init_rank(comm, nranks, commId, rank, config).map_err(refuse))
 }
 
 fn init_rank(
@@ -135,8 +137,8 @@ pub unsafe extern "C" fn ringCommInitAll(
 /// color, and those of a collective.
 ///
 /// # Safety
-/// `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
-/// to an initialized `ringConfig_t`.
+/// `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or
+/// points to an initialized `ringConfig_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommSplit(
     comm: ringComm_t,
@@ -145,7 +147,7 @@ pub unsafe extern "C" fn ringCommSplit(
     newcomm: *mut ringComm_t,
     config: *mut ringConfig_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let out = convert::out(newcomm, "newcomm")?;
         if color < 0 && color != RING_SPLIT_NOCOLOR {
             return Err(Error::argument(format!("{color} is neither a color nor NOCOLOR (-1)")));
@@ -161,8 +163,8 @@ pub unsafe extern "C" fn ringCommSplit(
 ///
 /// The ranks that stay call it with the same list; those excluded need not take part and may be
 /// dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
-/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call
-/// returns at once and `ringGroupEnd` does it.
+/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the
+/// call returns at once and `ringGroupEnd` does it.
 ///
 /// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
 /// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
@@ -179,7 +181,7 @@ pub unsafe extern "C" fn ringCommShrink(
     config: *mut ringConfig_t,
     shrinkFlags: c_int,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let out = convert::out(newcomm, "newcomm")?;
         let count = usize::try_from(excludeRanksCount)
             .map_err(|_| Error::argument(format!("excludeRanksCount is {excludeRanksCount}")))?;
@@ -267,7 +269,8 @@ fn close(comm: ringComm_t) -> Result<Comm> {
 
 /// The error that broke the communicator on this rank, `ringSuccess` if none has.
 ///
-/// `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not wait.
+/// `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not
+/// wait.
 ///
 /// # Safety
 /// `asyncError` has room for a `ringResult_t`.

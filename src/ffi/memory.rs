@@ -6,8 +6,10 @@ use crate::ffi::boundary::{run, run_on};
 use crate::ffi::convert;
 use crate::ffi::object::{self, REGISTRATIONS, Registration};
 use crate::ffi::types::*;
+use std::alloc::Layout;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Allocate memory that other ranks reach directly: collectives on it move data without staging.
 ///
@@ -92,11 +94,30 @@ pub unsafe extern "C" fn ringCommDeregister(comm: ringComm_t, handle: *mut c_voi
     })
 }
 
-/// Page-aligned memory that peers can map.
-fn allocate(_bytes: usize) -> Result<*mut u8> {
-    Err(Error::Internal("shared memory is not connected".into()))
+/// Pages, and how many bytes each allocation has: what freeing needs to know.
+static ALLOCATED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
+
+/// Page-aligned memory.
+fn allocate(bytes: usize) -> Result<*mut u8> {
+    // A page of every machine that matters; the least that can be mapped.
+    let layout = Layout::from_size_align(bytes.max(1), 4096)
+        .map_err(|_| Error::argument(format!("{bytes} bytes are more than memory holds")))?;
+    // SAFETY: the layout has at least one byte.
+    let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
+    if pointer.is_null() {
+        return Err(Error::system(format!("allocating {bytes} bytes")));
+    }
+    let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
+    allocated.insert(pointer.addr(), layout);
+    Ok(pointer)
 }
 
 fn free(pointer: *mut u8) -> Result<()> {
-    Err(object::not_a("pointer of ringMemAlloc", pointer.cast()))
+    let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
+    let layout = allocated
+        .remove(&pointer.addr())
+        .ok_or_else(|| object::not_a("pointer of ringMemAlloc", pointer.cast()))?;
+    // SAFETY: this is the layout that the pointer was allocated with, and it is freed once.
+    unsafe { std::alloc::dealloc(pointer, layout) };
+    Ok(())
 }

@@ -5,7 +5,7 @@
 
 use crate::communicator::{Call, Vector};
 use crate::error::Result;
-use crate::ffi::boundary::run_on;
+use crate::ffi::boundary::run_call;
 use crate::ffi::collective::{Buffers, call, reduces, rooted};
 use crate::ffi::convert::{self, read_array};
 use crate::ffi::enqueue::{Work, submit};
@@ -79,12 +79,14 @@ fn check_extents(call: &Call, counts: &[usize], displacements: &[usize]) -> Resu
 
 /// Every rank gets the blocks of all ranks, of different lengths.
 ///
-/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of rank
-/// r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff + rdispls[rank]`
-/// elements. The arrays have `nranks` values, the same on every rank for `recvcounts`.
+/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of
+/// rank r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff +
+/// rdispls[rank]` elements. The arrays have `nranks` values, the same on every rank for
+/// `recvcounts`.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringAllGatherv(
     sendbuff: *const c_void,
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn ringAllGatherv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::AllGather, buffers, (sendcount, 1), datatype)?;
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
@@ -106,12 +108,13 @@ pub unsafe extern "C" fn ringAllGatherv(
 
 /// Reduce the blocks of every rank, of different lengths; rank r gets block r of the result.
 ///
-/// `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank r;
-/// `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins in
-/// `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
+/// `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank
+/// r; `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins
+/// in `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the array while it is made.
+/// The buffers are valid for the elements named, until the call is done; the array while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringReduceScatterv(
     sendbuff: *const c_void,
@@ -122,7 +125,7 @@ pub unsafe extern "C" fn ringReduceScatterv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::ReduceScatter, buffers, (0, 1), datatype)?;
         reduces(comm, &mut call, op)?;
@@ -145,12 +148,14 @@ pub unsafe extern "C" fn ringReduceScatterv(
 
 /// Every rank sends a block to every rank, of different lengths.
 ///
-/// `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements from
-/// rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have `nranks` values.
-/// In place: `sendbuff == recvbuff`, with equal counts and displacements both ways.
+/// `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements
+/// from rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have
+/// `nranks` values. In place: `sendbuff == recvbuff`, with equal counts and displacements both
+/// ways.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringAllToAllv(
     sendbuff: *const c_void,
@@ -163,7 +168,7 @@ pub unsafe extern "C" fn ringAllToAllv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::AllToAll, buffers, (0, 1), datatype)?;
         let send = Blocks { counts: sendcounts, displacements: sdispls };
@@ -174,12 +179,13 @@ pub unsafe extern "C" fn ringAllToAllv(
 
 /// The root gets the blocks of all ranks, of different lengths.
 ///
-/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes to
-/// `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values, are
-/// used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
+/// `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes
+/// to `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values,
+/// are used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringGatherv(
     sendbuff: *const c_void,
@@ -192,7 +198,7 @@ pub unsafe extern "C" fn ringGatherv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Gather, buffers, (sendcount, 1), datatype)?;
         rooted(comm, &mut call, root)?;
@@ -204,12 +210,13 @@ pub unsafe extern "C" fn ringGatherv(
 
 /// Rank r gets its block of the root's buffer, of different lengths.
 ///
-/// `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff` holds
-/// `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on `root` only.
-/// In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
+/// `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff`
+/// holds `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on
+/// `root` only. In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
 ///
 /// # Safety
-/// The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+/// The buffers are valid for the elements named, until the call is done; the arrays while it is
+/// made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringScatterv(
     sendbuff: *const c_void,
@@ -222,7 +229,7 @@ pub unsafe extern "C" fn ringScatterv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Scatter, buffers, (recvcount, 1), datatype)?;
         rooted(comm, &mut call, root)?;

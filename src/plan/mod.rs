@@ -7,7 +7,8 @@
 //! left to right, so the order of every reduction is in the plan.
 //!
 //! Executors run `for slice { for step { .. } }`: a slice is a piece of every chunk, never larger
-//! than a connection slot. [`verify`] proves plans, [`simulate`] times them, the executors run them.
+//! than a connection slot. [`verify`] proves plans, [`simulate`] times them, the executors run
+//! them.
 
 pub mod partition;
 pub mod simulate;
@@ -178,9 +179,10 @@ impl Collective {
 
     /// Whether rank's input holds `chunk`.
     ///
-    /// Chunk numbers: AllToAll numbers the block from `s` to `d` as `s * nranks + d`; ReduceScatter,
-    /// AllGather, Gather and Scatter number the block of rank `r` as `r`; AllReduce, Broadcast,
-    /// Reduce and Barrier cut the whole buffer into as many chunks as the algorithm likes.
+    /// Chunk numbers: AllToAll numbers the block from `s` to `d` as `s * nranks + d`;
+    /// ReduceScatter, AllGather, Gather and Scatter number the block of rank `r` as `r`; AllReduce,
+    /// Broadcast, Reduce and Barrier cut the whole buffer into as many chunks as the algorithm
+    /// likes.
     pub fn input_holds(self, rank: usize, nranks: usize, root: usize, chunk: usize) -> bool {
         use Collective::*;
         match self {

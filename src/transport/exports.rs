@@ -1,47 +1,348 @@
-//! exports (bring-up)
-use crate::error::Result;
-use std::os::fd::OwnedFd;
+//! User memory that other processes can map: a table of regions, each an anonymous file in memory.
+//!
+//! A region is allocated here, or a private range of the user's that is moved into a file in place.
+//! Peers know it by a number and map it from its descriptor (`mailbox`, `imports`). The table
+//! changes rarely and is asked in every operation, so each thread keeps a snapshot of it and looks
+//! at one counter to see whether that is still the last.
+#![allow(unsafe_code)]
+
+pub use super::imports::Imports;
+pub use super::mailbox::{Mailbox, MailboxSender};
+
+use super::segment::{map_at, sealed_file, unmap};
+use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use parking_lot::Mutex;
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Where a buffer lies in exported memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
+    /// The region's number: random, so no two of a machine are alike, and never 0.
     pub region: u64,
     pub offset: usize,
 }
-pub fn find(_: *const u8, _: usize) -> Option<Location> {
-    None
+
+struct Region {
+    number: u64,
+    start: usize,
+    /// Whole pages. One more behind them, in the file only, tells importers that the region is
+    /// gone.
+    bytes: usize,
+    file: File,
+    /// The process that made it: its forked children share the memory but must not withdraw it.
+    owner: u32,
+    kind: Kind,
 }
-pub fn address(_: u64, _: usize) -> Option<*mut u8> {
-    None
+
+enum Kind {
+    /// By [`allocate`]; goes with [`release`].
+    Allocated,
+    /// By [`register`]; goes with its last [`deregister`].
+    Adopted,
 }
-pub fn register(_: *mut u8, _: usize) -> Result<u64> {
-    Ok(1)
+
+impl Region {
+    fn new(number: u64, start: *mut u8, bytes: usize, file: OwnedFd, kind: Kind) -> Region {
+        let (start, owner) = (start.expose_provenance(), std::process::id());
+        Region { number, start, bytes, file: File::from(file), owner, kind }
+    }
 }
-pub fn deregister(_: u64) -> Result<()> {
+
+/// All regions of this process and their registrations.
+#[derive(Default)]
+struct Table {
+    /// Sorted by address.
+    regions: Vec<Region>,
+    /// Registrations: (handle, region).
+    handles: Vec<(u64, u64)>,
+    snapshot: Arc<Snapshot>,
+}
+
+/// What `find` and `address` need of the table: (start, bytes, number), sorted by start.
+#[derive(Default)]
+struct Snapshot(Vec<(usize, usize, u64)>);
+
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+
+/// Counts changes of the table.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// Handles of registrations; never reused.
+static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The last snapshot that this thread took, and the number of changes then.
+    static SEEN: RefCell<(u64, Arc<Snapshot>)> = RefCell::default();
+}
+
+fn page() -> usize {
+    // SAFETY: asks for a constant.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// Bytes of the file of a region: the region in whole pages and one page for the mark.
+pub(super) fn file_bytes(bytes: usize) -> Option<usize> {
+    bytes.checked_next_multiple_of(page())?.checked_add(page())
+}
+
+impl Table {
+    /// The region that covers the range.
+    fn covering(&self, start: usize, bytes: usize) -> Option<&Region> {
+        let index = self.regions.partition_point(|region| region.start <= start).checked_sub(1)?;
+        let region = &self.regions[index];
+        contains(region.start, region.bytes, start, bytes).then_some(region)
+    }
+
+    fn insert(&mut self, region: Region) {
+        let index = self.regions.partition_point(|other| other.start < region.start);
+        self.regions.insert(index, region);
+        self.changed();
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Region> {
+        let index = self.regions.iter().position(|region| region.number == number)?;
+        let region = self.regions.remove(index);
+        self.changed();
+        Some(region)
+    }
+
+    fn changed(&mut self) {
+        let entries = self.regions.iter().map(|region| (region.start, region.bytes, region.number));
+        self.snapshot = Arc::new(Snapshot(entries.collect()));
+        // Release: pairs with the Acquire in `snapshot`.
+        CHANGES.fetch_add(1, Release);
+    }
+}
+
+fn contains(start: usize, bytes: usize, inner: usize, inner_bytes: usize) -> bool {
+    inner >= start && inner - start <= bytes && inner_bytes <= bytes - (inner - start)
+}
+
+fn with_table<T>(body: impl FnOnce(&mut Table) -> T) -> T {
+    body(TABLE.lock().get_or_insert_default())
+}
+
+/// Look something up in the present table, without a lock unless it has just changed.
+fn with_snapshot<T>(body: impl FnOnce(&Snapshot) -> Option<T>) -> Option<T> {
+    // Acquire: pairs with the Release in `changed`; the caller's own order with the thread that
+    // exported its buffer does the rest.
+    let changes = CHANGES.load(Acquire);
+    if changes == 0 {
+        return None;
+    }
+    SEEN.with(|seen| {
+        let mut seen = seen.borrow_mut();
+        if seen.0 != changes {
+            *seen = (changes, with_table(|table| table.snapshot.clone()));
+        }
+        body(&seen.1)
+    })
+}
+
+/// Where the range lies, if one region covers it.
+pub fn find(address: *const u8, bytes: usize) -> Option<Location> {
+    let inner = address.addr();
+    with_snapshot(|Snapshot(entries)| {
+        let index = entries.partition_point(|entry| entry.0 <= inner).checked_sub(1)?;
+        let (start, length, region) = entries[index];
+        let offset = inner - start;
+        contains(start, length, inner, bytes).then_some(Location { region, offset })
+    })
+}
+
+/// The address of a byte in a region of this process.
+pub fn address(region: u64, offset: usize) -> Option<*mut u8> {
+    with_snapshot(|Snapshot(entries)| {
+        let entry = entries.iter().find(|entry| entry.2 == region)?;
+        (offset < entry.1).then(|| std::ptr::with_exposed_provenance_mut(entry.0 + offset))
+    })
+}
+
+/// The bytes of a region and a descriptor to send to a peer.
+pub(super) fn descriptor(region: u64) -> Result<(usize, OwnedFd)> {
+    with_table(|table| {
+        let found = table.regions.iter().find(|found| found.number == region);
+        let found = found.ok_or_else(|| Error::usage("the memory was freed during the call"))?;
+        let copy = found.file.try_clone();
+        let copy = copy.map_err(|_| Error::system("duplicating a descriptor of shared memory"))?;
+        Ok((found.bytes, copy.into()))
+    })
+}
+
+/// Zeroed memory that peers in other processes can read and write directly.
+///
+/// A child made by `fork` shares it with its parent.
+pub fn allocate(bytes: usize) -> Result<*mut u8> {
+    let too_many = || Error::argument(format!("{bytes} bytes of shared memory are too many"));
+    let bytes = bytes.max(1).checked_next_multiple_of(page()).ok_or_else(too_many)?;
+    let number = random_number()?;
+    let file = sealed_file(c"ringcomm-user", file_bytes(bytes).ok_or_else(too_many)?)?;
+    // SAFETY: the kernel chooses a place that nothing uses.
+    let start = unsafe { map_at(null_mut(), Some(&file), bytes)? };
+    with_table(|table| table.insert(Region::new(number, start, bytes, file, Kind::Allocated)));
+    Ok(start)
+}
+
+/// The highest bit stays clear and the lowest is set: 0 and the greatest numbers mean other things.
+fn random_number() -> Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the array has that many bytes.
+    if unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } != 8 {
+        return Err(Error::system("reading random bytes (getrandom)"));
+    }
+    Ok(u64::from_ne_bytes(bytes) >> 1 | 1)
+}
+
+/// Free what [`allocate`] returned. Peers that still map it keep an empty mapping, never a fault.
+pub fn release(address: *mut u8) -> Result<()> {
+    let start = address.addr();
+    let region = with_table(|table| {
+        let found = table.covering(start, 0).filter(|region| region.start == start);
+        match found.map(|region| (&region.kind, region.number)) {
+            Some((Kind::Allocated, number)) => Ok(table.remove(number)),
+            Some((Kind::Adopted, _)) => Err(Error::argument(
+                "this memory was registered, not allocated here; deregister it instead",
+            )),
+            None => Err(Error::argument(format!(
+                "{address:p} was not returned by ringMemAlloc, or was freed already"
+            ))),
+        }
+    })?;
+    if let Some(region) = region {
+        // SAFETY: the mapping was made by `allocate` and its user gives it up.
+        unsafe { unmap(address, region.bytes) };
+        withdraw(&region);
+    }
     Ok(())
 }
-#[derive(Default)]
-pub struct Imports;
-impl Imports {
-    pub fn resolve(&self, _: u64, _: usize) -> Option<*mut u8> {
-        None
+
+/// Tell importers that the region is gone, and give its memory back though they still map it.
+fn withdraw(region: &Region) {
+    if region.owner != std::process::id() {
+        return;
     }
-    pub fn import(&mut self, _: u64, _: OwnedFd, _: usize) -> Result<()> {
-        Ok(())
-    }
+    // Both only make room earlier; the memory goes with its last mapping in any case.
+    let _ = region.file.write_all_at(&1u64.to_ne_bytes(), region.bytes as u64);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let bytes = region.bytes as libc::off_t;
+    // SAFETY: a call on a descriptor that we hold.
+    unsafe { libc::fallocate(region.file.as_raw_fd(), mode, 0, bytes) };
 }
-pub struct Mailbox;
-pub struct MailboxSender;
-impl Mailbox {
-    pub fn pair() -> Result<(Mailbox, OwnedFd)> {
-        Ok((Mailbox, std::fs::File::open("/dev/null").unwrap().into()))
+
+/// Let peers in other processes use a range of the user's directly; a handle for [`deregister`].
+///
+/// Memory of [`allocate`] and ranges inside earlier registrations are counted only. Any other range
+/// is moved into shared memory, at the same address and with its content: no other thread may touch
+/// it meanwhile, and children made by `fork` later share it with their parent until it is
+/// deregistered.
+pub fn register(address: *mut u8, bytes: usize) -> Result<u64> {
+    let start = address.addr();
+    if address.is_null() || bytes == 0 || start.checked_add(bytes).is_none() {
+        return Err(Error::argument("register: the range is NULL, empty, or wraps around"));
     }
-    pub fn receive(&self) -> Result<Option<(u64, usize, OwnedFd)>> {
-        Ok(None)
+    // Relaxed: only the value matters.
+    let handle = NEXT_HANDLE.fetch_add(1, Relaxed);
+    let is_known = with_table(|table| {
+        let known = table.covering(start, bytes).map(|region| region.number);
+        table.handles.extend(known.map(|number| (handle, number)));
+        known.is_some()
+    });
+    if !is_known {
+        // SAFETY: the caller of `register` keeps other threads away from the range.
+        let region = unsafe { adopt(address, bytes)? };
+        with_table(|table| {
+            table.handles.push((handle, region.number));
+            table.insert(region);
+        });
     }
+    Ok(handle)
 }
-impl MailboxSender {
-    pub fn new(_: OwnedFd) -> MailboxSender {
-        MailboxSender
+
+/// Move a private range into a file mapped at the same address.
+///
+/// # Safety
+/// Nothing else uses the range meanwhile.
+unsafe fn adopt(address: *mut u8, bytes: usize) -> Result<Region> {
+    if !address.addr().is_multiple_of(page()) || !bytes.is_multiple_of(page()) {
+        return Err(Error::argument(format!(
+            "register: {bytes} bytes at {address:p} are not whole pages; allocate the buffer with \
+             ringMemAlloc, or aligned to {0} bytes and a multiple of {0} long",
+            page()
+        )));
     }
-    pub fn send(&self, _: u64) -> Result<()> {
-        Ok(())
+    check_private(address.addr(), bytes)?;
+    let number = random_number()?;
+    let file = File::from(sealed_file(c"ringcomm-user", bytes + page())?);
+    // SAFETY: the range was just seen mapped; the kernel reports what it cannot read.
+    let content = unsafe { std::slice::from_raw_parts(address, bytes) };
+    file.write_all_at(content, 0).map_err(|_| Error::system("moving memory to share it"))?;
+    let file = OwnedFd::from(file);
+    // SAFETY: whole pages of the user's, whose content the file has.
+    unsafe { map_at(address, Some(&file), bytes)? };
+    Ok(Region::new(number, address, bytes, file, Kind::Adopted))
+}
+
+/// Refuse a range that is not private writable memory from end to end.
+fn check_private(start: usize, bytes: usize) -> Result<()> {
+    let maps = std::fs::read_to_string("/proc/self/maps")
+        .map_err(|_| Error::system("reading /proc/self/maps"))?;
+    let mut reached = start;
+    for line in maps.lines() {
+        let mut fields = line.split([' ', '-']);
+        let mut bound = || usize::from_str_radix(fields.next()?, 16).ok();
+        let (Some(low), Some(high)) = (bound(), bound()) else { continue };
+        let is_private = line
+            .split(' ')
+            .nth(1)
+            .is_some_and(|access| access.starts_with("rw") && access.ends_with('p'));
+        if low <= reached && reached < high && is_private {
+            reached = high;
+        }
     }
+    if reached - start >= bytes {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "register: the range is not private, writable memory throughout (it may be mapped from a file \
+         that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
+    ))
+}
+
+/// Take back one registration. After its last one, adopted memory is private again, at the same
+/// address and with its content; nothing else may touch it meanwhile.
+pub fn deregister(handle: u64) -> Result<()> {
+    let last = with_table(|table| {
+        let index = table.handles.iter().position(|(known, _)| *known == handle);
+        let index = index.ok_or_else(|| {
+            Error::argument(format!("{handle:#x} is not the handle of a registration"))
+        })?;
+        let (_, number) = table.handles.swap_remove(index);
+        let used = table.handles.iter().any(|(_, other)| *other == number);
+        let adopted = table
+            .regions
+            .iter()
+            .any(|region| region.number == number && matches!(region.kind, Kind::Adopted));
+        Ok(if adopted && !used { table.remove(number) } else { None })
+    })?;
+    let Some(region) = last else { return Ok(()) };
+    // SAFETY: the range is the region's own mapping. The copy takes its place in one step.
+    unsafe {
+        let copy = map_at(null_mut(), None, region.bytes)?;
+        let target = std::ptr::with_exposed_provenance_mut::<u8>(region.start);
+        copy.copy_from_nonoverlapping(target, region.bytes);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let moved = libc::mremap(copy.cast(), region.bytes, region.bytes, flags, target);
+        if moved == libc::MAP_FAILED {
+            unmap(copy, region.bytes);
+            return Err(Error::system("making registered memory private again"));
+        }
+    }
+    withdraw(&region);
+    Ok(())
 }

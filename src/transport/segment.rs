@@ -1,66 +1,216 @@
-//! segment (bring-up)
+//! Memory that processes share and that has no name: an anonymous file behind a descriptor.
+//!
+//! A peer could shrink the file and make every access beyond its new end a fatal signal; so a
+//! segment is sealed against any change of size when it is made, and the seals are checked before
+//! it is mapped. The memory goes when its last mapping and descriptor do, however their owners die.
 #![allow(unsafe_code)]
+
 use crate::error::{Error, Result};
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::null_mut;
+
+/// No change of size, and no change of that.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Zeroed memory, shared with whoever has the descriptor. Pages take room once they are touched.
 pub struct Segment {
-    at: *mut u8,
+    address: *mut u8,
     bytes: usize,
-    fd: Option<OwnedFd>,
+    descriptor: Option<OwnedFd>,
 }
+
+// SAFETY: the segment only owns the mapping; what is done through its address is the user's
+// concern.
 unsafe impl Send for Segment {}
+// SAFETY: as above.
 unsafe impl Sync for Segment {}
+
 impl Segment {
-    fn mmap(bytes: usize, fd: Option<OwnedFd>) -> Result<Segment> {
-        let (flags, raw) = match &fd {
-            Some(f) => (libc::MAP_SHARED, f.as_raw_fd()),
-            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
-        };
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                raw,
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(Error::system("mmap"));
-        }
-        Ok(Segment { at: at.cast(), bytes, fd })
-    }
-    pub fn anonymous(bytes: usize) -> Result<Segment> {
-        Segment::mmap(bytes, None)
-    }
+    /// Memory for other processes.
     pub fn create(bytes: usize) -> Result<Segment> {
-        let fd = unsafe {
-            libc::memfd_create(c"ringcomm".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        };
-        if fd < 0 {
-            return Err(Error::system("memfd_create"));
-        }
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as i64) } != 0 {
-            return Err(Error::system("ftruncate"));
-        }
-        Segment::mmap(bytes, Some(fd))
+        let descriptor = sealed_file(c"ringcomm", bytes)?;
+        let address = map(Some(&descriptor), bytes)?;
+        Ok(Segment { address, bytes, descriptor: Some(descriptor) })
     }
-    pub fn map(fd: OwnedFd, bytes: usize) -> Result<Segment> {
-        Segment::mmap(bytes, Some(fd))
+
+    /// Memory for the threads of this process alone.
+    pub fn anonymous(bytes: usize) -> Result<Segment> {
+        Ok(Segment { address: map(None, bytes)?, bytes, descriptor: None })
     }
+
+    /// The memory behind a peer's descriptor, if it has `bytes` bytes and always will.
+    pub fn map(descriptor: OwnedFd, bytes: usize) -> Result<Segment> {
+        check(&descriptor, bytes)?;
+        let address = map(Some(&descriptor), bytes)?;
+        // The mapping keeps the memory; a descriptor less per peer.
+        Ok(Segment { address, bytes, descriptor: None })
+    }
+
     pub fn address(&self) -> *mut u8 {
-        self.at
+        self.address
     }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// A descriptor to send to a peer; only a segment of [`Segment::create`] has one.
     pub fn descriptor(&self) -> Result<OwnedFd> {
-        self.fd.as_ref().unwrap().try_clone().map_err(|_| Error::system("dup"))
+        let Some(descriptor) = &self.descriptor else {
+            return Err(Error::Internal("this segment has no descriptor to share".into()));
+        };
+        descriptor.try_clone().map_err(|_| Error::system("duplicating a segment's descriptor"))
     }
 }
+
 impl Drop for Segment {
     fn drop(&mut self) {
-        unsafe { libc::munmap(self.at.cast(), self.bytes) };
+        // SAFETY: the mapping is this value's own.
+        unsafe { unmap(self.address, self.bytes) };
+    }
+}
+
+/// An anonymous file of `bytes` zeros whose size is fixed for ever.
+pub(super) fn sealed_file(label: &CStr, bytes: usize) -> Result<OwnedFd> {
+    // SAFETY: the label is a string; the descriptor that comes back is ours.
+    let file = unsafe {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        let raw = libc::memfd_create(label.as_ptr(), flags);
+        if raw < 0 {
+            return Err(Error::system("creating shared memory (memfd_create)"));
+        }
+        OwnedFd::from_raw_fd(raw)
+    };
+    let size = libc::off_t::try_from(bytes)
+        .map_err(|_| Error::argument(format!("{bytes} bytes of shared memory are too many")))?;
+    // SAFETY: calls on a descriptor that we hold.
+    let sealed = unsafe {
+        libc::ftruncate(file.as_raw_fd(), size) == 0
+            && libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) == 0
+    };
+    if sealed {
+        Ok(file)
+    } else {
+        Err(Error::system(format!("sizing {bytes} bytes of shared memory")))
+    }
+}
+
+/// Refuse a descriptor whose memory is not `bytes` long, or could change its size.
+pub(super) fn check(descriptor: &OwnedFd, bytes: usize) -> Result<()> {
+    // SAFETY: calls on a descriptor that we hold, into a structure of our own.
+    let (seals, size) = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        if libc::fstat(descriptor.as_raw_fd(), &mut status) != 0 {
+            return Err(Error::system("inspecting a peer's shared memory"));
+        }
+        (libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS), status.st_size)
+    };
+    if seals < 0 || seals & SEALS != SEALS {
+        return Err(Error::usage(
+            "a peer sent shared memory that is not sealed against resizing; it is refused",
+        ));
+    }
+    if usize::try_from(size) != Ok(bytes) {
+        return Err(Error::usage(format!(
+            "a peer sent {size} bytes of shared memory where {bytes} were agreed; \
+             all ranks must run the same version with the same RINGCOMM_BUFFSIZE"
+        )));
+    }
+    Ok(())
+}
+
+fn map(file: Option<&OwnedFd>, bytes: usize) -> Result<*mut u8> {
+    // SAFETY: the kernel chooses a place that nothing uses.
+    unsafe { map_at(null_mut(), file, bytes) }
+}
+
+/// Map a file, or private zeros where there is none; at `target`, or where the kernel likes for
+/// NULL.
+///
+/// # Safety
+/// A `target` is the start of `bytes` bytes of whole pages whose present content nobody needs.
+pub(super) unsafe fn map_at(
+    target: *mut u8,
+    file: Option<&OwnedFd>,
+    bytes: usize,
+) -> Result<*mut u8> {
+    let (mut flags, descriptor) = match file {
+        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+    };
+    if !target.is_null() {
+        flags |= libc::MAP_FIXED;
+    }
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's promise.
+    let address = unsafe { libc::mmap(target.cast(), bytes, access, flags, descriptor, 0) };
+    if address == libc::MAP_FAILED {
+        return Err(Error::system(format!("mapping {bytes} bytes")));
+    }
+    Ok(address.cast())
+}
+
+/// # Safety
+/// The range is a whole mapping that nothing uses any more.
+pub(super) unsafe fn unmap(address: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::munmap(address.cast(), bytes) };
+    debug_assert_eq!(result, 0, "unmapping what was mapped cannot fail");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(segment: &Segment) -> &mut [u8] {
+        // SAFETY: the mapping is that long, and these tests use it from one thread.
+        unsafe { std::slice::from_raw_parts_mut(segment.address(), segment.bytes()) }
+    }
+
+    #[test]
+    fn two_mappings_of_a_segment_are_one_memory() {
+        let mine = Segment::create(10_000).unwrap();
+        let theirs = Segment::map(mine.descriptor().unwrap(), 10_000).unwrap();
+        assert!(bytes_of(&theirs).iter().all(|byte| *byte == 0));
+        bytes_of(&mine)[9_999] = 7;
+        assert_eq!(bytes_of(&theirs)[9_999], 7);
+        drop(mine);
+        assert_eq!(bytes_of(&theirs)[9_999], 7);
+    }
+
+    #[test]
+    fn nobody_can_resize_a_segment() {
+        let segment = Segment::create(4096).unwrap();
+        let file = std::fs::File::from(segment.descriptor().unwrap());
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
+    }
+
+    #[test]
+    fn memory_that_could_shrink_is_refused() {
+        // SAFETY: a fresh descriptor of our own.
+        let open = unsafe {
+            let raw = libc::memfd_create(c"open".as_ptr(), libc::MFD_ALLOW_SEALING);
+            OwnedFd::from_raw_fd(raw)
+        };
+        std::fs::File::from(open.try_clone().unwrap()).set_len(4096).unwrap();
+        let text = Segment::map(open, 4096).err().unwrap().to_string();
+        assert!(text.contains("not sealed"), "{text}");
+        let ordinary = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+        assert!(Segment::map(ordinary, 4096).is_err());
+    }
+
+    #[test]
+    fn memory_of_another_size_is_refused() {
+        let segment = Segment::create(4096).unwrap();
+        let text = Segment::map(segment.descriptor().unwrap(), 8192).err().unwrap().to_string();
+        assert!(text.contains("4096 bytes of shared memory where 8192"), "{text}");
+    }
+
+    #[test]
+    fn anonymous_memory_has_no_descriptor() {
+        let segment = Segment::anonymous(100).unwrap();
+        bytes_of(&segment)[99] = 1;
+        assert!(segment.descriptor().is_err());
     }
 }

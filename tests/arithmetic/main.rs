@@ -175,8 +175,8 @@ fn check(rule: &Rule, sources: &[Vec<u64>], turn: &mut usize) {
                         sources.iter().map(|s| format!("{:#x}", s[index])).collect();
                     let got = &got[index * size..][..size];
                     panic!(
-                        "{rule:?} {manner:?} target {target} element {index} of {}: sources {column:?} \
-                         got {got:x?} wanted {:#x}",
+                        "{rule:?} {manner:?} target {target} element {index} of {}: \
+                         sources {column:?} got {got:x?} wanted {:#x}",
                         elements.len(),
                         elements[index],
                     );

@@ -132,8 +132,8 @@ pub fn decode(data_type: DataType, bits: u64) -> f32 {
     }
 }
 
-/// An 8-bit float by its definition; codes from `first_nan` on are NaN, and before them e5m2 has its
-/// infinity.
+/// An 8-bit float by its definition; codes from `first_nan` on are NaN, and before them e5m2 has
+/// its infinity.
 fn tiny(bits: u64, fraction_bits: u32, bias: i32, first_nan: u64) -> f32 {
     let magnitude = bits & 0x7f;
     let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };

@@ -30,14 +30,26 @@ pub struct Buffer {
     pub bytes: usize,
 }
 
-/// Bytes of arena that a buffer takes: itself, its guards, and the rest of its last cache line.
+/// Bytes of a page, which long buffers are aligned to.
+const PAGE: usize = 4096;
+
+/// Where a buffer may begin, counting its guard band.
+///
+/// Long ones begin at the same place of their pages, as an allocator's do. Shifted by a few lines,
+/// a load from one would now and then be taken for a load of what has just been stored to another,
+/// since the processor compares the low twelve bits first.
+fn alignment(bytes: usize) -> usize {
+    if bytes >= PAGE { PAGE } else { GUARD }
+}
+
+/// Bytes of arena that a buffer takes at most: itself, its guards, and what aligns it.
 pub fn taken(bytes: usize) -> usize {
-    (bytes + 2 * GUARD).next_multiple_of(GUARD)
+    (bytes + 2 * GUARD).next_multiple_of(alignment(bytes)) + alignment(bytes)
 }
 
 impl Arena {
     pub fn new(bytes: usize) -> Result<Arena> {
-        let bytes = bytes.max(1).next_multiple_of(4096);
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
         // SAFETY: a fresh private mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(
@@ -65,13 +77,13 @@ impl Arena {
 
     /// Buffers of these sizes one after the other, from the start of the arena.
     pub fn carve(&self, sizes: impl Iterator<Item = usize>) -> Vec<Buffer> {
-        let mut at = 0;
+        let mut at: usize = 0;
         let mut place = |bytes: usize| {
-            let begin = at + GUARD;
-            at += taken(bytes);
+            let begin = at.next_multiple_of(alignment(bytes)) + GUARD;
+            at = begin + bytes + GUARD;
             assert!(at <= self.bytes, "the arena was sized for less");
             // SAFETY: inside the mapping, by the assertion.
-            let buffer = Buffer { address: unsafe { self.base.add(begin) }, bytes };
+            let mut buffer = Buffer { address: unsafe { self.base.add(begin) }, bytes };
             buffer.raise_guards();
             buffer
         };
@@ -99,21 +111,22 @@ impl Buffer {
     }
 
     /// The buffer with its guard bands.
-    fn whole(&self) -> &mut [u8] {
+    fn whole(&mut self) -> &mut [u8] {
         // SAFETY: the guards lie inside the mapping and belong to this buffer alone.
         unsafe { std::slice::from_raw_parts_mut(self.address.sub(GUARD), self.bytes + 2 * GUARD) }
     }
 
-    fn raise_guards(&self) {
+    fn raise_guards(&mut self) {
+        let after = GUARD + self.bytes;
         let whole = self.whole();
         whole[..GUARD].fill(GUARD_BYTE);
-        whole[GUARD + self.bytes..].fill(GUARD_BYTE);
+        whole[after..].fill(GUARD_BYTE);
     }
 
     /// Where a guard band was written, relative to the buffer, and what is there; mends it.
-    pub fn broken_guard(&self) -> Option<(i64, u8)> {
-        let whole = self.whole();
+    pub fn broken_guard(&mut self) -> Option<(i64, u8)> {
         let after = GUARD + self.bytes;
+        let whole = self.whole();
         let found = (0..GUARD).chain(after..after + GUARD).find(|at| whole[*at] != GUARD_BYTE)?;
         let byte = whole[found];
         self.raise_guards();
@@ -121,7 +134,7 @@ impl Buffer {
     }
 
     /// Flip a bit, beyond the end as well: a test of the checks.
-    pub fn flip(&self, at: usize) {
+    pub fn flip(&mut self, at: usize) {
         if let Some(byte) = self.whole().get_mut(GUARD + at) {
             *byte ^= 1;
         }
@@ -178,7 +191,7 @@ mod tests {
     #[test]
     fn guards_notice_a_byte_on_either_side() {
         let arena = Arena::new(taken(10) + taken(7)).unwrap();
-        let buffers = arena.carve([10, 7].into_iter());
+        let mut buffers = arena.carve([10, 7].into_iter());
         assert_eq!(buffers[1].broken_guard(), None);
         buffers[1].flip(7);
         assert_eq!(buffers[1].broken_guard(), Some((7, 0xc2)));

@@ -135,7 +135,8 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn error(&self, what: &str) -> String {
-        let line = 1 + self.bytes[..self.at].iter().filter(|byte| **byte == b'\n').count();
+        let read = &self.bytes[..self.at.min(self.bytes.len())];
+        let line = 1 + read.iter().filter(|byte| **byte == b'\n').count();
         format!("not JSON: {what} in line {line}")
     }
 

@@ -42,16 +42,8 @@ pub fn header(options: &Options, machine: &Machine) -> String {
     lines.join("\n")
 }
 
-/// The lines above the table of one operation in one mode.
-pub fn title(operation: Operation, mode: Mode, options: &Options) -> String {
-    let check = if options.check { "every result checked" } else { "results not checked" };
-    let memory = if options.register { ", registered buffers" } else { "" };
-    let mode_text = match (mode.procs, mode.threads) {
-        (Some(procs), threads) if threads > 1 => {
-            format!("{} ranks: {procs} processes of {threads} threads", mode.nranks())
-        }
-        _ => format!("{} ranks as {}", mode.nranks(), mode.name()),
-    };
+/// The lines above the table of one operation; `place` says which ranks.
+pub fn title(operation: Operation, place: &str) -> String {
     let half = format!(
         "{:>10} {:>10} {:>10} {:>7} {:>7} {:>5} {:>6}",
         "time", "min", "p99", "algbw", "busbw", "%mem", "#wrong"
@@ -61,7 +53,7 @@ pub fn title(operation: Operation, mode: Mode, options: &Options) -> String {
         "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", ""
     );
     format!(
-        "#\n# {}, {mode_text}{memory}; {check}\n#\n# {:>10} {:>12} {:>8} {:>9} {:>5}  \
+        "#\n# {}, {place}\n#\n# {:>10} {:>12} {:>8} {:>9} {:>5}  \
          {:^61}  {:^61}\n# {:>10} {:>12} {:>8} {:>9} {:>5}  {half}  {half}\n# {:>10} {:>12} {:>8} \
          {:>9} {:>5}  {units}  {units}",
         operation.name(),
@@ -83,6 +75,20 @@ pub fn title(operation: Operation, mode: Mode, options: &Options) -> String {
         "",
         ""
     )
+}
+
+/// Which ranks a table is of, and how their results are treated.
+pub fn place(mode: Mode, options: &Options) -> String {
+    let check = if options.check { "every result checked" } else { "results not checked" };
+    let memory = if options.register { ", registered buffers" } else { "" };
+    let nranks = mode.nranks();
+    let ranks = match mode.procs {
+        Some(procs) if mode.threads > 1 => {
+            format!("{nranks} ranks: {procs} processes of {} threads", mode.threads)
+        }
+        _ => format!("{nranks} ranks as {}", mode.name()),
+    };
+    format!("{ranks}{memory}; {check}")
 }
 
 /// Four significant figures, and never more than the column holds.
@@ -224,8 +230,7 @@ mod tests {
         let row = Row { time_us: 12.345, wrong: Some(0), mem: f64::NAN, ..Row::default() };
         let full = line(Some(&row), Some(&row));
         assert_eq!(full.len(), line(Some(&row), None).len());
-        let mode = Mode { procs: None, threads: 2 };
-        let title = title(Operation::AllReduce, mode, &Options::default());
+        let title = title(Operation::AllReduce, "2 ranks as threads");
         assert_eq!(title.lines().last().map(str::len), Some(full.len()));
     }
 }

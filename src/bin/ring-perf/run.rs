@@ -10,6 +10,7 @@ use crate::plot;
 use crate::progress::Progress;
 use crate::report;
 use crate::row::Row;
+use crate::simulate::{self, Network};
 use crate::worker;
 use crate::{Status, complain, say, trace};
 use ringcomm::algorithm::Algorithm;
@@ -46,6 +47,9 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
     if let Some(name) = &options.algorithm {
         Algorithm::from_name(name).map_err(|error| Failure::Option(format!("--algo: {error}")))?;
     }
+    if let Some(nranks) = options.simulate {
+        return simulated(options, nranks);
+    }
     let old = options.compare.as_ref().map(|path| compare::read(path)).transpose();
     let old = old.map_err(|text| Failure::Option(format!("--compare {text}")))?;
     let machine = if options.probe { Machine::probed() } else { Machine::described() };
@@ -58,6 +62,42 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
         session.measure(mode)?;
     }
     session.finish(old)
+}
+
+/// The table of a job that is not run.
+fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
+    let network = Network::parse(&options.network).map_err(Failure::Option)?;
+    if let Some(operation) = options.operations.iter().find(|operation| !simulate::can(**operation))
+        && options.operations.len() == 1
+    {
+        return Err(Failure::Option(format!("{} cannot be simulated", operation.name())));
+    }
+    let quiet = options.csv == Some(Csv::Output);
+    let machine = Machine::described();
+    let mut session = Session { options, machine, rows: Vec::new(), failed: false, quiet };
+    if !quiet {
+        say(&format!(
+            "# ring-perf {} {}\n# simulated, not measured: {network:?}",
+            env!("CARGO_PKG_VERSION"),
+            options.arguments.join(" ")
+        ));
+    }
+    let mut titled = None;
+    for cell in worker::cells(options, nranks).iter().filter(|cell| simulate::can(cell.operation)) {
+        let row = simulate::row(cell, nranks, &network, options).map_err(Failure::Run)?;
+        if !quiet {
+            if titled != Some(cell.operation) {
+                titled = Some(cell.operation);
+                say(&report::title(cell.operation, &format!("{nranks} ranks, simulated")));
+            }
+            say(&report::line(Some(&row), None));
+            if options.explain {
+                say(&report::explanation(Some(&row), None));
+            }
+        }
+        session.rows.push(row);
+    }
+    session.finish(None)
 }
 
 /// What has been measured so far.
@@ -104,7 +144,7 @@ impl Session<'_> {
                 progress.clear();
                 if titled != Some(cell.operation) {
                     titled = Some(cell.operation);
-                    say(&report::title(cell.operation, mode, options));
+                    say(&report::title(cell.operation, &report::place(mode, options)));
                 }
                 let half = |in_place| halves.iter().find(|row: &&Row| row.in_place == in_place);
                 say(&report::line(half(false), half(true)));

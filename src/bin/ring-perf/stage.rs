@@ -32,8 +32,8 @@ pub mod kind {
 pub fn rotation(cell: &Cell, nranks: usize, options: &Options) -> usize {
     let layout = cell.layout(0, nranks);
     let footprint = 2 * layout.size_elements * cell.data_type.size();
-    // Small calls are timed in blocks, and 64 KiB of buffers stay near the core; up to 256 KiB three
-    // calls share the cost of starting together; beyond, one call a block disturbs nothing.
+    // Small calls are timed in blocks, and 64 KiB of buffers stay near the core; up to 256 KiB
+    // three calls share the cost of starting together; beyond, one call a block disturbs nothing.
     let by_size = match footprint {
         0..=65536 => (65536 / footprint.max(1)).clamp(3, 63),
         65537..=524288 => 3,
@@ -223,8 +223,9 @@ impl<'a> Stage<'a> {
     }
 
     /// Flip a bit in the result of a call not yet checked.
-    pub fn corrupt(&self, call: usize, byte: usize) {
-        self.recvs[call % self.turns()].flip(byte);
+    pub fn corrupt(&mut self, call: usize, byte: usize) {
+        let slot = call % self.turns();
+        self.recvs[slot].flip(byte);
     }
 
     fn note(&mut self, wrong: usize, finding: Finding) {

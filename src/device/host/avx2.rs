@@ -90,8 +90,8 @@ unsafe fn mul64(a: __m256i, b: __m256i) -> __m256i {
     }
 }
 
-/// The 64-bit lanes of `yes` where `a > b` as signed integers, else those of `no`; `flip` is added to
-/// both first, which turns an unsigned comparison into a signed one.
+/// The 64-bit lanes of `yes` where `a > b` as signed integers, else those of `no`; `flip` is added
+/// to both first, which turns an unsigned comparison into a signed one.
 #[inline(always)]
 unsafe fn greater(a: __m256i, b: __m256i, flip: i64, yes: __m256i, no: __m256i) -> __m256i {
     // SAFETY: registers only; the shell enables AVX2.

@@ -1,6 +1,7 @@
 //! Vectors of 64 bytes: AVX-512 with the byte, word and quadword instructions.
 //!
-//! Conversions of f16 are the hardware's; bf16's are not, because `vcvtneps2bf16` flushes denormals.
+//! Conversions of f16 are the hardware's; bf16's are not, because `vcvtneps2bf16` flushes
+//! denormals.
 
 #![allow(unsafe_code)]
 

@@ -8,8 +8,8 @@
 
 use super::float::{INFINITY, MAGNITUDE, NAN, Register};
 
-/// f32 to a sign, an exponent with `BIAS` and `FRACTION` bits (`DROP` = 23 - `FRACTION`): to nearest
-/// even; finite values beyond `largest` become it.
+/// f32 to a sign, an exponent with `BIAS` and `FRACTION` bits (`DROP` = 23 - `FRACTION`): to
+/// nearest even; finite values beyond `largest` become it.
 #[inline(always)]
 pub unsafe fn narrow<R: Register, const FRACTION: u32, const BIAS: u32, const DROP: u32>(
     value: R,
@@ -108,8 +108,8 @@ format!(Bf16, 2, |bits| bits.shl::<16>(), |value| {
 pub struct E4m3;
 
 impl E4m3 {
-    /// From an f16 that holds the bits, whose exponent's bias is 8 greater; the code of NaN comes out
-    /// as 480.
+    /// From an f16 that holds the bits, whose exponent's bias is 8 greater; the code of NaN comes
+    /// out as 480.
     #[inline(always)]
     unsafe fn from_half<R: Register>(half: R) -> R {
         // SAFETY: the caller's promise, handed on.

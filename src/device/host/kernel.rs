@@ -28,6 +28,12 @@ pub unsafe fn blocks<V: Vector, O: Operation<V>>(
     let mut offset = start;
     // SAFETY: the caller's promise, handed on, and no block passes `end`.
     unsafe {
+        // Past the cache, wide stores run better in step with the loads: single vectors reach 91 to
+        // 95 % of a plain loop's bandwidth on Zen 4, blocks 90 %. Narrow ones have conversions to
+        // hide.
+        if job.streaming > 0 && V::LANES * V::SIZE >= 32 {
+            return singles::<V, O>(job, start, end, parts);
+        }
         if let (true, [first, second]) = (O::PAIRS, job.sources) {
             // Known to be two, the sources stay in registers: the step of every ring.
             let sources = [*first, *second];
@@ -81,8 +87,8 @@ unsafe fn block<V: Vector, O: Operation<V>, const N: usize>(
 ) {
     let position = offset * V::SIZE;
     let stride = V::LANES * V::SIZE;
-    // SAFETY: the caller's promise: all buffers hold these elements, there is a source and a target,
-    // and the streaming targets are aligned here.
+    // SAFETY: the caller's promise: all buffers hold these elements, there is a source and a
+    // target, and the streaming targets are aligned here.
     unsafe {
         let scaled = if O::FULL { job.scaled.unwrap_or(usize::MAX) } else { usize::MAX };
         let first = sources.get_unchecked(0).add(position);

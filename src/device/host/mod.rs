@@ -2,10 +2,10 @@
 //!
 //! A [`Reduction`] is chosen once for a type and an operation and holds the kernels for this
 //! processor; [`Reduction::run`] then costs a call through a pointer. Sources are reduced left to
-//! right. f16, bf16 and the 8-bit floats are accumulated in f32 over all sources of a job and rounded
-//! once, to nearest even; a NaN result has every bit but the sign set; `min` and `max` propagate NaN
-//! and order -0 below +0; integers wrap, and their mean truncates towards zero. All instruction
-//! sets give the same bits.
+//! right. f16, bf16 and the 8-bit floats are accumulated in f32 over all sources of a job and
+//! rounded once, to nearest even; a NaN result has every bit but the sign set; `min` and `max`
+//! propagate NaN and order -0 below +0; integers wrap, and their mean truncates towards zero. All
+//! instruction sets give the same bits.
 
 #![allow(unsafe_code)]
 
@@ -139,8 +139,8 @@ impl Reduction {
         }
     }
 
-    /// Up to where the first target is aligned, from there past the cache, and the rest. Targets that
-    /// lie otherwise than the first are written through the cache.
+    /// Up to where the first target is aligned, from there past the cache, and the rest. Targets
+    /// that lie otherwise than the first are written through the cache.
     unsafe fn stream(&self, job: &Job, count: usize, full: bool, parts: usize) {
         let [wide, narrower @ ..] = &self.choices;
         let unit = self.size / self.units;

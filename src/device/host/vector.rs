@@ -1,7 +1,7 @@
 //! The small vector traits that the one generic kernel is written over.
 //!
-//! A [`Vector`] is a register's worth of elements in the form they are accumulated in: `load` widens
-//! and `store` rounds, so an f16 is an f32 between the two.
+//! A [`Vector`] is a register's worth of elements in the form they are accumulated in: `load`
+//! widens and `store` rounds, so an f16 is an f32 between the two.
 
 #![allow(unsafe_code)]
 

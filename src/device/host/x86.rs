@@ -1,7 +1,7 @@
 //! What the two x86 vector widths share: integers as one intrinsic per operation.
 
-/// Integer vectors over one register type; `load`, `store` and `stream` are found where the macro is
-/// used. There is no integer division in SIMD, so means stay with the portable vectors.
+/// Integer vectors over one register type; `load`, `store` and `stream` are found where the macro
+/// is used. There is no integer division in SIMD, so means stay with the portable vectors.
 macro_rules! integers {
     ($register:ty, $bytes:expr;
      $($name:ident, $type:ty, $add:ident, $mul:ident, $min:ident, $max:ident;)*) => { $(

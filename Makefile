@@ -1,0 +1,57 @@
+# Thin names for what cargo and the scripts do. `make install PREFIX=/usr/local DESTDIR=`.
+PREFIX ?= /usr/local
+DESTDIR ?=
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+BINDIR ?= $(PREFIX)/bin
+CARGO ?= cargo
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+# The major number of the C interface, in the SONAME that build.rs sets.
+ABI := 1
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
+	-e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@ABI@|$(ABI)|g'
+
+.PHONY: all build test header bench perf install uninstall clean
+all: build
+
+build:
+	$(CARGO) build --release
+
+test:
+	scripts/test
+
+# Write include/ringcomm.h anew from src/ffi.
+header:
+	cd cbindings/abi && CARGO_TARGET_DIR=../../target/abi $(CARGO) run --quiet
+
+bench:
+	$(CARGO) bench
+
+perf: build
+	$(RELEASE)/ring-perf
+
+install: build
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(LIBDIR)/cmake/Ringcomm \
+		$(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(BINDIR)
+	install -m 755 $(RELEASE)/libringcomm.so $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI).$(VERSION)
+	ln -sf libringcomm.so.$(ABI).$(VERSION) $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI)
+	ln -sf libringcomm.so.$(ABI) $(DESTDIR)$(LIBDIR)/libringcomm.so
+	install -m 644 include/ringcomm.h include/ringcomm.hpp $(DESTDIR)$(INCLUDEDIR)
+	$(FILL) cbindings/ringcomm.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ringcomm.pc
+	$(FILL) cbindings/RingcommConfig.cmake.in \
+		> $(DESTDIR)$(LIBDIR)/cmake/Ringcomm/RingcommConfig.cmake
+	$(FILL) cbindings/RingcommConfigVersion.cmake.in \
+		> $(DESTDIR)$(LIBDIR)/cmake/Ringcomm/RingcommConfigVersion.cmake
+	for program in ring-perf ringrun; do if [ -f $(RELEASE)/$$program ]; then \
+		install -m 755 $(RELEASE)/$$program $(DESTDIR)$(BINDIR); fi; done
+
+uninstall:
+	rm -f $(DESTDIR)$(LIBDIR)/libringcomm.so $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI)* \
+		$(DESTDIR)$(INCLUDEDIR)/ringcomm.h $(DESTDIR)$(INCLUDEDIR)/ringcomm.hpp \
+		$(DESTDIR)$(LIBDIR)/pkgconfig/ringcomm.pc \
+		$(DESTDIR)$(BINDIR)/ring-perf $(DESTDIR)$(BINDIR)/ringrun
+	rm -rf $(DESTDIR)$(LIBDIR)/cmake/Ringcomm
+
+clean:
+	$(CARGO) clean

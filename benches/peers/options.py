@@ -1,0 +1,133 @@
+"""The command line of compare.py: what may be asked, and what was probably meant."""
+
+import argparse
+import difflib
+import os
+import shlex
+from pathlib import Path
+
+import systems
+
+ABOUT = "Compare ringcomm with the libraries that a user can install, in one run, as ratios."
+ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = [
+    "all_reduce",
+    "all_reduce:in",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast:in",
+    "send_recv",
+]
+ALSO = ["all_to_all", "all_gather:in", "reduce_scatter:in"]
+SIZES = "8,64,1K,8K,64K,1M,16M,64M"
+# Milliseconds for each cell: seven rows of eight sizes stay near three seconds a start.
+CELL_MS = 25
+NAMES = ["ringcomm", *(peer.key for peer in systems.PEERS)]
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what was probably meant, and exits 2."""
+
+    def error(self, message):
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in message.split() if "unrecognized" in message else []:
+            near = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.5)
+            message += f"; did you mean {near[0]}?" if near else ""
+        self.exit(2, f"compare.py: {message}\n")
+
+
+def size(word):
+    letters = {"K": 10, "M": 20, "G": 30}
+    shift = letters.get(word[-1:].upper(), 0)
+    digits = word[:-1] if shift else word
+    if not digits.isdigit() or int(digits) << shift < 4:
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not a size of at least 4 bytes: write 8, 64K or 16M"
+        )
+    return int(digits) << shift
+
+
+def list_of(one):
+    def each(words):
+        found = list(dict.fromkeys(one(word) for word in words.split(",") if word))
+        if not found:
+            raise argparse.ArgumentTypeError("an empty list leaves nothing to run")
+        return found
+
+    return each
+
+
+def choice(known):
+    def known_word(word):
+        if word in known:
+            return word
+        near = difflib.get_close_matches(word, known, 1, 0.4)
+        hint = f"did you mean {near[0]}?" if near else f"known: {' '.join(known)}"
+        raise argparse.ArgumentTypeError(f"there is no {word!r}; {hint}")
+
+    return known_word
+
+
+def at_least(least):
+    def number(word):
+        if not word.isdigit() or int(word) < least:
+            raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}")
+        return int(word)
+
+    return number
+
+
+def parse(arguments):
+    parser = Parser(description=ABOUT, allow_abbrev=False)
+    add = parser.add_argument
+    operation = choice(OPERATIONS + ALSO)
+    add(
+        "--ops",
+        type=list_of(operation),
+        default=OPERATIONS,
+        help="with :in for in place; " + ",".join(OPERATIONS + ALSO),
+    )
+    add("--ranks", type=list_of(at_least(2)), default=[2, 4], help="numbers of ranks (default 2,4)")
+    add(
+        "--sizes",
+        type=list_of(size),
+        default=list_of(size)(SIZES),
+        help=f"in bytes (default {SIZES})",
+    )
+    add("--rounds", type=at_least(1), default=5, help="default 5")
+    add(
+        "--time-budget",
+        type=at_least(10),
+        default=780,
+        metavar="SECONDS",
+        help="start no round past it (default 780)",
+    )
+    add(
+        "--cell-budget",
+        type=at_least(1),
+        default=CELL_MS,
+        metavar="MS",
+        help=f"per size and round (default {CELL_MS})",
+    )
+    add("--only", type=list_of(choice(NAMES)), default=NAMES, help="of " + ",".join(NAMES))
+    add(
+        "--ringcomm",
+        type=shlex.split,
+        metavar="COMMAND",
+        help="instead of target/release/ring-perf",
+    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringcomm-peers"
+    add(
+        "--cache",
+        type=Path,
+        default=cache,
+        help="where the peers are installed (default ~/.cache/ringcomm-peers)",
+    )
+    add("--torch", action="store_true", help="install torch for its gloo (5.4 GB)")
+    add("--out", type=Path, default=ROOT / "benches/results", help="folder of the results")
+    add(
+        "--list",
+        action="store_true",
+        help="install and build what is wanted, name it, measure nothing",
+    )
+    return parser.parse_args(arguments)

@@ -1,0 +1,207 @@
+"""From raw rows to ratios: what is compared with what, and how sure the result is.
+
+A sample is one round's time of ringcomm over that round's best peer. Cores can be near or far from
+each other and change between runs, so every start of a system is framed by two probes of the
+cross-core latency; a sample whose two sides saw different states is marked and does not count.
+"""
+
+from statistics import median
+
+# Probes of one state repeat within 15 %; near and far differ by a factor of 4 where they do.
+STATES_DIFFER = 1.6
+
+
+def threshold(probes):
+    """The latency between near and far, or None where all probes are of one state."""
+    probes = [probe for probe in probes if probe]
+    if not probes or max(probes) / min(probes) < STATES_DIFFER:
+        return None
+    return (max(probes) * min(probes)) ** 0.5
+
+
+def state(start, limit):
+    """`near` or `far`, `changed` while it ran, `one` where there is only one state."""
+    before, after = start["cross_core_ns"]
+    if limit is None or not before or not after:
+        return "one"
+    if (before < limit) != (after < limit):
+        return "changed"
+    return "near" if before < limit else "far"
+
+
+def tables(raw):
+    """`(op, in_place, ranks)` in order, each `{size: {round: {system: (time, state)}}}`."""
+    limit = threshold([probe for start in raw["starts"] for probe in start["cross_core_ns"]])
+    found = {}
+    for start in raw["starts"]:
+        seen = state(start, limit)
+        for row in start["rows"]:
+            key = (row["op"], bool(row["in_place"]), row["ranks"])
+            cells = found.setdefault(key, {}).setdefault(row["bytes"], {})
+            cells.setdefault(start["round"], {})[start["system"]] = (row["time_us"], seen)
+    order = raw["operations"]
+
+    def place(key):
+        name = key[0] + (":in" if key[1] else "")
+        return (key[2], order.index(name) if name in order else len(order))
+
+    return {key: dict(sorted(found[key].items())) for key in sorted(found, key=place)}
+
+
+def typical(rounds, system):
+    """A system's median time over the rounds, or None."""
+    times = [cells[system][0] for cells in rounds.values() if system in cells]
+    return median(times) if times else None
+
+
+def samples(rounds, ours, peers):
+    """Per round: (ratio to that round's best peer, the best peer, common state or `changed`)."""
+    for cells in rounds.values():
+        present = [peer for peer in peers if peer in cells]
+        if ours not in cells or not present:
+            continue
+        best = min(present, key=lambda peer: cells[peer][0])
+        time, own_state = cells[ours]
+        best_time, best_state = cells[best]
+        same = own_state if own_state == best_state else "changed"
+        yield time / best_time, best, same
+
+
+def spread(ratios):
+    return {
+        "median": median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "rounds": len(ratios),
+    }
+
+
+def compare(rounds, ours, peers):
+    """Ratio over all unmarked rounds, and by state where both were seen; None without a sample."""
+    taken = list(samples(rounds, ours, peers))
+    good = [sample for sample in taken if sample[2] != "changed"]
+    if not taken:
+        return None
+    result = spread([ratio for ratio, _, _ in good or taken])
+    result["marked"] = len(taken) - len(good)
+    result["only_marked"] = not good
+    for name in ("near", "far"):
+        ratios = [ratio for ratio, _, same in good if same == name]
+        if ratios:
+            result[name] = spread(ratios)
+    return result
+
+
+def summary(raw):
+    """What the table and the chart show, ready for JSON."""
+    ours = [one["name"] for one in raw["systems"] if one["peer"] == "ringcomm"]
+    peers = [one["name"] for one in raw["systems"] if one["peer"] != "ringcomm"]
+    result = []
+    for (op, in_place, ranks), sizes in tables(raw).items():
+        for size, rounds in sizes.items():
+            times = {name: typical(rounds, name) for name in ours + peers}
+            ranked = sorted((time, name) for name, time in times.items() if name in peers and time)
+            best = ranked[0][1] if ranked else None
+            result.append(
+                {
+                    "op": op,
+                    "in_place": in_place,
+                    "ranks": ranks,
+                    "bytes": size,
+                    "time_us": {name: time for name, time in times.items() if time},
+                    "best_peer": best,
+                    "ratio": {
+                        name: ratio for name in ours if (ratio := compare(rounds, name, peers))
+                    },
+                }
+            )
+    return result
+
+
+def human(size):
+    for letter, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit}{letter}"
+    return str(size)
+
+
+def micro(time):
+    """Three significant figures."""
+    if time is None:
+        return "-"
+    digits = 3 if time < 1 else 2 if time < 10 else 1 if time < 100 else 0
+    return f"{time:,.{digits}f}"
+
+
+def ratio_text(ratio):
+    if ratio is None:
+        return "-"
+    mark = "*" if ratio["only_marked"] else ""
+    return f"{ratio['median']:.2f}{mark} ({ratio['least']:.2f}-{ratio['most']:.2f})"
+
+
+def by_distance(ratio):
+    """The medians with near and with far cores, where both were seen."""
+    if ratio is None or "near" not in ratio or "far" not in ratio:
+        return "-"
+    return f"{ratio['near']['median']:.2f} / {ratio['far']['median']:.2f}"
+
+
+def lines_of(title, rows, ours):
+    short = [name.removeprefix("ringcomm ") for name in ours]
+    head = ["bytes", *(f"{name} us" for name in short), "peer us", "best peer"]
+    head += [f"{name} / peer" for name in short]
+    moved = any(by_distance(row["ratio"].get(name)) != "-" for row in rows for name in ours[:1])
+    head += [f"{name} near / far" for name in short[:1] if moved]
+    body = []
+    for row in rows:
+        times, ratios = row["time_us"], [row["ratio"].get(name) for name in ours]
+        cells = [human(row["bytes"]), *(micro(times.get(name)) for name in ours)]
+        cells += [micro(times.get(row["best_peer"])), row["best_peer"] or "none"]
+        cells += [ratio_text(ratio) for ratio in ratios]
+        body.append(cells + [by_distance(ratio) for ratio in ratios[:1] if moved])
+    widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
+    named = head.index("best peer")
+
+    def laid(line):
+        cells = (
+            text.ljust(width) if column >= named else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths))
+        )
+        return "  ".join(cells).rstrip()
+
+    return [title, laid(head), *map(laid, body), ""]
+
+
+EXPLANATION = """\
+Ratios are ringcomm's time over the best peer's of the same round: below 1, ringcomm is faster.
+Median (least-most) of the rounds; * = only rounds in which the distance of the cores changed.
+The times beside them are medians over all rounds; the peer named there has the least.
+"""
+
+
+def table(raw):
+    """The report in words: times are medians over the rounds, ratios ringcomm over best peer."""
+    machine = raw["machine"]
+    probes = [probe for start in raw["starts"] for probe in start["cross_core_ns"] if probe]
+    limit = threshold(probes)
+    lines = [
+        "{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}".format(**machine),
+        f"commit {machine['commit']}, {raw['rounds_done']} rounds, {raw['date']}",
+    ]
+    if probes:
+        kinds = "one state" if limit is None else f"near below {limit:.0f}, far above"
+        lines.append(f"cross-core cache line {min(probes):.0f} to {max(probes):.0f} ns ({kinds})")
+    for one in raw["systems"]:
+        lines.append(f"  {one['name']}: {one['version']}")
+    lines += [f"  missing: {title}: {why}" for title, why in raw["missing"].items()]
+    lines += [f"  note: {note}" for note in raw["notes"]]
+    lines += ["", EXPLANATION]
+    ours = [one["name"] for one in raw["systems"] if one["peer"] == "ringcomm"]
+    groups = {}
+    for row in raw["summary"]:
+        groups.setdefault((row["ranks"], row["op"], row["in_place"]), []).append(row)
+    for (ranks, op, in_place), rows in groups.items():
+        where = "in place" if in_place else "out of place"
+        lines += lines_of(f"{op}, float32 sum, {where}, {ranks} ranks", rows, ours)
+    return "\n".join(lines)

@@ -1,0 +1,156 @@
+"""The arithmetic, the chart and the command line, without any peer: run this file."""
+
+import json
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import chart
+import compare
+import launch
+import options
+import report
+
+
+def begin(number, system, time, probes=(50.0, 50.0), size=8, ranks=2):
+    row = {"op": "all_reduce", "in_place": False, "bytes": size, "ranks": ranks, "time_us": time}
+    return {
+        "round": number,
+        "system": system,
+        "ranks": ranks,
+        "cross_core_ns": list(probes),
+        "rows": [row],
+    }
+
+
+def raw_of(starts):
+    names = ["ringcomm processes", "A", "B & C"]
+    raw = {
+        "date": "2026-01-02",
+        "machine": {"cpu": "a <cpu>", "cores": 2, "memory_gib": 8, "kernel": "6", "commit": "abc"},
+        "operations": ["all_reduce"],
+        "systems": [{"name": name, "peer": name.split()[0], "version": "1"} for name in names],
+        "missing": {"D": "no network"},
+        "notes": [],
+        "rounds_done": 3,
+        "starts": starts,
+    }
+    raw["summary"] = report.summary(raw)
+    return raw
+
+
+class Ratios(unittest.TestCase):
+    def test_each_round_has_its_own_best_peer(self):
+        rounds = [(1.0, 2.0, 4.0), (1.0, 4.0, 2.0), (3.0, 2.0, 2.5)]
+        starts = []
+        for number, times in enumerate(rounds):
+            for system, time in zip(("ringcomm processes", "A", "B & C"), times):
+                starts.append(begin(number, system, time))
+        cell = raw_of(starts)["summary"][0]
+        ratio = cell["ratio"]["ringcomm processes"]
+        self.assertEqual((ratio["median"], ratio["least"], ratio["most"]), (0.5, 0.5, 1.5))
+        self.assertEqual((ratio["rounds"], ratio["marked"], cell["best_peer"]), (3, 0, "A"))
+        self.assertNotIn("near", ratio)
+
+    def test_a_change_of_distance_marks_the_round(self):
+        near, far, moved = (50.0, 55.0), (280.0, 290.0), (50.0, 280.0)
+        starts = []
+        for number, (ours, theirs) in enumerate(
+            [(near, near), (far, far), (near, far), (moved, near)]
+        ):
+            starts.append(begin(number, "ringcomm processes", [1.0, 3.0, 1.0, 9.0][number], ours))
+            starts.append(begin(number, "A", [2.0, 4.0, 100.0, 1.0][number], theirs))
+        ratio = raw_of(starts)["summary"][0]["ratio"]["ringcomm processes"]
+        self.assertEqual((ratio["median"], ratio["rounds"], ratio["marked"]), (0.625, 2, 2))
+        self.assertEqual((ratio["near"]["median"], ratio["far"]["median"]), (0.5, 0.75))
+
+    def test_only_marked_rounds_are_said_to_be_so(self):
+        starts = [begin(0, "ringcomm processes", 1.0, (50.0, 280.0)), begin(0, "A", 2.0)]
+        raw = raw_of(starts)
+        self.assertTrue(raw["summary"][0]["ratio"]["ringcomm processes"]["only_marked"])
+        self.assertIn("0.50*", report.table(raw))
+
+    def test_the_table_names_what_is_missing(self):
+        words = report.table(raw_of([begin(0, "ringcomm processes", 1.0), begin(0, "A", 2.0)]))
+        self.assertIn("missing: D: no network", words)
+        self.assertIn("all_reduce, float32 sum, out of place, 2 ranks", words)
+
+
+class Launching(unittest.TestCase):
+    def test_sizes_become_scans(self):
+        sizes = [8, 64, 1024, 8192, 65536, 1 << 20, 1 << 24, 1 << 26]
+        runs = launch.progressions(sizes)
+        self.assertEqual(
+            runs, [(8, 64, 8), (1024, 65536, 8), (1 << 20, 1 << 24, 16), (1 << 26, 1 << 26, 2)]
+        )
+        for wish in (sizes, [8], [8, 12, 20], [16, 8, 24]):
+            scanned = []
+            for first, last, factor in launch.progressions(wish):
+                while first <= last:
+                    scanned.append(first)
+                    first *= factor
+            self.assertEqual(scanned, sorted(wish))
+
+    def test_placements_share_a_start(self):
+        wishes = ["all_reduce", "all_reduce:in", "all_gather", "broadcast:in"]
+        wanted = [("both", ["all_reduce"]), ("out", ["all_gather"]), ("in", ["broadcast"])]
+        self.assertEqual(launch.placements(wishes), wanted)
+
+    def test_rows_of_every_shape(self):
+        row = {"op": "all_reduce", "time_us": 1.5}
+        for text in (
+            json.dumps({"header": {}, "rows": [row]}),
+            json.dumps([row]),
+            f"words\n{json.dumps(row)}\n{{half",
+        ):
+            self.assertEqual(launch.rows_in(text), [row])
+
+    def test_the_limit_ends_what_was_started(self):
+        status, output, _ = launch.start(["sh", "-c", "echo begun; sleep 60; echo ended"], 0.5)
+        self.assertEqual((status, output), (None, "begun\n"))
+
+
+class Drawing(unittest.TestCase):
+    def test_it_is_well_formed_with_a_curve_for_each(self):
+        starts = []
+        for size in (8, 64, 1024):
+            for system, time in (("ringcomm processes", 0.1), ("A", 0.2), ("B & C", 0.3)):
+                starts.append(begin(0, system, time * size, size=size))
+                starts.append(begin(0, system, time * size * 2, size=size, ranks=4))
+        picture = xml.fromstring(chart.draw(raw_of(starts)))
+        curves = [part for part in picture if part.tag.endswith("polyline")]
+        self.assertEqual(len(curves), 6)
+        self.assertTrue(all(len(part.get("points").split()) == 3 for part in curves))
+        words = [part.text for part in picture if part.tag.endswith("text")]
+        self.assertIn("4 ranks on 2 cores", words)
+        self.assertIn("B & C", words)
+
+    def test_nothing_measured_nothing_drawn(self):
+        self.assertIsNone(chart.draw(raw_of([]), "broadcast"))
+
+
+class CommandLine(unittest.TestCase):
+    def refused(self, *arguments):
+        program = Path(compare.__file__)
+        done = subprocess.run(
+            [sys.executable, str(program), *arguments], capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 2)
+        return done.stderr
+
+    def test_a_bad_option_is_named_with_a_suggestion(self):
+        self.assertIn("did you mean --rounds?", self.refused("--roudns", "3"))
+        self.assertIn("did you mean all_reduce?", self.refused("--ops", "allreduce"))
+        self.assertIn("did you mean openmpi?", self.refused("--only", "ompi"))
+        self.assertIn("at least 4 bytes", self.refused("--sizes", "3"))
+
+    def test_sizes(self):
+        self.assertEqual(options.parse(["--sizes", "8,1K,16m"]).sizes, [8, 1024, 16 << 20])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,18 @@
+//! Handshake messages decode to what encodes to them, or are refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use ringcomm::bootstrap::wire::{CHALLENGE, Challenge, HELLO, Hello};
+
+fuzz_target!(|data: &[u8]| {
+    if let Some(bytes) = data.first_chunk::<HELLO>()
+        && let Ok(hello) = Hello::decode(bytes)
+    {
+        assert_eq!(&hello.encode(), bytes);
+    }
+    if let Some(bytes) = data.first_chunk::<CHALLENGE>()
+        && let Ok(challenge) = Challenge::decode(bytes)
+    {
+        assert_eq!(&challenge.encode(), bytes);
+    }
+});

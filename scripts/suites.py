@@ -1,0 +1,232 @@
+"""The suites behind `scripts/test`: what each runs, and how its output is counted.
+
+A suite is a function that returns its commands; every command's output goes to one log, from which
+passes and failures are counted. A command that fails without a counted failure counts as one.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "target"
+LOGS = TARGET / "test-logs"
+HOST = "x86_64-unknown-linux-gnu" if os.uname().machine == "x86_64" else (
+    os.uname().machine + "-unknown-linux-gnu")
+
+# A suite that takes longer than this has hung: the slowest takes a tenth of it on two cores.
+MOST_SECONDS = 1800
+
+
+class Skip(Exception):
+    """The suite cannot run here; the text says why."""
+
+
+class Command:
+    def __init__(self, *words, env=None, cwd=ROOT):
+        self.words, self.env, self.cwd = list(words), env or {}, cwd
+
+
+def cargo(*words, target=None, **more):
+    env = dict(more.pop("env", {}))
+    if target:
+        env["CARGO_TARGET_DIR"] = str(TARGET / target)
+    return Command("cargo", *words, env=env, **more)
+
+
+def venv():
+    """A virtual environment with what the tests need from PyPI; made once."""
+    place = TARGET / "venv"
+    ready = place / "ready-1"
+    if not ready.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        quiet = {"check": True, "stdout": subprocess.DEVNULL}
+        subprocess.run([sys.executable, "-m", "venv", str(place)], **quiet)
+        subprocess.run([str(place / "bin/pip"), "-q", "install", "libclang==18.1.1"], **quiet)
+        ready.touch()
+    return place
+
+
+def libclang():
+    """Variables under which bindgen finds libclang and the compiler's own headers."""
+    try:
+        found = next(venv().glob("lib/python3*/site-packages/clang/native"))
+    except (OSError, subprocess.CalledProcessError, StopIteration) as error:
+        raise Skip(f"libclang does not install from PyPI ({error})") from error
+    include = subprocess.run(["gcc", "-print-file-name=include"], check=True,
+                             capture_output=True, text=True).stdout.strip()
+    return {"LIBCLANG_PATH": str(found), "BINDGEN_EXTRA_CLANG_ARGS": f"-isystem {include}"}
+
+
+def need(*programs):
+    for program in programs:
+        if not shutil.which(program):
+            raise Skip(f"{program} is not installed")
+
+
+def tests_named(*names):
+    """Arguments for those of the integration tests that are there."""
+    words = []
+    for name in names:
+        if (ROOT / "tests" / f"{name}.rs").exists() or (ROOT / "tests" / name / "main.rs").exists():
+            words += ["--test", name]
+    return words
+
+
+def style():
+    """rustfmt and clippy."""
+    subprocess.run(["rustup", "component", "add", "rustfmt", "clippy"], cwd=ROOT,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    abi = {"cwd": ROOT / "cbindings/abi", "target": "abi"}
+    return [
+        cargo("fmt", "--all", "--check"),
+        cargo("clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"),
+        cargo("fmt", "--check", **abi),
+    ]
+
+
+def unit():
+    """Unit and integration tests."""
+    return [cargo("test", "--no-fail-fast")]
+
+
+def loom():
+    """Lock-free code under every interleaving that the memory model allows."""
+    return [cargo("test", "-p", "ringcomm-models")]
+
+
+def sanitized(kind, flags, options):
+    """The suites with memory and threads in them, under a sanitizer."""
+    env = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": f"-Zsanitizer={kind} {flags}", **options}
+    tests = tests_named("collectives", "messages", "random", "stream", "group", "misuse", "fifo")
+    return [cargo("test", "--no-fail-fast", "--target", HOST, "--lib", *tests, target=kind, env=env)]
+
+
+def tsan():
+    """ThreadSanitizer."""
+    # The runtime of the test harness, not the tests, is what the suppression is about.
+    suppressions = TARGET / "tsan-suppressions"
+    suppressions.write_text("race:CompletedTest\n")
+    return sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer",
+                     {"TSAN_OPTIONS": f"suppressions={suppressions} halt_on_error=0"})
+
+
+def asan():
+    """AddressSanitizer."""
+    return sanitized("address", "", {"ASAN_OPTIONS": "detect_leaks=1"})
+
+
+def abi():
+    """Header drift, layouts, prototypes, exported symbols."""
+    need("nm", "readelf")
+    env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"), **libclang()}
+    return [
+        cargo("build", "--release"),
+        cargo("test", "--no-fail-fast", cwd=ROOT / "cbindings/abi", target="abi", env=env),
+    ]
+
+
+def examples():
+    """The C and C++ examples, plain and under AddressSanitizer."""
+    need("gcc", "g++")
+    return [cargo("build", "--release"), Command("scripts/run-examples")]
+
+
+def install():
+    """What `make install` puts in place, used through pkg-config and CMake."""
+    need("gcc", "make")
+    return [cargo("build", "--release"), Command("scripts/test-install")]
+
+
+SUITES = [style, unit, loom, tsan, asan, abi, examples, install]
+
+# What a line of a log counts as. libtest's summary, and the one-line results of the scripts.
+SUMMARY = re.compile(r"^test result: \S+ (\d+) passed; (\d+) failed;")
+RESULT = re.compile(r"^(ok|FAILED): ")
+SKIPPED = re.compile(r"^skipped: (.*)")
+SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
+
+
+def count(text):
+    passed = failed = reports = 0
+    notes = []
+    for line in text.splitlines():
+        if match := SUMMARY.match(line):
+            passed, failed = passed + int(match[1]), failed + int(match[2])
+        elif match := RESULT.match(line):
+            passed, failed = passed + (match[1] == "ok"), failed + (match[1] != "ok")
+        elif match := SKIPPED.match(line):
+            notes.append(match[0])
+        reports += bool(SANITIZER.search(line))
+    return passed, failed + reports, notes
+
+
+def run(suite):
+    """Run one suite; returns its counts."""
+    name, start = suite.__name__, time.monotonic()
+    log = LOGS / f"{name}.log"
+    try:
+        commands = suite()
+    except Skip as reason:
+        print(f"{name}: skipped: {reason}", flush=True)
+        return 0, 0
+    passed, failed, notes = 0, 0, []
+    log.write_text("")
+    for command in commands:
+        line = " ".join(command.words)
+        begin = log.stat().st_size
+        with log.open("a") as out:
+            out.write(f"$ {line}\n")
+            out.flush()
+            try:
+                code = subprocess.run(command.words, cwd=command.cwd, stdin=subprocess.DEVNULL,
+                                      env={**os.environ, **command.env}, stdout=out,
+                                      stderr=subprocess.STDOUT, timeout=MOST_SECONDS).returncode
+            except (subprocess.TimeoutExpired, OSError) as error:
+                out.write(f"{error}\n")
+                code = 1
+        with log.open(errors="replace") as read:
+            read.seek(begin)
+            counts = count(read.read())
+        # A command that has no tests to count is one itself.
+        counted = counts[0] + counts[1]
+        passed += counts[0] + (code == 0 and counted == 0 and "build" not in command.words)
+        failed += counts[1] + (code != 0 and counts[1] == 0)
+        notes += counts[2]
+        if code != 0:
+            print(f"{name}: failed: {line} (see {log.relative_to(ROOT)})", flush=True)
+            if command.words[:2] == ["cargo", "build"]:
+                break
+    for note in notes:
+        print(f"{name}: {note}", flush=True)
+    seconds = time.monotonic() - start
+    print(f"{name}: {passed} passed, {failed} failed ({seconds:.0f} s)", flush=True)
+    if failed:
+        failing = [line for line in log.read_text(errors="replace").splitlines()
+                   if re.match(r"^(test .* FAILED|error|FAILED: )", line) or SANITIZER.search(line)]
+        print("".join(f"    {line}\n" for line in failing[:20]), end="", flush=True)
+    return passed, failed
+
+
+def main():
+    names = {suite.__name__: suite for suite in SUITES}
+    unknown = [name for name in sys.argv[1:] if name not in names]
+    if unknown:
+        print(f"no suite {', '.join(unknown)}; there are: {' '.join(names)}", file=sys.stderr)
+        return 2
+    LOGS.mkdir(parents=True, exist_ok=True)
+    # Output of the programs is compared and counted: no colours.
+    os.environ.update({"CARGO_TERM_COLOR": "never", "NO_COLOR": "1"})
+    chosen = [names[name] for name in sys.argv[1:]] or SUITES
+    results = [run(suite) for suite in chosen]
+    passed, failed = (sum(column) for column in zip(*results))
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+//! Peers' exported memory, as this process maps it.
+//!
+//! A mapping keeps the memory behind it alive, so one that its owner has given up can never crash;
+//! it only takes room. The owner leaves a mark behind the region's last page, and every import
+//! begins with unmapping what is marked.
+#![allow(unsafe_code)]
+
+use super::exports::file_bytes;
+use super::segment::Segment;
+use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+/// The regions that one communicator's peers have sent.
+#[derive(Default)]
+pub struct Imports {
+    regions: BTreeMap<u64, Import>,
+}
+
+struct Import {
+    /// The region and the page of its mark.
+    segment: Segment,
+    bytes: usize,
+}
+
+impl Import {
+    fn is_withdrawn(&self) -> bool {
+        // SAFETY: the mark is the first word of the page behind the region, which `segment` maps.
+        let mark = unsafe { &*self.segment.address().add(self.bytes).cast::<AtomicU64>() };
+        // Acquire: pairs with the system call that marks, so that this is the owner's last word.
+        mark.load(Acquire) != 0
+    }
+}
+
+impl Imports {
+    /// Map a region that a peer sent. One that is mapped already stays as it is.
+    pub fn import(&mut self, region: u64, descriptor: OwnedFd, bytes: usize) -> Result<()> {
+        self.regions.retain(|_, import| !import.is_withdrawn());
+        if self.regions.contains_key(&region) {
+            return Ok(());
+        }
+        let whole = file_bytes(bytes)
+            .filter(|_| bytes > 0)
+            .ok_or_else(|| Error::usage("a peer sent a region of an impossible size"))?;
+        let segment = Segment::map(descriptor, whole)?;
+        self.regions.insert(region, Import { segment, bytes });
+        Ok(())
+    }
+
+    /// The address of a byte of a region, if the region is mapped and has that byte.
+    ///
+    /// How far the peer's buffer reaches behind it, the peer checked before it named the region,
+    /// and the fingerprint of the call says that both mean the same length.
+    pub fn resolve(&self, region: u64, offset: usize) -> Option<*mut u8> {
+        let import = self.regions.get(&region)?;
+        // SAFETY: the offset lies in the mapping.
+        (offset < import.bytes).then(|| unsafe { import.segment.address().add(offset) })
+    }
+}

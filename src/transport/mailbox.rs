@@ -1,0 +1,143 @@
+//! How a rank gets descriptors of its peers' memory after the communicator is made.
+//!
+//! A mailbox is one end of a socket pair; the other end is handed to every peer of the machine, who
+//! all post into it. A message is whole or absent, and nobody ever blocks: a sender whose message
+//! does not fit is told so and moves its data another way.
+#![allow(unsafe_code)]
+
+use super::exports;
+use crate::error::{Error, Result};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// The words of a message: the region's number and its bytes.
+const WORDS: usize = 2;
+
+/// Room for the descriptor of a message, aligned as the kernel's header for it. The space of one
+/// descriptor is 24 bytes on 64-bit Linux, in which a second one may come along.
+type Ancillary = MaybeUninit<[u64; 3]>;
+
+const _: () = {
+    // SAFETY: arithmetic on a number.
+    let space = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) };
+    assert!(space as usize <= size_of::<Ancillary>());
+};
+
+/// The reading end, which a rank keeps.
+pub struct Mailbox(OwnedFd);
+
+/// The writing end, of which each peer has a copy.
+pub struct MailboxSender(OwnedFd);
+
+impl Mailbox {
+    /// A mailbox, and the descriptor to hand to the peers.
+    pub fn pair() -> Result<(Mailbox, OwnedFd)> {
+        let mut ends = [-1; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: the array has room for both descriptors, which are then ours.
+        unsafe {
+            if libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) != 0 {
+                return Err(Error::system("making a mailbox (socketpair)"));
+            }
+            Ok((Mailbox(OwnedFd::from_raw_fd(ends[0])), OwnedFd::from_raw_fd(ends[1])))
+        }
+    }
+
+    /// The next region that a peer sent, its bytes and its descriptor; `None` if there is none now.
+    pub fn receive(&self) -> Result<Option<(u64, usize, OwnedFd)>> {
+        let (mut words, mut ancillary) = ([0u64; WORDS], Ancillary::uninit());
+        let mut part =
+            libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
+        let mut message = envelope(&mut part, &mut ancillary);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: the message points to the room above.
+        let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &mut message, flags) };
+        if got < 0 {
+            let error = std::io::Error::last_os_error();
+            return match error.kind() {
+                std::io::ErrorKind::WouldBlock => Ok(None),
+                _ => Err(Error::system("reading a mailbox")),
+            };
+        }
+        // SAFETY: the kernel filled the message.
+        let mut descriptors = unsafe { descriptors_of(&message) };
+        if got == 0 && descriptors.is_empty() {
+            // Every peer has closed its end.
+            return Ok(None);
+        }
+        if got as usize != size_of_val(&words) || descriptors.len() != 1 {
+            return Err(Error::usage("a peer sent a malformed message to this rank's mailbox"));
+        }
+        let descriptor = descriptors.remove(0);
+        Ok(Some((words[0], words[1] as usize, descriptor)))
+    }
+}
+
+impl MailboxSender {
+    /// The sending end behind the descriptor that a peer handed out.
+    pub fn new(descriptor: OwnedFd) -> MailboxSender {
+        MailboxSender(descriptor)
+    }
+
+    /// Send a region of this process. An error means that the peer does not have it: its mailbox is
+    /// full, or the peer or the region is gone.
+    pub fn send(&self, region: u64) -> Result<()> {
+        let (bytes, descriptor) = exports::descriptor(region)?;
+        let mut words = [region, bytes as u64];
+        let mut ancillary = Ancillary::new([0; 3]);
+        let mut part =
+            libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
+        let message = envelope(&mut part, &mut ancillary);
+        // SAFETY: the ancillary room holds one header with one descriptor, as asserted above.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(descriptor.as_raw_fd());
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the message points to the room above.
+        let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &message, flags) };
+        if sent == size_of_val(&words) as isize {
+            return Ok(());
+        }
+        Err(Error::system("sending a peer a descriptor of registered memory"))
+    }
+}
+
+/// A message of one part, with ancillary room for one descriptor.
+fn envelope(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
+    // SAFETY: zero is a value of every field; the structure may have padding, hence not a literal.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message.msg_control = ancillary.as_mut_ptr().cast();
+    // SAFETY: arithmetic on a number.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
+    message
+}
+
+/// Take every descriptor of a message, so that one too many is closed and not leaked.
+///
+/// # Safety
+/// `recvmsg` filled the message, and nobody else takes its descriptors.
+unsafe fn descriptors_of(message: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut descriptors = Vec::new();
+    // SAFETY: the headers and their lengths are the kernel's.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let first = libc::CMSG_DATA(header).cast::<RawFd>();
+                for index in 0..bytes / size_of::<RawFd>() {
+                    let raw = first.add(index).read_unaligned();
+                    descriptors.push(OwnedFd::from_raw_fd(raw));
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+    descriptors
+}

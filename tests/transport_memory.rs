@@ -1,0 +1,223 @@
+//! Exported memory: allocated, registered, sent to a peer, used there and given up.
+
+use ringcomm::transport::exports::{self, Imports, Mailbox, MailboxSender};
+use ringcomm::transport::segment::Segment;
+
+const PAGE: usize = 4096;
+
+/// Page-aligned private memory, all `fill`.
+fn pages(count: usize, fill: u8) -> *mut u8 {
+    let layout = std::alloc::Layout::from_size_align(count * PAGE, PAGE).unwrap();
+    // SAFETY: the layout is not empty; the memory is leaked, since tests move it about.
+    unsafe {
+        let address = std::alloc::alloc(layout);
+        address.write_bytes(fill, count * PAGE);
+        address
+    }
+}
+
+fn bytes_at<'a>(address: *mut u8, bytes: usize) -> &'a mut [u8] {
+    // SAFETY: callers name memory that is mapped and theirs alone.
+    unsafe { std::slice::from_raw_parts_mut(address, bytes) }
+}
+
+/// What a peer gets that is sent the region of `address`: its mappings and the number.
+fn imported(address: *mut u8) -> (Imports, u64) {
+    let region = exports::find(address, 1).unwrap().region;
+    let (mailbox, sender) = Mailbox::pair().unwrap();
+    MailboxSender::new(sender).send(region).unwrap();
+    let mut imports = Imports::default();
+    let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
+    assert_eq!(number, region);
+    imports.import(number, descriptor, bytes).unwrap();
+    (imports, region)
+}
+
+#[test]
+fn allocated_memory_is_found_by_every_range_inside_it_and_no_other() {
+    let address = exports::allocate(3 * PAGE - 5).unwrap();
+    let whole = exports::find(address, 3 * PAGE).unwrap();
+    assert_eq!(whole.offset, 0);
+    let inner = exports::find(address.wrapping_add(100), 3 * PAGE - 100).unwrap();
+    assert_eq!((inner.region, inner.offset), (whole.region, 100));
+    assert_eq!(exports::find(address, 3 * PAGE + 1), None);
+    assert_eq!(exports::find(address.wrapping_sub(1), 2), None);
+    assert_eq!(exports::find(address.wrapping_add(PAGE), usize::MAX), None);
+    assert_eq!(exports::address(whole.region, 100), Some(address.wrapping_add(100)));
+    assert_eq!(exports::address(whole.region, 3 * PAGE), None);
+    exports::release(address).unwrap();
+    assert_eq!(exports::find(address, 1), None);
+    assert_eq!(exports::address(whole.region, 0), None);
+}
+
+#[test]
+fn another_thread_sees_the_table_change() {
+    let (requests, inbox) = std::sync::mpsc::channel::<usize>();
+    let (answers, outbox) = std::sync::mpsc::channel();
+    let asker = std::thread::spawn(move || {
+        for address in inbox {
+            let pointer = std::ptr::with_exposed_provenance(address);
+            answers.send(exports::find(pointer, 1).is_some()).unwrap();
+        }
+    });
+    let ask = |address: *mut u8| {
+        requests.send(address.expose_provenance()).unwrap();
+        outbox.recv().unwrap()
+    };
+    for _ in 0..3 {
+        let address = exports::allocate(1).unwrap();
+        assert!(ask(address));
+        exports::release(address).unwrap();
+        assert!(!ask(address));
+    }
+    drop(requests);
+    asker.join().unwrap();
+}
+
+#[test]
+fn only_what_was_allocated_is_released_and_once() {
+    let address = exports::allocate(2 * PAGE).unwrap();
+    for wrong in [std::ptr::null_mut(), address.wrapping_add(PAGE), pages(1, 0)] {
+        let text = exports::release(wrong).unwrap_err().to_string();
+        assert!(text.contains("was not returned by ringMemAlloc"), "{text}");
+    }
+    exports::release(address).unwrap();
+    assert!(exports::release(address).is_err());
+    assert!(
+        exports::allocate(usize::MAX).is_err() && exports::allocate(isize::MAX as usize).is_err()
+    );
+}
+
+#[test]
+fn a_registered_range_keeps_address_and_content_there_and_back() {
+    let address = pages(4, 7);
+    let middle = address.wrapping_add(PAGE);
+    let handle = exports::register(middle, 2 * PAGE).unwrap();
+    assert!(bytes_at(address, 4 * PAGE).iter().all(|byte| *byte == 7));
+    assert!(exports::find(middle, 2 * PAGE).is_some() && exports::find(address, 1).is_none());
+    let (imports, region) = imported(middle);
+    bytes_at(middle, 1)[0] = 9;
+    let theirs = imports.resolve(region, 0).unwrap();
+    assert_eq!(bytes_at(theirs, 2)[..2], [9, 7]);
+    bytes_at(theirs, 2)[1] = 11;
+    assert!(exports::release(middle).unwrap_err().to_string().contains("deregister"));
+    exports::deregister(handle).unwrap();
+    assert_eq!(bytes_at(middle, 3)[..3], [9, 11, 7]);
+    assert_eq!(exports::find(middle, 1), None);
+    // Private again: what one side writes the other does not see.
+    bytes_at(middle, 1)[0] = 1;
+    assert_ne!(bytes_at(theirs, 1)[0], 1);
+    assert!(exports::deregister(handle).unwrap_err().to_string().contains("handle"));
+}
+
+#[test]
+fn registrations_of_known_memory_are_counted() {
+    let address = pages(2, 3);
+    let outer = exports::register(address, 2 * PAGE).unwrap();
+    // Inside a region nothing moves, so nothing need be aligned.
+    let inner = exports::register(address.wrapping_add(10), 100).unwrap();
+    exports::deregister(outer).unwrap();
+    assert!(exports::find(address, 2 * PAGE).is_some());
+    exports::deregister(inner).unwrap();
+    assert!(exports::find(address, 1).is_none());
+    let allocated = exports::allocate(PAGE).unwrap();
+    let handle = exports::register(allocated, 10).unwrap();
+    exports::deregister(handle).unwrap();
+    assert!(exports::find(allocated, PAGE).is_some());
+    let late = exports::register(allocated, 10).unwrap();
+    exports::release(allocated).unwrap();
+    exports::deregister(late).unwrap();
+}
+
+#[test]
+fn ranges_that_cannot_be_moved_are_refused_with_advice() {
+    let address = pages(3, 5);
+    let refused = |address: *mut u8, bytes: usize, why: &str| {
+        let text = exports::register(address, bytes).unwrap_err().to_string();
+        assert!(text.contains(why), "{text}");
+    };
+    refused(std::ptr::null_mut(), PAGE, "NULL");
+    refused(address, 0, "empty");
+    refused(address, usize::MAX, "wraps");
+    refused(address.wrapping_add(8), PAGE, "ringMemAlloc");
+    refused(address, PAGE + 8, "whole pages");
+    // The first page overlaps a registration; shared memory is not private; nothing is mapped at 64
+    // KiB.
+    let handle = exports::register(address, PAGE).unwrap();
+    refused(address, 2 * PAGE, "overlap");
+    exports::deregister(handle).unwrap();
+    let shared = Segment::create(PAGE).unwrap();
+    refused(shared.address(), PAGE, "not private");
+    refused(std::ptr::without_provenance_mut(16 * PAGE), PAGE, "not private");
+    assert!(bytes_at(address, 3 * PAGE).iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
+    let address = exports::allocate(2 * PAGE).unwrap();
+    let (mut imports, region) = imported(address);
+    let theirs = imports.resolve(region, 2 * PAGE - 1).unwrap();
+    assert_eq!(imports.resolve(region, 2 * PAGE), None);
+    assert_eq!(imports.resolve(region, usize::MAX), None);
+    assert_eq!(imports.resolve(region ^ 2, 0), None);
+    bytes_at(theirs, 1)[0] = 1;
+    assert_eq!(bytes_at(address, 2 * PAGE)[2 * PAGE - 1], 1);
+    exports::release(address).unwrap();
+    // The memory is given back although it is mapped; reading it is harmless.
+    assert_eq!(bytes_at(theirs, 1)[0], 0);
+    // The next import drops the mapping.
+    let next = exports::allocate(PAGE).unwrap();
+    let number = exports::find(next, 1).unwrap().region;
+    let (mailbox, sender) = Mailbox::pair().unwrap();
+    let sender = MailboxSender::new(sender);
+    sender.send(number).unwrap();
+    sender.send(number).unwrap();
+    for _ in 0..2 {
+        let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
+        imports.import(number, descriptor, bytes).unwrap();
+    }
+    assert_eq!(imports.resolve(region, 0), None);
+    assert!(imports.resolve(number, 0).is_some());
+    assert!(sender.send(region).is_err(), "a region that is gone");
+    exports::release(next).unwrap();
+}
+
+#[test]
+fn a_region_of_another_size_than_announced_is_refused() {
+    let address = exports::allocate(2 * PAGE).unwrap();
+    let region = exports::find(address, 1).unwrap().region;
+    let (mailbox, sender) = Mailbox::pair().unwrap();
+    let sender = MailboxSender::new(sender);
+    for claim in [0, 1, PAGE, 3 * PAGE, usize::MAX] {
+        sender.send(region).unwrap();
+        let (number, _, descriptor) = mailbox.receive().unwrap().unwrap();
+        assert!(Imports::default().import(number, descriptor, claim).is_err(), "{claim}");
+    }
+    exports::release(address).unwrap();
+}
+
+#[test]
+fn a_mailbox_never_blocks() {
+    let (mailbox, sender) = Mailbox::pair().unwrap();
+    assert!(mailbox.receive().unwrap().is_none());
+    let copy = MailboxSender::new(sender.try_clone().unwrap());
+    let sender = MailboxSender::new(sender);
+    let address = exports::allocate(PAGE).unwrap();
+    let region = exports::find(address, 1).unwrap().region;
+    let mut sent = 0;
+    while sender.send(region).is_ok() {
+        sent += 1;
+    }
+    assert!(sent >= 16, "only {sent} messages fit");
+    for _ in 0..sent {
+        assert_eq!(mailbox.receive().unwrap().unwrap().0, region);
+    }
+    copy.send(region).unwrap();
+    assert!(mailbox.receive().unwrap().is_some());
+    drop((sender, copy));
+    assert!(mailbox.receive().unwrap().is_none());
+    let (mailbox, sender) = Mailbox::pair().unwrap();
+    drop(mailbox);
+    assert!(MailboxSender::new(sender).send(region).is_err());
+    exports::release(address).unwrap();
+}
