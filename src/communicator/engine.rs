@@ -11,7 +11,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::{Error, Result};
-use crate::executor::bind::{Bound, Shape};
+use crate::executor::bind::{Bound, Cut, Shape};
 use crate::executor::direct::Direct;
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
@@ -219,7 +219,9 @@ impl Engine {
         let plan = plan_of(chosen.staged.algorithm, rank);
         let layout = layout_for(&plan);
         let slot_bytes = self.links.geometry.slot_bytes;
-        let shape = Shape { layout: &layout, element, reduction, scales, slot_bytes };
+        let plans = (0..nranks).map(|of| plan_of(chosen.staged.algorithm, of));
+        let cut = Cut::new(plans, &layout, element);
+        let shape = Shape { layout: &layout, element, reduction, scales, slot_bytes, cut };
         let staged = Bound::new(&plan, shape)?;
         // A peer's scalar is its own, so scaled inputs are not read where they lie.
         let direct = chosen.direct.filter(|_| !scales).and_then(|direct| {
