@@ -11,7 +11,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::{Error, Result};
-use crate::executor::bind::{Bound, Shape};
+use crate::executor::bind::{Bound, Cut, Shape};
 use crate::executor::direct::Direct;
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
@@ -219,6 +219,7 @@ impl Engine {
         let plan = plan_of(chosen.staged.algorithm, rank);
         let layout = layout_for(&plan);
         let geometry = self.links.geometry;
+        let plans = (0..nranks).map(|of| plan_of(chosen.staged.algorithm, of));
         let shape = Shape {
             layout: &layout,
             element,
@@ -226,6 +227,7 @@ impl Engine {
             scales,
             slot_bytes: geometry.slot_bytes,
             pipelined: geometry.depth >= PIPELINE_DEPTH,
+            cut: Cut::new(plans, &layout, element),
         };
         let staged = Bound::new(&plan, shape)?;
         // A peer's scalar is its own, so scaled inputs are not read where they lie.
