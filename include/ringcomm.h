@@ -509,13 +509,13 @@ ringResult_t ringCommInitRank(ringComm_t *comm, int nranks, struct ringUniqueId 
  * `ringGroupEnd` makes all communicators that were asked for together, so that one thread can
  * be several ranks.
  *
- * `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an id
- * that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the text
- * names those missing); `ringInvalidUsage` where ranks disagree.
+ * `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range, an
+ * id that is none, a setting out of bounds; `ringTimeout` where not all ranks came in time (the
+ * text names those missing); `ringInvalidUsage` where ranks disagree.
  *
  * Requires:
- * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points to
- * an initialized `ringConfig_t`.
+ * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
+ * to an initialized `ringConfig_t`.
  */
 ringResult_t ringCommInitRankConfig(ringComm_t *comm,
                                     int nranks,
@@ -550,8 +550,8 @@ ringResult_t ringCommInitAll(ringComm_t *comm, int ndev, const int *devlist);
  * color, and those of a collective.
  *
  * Requires:
- * `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or points
- * to an initialized `ringConfig_t`.
+ * `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or
+ * points to an initialized `ringConfig_t`.
  */
 ringResult_t ringCommSplit(ringComm_t comm,
                            int color,
@@ -564,8 +564,8 @@ ringResult_t ringCommSplit(ringComm_t comm,
  *
  * The ranks that stay call it with the same list; those excluded need not take part and may be
  * dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
- * running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call
- * returns at once and `ringGroupEnd` does it.
+ * running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the
+ * call returns at once and `ringGroupEnd` does it.
  *
  * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
  * this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
@@ -621,7 +621,8 @@ ringResult_t ringCommAbort(ringComm_t comm);
 /**
  * The error that broke the communicator on this rank, `ringSuccess` if none has.
  *
- * `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not wait.
+ * `*asyncError` is written on success. The text is that of `ringGetLastError(comm)`. Does not
+ * wait.
  *
  * Requires:
  * `asyncError` has room for a `ringResult_t`.
@@ -699,8 +700,8 @@ ringResult_t ringAllGather(const void *sendbuff,
 /**
  * Every rank gets the root's elements.
  *
- * `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In place:
- * `sendbuff == recvbuff` on the root.
+ * `sendbuff` holds `count` elements and is used on `root` only; `recvbuff` holds `count`. In
+ * place: `sendbuff == recvbuff` on the root.
  *
  * Requires:
  * The buffers are valid for the elements named, until the call is done.
@@ -716,8 +717,8 @@ ringResult_t ringBroadcast(const void *sendbuff,
 /**
  * Reduce `count` elements of every rank; the root gets the result.
  *
- * `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In place:
- * `sendbuff == recvbuff` on the root.
+ * `sendbuff` holds `count` elements; `recvbuff` holds `count` and is used on `root` only. In
+ * place: `sendbuff == recvbuff` on the root.
  *
  * Requires:
  * The buffers are valid for the elements named, until the call is done.
@@ -749,8 +750,8 @@ ringResult_t ringAllToAll(const void *sendbuff,
 /**
  * The root gets the blocks of all ranks, in the order of ranks.
  *
- * `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only. In
- * place: `sendbuff == recvbuff + root * count` elements on the root.
+ * `sendbuff` holds `count` elements; `recvbuff` holds `nranks * count` and is used on `root` only.
+ * In place: `sendbuff == recvbuff + root * count` elements on the root.
  *
  * Requires:
  * The buffers are valid for the elements named, until the call is done.
@@ -766,8 +767,8 @@ ringResult_t ringGather(const void *sendbuff,
 /**
  * Rank r gets block r of the root's buffer.
  *
- * `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`. In
- * place: `recvbuff == sendbuff + root * count` elements on the root.
+ * `sendbuff` holds `nranks * count` elements and is used on `root` only; `recvbuff` holds `count`.
+ * In place: `recvbuff == sendbuff + root * count` elements on the root.
  *
  * Requires:
  * The buffers are valid for the elements named, until the call is done.
@@ -805,7 +806,8 @@ ringResult_t ringSend(const void *sendbuff,
                       ringStream_t stream);
 
 /**
- * Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and type.
+ * Receive `count` elements from `peer`, which sends them with `ringSend`, of the same count and
+ * type.
  *
  * Requires:
  * The buffer is valid for the elements named, until the call is done.
@@ -820,12 +822,14 @@ ringResult_t ringRecv(void *recvbuff,
 /**
  * Every rank gets the blocks of all ranks, of different lengths.
  *
- * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of rank
- * r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff + rdispls[rank]`
- * elements. The arrays have `nranks` values, the same on every rank for `recvcounts`.
+ * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of
+ * rank r goes to `recvbuff + rdispls[r]` elements. In place: `sendbuff == recvbuff +
+ * rdispls[rank]` elements. The arrays have `nranks` values, the same on every rank for
+ * `recvcounts`.
  *
  * Requires:
- * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is
+ * made.
  */
 ringResult_t ringAllGatherv(const void *sendbuff,
                             size_t sendcount,
@@ -839,12 +843,13 @@ ringResult_t ringAllGatherv(const void *sendbuff,
 /**
  * Reduce the blocks of every rank, of different lengths; rank r gets block r of the result.
  *
- * `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank r;
- * `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins in
- * `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
+ * `sendbuff` holds the blocks of all ranks one after the other, `recvcounts[r]` elements for rank
+ * r; `recvbuff` holds `recvcounts[rank]`. In place: `recvbuff` is where this rank's block begins
+ * in `sendbuff`. `recvcounts` has `nranks` values, the same on every rank.
  *
  * Requires:
- * The buffers are valid for the elements named, until the call is done; the array while it is made.
+ * The buffers are valid for the elements named, until the call is done; the array while it is
+ * made.
  */
 ringResult_t ringReduceScatterv(const void *sendbuff,
                                 void *recvbuff,
@@ -857,12 +862,14 @@ ringResult_t ringReduceScatterv(const void *sendbuff,
 /**
  * Every rank sends a block to every rank, of different lengths.
  *
- * `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements from
- * rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have `nranks` values.
- * In place: `sendbuff == recvbuff`, with equal counts and displacements both ways.
+ * `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements
+ * from rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have
+ * `nranks` values. In place: `sendbuff == recvbuff`, with equal counts and displacements both
+ * ways.
  *
  * Requires:
- * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is
+ * made.
  */
 ringResult_t ringAllToAllv(const void *sendbuff,
                            const size_t *sendcounts,
@@ -877,12 +884,13 @@ ringResult_t ringAllToAllv(const void *sendbuff,
 /**
  * The root gets the blocks of all ranks, of different lengths.
  *
- * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes to
- * `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values, are
- * used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
+ * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of the root; the block of rank r goes
+ * to `recvbuff + rdispls[r]` elements on the root. `recvbuff` and the arrays, of `nranks` values,
+ * are used on `root` only. In place: `sendbuff == recvbuff + rdispls[root]` elements on the root.
  *
  * Requires:
- * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is
+ * made.
  */
 ringResult_t ringGatherv(const void *sendbuff,
                          size_t sendcount,
@@ -897,12 +905,13 @@ ringResult_t ringGatherv(const void *sendbuff,
 /**
  * Rank r gets its block of the root's buffer, of different lengths.
  *
- * `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff` holds
- * `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on `root` only.
- * In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
+ * `sendcounts[r]` elements from `sendbuff + sdispls[r]` on the root go to rank r, where `recvbuff`
+ * holds `recvcount`, the same number. `sendbuff` and the arrays, of `nranks` values, are used on
+ * `root` only. In place: `recvbuff == sendbuff + sdispls[root]` elements on the root.
  *
  * Requires:
- * The buffers are valid for the elements named, until the call is done; the arrays while it is made.
+ * The buffers are valid for the elements named, until the call is done; the arrays while it is
+ * made.
  */
 ringResult_t ringScatterv(const void *sendbuff,
                           const size_t *sendcounts,
@@ -928,7 +937,7 @@ ringResult_t ringStreamCreate(ringStream_t *stream);
 /**
  * Wait until every call that was given to the stream is done.
  *
- * Returns the first error of those calls since the last time it was asked.
+ * Returns the first error of those calls since the last time.
  *
  * Requires:
  * Safe for any argument.
@@ -939,7 +948,7 @@ ringResult_t ringStreamSynchronize(ringStream_t stream);
  * Whether every call that was given to the stream is done: `ringSuccess`, or `ringInProgress`.
  * Does not wait.
  *
- * Returns the first error of those calls since the last time it was asked.
+ * Returns the first error of those calls since the last `ringStreamSynchronize`.
  *
  * Requires:
  * Safe for any argument.
@@ -1053,16 +1062,13 @@ ringResult_t ringCommExplain(ringComm_t comm,
  * The flight record of this rank, as JSON: the last operations, and who waits for whom.
  *
  * Like `snprintf`: the text and a NUL are written to `buffer` if they fit into `size` bytes, else
- * nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL. The
- * record grows while calls run, so ask with room to spare. Never waits, from any thread.
+ * nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL.
+ * The record grows while calls run, so ask with room to spare. Never waits, from any thread.
  *
  * Requires:
  * `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
  */
-ringResult_t ringCommDump(ringComm_t comm,
-                          char *buffer,
-                          size_t size,
-                          size_t *needed);
+ringResult_t ringCommDump(ringComm_t comm, char *buffer, size_t size, size_t *needed);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,7 +1,8 @@
 //! The one switch between `std` and `loom`: lock-free code names its atomics and cells from here.
 //!
-//! Orderings that a proof depends on go through [`ordering`]: under loom a model may weaken one site
-//! at a time and must then fail, which shows that the site is needed and that the model can see it.
+//! Orderings that a proof depends on go through [`ordering`]: under loom a model may weaken one
+//! site at a time and must then fail, which shows that the site is needed and that the model can
+//! see it.
 
 #[cfg(not(loom))]
 pub use std::sync::atomic;

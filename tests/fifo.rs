@@ -1,4 +1,5 @@
-//! Connections under load: between threads, between processes, with sleepers, and with a peer killed.
+//! Connections under load: between threads, between processes, with sleepers, and with a peer
+//! killed.
 
 use ringcomm::error::{Error, Result};
 use ringcomm::transport::fifo::{Geometry, Receiver, Sender, Stamp};
@@ -161,7 +162,8 @@ fn threads_exchange_messages_whole_and_in_order() {
 
 /// Run `body` in a child of this process, which dies with it.
 fn forked(body: impl FnOnce() -> bool) -> (libc::pid_t, OwnedFd) {
-    // SAFETY: the child touches shared memory and makes system calls, then leaves without unwinding.
+    // SAFETY: the child touches shared memory and makes system calls, then leaves without
+    // unwinding.
     unsafe {
         let pid = libc::fork();
         assert!(pid >= 0);

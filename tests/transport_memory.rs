@@ -163,7 +163,8 @@ fn ranges_that_cannot_be_moved_are_refused_with_advice() {
     refused(address, usize::MAX, "wraps");
     refused(address.wrapping_add(8), PAGE, "ringMemAlloc");
     refused(address, PAGE + 8, "whole pages");
-    // The first page overlaps a registration; shared memory is not private; nothing is mapped at 64 KiB.
+    // The first page overlaps a registration; shared memory is not private; nothing is mapped at 64
+    // KiB.
     let handle = exports::register(address, PAGE).unwrap();
     refused(address, 2 * PAGE, "overlap");
     exports::deregister(handle).unwrap();

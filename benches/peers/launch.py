@@ -13,6 +13,9 @@ from pathlib import Path
 UNCHECKED = ["-c", "0", "--probe", "0"]
 # Seconds that a launcher gets to clean up after its ranks before it is killed.
 GRACE_S = 3
+SHARED = Path("/dev/shm")
+# The peers' own names there: MPICH, Intel MPI, Open MPI.
+LEFT_BEHIND = ("mpich_shm_", "Intel_MPI_", "sm_segment", "vader_segment")
 
 MODES = {
     "processes": lambda ranks: ["--procs", str(ranks)],
@@ -73,7 +76,8 @@ def last_words(errors):
 
 def run_peer(system, ranks, wishes, sizes, budget, limit):
     """(rows, problem or None)."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    memory = str(SHARED) if os.access(SHARED, os.W_OK) else None
+    before = shared_names()
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         own = {
             "BENCH_BOARD": str(Path(folder) / "board"),
@@ -84,9 +88,22 @@ def run_peer(system, ranks, wishes, sizes, budget, limit):
     problem = None
     if status is None:
         problem = f"stopped after {limit:.0f} s"
+        sweep(shared_names() - before)
     elif status != 0:
         problem = f"exit status {status}: {last_words(errors)}"
     return rows_in(output), problem
+
+
+def shared_names():
+    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
+
+
+def sweep(names):
+    """Remove what a stopped library left in shared memory: files of ours by its names for them."""
+    for name in names:
+        path = SHARED / name
+        if name.startswith(LEFT_BEHIND) and path.stat().st_uid == os.getuid():
+            path.unlink(missing_ok=True)
 
 
 def progressions(sizes):

@@ -17,6 +17,11 @@ HERE = Path(__file__).resolve().parent
 # Seconds: oneCCL's 2 GB take half a minute on a good line.
 INSTALL_LIMIT_S = 900
 BUILD_LIMIT_S = 120
+# Seconds for one start of one system: spinning libraries with more ranks than cores would take
+# hours. ringcomm starts once for every scan of sizes and must finish; torch takes long to load.
+START_LIMIT_S = 12
+RINGCOMM_LIMIT_S = 40
+TORCH_LIMIT_S = 25
 
 
 class Missing(Exception):
@@ -32,6 +37,7 @@ class System:
     version: str
     command: Callable[[int, str, str, float], list[str]]
     environment: dict[str, str] = field(default_factory=dict)
+    limit_s: int = START_LIMIT_S
 
     @property
     def is_ringcomm(self):
@@ -46,7 +52,7 @@ class Peer:
     start: Callable[["Peer", Path], list[System]]
 
 
-def run(command, limit, environment=None):
+def run(command, limit, environment=None, folder=None):
     """Its output, or `Missing` with the last thing that it said."""
     try:
         done = subprocess.run(
@@ -55,6 +61,7 @@ def run(command, limit, environment=None):
             text=True,
             timeout=limit,
             env=dict(os.environ, **(environment or {})),
+            cwd=folder,
         )
     except FileNotFoundError:
         raise Missing(f"{command[0]} is not installed") from None
@@ -232,7 +239,7 @@ def gloo(peer, cache):
         def line(ranks, operations, sizes, budget, python=python):
             return [python, str(HERE / "gloo_bench.py"), str(ranks), operations, sizes, str(budget)]
 
-        return [System("gloo (torch)", peer.key, version, line)]
+        return [System("gloo (torch)", peer.key, version, line, limit_s=TORCH_LIMIT_S)]
     raise Missing("torch is not installed; --torch installs it (5.4 GB)")
 
 

@@ -14,9 +14,9 @@
 //! Scatter move a subtree's blocks as one span, (n-1)/n S at the root. For small vectors: a big one
 //! is better cut into pieces.
 //!
-//! Invariant: a subtree is a run of neighbouring ranks (numbered from the root), so a parent reduces
-//! (own, subtree 1, subtree 2, ...) in rank order in one step, and a subtree's blocks are one span,
-//! or two where the run passes rank n-1.
+//! Invariant: a subtree is a run of neighbouring ranks (numbered from the root), so a parent
+//! reduces (own, subtree 1, subtree 2, ...) in rank order in one step, and a subtree's blocks are
+//! one span, or two where the run passes rank n-1.
 //!
 //! Reference: the binomial trees of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of
 //! Collective Communication Operations in MPICH", 2005.

@@ -17,8 +17,8 @@
 //! carries the same load.
 //!
 //! Invariant: after step i, the chunk that left rank r is r-1-i (mod n) and holds i+1
-//! contributions, those of ranks r-i..=r. It is complete at step n-1, on the rank of its own number,
-//! and copied from there.
+//! contributions, those of ranks r-i..=r. It is complete at step n-1, on the rank of its own
+//! number, and copied from there.
 //!
 //! Receiving and passing on are one step, so a rank posts its next message before its last one is
 //! taken: connections need at least two slots. With one, the circle of full slots never moves.

@@ -14,16 +14,16 @@
 //! bandwidth of a ring, for many ranks. Slices stream in Broadcast and Reduce; in AllReduce each
 //! goes up and comes down before the next, so there the ring is better for large vectors.
 //!
-//! Invariant: in-order numbering: a rank reduces (lower ranks' subtree, own, higher ranks' subtree),
-//! a half is completed on its tree's root alone and copied from there. Inner ranks have odd places;
-//! the second tree moves every odd place to an even one (mirrored for even n, shifted for odd n),
-//! so no rank is inner twice. Broadcast and Reduce leave their root out of both trees and join it to
-//! the two tops.
+//! Invariant: in-order numbering: a rank reduces (lower ranks' subtree, own, higher ranks'
+//! subtree), a half is completed on its tree's root alone and copied from there. Inner ranks have
+//! odd places; the second tree moves every odd place to an even one (mirrored for even n, shifted
+//! for odd n), so no rank is inner twice. Broadcast and Reduce leave their root out of both trees
+//! and join it to the two tops.
 //!
-//! On the way up a rank first sends as a leaf, then waits as an inner node; on the way down it first
-//! passes on, then receives as a leaf: so neither tree waits for the other. Two ranks that meet in
-//! both trees still agree on the order of their messages, as no rank is inner twice and everything
-//! goes up before anything comes down.
+//! On the way up a rank first sends as a leaf, then waits as an inner node; on the way down it
+//! first passes on, then receives as a leaf: so neither tree waits for the other. Two ranks that
+//! meet in both trees still agree on the order of their messages, as no rank is inner twice and
+//! everything goes up before anything comes down.
 //!
 //! Reference: P. Sanders, J. Speck, J. L. Träff, "Two-tree Algorithms for Full Bandwidth Broadcast,
 //! Reduction and Scan", 2009.

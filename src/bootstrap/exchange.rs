@@ -13,7 +13,8 @@
 //!                              <- go
 //! ```
 //!
-//! **Guarantee.** A rank that returns success knows that every rank had received every contribution.
+//! **Guarantee.** A rank that returns success knows that every rank had received every
+//! contribution.
 //! If a rank or the coordinator dies before that, every rank that had come returns an error naming
 //! it; if the coordinator dies while it says "go", some ranks succeed and find the death in their
 //! first operation, the others return the error now.

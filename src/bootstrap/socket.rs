@@ -1,7 +1,7 @@
 //! Unix stream sockets under abstract names, with descriptors and credentials: the system calls.
 //!
-//! Every socket is non-blocking and closed on exec. Dropping one shuts it down first, so that a copy
-//! in a forked child keeps neither the connection nor the name alive.
+//! Every socket is non-blocking and closed on exec. Dropping one shuts it down first, so that a
+//! copy in a forked child keeps neither the connection nor the name alive.
 #![allow(unsafe_code)]
 
 use super::exchange::MAX_FDS;

@@ -13,10 +13,10 @@ pub struct Call<'a> {
     pub send: *const u8,
     /// Written by the collective; may be NULL where this rank receives nothing.
     pub recv: *mut u8,
-    /// Elements, in NCCL's meaning: of the whole vector for AllReduce, Broadcast and Reduce; sent by
-    /// each rank for AllGather and Gather; received by each for ReduceScatter and Scatter; from each
-    /// rank to each for AllToAll. In a `v` form: what this rank sends (AllGather, Gather) or receives
-    /// (ReduceScatter, Scatter).
+    /// Elements, in NCCL's meaning: of the whole vector for AllReduce, Broadcast and Reduce; sent
+    /// by each rank for AllGather and Gather; received by each for ReduceScatter and Scatter; from
+    /// each rank to each for AllToAll. In a `v` form: what this rank sends (AllGather, Gather) or
+    /// receives (ReduceScatter, Scatter).
     pub count: usize,
     pub data_type: DataType,
     pub op: ReduceOp,

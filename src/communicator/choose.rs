@@ -1,7 +1,7 @@
 //! Choosing an algorithm for a call, and measuring what the choice rests on.
 //!
-//! All ranks ask the same question of the same constants: rank 0's, which it measures or reads from a
-//! profile and gives to the others when the communicator is made.
+//! All ranks ask the same question of the same constants: rank 0's, which it measures or reads from
+//! a profile and gives to the others when the communicator is made.
 #![allow(unsafe_code)]
 
 use super::engine::Engine;

@@ -1,7 +1,7 @@
 //! Calls that do not run where they are made: in a group, or on a host stream.
 //!
-//! One door for every call of the C API: [`collective`] and [`message`] put it into the thread's open
-//! group, else hand it to its stream, else run it.
+//! One door for every call of the C API: [`collective`] and [`message`] put it into the thread's
+//! open group, else hand it to its stream, else run it.
 #![allow(unsafe_code)]
 
 use super::group::{self, Action, Entry, Executor, Group, Work};

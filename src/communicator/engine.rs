@@ -18,7 +18,7 @@ use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
-use crate::plan::{Collective, Plan};
+use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -218,8 +218,15 @@ impl Engine {
         };
         let plan = plan_of(chosen.staged.algorithm, rank);
         let layout = layout_for(&plan);
-        let slot_bytes = self.links.geometry.slot_bytes;
-        let shape = Shape { layout: &layout, element, reduction, scales, slot_bytes };
+        let geometry = self.links.geometry;
+        let shape = Shape {
+            layout: &layout,
+            element,
+            reduction,
+            scales,
+            slot_bytes: geometry.slot_bytes,
+            pipelined: geometry.depth >= PIPELINE_DEPTH,
+        };
         let staged = Bound::new(&plan, shape)?;
         // A peer's scalar is its own, so scaled inputs are not read where they lie.
         let direct = chosen.direct.filter(|_| !scales).and_then(|direct| {
@@ -286,6 +293,8 @@ impl Engine {
     /// # Safety
     /// Every buffer is valid for its count.
     pub unsafe fn exchange(&mut self, messages: &[Message], watched: &Watched) -> Result<()> {
+        // A refused batch must not have numbered a message.
+        messages.iter().try_for_each(|message| self.check_message(message))?;
         let batch = self.batches;
         self.batches += 1;
         let descriptor = Descriptor {
@@ -300,7 +309,7 @@ impl Engine {
         page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
         self.transfers.clear();
         for message in messages {
-            let transfer = self.transfer(message)?;
+            let transfer = self.transfer(message);
             self.transfers.push(transfer);
         }
         let watch = OperationWatch { watched, descriptor, sequence: batch, fingerprint: 0 };
@@ -310,15 +319,8 @@ impl Engine {
         Ok(())
     }
 
-    fn transfer(&mut self, message: &Message) -> Result<Transfer> {
-        let (sends, peer, address, count, data_type) = match *message {
-            Message::Send { buffer, count, data_type, peer } => {
-                (true, peer, buffer.cast_mut(), count, data_type)
-            }
-            Message::Recv { buffer, count, data_type, peer } => {
-                (false, peer, buffer, count, data_type)
-            }
-        };
+    fn check_message(&self, message: &Message) -> Result<()> {
+        let (sends, peer, address, count, data_type) = parts(message);
         let name = if sends { "Send" } else { "Recv" };
         if peer >= self.links.nranks {
             return Err(Error::argument(format!(
@@ -333,6 +335,12 @@ impl Engine {
         if bytes > 0 && address.is_null() {
             return Err(Error::argument(format!("{name}: the buffer of {count} elements is NULL")));
         }
+        Ok(())
+    }
+
+    /// Number a checked message.
+    fn transfer(&mut self, message: &Message) -> Transfer {
+        let (sends, peer, address, count, data_type) = parts(message);
         let numbers = if sends { &mut self.sent } else { &mut self.received };
         let sequence = numbers[peer];
         numbers[peer] += 1;
@@ -345,7 +353,17 @@ impl Engine {
             fingerprint,
             source: self.links.rank as u32,
         };
-        Ok(Transfer::new(sends, peer, address, bytes, stamp))
+        Transfer::new(sends, peer, address, count * data_type.size(), stamp)
+    }
+}
+
+/// Whether it is a send, its peer, buffer, count and type.
+fn parts(message: &Message) -> (bool, usize, *mut u8, usize, DataType) {
+    match *message {
+        Message::Send { buffer, count, data_type, peer } => {
+            (true, peer, buffer.cast_mut(), count, data_type)
+        }
+        Message::Recv { buffer, count, data_type, peer } => (false, peer, buffer, count, data_type),
     }
 }
 

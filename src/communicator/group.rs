@@ -1,4 +1,5 @@
-//! A group: calls that are collected between `start` and the outermost `end` and then start together.
+//! A group: calls that are collected between `start` and the outermost `end` and then start
+//! together.
 //!
 //! What a group makes of its entries: one list per communicator, in the order of the calls. In a
 //! list, neighbouring sends and receives are one batch, so that no order among them can deadlock.
@@ -121,8 +122,8 @@ impl<E: Executor> Job for Work<E> {
     }
 }
 
-/// The place of a list in its group. Dropped without a report (a panic, a stream that would not take
-/// the job), it reports that.
+/// The place of a list in its group. Dropped without a report (a panic, a stream that would not
+/// take the job), it reports that.
 struct Ticket<E: Executor> {
     latch: Arc<Latch<E>>,
     /// Its place in the group if the group waits for it; else the stream keeps the result.
@@ -260,8 +261,8 @@ impl<E: Executor> Group<E> {
         Ok(())
     }
 
-    /// Note that a call of the group was wrong: the outermost `end` returns the first such error and
-    /// nothing of the group runs.
+    /// Note that a call of the group was wrong: the outermost `end` returns the first such error
+    /// and nothing of the group runs.
     pub fn fail(&mut self, error: Error) {
         if self.is_open() {
             self.failure.get_or_insert(error);

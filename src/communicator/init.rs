@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 static LOCAL: LazyLock<Mutex<HashMap<u64, Weak<Segment>>>> = LazyLock::new(Mutex::default);
 
 /// The longest a slot is. Slots and the reader's working set should share the second-level cache; a
-/// ring of 16 of them (2 MiB) is long enough that the writer meets lines the caches have let go, which
-/// measured twice as fast on Zen 4 as fighting over lines that the reader has just read.
+/// ring of 16 of them (2 MiB) is long enough that the writer meets lines the caches have let go,
+/// which measured twice as fast on Zen 4 as fighting over lines that the reader has just read.
 const LONGEST_SLOT: usize = 128 << 10;
 
 /// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
@@ -279,8 +279,8 @@ fn register_segment(segment: &Arc<Segment>) -> u64 {
     number
 }
 
-/// Segments of this process whose ranks are gone are forgotten; `number` stays while threads of this
-/// process may still look for it, which they do before they return from their own rendezvous.
+/// Segments of this process whose ranks are gone are forgotten; `number` stays while threads of
+/// this process may still look for it, which they do before they return from their own rendezvous.
 fn unregister_segment(number: u64, reach: &[Reach]) {
     let mut local = LOCAL.lock();
     if reach.iter().filter(|reach| **reach == Reach::Process).count() == 1 {

@@ -1,9 +1,9 @@
 //! Memory that processes share: what this rank exports to its peers and imports from them.
 //!
 //! A buffer inside an exported region (`ringMemAlloc`, or `ringCommRegister` of whole pages) has an
-//! address for every rank of the machine: the region's number and an offset. The descriptor behind a
-//! region travels once per communicator, through a socket that only its ranks hold, before the first
-//! call that names the region.
+//! address for every rank of the machine: the region's number and an offset. The descriptor behind
+//! a region travels once per communicator, through a socket that only its ranks hold, before the
+//! first call that names the region.
 #![allow(unsafe_code)]
 
 use super::call::{Call, Extents};

@@ -1,8 +1,9 @@
 //! A communicator: the ranks that work together, and the calls they make.
 //!
-//! A rank's end has two parts. What one operation uses at a time (connections, bound calls, scratch)
-//! is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages, the abort
-//! flag, the failure) is shared. A failed communicator stays failed and its peers learn of it at once.
+//! A rank's end has two parts. What one operation uses at a time (connections, bound calls,
+//! scratch) is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages,
+//! the abort flag, the failure) is shared. A failed communicator stays failed and its peers learn
+//! of it at once.
 
 pub mod call;
 pub mod deferred;

@@ -85,7 +85,8 @@ impl Descriptor {
     }
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output
+/// bit.
 pub fn mix(mut word: u64) -> u64 {
     word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,8 +1,8 @@
 //! A host stream: a queue of jobs that one thread of its own runs in order, beside the caller.
 //!
-//! Submitting moves the job into a slot of a bounded queue and, only if the worker sleeps, wakes it:
-//! no allocation and no lock. Two counters tell all the rest: jobs *accepted* and jobs *completed*;
-//! the stream is idle when they are equal.
+//! Submitting moves the job into a slot of a bounded queue and, only if the worker sleeps, wakes
+//! it: no allocation and no lock. Two counters tell all the rest: jobs *accepted* and jobs
+//! *completed*; the stream is idle when they are equal.
 
 use crate::bootstrap::process_token;
 use crate::error::{Error, Result};

@@ -1,8 +1,8 @@
 //! One operation at a time: the right to use a communicator's connections.
 //!
 //! Threads that call on one communicator at once take turns. Nobody is expected to wait here (ranks
-//! must agree on the order of their calls, so a program that races has no meaning), so this is a flag
-//! and a yield, not a queue.
+//! must agree on the order of their calls, so a program that races has no meaning), so this is a
+//! flag and a yield, not a queue.
 #![allow(unsafe_code)]
 
 use crate::sync::atomic::{AtomicBool, Ordering::*};

@@ -1,4 +1,5 @@
-//! What a waiting rank looks at: its own abort, its peers' failures, deaths and calls, the deadline.
+//! What a waiting rank looks at: its own abort, its peers' failures, deaths and calls, the
+//! deadline.
 //!
 //! Only consulted once a wait has become long, so it may read every peer's page and ask the kernel.
 

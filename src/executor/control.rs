@@ -1,9 +1,9 @@
 //! A rank's page that its peers can read: its doorbell, whether it failed, and what it is doing.
 //!
-//! It lies at the start of the rank's segment, in memory that survives the rank, so a peer that waits
-//! can say what the other was doing even after it died. Its owner is the only writer; every field is
-//! an atomic word, so a reader never races, at worst it sees two operations mixed in a record that
-//! is just being written, which only ever ends up in an error text.
+//! It lies at the start of the rank's segment, in memory that survives the rank, so a peer that
+//! waits can say what the other was doing even after it died. Its owner is the only writer; every
+//! field is an atomic word, so a reader never races, at worst it sees two operations mixed in a
+//! record that is just being written, which only ever ends up in an error text.
 
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use crate::transport::wait::Doorbell;

@@ -1,14 +1,16 @@
 //! Binding for ranks that can address each other's buffers: messages become loads and stores.
 //!
 //! Two kinds of message need no slot. A sender that only passes on its input lends it: the receiver
-//! reads it where it lies (*pull*). A receiver that only keeps what comes lends its output: the sender
-//! writes it there (*push*). A plan whose every message is one of the two turns into a program with no
-//! messages at all, between two meetings: at the first everybody says where its buffers are, at the
-//! second that it has finished with the others'. The plan stays the specification: sources are the
-//! same, in the same order, so the bits are those of the interpreter.
+//! reads it where it lies (*pull*). A receiver that only keeps what comes lends its output: the
+//! sender writes it there (*push*). A plan whose every message is one of the two turns into a
+//! program with no messages at all, between two meetings: at the first everybody says where its
+//! buffers are, at the second that it has finished with the others'. The plan stays the
+//! specification: sources are the same, in the same order, so the bits are those of the
+//! interpreter.
 //!
-//! Programs only read inputs and only write outputs. Where an in-place call lays one over the other,
-//! `in_place` says whether some rank could read a block that another has already overwritten.
+//! Programs only read inputs and only write outputs. Where an in-place call lays one over the
+//! other, `in_place` says whether some rank could read a block that another has already
+//! overwritten.
 
 use super::layout::Layout;
 use crate::plan::{End, Plan, Span, Step};
@@ -221,7 +223,8 @@ fn peers(drafts: &[Draft], rank: usize) -> Vec<usize> {
     owners
 }
 
-/// Whether no block is read by one step and, where input and output share memory, written by another.
+/// Whether no block is read by one step and, where input and output share memory, written by
+/// another.
 fn is_safe_in_place(drafts: &[Vec<Draft>], layout: &Layout) -> bool {
     let mut writer: HashMap<Block, usize> = HashMap::new();
     let all = || drafts.iter().flatten().enumerate();

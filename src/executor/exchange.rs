@@ -1,9 +1,9 @@
 //! Point-to-point messages: a batch of sends and receives that complete in any order.
 //!
-//! Messages between the same two ranks in the same direction keep their call order; all others go on
-//! as their peers allow, so a batch cannot deadlock however its ranks ordered it. Within a process a
-//! message above the slot size is lent: the sender posts its address, the receiver copies from there
-//! and frees the message, which tells the sender that its buffer is its own again.
+//! Messages between the same two ranks in the same direction keep their call order; all others go
+//! on as their peers allow, so a batch cannot deadlock however its ranks ordered it. Within a
+//! process a message above the slot size is lent: the sender posts its address, the receiver copies
+//! from there and frees the message, which tells the sender that its buffer is its own again.
 #![allow(unsafe_code)]
 
 use super::host::move_bytes;

@@ -1,7 +1,7 @@
 //! One rank's connections: to each peer a sender and a receiver, and the peer's control page.
 //!
-//! Every message carries the stamp of its operation, and every receive compares it: a rank that made
-//! another call is found at its first message.
+//! Every message carries the stamp of its operation, and every receive compares it: a rank that
+//! made another call is found at its first message.
 #![allow(unsafe_code)]
 
 use super::control::Control;
@@ -74,7 +74,8 @@ impl Pages {
 
 /// Where the parts of a rank's segment lie: its control page, then one inbound ring for each rank.
 ///
-/// The ring of the rank itself stays untouched, which keeps the arithmetic plain and costs no memory.
+/// The ring of the rank itself stays untouched, which keeps the arithmetic plain and costs no
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentMap {
     pub nranks: usize,
@@ -114,9 +115,9 @@ impl Links {
         assert!(segments.len() == nranks && segments.iter().all(|s| s.bytes() >= map.bytes()));
         let link = |peer: usize| {
             (peer != rank).then(|| {
-                // SAFETY: both rings lie inside segments of at least `map.bytes()` zeroed bytes that
-                // the links keep mapped; this rank is the only sender into the peer's ring for it
-                // and the only receiver of its own.
+                // SAFETY: both rings lie inside segments of at least `map.bytes()` zeroed bytes
+                // that the links keep mapped; this rank is the only sender into the peer's ring for
+                // it and the only receiver of its own.
                 unsafe {
                     let inbound = segments[rank].address().add(map.ring(peer));
                     let outbound = segments[peer].address().add(map.ring(rank));
@@ -237,8 +238,8 @@ impl Links {
             return error;
         }
         Error::usage(format!(
-            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} bytes; \
-             both ends must make the same calls, with the same count and type, in the same order",
+            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
+             bytes; both ends must make the same calls, with the same count and type, in the same order",
             self.rank, stamp.sequence, message.stamp.sequence, message.length
         ))
     }

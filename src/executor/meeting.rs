@@ -1,8 +1,9 @@
-//! Running a direct program: everybody says where its buffers are, works, and waits to be left alone.
+//! Running a direct program: everybody says where its buffers are, works, and waits to be left
+//! alone.
 //!
-//! The first meeting is a message to each rank that uses this one's buffers; freeing that message is
-//! how a peer says at the second meeting that it is done. Both are the ordinary connections, so a
-//! mismatched call, a dead peer and the deadline are found as everywhere else.
+//! The first meeting is a message to each rank that uses this one's buffers; freeing that message
+//! is how a peer says at the second meeting that it is done. Both are the ordinary connections, so
+//! a mismatched call, a dead peer and the deadline are found as everywhere else.
 #![allow(unsafe_code)]
 
 use super::direct::{Direct, Place};

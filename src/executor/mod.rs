@@ -1,8 +1,8 @@
 //! Executors: the only place where plans, connections and devices meet.
 //!
-//! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them through
-//! slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and stores in
-//! the peers' own buffers; [`exchange`] matches point-to-point messages at run time.
+//! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
+//! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
+//! stores in the peers' own buffers; [`exchange`] matches point-to-point messages at run time.
 
 pub mod bind;
 pub mod control;

@@ -1,10 +1,11 @@
 //! The way back to C: result codes, the texts that explain them, and panics that stop here.
 //!
-//! Every exported function is one call of [`run`] or [`run_on`]: its body returns a `Result`, and
-//! this file turns it into a code and keeps the text, for the thread and, where there is one, for
-//! the communicator.
+//! Every exported function is one call of [`run`], [`run_on`] or [`run_call`]: its body returns a
+//! `Result`, and this file turns it into a code and keeps the text, for the thread and, where there
+//! is one, for the communicator.
 
 use crate::error::{Error, Result};
+use crate::ffi::enqueue;
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
 use std::cell::RefCell;
@@ -63,16 +64,31 @@ pub fn run_for(body: impl FnOnce() -> Result<ringResult_t>) -> ringResult_t {
     caught(body).unwrap_or_else(|error| failed(&error, None))
 }
 
-/// Run a function of a communicator.
+/// Run a function of a communicator that asks or changes something here and now.
 #[inline]
 pub fn run_on(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringResult_t {
+    run_noting(comm, body, |error| error)
+}
+
+/// Run a function of a communicator that a group may keep for later: a refusal fails the group.
+#[inline]
+pub fn run_call(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringResult_t {
+    run_noting(comm, body, enqueue::refuse)
+}
+
+#[inline]
+fn run_noting(
+    comm: ringComm_t,
+    body: impl FnOnce(&Comm) -> Result<()>,
+    note: impl FnOnce(Error) -> Error,
+) -> ringResult_t {
     let inside = match object::enter(comm) {
         Ok(inside) => inside,
-        Err(error) => return failed(&error, None),
+        Err(error) => return failed(&note(error), None),
     };
     match caught(|| body(&inside)) {
         Ok(()) => ringResult_t::ringSuccess,
-        Err(error) => failed(&error, Some(&inside)),
+        Err(error) => failed(&note(error), Some(&inside)),
     }
 }
 
@@ -80,7 +96,9 @@ pub fn run_on(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringR
 #[cold]
 pub fn failed(error: &Error, comm: Option<&Comm>) -> ringResult_t {
     let text = error.to_string();
-    if comm.map_or_else(debug_of_environment, |comm| comm.debug) > 0 {
+    // What broke a communicator, it has printed itself.
+    let printed = comm.is_some() && !matches!(error, Error::InvalidArgument(_));
+    if !printed && comm.map_or_else(debug_of_environment, |comm| comm.debug) > 0 {
         match comm {
             Some(comm) => eprintln!("ringcomm: rank {}: {text}", comm.communicator.rank()),
             None => eprintln!("ringcomm: {text}"),

@@ -5,7 +5,7 @@
 
 use crate::communicator::{Call, Message};
 use crate::error::Result;
-use crate::ffi::boundary::run_on;
+use crate::ffi::boundary::run_call;
 use crate::ffi::convert;
 use crate::ffi::enqueue::{Work, submit};
 use crate::ffi::object::Comm;
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn ringAllReduce(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::AllReduce, buffers, (count, 1), datatype)?;
         reduces(comm, &mut call, op)?;
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn ringReduceScatter(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (recvcount, comm.communicator.nranks());
         let mut call = call(Collective::ReduceScatter, buffers, extent, datatype)?;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn ringAllGather(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (sendcount, comm.communicator.nranks());
         let call = call(Collective::AllGather, buffers, extent, datatype)?;
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ringBroadcast(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Broadcast, buffers, (count, 1), datatype)?;
         rooted(comm, &mut call, root)?;
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ringReduce(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Reduce, buffers, (count, 1), datatype)?;
         reduces(comm, &mut call, op)?;
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn ringAllToAll(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (count, comm.communicator.nranks());
         let call = call(Collective::AllToAll, buffers, extent, datatype)?;
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn ringGather(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (count, comm.communicator.nranks());
         let mut call = call(Collective::Gather, buffers, extent, datatype)?;
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn ringScatter(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let extent = (count, comm.communicator.nranks());
         let mut call = call(Collective::Scatter, buffers, extent, datatype)?;
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn ringScatter(
 /// Safe for any arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringBarrier(comm: ringComm_t, stream: ringStream_t) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let call = Call::new(Collective::Barrier, DataType::Int8);
         submit(comm, stream, Work::Collective(&call))
     })
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn ringSend(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let (data_type, peer) = message(comm, count, datatype, peer)?;
         let message = Message::Send { buffer: sendbuff.cast(), count, data_type, peer };
         submit(comm, stream, Work::Message(message))
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn ringRecv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let (data_type, peer) = message(comm, count, datatype, peer)?;
         let message = Message::Recv { buffer: recvbuff.cast(), count, data_type, peer };
         submit(comm, stream, Work::Message(message))

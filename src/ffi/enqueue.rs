@@ -3,11 +3,11 @@
 //! This file alone knows groups and streams; the functions above hand their work to [`submit`].
 #![allow(unsafe_code)]
 
-use crate::communicator::{Call, Message};
+use crate::communicator::{Call, Message, deferred};
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::ringStream_t;
-use std::cell::Cell;
+use std::sync::Arc;
 
 /// What a function was asked to do.
 pub enum Work<'a> {
@@ -15,79 +15,56 @@ pub enum Work<'a> {
     Message(Message),
 }
 
-thread_local! {
-    /// Groups open on this thread, one inside the other.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-}
-
 /// The queue that a `ringStream_t` names.
-pub struct HostStream;
+pub type HostStream = Arc<deferred::HostStream>;
 
 /// NULL stream outside a group: run now. Else hand over.
 ///
 /// The caller's C program promised that buffers are valid until the work is done.
 #[inline]
 pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
-    if in_group() || !stream.is_null() {
-        return hand_over(comm, stream, work);
-    }
-    // SAFETY: the C caller promises the buffers that each function's documentation names.
+    let inside = match stream.is_null() {
+        true => None,
+        false => Some(object::enter_stream(stream)?),
+    };
+    let stream = inside.as_deref();
+    // SAFETY: the C caller promises the buffers that each function's documentation names, until the
+    // call is done, the group is, or the stream is synchronized.
     unsafe {
         match work {
-            Work::Collective(call) => comm.communicator.run(call),
-            Work::Message(message) => comm.communicator.exchange(&[message]),
+            Work::Collective(call) => deferred::collective(&comm.communicator, call, stream),
+            Work::Message(message) => deferred::message(&comm.communicator, message, stream),
         }
     }
-}
-
-/// Give the work to the open group, or to the stream.
-#[cold]
-fn hand_over(_comm: &Comm, stream: ringStream_t, _work: Work) -> Result<()> {
-    if !stream.is_null() {
-        object::enter_stream(stream)?;
-    }
-    Err(Error::Internal("groups and streams are not connected".into()))
 }
 
 /// Whether a group is open on this thread.
 #[inline]
 pub fn in_group() -> bool {
-    DEPTH.get() > 0
+    deferred::is_open()
+}
+
+/// A call was refused; if a group is open, it fails as a whole. Gives the error back.
+#[cold]
+pub fn refuse(error: Error) -> Error {
+    deferred::refuse(error)
 }
 
 pub fn group_start() -> Result<()> {
-    DEPTH.set(DEPTH.get() + 1);
+    deferred::start();
     Ok(())
 }
 
-/// Close the innermost group; closing the outermost makes what was waiting run, new communicators
-/// first.
+/// Close the innermost group; closing the outermost makes what was waiting run: calls, then new
+/// communicators.
 pub fn group_end() -> Result<()> {
-    match DEPTH.get() {
-        0 => Err(Error::usage("ringGroupEnd without ringGroupStart on this thread")),
-        1 => {
-            DEPTH.set(0);
-            super::creation::finish_group()
+    let ran = deferred::end();
+    match ran {
+        Ok(()) if in_group() => Ok(()),
+        Ok(()) => super::creation::finish_group(),
+        Err(error) => {
+            super::creation::forget_group();
+            Err(error)
         }
-        depth => {
-            DEPTH.set(depth - 1);
-            Ok(())
-        }
-    }
-}
-
-impl HostStream {
-    pub fn new() -> Result<HostStream> {
-        Ok(HostStream)
-    }
-
-    /// Wait until everything that was handed over is done; the first error of it.
-    pub fn synchronize(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Whether everything that was handed over is done; the first error of it.
-    pub fn query(&self) -> Result<bool> {
-        Ok(true)
     }
 }

@@ -4,7 +4,8 @@
 use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::ffi::boundary::{failed, run, run_on};
+use crate::ffi::boundary::{failed, run, run_call, run_on};
+use crate::ffi::enqueue::refuse;
 use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
 use crate::ffi::{config, convert, creation};
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn ringCommInitRank(
     commId: ringUniqueId,
     rank: c_int,
 ) -> ringResult_t {
-    run(|| init_rank(comm, nranks, commId, rank, std::ptr::null()))
+    run(|| init_rank(comm, nranks, commId, rank, std::ptr::null()).map_err(refuse))
 }
 
 /// Join `nranks` ranks as rank `rank`, with settings; returns when all have come.
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn ringCommInitRankConfig(
     rank: c_int,
     config: *mut ringConfig_t,
 ) -> ringResult_t {
-    run(|| init_rank(comm, nranks, commId, rank, config))
+    run(|| init_rank(comm, nranks, commId, rank, config).map_err(refuse))
 }
 
 fn init_rank(
@@ -146,7 +147,7 @@ pub unsafe extern "C" fn ringCommSplit(
     newcomm: *mut ringComm_t,
     config: *mut ringConfig_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let out = convert::out(newcomm, "newcomm")?;
         if color < 0 && color != RING_SPLIT_NOCOLOR {
             return Err(Error::argument(format!("{color} is neither a color nor NOCOLOR (-1)")));
@@ -180,7 +181,7 @@ pub unsafe extern "C" fn ringCommShrink(
     config: *mut ringConfig_t,
     shrinkFlags: c_int,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let out = convert::out(newcomm, "newcomm")?;
         let count = usize::try_from(excludeRanksCount)
             .map_err(|_| Error::argument(format!("excludeRanksCount is {excludeRanksCount}")))?;

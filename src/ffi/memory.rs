@@ -6,6 +6,7 @@ use crate::ffi::boundary::{run, run_on};
 use crate::ffi::convert;
 use crate::ffi::object::{self, REGISTRATIONS, Registration};
 use crate::ffi::types::*;
+use crate::transport::exports;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use std::sync::Arc;
 pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> ringResult_t {
     run(|| {
         let out = convert::out(ptr, "ptr")?;
-        out.set(allocate(size)?.cast());
+        out.set(exports::allocate(size)?.cast());
         Ok(())
     })
 }
@@ -34,7 +35,7 @@ pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> rin
 /// No call uses the memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
-    run(|| free(ptr.cast()))
+    run(|| exports::release(ptr.cast()))
 }
 
 /// Tell the communicator about a buffer that will be used again and again, so that other ranks
@@ -90,13 +91,4 @@ pub unsafe extern "C" fn ringCommDeregister(comm: ringComm_t, handle: *mut c_voi
         let registration: Result<Registration> = REGISTRATIONS.close(handle).ok_or_else(none);
         comm.communicator.deregister(registration?.key)
     })
-}
-
-/// Page-aligned memory that peers can map.
-fn allocate(_bytes: usize) -> Result<*mut u8> {
-    Err(Error::Internal("shared memory is not connected".into()))
-}
-
-fn free(pointer: *mut u8) -> Result<()> {
-    Err(object::not_a("pointer of ringMemAlloc", pointer.cast()))
 }

@@ -1,9 +1,9 @@
 //! Host streams: in-order queues with a worker, so that calls overlap with compute.
 #![allow(unsafe_code)]
 
+use crate::communicator::stream::Stream;
 use crate::ffi::boundary::{run, run_for};
 use crate::ffi::convert;
-use crate::ffi::enqueue::HostStream;
 use crate::ffi::object::{self, STREAMS};
 use crate::ffi::types::*;
 
@@ -18,14 +18,14 @@ use crate::ffi::types::*;
 pub unsafe extern "C" fn ringStreamCreate(stream: *mut ringStream_t) -> ringResult_t {
     run(|| {
         let out = convert::out(stream, "stream")?;
-        out.set(STREAMS.insert(HostStream::new()?)?);
+        out.set(STREAMS.insert(Stream::new()?)?);
         Ok(())
     })
 }
 
 /// Wait until every call that was given to the stream is done.
 ///
-/// Returns the first error of those calls since the last time it was asked.
+/// Returns the first error of those calls since the last time.
 ///
 /// # Safety
 /// Safe for any argument.
@@ -37,15 +37,15 @@ pub unsafe extern "C" fn ringStreamSynchronize(stream: ringStream_t) -> ringResu
 /// Whether every call that was given to the stream is done: `ringSuccess`, or `ringInProgress`.
 /// Does not wait.
 ///
-/// Returns the first error of those calls since the last time it was asked.
+/// Returns the first error of those calls since the last `ringStreamSynchronize`.
 ///
 /// # Safety
 /// Safe for any argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringStreamQuery(stream: ringStream_t) -> ringResult_t {
-    run_for(|| {
-        let done = object::enter_stream(stream)?.query()?;
-        Ok(if done { ringResult_t::ringSuccess } else { ringResult_t::ringInProgress })
+    run_for(|| match object::enter_stream(stream)?.query()? {
+        Some(result) => result.map(|()| ringResult_t::ringSuccess),
+        None => Ok(ringResult_t::ringInProgress),
     })
 }
 
@@ -58,6 +58,6 @@ pub unsafe extern "C" fn ringStreamQuery(stream: ringStream_t) -> ringResult_t {
 pub unsafe extern "C" fn ringStreamDestroy(stream: ringStream_t) -> ringResult_t {
     run(|| {
         let closed = STREAMS.close(stream).ok_or_else(|| object::not_a("stream", stream))?;
-        closed.synchronize()
+        closed.destroy()
     })
 }

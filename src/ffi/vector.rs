@@ -5,7 +5,7 @@
 
 use crate::communicator::{Call, Vector};
 use crate::error::Result;
-use crate::ffi::boundary::run_on;
+use crate::ffi::boundary::run_call;
 use crate::ffi::collective::{Buffers, call, reduces, rooted};
 use crate::ffi::convert::{self, read_array};
 use crate::ffi::enqueue::{Work, submit};
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ringAllGatherv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::AllGather, buffers, (sendcount, 1), datatype)?;
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn ringReduceScatterv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::ReduceScatter, buffers, (0, 1), datatype)?;
         reduces(comm, &mut call, op)?;
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn ringAllToAllv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::AllToAll, buffers, (0, 1), datatype)?;
         let send = Blocks { counts: sendcounts, displacements: sdispls };
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn ringGatherv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Gather, buffers, (sendcount, 1), datatype)?;
         rooted(comm, &mut call, root)?;
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn ringScatterv(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_on(comm, |comm| {
+    run_call(comm, |comm| {
         let buffers = Buffers { send: sendbuff, recv: recvbuff };
         let mut call = call(Collective::Scatter, buffers, (recvcount, 1), datatype)?;
         rooted(comm, &mut call, root)?;

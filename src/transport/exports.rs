@@ -1,9 +1,9 @@
 //! User memory that other processes can map: a table of regions, each an anonymous file in memory.
 //!
 //! A region is allocated here, or a private range of the user's that is moved into a file in place.
-//! Peers know it by a number and map it from its descriptor (`mailbox`, `imports`). The table changes
-//! rarely and is asked in every operation, so each thread keeps a copy and looks at one counter
-//! to see whether that is still the last.
+//! Peers know it by a number and map it from its descriptor (`mailbox`, `imports`). The table
+//! changes rarely and is asked in every operation, so each thread keeps a copy of it and looks at
+//! one counter to see whether that is still the last.
 #![allow(unsafe_code)]
 
 pub use super::imports::Imports;
@@ -30,7 +30,8 @@ pub struct Location {
 struct Region {
     number: u64,
     start: usize,
-    /// Whole pages. One more behind them, in the file only, tells importers that the region is gone.
+    /// Whole pages. One more behind them, in the file only, tells importers that the region is
+    /// gone.
     bytes: usize,
     file: File,
     /// The process that made it: its forked children share the memory but must not withdraw it.
@@ -198,6 +199,7 @@ fn random_number() -> Result<u64> {
 }
 
 /// Free what [`allocate`] returned. Peers that still map it keep an empty mapping, never a fault.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "only an address in the table is unmapped")]
 pub fn release(address: *mut u8) -> Result<()> {
     let start = address.addr();
     let region = with_table(|table| {
@@ -235,9 +237,11 @@ fn withdraw(region: &Region) {
 
 /// Let peers in other processes use a range of the user's directly; a handle for [`deregister`].
 ///
-/// Memory of [`allocate`] and ranges inside earlier registrations are counted only. Any other range is
-/// moved into shared memory, at the same address and with its content: no other thread may touch it
-/// meanwhile, and children made by `fork` later share it with their parent until it is deregistered.
+/// Memory of [`allocate`] and ranges inside earlier registrations are counted only. Any other range
+/// is moved into shared memory, at the same address and with its content: no other thread may touch
+/// it meanwhile, and children made by `fork` later share it with their parent until it is
+/// deregistered.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the range is looked up before it is moved")]
 pub fn register(address: *mut u8, bytes: usize) -> Result<u64> {
     let start = address.addr();
     if address.is_null() || bytes == 0 || start.checked_add(bytes).is_none() {
@@ -306,8 +310,8 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument(
-        "register: the range is not private, writable memory throughout (it may be mapped from a file \
-         that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
+        "register: the range is not private, writable memory throughout (it may be mapped from a \
+         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
     ))
 }
 

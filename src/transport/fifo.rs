@@ -9,8 +9,8 @@
 //! `freed` counts what the receiver has given back, on a line of its own that the sender reads only
 //! when the ring looks full. Every message carries the stamp of its operation.
 //!
-//! The algorithm is Lamport's single-producer, single-consumer queue (1977) with the position kept in
-//! the slot, as in Vyukov's bounded queue.
+//! The algorithm is Lamport's single-producer, single-consumer queue (1977) with the position kept
+//! in the slot, as in Vyukov's bounded queue.
 #![allow(unsafe_code)]
 
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -144,7 +144,8 @@ pub struct Receiver {
     index: usize,
 }
 
-// SAFETY: an end is used by one thread at a time (`&mut self`), and the ring is made for two threads.
+// SAFETY: an end is used by one thread at a time (`&mut self`), and the ring is made for two
+// threads.
 unsafe impl Send for Sender {}
 // SAFETY: as above.
 unsafe impl Send for Receiver {}
@@ -173,8 +174,8 @@ impl Sender {
     /// The writing end of the ring at `base`.
     ///
     /// # Safety
-    /// `base` is 128-byte aligned and points to `geometry.bytes()` bytes that were zero when the ring
-    /// was made, outlive this end, and have no other sender.
+    /// `base` is 128-byte aligned and points to `geometry.bytes()` bytes that were zero when the
+    /// ring was made, outlive this end, and have no other sender.
     pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Sender {
         Sender { ring: Ring { base, geometry }, position: 0, index: 0, freed: 0 }
     }

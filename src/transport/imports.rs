@@ -1,8 +1,8 @@
 //! Peers' exported memory, as this process maps it.
 //!
-//! A mapping keeps the memory behind it alive, so one that its owner has given up can never crash; it
-//! only takes room. The owner leaves a mark behind the region's last page, and every import begins
-//! with unmapping what is marked.
+//! A mapping keeps the memory behind it alive, so one that its owner has given up can never crash;
+//! it only takes room. The owner leaves a mark behind the region's last page, and every import
+//! begins with unmapping what is marked.
 #![allow(unsafe_code)]
 
 use super::exports::file_bytes;
@@ -50,8 +50,8 @@ impl Imports {
 
     /// The address of a byte of a region, if the region is mapped and has that byte.
     ///
-    /// How far the peer's buffer reaches behind it, the peer checked before it named the region, and
-    /// the fingerprint of the call says that both mean the same length.
+    /// How far the peer's buffer reaches behind it, the peer checked before it named the region,
+    /// and the fingerprint of the call says that both mean the same length.
     pub fn resolve(&self, region: u64, offset: usize) -> Option<*mut u8> {
         let import = self.regions.get(&region)?;
         // SAFETY: the offset lies in the mapping.

@@ -1,8 +1,8 @@
 //! How a rank gets descriptors of its peers' memory after the communicator is made.
 //!
 //! A mailbox is one end of a socket pair; the other end is handed to every peer of the machine, who
-//! all post into it. A message is whole or absent, and nobody ever blocks: a sender whose message does
-//! not fit is told so and moves its data another way.
+//! all post into it. A message is whole or absent, and nobody ever blocks: a sender whose message
+//! does not fit is told so and moves its data another way.
 #![allow(unsafe_code)]
 
 use super::exports;

@@ -1,8 +1,9 @@
 //! Transports: how bytes get from one rank to another, and how a rank waits for them.
 //!
-//! A connection is a ring of slots ([`fifo`]) in memory that both ends address: a [`segment`], later
-//! device memory or the two ends of a socket. User memory that is shared beforehand ([`exports`])
-//! needs no slots. Every wait goes through [`wait`], which also sees peers die ([`process`]).
+//! A connection is a ring of slots ([`fifo`]) in memory that both ends address: a [`segment`],
+//! later device memory or the two ends of a socket. User memory that is shared beforehand
+//! ([`exports`]) needs no slots. Every wait goes through [`wait`], which also sees peers die
+//! ([`process`]).
 
 pub mod exports;
 pub mod fifo;

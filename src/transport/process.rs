@@ -1,8 +1,8 @@
 //! Other processes of this machine: whether they live, and reading their memory.
 //!
-//! A process number says nothing about a death, since the next process may get it; a descriptor of the
-//! process does. It becomes readable when the process has ended, whoever its parent is, and with its
-//! descriptor open no other process is ever mistaken for it.
+//! A process number says nothing about a death, since the next process may get it; a descriptor of
+//! the process does. It becomes readable when the process has ended, whoever its parent is, and
+//! with its descriptor open no other process is ever mistaken for it.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -78,7 +78,8 @@ pub fn read_remote(pid: u32, address: u64, buffer: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the kernel lets this process read `address` of process `pid`, where a word `expected` lies.
+/// Whether the kernel lets this process read `address` of process `pid`, where a word `expected`
+/// lies.
 ///
 /// The word shows that the number means the same process here as there (it may not, in containers).
 pub fn can_read_remote(pid: u32, address: u64, expected: u64) -> bool {

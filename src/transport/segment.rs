@@ -1,8 +1,8 @@
 //! Memory that processes share and that has no name: an anonymous file behind a descriptor.
 //!
-//! A peer could shrink the file and make every access beyond its new end a fatal signal; so a segment
-//! is sealed against any change of size when it is made, and the seals are checked before it is
-//! mapped. The memory goes when its last mapping and descriptor do, however their owners die.
+//! A peer could shrink the file and make every access beyond its new end a fatal signal; so a
+//! segment is sealed against any change of size when it is made, and the seals are checked before
+//! it is mapped. The memory goes when its last mapping and descriptor do, however their owners die.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -20,7 +20,8 @@ pub struct Segment {
     descriptor: Option<OwnedFd>,
 }
 
-// SAFETY: the segment only owns the mapping; what is done through its address is the user's concern.
+// SAFETY: the segment only owns the mapping; what is done through its address is the user's
+// concern.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -124,7 +125,8 @@ fn map(file: Option<&OwnedFd>, bytes: usize) -> Result<*mut u8> {
     unsafe { map_at(null_mut(), file, bytes) }
 }
 
-/// Map a file, or private zeros where there is none; at `target`, or where the kernel likes for NULL.
+/// Map a file, or private zeros where there is none; at `target`, or where the kernel likes for
+/// NULL.
 ///
 /// # Safety
 /// A `target` is the start of `bytes` bytes of whole pages whose present content nobody needs.

@@ -1,13 +1,15 @@
 //! The one wait primitive: condition, abort word, deadline, liveness of the peer.
 //!
 //! A waiting rank polls for a short while, then yields its core between polls, then sleeps in the
-//! kernel on its doorbell, which every peer that posts or frees looks at. From the second phase on it
-//! consults its [`Watch`] regularly, so every wait sees an abort, a failure, a death and the deadline.
+//! kernel on its doorbell, which every peer that posts or frees looks at. From the second phase on
+//! it consults its [`Watch`] regularly, so every wait sees an abort, a failure, a death and the
+//! deadline.
 //!
-//! The poster must not pay for the sleeper: between its store and its look at the doorbell it has only
-//! a compiler fence, and the sleeper makes up for it with `membarrier(2)`, which runs a full fence on
-//! every core that runs a registered process. Where the kernel refuses that, both sides use a full
-//! fence. In any case no sleep is longer than [`LONGEST_SLEEP`], so a lost wake-up costs bounded time.
+//! The poster must not pay for the sleeper: between its store and its look at the doorbell it has
+//! only a compiler fence, and the sleeper makes up for it with `membarrier(2)`, which runs a full
+//! fence on every core that runs a registered process. Where the kernel refuses that, both sides
+//! use a full fence. In any case no sleep is longer than [`LONGEST_SLEEP`], so a lost wake-up costs
+//! bounded time.
 #![allow(unsafe_code)]
 
 use crate::error::Result;
@@ -48,12 +50,12 @@ pub struct Patience {
 /// Polls without a pause: a message that is already crossing arrives within these.
 const EAGER: u32 = 64;
 
-/// Polls with a pause (10 to 40 ns each) while every rank has a core: some 40 us, several times what
-/// the slowest peer's 64 KiB step takes.
+/// Polls with a pause (10 to 40 ns each) while every rank has a core: some 40 us, several times
+/// what the slowest peer's 64 KiB step takes.
 const SPINS: u32 = 2000;
 
-/// Polls when ranks share cores: measured with 4 processes on 2 cores, an 8-byte exchange takes 3.0 us
-/// with up to 4 polls, 6 us with 64 and 28 us with 1000, because the peer needs the core.
+/// Polls when ranks share cores: measured with 4 processes on 2 cores, an 8-byte exchange takes 3.0
+/// us with up to 4 polls, 6 us with 64 and 28 us with 1000, because the peer needs the core.
 const SPINS_SHARED: u32 = 4;
 
 /// Yielding this long costs less than a futex sleep and wake (17 us in the same measurement), and a
@@ -139,7 +141,8 @@ fn wait_long<T>(
 /// Sleep until the bell rings or the time is over, unless the condition already holds.
 fn doze<T>(bell: &Doorbell, time: Duration, poll: &mut dyn FnMut() -> Option<T>) -> Option<T> {
     bell.sleeping.store(1, Relaxed);
-    // Pairs with the fence in `ring_bell`: either the ringer sees the mark or this rank its message.
+    // Pairs with the fence in `ring_bell`: either the ringer sees the mark or this rank its
+    // message.
     asymmetric::heavy_fence();
     let value = poll();
     if value.is_none() {

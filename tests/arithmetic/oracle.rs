@@ -172,7 +172,9 @@ pub fn encode(data_type: DataType, value: f32) -> u64 {
 
 /// The finite code whose value is nearest, the even one of two.
 fn nearest(data_type: DataType, value: f32, largest: u64) -> u64 {
-    let distance = |code: &u64| (decode(data_type, *code) as f64 - value.abs() as f64).abs();
+    // Beyond twice the largest every distance would round to the same number.
+    let target = (value.abs() as f64).min(2.0 * decode(data_type, largest) as f64);
+    let distance = |code: &u64| (decode(data_type, *code) as f64 - target).abs();
     let best = (0..=largest)
         .min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
     best.unwrap() | (value.is_sign_negative() as u64) << 7

@@ -2,8 +2,8 @@
 //! weak memory may return.
 //!
 //! The sources are the library's own, compiled here with loom's atomics. A model that still passes
-//! with an ordering weakened would prove nothing about it, so every site is weakened in turn and the
-//! models must fail.
+//! with an ordering weakened would prove nothing about it, so every site is weakened in turn and
+//! the models must fail.
 #![cfg(test)]
 #![allow(dead_code)]
 
@@ -32,7 +32,8 @@ const GEOMETRY: Geometry = Geometry { depth: 2, slot_bytes: 64 };
 /// A ring and what else two ranks share. Keeps its memory until both threads are done.
 struct Shared {
     memory: Vec<[u8; 64]>,
-    /// Memory that the receiver reads as long as a message is not freed, as if the sender had lent it.
+    /// Memory that the receiver reads as long as a message is not freed, as if the sender had lent
+    /// it.
     loan: UnsafeCell<u64>,
     /// One per rank: the sender's, the receiver's.
     bells: [Doorbell; 2],
@@ -173,7 +174,8 @@ const MODELS: [(&str, fn()); 4] = [
 /// Whether every execution of a model is right.
 fn holds(model: fn()) -> bool {
     let mut builder = loom::model::Builder::new();
-    // A lost wake-up shows as a loop without end; the longest right execution takes below 200 steps.
+    // A lost wake-up shows as a loop without end; the longest right execution takes below 200
+    // steps.
     builder.max_branches = 1000;
     catch_unwind(AssertUnwindSafe(|| builder.check(model))).is_ok()
 }

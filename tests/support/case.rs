@@ -100,7 +100,6 @@ impl Case {
             Broadcast => whole(self.count).filter(|_| rank == self.root),
             Scatter => to_all(1).filter(|_| rank == self.root),
             ReduceScatter => to_all(1),
-            // In place both buffers of a rank have one layout.
             AllToAll => to_all(2 + rank as u64),
             Barrier => None,
         }
@@ -119,7 +118,6 @@ impl Case {
             ReduceScatter | Scatter => whole(self.block(0, rank)),
             Gather => of_all(1).filter(|_| rank == self.root),
             AllGather => of_all(1 + rank as u64),
-            AllToAll if self.in_place => of_all(2 + rank as u64),
             AllToAll => of_all(100 + rank as u64),
             Barrier => None,
         }

@@ -9,6 +9,7 @@ pub mod oracle;
 
 pub mod case;
 pub mod data;
+pub mod exchange;
 pub mod guarded;
 pub mod processes;
 pub mod threads;

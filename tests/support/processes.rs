@@ -1,8 +1,8 @@
 //! Ranks as processes: the test binary runs itself again, once a rank.
 //!
 //! A child is started with the name of the running test and finds, in an environment variable, the
-//! place of the call of `on_processes` that it is for; there it joins, runs the body and exits. So a
-//! body captures nothing: all it knows is its communicator and a text. Nothing is forked from a
+//! place of the call of `on_processes` that it is for; there it joins, runs the body and exits. So
+//! a body captures nothing: all it knows is its communicator and a text. Nothing is forked from a
 //! process with threads, and a child dies with the thread that started it.
 
 use super::HARD_DEADLINE_S;

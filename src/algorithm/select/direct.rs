@@ -1,9 +1,9 @@
 //! Closed forms without slots, where ranks read and write each other's buffers.
 //!
-//! The one idea: a plan needs no messages when each of them only passes on an input (the reader reads
-//! it where it lies) or is only kept in an output (the writer writes it there). What is left is the
-//! work, between two meetings: at the first all say that their inputs are ready, at the second that
-//! they are done with each other's memory.
+//! The one idea: a plan needs no messages when each of them only passes on an input (the reader
+//! reads it where it lies) or is only kept in an output (the writer writes it there). What is left
+//! is the work, between two meetings: at the first all say that their inputs are ready, at the
+//! second that they are done with each other's memory.
 
 use super::form::{Form, Work, work};
 use crate::algorithm::Algorithm::{self, *};

@@ -35,8 +35,8 @@ const PAGE: usize = 4096;
 
 /// Where a buffer may begin, counting its guard band.
 ///
-/// Long ones begin at the same place of their pages, as an allocator's do. Shifted by a few lines, a
-/// load from one would now and then be taken for a load of what has just been stored to another,
+/// Long ones begin at the same place of their pages, as an allocator's do. Shifted by a few lines,
+/// a load from one would now and then be taken for a load of what has just been stored to another,
 /// since the processor compares the low twelve bits first.
 fn alignment(bytes: usize) -> usize {
     if bytes >= PAGE { PAGE } else { GUARD }

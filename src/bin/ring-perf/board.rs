@@ -191,7 +191,8 @@ impl Board {
         header.sleepers.fetch_add(1, Ordering::SeqCst);
         // SeqCst: pairs with the increment of the generation in `barrier`.
         if header.generation.load(Ordering::SeqCst) == generation {
-            // A tenth of a second: how soon a stopped run is noticed by a sleeper that is not woken.
+            // A tenth of a second: how soon a stopped run is noticed by a sleeper that is not
+            // woken.
             let timeout = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             let word = header.generation.as_ptr();
             // SAFETY: the word is an aligned part of the mapping, the timeout outlives the call.

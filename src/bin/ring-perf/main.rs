@@ -1,8 +1,8 @@
 //! ring-perf: the bandwidth and latency benchmark, which checks every result that it times.
 //!
-//! The program makes its own ranks, as threads or as processes, and gives every one of them the same
-//! list of cells to measure. `measure` says how a time is taken, `pattern` what is sent, `layout` how
-//! much of the memory's bandwidth a row is held against.
+//! The program makes its own ranks, as threads or as processes, and gives every one of them the
+//! same list of cells to measure. `measure` says how a time is taken, `pattern` what is sent,
+//! `layout` how much of the memory's bandwidth a row is held against.
 
 #![deny(unsafe_code)]
 

@@ -1,12 +1,12 @@
 //! How a time is taken.
 //!
 //! Calls run in blocks. Before a block all ranks meet at the board's barrier; after it every result
-//! of the block is checked, so every timed call is checked and no check runs inside a measured time.
-//! A call that takes long enough is timed by itself. Short ones are timed by the block (its mean),
-//! because two clock reads would be a fifth of an 8-byte call; every fourth of their blocks reads the
-//! clock between calls instead, and only those single times, less the clock's own, make the 99th
-//! percentile. A time is the longest of the ranks' (`-a` chooses another); the median and the least
-//! are taken over these.
+//! of the block is checked, so every timed call is checked and no check runs inside a measured
+//! time. A call that takes long enough is timed by itself. Short ones are timed by the block (its
+//! mean), because two clock reads would be a fifth of an 8-byte call; every fourth of their blocks
+//! reads the clock between calls instead, and only those single times, less the clock's own, make
+//! the 99th percentile. A time is the longest of the ranks' (`-a` chooses another); the median and
+//! the least are taken over these.
 
 use crate::board::{Board, List, SAMPLES, Stopped};
 use crate::options::{Average, Options};

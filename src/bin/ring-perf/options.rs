@@ -314,7 +314,8 @@ fn add_operation(options: &mut Options, name: &str) -> Result<(), String> {
 /// The known name that takes the fewest edits to reach, if they are few for its length.
 pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let best = known.iter().map(|known| (edits(name, known), *known)).min()?;
-    // A third of the letters wrong is still a slip; more is another word. An unfinished word counts.
+    // A third of the letters wrong is still a slip; more is another word. An unfinished word
+    // counts.
     let prefix = known.iter().find(|known| name.len() >= 3 && known.starts_with(name));
     if best.0 <= (best.1.len() / 3).max(1) { Some(best.1) } else { prefix.copied() }
 }

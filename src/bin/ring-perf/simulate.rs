@@ -68,7 +68,8 @@ impl Network {
                 "depth" => network.depth = (real()? as usize).max(2),
                 _ => {
                     return Err(format!(
-                        "--network: there is no {key:?}; known: alpha message beta memory slot depth"
+                        "--network: there is no {key:?}; known: alpha message beta memory slot \
+                         depth"
                     ));
                 }
             }
@@ -102,7 +103,8 @@ impl Network {
     }
 }
 
-/// The operations that have plans or are a plain message. A v form takes as long as its busiest rank.
+/// The operations that have plans or are a plain message. A v form takes as long as its busiest
+/// rank.
 pub fn can(operation: Operation) -> bool {
     !operation.is_vector()
 }

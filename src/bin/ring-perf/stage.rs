@@ -32,8 +32,8 @@ pub mod kind {
 pub fn rotation(cell: &Cell, nranks: usize, options: &Options) -> usize {
     let layout = cell.layout(0, nranks);
     let footprint = 2 * layout.size_elements * cell.data_type.size();
-    // Small calls are timed in blocks, and 64 KiB of buffers stay near the core; up to 256 KiB three
-    // calls share the cost of starting together; beyond, one call a block disturbs nothing.
+    // Small calls are timed in blocks, and 64 KiB of buffers stay near the core; up to 256 KiB
+    // three calls share the cost of starting together; beyond, one call a block disturbs nothing.
     let by_size = match footprint {
         0..=65536 => (65536 / footprint.max(1)).clamp(3, 63),
         65537..=524288 => 3,

@@ -139,8 +139,8 @@ impl Reduction {
         }
     }
 
-    /// Up to where the first target is aligned, from there past the cache, and the rest. Targets that
-    /// lie otherwise than the first are written through the cache.
+    /// Up to where the first target is aligned, from there past the cache, and the rest. Targets
+    /// that lie otherwise than the first are written through the cache.
     unsafe fn stream(&self, job: &Job, count: usize, full: bool, parts: usize) {
         let [wide, narrower @ ..] = &self.choices;
         let unit = self.size / self.units;

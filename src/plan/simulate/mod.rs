@@ -4,11 +4,12 @@
 //! messages have arrived and its slots are free, and costs what its bytes cost; since plans form a
 //! Kahn network, ranks can be advanced in any order and the times come out the same.
 //!
-//! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring, one-shot,
-//! two-shot), all clocks are equal and **one rank is run for all**; its own posts stand for what
-//! arrives. Other plans (trees, doubling, halving: about log n steps a rank) are generated one by
-//! one, packed into some twenty bytes a step and run in full. What has more than [`MAX_STEPS`] steps
-//! in all is refused. Of many slices the first few are run and the rest follow at their pace.
+//! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
+//! one-shot, two-shot), all clocks are equal and **one rank is run for all**; its own posts stand
+//! for what arrives. Other plans (trees, doubling, halving: about log n steps a rank) are generated
+//! one by one, packed into some twenty bytes a step and run in full. What has more than
+//! [`MAX_STEPS`] steps in all is refused. Of many slices the first few are run and the rest follow
+//! at their pace.
 
 mod clock;
 mod packed;
@@ -106,8 +107,8 @@ pub fn simulate(
 
 /// Whether rank 0's plan, turned, is that of its neighbours and of the ranks across the circle.
 ///
-/// A few ranks tell: algorithms branch on the parity, the size or the ends of the rank's number, and
-/// these differ in all of that.
+/// A few ranks tell: algorithms branch on the parity, the size or the ends of the rank's number,
+/// and these differ in all of that.
 fn is_symmetric(first: &Plan, plan: &impl Fn(usize) -> Plan) -> bool {
     let nranks = first.nranks;
     let shape = packed::turned(first);

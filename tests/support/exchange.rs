@@ -1,0 +1,88 @@
+//! Batches of sends and receives that every rank knows, and each runs in an order of its own.
+
+use super::data::Random;
+use super::guarded::Guarded;
+use ringcomm::communicator::{Communicator, Message};
+use ringcomm::types::DataType;
+
+/// One message of a batch, known to all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    pub from: usize,
+    pub to: usize,
+    pub count: usize,
+    pub data_type: DataType,
+    pub seed: u64,
+}
+
+impl Planned {
+    pub fn content(&self) -> Vec<u8> {
+        let mut random = Random(self.seed);
+        (0..self.count * self.data_type.size()).map(|_| random.next() as u8).collect()
+    }
+}
+
+/// Messages between any ranks, a rank and itself included, several of one pair.
+pub fn batch(nranks: usize, random: &mut Random) -> Vec<Planned> {
+    (0..random.below(3 * nranks) + 1)
+        .map(|_| Planned {
+            from: random.below(nranks),
+            to: random.below(nranks),
+            count: random.pick(&[0, 1, 3, 64, 129, 1000, 5000, 40_000]),
+            data_type: random.pick(&[DataType::Uint8, DataType::Bfloat16, DataType::Float64]),
+            seed: random.next(),
+        })
+        .collect()
+}
+
+/// Run this rank's part: its sends and receives, each kind in the batch's order for each peer, but
+/// the two kinds and the peers mixed by `random`.
+pub fn run(comm: &Communicator, batch: &[Planned], random: &mut Random) {
+    let rank = comm.rank();
+    let mut lanes: Vec<Vec<(bool, Planned)>> = Vec::new();
+    for peer in 0..comm.nranks() {
+        let lane = |sends: bool| {
+            let mine = batch.iter().filter(|m| match sends {
+                true => (m.from, m.to) == (rank, peer),
+                false => (m.from, m.to) == (peer, rank),
+            });
+            mine.map(|message| (sends, *message)).collect::<Vec<_>>()
+        };
+        lanes.push(lane(true));
+        lanes.push(lane(false));
+    }
+    let mut order = Vec::new();
+    while lanes.iter().any(|lane| !lane.is_empty()) {
+        let lane = random.below(lanes.len());
+        if !lanes[lane].is_empty() {
+            order.push(lanes[lane].remove(0));
+        }
+    }
+    let shift = random.below(64);
+    let mut buffers: Vec<Guarded> = order
+        .iter()
+        .map(|(sends, message)| match sends {
+            true => Guarded::with(&message.content(), shift),
+            false => Guarded::new(message.content().len(), shift / 2),
+        })
+        .collect();
+    let messages: Vec<Message> = order
+        .iter()
+        .zip(&mut buffers)
+        .map(|((sends, message), buffer)| {
+            let Planned { from, to, count, data_type, .. } = *message;
+            let buffer = buffer.pointer();
+            match sends {
+                true => Message::Send { buffer, count, data_type, peer: to },
+                false => Message::Recv { buffer, count, data_type, peer: from },
+            }
+        })
+        .collect();
+    // SAFETY: every buffer holds its message.
+    unsafe { comm.exchange(&messages) }.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+    for ((sends, message), buffer) in order.iter().zip(&buffers) {
+        if let Some(text) = buffer.differs(&message.content(), 1) {
+            panic!("rank {rank} sends {sends} {message:?}: {text}");
+        }
+    }
+}
