@@ -126,8 +126,8 @@ fn count_change() {
 
 /// Look something up in the present table, without a lock unless it has just changed.
 fn with_entries<T>(body: impl FnOnce(&[Entry]) -> Option<T>) -> Option<T> {
-    // Acquire: pairs with the Release in `count_change`; the caller's own order with the thread that
-    // exported its buffer does the rest.
+    // Acquire: pairs with the Release in `count_change`; the caller's own order with the thread
+    // that exported its buffer does the rest.
     let changes = CHANGES.load(Acquire);
     if changes == 0 {
         return None;
@@ -311,7 +311,8 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
     }
     Err(Error::argument(
         "register: the range is not private, writable memory throughout (it may be mapped from a \
-         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
+         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc \
+         instead",
     ))
 }
 
