@@ -6,15 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 const PAGE: usize = 4096;
 
-/// Page-aligned private memory, all `fill`.
+/// Page-aligned private memory, all `fill`. It stays mapped until the process ends.
 fn pages(count: usize, fill: u8) -> *mut u8 {
-    let layout = std::alloc::Layout::from_size_align(count * PAGE, PAGE).unwrap();
-    // SAFETY: the layout is not empty; the memory is leaked, since tests move it about.
-    unsafe {
-        let address = std::alloc::alloc(layout);
-        address.write_bytes(fill, count * PAGE);
-        address
-    }
+    let memory = std::mem::ManuallyDrop::new(Segment::anonymous(count * PAGE).unwrap());
+    bytes_at(memory.address(), count * PAGE).fill(fill);
+    memory.address()
 }
 
 fn bytes_at<'a>(address: *mut u8, bytes: usize) -> &'a mut [u8] {
