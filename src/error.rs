@@ -99,13 +99,14 @@ impl fmt::Display for Error {
             ),
             Error::PeerDied { rank, peer, operation } => write!(
                 f,
-                "{peer} died: rank {rank} cannot go on{}; shrink the communicator or restart the job",
+                "{peer} died: rank {rank} cannot go on{}; shrink the communicator or restart \
+                 the job",
                 during(operation)
             ),
             Error::Timeout { rank, peer, operation, waited_ms, peer_state } => write!(
                 f,
-                "timeout: rank {rank} waited {waited_ms} ms for {peer} in {operation}; {peer_state}; \
-                 if this is expected raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
+                "timeout: rank {rank} waited {waited_ms} ms for {peer} in {operation}; \
+                 {peer_state}; if this is expected raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
             ),
             Error::Remote { rank, peer, operation, text } => write!(
                 f,

@@ -18,7 +18,7 @@ use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
-use crate::plan::{Collective, Plan};
+use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -92,12 +92,7 @@ impl Engine {
         self.sequence += 1;
         let page = watched.pages.mine();
         page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
-        let watch = OperationWatch {
-            watched,
-            descriptor: ready.descriptor,
-            sequence,
-            fingerprint: ready.fingerprint,
-        };
+        let watch = OperationWatch { watched, descriptor: ready.descriptor, sequence };
         let stamp = Stamp {
             communicator: self.communicator,
             epoch: self.epoch,
@@ -218,10 +213,17 @@ impl Engine {
         };
         let plan = plan_of(chosen.staged.algorithm, rank);
         let layout = layout_for(&plan);
-        let slot_bytes = self.links.geometry.slot_bytes;
+        let geometry = self.links.geometry;
         let plans = (0..nranks).map(|of| plan_of(chosen.staged.algorithm, of));
-        let cut = Cut::new(plans, &layout, element);
-        let shape = Shape { layout: &layout, element, reduction, scales, slot_bytes, cut };
+        let shape = Shape {
+            layout: &layout,
+            element,
+            reduction,
+            scales,
+            slot_bytes: geometry.slot_bytes,
+            pipelined: geometry.depth >= PIPELINE_DEPTH,
+            cut: Cut::new(plans, &layout, element),
+        };
         let staged = Bound::new(&plan, shape)?;
         // A peer's scalar is its own, so scaled inputs are not read where they lie.
         let direct = chosen.direct.filter(|_| !scales).and_then(|direct| {
@@ -307,7 +309,7 @@ impl Engine {
             let transfer = self.transfer(message);
             self.transfers.push(transfer);
         }
-        let watch = OperationWatch { watched, descriptor, sequence: batch, fingerprint: 0 };
+        let watch = OperationWatch { watched, descriptor, sequence: batch };
         // SAFETY: the caller's promise.
         unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch)? };
         page.end_batch(batch, clock::ticks());

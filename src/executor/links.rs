@@ -238,8 +238,8 @@ impl Links {
             return error;
         }
         Error::usage(format!(
-            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} bytes; \
-             both ends must make the same calls, with the same count and type, in the same order",
+            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
+             bytes; both ends must make the same calls, with the same count and type, in the same order",
             self.rank, stamp.sequence, message.stamp.sequence, message.length
         ))
     }

@@ -309,8 +309,8 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument(
-        "register: the range is not private, writable memory throughout (it may be mapped from a file \
-         that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
+        "register: the range is not private, writable memory throughout (it may be mapped from a \
+         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
     ))
 }
 

@@ -68,7 +68,8 @@ impl Network {
                 "depth" => network.depth = (real()? as usize).max(2),
                 _ => {
                     return Err(format!(
-                        "--network: there is no {key:?}; known: alpha message beta memory slot depth"
+                        "--network: there is no {key:?}; known: alpha message beta memory slot \
+                         depth"
                     ));
                 }
             }
