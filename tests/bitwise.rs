@@ -10,7 +10,7 @@ use ringcomm::transport::exports;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use support::oracle::{Rule, reduce};
-use support::{Data, Guarded, config, data, on_joined_threads, on_processes, on_threads};
+use support::{Data, Guarded, calm, config, data, on_joined_threads, on_processes, on_threads};
 
 const FLOATS: [DataType; 6] = [
     DataType::Float8e4m3,
@@ -199,7 +199,8 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
 fn direct_access_and_the_interpreter_give_the_same_bytes() {
     for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
         for nranks in [2, 3, 4] {
-            let pairs = on_threads(nranks, &forced(algorithm), interpreted_sums);
+            let config = Config { algorithm: Some(algorithm.name().into()), ..calm(nranks) };
+            let pairs = on_threads(nranks, &config, interpreted_sums);
             for (rank, pairs) in pairs.iter().enumerate() {
                 for (index, (direct, interpreted)) in pairs.iter().enumerate() {
                     assert_eq!(direct, interpreted, "{algorithm}, rank {rank}, call {index}");
@@ -207,7 +208,8 @@ fn direct_access_and_the_interpreter_give_the_same_bytes() {
             }
         }
     }
-    on_threads(2, &forced(Algorithm::TwoShot), |comm| {
+    let config = Config { algorithm: Some("twoshot".into()), ..calm(2) };
+    on_threads(2, &config, |comm| {
         // Far apart and never read: nothing is moved to explain a call.
         let sum = Call {
             send: std::ptr::without_provenance(1 << 20),
