@@ -10,8 +10,8 @@ use ringcomm::types::{DataType, ReduceOp};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use support::case::Blocks;
 use support::{
-    Case, Data, Prepared, Random, config, on_joined_threads, on_processes, on_threads, small_slots,
-    threads,
+    Case, Data, Prepared, Random, calm, config, on_joined_threads, on_processes, on_threads,
+    small_slots, threads,
 };
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 7, 8];
@@ -174,56 +174,101 @@ fn data_for(algorithm: Algorithm, collective: Collective) -> Data {
     }
 }
 
+const FORCED_TYPES: [DataType; 7] = [
+    DataType::Int32,
+    DataType::Bool,
+    DataType::Float8e4m3,
+    DataType::Float16,
+    DataType::Bfloat16,
+    DataType::Float32,
+    DataType::Float64,
+];
+
+/// Run `cases` by every algorithm that exists for them; how many pairs that was.
+fn force_every_algorithm(nranks: usize, config: &Config, cases: Vec<Case>) -> usize {
+    // Every case twice: as it is, and with data that shows the order where the order is promised.
+    let special = |case: &Case| Prepared::new(Case { data: Data::Special, ..case.clone() });
+    let cases: Vec<[Prepared; 2]> =
+        cases.into_iter().map(|case| [special(&case), Prepared::new(case)]).collect();
+    let mut pairs = 0;
+    for algorithm in Algorithm::ALL {
+        let chosen: Vec<&Prepared> = cases
+            .iter()
+            .map(|[special, exact]| {
+                let collective = exact.case.collective;
+                if algorithm::serial_order(algorithm, collective) { special } else { exact }
+            })
+            .filter(|prepared| {
+                let collective = prepared.case.collective;
+                algorithm::plan(algorithm, collective, 0, nranks, 0).is_some()
+            })
+            .collect();
+        let name = algorithm.name();
+        let config = Config { algorithm: Some(name.into()), ..config.clone() };
+        on_threads(nranks, &config, |comm| {
+            for prepared in &chosen {
+                prepared.run(comm);
+                assert_eq!(prepared.explain(comm).algorithm, name, "{:?}", prepared.case);
+            }
+        });
+        pairs += chosen.len();
+    }
+    pairs
+}
+
 #[test]
 fn every_algorithm_that_exists_can_be_forced_and_is_right() {
-    let types = [
-        DataType::Int32,
-        DataType::Bool,
-        DataType::Float8e4m3,
-        DataType::Float16,
-        DataType::Bfloat16,
-        DataType::Float32,
-        DataType::Float64,
-    ];
-    let mut forced = 0;
+    let mut pairs = 0;
     for nranks in RANKS {
-        for algorithm in Algorithm::ALL {
-            let exists = |c: &Collective| algorithm::plan(algorithm, *c, 0, nranks, 0).is_some();
-            let mut cases = Vec::new();
-            for collective in Collective::ALL.into_iter().filter(exists) {
-                for data_type in types {
-                    for op in operations().filter(|op| op.supports(data_type)) {
-                        let long = 3 * SLOT / data_type.size() + 5;
-                        for count in [0, nranks + 1, long] {
-                            for in_place in [false, true] {
-                                let (seed, root) = (cases.len() as u64, cases.len() % nranks);
-                                let data = data_for(algorithm, collective);
-                                let case = Case::new(collective, nranks, count, data_type);
-                                cases.push(Case { op, in_place, root, seed, data, ..case });
-                            }
-                        }
-                        if !collective.reduces() {
-                            break;
-                        }
+        let mut cases = Vec::new();
+        for collective in Collective::ALL {
+            for data_type in FORCED_TYPES {
+                for op in operations().filter(|op| op.supports(data_type)) {
+                    for count in [0, nranks + 1, 3 * SLOT / data_type.size() + 5] {
+                        let (seed, root) = (cases.len() as u64, cases.len() % nranks);
+                        let in_place = cases.len() / 3 % 2 == 0;
+                        let case = Case::new(collective, nranks, count, data_type);
+                        cases.push(Case { op, in_place, root, seed, ..case });
+                    }
+                    if !collective.reduces() {
+                        break;
                     }
                 }
             }
-            if cases.is_empty() {
-                continue;
-            }
-            forced += 1;
-            let name = algorithm.name();
-            let config = Config { algorithm: Some(name.into()), ..small_slots(nranks, SLOT) };
-            let prepared: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
-            on_threads(nranks, &config, |comm| {
-                for case in &prepared {
-                    case.run(comm);
-                    assert_eq!(case.explain(comm).algorithm, name, "{:?}", case.case);
-                }
-            });
         }
+        pairs += force_every_algorithm(nranks, &small_slots(nranks, SLOT), cases);
     }
-    println!("{forced} algorithms on {} rank counts", RANKS.len());
+    println!("{pairs} pairs of a call and an algorithm");
+}
+
+#[test]
+fn every_algorithm_streams_long_vectors_through_deep_connections() {
+    let mut pairs = 0;
+    for nranks in RANKS {
+        // Four slots of 8 KiB: deep enough for plans to run in stages.
+        let buffer_bytes = (nranks - 1).max(1) * 4 * (8192 + 64);
+        let config = Config { buffer_bytes, ..config() };
+        let mut cases = Vec::new();
+        for collective in Collective::ALL {
+            for data_type in [DataType::Int16, DataType::Float32] {
+                for count in [3, 9000, 50_003] {
+                    let blocks = match collective {
+                        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+                        _ => nranks,
+                    };
+                    for in_place in [false, true] {
+                        let (seed, root) = (cases.len() as u64, cases.len() % nranks);
+                        let op = if seed % 4 < 2 { ReduceOp::Sum } else { ReduceOp::PreMulSum };
+                        let count = (count / blocks).max(1);
+                        let case = Case::new(collective, nranks, count, data_type);
+                        cases.push(Case { op, in_place, root, seed, ..case });
+                    }
+                }
+            }
+        }
+        pairs += force_every_algorithm(nranks, &config, cases);
+    }
+    println!("{pairs} pairs of a call and an algorithm");
 }
 
 #[test]
@@ -248,8 +293,11 @@ fn long_vectors_between_threads_go_straight_from_buffer_to_buffer() {
         let mut cases = Vec::new();
         for collective in REDUCING.into_iter().chain(COPYING) {
             for data_type in DataType::ALL {
-                // Long enough for every part of every rank to be long.
-                let count = 40_000 / data_type.size() + 3;
+                let blocks = match collective {
+                    Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+                    _ => nranks,
+                };
+                let count = 60_000 / data_type.size() / blocks + 3;
                 for in_place in [false, true] {
                     let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
                     let (seed, root) = (cases.len() as u64, cases.len() % nranks);
@@ -260,7 +308,7 @@ fn long_vectors_between_threads_go_straight_from_buffer_to_buffer() {
             }
         }
         let prepared: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
-        let direct = on_threads(nranks, &config(), |comm| {
+        let direct = on_threads(nranks, &calm(nranks), |comm| {
             let is_direct = |case: &&Prepared| {
                 case.run(comm);
                 case.explain(comm).transport == "thread direct"
@@ -268,7 +316,7 @@ fn long_vectors_between_threads_go_straight_from_buffer_to_buffer() {
             prepared.iter().filter(is_direct).count()
         });
         println!("{nranks} ranks: {} of {} calls direct", direct[0], prepared.len());
-        assert!(nranks == 1 || direct[0] > 0, "no call of {nranks} ranks was direct");
+        assert!(nranks == 1 || direct[0] > 100, "few calls of {nranks} ranks were direct");
     }
 }
 
@@ -317,7 +365,7 @@ fn sample(nranks: usize, seed: u64) -> Vec<Case> {
         for data_type in DataType::ALL {
             let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
             let mut all = counts(collective, nranks, data_type);
-            all.push(40_000 / data_type.size() + 3);
+            all.push(40_000 / data_type.size() / nranks + 3);
             for count in all {
                 let (op, root) = (random.pick(&ops), random.below(nranks));
                 let (in_place, seed) = (random.chance(2), random.next() >> 8);

@@ -5,6 +5,7 @@ use super::record::{Descriptor, mix};
 use crate::algorithm::Algorithm;
 use crate::executor::bind::Bound;
 use crate::executor::direct::Direct;
+use crate::executor::layout::Layout;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::collections::HashMap;
@@ -65,7 +66,7 @@ pub enum Way {
     /// In the peers' buffers where all of them can be reached, else through slots.
     Direct(Direct),
     /// Block by block, as point-to-point messages.
-    Messages,
+    Messages(Layout),
 }
 
 /// A call's shape, ready to run.

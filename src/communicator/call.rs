@@ -70,14 +70,16 @@ impl Call<'_> {
                 ))
             })
         };
-        let own = self.own_block(rank) * size;
+        let (input, output) = (bytes(input)?, bytes(output)?);
+        // Only looked at where the block lies inside a buffer, whose bytes were counted.
+        let own = self.own_block(rank).wrapping_mul(size);
         let distance = match self.collective {
             Collective::AllGather | Collective::Gather => Some(own.wrapping_neg()),
             Collective::ReduceScatter | Collective::Scatter => Some(own),
             Collective::AllToAll if self.vector.is_some() => None,
             _ => Some(0),
         };
-        Ok(Extents { input: bytes(input)?, output: bytes(output)?, distance })
+        Ok(Extents { input, output, distance })
     }
 
     #[cold]
@@ -101,7 +103,7 @@ impl Call<'_> {
     /// Elements before this rank's own block in the gathered or scattered buffer.
     fn own_block(&self, rank: usize) -> usize {
         match (self.vector, self.collective) {
-            (None, _) => rank * self.count,
+            (None, _) => rank.wrapping_mul(self.count),
             (Some(v), Collective::ReduceScatter) => v.recv_counts[..rank].iter().sum(),
             (Some(v), Collective::Scatter) => v.send_displacements.get(rank).copied().unwrap_or(0),
             (Some(v), _) => v.recv_displacements.get(rank).copied().unwrap_or(0),

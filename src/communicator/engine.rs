@@ -95,12 +95,7 @@ impl Engine {
         self.sequence += 1;
         let page = watched.pages.mine();
         page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
-        let watch = OperationWatch {
-            watched,
-            descriptor: ready.descriptor,
-            sequence,
-            fingerprint: ready.fingerprint,
-        };
+        let watch = OperationWatch { watched, descriptor: ready.descriptor, sequence };
         let stamp = Stamp {
             communicator: self.communicator,
             epoch: self.epoch,
@@ -131,9 +126,9 @@ impl Engine {
             scratch: self.scratch.as_mut_ptr(),
             scalar: call.scalar,
         };
-        if let Way::Messages = ready.way {
+        if let Way::Messages(layout) = &ready.way {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_messages(call, stamp, watch) };
+            return unsafe { self.run_messages(call, layout, stamp, watch) };
         }
         if let Way::Direct(program) = &ready.way {
             let work = Work {
@@ -253,21 +248,23 @@ impl Engine {
         let predicted =
             choose::predicted(self, call, Algorithm::OneShot).unwrap_or(self.costs.alpha_us);
         let nothing = Bound::empty(call.data_type.size(), self.links.geometry.slot_bytes);
-        let chunks = self.links.nranks;
-        Ready::new(key, descriptor, fingerprint, nothing, Way::Messages, chunks, predicted)
+        let (rank, chunks) = (self.links.rank, self.links.nranks);
+        let layout =
+            Layout::new(call.collective, rank, chunks, chunks * chunks, call.count, call.vector);
+        let way = Way::Messages(layout);
+        Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted)
     }
 
     /// Run a `v` form as messages under the collective's own stamp.
     unsafe fn run_messages(
         &mut self,
         call: &Call,
+        layout: &Layout,
         stamp: &Stamp,
         watch: &OperationWatch,
     ) -> Result<()> {
         let (rank, nranks) = (self.links.rank, self.links.nranks);
         let size = call.data_type.size();
-        let layout =
-            Layout::new(call.collective, rank, nranks, nranks * nranks, call.count, call.vector);
         self.transfers.clear();
         for peer in (0..nranks).map(|step| (rank + step) % nranks) {
             let (to, from) = match call.collective {
@@ -319,7 +316,7 @@ impl Engine {
             let transfer = self.transfer(message);
             self.transfers.push(transfer);
         }
-        let watch = OperationWatch { watched, descriptor, sequence: batch, fingerprint: 0 };
+        let watch = OperationWatch { watched, descriptor, sequence: batch };
         // SAFETY: the caller's promise.
         unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch)? };
         page.end_batch(batch, clock::ticks());

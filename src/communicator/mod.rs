@@ -224,10 +224,10 @@ impl Communicator {
         let transport = match (engine.links.one_process(), &ready.way) {
             (true, Way::Direct(_)) => "thread direct",
             (true, Way::Staged) => "thread staged",
-            (true, Way::Messages) => "thread messages",
+            (true, Way::Messages(_)) => "thread messages",
             (false, Way::Direct(_)) => "process mapped or staged",
             (false, Way::Staged) => "process staged",
-            (false, Way::Messages) => "process messages",
+            (false, Way::Messages(_)) => "process messages",
         };
         Ok(Explanation {
             algorithm: ready.algorithm.name(),

@@ -145,7 +145,8 @@ pub fn state_of(control: &Control, rank: usize) -> String {
         None => match control.record(completed - 1) {
             Some(record) => {
                 format!(
-                    "rank {rank} has not made call #{completed}; its last was {}",
+                    "rank {rank} has not made call #{}; its last was {}",
+                    number(completed),
                     operation(record)
                 )
             }

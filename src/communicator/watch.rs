@@ -45,12 +45,15 @@ impl Watched {
     }
 }
 
+/// Earlier calls that are compared too: ranks that only send may all be through with a call before
+/// one of them can know that it was not the same. As many as a connection has slots (16).
+const LOOK_BACK: u64 = 16;
+
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
     pub watched: &'a Watched,
     pub descriptor: Descriptor,
     pub sequence: u64,
-    pub fingerprint: u64,
 }
 
 impl Watch for OperationWatch<'_> {
@@ -123,24 +126,24 @@ impl OperationWatch<'_> {
         if page.life() == Life::Failed {
             return Err(self.watched.remote(other, Some(self.operation())));
         }
-        match page.record(self.sequence) {
-            Some(record)
-                if self.is_collective() && record.fingerprint.load(Relaxed) != self.fingerprint =>
+        let mine = pages.mine();
+        let recent = match self.is_collective() {
+            true => self.sequence.saturating_sub(LOOK_BACK)..=self.sequence,
+            false => return Ok(()),
+        };
+        for sequence in recent {
+            if let (Some(mine), Some(theirs)) = (mine.record(sequence), page.record(sequence))
+                && mine.fingerprint.load(Relaxed) != theirs.fingerprint.load(Relaxed)
             {
-                Err(self.mismatch(other))
+                return Err(Error::Mismatch {
+                    rank: pages.rank,
+                    mine: record::operation(mine),
+                    peer: other,
+                    theirs: record::operation(theirs),
+                });
             }
-            _ => Ok(()),
         }
-    }
-
-    /// The error for a peer whose call differs from this one.
-    pub fn mismatch(&self, peer: usize) -> Error {
-        let record = self.watched.pages.of(peer).record(self.sequence);
-        let theirs = record
-            .map(record::operation)
-            .unwrap_or_else(|| Operation { call: "another call".into(), sequence: self.sequence });
-        let (rank, mine) = (self.watched.pages.rank, self.operation());
-        Error::Mismatch { rank, mine, peer, theirs }
+        Ok(())
     }
 
     /// A dead peer matters unless it had already done its part of this operation.

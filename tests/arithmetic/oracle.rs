@@ -174,8 +174,15 @@ pub fn encode(data_type: DataType, value: f32) -> u64 {
 fn nearest(data_type: DataType, value: f32, largest: u64) -> u64 {
     // Beyond twice the largest every distance would round to the same number.
     let target = (value.abs() as f64).min(2.0 * decode(data_type, largest) as f64);
-    let distance = |code: &u64| (decode(data_type, *code) as f64 - target).abs();
-    let best = (0..=largest)
+    let decoded = |code: u64| decode(data_type, code) as f64;
+    // Values ascend with their codes, so only the two around the target count.
+    let (mut low, mut high) = (0, largest);
+    while low < high {
+        let middle = (low + high) / 2;
+        (low, high) = if decoded(middle) < target { (middle + 1, high) } else { (low, middle) };
+    }
+    let distance = |code: &u64| (decoded(*code) - target).abs();
+    let best = (low.saturating_sub(1)..=low)
         .min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
     best.unwrap() | (value.is_sign_negative() as u64) << 7
 }

@@ -20,6 +20,7 @@ pub use guarded::Guarded;
 pub use processes::on_processes;
 pub use threads::{on_joined_threads, on_threads};
 
+use ringcomm::algorithm::select::Costs;
 use ringcomm::config::Config;
 
 /// The longest a test may wait for its ranks before it is called stuck. Loaded machines have been
@@ -36,4 +37,14 @@ pub fn config() -> Config {
 pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
     let buffer_bytes = (nranks - 1).max(1) * 2 * (slot_bytes + 64);
     Config { buffer_bytes, ..config() }
+}
+
+/// A configuration whose choices do not depend on how busy the machine is: the cost model's default
+/// constants, as if every rank had a core.
+pub fn calm(nranks: usize) -> Config {
+    let costs = Costs { cores: nranks.max(2), ..Costs::default() };
+    let name = format!("ringcomm-test-{}-{nranks}.profile", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, costs.to_text()).expect("a profile");
+    Config { profile: Some(path.to_string_lossy().into_owned()), ..config() }
 }

@@ -1,0 +1,310 @@
+//! Same input, same bits: one plan gives identical bytes whatever carries its messages.
+
+mod support;
+
+use ringcomm::algorithm::Algorithm;
+use ringcomm::communicator::{Call, Communicator};
+use ringcomm::config::Config;
+use ringcomm::plan::Collective;
+use ringcomm::transport::exports;
+use ringcomm::types::{DataType, ReduceOp};
+use std::fmt::Write;
+use support::oracle::{Rule, reduce};
+use support::{Data, Guarded, calm, config, data, on_joined_threads, on_processes, on_threads};
+
+const FLOATS: [DataType; 6] = [
+    DataType::Float8e4m3,
+    DataType::Float8e5m2,
+    DataType::Float16,
+    DataType::Bfloat16,
+    DataType::Float32,
+    DataType::Float64,
+];
+
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
+
+const COLLECTIVES: [Collective; 3] =
+    [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
+
+/// Where the buffers of a call come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Memory {
+    Ordinary,
+    /// Exported, so that other processes map it.
+    Exported,
+}
+
+/// A buffer of either kind.
+enum Buffer {
+    Ordinary(Guarded),
+    Exported(*mut u8, usize),
+}
+
+impl Buffer {
+    fn new(memory: Memory, bytes: usize) -> Buffer {
+        match memory {
+            Memory::Ordinary => Buffer::Ordinary(Guarded::new(bytes, 4)),
+            Memory::Exported => Buffer::Exported(exports::allocate(bytes).unwrap(), bytes),
+        }
+    }
+
+    fn content(&mut self) -> &mut [u8] {
+        match self {
+            Buffer::Ordinary(buffer) => buffer.content_mut(),
+            // SAFETY: the region is this buffer's alone and has these bytes.
+            Buffer::Exported(address, bytes) => unsafe {
+                std::slice::from_raw_parts_mut(*address, *bytes)
+            },
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Buffer::Exported(address, _) = self {
+            exports::release(*address).unwrap();
+        }
+    }
+}
+
+/// One reduction with data that shows the order; what the rank received, as a number.
+fn digest(comm: &Communicator, call: &Call, memory: Memory) -> u64 {
+    let (rank, nranks, size) = (comm.rank(), comm.nranks(), call.data_type.size());
+    let total = match call.collective {
+        Collective::ReduceScatter => call.count * nranks,
+        _ => call.count,
+    };
+    let receives = call.collective != Collective::Reduce || rank == call.root;
+    let mut input = Buffer::new(memory, total * size);
+    let mut output = Buffer::new(memory, if receives { call.count * size } else { size });
+    for (index, bytes) in input.content().chunks_exact_mut(size).enumerate() {
+        bytes.copy_from_slice(&element(call.data_type, rank, index).to_le_bytes()[..size]);
+    }
+    output.content().fill(0);
+    let call = Call {
+        send: input.content().as_ptr(),
+        recv: output.content().as_mut_ptr(),
+        ..call.clone()
+    };
+    // SAFETY: the buffers have the sizes that the collective defines.
+    unsafe { comm.run(&call) }.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+    fnv(output.content())
+}
+
+fn element(data_type: DataType, rank: usize, index: usize) -> u64 {
+    data::element(Data::Special, data_type, ReduceOp::Sum, 77, rank, index)
+}
+
+/// FNV-1a.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+/// Every collective, type and operation at a short and a long count: a line a call.
+fn digests(comm: &Communicator, memory: Memory) -> String {
+    let mut lines = String::new();
+    for collective in COLLECTIVES {
+        for data_type in FLOATS {
+            for op in OPS {
+                for count in [37, 40_000 / data_type.size()] {
+                    let call = Call {
+                        op,
+                        count,
+                        root: comm.nranks() - 1,
+                        ..Call::new(collective, data_type)
+                    };
+                    let hash = digest(comm, &call, memory);
+                    let name = collective.name();
+                    let _ = writeln!(lines, "{name} {data_type} {op} {count}: {hash:016x}");
+                }
+            }
+        }
+    }
+    lines
+}
+
+/// As [`digests`], with sums as sums of products with one: a pre-multiplied sum never reads a peer's
+/// buffer, so between threads this is the interpreter where a plain sum goes direct.
+fn interpreted_sums(comm: &Communicator) -> Vec<(u64, u64)> {
+    let mut pairs = Vec::new();
+    for collective in COLLECTIVES {
+        for data_type in FLOATS {
+            for count in [37, 40_000 / data_type.size()] {
+                let sum = Call { count, ..Call::new(collective, data_type) };
+                let scaled = Call { op: ReduceOp::PreMulSum, ..sum.clone() };
+                let both = [&sum, &scaled].map(|call| digest(comm, call, Memory::Ordinary));
+                pairs.push((both[0], both[1]));
+            }
+        }
+    }
+    pairs
+}
+
+fn forced(algorithm: Algorithm) -> Config {
+    Config { algorithm: Some(algorithm.name().into()), ..config() }
+}
+
+fn compare(what: &str, got: &[String], want: &[String]) {
+    for (rank, (got, want)) in got.iter().zip(want).enumerate() {
+        for (got, want) in got.lines().zip(want.lines()) {
+            assert_eq!(got, want, "{what}, rank {rank}");
+        }
+        assert_eq!(got.lines().count(), want.lines().count());
+    }
+}
+
+/// Algorithms of every kind of reduction order; one that does not know a collective is not forced.
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::OneShot,
+    Algorithm::TwoShot,
+    Algorithm::Ring,
+    Algorithm::Halving,
+    Algorithm::DoubleTree,
+    Algorithm::Chain,
+];
+
+#[test]
+fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
+    let children = |config: &Config, nranks: usize, memory: &str| {
+        on_processes(nranks, config, memory, |comm, memory| {
+            let memory = if memory == "exported" { Memory::Exported } else { Memory::Ordinary };
+            digests(comm, memory)
+        })
+    };
+    if support::processes::is_child() {
+        children(&config(), 1, "");
+    }
+    for algorithm in ALGORITHMS {
+        for nranks in [2, 3] {
+            let config = forced(algorithm);
+            let threads = on_threads(nranks, &config, |comm| digests(comm, Memory::Ordinary));
+            let joined = on_joined_threads(nranks, &config, |comm| digests(comm, Memory::Exported));
+            compare(&format!("{algorithm} joined"), &joined, &threads);
+            // Slots of another size cut the same plan into other slices.
+            let slots = Config { buffer_bytes: nranks * 3000, ..config.clone() };
+            let sliced = on_threads(nranks, &slots, |comm| digests(comm, Memory::Ordinary));
+            compare(&format!("{algorithm} in short slices"), &sliced, &threads);
+            let staged = children(&slots, nranks, "ordinary");
+            compare(&format!("{algorithm} staged"), &staged, &threads);
+            let mapped = children(&config, nranks, "exported");
+            compare(&format!("{algorithm} mapped"), &mapped, &threads);
+        }
+    }
+}
+
+#[test]
+fn direct_access_and_the_interpreter_give_the_same_bytes() {
+    for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+        for nranks in [2, 3, 4] {
+            let config = Config { algorithm: Some(algorithm.name().into()), ..calm(nranks) };
+            let pairs = on_threads(nranks, &config, interpreted_sums);
+            for (rank, pairs) in pairs.iter().enumerate() {
+                for (index, (direct, interpreted)) in pairs.iter().enumerate() {
+                    assert_eq!(direct, interpreted, "{algorithm}, rank {rank}, call {index}");
+                }
+            }
+        }
+    }
+    let config = Config { algorithm: Some("twoshot".into()), ..calm(2) };
+    on_threads(2, &config, |comm| {
+        // Far apart and never read: nothing is moved to explain a call.
+        let sum = Call {
+            send: std::ptr::without_provenance(1 << 20),
+            recv: std::ptr::without_provenance_mut(1 << 40),
+            count: 10_000,
+            ..Call::new(Collective::AllReduce, DataType::Float32)
+        };
+        let scaled = Call { op: ReduceOp::PreMulSum, ..sum.clone() };
+        assert_eq!(comm.explain(&sum).unwrap().transport, "thread direct");
+        assert_eq!(comm.explain(&scaled).unwrap().transport, "thread staged");
+    });
+}
+
+#[test]
+fn exported_memory_is_mapped_and_ordinary_memory_is_staged() {
+    on_processes(2, &forced(Algorithm::TwoShot), "", |comm, _| {
+        let count = 1 << 18;
+        let mut buffers = [Memory::Exported, Memory::Exported, Memory::Ordinary, Memory::Ordinary]
+            .map(|memory| Buffer::new(memory, count * 4));
+        let [a, b, c, d] = &mut buffers;
+        a.content().fill(0);
+        c.content().fill(0);
+        let call = |send: &mut Buffer, recv: &mut Buffer| Call {
+            send: send.content().as_ptr(),
+            recv: recv.content().as_mut_ptr(),
+            count,
+            ..Call::new(Collective::AllReduce, DataType::Float32)
+        };
+        let mapped = comm.explain(&call(a, b)).unwrap().transport;
+        assert_eq!(mapped, "process mapped or staged");
+        let before = mapped_files();
+        // SAFETY: all buffers hold `count` elements.
+        unsafe {
+            comm.run(&call(c, d)).unwrap();
+            assert_eq!(mapped_files(), before, "ordinary memory is not mapped");
+            comm.run(&call(a, b)).unwrap();
+        }
+        assert!(mapped_files() > before, "the peer's exported memory is mapped");
+        String::new()
+    });
+}
+
+fn mapped_files() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:")).count()
+}
+
+#[test]
+fn eight_ranks_in_serial_order_equal_the_serial_loop() {
+    let count = 3001;
+    for data_type in FLOATS {
+        let expected: Vec<u64> = OPS
+            .iter()
+            .map(|op| {
+                let parts = (*op == ReduceOp::Avg).then_some(8);
+                let rule = Rule { data_type, op: *op, parts, scaled: None };
+                let bytes: Vec<u8> = (0..count)
+                    .flat_map(|index| {
+                        let all: Vec<u64> =
+                            (0..8).map(|rank| element(data_type, rank, index)).collect();
+                        let bits = reduce(&rule, &all).to_le_bytes();
+                        bits.into_iter().take(data_type.size())
+                    })
+                    .collect();
+                fnv(&bytes)
+            })
+            .collect();
+        for config in [
+            forced(Algorithm::OneShot),
+            forced(Algorithm::TwoShot),
+            Config { deterministic: true, ..config() },
+        ] {
+            on_threads(8, &config, |comm| {
+                for (op, expected) in OPS.iter().zip(&expected) {
+                    let call =
+                        Call { op: *op, count, ..Call::new(Collective::AllReduce, data_type) };
+                    let got = digest(comm, &call, Memory::Ordinary);
+                    assert_eq!(got, *expected, "{data_type} {op}, rank {}", comm.rank());
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn copies_keep_every_bit_of_special_values() {
+    for nranks in [1, 2, 3] {
+        on_threads(nranks, &config(), |comm| {
+            for data_type in FLOATS {
+                let case = support::Case {
+                    data: Data::Special,
+                    ..support::Case::new(Collective::AllGather, nranks, 5000, data_type)
+                };
+                support::Prepared::of(case, comm.rank()).run(comm);
+            }
+        });
+    }
+}
