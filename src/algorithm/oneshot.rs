@@ -38,6 +38,7 @@ pub(super) fn plan(
 fn all_reduce(rank: usize, nranks: usize) -> Plan {
     let mut plan = Plan::new(rank, nranks, 1);
     plan.step(Span::one(0), &peers(others(rank, nranks)), &[End::Input]);
+    plan.next_stage();
     plan.finish(Span::one(0), &[End::Output], &everyone(rank, nranks));
     plan
 }
@@ -47,6 +48,7 @@ fn reduce_scatter(rank: usize, nranks: usize) -> Plan {
     for peer in others(rank, nranks) {
         plan.send(Span::one(peer), peer, End::Input);
     }
+    plan.next_stage();
     plan.finish(Span::one(rank), &[End::Output], &everyone(rank, nranks));
     plan
 }
@@ -54,6 +56,7 @@ fn reduce_scatter(rank: usize, nranks: usize) -> Plan {
 fn all_gather(rank: usize, nranks: usize) -> Plan {
     let mut plan = Plan::new(rank, nranks, nranks);
     plan.step(Span::one(rank), &kept_and_told(rank, nranks), &[End::Input]);
+    plan.next_stage();
     for peer in others(rank, nranks) {
         plan.recv(Span::one(peer), End::Output, peer);
     }
@@ -110,6 +113,7 @@ fn all_to_all(rank: usize, nranks: usize) -> Plan {
         plan.send(block(rank, peer, nranks), peer, End::Input);
     }
     plan.copy(block(rank, rank, nranks), End::Output, End::Input);
+    plan.next_stage();
     for peer in others(rank, nranks) {
         plan.recv(block(peer, rank, nranks), End::Output, peer);
     }

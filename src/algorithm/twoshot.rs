@@ -39,9 +39,11 @@ fn all_reduce(rank: usize, nranks: usize) -> Plan {
     for peer in others(rank, nranks) {
         plan.send(Span::one(peer), peer, End::Input);
     }
+    plan.next_stage();
     let mut targets = vec![End::Output];
     targets.extend(peers(others(rank, nranks)));
     plan.finish(Span::one(rank), &targets, &everyone(rank, nranks));
+    plan.next_stage();
     for peer in others(rank, nranks) {
         plan.recv(Span::one(peer), End::Output, peer);
     }
@@ -53,8 +55,10 @@ fn reduce(rank: usize, nranks: usize, root: usize) -> Plan {
     for peer in others(rank, nranks) {
         plan.send(Span::one(peer), peer, End::Input);
     }
+    plan.next_stage();
     let target = if rank == root { End::Output } else { End::Peer(root) };
     plan.finish(Span::one(rank), &[target], &everyone(rank, nranks));
+    plan.next_stage();
     if rank == root {
         for peer in others(rank, nranks) {
             plan.recv(Span::one(peer), End::Output, peer);
@@ -72,9 +76,12 @@ fn broadcast(rank: usize, nranks: usize, root: usize) -> Plan {
         for peer in others(rank, nranks) {
             plan.step(Span::one(peer), &[End::Output, End::Peer(peer)], &[End::Input]);
         }
+        plan.next_stage();
         plan.step(mine, &targets, &[End::Input]);
     } else {
+        plan.next_stage();
         plan.step(mine, &targets, &[End::Peer(root)]);
+        plan.next_stage();
         for peer in others(rank, nranks) {
             plan.recv(Span::one(peer), End::Output, peer);
         }

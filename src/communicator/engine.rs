@@ -18,7 +18,7 @@ use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
-use crate::plan::{Collective, Plan};
+use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -218,8 +218,15 @@ impl Engine {
         };
         let plan = plan_of(chosen.staged.algorithm, rank);
         let layout = layout_for(&plan);
-        let slot_bytes = self.links.geometry.slot_bytes;
-        let shape = Shape { layout: &layout, element, reduction, scales, slot_bytes };
+        let geometry = self.links.geometry;
+        let shape = Shape {
+            layout: &layout,
+            element,
+            reduction,
+            scales,
+            slot_bytes: geometry.slot_bytes,
+            pipelined: geometry.depth >= PIPELINE_DEPTH,
+        };
         let staged = Bound::new(&plan, shape)?;
         // A peer's scalar is its own, so scaled inputs are not read where they lie.
         let direct = chosen.direct.filter(|_| !scales).and_then(|direct| {

@@ -38,6 +38,8 @@ pub struct BoundStep {
     pub scaled: Option<usize>,
     /// A lone source is copied to the targets unchanged.
     pub copies: bool,
+    /// How many slices behind the first the step runs (see [`crate::plan::Step::stage`]).
+    pub stage: usize,
 }
 
 /// A plan bound to one shape of call.
@@ -45,6 +47,8 @@ pub struct BoundStep {
 pub struct Bound {
     pub steps: Box<[BoundStep]>,
     pub slices: usize,
+    /// Rounds of the executor: the slices, and what the last stage is behind.
+    pub ticks: usize,
     pub slice_bytes: usize,
     pub scratch_bytes: usize,
     pub element: usize,
@@ -63,6 +67,8 @@ pub struct Shape<'a> {
     pub scales: bool,
     /// Bytes of a connection slot.
     pub slot_bytes: usize,
+    /// Connections are deep enough to run plans in stages.
+    pub pipelined: bool,
 }
 
 impl Bound {
@@ -71,6 +77,7 @@ impl Bound {
         Bound {
             steps: Box::new([]),
             slices: 0,
+            ticks: 0,
             slice_bytes,
             scratch_bytes: 0,
             element,
@@ -114,10 +121,12 @@ impl Bound {
                 sources: step.sources.clone().into(),
                 finish: step.finish,
                 scaled,
+                stage: if shape.pipelined { step.stage } else { 0 },
                 copies: step.sources.len() == 1 && scaled.is_none() && !divides,
             });
         }
         Ok(Bound {
+            ticks: steps.iter().map(|step| step.slices + step.stage).max().unwrap_or(0),
             slices: steps.iter().map(|step| step.slices).max().unwrap_or(1),
             steps: steps.into(),
             slice_bytes,

@@ -1,4 +1,5 @@
-//! The host interpreter: runs a bound plan on this rank's cores, one slice after another.
+//! The host interpreter: runs a bound plan on this rank's cores, one slice after another, later
+//! stages behind earlier ones.
 //!
 //! Per step: the messages of the peers it reads are waited for, the slots of the peers it writes
 //! are reserved, one pass of the arithmetic reads every source and writes every target, then the
@@ -62,8 +63,10 @@ pub unsafe fn run(
     watch: &dyn Watch,
 ) -> Result<()> {
     let run = Run { bound, buffers, stamp, watch };
-    for slice in 0..bound.slices {
+    for tick in 0..bound.ticks {
         for step in &bound.steps {
+            // Before the step's first slice this wraps, which no step has as many slices as.
+            let slice = tick.wrapping_sub(step.stage);
             if slice < step.slices {
                 // SAFETY: the caller's promise, piece by piece.
                 unsafe { run_step(&run, step, slice, links, pointers)? };

@@ -6,10 +6,9 @@ use crate::ffi::boundary::{run, run_on};
 use crate::ffi::convert;
 use crate::ffi::object::{self, REGISTRATIONS, Registration};
 use crate::ffi::types::*;
-use std::alloc::Layout;
-use std::collections::BTreeMap;
+use crate::transport::exports;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Allocate memory that other ranks reach directly: collectives on it move data without staging.
 ///
@@ -23,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> ringResult_t {
     run(|| {
         let out = convert::out(ptr, "ptr")?;
-        out.set(allocate(size)?.cast());
+        out.set(exports::allocate(size)?.cast());
         Ok(())
     })
 }
@@ -36,7 +35,7 @@ pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> rin
 /// No call uses the memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
-    run(|| free(ptr.cast()))
+    run(|| exports::release(ptr.cast()))
 }
 
 /// Tell the communicator about a buffer that will be used again and again, so that other ranks
@@ -92,32 +91,4 @@ pub unsafe extern "C" fn ringCommDeregister(comm: ringComm_t, handle: *mut c_voi
         let registration: Result<Registration> = REGISTRATIONS.close(handle).ok_or_else(none);
         comm.communicator.deregister(registration?.key)
     })
-}
-
-/// Pages, and how many bytes each allocation has: what freeing needs to know.
-static ALLOCATED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
-
-/// Page-aligned memory.
-fn allocate(bytes: usize) -> Result<*mut u8> {
-    // A page of every machine that matters; the least that can be mapped.
-    let layout = Layout::from_size_align(bytes.max(1), 4096)
-        .map_err(|_| Error::argument(format!("{bytes} bytes are more than memory holds")))?;
-    // SAFETY: the layout has at least one byte.
-    let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
-    if pointer.is_null() {
-        return Err(Error::system(format!("allocating {bytes} bytes")));
-    }
-    let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
-    allocated.insert(pointer.addr(), layout);
-    Ok(pointer)
-}
-
-fn free(pointer: *mut u8) -> Result<()> {
-    let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
-    let layout = allocated
-        .remove(&pointer.addr())
-        .ok_or_else(|| object::not_a("pointer of ringMemAlloc", pointer.cast()))?;
-    // SAFETY: this is the layout that the pointer was allocated with, and it is freed once.
-    unsafe { std::alloc::dealloc(pointer, layout) };
-    Ok(())
 }

@@ -56,7 +56,14 @@ pub struct Step {
     pub sources: Vec<End>,
     /// The value is complete: an average divides here, and nowhere else.
     pub finish: bool,
+    /// How many slices behind the first stage the step runs where connections are deep enough, so
+    /// that later slices are on their way before this one is waited for.
+    pub stage: usize,
 }
+
+/// Slots of a connection from which executors run plans in stages: a message of each of two stages in
+/// both halves of a double buffer.
+pub const PIPELINE_DEPTH: usize = 4;
 
 /// What one rank does, step by step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,13 +73,25 @@ pub struct Plan {
     /// How many chunks the collective is cut into; the same number on every rank.
     pub nchunks: usize,
     pub steps: Vec<Step>,
+    /// The stage of the steps that are added next.
+    stage: usize,
 }
 
 /// The builder: NCCL's verbs as methods, so that an algorithm reads like its textbook.
 impl Plan {
     pub fn new(rank: usize, nranks: usize, nchunks: usize) -> Plan {
         assert!(rank < nranks, "rank {rank} of {nranks}");
-        Plan { rank, nranks, nchunks, steps: Vec::new() }
+        Plan { rank, nranks, nchunks, steps: Vec::new(), stage: 0 }
+    }
+
+    /// The steps that follow run one slice later.
+    pub fn next_stage(&mut self) {
+        self.stage += 1;
+    }
+
+    /// How many stages the plan has.
+    pub fn stages(&self) -> usize {
+        self.steps.iter().map(|step| step.stage + 1).max().unwrap_or(1)
     }
 
     /// The general step; the verbs below are its usual cases.
@@ -82,6 +101,7 @@ impl Plan {
             targets: targets.to_vec(),
             sources: sources.to_vec(),
             finish: false,
+            stage: self.stage,
         });
         self.steps.last_mut().expect("just pushed")
     }

@@ -14,11 +14,13 @@
 
 mod memory;
 mod network;
+mod pipeline;
 mod run;
 
 #[cfg(test)]
 use super::Step;
 use super::{Collective, End, Plan, Span};
+pub use pipeline::verify_pipelined;
 use std::fmt;
 
 /// Where the output lies.

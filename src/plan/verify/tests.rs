@@ -73,6 +73,7 @@ fn a_full_connection_in_a_circle_is_a_deadlock() {
             targets: vec![End::Scratch],
             sources: vec![End::Peer(1 - rank)],
             finish: false,
+            stage: 0,
         });
     }
     assert!(verify(AllReduce, &plans, 0, 2, Placement::OutOfPlace).is_ok());

@@ -1,0 +1,182 @@
+//! Pipelined order: proof that starting later slices early changes nothing.
+//!
+//! An executor with deep enough connections runs slice `tick - stage` of every step at each tick, so
+//! that a rank sends its next slice before it waits for this one. Within a slice the steps keep their
+//! order, which the symbolic run has proved, and slices touch different memory as long as no step uses
+//! scratch. What is left to prove is that both ends of every connection still agree on the order of
+//! messages, and that nobody waits for ever.
+
+use super::{Fault, Violation, Wait};
+use crate::plan::{End, PIPELINE_DEPTH, Plan, Span};
+use std::collections::VecDeque;
+
+/// One message: its slice and span.
+type Token = (usize, Span);
+
+/// Prove that the plans may be run in stages at the depth that executors ask for.
+pub fn verify_pipelined(plans: &[Plan]) -> Result<(), Violation> {
+    for plan in plans {
+        check_shape(plan)?;
+    }
+    Pipeline::new(plans, PIPELINE_DEPTH).run()
+}
+
+fn check_shape(plan: &Plan) -> Result<(), Violation> {
+    let malformed = |step: usize, what: &str| Violation {
+        rank: plan.rank,
+        step: Some(step),
+        slice: 0,
+        fault: Fault::Malformed(what.into()),
+    };
+    for (index, step) in plan.steps.iter().enumerate() {
+        if index > 0 && step.stage < plan.steps[index - 1].stage {
+            return Err(malformed(index, "its stage is before that of the step above"));
+        }
+        let ends = || step.targets.iter().chain(&step.sources);
+        if plan.stages() > 1 && ends().any(|end| *end == End::Scratch) {
+            return Err(malformed(index, "scratch does not survive until a later stage"));
+        }
+    }
+    Ok(())
+}
+
+struct Pipeline<'a> {
+    plans: &'a [Plan],
+    depth: usize,
+    slices: usize,
+    /// Messages under way, by sender times ranks plus receiver.
+    wires: Vec<VecDeque<Token>>,
+    /// Each rank's next (tick, step).
+    cursors: Vec<(usize, usize)>,
+}
+
+impl<'a> Pipeline<'a> {
+    fn new(plans: &'a [Plan], depth: usize) -> Pipeline<'a> {
+        let nranks = plans.len();
+        // Enough that every slot is used again while all stages are busy.
+        let slices = depth + 2;
+        let wires = vec![VecDeque::new(); nranks * nranks];
+        Pipeline { plans, depth, slices, wires, cursors: vec![(0, 0); nranks] }
+    }
+
+    fn run(mut self) -> Result<(), Violation> {
+        loop {
+            let mut moved = false;
+            for rank in 0..self.plans.len() {
+                moved |= self.advance(rank)?;
+            }
+            if !moved {
+                break;
+            }
+        }
+        let stuck = (0..self.plans.len()).find(|&rank| !self.is_done(rank));
+        match stuck.and_then(|rank| self.waits_for(rank).map(|wait| (rank, wait))) {
+            None => Ok(()),
+            Some((rank, waits_for)) => {
+                let (tick, step) = self.cursors[rank];
+                let slice = tick - self.plans[rank].steps[step].stage;
+                let fault = Fault::Deadlock { waits_for };
+                Err(Violation { rank, step: Some(step), slice, fault })
+            }
+        }
+    }
+
+    fn is_done(&self, rank: usize) -> bool {
+        self.cursors[rank].0 == self.slices + self.plans[rank].stages() - 1
+    }
+
+    /// Run a rank until it must wait or is done; whether it moved.
+    fn advance(&mut self, rank: usize) -> Result<bool, Violation> {
+        let steps = &self.plans[rank].steps;
+        let mut moved = false;
+        while !self.is_done(rank) {
+            let (tick, at) = self.cursors[rank];
+            let Some(step) = steps.get(at) else {
+                self.cursors[rank] = (tick + 1, 0);
+                continue;
+            };
+            if tick >= step.stage && tick - step.stage < self.slices {
+                if self.waits_for(rank).is_some() {
+                    return Ok(moved);
+                }
+                self.execute(rank, tick - step.stage, at)?;
+            }
+            self.cursors[rank].1 += 1;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// What a rank's next step waits for, if it must.
+    fn waits_for(&self, rank: usize) -> Option<Wait> {
+        let nranks = self.plans.len();
+        let step = self.plans[rank].steps.get(self.cursors[rank].1)?;
+        for source in &step.sources {
+            if let &End::Peer(from) = source
+                && self.wires[from * nranks + rank].is_empty()
+            {
+                return Some(Wait::Message { from });
+            }
+        }
+        for target in &step.targets {
+            if let &End::Peer(to) = target
+                && self.wires[rank * nranks + to].len() == self.depth
+            {
+                return Some(Wait::Slot { to });
+            }
+        }
+        None
+    }
+
+    fn execute(&mut self, rank: usize, slice: usize, at: usize) -> Result<(), Violation> {
+        let nranks = self.plans.len();
+        let step = &self.plans[rank].steps[at];
+        for target in &step.targets {
+            if let &End::Peer(to) = target {
+                self.wires[rank * nranks + to].push_back((slice, step.span));
+            }
+        }
+        for source in &step.sources {
+            if let &End::Peer(from) = source {
+                let got = self.wires[from * nranks + rank].pop_front();
+                if got != Some((slice, step.span)) {
+                    let what = format!("rank {from} sends {got:?} where this step comes");
+                    let fault = Fault::Malformed(what);
+                    return Err(Violation { rank, step: Some(at), slice, fault });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{Algorithm, plan};
+    use crate::plan::Collective;
+
+    fn plans(algorithm: Algorithm, nranks: usize) -> Vec<Plan> {
+        (0..nranks)
+            .map(|rank| plan(algorithm, Collective::AllReduce, rank, nranks, 0).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn two_shot_streams_at_its_depth_and_not_below() {
+        let plans = plans(Algorithm::TwoShot, 3);
+        assert!(plans[0].stages() == 3 && verify_pipelined(&plans).is_ok());
+        let error = Pipeline::new(&plans, 2).run().unwrap_err();
+        assert!(matches!(error.fault, Fault::Deadlock { .. }), "{error}");
+    }
+
+    #[test]
+    fn ends_that_differ_in_stage_are_refused() {
+        let mut plans = plans(Algorithm::TwoShot, 2);
+        // The last step of rank 1 comes a stage later than its sender's messages expect.
+        plans[1].steps.last_mut().unwrap().stage = 1;
+        assert!(verify_pipelined(&plans).is_err());
+        plans[1].steps.last_mut().unwrap().stage = 0;
+        assert!(verify_pipelined(&plans).is_err());
+    }
+}
