@@ -26,7 +26,7 @@ header:
 	$(CARGO) run --quiet -p ringcomm-abi
 
 bench:
-	$(CARGO) bench
+	$(CARGO) bench -p ringcomm-benches
 
 perf: build
 	$(RELEASE)/ring-perf
