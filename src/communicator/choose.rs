@@ -25,6 +25,8 @@ pub struct Chosen {
 pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     let nranks = engine.links.nranks;
     let forced = match &config.algorithm {
+        // Before the constants are agreed, nothing that a rank knows by itself may decide.
+        _ if engine.setting_up => Some(Algorithm::OneShot),
         Some(name) => Some(Algorithm::from_name(name)?),
         None => None,
     };
@@ -43,6 +45,9 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
         forced,
     };
     let costs = &engine.costs;
+    if engine.setting_up {
+        return Ok(Chosen { staged: fastest(&question, costs), direct: None });
+    }
     if engine.links.one_process() {
         // Which of the two is faster is known: the buffers are reachable.
         let best = fastest(&Question { direct: true, ..question }, costs);
@@ -122,25 +127,25 @@ fn paces() -> (f64, f64) {
 }
 
 /// Agree on the constants: all ranks of a new communicator call it, and leave it together.
-pub fn calibrate(communicator: &Communicator) -> Result<()> {
+///
+/// `profiled` says that rank 0 has a profile; it is the same on all ranks.
+pub fn calibrate(communicator: &Communicator, profiled: bool) -> Result<()> {
     if communicator.nranks == 1 {
         communicator.engine.take().settle(Costs::default());
         return Ok(());
     }
     let mut costs = Costs::default();
-    match &communicator.config.profile {
-        Some(path) if communicator.rank == 0 => costs = Costs::read(path)?,
-        Some(_) => {}
-        None => {
-            (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
-            let crossing = crossing(communicator)?;
-            if communicator.nranks <= costs.cores {
-                costs.alpha_us = crossing;
-            } else {
-                // Ranks that share cores mostly wait for their turn.
-                costs.switch_us = crossing.max(costs.alpha_us);
-            }
+    if !profiled {
+        (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
+        let crossing = crossing(communicator)?;
+        if communicator.nranks <= costs.cores {
+            costs.alpha_us = crossing;
+        } else {
+            // Ranks that share cores mostly wait for their turn.
+            costs.switch_us = crossing.max(costs.alpha_us);
         }
+    } else if let (0, Some(path)) = (communicator.rank, &communicator.config.profile) {
+        costs = Costs::read(path)?;
     }
     let mut words = [
         costs.alpha_us,

@@ -80,6 +80,17 @@ pub fn is_open() -> bool {
     GROUP.with_borrow(Group::is_open)
 }
 
+/// Wait until no call of a group or a stream holds the communicator but the caller's handle.
+///
+/// Ends by itself: every call does, at its deadline at the latest.
+pub fn quiesce(communicator: &Arc<Communicator>) {
+    // A deferred call takes microseconds to milliseconds; nobody is in a hurry to destroy.
+    const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+    while Arc::strong_count(communicator) > 1 {
+        std::thread::sleep(PAUSE);
+    }
+}
+
 /// Note that a call was refused; if a group is open, it fails as a whole.
 pub fn refuse(error: Error) -> Error {
     GROUP.with_borrow_mut(|group| group.fail(error.clone()));

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::{Error, Result};
-use crate::executor::bind::{Bound, Shape};
+use crate::executor::bind::{Bound, Cut, Shape};
 use crate::executor::direct::Direct;
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
@@ -46,6 +46,8 @@ pub struct Engine {
     received: Vec<u64>,
     transfers: Vec<Transfer>,
     lanes: Lanes,
+    /// The constants are not agreed yet.
+    pub setting_up: bool,
 }
 
 impl Engine {
@@ -67,6 +69,7 @@ impl Engine {
             received: vec![0; nranks],
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
+            setting_up: true,
         }
     }
 
@@ -190,6 +193,7 @@ impl Engine {
     /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
     pub fn settle(&mut self, costs: Costs) {
         self.costs = costs;
+        self.setting_up = false;
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
         self.batches = 0;
@@ -219,6 +223,7 @@ impl Engine {
         let plan = plan_of(chosen.staged.algorithm, rank);
         let layout = layout_for(&plan);
         let geometry = self.links.geometry;
+        let plans = (0..nranks).map(|of| plan_of(chosen.staged.algorithm, of));
         let shape = Shape {
             layout: &layout,
             element,
@@ -226,6 +231,7 @@ impl Engine {
             scales,
             slot_bytes: geometry.slot_bytes,
             pipelined: geometry.depth >= PIPELINE_DEPTH,
+            cut: Cut::new(plans, &layout, element),
         };
         let staged = Bound::new(&plan, shape)?;
         // A peer's scalar is its own, so scaled inputs are not read where they lie.
@@ -275,13 +281,14 @@ impl Engine {
                 let offset = layout.input(rank, chunk).expect("its own block") * size;
                 let address = call.send.cast_mut().wrapping_add(offset);
                 let bytes = layout.count(chunk) * size;
-                self.transfers.push(Transfer::new(true, peer, address, bytes, *stamp));
+                self.transfers.push(Transfer::new(true, peer, address, bytes, block(stamp, bytes)));
             }
             if let Some(chunk) = from {
                 let offset = layout.output(rank, chunk).expect("its own block") * size;
                 let address = call.recv.wrapping_add(offset);
                 let bytes = layout.count(chunk) * size;
-                self.transfers.push(Transfer::new(false, peer, address, bytes, *stamp));
+                let stamp = block(stamp, bytes);
+                self.transfers.push(Transfer::new(false, peer, address, bytes, stamp));
             }
         }
         // SAFETY: the caller's promise; the blocks lie inside the call's buffers.
@@ -371,6 +378,11 @@ fn parts(message: &Message) -> (bool, usize, *mut u8, usize, DataType) {
 fn by_messages(call: &Call) -> bool {
     use Collective::{AllToAll, Gather, Scatter};
     call.vector.is_some() && matches!(call.collective, AllToAll | Gather | Scatter)
+}
+
+/// The stamp of one block of a `v` form: only its two ranks know its size, and must agree on it.
+fn block(stamp: &Stamp, bytes: usize) -> Stamp {
+    Stamp { fingerprint: mix(stamp.fingerprint ^ mix(bytes as u64)) | 1, ..*stamp }
 }
 
 fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {

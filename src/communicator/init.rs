@@ -63,11 +63,13 @@ struct Introduction {
     buffer_bytes: u64,
     deterministic: u64,
     algorithm: u64,
+    /// 1 where the rank has a profile; only rank 0's counts.
+    profiled: u64,
 }
 
 impl Introduction {
     fn pack(&self) -> Vec<u8> {
-        [self.segment, self.buffer_bytes, self.deterministic, self.algorithm]
+        [self.segment, self.buffer_bytes, self.deterministic, self.algorithm, self.profiled]
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .collect()
@@ -84,6 +86,7 @@ impl Introduction {
             buffer_bytes: next()?,
             deterministic: next()?,
             algorithm: next()?,
+            profiled: next()?,
         })
     }
 
@@ -141,6 +144,7 @@ impl Communicator {
             buffer_bytes: config.buffer_bytes as u64,
             deterministic: u64::from(config.deterministic),
             algorithm: algorithm_word(config)?,
+            profiled: u64::from(config.profile.is_some()),
         };
         let token = bootstrap::process_token()?;
         let contribution = Contribution {
@@ -155,6 +159,7 @@ impl Communicator {
         for (other, member) in members.into_iter().enumerate() {
             let theirs = Introduction::unpack(&member.payload)?;
             mine.check(rank, other, &theirs)?;
+            parts.profiled |= other == 0 && theirs.profiled == 1;
             let same = member.process == token;
             reach.push(if same { Reach::Process } else { Reach::Machine });
             segments.push(if other == rank {
@@ -181,7 +186,8 @@ impl Communicator {
             .collect::<Result<_>>()?;
         let join = |rank: usize| {
             let (segments, reach) = (segments.clone(), vec![Reach::Process; nranks]);
-            assemble(rank, map, segments, reach, Parts::alone(nranks), &id, config)
+            let parts = Parts { profiled: config.profile.is_some(), ..Parts::alone(nranks) };
+            assemble(rank, map, segments, reach, parts, &id, config)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
         std::thread::scope(|scope| {
@@ -301,6 +307,8 @@ struct Parts {
     mailbox: Option<Mailbox>,
     senders: Vec<Option<MailboxSender>>,
     processes: Vec<Option<OwnedFd>>,
+    /// Rank 0 has a profile.
+    profiled: bool,
 }
 
 impl Parts {
@@ -309,6 +317,7 @@ impl Parts {
             mailbox: None,
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
+            profiled: false,
         }
     }
 
@@ -353,8 +362,9 @@ fn assemble(
         },
         failure: Mutex::new(None),
         children: AtomicU64::new(0),
+        finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
     };
-    choose::calibrate(&communicator)?;
+    choose::calibrate(&communicator, parts.profiled)?;
     Ok(communicator)
 }

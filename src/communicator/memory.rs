@@ -60,12 +60,26 @@ impl Memory {
             return Ok((ADDRESS, address.expose_provenance() as u64));
         }
         let Some(found) = exports::find(address, bytes) else { return Ok((NOWHERE, 0)) };
-        if self.announced.insert(found.region) {
-            for peer in self.peers.iter().flatten() {
-                peer.send(found.region)?;
+        if !self.announced.contains(&found.region) {
+            self.collect();
+            let told = |peer: &MailboxSender| peer.send(found.region).is_ok();
+            if !self.peers.iter().flatten().all(told) {
+                // Somebody's mailbox is full: this call goes through slots, a later one asks again.
+                return Ok((NOWHERE, 0));
             }
+            self.announced.insert(found.region);
         }
         Ok((found.region, found.offset as u64))
+    }
+
+    /// Empty the mailbox, so that a rank that never needs its peers' memory does not block them.
+    fn collect(&mut self) {
+        while let Some(Ok(Some((region, bytes, descriptor)))) =
+            self.mailbox.as_ref().map(Mailbox::receive)
+        {
+            // One that cannot be mapped now is found missing when a call names it.
+            let _ = self.imports.import(region, descriptor, bytes);
+        }
     }
 
     /// A peer's buffers in this process's address space.

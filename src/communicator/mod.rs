@@ -22,7 +22,7 @@ mod watch;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
 use crate::types::DataType;
 use cache::Way;
@@ -30,6 +30,7 @@ pub use call::{Call, Vector};
 use engine::Engine;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use turn::Turns;
 use watch::Watched;
 
@@ -46,6 +47,8 @@ pub struct Communicator {
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
+    /// Finalized: takes no more calls.
+    finalized: AtomicBool,
 }
 
 /// How a call would run, for `ringCommExplain` and `ring-perf --explain`.
@@ -67,6 +70,18 @@ pub enum Message {
     Send { buffer: *const u8, count: usize, data_type: DataType, peer: usize },
     Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
 }
+
+/// A panic in the middle of an operation breaks the communicator: its connections are half used.
+struct Unwinding<'a>(&'a Communicator);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        self.0.failed(Error::Internal(format!("rank {} panicked in an operation", self.0.rank)));
+    }
+}
+
+/// A visitor that has not left in this time is stopped: a gigabyte is copied in a tenth of it.
+const STOPPED: Duration = Duration::from_secs(2);
 
 /// Levels of `RINGCOMM_DEBUG`.
 const WARNINGS: u32 = 1;
@@ -98,9 +113,11 @@ impl Communicator {
         if self.config.debug >= EVERY_CALL {
             self.say(&format!("{call:?}"));
         }
+        let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        unsafe { engine.collective(call, &self.config, &self.watched) }
-            .map_err(|error| self.failed(error))
+        let outcome = unsafe { engine.collective(call, &self.config, &self.watched) };
+        std::mem::forget(guard);
+        outcome.map_err(|error| self.failed(error))
     }
 
     /// Run sends and receives together; they complete in any order.
@@ -111,8 +128,11 @@ impl Communicator {
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
         let mut engine = self.engine.take();
         self.check()?;
+        let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        unsafe { engine.exchange(messages, &self.watched) }.map_err(|error| self.failed(error))
+        let outcome = unsafe { engine.exchange(messages, &self.watched) };
+        std::mem::forget(guard);
+        outcome.map_err(|error| self.failed(error))
     }
 
     /// The error of a communicator that is already broken.
@@ -120,6 +140,11 @@ impl Communicator {
     fn check(&self) -> Result<()> {
         // Acquire: pairs with the Release in `abort` and `failed`.
         if !self.watched.aborted.load(Acquire) {
+            if self.finalized.load(Relaxed) {
+                return Err(Error::usage(
+                    "this communicator was finalized; it takes no more calls",
+                ));
+            }
             return Ok(());
         }
         Err(self.async_error().unwrap_or(Error::Aborted { rank: self.rank, operation: None }))
@@ -135,10 +160,27 @@ impl Communicator {
             self.say(&error.to_string());
         }
         self.failure.lock().get_or_insert_with(|| error.clone());
-        self.tell(&error.to_string());
+        self.tell(&error);
         // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
         self.watched.aborted.store(true, Release);
+        self.see_visitors_off();
         error
+    }
+
+    /// Wait until no peer uses this rank's buffers any more: they are about to be the caller's again.
+    ///
+    /// A visit is a copy and waits for nobody; a visitor that died has ended it, and one that is
+    /// stopped is given up on.
+    fn see_visitors_off(&self) {
+        let started = Instant::now();
+        for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
+            while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
+                if self.watched.liveness.dead().contains(&peer) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
@@ -147,9 +189,13 @@ impl Communicator {
         eprintln!("ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
     }
 
-    fn tell(&self, text: &str) {
+    /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
+    fn tell(&self, error: &Error) {
         let pages = &self.watched.pages;
-        pages.mine().fail(self.rank, text);
+        match error {
+            Error::Remote { peer, text, .. } => pages.mine().fail(*peer, text),
+            error => pages.mine().fail(self.rank, &error.to_string()),
+        }
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             wait::ring_bell(&pages.of(peer).bell);
         }
@@ -161,13 +207,14 @@ impl Communicator {
         self.failure.lock().get_or_insert_with(|| aborted.clone());
         // Release: pairs with the Acquire in `check` and in the watch.
         self.watched.aborted.store(true, Release);
-        self.tell(&aborted.to_string());
+        self.tell(&aborted);
         wait::ring_bell(&self.watched.pages.mine().bell);
     }
 
-    /// The error that broke the communicator, if one has.
+    /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or
+    /// death that the next call would run into.
     pub fn async_error(&self) -> Option<Error> {
-        self.failure.lock().clone()
+        self.failure.lock().clone().or_else(|| self.watched.trouble())
     }
 
     /// How `call` would run, without running it.
@@ -212,8 +259,11 @@ impl Communicator {
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
         let _turn = self.engine.take();
+        self.check()?;
+        // Read under the turn, like `check`.
+        self.finalized.store(true, Relaxed);
         self.watched.pages.mine().leave();
-        self.check()
+        Ok(())
     }
 }
 

@@ -110,15 +110,28 @@ pub fn operation(record: &Record) -> Operation {
     }
 }
 
+/// The point-to-point batch that a rank is in, as text.
+fn open_batch(control: &Control, rank: usize) -> Option<String> {
+    let record = control.open_batch()?;
+    let operation = operation(record);
+    Some(match record.waiting_for.load(Relaxed).checked_sub(1) {
+        Some(peer) => format!("rank {rank} is in {operation}, waiting for rank {peer}"),
+        None => format!("rank {rank} is in {operation}"),
+    })
+}
+
 /// What a rank is doing, in a sentence without its full stop.
 pub fn state_of(control: &Control, rank: usize) -> String {
     let completed = control.completed();
     match control.life() {
         Life::Failed => return format!("rank {rank} has failed: {}", control.failure().1),
         Life::Left => {
-            return format!("rank {rank} left after {} operations", number(completed));
+            return format!("rank {rank} left after {} calls", number(completed));
         }
         Life::Working => {}
+    }
+    if let Some(text) = open_batch(control, rank) {
+        return text;
     }
     match control.record(completed) {
         Some(record) => {
@@ -203,6 +216,7 @@ pub fn dump(pages: &Pages, failure: Option<String>) -> String {
         );
         comma = ",";
     }
-    json.push_str("]}");
+    let waiting = control.open_batch().map(|_| quote(&state_of(control, rank)));
+    let _ = write!(json, "],\"messages\":{}}}", waiting.unwrap_or("null".into()));
     json
 }

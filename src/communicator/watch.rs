@@ -20,6 +20,31 @@ pub struct Watched {
     pub timeout: Duration,
 }
 
+impl Watched {
+    /// What would break the next operation: a peer that has failed, or died without leaving.
+    pub fn trouble(&self) -> Option<Error> {
+        let pages = &self.pages;
+        let others = || (0..pages.nranks()).filter(|other| *other != pages.rank);
+        if let Some(peer) = others().find(|peer| pages.of(*peer).life() == Life::Failed) {
+            return Some(self.remote(peer, None));
+        }
+        let missed = |dead: &usize| pages.of(*dead).life() != Life::Left;
+        let dead = self.liveness.dead().into_iter().find(missed)?;
+        Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
+    }
+
+    /// The error for a peer that has failed: it tells what it was told, so that a chain of ranks
+    /// names the first cause and not the way it took.
+    fn remote(&self, peer: usize, operation: Option<Operation>) -> Error {
+        let (culprit, text) = self.pages.of(peer).failure();
+        Error::Remote { rank: self.pages.rank, peer: culprit.unwrap_or(peer), operation, text }
+    }
+
+    fn who(&self, rank: usize) -> Who {
+        Who { rank, pid: self.pages.of(rank).pid.load(Relaxed) }
+    }
+}
+
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
     pub watched: &'a Watched,
@@ -56,7 +81,7 @@ impl Watch for OperationWatch<'_> {
         }
         Err(Error::Timeout {
             rank: pages.rank,
-            peer: self.who(peer),
+            peer: self.watched.who(peer),
             operation: self.operation(),
             waited_ms: waited.as_millis() as u64,
             peer_state: record::state_of(pages.of(peer), peer),
@@ -72,10 +97,6 @@ impl OperationWatch<'_> {
     /// The operation's number as its user counts.
     fn number(&self) -> u64 {
         if self.is_collective() { record::number(self.sequence) } else { self.sequence }
-    }
-
-    fn who(&self, rank: usize) -> Who {
-        Who { rank, pid: self.watched.pages.of(rank).pid.load(Relaxed) }
     }
 
     fn is_collective(&self) -> bool {
@@ -100,12 +121,7 @@ impl OperationWatch<'_> {
         let pages = &self.watched.pages;
         let page = pages.of(other);
         if page.life() == Life::Failed {
-            return Err(Error::Remote {
-                rank: pages.rank,
-                peer: other,
-                operation: Some(self.operation()),
-                text: page.failure().1,
-            });
+            return Err(self.watched.remote(other, Some(self.operation())));
         }
         match page.record(self.sequence) {
             Some(record)
@@ -135,6 +151,10 @@ impl OperationWatch<'_> {
             return Ok(());
         }
         let rank = self.watched.pages.rank;
-        Err(Error::PeerDied { rank, peer: self.who(dead), operation: Some(self.operation()) })
+        Err(Error::PeerDied {
+            rank,
+            peer: self.watched.who(dead),
+            operation: Some(self.operation()),
+        })
     }
 }

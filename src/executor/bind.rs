@@ -69,6 +69,30 @@ pub struct Shape<'a> {
     pub slot_bytes: usize,
     /// Connections are deep enough to run plans in stages.
     pub pipelined: bool,
+    pub cut: Cut,
+}
+
+/// What decides how messages are cut into slices. Both ends of a connection must cut alike, so it
+/// is about the plans of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Chunks of the widest step.
+    widest: usize,
+    /// Bytes of the longest.
+    whole: usize,
+}
+
+impl Cut {
+    pub fn new(plans: impl Iterator<Item = Plan>, layout: &Layout, element: usize) -> Cut {
+        let mut cut = Cut { widest: 1, whole: 0 };
+        for plan in plans {
+            for step in &plan.steps {
+                cut.widest = cut.widest.max(step.span.len);
+                cut.whole = cut.whole.max(span_bytes(step.span, layout, element));
+            }
+        }
+        cut
+    }
 }
 
 impl Bound {
@@ -87,9 +111,7 @@ impl Bound {
     }
 
     pub fn new(plan: &Plan, shape: Shape) -> Result<Bound> {
-        let widest = plan.steps.iter().map(|step| step.span.len).max().unwrap_or(1);
-        let whole: usize =
-            plan.steps.iter().map(|step| span_bytes(step.span, &shape)).max().unwrap_or(0);
+        let Cut { widest, whole } = shape.cut;
         // When every message fits a slot there is one slice, however the chunks are spread.
         let slice_bytes = if whole <= shape.slot_bytes {
             whole.max(shape.element)
@@ -138,8 +160,8 @@ impl Bound {
     }
 }
 
-fn span_bytes(span: Span, shape: &Shape) -> usize {
-    span.chunks().map(|chunk| shape.layout.count(chunk) * shape.element).sum()
+fn span_bytes(span: Span, layout: &Layout, element: usize) -> usize {
+    span.chunks().map(|chunk| layout.count(chunk) * element).sum()
 }
 
 /// Where each chunk's current slice lies in scratch memory.

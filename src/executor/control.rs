@@ -5,7 +5,7 @@
 //! field is an atomic word, so a reader never races, at worst it sees two operations mixed in a
 //! record that is just being written, which only ever ends up in an error text.
 
-use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::wait::Doorbell;
 
 /// Operations that the flight record remembers.
@@ -55,6 +55,7 @@ impl Record {
         self.started.store(now, Relaxed);
         self.ended.store(0, Relaxed);
         self.waiting_for.store(0, Relaxed);
+        self.waited_ms.store(0, Relaxed);
         // Release: pairs with the Acquire in `Control::record`.
         self.sequence.store(sequence + 1, Release);
     }
@@ -65,6 +66,8 @@ impl Record {
 pub struct Control {
     pub bell: Doorbell,
     life: AtomicU32,
+    /// 1 while this rank reads or writes its peers' buffers.
+    visiting: AtomicU32,
     pub pid: AtomicU32,
     /// Operations completed: all of this rank's messages of operation `completed - 1` are posted.
     completed: AtomicU64,
@@ -75,6 +78,8 @@ pub struct Control {
     records: [Record; RECORDS],
     /// Point-to-point batches, numbered by themselves: not all ranks take part in one.
     batches: [Record; BATCHES],
+    /// The running batch's number plus one; 0 for none.
+    open_batch: AtomicU64,
 }
 
 impl Control {
@@ -103,6 +108,29 @@ impl Control {
         self.culprit.store(culprit as u32 + 1, Relaxed);
         // Release: pairs with the Acquire in `life`.
         self.life.store(Life::Failed as u32, Release);
+        // Pairs with the fence in `visit`.
+        fence(SeqCst);
+    }
+
+    /// Begin to use peers' buffers. The caller then asks whether their owners still work.
+    ///
+    /// An owner that fails publishes it, then waits for its visitors; a visitor announces itself, then
+    /// looks at the owner. The two full fences make sure that one of them sees the other.
+    #[inline]
+    pub fn visit(&self) {
+        self.visiting.store(1, Relaxed);
+        // Pairs with the fence in `fail`.
+        fence(SeqCst);
+    }
+
+    #[inline]
+    pub fn end_visit(&self) {
+        // Release: pairs with the Acquire in `is_visiting`, so that the last access is over.
+        self.visiting.store(0, Release);
+    }
+
+    pub fn is_visiting(&self) -> bool {
+        self.visiting.load(Acquire) != 0
     }
 
     pub fn leave(&self) {
@@ -140,6 +168,12 @@ impl Control {
     /// Note that point-to-point batch `sequence` begins.
     pub fn begin_batch(&self, sequence: u64, what: u64, messages: u64, now: u64) {
         self.batches[sequence as usize % BATCHES].begin(sequence, 0, what, messages, now);
+        self.open_batch.store(sequence + 1, Relaxed);
+    }
+
+    /// The record of the running point-to-point batch, if there is one.
+    pub fn open_batch(&self) -> Option<&Record> {
+        self.batch(self.open_batch.load(Relaxed).checked_sub(1)?)
     }
 
     /// Note that point-to-point batch `sequence` is complete.
@@ -147,6 +181,7 @@ impl Control {
         let record = &self.batches[sequence as usize % BATCHES];
         record.ended.store(now, Relaxed);
         record.waiting_for.store(0, Relaxed);
+        self.open_batch.store(0, Relaxed);
     }
 
     /// Note that operation `sequence` is complete.

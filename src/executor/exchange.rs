@@ -183,12 +183,17 @@ unsafe fn advance_recv(
         let lent = links.link(peer).reach == Reach::Process && transfer.bytes > slot;
         let bytes = if lent { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
         let Some(payload) = links.try_receive(peer, &transfer.stamp, bytes, watch)? else { break };
-        // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects.
+        if lent {
+            links.visit(&[peer], watch)?;
+        }
+        // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects; if it
+        // gives up it waits for the visit to end.
         unsafe {
             if lent {
                 let address = payload.cast::<usize>().read_unaligned();
                 let source = std::ptr::with_exposed_provenance(address);
                 move_bytes(transfer.address, source, transfer.bytes, false);
+                links.end_visit();
             } else {
                 move_bytes(transfer.address.add(done), payload, bytes, false);
             }

@@ -50,6 +50,8 @@ impl Layout {
                 sum += count;
             }
         }
+        // A barrier moves nothing, whatever count it is called with.
+        let count = if collective == Collective::Barrier { 0 } else { count };
         let partition = Partition::new(count, nchunks);
         Layout { collective, rank, nranks, partition, count, vector: vector.cloned(), before }
     }

@@ -4,7 +4,7 @@
 //! made another call is found at its first message.
 #![allow(unsafe_code)]
 
-use super::control::Control;
+use super::control::{Control, Life};
 use crate::error::{Error, Result};
 use crate::transport::fifo::{Geometry, Message, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
@@ -249,6 +249,23 @@ impl Links {
     pub fn free(&mut self, peer: usize) {
         self.link(peer).receiver.free();
         self.ring(peer);
+    }
+
+    /// Begin to use the buffers of `owners`, unless one of them has given up and may reuse them.
+    pub fn visit(&self, owners: &[usize], watch: &dyn Watch) -> Result<()> {
+        self.control(self.rank).visit();
+        for &owner in owners {
+            if self.control(owner).life() == Life::Failed {
+                self.end_visit();
+                watch.check(owner, Duration::ZERO)?;
+                return Err(Error::usage(format!("rank {owner} has failed")));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn end_visit(&self) {
+        self.control(self.rank).end_visit();
     }
 
     /// Wait until `peer` has freed everything this rank sent it.

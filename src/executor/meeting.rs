@@ -113,8 +113,11 @@ pub unsafe fn run(
             output: std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
         };
     }
-    // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for.
+    links.visit(&program.touches, watch)?;
+    // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
+    // an owner that gives up waits for this visit to end.
     unsafe { work_on(program, work, room) };
+    links.end_visit();
     part(program, links, watch)
 }
 
@@ -159,8 +162,10 @@ pub unsafe fn try_run(
         }
     }
     if all {
+        links.visit(&program.touches, watch)?;
         // SAFETY: as in `run`.
         unsafe { work_on(program, work, room) };
+        links.end_visit();
     }
     for peer in (0..links.nranks).filter(others(links.rank)) {
         links.free(peer);

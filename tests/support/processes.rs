@@ -70,7 +70,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Start the processes. In a child this runs the body and does not return.
+    /// Start the processes. In a child this joins, runs the body and does not return.
     #[track_caller]
     pub fn start<F>(nranks: usize, config: &Config, argument: &str, body: F) -> Ranks
     where
@@ -79,8 +79,26 @@ impl Ranks {
         assert_eq!(size_of::<F>(), 0, "a body that runs in another process captures nothing");
         let site = Location::caller().to_string();
         if is_child() {
+            serve(&site, |seat, argument| seat.watched(|comm| body(comm, argument)));
+        }
+        Ranks::launch(nranks, config, argument, &site, &test_name::<F>())
+    }
+
+    /// As `start`, for a body that joins by itself.
+    #[track_caller]
+    pub fn start_apart<F>(nranks: usize, config: &Config, argument: &str, body: F) -> Ranks
+    where
+        F: Fn(&Seat, &str) -> String,
+    {
+        assert_eq!(size_of::<F>(), 0, "a body that runs in another process captures nothing");
+        let site = Location::caller().to_string();
+        if is_child() {
             serve(&site, body);
         }
+        Ranks::launch(nranks, config, argument, &site, &test_name::<F>())
+    }
+
+    fn launch(nranks: usize, config: &Config, argument: &str, site: &str, test: &str) -> Ranks {
         let id = UniqueId::generate().expect("an id");
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut ranks =
@@ -88,8 +106,8 @@ impl Ranks {
         for rank in 0..nranks {
             let mut command = Command::new(std::env::current_exe().expect("this binary's path"));
             command
-                .args(["--exact", &test_name::<F>(), "--nocapture", "--test-threads=1"])
-                .env(SITE, &site)
+                .args(["--exact", test, "--nocapture", "--test-threads=1"])
+                .env(SITE, site)
                 .env(RANK, rank.to_string())
                 .env(NRANKS, nranks.to_string())
                 .env(ID, &hex)
@@ -227,29 +245,45 @@ fn print_line(kind: char, text: &str) {
     let _ = out.flush();
 }
 
-/// The life of a child.
-fn serve<F>(site: &str, body: F) -> !
-where
-    F: Fn(&Communicator, &str) -> String,
-{
-    let variable = |name: &str| std::env::var(name).expect("set by the parent");
-    assert_eq!(site, variable(SITE), "a test calls on_processes in one place only");
-    let number = |name: &str| variable(name).parse::<usize>().expect("a number");
-    let (rank, nranks) = (number(RANK), number(NRANKS));
-    let id = read_id(&variable(ID));
-    let config = read_config(&variable(CONFIG));
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let communicator = Communicator::init_rank(nranks, &id, rank, &config)
-            .unwrap_or_else(|error| panic!("init_rank: {error}"));
+/// What a child was told: all it needs to join the others.
+pub struct Seat {
+    pub id: UniqueId,
+    pub rank: usize,
+    pub nranks: usize,
+    pub config: Config,
+}
+
+impl Seat {
+    pub fn join(&self) -> Communicator {
+        Communicator::init_rank(self.nranks, &self.id, self.rank, &self.config)
+            .unwrap_or_else(|error| panic!("init_rank: {error}"))
+    }
+
+    /// Join and run `body`; a rank that is stuck says where it is before its parent ends it.
+    fn watched(&self, body: impl FnOnce(&Communicator) -> String) -> String {
+        let communicator = &self.join();
         std::thread::scope(|scope| {
             let (done, finished) = mpsc::channel::<()>();
-            let communicator = &communicator;
             scope.spawn(move || watch(communicator, finished));
-            let result = body(communicator, &variable(ARGUMENT));
+            let result = body(communicator);
             drop(done);
             result
         })
-    }));
+    }
+}
+
+/// The life of a child.
+fn serve(site: &str, body: impl Fn(&Seat, &str) -> String) -> ! {
+    let variable = |name: &str| std::env::var(name).expect("set by the parent");
+    assert_eq!(site, variable(SITE), "a test starts processes in one place only");
+    let number = |name: &str| variable(name).parse::<usize>().expect("a number");
+    let seat = Seat {
+        id: read_id(&variable(ID)),
+        rank: number(RANK),
+        nranks: number(NRANKS),
+        config: read_config(&variable(CONFIG)),
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(|| body(&seat, &variable(ARGUMENT))));
     let code = match outcome {
         Ok(result) => {
             print_line('=', &result);
@@ -268,7 +302,6 @@ where
     unsafe { libc::_exit(code) }
 }
 
-/// A stuck rank says where it is before its parent ends it.
 fn watch(communicator: &Communicator, finished: mpsc::Receiver<()>) {
     let patience = Duration::from_secs(HARD_DEADLINE_S - 10);
     if let Err(RecvTimeoutError::Timeout) = finished.recv_timeout(patience) {
