@@ -154,6 +154,7 @@ SUITES = [style, unit, loom, tsan, asan, abi, examples, install, peers]
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
 SUMMARY = re.compile(r"^test result: \S+ (\d+) passed; (\d+) failed;")
+KILLED = re.compile(r"^  process didn't exit successfully: .* \(signal: ")
 RESULT = re.compile(r"^(ok|FAILED): ")
 UNITTEST = re.compile(r"^Ran (\d+) tests? in ")
 UNITTEST_FAILED = re.compile(r"^FAILED \((?:(?:failures|errors)=\d+(?:, )?)+")
@@ -171,6 +172,9 @@ def count(text):
     for line in text.splitlines():
         if match := SUMMARY.match(line):
             passed, failed = passed + int(match[1]), failed + int(match[2])
+        elif KILLED.match(line):
+            # A test program that died said nothing of its tests.
+            failed += 1
         elif match := RESULT.match(line):
             passed, failed = passed + (match[1] == "ok"), failed + (match[1] != "ok")
         elif match := UNITTEST.match(line):

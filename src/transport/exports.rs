@@ -200,6 +200,8 @@ fn random_number() -> Result<u64> {
 }
 
 /// Free what [`allocate`] returned. Peers that still map it keep an empty mapping, never a fault.
+// The address is looked up among our own regions before it is used.
+#[allow(clippy::not_unsafe_ptr_arg_deref)]
 pub fn release(address: *mut u8) -> Result<()> {
     let start = address.addr();
     let region = with_table(|table| {
@@ -241,6 +243,8 @@ fn withdraw(region: &Region) {
 /// is moved into shared memory, at the same address and with its content: no other thread may touch
 /// it meanwhile, and children made by `fork` later share it with their parent until it is
 /// deregistered.
+// The range is checked against the kernel's list of mappings before it is touched.
+#[allow(clippy::not_unsafe_ptr_arg_deref)]
 pub fn register(address: *mut u8, bytes: usize) -> Result<u64> {
     let start = address.addr();
     if address.is_null() || bytes == 0 || start.checked_add(bytes).is_none() {
@@ -310,7 +314,8 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
     }
     Err(Error::argument(
         "register: the range is not private, writable memory throughout (it may be mapped from a \
-         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
+         file that is shared, or overlap other registered memory); allocate it with \
+         ringMemAlloc instead",
     ))
 }
 
