@@ -125,9 +125,12 @@ fn work_and_tell(comm: &Communicator) -> String {
         scope.spawn(move || {
             while finished.recv_timeout(Duration::from_millis(10)).is_err_and(is_timeout) {
                 let dump = comm.dump();
-                let waited = dump.rsplit_once("\"waited_ms\":").map(|(_, rest)| rest);
-                let digits = |rest: &str| rest.trim_end_matches(['}', ']']).parse::<u64>().ok();
-                if waited.and_then(digits).is_some_and(|waited| waited >= 150) {
+                let waits = dump.split("\"waited_ms\":").skip(1);
+                let digits = |rest: &str| {
+                    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+                    rest[..end].parse::<u64>().ok()
+                };
+                if waits.filter_map(digits).any(|waited| waited >= 150) {
                     say(&dump);
                     return;
                 }
