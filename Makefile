@@ -23,10 +23,10 @@ test:
 
 # Write include/ringcomm.h anew from src/ffi.
 header:
-	cd cbindings/abi && CARGO_TARGET_DIR=../../target/abi $(CARGO) run --quiet
+	$(CARGO) run --quiet -p ringcomm-abi
 
 bench:
-	$(CARGO) bench
+	$(CARGO) bench -p ringcomm-benches
 
 perf: build
 	$(RELEASE)/ring-perf

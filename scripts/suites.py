@@ -7,6 +7,7 @@ passes and failures are counted. A command that fails without a counted failure 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,8 +19,9 @@ LOGS = TARGET / "test-logs"
 HOST = "x86_64-unknown-linux-gnu" if os.uname().machine == "x86_64" else (
     os.uname().machine + "-unknown-linux-gnu")
 
-# A suite that takes longer than this has hung: the slowest takes a tenth of it on two cores.
-MOST_SECONDS = 1800
+# A command that takes longer than this has hung: the slowest, with everything to compile, takes a
+# quarter of it on two cores.
+MOST_SECONDS = 1200
 
 
 class Skip(Exception):
@@ -79,13 +81,13 @@ def tests_named(*names):
 
 def style():
     """rustfmt and clippy."""
-    subprocess.run(["rustup", "component", "add", "rustfmt", "clippy"], cwd=ROOT,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    abi = {"cwd": ROOT / "cbindings/abi", "target": "abi"}
+    if shutil.which("rustup"):
+        subprocess.run(["rustup", "component", "add", "rustfmt", "clippy"], cwd=ROOT,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return [
         cargo("fmt", "--all", "--check"),
         cargo("clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"),
-        cargo("fmt", "--check", **abi),
+        cargo("fmt", "--check", cwd=ROOT / "fuzz"),
     ]
 
 
@@ -126,7 +128,7 @@ def abi():
     env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"), **libclang()}
     return [
         cargo("build", "--release"),
-        cargo("test", "--no-fail-fast", cwd=ROOT / "cbindings/abi", target="abi", env=env),
+        cargo("test", "--no-fail-fast", "-p", "ringcomm-abi", env=env),
     ]
 
 
@@ -142,13 +144,26 @@ def install():
     return [cargo("build", "--release"), Command("scripts/test-install")]
 
 
-SUITES = [style, unit, loom, tsan, asan, abi, examples, install]
+def peers():
+    """The comparison with other libraries: its parsers and figures, not its measurements."""
+    return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
 
-# What a line of a log counts as. libtest's summary, and the one-line results of the scripts.
+
+SUITES = [style, unit, loom, tsan, asan, abi, examples, install, peers]
+
+# What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
+# the scripts.
 SUMMARY = re.compile(r"^test result: \S+ (\d+) passed; (\d+) failed;")
+KILLED = re.compile(r"^  process didn't exit successfully: .* \(signal: ")
 RESULT = re.compile(r"^(ok|FAILED): ")
+UNITTEST = re.compile(r"^Ran (\d+) tests? in ")
+UNITTEST_FAILED = re.compile(r"^FAILED \((?:(?:failures|errors)=\d+(?:, )?)+")
 SKIPPED = re.compile(r"^skipped: (.*)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
+
+# Lines that say what failed, or what was running when a suite was killed.
+FAILING = re.compile(r"^(test .*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test)"
+                     f"|{SANITIZER.pattern}")
 
 
 def count(text):
@@ -157,12 +172,43 @@ def count(text):
     for line in text.splitlines():
         if match := SUMMARY.match(line):
             passed, failed = passed + int(match[1]), failed + int(match[2])
+        elif KILLED.match(line):
+            # A test program that died said nothing of its tests.
+            failed += 1
         elif match := RESULT.match(line):
             passed, failed = passed + (match[1] == "ok"), failed + (match[1] != "ok")
+        elif match := UNITTEST.match(line):
+            passed += int(match[1])
+        elif match := UNITTEST_FAILED.match(line):
+            bad = sum(map(int, re.findall(r"\d+", match[0])))
+            passed, failed = passed - bad, failed + bad
         elif match := SKIPPED.match(line):
             notes.append(match[0])
         reports += bool(SANITIZER.search(line))
     return passed, failed + reports, notes
+
+
+def execute(command, out):
+    """Run one command, with everything it started, to its end or its time; returns its status."""
+    try:
+        process = subprocess.Popen(command.words, cwd=command.cwd, stdin=subprocess.DEVNULL,
+                                   env={**os.environ, **command.env}, stdout=out,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        out.write(f"error: {error}\n")
+        return 1
+    try:
+        return process.wait(MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        out.write(f"error: killed after {MOST_SECONDS} s\n")
+        return 1
+    finally:
+        # What it forked goes with it, also when it is itself interrupted.
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
 
 
 def run(suite):
@@ -182,13 +228,7 @@ def run(suite):
         with log.open("a") as out:
             out.write(f"$ {line}\n")
             out.flush()
-            try:
-                code = subprocess.run(command.words, cwd=command.cwd, stdin=subprocess.DEVNULL,
-                                      env={**os.environ, **command.env}, stdout=out,
-                                      stderr=subprocess.STDOUT, timeout=MOST_SECONDS).returncode
-            except (subprocess.TimeoutExpired, OSError) as error:
-                out.write(f"{error}\n")
-                code = 1
+            code = execute(command, out)
         with log.open(errors="replace") as read:
             read.seek(begin)
             counts = count(read.read())
@@ -207,7 +247,7 @@ def run(suite):
     print(f"{name}: {passed} passed, {failed} failed ({seconds:.0f} s)", flush=True)
     if failed:
         failing = [line for line in log.read_text(errors="replace").splitlines()
-                   if re.match(r"^(test .* FAILED|error|FAILED: )", line) or SANITIZER.search(line)]
+                   if FAILING.search(line)]
         print("".join(f"    {line}\n" for line in failing[:20]), end="", flush=True)
     return passed, failed
 

@@ -106,7 +106,8 @@ impl fmt::Display for Error {
             Error::Timeout { rank, peer, operation, waited_ms, peer_state } => write!(
                 f,
                 "timeout: rank {rank} waited {waited_ms} ms for {peer} in {operation}; \
-                 {peer_state}; if this is expected raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
+                 {peer_state}; if this is expected raise RINGCOMM_TIMEOUT_MS or the config's \
+                 timeout_ms"
             ),
             Error::Remote { rank, peer, operation, text } => write!(
                 f,

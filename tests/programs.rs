@@ -64,7 +64,7 @@ struct Family<'a> {
 
 enum Handle<'a> {
     First(&'a Communicator),
-    Split(Communicator),
+    Split(Box<Communicator>),
 }
 
 impl Handle<'_> {
@@ -136,7 +136,11 @@ fn split<'a>(family: &Family, me: usize, random: &mut Random) -> Family<'a> {
         if let (Some(at), Some(parent)) = (group.iter().position(|rank| *rank == me), &family.mine)
         {
             let (color, key) = asks[at];
-            mine = parent.get().split(color, key, None).unwrap().map(Handle::Split);
+            mine = parent
+                .get()
+                .split(color, key, None)
+                .unwrap()
+                .map(|comm| Handle::Split(Box::new(comm)));
         }
     }
     Family { groups, mine }

@@ -3,7 +3,7 @@
 
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::verify::{self, Fault, MAX_RANKS, Placement, Report, Violation, Wait};
-use ringcomm::plan::{Collective, End, Plan, Span, Step};
+use ringcomm::plan::{Collective, End, PIPELINE_DEPTH, Plan, Span, Step};
 
 /// Slots of a connection as shipped, the least that the ring works with.
 const DEPTH: usize = 2;
@@ -58,8 +58,8 @@ fn every_plan_that_copies_is_right_and_cannot_deadlock() {
     Collective::ALL.into_iter().filter(|c| !c.reduces()).for_each(prove_all);
 }
 
-/// A staged plan's order of messages does not depend on the root beyond its neighbourhood, so above 16
-/// ranks three roots stand for all.
+/// A staged plan's order of messages does not depend on the root beyond its neighbourhood, so above
+/// 16 ranks three roots stand for all.
 fn some_roots(collective: Collective, nranks: usize) -> Vec<usize> {
     match roots(collective, nranks).len() {
         17.. => vec![0, nranks / 2, nranks - 1],
@@ -77,7 +77,8 @@ fn every_plan_in_stages_keeps_its_order_and_cannot_deadlock() {
                     let Some(plans) = plans(algorithm, collective, nranks, root) else { continue };
                     let name = format!("{collective:?} {algorithm}, {nranks} ranks, root {root}");
                     staged += usize::from(plans.iter().any(|plan| plan.stages() > 1));
-                    verify::verify_pipelined(&plans).unwrap_or_else(|why| panic!("{name}: {why}"));
+                    verify::verify_pipelined(&plans, PIPELINE_DEPTH)
+                        .unwrap_or_else(|why| panic!("{name}: {why}"));
                 }
             }
         }

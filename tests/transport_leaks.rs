@@ -57,7 +57,7 @@ fn nothing_stays_behind() {
     let layout = std::alloc::Layout::from_size_align(4 * PAGE, PAGE).unwrap();
     // SAFETY: the layout is not empty.
     let buffer = unsafe { std::alloc::alloc_zeroed(layout) };
-    // The first round makes what the process keeps: a table, a thread's snapshot.
+    // The first round makes what the process keeps: a table, a thread's copy of it.
     round(buffer);
     let before = (descriptors(), mappings());
     for _ in 0..20 {

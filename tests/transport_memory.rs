@@ -2,18 +2,15 @@
 
 use ringcomm::transport::exports::{self, Imports, Mailbox, MailboxSender};
 use ringcomm::transport::segment::Segment;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 const PAGE: usize = 4096;
 
-/// Page-aligned private memory, all `fill`.
+/// Page-aligned private memory, all `fill`. It stays mapped until the process ends.
 fn pages(count: usize, fill: u8) -> *mut u8 {
-    let layout = std::alloc::Layout::from_size_align(count * PAGE, PAGE).unwrap();
-    // SAFETY: the layout is not empty; the memory is leaked, since tests move it about.
-    unsafe {
-        let address = std::alloc::alloc(layout);
-        address.write_bytes(fill, count * PAGE);
-        address
-    }
+    let memory = std::mem::ManuallyDrop::new(Segment::anonymous(count * PAGE).unwrap());
+    bytes_at(memory.address(), count * PAGE).fill(fill);
+    memory.address()
 }
 
 fn bytes_at<'a>(address: *mut u8, bytes: usize) -> &'a mut [u8] {
@@ -52,26 +49,47 @@ fn allocated_memory_is_found_by_every_range_inside_it_and_no_other() {
 
 #[test]
 fn another_thread_sees_the_table_change() {
-    let (requests, inbox) = std::sync::mpsc::channel::<usize>();
-    let (answers, outbox) = std::sync::mpsc::channel();
-    let asker = std::thread::spawn(move || {
-        for address in inbox {
-            let pointer = std::ptr::with_exposed_provenance(address);
-            answers.send(exports::find(pointer, 1).is_some()).unwrap();
-        }
-    });
+    // An address to look up, or one of these; the other thread answers with `FOUND` or `ABSENT`.
+    const FOUND: usize = 1;
+    const ABSENT: usize = 2;
+    const STOP: usize = 3;
+    let cell = AtomicUsize::new(FOUND);
     let ask = |address: *mut u8| {
-        requests.send(address.expose_provenance()).unwrap();
-        outbox.recv().unwrap()
+        // Release and Acquire: pair with those of the other thread.
+        cell.store(address.expose_provenance(), Release);
+        loop {
+            match cell.load(Acquire) {
+                FOUND => return true,
+                ABSENT => return false,
+                _ => std::thread::yield_now(),
+            }
+        }
     };
-    for _ in 0..3 {
-        let address = exports::allocate(1).unwrap();
-        assert!(ask(address));
-        exports::release(address).unwrap();
-        assert!(!ask(address));
-    }
-    drop(requests);
-    asker.join().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                match cell.load(Acquire) {
+                    STOP => return,
+                    FOUND | ABSENT => std::thread::yield_now(),
+                    address => {
+                        let pointer = std::ptr::with_exposed_provenance(address);
+                        let found = exports::find(pointer, 1).is_some();
+                        cell.store(if found { FOUND } else { ABSENT }, Release);
+                    }
+                }
+            }
+        });
+        let answers: Vec<bool> = (0..3)
+            .flat_map(|_| {
+                let address = exports::allocate(1).unwrap();
+                let before = ask(address);
+                exports::release(address).unwrap();
+                [before, ask(address)]
+            })
+            .collect();
+        cell.store(STOP, Release);
+        assert_eq!(answers, [true, false, true, false, true, false]);
+    });
 }
 
 #[test]

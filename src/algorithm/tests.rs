@@ -1,7 +1,9 @@
 //! Names, existence, and algorithms on the simulated clock: the textbook's step counts, many ranks.
 
 use super::*;
+use crate::plan::PIPELINE_DEPTH;
 use crate::plan::simulate::{Machine, Outcome, simulate};
+use crate::plan::verify::{Fault, verify_pipelined};
 
 /// A network on which only latency costs: a time in units of alpha is a number of rounds.
 const ROUNDS: Machine = Machine {
@@ -106,4 +108,27 @@ fn whether_a_plan_exists_does_not_depend_on_the_rank() {
             }
         }
     }
+}
+
+fn two_shot(nranks: usize) -> Vec<Plan> {
+    let make = |rank| plan(Algorithm::TwoShot, Collective::AllReduce, rank, nranks, 0);
+    (0..nranks).map(|rank| make(rank).expect("it exists")).collect()
+}
+
+#[test]
+fn two_shot_streams_at_its_depth_and_not_below() {
+    let plans = two_shot(3);
+    assert!(plans[0].stages() == 3 && verify_pipelined(&plans, PIPELINE_DEPTH).is_ok());
+    let error = verify_pipelined(&plans, 2).unwrap_err();
+    assert!(matches!(error.fault, Fault::Deadlock { .. }), "{error}");
+}
+
+#[test]
+fn ends_that_differ_in_stage_are_refused() {
+    let mut plans = two_shot(2);
+    // The last step of rank 1 comes a stage later than its sender's messages expect.
+    plans[1].steps.last_mut().unwrap().stage = 1;
+    assert!(verify_pipelined(&plans, PIPELINE_DEPTH).is_err());
+    plans[1].steps.last_mut().unwrap().stage = 0;
+    assert!(verify_pipelined(&plans, PIPELINE_DEPTH).is_err());
 }

@@ -99,6 +99,10 @@ const SAMPLES: usize = 8;
 /// Round trips between ranks 0 and 1: enough for a minimum, about 20 us with near cores.
 const ROUND_TRIPS: usize = 64;
 
+/// Microseconds: a cache line crosses between the sockets of a large machine in about half of that.
+/// What took longer was the scheduler, which delays every algorithm alike.
+const SLOWEST_CROSSING: f64 = 1.0;
+
 /// Copy and reduction pace of this machine, measured once a process: well under a millisecond.
 fn paces() -> (f64, f64) {
     static PACES: OnceLock<(f64, f64)> = OnceLock::new();
@@ -139,7 +143,7 @@ pub fn calibrate(communicator: &Communicator, profiled: bool) -> Result<()> {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
         let crossing = crossing(communicator)?;
         if communicator.nranks <= costs.cores {
-            costs.alpha_us = crossing;
+            costs.alpha_us = crossing.min(SLOWEST_CROSSING);
         } else {
             // Ranks that share cores mostly wait for their turn.
             costs.switch_us = crossing.max(costs.alpha_us);

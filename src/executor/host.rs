@@ -213,6 +213,9 @@ fn offset(end: End, piece: &Piece, sliced: usize, packed: usize) -> usize {
 }
 
 /// Copy unless the block already lies where it should (in place).
+///
+/// # Safety
+/// Both are valid for `bytes` bytes and, where they are not equal, do not overlap.
 #[inline]
 pub unsafe fn move_bytes(target: *mut u8, source: *const u8, bytes: usize, streaming: bool) {
     if !std::ptr::eq(target, source) {

@@ -239,7 +239,8 @@ impl Links {
         }
         Error::usage(format!(
             "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
-             bytes; both ends must make the same calls, with the same count and type, in the same order",
+             bytes; both ends must make the same calls, with the same count and type, in the same \
+             order",
             self.rank, stamp.sequence, message.stamp.sequence, message.length
         ))
     }

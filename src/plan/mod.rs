@@ -61,8 +61,8 @@ pub struct Step {
     pub stage: usize,
 }
 
-/// Slots of a connection from which executors run plans in stages: a message of each of two stages in
-/// both halves of a double buffer.
+/// Slots of a connection from which executors run plans in stages: a message of each of two stages
+/// in both halves of a double buffer.
 pub const PIPELINE_DEPTH: usize = 4;
 
 /// What one rank does, step by step.

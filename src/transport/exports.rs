@@ -2,8 +2,8 @@
 //!
 //! A region is allocated here, or a private range of the user's that is moved into a file in place.
 //! Peers know it by a number and map it from its descriptor (`mailbox`, `imports`). The table
-//! changes rarely and is asked in every operation, so each thread keeps a snapshot of it and looks
-//! at one counter to see whether that is still the last.
+//! changes rarely and is asked in every operation, so each thread keeps a copy of it and looks at
+//! one counter to see whether that is still the last.
 #![allow(unsafe_code)]
 
 pub use super::imports::Imports;
@@ -18,7 +18,6 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 /// Where a buffer lies in exported memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +60,10 @@ struct Table {
     regions: Vec<Region>,
     /// Registrations: (handle, region).
     handles: Vec<(u64, u64)>,
-    snapshot: Arc<Snapshot>,
 }
 
-/// What `find` and `address` need of the table: (start, bytes, number), sorted by start.
-#[derive(Default)]
-struct Snapshot(Vec<(usize, usize, u64)>);
+/// What `find` and `address` need of a region: start, bytes, number.
+type Entry = (usize, usize, u64);
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 
@@ -77,8 +74,8 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The last snapshot that this thread took, and the number of changes then.
-    static SEEN: RefCell<(u64, Arc<Snapshot>)> = RefCell::default();
+    /// This thread's copy of the table, sorted by start, and the number of changes then.
+    static SEEN: RefCell<(u64, Vec<Entry>)> = RefCell::default();
 }
 
 fn page() -> usize {
@@ -102,21 +99,14 @@ impl Table {
     fn insert(&mut self, region: Region) {
         let index = self.regions.partition_point(|other| other.start < region.start);
         self.regions.insert(index, region);
-        self.changed();
+        count_change();
     }
 
     fn remove(&mut self, number: u64) -> Option<Region> {
         let index = self.regions.iter().position(|region| region.number == number)?;
         let region = self.regions.remove(index);
-        self.changed();
+        count_change();
         Some(region)
-    }
-
-    fn changed(&mut self) {
-        let entries = self.regions.iter().map(|region| (region.start, region.bytes, region.number));
-        self.snapshot = Arc::new(Snapshot(entries.collect()));
-        // Release: pairs with the Acquire in `snapshot`.
-        CHANGES.fetch_add(1, Release);
     }
 }
 
@@ -128,27 +118,36 @@ fn with_table<T>(body: impl FnOnce(&mut Table) -> T) -> T {
     body(TABLE.lock().get_or_insert_default())
 }
 
+/// Make every thread's copy stale. Called under the table's lock.
+fn count_change() {
+    // Release: pairs with the Acquire in `with_entries`.
+    CHANGES.fetch_add(1, Release);
+}
+
 /// Look something up in the present table, without a lock unless it has just changed.
-fn with_snapshot<T>(body: impl FnOnce(&Snapshot) -> Option<T>) -> Option<T> {
-    // Acquire: pairs with the Release in `changed`; the caller's own order with the thread that
-    // exported its buffer does the rest.
+fn with_entries<T>(body: impl FnOnce(&[Entry]) -> Option<T>) -> Option<T> {
+    // Acquire: pairs with the Release in `count_change`; the caller's own order with the thread
+    // that exported its buffer does the rest.
     let changes = CHANGES.load(Acquire);
     if changes == 0 {
         return None;
     }
-    SEEN.with(|seen| {
-        let mut seen = seen.borrow_mut();
-        if seen.0 != changes {
-            *seen = (changes, with_table(|table| table.snapshot.clone()));
+    SEEN.with_borrow_mut(|(seen, entries)| {
+        if *seen != changes {
+            with_table(|table| {
+                entries.clear();
+                entries.extend(table.regions.iter().map(|r| (r.start, r.bytes, r.number)));
+            });
+            *seen = changes;
         }
-        body(&seen.1)
+        body(entries)
     })
 }
 
 /// Where the range lies, if one region covers it.
 pub fn find(address: *const u8, bytes: usize) -> Option<Location> {
     let inner = address.addr();
-    with_snapshot(|Snapshot(entries)| {
+    with_entries(|entries| {
         let index = entries.partition_point(|entry| entry.0 <= inner).checked_sub(1)?;
         let (start, length, region) = entries[index];
         let offset = inner - start;
@@ -158,7 +157,7 @@ pub fn find(address: *const u8, bytes: usize) -> Option<Location> {
 
 /// The address of a byte in a region of this process.
 pub fn address(region: u64, offset: usize) -> Option<*mut u8> {
-    with_snapshot(|Snapshot(entries)| {
+    with_entries(|entries| {
         let entry = entries.iter().find(|entry| entry.2 == region)?;
         (offset < entry.1).then(|| std::ptr::with_exposed_provenance_mut(entry.0 + offset))
     })
@@ -200,6 +199,7 @@ fn random_number() -> Result<u64> {
 }
 
 /// Free what [`allocate`] returned. Peers that still map it keep an empty mapping, never a fault.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "only an address in the table is unmapped")]
 pub fn release(address: *mut u8) -> Result<()> {
     let start = address.addr();
     let region = with_table(|table| {
@@ -241,6 +241,7 @@ fn withdraw(region: &Region) {
 /// is moved into shared memory, at the same address and with its content: no other thread may touch
 /// it meanwhile, and children made by `fork` later share it with their parent until it is
 /// deregistered.
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the range is looked up before it is moved")]
 pub fn register(address: *mut u8, bytes: usize) -> Result<u64> {
     let start = address.addr();
     if address.is_null() || bytes == 0 || start.checked_add(bytes).is_none() {
@@ -310,7 +311,8 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
     }
     Err(Error::argument(
         "register: the range is not private, writable memory throughout (it may be mapped from a \
-         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc instead",
+         file that is shared, or overlap other registered memory); allocate it with ringMemAlloc \
+         instead",
     ))
 }
 

@@ -163,20 +163,27 @@ pub(super) unsafe fn unmap(address: *mut u8, bytes: usize) {
 mod tests {
     use super::*;
 
-    fn bytes_of(segment: &Segment) -> &mut [u8] {
-        // SAFETY: the mapping is that long, and these tests use it from one thread.
-        unsafe { std::slice::from_raw_parts_mut(segment.address(), segment.bytes()) }
+    fn read(segment: &Segment, at: usize) -> u8 {
+        assert!(at < segment.bytes());
+        // SAFETY: inside the mapping.
+        unsafe { *segment.address().add(at) }
+    }
+
+    fn write(segment: &Segment, at: usize, byte: u8) {
+        assert!(at < segment.bytes());
+        // SAFETY: inside the mapping.
+        unsafe { *segment.address().add(at) = byte };
     }
 
     #[test]
     fn two_mappings_of_a_segment_are_one_memory() {
         let mine = Segment::create(10_000).unwrap();
         let theirs = Segment::map(mine.descriptor().unwrap(), 10_000).unwrap();
-        assert!(bytes_of(&theirs).iter().all(|byte| *byte == 0));
-        bytes_of(&mine)[9_999] = 7;
-        assert_eq!(bytes_of(&theirs)[9_999], 7);
+        assert!((0..theirs.bytes()).all(|at| read(&theirs, at) == 0));
+        write(&mine, 9_999, 7);
+        assert_eq!(read(&theirs, 9_999), 7);
         drop(mine);
-        assert_eq!(bytes_of(&theirs)[9_999], 7);
+        assert_eq!(read(&theirs, 9_999), 7);
     }
 
     #[test]
@@ -210,7 +217,7 @@ mod tests {
     #[test]
     fn anonymous_memory_has_no_descriptor() {
         let segment = Segment::anonymous(100).unwrap();
-        bytes_of(&segment)[99] = 1;
+        write(&segment, 99, 1);
         assert!(segment.descriptor().is_err());
     }
 }

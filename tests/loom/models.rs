@@ -11,6 +11,10 @@
 mod error;
 #[path = "../../src/sync.rs"]
 mod sync;
+#[path = "../../src/ffi"]
+mod ffi {
+    pub mod handle;
+}
 #[path = "../../src/transport"]
 mod transport {
     pub mod fifo;

@@ -63,7 +63,7 @@ pub fn element(
         (Data::Special, _) | (_, ReduceOp::Max | ReduceOp::Min) => special(data_type, random),
         // At most half the ranks of a place are not zero: sums stay within what fp8 counts exactly.
         (_, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum) => {
-            let value = if (rank + index) % 2 == 0 { random % 3 } else { 1 };
+            let value = if (rank + index).is_multiple_of(2) { random % 3 } else { 1 };
             bits(data_type, value as f32 - 1.0)
         }
         _ => {

