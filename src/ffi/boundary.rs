@@ -35,7 +35,7 @@ fn code(error: &Error) -> ringResult_t {
 
 /// Run the body; a panic becomes an error.
 #[inline]
-fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A body that panicked leaves no state behind that is used again unlocked: what it shared is
     // behind locks and atomics of its own.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic)))

@@ -10,6 +10,7 @@ use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
 use crate::ffi::{config, convert, creation};
 use std::ffi::c_int;
+use std::sync::Arc;
 
 /// Make the id that leads the ranks of one new communicator together.
 ///
@@ -82,7 +83,7 @@ fn init_rank(
     let rank = convert::rank(rank, nranks, "rank")?;
     let id = convert::unique_id(&id)?;
     let config = config::resolve(config)?;
-    creation::create(out, config.debug, move || {
+    creation::create(out, config.debug, None, move || {
         Communicator::init_rank(nranks, &id, rank, &config).map(Some)
     })
 }
@@ -153,9 +154,11 @@ pub unsafe extern "C" fn ringCommSplit(
             return Err(Error::argument(format!("{color} is neither a color nor NOCOLOR (-1)")));
         }
         let config = config::resolve_or_parent(config)?;
-        let parent = comm.communicator.clone();
+        let parent = Arc::clone(&comm.communicator);
         let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
-        creation::create(out, debug, move || parent.split(color, key, config.as_ref()))
+        creation::create(out, debug, Some(&comm.communicator), move || {
+            parent.split(color, key, config.as_ref())
+        })
     })
 }
 
@@ -201,9 +204,11 @@ pub unsafe extern "C" fn ringCommShrink(
             other => return Err(Error::argument(format!("{other} is no flag of a shrink"))),
         }
         let config = config::resolve_or_parent(config)?;
-        let parent = comm.communicator.clone();
+        let parent = Arc::clone(&comm.communicator);
         let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
-        creation::create(out, debug, move || parent.shrink(&excluded, config.as_ref()).map(Some))
+        creation::create(out, debug, Some(&comm.communicator), move || {
+            parent.shrink(&excluded, config.as_ref()).map(Some)
+        })
     })
 }
 
