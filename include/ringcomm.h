@@ -596,7 +596,8 @@ ringResult_t ringCommFinalize(ringComm_t comm);
  *
  * New calls are refused from here on; those running, on other threads, are waited for. Finalizes
  * first, unless that was done or the communicator has failed. The handle is gone afterwards, also
- * where finalizing fails: its error is returned then.
+ * where finalizing fails: its error is returned then, `ringAborted` where another thread called
+ * `ringCommAbort` meanwhile.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
  *

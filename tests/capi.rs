@@ -2,6 +2,8 @@
 //! memory that peers reach directly, and calls at awkward moments.
 #![allow(non_snake_case)] // C names are spelled as a C program spells them.
 
+#[path = "capi/ends.rs"]
+mod ends;
 #[path = "capi/splits.rs"]
 mod splits;
 mod support;

@@ -6,7 +6,7 @@ use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::enqueue::refuse;
-use crate::ffi::object::{self, COMMUNICATORS, Comm};
+use crate::ffi::object::{self, COMMUNICATORS};
 use crate::ffi::types::*;
 use crate::ffi::{config, convert, creation};
 use std::ffi::c_int;
@@ -227,7 +227,8 @@ pub unsafe extern "C" fn ringCommFinalize(comm: ringComm_t) -> ringResult_t {
 ///
 /// New calls are refused from here on; those running, on other threads, are waited for. Finalizes
 /// first, unless that was done or the communicator has failed. The handle is gone afterwards, also
-/// where finalizing fails: its error is returned then.
+/// where finalizing fails: its error is returned then, `ringAborted` where another thread called
+/// `ringCommAbort` meanwhile.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
 ///
@@ -236,11 +237,16 @@ pub unsafe extern "C" fn ringCommFinalize(comm: ringComm_t) -> ringResult_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
     run(|| {
-        let comm = close(comm)?;
-        match comm.communicator.async_error() {
-            None => comm.communicator.finalize(),
+        // The value stays where it is until the waiting is over, so that abort can end it.
+        let none = || object::not_a("communicator", comm.cast());
+        let closing = COMMUNICATORS.bar(comm.cast()).ok_or_else(none)?;
+        closing.settle();
+        let finalized = match closing.communicator.async_error() {
+            None => closing.communicator.finalize(),
             Some(_) => Ok(()),
-        }
+        };
+        drop(closing.take());
+        finalized
     })
 }
 
@@ -265,11 +271,6 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
         drop(COMMUNICATORS.close(comm.cast()));
         Ok(())
     })
-}
-
-/// Bar the handle and take what it named.
-fn close(comm: ringComm_t) -> Result<Comm> {
-    COMMUNICATORS.close(comm.cast()).ok_or_else(|| object::not_a("communicator", comm.cast()))
 }
 
 /// The error that broke the communicator on this rank, `ringSuccess` if none has.
