@@ -4,6 +4,8 @@
 
 #[path = "capi/ends.rs"]
 mod ends;
+#[path = "capi/moments.rs"]
+mod moments;
 #[path = "capi/splits.rs"]
 mod splits;
 mod support;
