@@ -992,7 +992,8 @@ ringResult_t ringMemFree(void *ptr);
  * reach it directly.
  *
  * Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
- * buffer stays allocated until then.
+ * buffer stays allocated until then. Destroying or aborting the communicator takes back what is
+ * left; the handle is gone then.
  *
  * Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
  *

@@ -6,6 +6,8 @@
 mod ends;
 #[path = "capi/moments.rs"]
 mod moments;
+#[path = "capi/registrations.rs"]
+mod registrations;
 #[path = "capi/splits.rs"]
 mod splits;
 mod support;
