@@ -33,3 +33,36 @@ fn destroying_a_communicator_takes_its_registrations_back_and_ends_it() {
         String::new()
     });
 }
+
+#[test]
+fn overlapping_ranges_registered_at_once_are_never_mapped_over_each_other() {
+    let comm = init_all(1)[0];
+    let mut pages = Pages::new(600);
+    for (i, number) in pages.numbers().iter_mut().enumerate() {
+        *number = i as f32;
+    }
+    let starts = [pages.at(0).addr(), pages.at(200).addr()];
+    for round in 0..50 {
+        let barrier = Barrier::new(2);
+        let register = |start: usize| {
+            let mut handle = null_mut();
+            let range = std::ptr::with_exposed_provenance_mut(start);
+            barrier.wait();
+            // SAFETY: the pages outlive the registration.
+            let result = unsafe { ringCommRegister(comm.comm(), range, 400 * PAGE, &mut handle) };
+            (result == ringSuccess).then_some(handle.addr())
+        };
+        let handles: Vec<_> = std::thread::scope(|scope| {
+            let threads = starts.map(|start| scope.spawn(move || register(start)));
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(handles.len(), 1, "round {round}: one comes first, the other is refused");
+        for handle in handles {
+            let handle = std::ptr::without_provenance_mut(handle);
+            // SAFETY: nobody uses the pages.
+            succeeds(unsafe { ringCommDeregister(comm.comm(), handle) });
+        }
+    }
+    assert!(pages.numbers().iter().enumerate().all(|(i, number)| *number == i as f32));
+    destroy(comm.comm());
+}
