@@ -21,6 +21,8 @@ pub struct Comm {
     pub debug: u32,
     /// Handles of the registrations made with it that are still there.
     pub registrations: Mutex<HashSet<usize>>,
+    /// Whether it has said goodbye to its peers.
+    pub finalized: Mutex<bool>,
 }
 
 impl Comm {
@@ -31,6 +33,7 @@ impl Comm {
             last_error: Mutex::default(),
             debug,
             registrations: Mutex::default(),
+            finalized: Mutex::default(),
         }
     }
 }
