@@ -4,6 +4,8 @@
 
 #[path = "capi/ends.rs"]
 mod ends;
+#[path = "capi/exported.rs"]
+mod exported;
 #[path = "capi/moments.rs"]
 mod moments;
 #[path = "capi/registrations.rs"]
