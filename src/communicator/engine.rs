@@ -234,7 +234,9 @@ impl Engine {
             let plans: Vec<Plan> = (0..nranks).map(|of| plan_of(direct.algorithm, of)).collect();
             Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
         });
-        let best = if direct.is_some() { chosen.direct } else { None }.unwrap_or(chosen.staged);
+        // Between processes it is the slots unless all ranks' buffers turn out to be shared.
+        let threads = self.links.one_process() && direct.is_some();
+        let best = chosen.direct.filter(|_| threads).unwrap_or(chosen.staged);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
         let way = direct.map_or(Way::Staged, Way::Direct);

@@ -108,6 +108,11 @@ impl Form {
     fn alike(n: f64, alphas: f64, path: Work) -> Option<Form> {
         Some(Form { alphas, path, period: None, total: path.times(n) })
     }
+
+    /// As [`Form::alike`] for plans in stages, whose slices follow each other without a wait.
+    fn staged(n: f64, alphas: f64, path: Work) -> Option<Form> {
+        Some(Form { alphas, path, period: Some(path), total: path.times(n) })
+    }
 }
 
 fn floor_log2(nranks: usize) -> f64 {
@@ -124,8 +129,9 @@ fn all_reduce(algorithm: Algorithm, nranks: usize, b: f64) -> Option<Form> {
     let (others, c) = (n - 1.0, b / n);
     let (parts, floor) = (others * c, floor_log2(nranks));
     match algorithm {
-        OneShot => Form::alike(n, 1.0, work(2.0 * others, others * b, 0.0, others * b)),
-        TwoShot => Form::alike(n, 2.0, work(4.0 * others, 2.0 * parts, parts, parts)),
+        // The first operand of a reduction is copied, the others are added to it.
+        OneShot => Form::staged(n, 1.0, work(2.0 * others, others * b, b, others * b)),
+        TwoShot => Form::staged(n, 2.0, work(4.0 * others, 2.0 * parts, parts + c, parts)),
         Ring => Form::alike(n, 2.0 * others, work(4.0 * others, 2.0 * parts, parts, parts)),
         Doubling => {
             let fold = if nranks.is_power_of_two() { 0.0 } else { 1.0 };
