@@ -56,7 +56,7 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "thread staged", "process staged, or mapped", ...
+    /// How data moves: "thread direct", "thread staged", "process mapped or staged", ...
     pub transport: &'static str,
     pub channels: usize,
     pub chunks: usize,
@@ -227,7 +227,7 @@ impl Communicator {
             (true, Way::Direct(_)) => "thread direct",
             (true, Way::Staged) => "thread staged",
             (true, Way::Messages(_)) => "thread messages",
-            (false, Way::Direct(_)) => "process staged, or mapped",
+            (false, Way::Direct(_)) => "process mapped or staged",
             (false, Way::Staged) => "process staged",
             (false, Way::Messages(_)) => "process messages",
         };
