@@ -126,8 +126,8 @@ fn digests(comm: &Communicator, memory: Memory) -> String {
     lines
 }
 
-/// As [`digests`], with sums as sums of products with one: a pre-multiplied sum never reads a peer's
-/// buffer, so between threads this is the interpreter where a plain sum goes direct.
+/// Sums, and the same as sums of products with one: a pre-multiplied sum never reads a peer's
+/// buffer, so between threads it is interpreted where a plain sum goes direct.
 fn interpreted_sums(comm: &Communicator) -> Vec<(u64, u64)> {
     let mut pairs = Vec::new();
     for collective in COLLECTIVES {

@@ -1,49 +1,19 @@
-//! What happens when a rank dies, stops, is missing or disagrees: named errors, soon, on every rank,
-//! and nothing left behind.
+//! What happens when a rank dies, stops, aborts or is missing: named errors, soon, on every rank, and
+//! nothing left behind.
 
 mod support;
 
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::communicator::{Call, Communicator, Message, Vector};
+use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::Config;
-use ringcomm::error::{Error, Result};
+use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, say};
+use support::scratch::{ROOM, Scratch, run};
 use support::{Case, Prepared, Random, config, on_threads, small_slots};
-
-/// Elements of the buffers of [`Scratch`], for each rank.
-const ROOM: usize = 20_000;
-
-/// Buffers for calls whose results do not matter.
-struct Scratch {
-    send: Vec<f32>,
-    recv: Vec<f32>,
-}
-
-impl Scratch {
-    fn new(nranks: usize) -> Scratch {
-        Scratch { send: vec![1.0; ROOM * nranks], recv: vec![0.0; ROOM * nranks] }
-    }
-
-    fn call(&mut self, collective: Collective, count: usize) -> Call<'static> {
-        Call {
-            send: self.send.as_ptr().cast(),
-            recv: self.recv.as_mut_ptr().cast(),
-            count,
-            ..Call::new(collective, DataType::Float32)
-        }
-    }
-}
-
-/// Run a call on buffers that are long enough.
-fn run(comm: &Communicator, call: &Call) -> Result<()> {
-    assert!(call.count <= ROOM);
-    // SAFETY: the buffers of `Scratch` hold `ROOM` elements for every rank.
-    unsafe { comm.run(call) }
-}
 
 /// A random collective that all ranks agree on.
 fn any_call(scratch: &mut Scratch, nranks: usize, random: &mut Random) -> Call<'static> {
@@ -155,9 +125,12 @@ fn work_and_tell(comm: &Communicator) -> String {
         scope.spawn(move || {
             while finished.recv_timeout(Duration::from_millis(10)).is_err_and(is_timeout) {
                 let dump = comm.dump();
-                let waited = dump.rsplit_once("\"waited_ms\":").map(|(_, rest)| rest);
-                let digits = |rest: &str| rest.trim_end_matches(['}', ']']).parse::<u64>().ok();
-                if waited.and_then(digits).is_some_and(|waited| waited >= 150) {
+                let waits = dump.split("\"waited_ms\":").skip(1);
+                let digits = |rest: &str| {
+                    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+                    rest[..end].parse::<u64>().ok()
+                };
+                if waits.filter_map(digits).any(|waited| waited >= 150) {
                     say(&dump);
                     return;
                 }
@@ -180,7 +153,7 @@ fn is_timeout(error: std::sync::mpsc::RecvTimeoutError) -> bool {
 #[test]
 fn a_stopped_rank_is_named_at_the_deadline_and_in_the_dump_before_it() {
     for nranks in [2, 4] {
-        let config = Config { timeout_ms: 600, ..config() };
+        let config = Config { timeout_ms: 2500, ..config() };
         let mut ranks = Ranks::start(nranks, &config, "", |comm, _| work_and_tell(comm));
         let deadline = Instant::now() + Duration::from_secs(60);
         for rank in 0..nranks {
@@ -253,98 +226,6 @@ fn a_skipped_call_is_named_at_the_deadline_by_everybody() {
             assert!(text.contains("rank 1 has not made call #1"), "{text}");
             assert!(text.contains("AllReduce(count=10") && text.contains("#1"), "{text}");
         });
-    }
-}
-
-/// One way in which rank 1 may differ, and what the two calls are called.
-type Slip = (&'static str, fn(&mut Call), &'static str, &'static str);
-
-#[test]
-fn ranks_that_disagree_all_fail_and_name_both_ranks_and_both_calls() {
-    let slips: [(Collective, Slip); 8] = [
-        (
-            Collective::AllReduce,
-            (
-                "collective",
-                |call| call.collective = Collective::AllGather,
-                "AllReduce(count=100",
-                "AllGather(count=100",
-            ),
-        ),
-        (Collective::AllReduce, ("count", |call| call.count = 101, "count=100", "count=101")),
-        (
-            Collective::AllReduce,
-            ("type", |call| call.data_type = DataType::Int32, "type=float", "type=int32"),
-        ),
-        (Collective::AllReduce, ("op", |call| call.op = ReduceOp::Max, "op=sum", "op=max")),
-        (Collective::Broadcast, ("root", |call| call.root = 1, "root=0", "root=1")),
-        (Collective::Reduce, ("root", |call| call.root = 1, "root=0", "root=1")),
-        (Collective::Gather, ("count", |call| call.count = 7, "count=100", "count=7")),
-        (
-            Collective::Broadcast,
-            (
-                "collective",
-                |call| call.collective = Collective::Barrier,
-                "Broadcast(count=100",
-                "Barrier(",
-            ),
-        ),
-    ];
-    for nranks in [2, 3, 5] {
-        for (collective, (what, change, right, wrong)) in slips {
-            let config = Config { timeout_ms: 20_000, ..config() };
-            on_threads(nranks, &config, |comm| {
-                let mut scratch = Scratch::new(nranks);
-                let mut call = scratch.call(collective, 100);
-                run(comm, &call).unwrap();
-                if comm.rank() == 1 {
-                    change(&mut call);
-                }
-                // A rank that only sends may be through before anybody can know; it learns of it
-                // at its next call.
-                let next = scratch.call(Collective::AllReduce, 1);
-                let outcome = run(comm, &call).and_then(|()| run(comm, &next));
-                let text = outcome.expect_err("a mismatch").to_string();
-                let named = text.contains(right) && text.contains(wrong) && text.contains("rank 1");
-                let rank = comm.rank();
-                let shown = collective.name();
-                assert!(named, "{shown}, {what}, rank {rank} of {nranks}: {text}");
-            });
-        }
-    }
-}
-
-#[test]
-fn v_forms_whose_counts_disagree_fail_everywhere() {
-    on_threads(3, &Config { timeout_ms: 20_000, ..config() }, |comm| {
-        let mut scratch = Scratch::new(3);
-        let counts = if comm.rank() == 2 { vec![5, 5, 6] } else { vec![5, 6, 6] };
-        let vector = Vector {
-            recv_displacements: vec![0, 10, 20],
-            recv_counts: counts.clone(),
-            ..Vector::default()
-        };
-        let call = scratch.call(Collective::AllGather, counts[comm.rank()]);
-        let call = Call { vector: Some(&vector), ..call };
-        let text = run(comm, &call).unwrap_err().to_string();
-        assert!(text.contains("AllGather") && text.contains("rank 2"), "{text}");
-    });
-}
-
-#[test]
-fn processes_that_disagree_all_fail_too() {
-    let config = Config { timeout_ms: 20_000, ..config() };
-    let mut ranks = Ranks::start(3, &config, "", |comm, _| {
-        let mut scratch = Scratch::new(3);
-        let count = if comm.rank() == 2 { 50 } else { 60 };
-        let call = scratch.call(Collective::AllReduce, count);
-        run(comm, &call).unwrap_err().to_string()
-    });
-    let deadline = Instant::now() + Duration::from_secs(60);
-    for rank in 0..3 {
-        let text = ranks.end(rank, deadline).result.unwrap();
-        assert!(text.contains("count=50") && text.contains("count=60"), "{text}");
-        assert!(text.contains("rank 2"), "{text}");
     }
 }
 

@@ -206,14 +206,14 @@ fn check(cases: u32, most_ranks: usize, property: impl Fn(Program)) {
 
 #[test]
 fn random_programs_between_threads_do_what_the_oracle_says() {
-    check(60, 8, |program| {
+    check(150, 8, |program| {
         on_threads(program.nranks, &program.config(), |comm| run(&program, comm));
     });
 }
 
 #[test]
 fn the_same_program_gives_the_same_bytes_twice_and_however_its_ranks_met() {
-    check(20, 5, |program| {
+    check(30, 5, |program| {
         let config = program.config();
         let first = on_threads(program.nranks, &config, |comm| run(&program, comm));
         let second = on_threads(program.nranks, &config, |comm| run(&program, comm));
@@ -237,5 +237,5 @@ fn random_programs_between_processes_do_what_threads_do() {
         // A child finds its program in its environment; any will do to reach the call.
         return property(Program { nranks: 1, slot: 0, deterministic: false, steps: vec![] });
     }
-    check(12, 5, property);
+    check(20, 5, property);
 }

@@ -12,6 +12,8 @@ pub mod data;
 pub mod exchange;
 pub mod guarded;
 pub mod processes;
+pub mod samples;
+pub mod scratch;
 pub mod threads;
 
 pub use case::{Case, Prepared};
@@ -43,8 +45,11 @@ pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
 /// constants, as if every rank had a core.
 pub fn calm(nranks: usize) -> Config {
     let costs = Costs { cores: nranks.max(2), ..Costs::default() };
-    let name = format!("ringcomm-test-{}-{nranks}.profile", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    std::fs::write(&path, costs.to_text()).expect("a profile");
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (path, fresh) = (format!("{nranks}.profile"), format!("{nranks}-{}", std::process::id()));
+    let (path, fresh) = (folder.join(path), folder.join(fresh));
+    // Renamed when whole: another test may be reading it.
+    std::fs::write(&fresh, costs.to_text()).expect("a profile");
+    std::fs::rename(&fresh, &path).expect("a profile");
     Config { profile: Some(path.to_string_lossy().into_owned()), ..config() }
 }

@@ -1,0 +1,109 @@
+//! The calls that suites make: every type, operation and count, and samples of them.
+
+use super::case::{Blocks, Case, Prepared};
+use super::data::Random;
+use super::threads::on_threads;
+use ringcomm::config::Config;
+use ringcomm::plan::Collective;
+use ringcomm::types::{DataType, ReduceOp};
+
+pub const RANKS: [usize; 6] = [1, 2, 3, 4, 7, 8];
+
+/// Bytes of a slot in most tests here: short, so that short vectors take several slices.
+pub const SLOT: usize = 1024;
+
+pub const REDUCING: [Collective; 3] =
+    [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
+
+pub const COPYING: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::Broadcast,
+    Collective::AllToAll,
+    Collective::Gather,
+    Collective::Scatter,
+];
+
+pub const WITH_V_FORM: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllToAll,
+    Collective::Gather,
+    Collective::Scatter,
+];
+
+pub fn operations() -> impl Iterator<Item = ReduceOp> {
+    ReduceOp::ALL.into_iter().chain([ReduceOp::PreMulSum])
+}
+
+/// Around the rank count, a prime, and more than two slots of a whole vector or one of a block.
+pub fn counts(collective: Collective, nranks: usize, data_type: DataType) -> Vec<usize> {
+    let slots = match collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 2,
+        _ => 1,
+    };
+    let long = slots * SLOT / data_type.size() + 7;
+    let mut counts = vec![0, 1, nranks - 1, nranks, nranks + 1, 61, long];
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+pub fn run_on_threads(nranks: usize, config: &Config, cases: Vec<Case>) -> usize {
+    let prepared: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
+    on_threads(nranks, config, |comm| prepared.iter().for_each(|case| case.run(comm)));
+    prepared.len()
+}
+
+/// Block lengths of a `v` form: none, some or many elements.
+pub fn blocks(collective: Collective, nranks: usize, random: &mut Random) -> Blocks {
+    let longest = random.pick(&[1, 5, 40, 700]);
+    let mut lengths = || {
+        let length = |_| if random.chance(3) { 0 } else { random.below(longest + 1) };
+        (0..nranks).map(length).collect()
+    };
+    match collective {
+        Collective::AllToAll => Blocks::Between((0..nranks).map(|_| lengths()).collect()),
+        _ => Blocks::Of(lengths()),
+    }
+}
+
+pub fn v_cases(nranks: usize, rounds: usize, random: &mut Random) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for collective in WITH_V_FORM {
+        for data_type in DataType::ALL {
+            for _ in 0..rounds {
+                for in_place in [false, true] {
+                    // Blocks of different lengths cannot change places.
+                    let in_place = in_place && collective != Collective::AllToAll;
+                    let blocks = Some(blocks(collective, nranks, random));
+                    let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
+                    let (op, root, seed) =
+                        (random.pick(&ops), random.below(nranks), random.next() >> 8);
+                    let case = Case::new(collective, nranks, 0, data_type);
+                    cases.push(Case { blocks, in_place, op, root, seed, ..case });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// A thin sample of everything, which child processes make for themselves.
+pub fn sample(nranks: usize, seed: u64) -> Vec<Case> {
+    let mut random = Random(seed);
+    let mut cases = v_cases(nranks, 1, &mut random);
+    for collective in REDUCING.into_iter().chain(COPYING) {
+        for data_type in DataType::ALL {
+            let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
+            let mut all = counts(collective, nranks, data_type);
+            all.push(40_000 / data_type.size() / nranks + 3);
+            for count in all {
+                let (op, root) = (random.pick(&ops), random.below(nranks));
+                let (in_place, seed) = (random.chance(2), random.next() >> 8);
+                let case = Case::new(collective, nranks, count, data_type);
+                cases.push(Case { op, in_place, root, seed, ..case });
+            }
+        }
+    }
+    cases
+}
