@@ -584,7 +584,11 @@ ringResult_t ringCommShrink(ringComm_t comm,
 /**
  * Wait for every call that was started on this rank, then say goodbye to the other ranks.
  *
- * The handle stays valid for questions and for `ringCommDestroy`; new calls are refused.
+ * Calls that wait on a host stream are done first. The handle stays valid for questions and for
+ * `ringCommDestroy`; new calls are refused. A second time it does nothing.
+ *
+ * Errors: `ringInvalidUsage` in a group that holds calls of the communicator; the error that broke
+ * the communicator.
  *
  * Requires:
  * Safe for any argument.
@@ -594,11 +598,13 @@ ringResult_t ringCommFinalize(ringComm_t comm);
 /**
  * End this rank's part in a communicator and give its memory back.
  *
- * New calls are refused from here on; those running, on other threads, are waited for. Finalizes
- * first, unless that was done or the communicator has failed. The handle is gone afterwards, also
- * where finalizing fails: its error is returned then.
+ * New calls are refused from here on; those running, on other threads, and those that wait on a
+ * host stream are done first. Finalizes, unless that was done or the communicator has failed. The
+ * handle is gone afterwards, also where finalizing fails: its error is returned then,
+ * `ringAborted` where another thread called `ringCommAbort` meanwhile.
  *
- * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
+ * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
+ * `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
  *
  * Requires:
  * Safe for any argument.
@@ -991,7 +997,8 @@ ringResult_t ringMemFree(void *ptr);
  * reach it directly.
  *
  * Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
- * buffer stays allocated until then.
+ * buffer stays allocated until then. Destroying or aborting the communicator takes back what is
+ * left; the handle is gone then.
  *
  * Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
  *

@@ -93,7 +93,8 @@ pub fn quiesce(communicator: &Arc<Communicator>) {
 
 /// Note that a call was refused; if a group is open, it fails as a whole.
 pub fn refuse(error: Error) -> Error {
-    GROUP.with_borrow_mut(|group| group.fail(error.clone()));
+    // A thread that is ending has lost its group; a refusal must not panic there.
+    let _ = GROUP.try_with(|group| group.borrow_mut().fail(error.clone()));
     error
 }
 

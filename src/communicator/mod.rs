@@ -29,6 +29,7 @@ use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
 use parking_lot::Mutex;
+use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use turn::Turns;
@@ -187,7 +188,8 @@ impl Communicator {
     /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
     #[cold]
     fn say(&self, text: &str) {
-        eprintln!("ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
+        // Nobody may be reading any more, and that fails no call.
+        let _ = writeln!(stderr(), "ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
     }
 
     /// Publish why this rank cannot go on; what another rank told it is passed on as it was.

@@ -10,6 +10,7 @@ use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::io::{Write, stderr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 
@@ -35,7 +36,7 @@ fn code(error: &Error) -> ringResult_t {
 
 /// Run the body; a panic becomes an error.
 #[inline]
-fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A body that panicked leaves no state behind that is used again unlocked: what it shared is
     // behind locks and atomics of its own.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic)))
@@ -99,10 +100,11 @@ pub fn failed(error: &Error, comm: Option<&Comm>) -> ringResult_t {
     // What broke a communicator, it has printed itself.
     let printed = comm.is_some() && !matches!(error, Error::InvalidArgument(_));
     if !printed && comm.map_or_else(debug_of_environment, |comm| comm.debug) > 0 {
-        match comm {
-            Some(comm) => eprintln!("ringcomm: rank {}: {text}", comm.communicator.rank()),
-            None => eprintln!("ringcomm: {text}"),
-        }
+        // Nobody may be reading any more: that changes no result, and must not panic here.
+        let _ = match comm {
+            Some(comm) => writeln!(stderr(), "ringcomm: rank {}: {text}", comm.communicator.rank()),
+            None => writeln!(stderr(), "ringcomm: {text}"),
+        };
     }
     // A text with a NUL cannot reach C whole; none is made from anything but C strings and numbers.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();

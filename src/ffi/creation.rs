@@ -2,21 +2,27 @@
 //!
 //! Making a communicator waits for its other ranks. A thread that makes several of them, or splits
 //! several, therefore does so in a group: what is asked for there is kept, and at the group's end
-//! all of it happens at the same time, each on a thread of its own.
+//! all of it happens at the same time, each on a thread of its own. What is made from the same
+//! parent happens in the order of the calls, on one thread: it uses the parent's own operations,
+//! whose order must be the same on all ranks.
 
 use crate::communicator::Communicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::ffi::boundary::caught;
 use crate::ffi::convert::Out;
 use crate::ffi::enqueue;
 use crate::ffi::object::{COMMUNICATORS, Comm};
 use crate::ffi::types::ringComm_t;
 use std::cell::RefCell;
+use std::sync::Arc;
 
 type Make = Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>;
 
 /// A communicator that was asked for in a group.
 struct Pending {
     make: Make,
+    /// The communicator it is made from.
+    parent: Option<Arc<Communicator>>,
     debug: u32,
     out: Out<ringComm_t>,
 }
@@ -26,14 +32,15 @@ thread_local! {
 }
 
 /// Make a communicator, now or at the end of the open group, and write its handle to `out`; NULL
-/// where this rank takes no part.
+/// where this rank takes no part. `parent` is the communicator it is made from, if there is one.
 pub fn create(
     out: Out<ringComm_t>,
     debug: u32,
+    parent: Option<&Arc<Communicator>>,
     make: impl FnOnce() -> Result<Option<Communicator>> + Send + 'static,
 ) -> Result<()> {
     if enqueue::in_group() {
-        let pending = Pending { make: Box::new(make), debug, out };
+        let pending = Pending { make: Box::new(make), parent: parent.cloned(), debug, out };
         PENDING.with_borrow_mut(|all| all.push(pending));
         return Ok(());
     }
@@ -68,25 +75,55 @@ pub fn forget_group() {
     drop(PENDING.take());
 }
 
+/// What one thread makes, one after the other: places in the group, and how to fill them.
+struct Chain {
+    parent: Option<Arc<Communicator>>,
+    makes: Vec<(usize, Make)>,
+}
+
+type Made = (usize, Result<Option<Communicator>>);
+
+impl Chain {
+    fn run(self) -> Vec<Made> {
+        self.makes.into_iter().map(|(place, make)| (place, caught(make))).collect()
+    }
+}
+
+/// Chains of one parent each, in the order of the calls.
+fn chains(makes: impl Iterator<Item = (Option<Arc<Communicator>>, Make)>) -> Vec<Chain> {
+    let mut chains: Vec<Chain> = Vec::new();
+    for (place, (parent, make)) in makes.enumerate() {
+        let same = |chain: &&mut Chain| match (&chain.parent, &parent) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        match chains.iter_mut().find(same) {
+            Some(chain) => chain.makes.push((place, make)),
+            None => chains.push(Chain { parent, makes: vec![(place, make)] }),
+        }
+    }
+    chains
+}
+
 /// Make what the group asked for. All succeed, or none is handed out and the first error says why.
 pub fn finish_group() -> Result<()> {
     let pending = PENDING.take();
     if pending.is_empty() {
         return Ok(());
     }
-    let (outs, makes): (Vec<_>, Vec<_>) =
-        pending.into_iter().map(|one| (one.out, (one.make, one.debug))).unzip();
-    let made = std::thread::scope(|scope| {
-        let threads: Vec<_> = makes
-            .into_iter()
-            .map(|(make, debug)| scope.spawn(move || make().map(|one| (one, debug))))
-            .collect();
-        let died = |_| Err(Error::Internal("a thread that made a communicator panicked".into()));
+    let (places, makes): (Vec<_>, Vec<_>) =
+        pending.into_iter().map(|one| ((one.out, one.debug), (one.parent, one.make))).unzip();
+    let chains = chains(makes.into_iter());
+    let mut made: Vec<Made> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            chains.into_iter().map(|chain| scope.spawn(move || chain.run())).collect();
         // All are joined before the first error leaves: the scope would wait for them anyway.
-        let all: Vec<_> = threads.into_iter().map(|t| t.join().unwrap_or_else(died)).collect();
-        all.into_iter().collect::<Result<Vec<_>>>()
-    })?;
-    for (out, handle) in outs.into_iter().zip(handles(made)?) {
+        threads.into_iter().flat_map(|thread| thread.join().expect("panics are caught")).collect()
+    });
+    made.sort_unstable_by_key(|(place, _)| *place);
+    let made = made.into_iter().map(|(_, made)| made).collect::<Result<Vec<_>>>()?;
+    let (outs, debug): (Vec<_>, Vec<_>) = places.into_iter().unzip();
+    for (out, handle) in outs.into_iter().zip(handles(made.into_iter().zip(debug).collect())?) {
         out.set(handle);
     }
     Ok(())

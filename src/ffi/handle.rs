@@ -5,7 +5,8 @@
 //! its generation, whether it is open, and how many calls are inside. Entering is one
 //! compare-and-swap that fails unless generation and openness are right, so NULL, garbage and
 //! handles of the past are told apart without touching what they once named. Closing bars the
-//! entrance, waits until the last call has left, and only then gives the value back.
+//! entrance, waits until the last call has left, and only then gives the value back; whoever closes
+//! may use the value in between, and abort still comes in.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -130,6 +131,11 @@ impl<T> Slot<T> {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        // Relaxed: take() orders what the calls did.
+        self.state.load(Ordering::Relaxed) & (OPEN - 1) == 0
+    }
+
     /// Take the value of a barred slot if no call is inside.
     fn take(&self, generation: u64) -> Option<T> {
         let barred = generation << GENERATION_SHIFT | CLOSING;
@@ -166,6 +172,48 @@ impl<T> Deref for Inside<T> {
 impl<T> Drop for Inside<T> {
     fn drop(&mut self) {
         self.slot.leave();
+    }
+}
+
+/// A barred slot whose value is still there: ordinary calls are refused, abort is not.
+pub struct Closing<T: 'static> {
+    table: &'static Table<T>,
+    slot: &'static Slot<T>,
+    generation: u64,
+    index: usize,
+}
+
+impl<T> Deref for Closing<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: a barred slot holds a value, and only its one `Closing` takes it.
+        unsafe { (*self.slot.value.get()).as_ref().unwrap_unchecked() }
+    }
+}
+
+impl<T: Send + Sync> Closing<T> {
+    /// Wait until the calls that came in before have left.
+    pub fn settle(&self) {
+        let mut attempts = 0;
+        while !self.slot.is_empty() {
+            wait(&mut attempts);
+        }
+    }
+
+    /// Wait until every call has left, and give the value back.
+    pub fn take(self) -> T {
+        let mut attempts = 0;
+        let value = loop {
+            match self.slot.take(self.generation) {
+                Some(value) => break value,
+                None => wait(&mut attempts),
+            }
+        };
+        if self.generation < LAST_GENERATION {
+            let mut free = self.table.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            free.0.push(self.index);
+        }
+        value
     }
 }
 
@@ -230,25 +278,16 @@ impl<T: Send + Sync> Table<T> {
         slot.enter(generation, entrance).then(|| Inside { slot })
     }
 
+    /// Bar the entrance. `None` where the handle is none, or another thread is closing it.
+    pub fn bar(&'static self, handle: *mut c_void) -> Option<Closing<T>> {
+        let (slot, generation, index) = self.locate(handle)?;
+        slot.bar(generation).then(|| Closing { table: self, slot, generation, index })
+    }
+
     /// Bar the entrance, wait until every call has left, and give the value back. `None` where the
     /// handle is none, or another thread is closing it.
     pub fn close(&'static self, handle: *mut c_void) -> Option<T> {
-        let (slot, generation, index) = self.locate(handle)?;
-        if !slot.bar(generation) {
-            return None;
-        }
-        let mut attempts = 0;
-        let value = loop {
-            match slot.take(generation) {
-                Some(value) => break value,
-                None => wait(&mut attempts),
-            }
-        };
-        if generation < LAST_GENERATION {
-            let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            free.0.push(index);
-        }
-        Some(value)
+        self.bar(handle).map(Closing::take)
     }
 }
 

@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use crate::bootstrap::UniqueId;
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, deferred};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::enqueue::refuse;
 use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
-use crate::ffi::{config, convert, creation};
+use crate::ffi::{config, convert, creation, enqueue};
 use std::ffi::c_int;
+use std::sync::{Arc, PoisonError};
 
 /// Make the id that leads the ranks of one new communicator together.
 ///
@@ -82,7 +83,7 @@ fn init_rank(
     let rank = convert::rank(rank, nranks, "rank")?;
     let id = convert::unique_id(&id)?;
     let config = config::resolve(config)?;
-    creation::create(out, config.debug, move || {
+    creation::create(out, config.debug, None, move || {
         Communicator::init_rank(nranks, &id, rank, &config).map(Some)
     })
 }
@@ -153,9 +154,11 @@ pub unsafe extern "C" fn ringCommSplit(
             return Err(Error::argument(format!("{color} is neither a color nor NOCOLOR (-1)")));
         }
         let config = config::resolve_or_parent(config)?;
-        let parent = comm.communicator.clone();
+        let parent = Arc::clone(&comm.communicator);
         let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
-        creation::create(out, debug, move || parent.split(color, key, config.as_ref()))
+        creation::create(out, debug, Some(&comm.communicator), move || {
+            parent.split(color, key, config.as_ref())
+        })
     })
 }
 
@@ -201,41 +204,80 @@ pub unsafe extern "C" fn ringCommShrink(
             other => return Err(Error::argument(format!("{other} is no flag of a shrink"))),
         }
         let config = config::resolve_or_parent(config)?;
-        let parent = comm.communicator.clone();
+        let parent = Arc::clone(&comm.communicator);
         let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
-        creation::create(out, debug, move || parent.shrink(&excluded, config.as_ref()).map(Some))
+        creation::create(out, debug, Some(&comm.communicator), move || {
+            parent.shrink(&excluded, config.as_ref()).map(Some)
+        })
     })
 }
 
 /// Wait for every call that was started on this rank, then say goodbye to the other ranks.
 ///
-/// The handle stays valid for questions and for `ringCommDestroy`; new calls are refused.
+/// Calls that wait on a host stream are done first. The handle stays valid for questions and for
+/// `ringCommDestroy`; new calls are refused. A second time it does nothing.
+///
+/// Errors: `ringInvalidUsage` in a group that holds calls of the communicator; the error that broke
+/// the communicator.
 ///
 /// # Safety
 /// Safe for any argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommFinalize(comm: ringComm_t) -> ringResult_t {
-    run_on(comm, |comm| comm.communicator.finalize())
+    run_on(comm, |comm| {
+        releasable(&comm.communicator)?;
+        finalize(comm)
+    })
+}
+
+/// Refuse to wait for calls that this thread itself keeps back in its open group.
+fn releasable(communicator: &Arc<Communicator>) -> Result<()> {
+    if enqueue::in_group() && Arc::strong_count(communicator) > 1 {
+        return Err(Error::usage(
+            "calls of this communicator may still be waiting for this thread's ringGroupEnd; end \
+             the group first",
+        ));
+    }
+    Ok(())
+}
+
+/// Wait for what was started, then say goodbye; a second time there is nothing to do.
+fn finalize(comm: &Comm) -> Result<()> {
+    deferred::quiesce(&comm.communicator);
+    let mut finalized = comm.finalized.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*finalized {
+        comm.communicator.finalize()?;
+        *finalized = true;
+    }
+    Ok(())
 }
 
 /// End this rank's part in a communicator and give its memory back.
 ///
-/// New calls are refused from here on; those running, on other threads, are waited for. Finalizes
-/// first, unless that was done or the communicator has failed. The handle is gone afterwards, also
-/// where finalizing fails: its error is returned then.
+/// New calls are refused from here on; those running, on other threads, and those that wait on a
+/// host stream are done first. Finalizes, unless that was done or the communicator has failed. The
+/// handle is gone afterwards, also where finalizing fails: its error is returned then,
+/// `ringAborted` where another thread called `ringCommAbort` meanwhile.
 ///
-/// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
+/// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
+/// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
 ///
 /// # Safety
 /// Safe for any argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
     run(|| {
-        let comm = close(comm)?;
-        match comm.communicator.async_error() {
-            None => comm.communicator.finalize(),
+        // The value stays where it is until the waiting is over, so that abort can end it.
+        let none = || object::not_a("communicator", comm.cast());
+        releasable(&COMMUNICATORS.enter(comm.cast()).ok_or_else(none)?.communicator)?;
+        let closing = COMMUNICATORS.bar(comm.cast()).ok_or_else(none)?;
+        closing.settle();
+        let finalized = match closing.communicator.async_error() {
+            None => finalize(&closing),
             Some(_) => Ok(()),
-        }
+        };
+        drop(closing.take());
+        finalized
     })
 }
 
@@ -260,11 +302,6 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
         drop(COMMUNICATORS.close(comm.cast()));
         Ok(())
     })
-}
-
-/// Bar the handle and take what it named.
-fn close(comm: ringComm_t) -> Result<Comm> {
-    COMMUNICATORS.close(comm.cast()).ok_or_else(|| object::not_a("communicator", comm.cast()))
 }
 
 /// The error that broke the communicator on this rank, `ringSuccess` if none has.

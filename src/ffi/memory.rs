@@ -1,14 +1,15 @@
 //! Memory that other ranks reach directly.
 #![allow(unsafe_code)]
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::ffi::boundary::{run, run_on};
 use crate::ffi::convert;
-use crate::ffi::object::{self, REGISTRATIONS, Registration};
+use crate::ffi::object::{self, Comm, REGISTRATIONS, Registration};
 use crate::ffi::types::*;
 use crate::transport::exports;
+use std::collections::HashSet;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{MutexGuard, PoisonError};
 
 /// Allocate memory that other ranks reach directly: collectives on it move data without staging.
 ///
@@ -42,7 +43,8 @@ pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
 /// reach it directly.
 ///
 /// Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
-/// buffer stays allocated until then.
+/// buffer stays allocated until then. Destroying or aborting the communicator takes back what is
+/// left; the handle is gone then.
 ///
 /// Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
 ///
@@ -61,15 +63,17 @@ pub unsafe extern "C" fn ringCommRegister(
             return Err(Error::argument("buff is NULL"));
         }
         let key = comm.communicator.register(buff.cast(), size)?;
-        let communicator = comm.communicator.clone();
-        match REGISTRATIONS.insert(Registration { communicator, key }) {
-            Ok(registration) => out.set(registration),
+        match REGISTRATIONS.insert(Registration { key }) {
+            Ok(registration) => {
+                registrations(comm).insert(registration.addr());
+                out.set(registration);
+                Ok(())
+            }
             Err(error) => {
                 comm.communicator.deregister(key)?;
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(())
     })
 }
 
@@ -83,12 +87,14 @@ pub unsafe extern "C" fn ringCommRegister(
 pub unsafe extern "C" fn ringCommDeregister(comm: ringComm_t, handle: *mut c_void) -> ringResult_t {
     run_on(comm, |comm| {
         let none = || object::not_a("registration of this communicator", handle);
-        let inside = REGISTRATIONS.enter(handle).ok_or_else(none)?;
-        if !Arc::ptr_eq(&inside.communicator, &comm.communicator) {
+        if !registrations(comm).remove(&handle.addr()) {
             return Err(none());
         }
-        drop(inside);
-        let registration: Result<Registration> = REGISTRATIONS.close(handle).ok_or_else(none);
-        comm.communicator.deregister(registration?.key)
+        let registration = REGISTRATIONS.close(handle).ok_or_else(none)?;
+        comm.communicator.deregister(registration.key)
     })
+}
+
+fn registrations(comm: &Comm) -> MutexGuard<'_, HashSet<usize>> {
+    comm.registrations.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::ffi::handle::{Inside, Kind, Table};
 use crate::ffi::reduction::Reductions;
 use crate::ffi::types::{ringComm_t, ringStream_t};
+use std::collections::HashSet;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A communicator and what the C API keeps beside it.
 pub struct Comm {
@@ -18,6 +19,10 @@ pub struct Comm {
     pub last_error: Mutex<CString>,
     /// `debug` of the configuration it was made with: whether failures are printed.
     pub debug: u32,
+    /// Handles of the registrations made with it that are still there.
+    pub registrations: Mutex<HashSet<usize>>,
+    /// Whether it has said goodbye to its peers.
+    pub finalized: Mutex<bool>,
 }
 
 impl Comm {
@@ -27,13 +32,28 @@ impl Comm {
             reductions: Reductions::default(),
             last_error: Mutex::default(),
             debug,
+            registrations: Mutex::default(),
+            finalized: Mutex::default(),
         }
     }
 }
 
-/// A range of memory that peers may reach directly.
+impl Drop for Comm {
+    /// Take back the registrations that the program has left.
+    fn drop(&mut self) {
+        let left = self.registrations.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for handle in left.drain() {
+            if let Some(left) = REGISTRATIONS.close(std::ptr::without_provenance_mut(handle)) {
+                // Where the kernel refuses, the memory stays shared and usable.
+                let _ = self.communicator.deregister(left.key);
+            }
+        }
+    }
+}
+
+/// A range of memory that peers may reach directly. It belongs to the [`Comm`] that lists it, and
+/// holds nothing of it.
 pub struct Registration {
-    pub communicator: Arc<Communicator>,
     pub key: u64,
 }
 

@@ -67,6 +67,10 @@ type Entry = (usize, usize, u64);
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 
+/// Held while a range is looked up and then moved: two that overlap would be mapped over each other.
+/// Not the table's lock, since moving takes long and calls on other memory ask the table meanwhile.
+static MOVING: Mutex<()> = Mutex::new(());
+
 /// Counts changes of the table.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -249,6 +253,7 @@ pub fn register(address: *mut u8, bytes: usize) -> Result<u64> {
     }
     // Relaxed: only the value matters.
     let handle = NEXT_HANDLE.fetch_add(1, Relaxed);
+    let _moving = MOVING.lock();
     let is_known = with_table(|table| {
         let known = table.covering(start, bytes).map(|region| region.number);
         table.handles.extend(known.map(|number| (handle, number)));
@@ -319,6 +324,7 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
 /// Take back one registration. After its last one, adopted memory is private again, at the same
 /// address and with its content; nothing else may touch it meanwhile.
 pub fn deregister(handle: u64) -> Result<()> {
+    let _moving = MOVING.lock();
     let last = with_table(|table| {
         let index = table.handles.iter().position(|(known, _)| *known == handle);
         let index = index.ok_or_else(|| {

@@ -1,0 +1,120 @@
+//! The ends of communicators: finalized, destroyed with work to do, aborted meanwhile.
+
+use super::*;
+
+#[test]
+fn abort_reaches_a_destroy_that_waits_for_a_stream() {
+    let all = init_all(2);
+    let (mut stream, mine, mut sum) = (null_mut(), 1f32, 0f32);
+    // SAFETY: the buffers live until the stream is gone. Rank 1 never makes this call.
+    unsafe {
+        succeeds(ringStreamCreate(&mut stream));
+        let (send, recv) = ((&raw const mine).cast(), (&raw mut sum).cast());
+        succeeds(ringAllReduce(send, recv, 1, FLOAT, SUM, all[0].comm(), stream));
+    }
+    let waiting = all[0];
+    // SAFETY: safe for any argument.
+    let destroyer = std::thread::spawn(move || unsafe { ringCommDestroy(waiting.comm()) });
+    let mut count = 0;
+    // SAFETY: a local. Until the destroyer has barred the handle, the answer is a success.
+    while unsafe { ringCommCount(waiting.comm(), &mut count) } == ringSuccess {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!destroyer.is_finished());
+    // SAFETY: safe for any argument.
+    succeeds(unsafe { ringCommAbort(waiting.comm()) });
+    assert_eq!(destroyer.join().unwrap(), ringAborted);
+    // SAFETY: safe for any argument.
+    unsafe {
+        assert_eq!(ringCommAbort(waiting.comm()), ringInvalidArgument);
+        assert_eq!(ringStreamDestroy(stream), ringAborted);
+    }
+    destroy(all[1].comm());
+}
+
+#[test]
+fn a_finalized_communicator_answers_questions_and_takes_no_calls() {
+    let all = init_all(2);
+    let (mine, mut sum) = (1f32, 0f32);
+    let (send, recv) = ((&raw const mine).cast(), (&raw mut sum).cast());
+    // SAFETY: the buffers hold one element, the places are locals.
+    unsafe {
+        succeeds(ringCommFinalize(all[0].comm()));
+        for _ in 0..2 {
+            let refused = ringAllReduce(send, recv, 1, FLOAT, SUM, all[0].comm(), null_mut());
+            assert_eq!(refused, ringInvalidUsage);
+            assert!(last_error().contains("finalized"), "{}", last_error());
+        }
+        let mut child = null_mut();
+        let refused = ringCommSplit(all[0].comm(), 0, 0, &mut child, null_mut());
+        assert_eq!((refused, child), (ringInvalidUsage, null_mut()));
+        let (mut count, mut error) = (0, ringInternalError);
+        succeeds(ringCommCount(all[0].comm(), &mut count));
+        succeeds(ringCommGetAsyncError(all[0].comm(), &mut error));
+        assert_eq!((count, error, sum), (2, ringSuccess, 0.0));
+        succeeds(ringCommFinalize(all[0].comm()));
+    }
+    end_all(&all);
+}
+
+/// Queue calls on a stream, then destroy the communicator: the calls are done by then.
+fn queue_and_destroy(rank: usize, comm: ringComm_t) {
+    const CALLS: usize = 100;
+    const COUNT: usize = 1000;
+    let send: Vec<f32> = (0..CALLS * COUNT).map(|i| (i % 1013) as f32 + rank as f32).collect();
+    let mut recv = vec![0f32; CALLS * COUNT];
+    let mut stream = null_mut();
+    // One rank is late, so that the other one's calls are still queued when it destroys.
+    std::thread::sleep(Duration::from_millis(if rank == 0 { 0 } else { 100 }));
+    // SAFETY: the buffers outlive the stream.
+    unsafe {
+        succeeds(ringStreamCreate(&mut stream));
+        for (send, recv) in send.chunks(COUNT).zip(recv.chunks_mut(COUNT)) {
+            let (send, recv) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+            succeeds(ringAllReduce(send, recv, COUNT, FLOAT, SUM, comm, stream));
+        }
+        destroy(comm);
+    }
+    for (i, sum) in recv.iter().enumerate() {
+        assert_eq!(*sum, 2.0 * (i % 1013) as f32 + 1.0, "element {i}");
+    }
+    // SAFETY: safe for any argument.
+    succeeds(unsafe { ringStreamDestroy(stream) });
+}
+
+#[test]
+fn destroy_completes_what_is_queued_on_threads() {
+    let all = init_all(2);
+    std::thread::scope(|scope| {
+        for (rank, comm) in all.iter().enumerate() {
+            scope.spawn(move || queue_and_destroy(rank, comm.comm()));
+        }
+    });
+}
+
+#[test]
+fn destroy_completes_what_is_queued_in_processes() {
+    in_processes(2, |seat, _| {
+        queue_and_destroy(seat.rank, join(seat, 0));
+        String::new()
+    });
+}
+
+#[test]
+fn destroying_what_the_open_group_still_needs_is_refused() {
+    let comm = init_all(1)[0].comm();
+    let (mine, mut sum) = (3f32, 0f32);
+    let (send, recv) = ((&raw const mine).cast(), (&raw mut sum).cast());
+    succeeds(ringGroupStart());
+    // SAFETY: the buffers live until the group's end.
+    unsafe {
+        succeeds(ringAllReduce(send, recv, 1, FLOAT, SUM, comm, null_mut()));
+        assert_eq!(ringCommFinalize(comm), ringInvalidUsage);
+        assert_eq!(ringCommDestroy(comm), ringInvalidUsage);
+    }
+    assert!(last_error().contains("ringGroupEnd"), "{}", last_error());
+    succeeds(ringGroupEnd());
+    assert_eq!(sum, 3.0);
+    destroy(comm);
+}

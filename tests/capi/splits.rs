@@ -1,0 +1,58 @@
+//! Splits of one communicator in one group.
+
+use super::*;
+
+#[test]
+fn splits_of_one_communicator_in_one_group_keep_their_order() {
+    let all = init_all(4);
+    for _ in 0..10 {
+        std::thread::scope(|scope| {
+            for (rank, comm) in all.iter().enumerate() {
+                scope.spawn(move || split_twice(rank as i32, comm.comm()));
+            }
+        });
+    }
+    end_all(&all);
+}
+
+fn split_twice(rank: i32, comm: ringComm_t) {
+    let (mut parity, mut half, mut backwards) = (null_mut(), null_mut(), null_mut());
+    succeeds(ringGroupStart());
+    // SAFETY: the places for the handles live until the group's end.
+    unsafe {
+        succeeds(ringCommSplit(comm, rank % 2, 0, &mut parity, null_mut()));
+        succeeds(ringCommSplit(comm, rank / 2, 0, &mut half, null_mut()));
+        succeeds(ringCommSplit(comm, 0, -rank, &mut backwards, null_mut()));
+    }
+    succeeds(ringGroupEnd());
+    assert_eq!(gather(parity, rank), [rank % 2, rank % 2 + 2]);
+    assert_eq!(gather(half, rank), [rank / 2 * 2, rank / 2 * 2 + 1]);
+    assert_eq!(gather(backwards, rank), [3, 2, 1, 0]);
+    [parity, half, backwards].into_iter().for_each(destroy);
+}
+
+#[test]
+fn one_thread_splits_all_its_ranks_in_a_group() {
+    let all = init_all(4);
+    let mut children = [[null_mut(); 2]; 4];
+    succeeds(ringGroupStart());
+    for (rank, (comm, [parity, half])) in all.iter().zip(&mut children).enumerate() {
+        let rank = rank as i32;
+        // SAFETY: the places for the handles live until the group's end.
+        unsafe {
+            succeeds(ringCommSplit(comm.comm(), rank % 2, 0, parity, null_mut()));
+            succeeds(ringCommSplit(comm.comm(), rank / 2, 0, half, null_mut()));
+        }
+    }
+    succeeds(ringGroupEnd());
+    for (rank, [parity, half]) in children.into_iter().enumerate() {
+        for (child, want) in [(parity, rank / 2), (half, rank % 2)] {
+            let mut at = -1;
+            // SAFETY: a local.
+            succeeds(unsafe { ringCommUserRank(child, &mut at) });
+            assert_eq!(at, want as c_int);
+            destroy(child);
+        }
+    }
+    end_all(&all);
+}
