@@ -1,5 +1,5 @@
-//! What happens when a rank dies, stops, aborts or is missing: named errors, soon, on every rank, and
-//! nothing left behind.
+//! What happens when a rank dies, stops, aborts or is missing: named errors, soon, on every rank,
+//! and nothing left behind.
 
 mod support;
 
