@@ -168,7 +168,8 @@ impl Communicator {
         error
     }
 
-    /// Wait until no peer uses this rank's buffers any more: they are about to be the caller's again.
+    /// Wait until no peer uses this rank's buffers any more: they are about to be the caller's
+    /// again.
     ///
     /// A visit is a copy and waits for nobody; a visitor that died has ended it, and one that is
     /// stopped is given up on.

@@ -114,8 +114,8 @@ impl Control {
 
     /// Begin to use peers' buffers. The caller then asks whether their owners still work.
     ///
-    /// An owner that fails publishes it, then waits for its visitors; a visitor announces itself, then
-    /// looks at the owner. The two full fences make sure that one of them sees the other.
+    /// An owner that fails publishes it, then waits for its visitors; a visitor announces itself,
+    /// then looks at the owner. The two full fences make sure that one of them sees the other.
     #[inline]
     pub fn visit(&self) {
         self.visiting.store(1, Relaxed);

@@ -67,8 +67,9 @@ type Entry = (usize, usize, u64);
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 
-/// Held while a range is looked up and then moved: two that overlap would be mapped over each other.
-/// Not the table's lock, since moving takes long and calls on other memory ask the table meanwhile.
+/// Held while a range is looked up and then moved: two that overlap would be mapped over each
+/// other. Not the table's lock, since moving takes long and calls on other memory ask the table
+/// meanwhile.
 static MOVING: Mutex<()> = Mutex::new(());
 
 /// Counts changes of the table.
