@@ -281,7 +281,7 @@ impl<T: Send + Sync> Table<T> {
     /// Bar the entrance. `None` where the handle is none, or another thread is closing it.
     pub fn bar(&'static self, handle: *mut c_void) -> Option<Closing<T>> {
         let (slot, generation, index) = self.locate(handle)?;
-        slot.bar(generation).then(|| Closing { table: self, slot, generation, index })
+        slot.bar(generation).then_some(Closing { table: self, slot, generation, index })
     }
 
     /// Bar the entrance, wait until every call has left, and give the value back. `None` where the
