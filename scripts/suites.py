@@ -125,12 +125,14 @@ def sanitized(kind, flags, options):
 def tsan():
     """ThreadSanitizer."""
     # The standard library comes compiled, without what ThreadSanitizer needs to see: the fence in
-    # Arc's last drop, the state of a Once, the harness's channel of results.
-    seen = ["library/alloc/src/sync.rs", "library/std/src/sync/once_lock.rs", "CompletedTest"]
+    # Arc's last drop, the state of a Once, the lock in a channel of std (tests and harness use
+    # them).
+    unseen = ["library/alloc/src/sync.rs", "library/std/src/sync/once_lock.rs",
+              "library/std/src/sys/sync/once/", "library/std/src/sync/mpmc/", "CompletedTest"]
     suppressions = TARGET / "tsan-suppressions"
-    suppressions.write_text("".join(f"race:{name}\n" for name in seen))
+    suppressions.write_text("".join(f"race:{name}\n" for name in unseen))
     return sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer",
-                     {"TSAN_OPTIONS": f"suppressions={suppressions} halt_on_error=0"})
+                     {"TSAN_OPTIONS": f"suppressions={suppressions} die_after_fork=0"})
 
 
 def asan():
@@ -178,7 +180,7 @@ SKIPPED = re.compile(r"^skipped: (.*)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
 
 # Lines that say what failed, or what was running when a suite was killed.
-FAILING = re.compile(r"^(test .*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test)"
+FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test)"
                      f"|{SANITIZER.pattern}")
 
 
