@@ -39,8 +39,8 @@ const DEPTH: usize = 16;
 /// A connection's slots under the buffer budget of one rank.
 fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
     let share = config.buffer_bytes / (nranks - 1).max(1);
-    // Whole cache lines, after the slot's header line.
-    let slot = |depth: usize| (share / depth).saturating_sub(64) / 64 * 64;
+    // Whole cache lines, after the ring's counter (two lines) and each slot's header line.
+    let slot = |depth: usize| (share.saturating_sub(128) / depth).saturating_sub(64) / 64 * 64;
     let depth = [DEPTH, 8, 4].into_iter().find(|depth| slot(*depth) >= 8 << 10).unwrap_or(2);
     let slot_bytes = slot(depth).min(LONGEST_SLOT);
     if slot_bytes < 64 {

@@ -89,7 +89,7 @@ impl SegmentMap {
     }
 
     fn ring_bytes(&self) -> usize {
-        self.geometry.bytes().next_multiple_of(4096)
+        self.geometry.bytes().next_multiple_of(128)
     }
 
     pub fn bytes(&self) -> usize {

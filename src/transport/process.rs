@@ -1,4 +1,4 @@
-//! Other processes of this machine: whether they live, and reading their memory.
+//! Other processes of this machine: whether they live.
 //!
 //! A process number says nothing about a death, since the next process may get it; a descriptor of
 //! the process does. It becomes readable when the process has ended, whoever its parent is, and
@@ -56,37 +56,6 @@ impl Liveness {
     }
 }
 
-/// Copy memory of another process into `buffer`; fails where the kernel forbids it.
-///
-/// The other process must keep the memory as it is meanwhile, or what arrives is a mixture.
-pub fn read_remote(pid: u32, address: u64, buffer: &mut [u8]) -> Result<()> {
-    let mut done = 0;
-    while done < buffer.len() {
-        let rest = &mut buffer[done..];
-        let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-        let remote = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(address as usize + done),
-            iov_len: rest.len(),
-        };
-        // SAFETY: the local range is ours; the kernel checks the remote one.
-        let read = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
-        match usize::try_from(read) {
-            Ok(bytes) if bytes > 0 => done += bytes,
-            _ => return Err(Error::system(format!("reading memory of process {pid}"))),
-        }
-    }
-    Ok(())
-}
-
-/// Whether the kernel lets this process read `address` of process `pid`, where a word `expected`
-/// lies.
-///
-/// The word shows that the number means the same process here as there (it may not, in containers).
-pub fn can_read_remote(pid: u32, address: u64, expected: u64) -> bool {
-    let mut word = [0; 8];
-    read_remote(pid, address, &mut word).is_ok() && u64::from_ne_bytes(word) == expected
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,25 +98,5 @@ mod tests {
             libc::waitpid(one, std::ptr::null_mut(), 0);
         }
         assert_eq!(liveness.dead(), [5, BATCH + 2]);
-    }
-
-    #[test]
-    fn a_childs_memory_is_read_or_refused_but_never_misread() {
-        let word = Box::new(0x1234_5678_9abc_def0_u64);
-        let address = std::ptr::from_ref(&*word).expose_provenance() as u64;
-        let (pid, _descriptor) = child();
-        let pid = pid as u32;
-        let permitted = can_read_remote(pid, address, *word);
-        assert!(!can_read_remote(pid, address, 1));
-        assert!(read_remote(pid, 8, &mut [0; 8]).is_err());
-        let mut copy = [0; 8];
-        assert_eq!(read_remote(pid, address, &mut copy).is_ok(), permitted);
-        assert_eq!(u64::from_ne_bytes(copy) == *word, permitted);
-        // SAFETY: the child of this test.
-        unsafe {
-            libc::kill(pid as libc::pid_t, libc::SIGKILL);
-            libc::waitpid(pid as libc::pid_t, std::ptr::null_mut(), 0);
-        }
-        assert!(!can_read_remote(pid, address, *word));
     }
 }
