@@ -84,7 +84,7 @@ const VARIABLES: [Variable; 7] = [
     },
     Variable {
         name: "RINGCOMM_PROFILE",
-        help: "file with the cost model's constants (as ring-perf --profile writes it)",
+        help: "file with the cost model's constants, one \"key = value\" a line",
         set: |config, text| {
             config.profile = Some(text.to_string());
             Ok(())
