@@ -1,5 +1,5 @@
-//! Names the shared library's interface, programs linked with it look for `libringcomm.so.1`, and tells
-//! the benchmark which commit it was built from.
+//! Names the shared library's interface, programs linked with it look for `libringcomm.so.1`, and
+//! tells the benchmark which commit it was built from.
 
 use std::path::Path;
 use std::process::Command;

@@ -106,7 +106,7 @@ def loom():
 PURE = ["algorithm::", "device::", "plan::"]
 CONCURRENT = ["bootstrap", "fifo", "group", "messages", "mismatches", "splits", "stream",
               "transport_leaks", "transport_memory"]
-COLLECTIVES = ["barrier", "two_threads", "long_vectors", "processes_compute", "sixteen", "v_forms"]
+COLLECTIVES = ["barrier", "two_threads", "several_communicators", "long_vectors", "sixteen"]
 
 
 def sanitized(kind, flags, options):

@@ -90,7 +90,7 @@ fn every_algorithm_streams_long_vectors_through_deep_connections() {
     let mut pairs = 0;
     for nranks in RANKS {
         // Four slots of 8 KiB: deep enough for plans to run in stages.
-        let buffer_bytes = (nranks - 1).max(1) * 4 * (8192 + 64);
+        let buffer_bytes = (nranks - 1).max(1) * (128 + 4 * (8192 + 64));
         let config = Config { buffer_bytes, ..config() };
         let mut cases = Vec::new();
         for collective in Collective::ALL {

@@ -39,20 +39,22 @@ const DEPTH: usize = 32;
 
 /// A connection's slots under the buffer budget of one rank.
 fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
+    /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
+    const LINE: usize = 64;
     let share = config.buffer_bytes / (nranks - 1).max(1);
-    // Whole cache lines, after the slot's header line.
-    let slot = |depth: usize| (share / depth).saturating_sub(64) / 64 * 64;
+    let slot =
+        |depth: usize| (share.saturating_sub(2 * LINE) / depth).saturating_sub(LINE) / LINE * LINE;
     let depth = [DEPTH, 16, 8, 4].into_iter().find(|depth| slot(*depth) >= 8 << 10).unwrap_or(2);
     let slot_bytes = slot(depth).min(LONGEST_SLOT);
-    if slot_bytes < 64 {
+    if slot_bytes < LINE && nranks > 1 {
         return Err(Error::argument(format!(
             "RINGCOMM_BUFFSIZE={} leaves no room for {} peers; give at least {}",
             config.buffer_bytes,
             nranks - 1,
-            (nranks - 1) * 2 * 128
+            (nranks - 1) * (2 * LINE + 2 * (LINE + LINE))
         )));
     }
-    Ok(Geometry { depth, slot_bytes })
+    Ok(Geometry { depth, slot_bytes: slot_bytes.max(LINE) })
 }
 
 /// What a rank tells the others at the rendezvous.

@@ -37,7 +37,8 @@ pub fn config() -> Config {
 /// A configuration whose connections have two slots of `slot_bytes` (a multiple of 64): the
 /// smallest that works, so that short vectors already take several slices.
 pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
-    let buffer_bytes = (nranks - 1).max(1) * 2 * (slot_bytes + 64);
+    // A ring's counter is 128 bytes, a slot's header 64.
+    let buffer_bytes = (nranks - 1).max(1) * (128 + 2 * (slot_bytes + 64));
     Config { buffer_bytes, ..config() }
 }
 
