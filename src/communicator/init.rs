@@ -28,13 +28,13 @@ use std::time::{Duration, Instant};
 /// Segments of this process by number, for ranks that are threads of it.
 static LOCAL: LazyLock<Mutex<HashMap<u64, Weak<Segment>>>> = LazyLock::new(Mutex::default);
 
-/// The longest a slot is: a slot, what it is reduced with and the result share the second-level cache
-/// (1 MiB on Zen 4) with as much again of the slice before.
+/// The longest a slot is: a slot, what it is reduced with and the result share the second-level
+/// cache (1 MiB on Zen 4) with as much again of the slice before.
 const LONGEST_SLOT: usize = 128 << 10;
 
-/// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs. With as
-/// many as give a ring of 4 MiB, writers meet lines that both second-level caches have let go: 64 KiB
-/// between two processes take 3.8 us, with half of it 9 us (near cores of an AMD EPYC).
+/// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
+/// With as many as give a ring of 4 MiB, writers meet lines that both second-level caches have let
+/// go: 64 KiB between two processes take 3.8 us, with half of it 9 us (near cores of an AMD EPYC).
 const DEPTH: usize = 32;
 
 /// A connection's slots under the buffer budget of one rank.

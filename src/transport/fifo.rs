@@ -84,8 +84,9 @@ struct Freed(AtomicU64);
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() == 64 && size_of::<Freed>() == 128);
 
-/// Payload bytes from which going round the whole ring pays: the first line then comes from the shared
-/// cache, 130 ns, and every further one saves 5 ns (measured between near cores of an AMD EPYC).
+/// Payload bytes from which going round the whole ring pays: the first line then comes from the
+/// shared cache, 130 ns, and every further one saves 5 ns (measured between near cores of an AMD
+/// EPYC).
 const MOVING_LEAST: usize = 2048;
 
 /// Bytes of a cache line.
@@ -125,9 +126,10 @@ impl Ring {
 
     /// Where a payload of `length` bytes lies in a slot.
     ///
-    /// A payload of [`MOVING_LEAST`] bytes that leaves room in its slot moves on with every lap of the
-    /// ring, so that messages of any such size go round all of its memory: a line that both caches have
-    /// let go is written and read about twice as fast as one that the reader has just read.
+    /// A payload of [`MOVING_LEAST`] bytes that leaves room in its slot moves on with every lap of
+    /// the ring, so that messages of any such size go round all of its memory: a line that both
+    /// caches have let go is written and read about twice as fast as one that the reader has just
+    /// read.
     #[inline]
     fn payload(&self, place: &Place, length: usize) -> *mut u8 {
         let header = std::ptr::from_ref(self.header(place.index)).cast_mut().cast::<u8>();
