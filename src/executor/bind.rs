@@ -154,7 +154,8 @@ impl Bound {
             slice_bytes,
             scratch_bytes: scratch.bytes,
             element: shape.element,
-            streaming: output_bytes > streaming_threshold(),
+            // Every rank of the machine has an output like this one, and as large an input.
+            streaming: output_bytes * plan.nranks > streaming_threshold(),
             reduction: shape.reduction,
         })
     }

@@ -84,6 +84,25 @@ struct Freed(AtomicU64);
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() == 64 && size_of::<Freed>() == 128);
 
+/// Payload bytes from which going round the whole ring pays: the first line then comes from the
+/// shared cache, 130 ns, and every further one saves 5 ns (measured between near cores of an AMD
+/// EPYC).
+const MOVING_LEAST: usize = 2048;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// How far an end has come.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// Messages posted, or freed.
+    position: u64,
+    /// The slot of the next message.
+    index: usize,
+    /// Times round the ring.
+    lap: u32,
+}
+
 /// A ring's memory, from one of its ends.
 #[derive(Clone, Copy)]
 struct Ring {
@@ -106,32 +125,43 @@ impl Ring {
     }
 
     /// Where a payload of `length` bytes lies in a slot.
+    ///
+    /// A payload of [`MOVING_LEAST`] bytes that leaves room in its slot moves on with every lap of
+    /// the ring, so that messages of any such size go round all of its memory: a line that both
+    /// caches have let go is written and read about twice as fast as one that the reader has just
+    /// read.
     #[inline]
-    fn payload(&self, index: usize, length: usize) -> *mut u8 {
-        let header = std::ptr::from_ref(self.header(index)).cast_mut().cast::<u8>();
-        // SAFETY: both offsets lie in the slot.
+    fn payload(&self, place: &Place, length: usize) -> *mut u8 {
+        let header = std::ptr::from_ref(self.header(place.index)).cast_mut().cast::<u8>();
+        // SAFETY: both offsets lie in the slot: `lap % rooms` payloads fit before this one.
         unsafe {
             if length <= INLINE {
-                header.add(std::mem::offset_of!(Header, inline))
-            } else {
-                header.add(size_of::<Header>())
+                return header.add(std::mem::offset_of!(Header, inline));
             }
+            if length < MOVING_LEAST {
+                return header.add(size_of::<Header>());
+            }
+            let room = length.next_multiple_of(LINE) as u32;
+            let rooms = (self.geometry.slot_bytes as u32 / room).max(1);
+            header.add(size_of::<Header>() + (place.lap % rooms * room) as usize)
         }
     }
 
     #[inline]
-    fn next(&self, index: usize) -> usize {
-        if index + 1 == self.geometry.depth { 0 } else { index + 1 }
+    fn advance(&self, place: &mut Place) {
+        place.position += 1;
+        place.index += 1;
+        if place.index == self.geometry.depth {
+            place.index = 0;
+            place.lap = place.lap.wrapping_add(1);
+        }
     }
 }
 
 /// The writing end.
 pub struct Sender {
     ring: Ring,
-    /// Messages posted.
-    position: u64,
-    /// The slot of the next message.
-    index: usize,
+    place: Place,
     /// `freed` as last read; the truth is at least this.
     freed: u64,
 }
@@ -139,9 +169,7 @@ pub struct Sender {
 /// The reading end.
 pub struct Receiver {
     ring: Ring,
-    /// Messages freed.
-    position: u64,
-    index: usize,
+    place: Place,
 }
 
 // SAFETY: an end is used by one thread at a time (`&mut self`), and the ring is made for two
@@ -177,7 +205,7 @@ impl Sender {
     /// `base` is 128-byte aligned and points to `geometry.bytes()` bytes that were zero when the
     /// ring was made, outlive this end, and have no other sender.
     pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Sender {
-        Sender { ring: Ring { base, geometry }, position: 0, index: 0, freed: 0 }
+        Sender { ring: Ring { base, geometry }, place: Place::default(), freed: 0 }
     }
 
     /// Where to write the next message of `length` bytes, or `None` while the ring is full.
@@ -185,20 +213,20 @@ impl Sender {
     pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
         assert!(length <= self.ring.geometry.slot_bytes, "a message fits its slot");
         let depth = self.ring.geometry.depth as u64;
-        if self.position - self.freed == depth {
+        if self.place.position - self.freed == depth {
             // Acquire: pairs with the Release in `free`, so that the reader is done with the slot.
             self.freed = self.ring.freed().load(ordering(Site::Reserve, Acquire));
-            if self.position - self.freed == depth {
+            if self.place.position - self.freed == depth {
                 return None;
             }
         }
-        Some(self.ring.payload(self.index, length))
+        Some(self.ring.payload(&self.place, length))
     }
 
     /// Make the reserved message visible.
     #[inline]
     pub fn post(&mut self, stamp: &Stamp, length: usize) {
-        let header = self.ring.header(self.index);
+        let header = self.ring.header(self.place.index);
         let label = Label {
             communicator: stamp.communicator,
             epoch: stamp.epoch,
@@ -209,10 +237,9 @@ impl Sender {
         };
         // SAFETY: the slot is this end's between `try_reserve` and the store below.
         header.label.with_mut(|cell| unsafe { *cell = label });
-        self.position += 1;
-        self.index = self.ring.next(self.index);
+        self.ring.advance(&mut self.place);
         // Release: pairs with the Acquire in `try_wait`, so that label and payload are seen.
-        header.posted.store(self.position, ordering(Site::Post, Release));
+        header.posted.store(self.place.position, ordering(Site::Post, Release));
     }
 
     /// Whether the receiver has freed everything that was posted.
@@ -220,7 +247,7 @@ impl Sender {
     pub fn freed_all(&mut self) -> bool {
         // Acquire: pairs with the Release in `free`.
         self.freed = self.ring.freed().load(ordering(Site::Drained, Acquire));
-        self.freed == self.position
+        self.freed == self.place.position
     }
 }
 
@@ -230,15 +257,15 @@ impl Receiver {
     /// # Safety
     /// As [`Sender::new`], with no other receiver.
     pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Receiver {
-        Receiver { ring: Ring { base, geometry }, position: 0, index: 0 }
+        Receiver { ring: Ring { base, geometry }, place: Place::default() }
     }
 
     /// The next message, if it has come. It stays until it is freed.
     #[inline]
     pub fn try_wait(&mut self) -> Option<Message> {
-        let header = self.ring.header(self.index);
+        let header = self.ring.header(self.place.index);
         // Acquire: pairs with the Release in `post`.
-        if header.posted.load(ordering(Site::Wait, Acquire)) != self.position + 1 {
+        if header.posted.load(ordering(Site::Wait, Acquire)) != self.place.position + 1 {
             return None;
         }
         // SAFETY: the message is posted and not freed, so nobody writes its label.
@@ -246,7 +273,7 @@ impl Receiver {
         // A peer's length is a claim: it is never believed beyond the slot.
         let length = (label.length as usize).min(self.ring.geometry.slot_bytes);
         Some(Message {
-            payload: self.ring.payload(self.index, length),
+            payload: self.ring.payload(&self.place, length),
             length,
             stamp: Stamp {
                 communicator: label.communicator,
@@ -261,10 +288,9 @@ impl Receiver {
     /// Give the message back; its payload must not be read any more.
     #[inline]
     pub fn free(&mut self) {
-        self.position += 1;
-        self.index = self.ring.next(self.index);
+        self.ring.advance(&mut self.place);
         // Release: pairs with the Acquire in `try_reserve` and `freed_all`.
-        self.ring.freed().store(self.position, ordering(Site::Free, Release));
+        self.ring.freed().store(self.place.position, ordering(Site::Free, Release));
     }
 }
 
@@ -325,6 +351,31 @@ mod tests {
             assert_eq!((got, message.stamp), (&bytes[..], stamp(length as u64)));
             receiver.free();
         }
+    }
+
+    #[test]
+    fn long_payloads_move_through_their_slots_and_arrive() {
+        let geometry = Geometry { depth: 3, slot_bytes: 3 * MOVING_LEAST };
+        let mut memory = vec![0u128; geometry.bytes() / 16 + 8];
+        let base = memory.as_mut_ptr().cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(128));
+        // SAFETY: zeroed, aligned, outlives the ends.
+        let (mut sender, mut receiver) =
+            unsafe { (Sender::new(base, geometry), Receiver::new(base, geometry)) };
+        let mut places = std::collections::HashSet::new();
+        for round in 0..40 {
+            // Short ones between long ones of several lengths, some that leave no room.
+            let length = [MOVING_LEAST, 3 * MOVING_LEAST, 100, MOVING_LEAST + 1][round % 4];
+            let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + round) as u8).collect();
+            assert!(send(&mut sender, round as u64, &bytes));
+            let message = receiver.try_wait().unwrap();
+            // SAFETY: the message is not freed yet.
+            let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
+            assert_eq!(got, bytes);
+            places.insert(message.payload.addr());
+            receiver.free();
+        }
+        assert!(places.len() > 2 * geometry.depth, "payloads stay where they were");
     }
 
     #[test]
