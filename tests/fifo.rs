@@ -132,7 +132,7 @@ impl Rank<'_> {
 /// The usual patience, that of ranks that share cores, and none at all: every wait sleeps.
 fn patiences() -> [Patience; 3] {
     let sleepy = Patience { spins: 0, yielding: Duration::ZERO };
-    [Patience::new(2, None), Patience::new(1000, None), sleepy]
+    [Patience::new(2, 2, None), Patience::new(1000, 2, None), sleepy]
 }
 
 const GEOMETRIES: [Geometry; 3] = [

@@ -133,12 +133,12 @@ fn paces() -> (f64, f64) {
 /// Agree on the constants: all ranks of a new communicator call it, and leave it together.
 ///
 /// `profiled` says that rank 0 has a profile; it is the same on all ranks.
-pub fn calibrate(communicator: &Communicator, profiled: bool) -> Result<()> {
+pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> Result<()> {
     if communicator.nranks == 1 {
-        communicator.engine.take().settle(Costs::default());
+        communicator.engine.take().settle(Costs { cores, ..Costs::default() });
         return Ok(());
     }
-    let mut costs = Costs::default();
+    let mut costs = Costs { cores, ..Costs::default() };
     if !profiled {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
         let crossing = crossing(communicator)?;

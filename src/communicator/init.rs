@@ -68,12 +68,26 @@ struct Introduction {
     algorithm: u64,
     /// 1 where the rank has a profile; only rank 0's counts.
     profiled: u64,
+    /// The cores that it may run on: ranks bound to a core each do not share cores.
+    cores: Cores,
+}
+
+/// A set of cores, a bit each; as many as the kernel's fixed-size sets hold.
+type Cores = [u64; 16];
+
+/// The cores that the calling thread may run on; none where the kernel does not say.
+fn own_cores() -> Cores {
+    let mut cores = Cores::default();
+    // SAFETY: the kernel writes at most the bytes of the array.
+    unsafe { libc::sched_getaffinity(0, size_of::<Cores>(), cores.as_mut_ptr().cast()) };
+    cores
 }
 
 impl Introduction {
     fn pack(&self) -> Vec<u8> {
         [self.segment, self.buffer_bytes, self.deterministic, self.algorithm, self.profiled]
             .iter()
+            .chain(&self.cores)
             .flat_map(|word| word.to_le_bytes())
             .collect()
     }
@@ -90,6 +104,13 @@ impl Introduction {
             deterministic: next()?,
             algorithm: next()?,
             profiled: next()?,
+            cores: {
+                let mut cores = Cores::default();
+                for word in &mut cores {
+                    *word = next()?;
+                }
+                cores
+            },
         })
     }
 
@@ -148,6 +169,7 @@ impl Communicator {
             deterministic: u64::from(config.deterministic),
             algorithm: algorithm_word(config)?,
             profiled: u64::from(config.profile.is_some()),
+            cores: own_cores(),
         };
         let token = bootstrap::process_token()?;
         let contribution = Contribution {
@@ -163,6 +185,7 @@ impl Communicator {
             let theirs = Introduction::unpack(&member.payload)?;
             mine.check(rank, other, &theirs)?;
             parts.profiled |= other == 0 && theirs.profiled == 1;
+            parts.cores.iter_mut().zip(theirs.cores).for_each(|(all, theirs)| *all |= theirs);
             let same = member.process == token;
             reach.push(if same { Reach::Process } else { Reach::Machine });
             segments.push(if other == rank {
@@ -312,6 +335,8 @@ struct Parts {
     processes: Vec<Option<OwnedFd>>,
     /// Rank 0 has a profile.
     profiled: bool,
+    /// The cores that any of the ranks may run on.
+    cores: Cores,
 }
 
 impl Parts {
@@ -321,6 +346,7 @@ impl Parts {
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
             profiled: false,
+            cores: own_cores(),
         }
     }
 
@@ -345,7 +371,9 @@ fn assemble(
     id: &UniqueId,
     config: &Config,
 ) -> Result<Communicator> {
-    let patience = Patience::new(map.nranks, config.spins);
+    let cores: u32 = parts.cores.iter().map(|word| word.count_ones()).sum();
+    let cores = cores.max(1) as usize;
+    let patience = Patience::new(map.nranks, cores, config.spins);
     let links = Links::new(rank, map, segments, &reach, patience);
     let pages = links.pages();
     pages.mine().pid.store(std::process::id(), Relaxed);
@@ -368,6 +396,6 @@ fn assemble(
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
     };
-    choose::calibrate(&communicator, parts.profiled)?;
+    choose::calibrate(&communicator, parts.profiled, cores)?;
     Ok(communicator)
 }

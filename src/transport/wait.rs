@@ -72,9 +72,8 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
 impl Patience {
-    /// For `ranks` ranks on this machine; `spins` overrides the polls.
-    pub fn new(ranks: usize, spins: Option<u32>) -> Patience {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    /// For `ranks` ranks on `cores` cores; `spins` overrides the polls.
+    pub fn new(ranks: usize, cores: usize, spins: Option<u32>) -> Patience {
         let usual = if ranks > cores { SPINS_SHARED } else { SPINS };
         asymmetric::prepare();
         Patience { spins: spins.unwrap_or(usual), yielding: YIELDING }
@@ -299,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_wait_ends_with_the_watch() {
-        let patience = Patience::new(2, Some(10));
+        let patience = Patience::new(2, 2, Some(10));
         let watch = Deadline(Duration::from_millis(20));
         let error = wait(patience, &bell(), 7, &watch, || None::<()>).unwrap_err();
         assert_eq!(error, Error::usage("gave up on 7"));
