@@ -22,15 +22,20 @@ impl fmt::Display for Operation {
 }
 
 /// A rank's process, for an error text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     pub rank: usize,
+    /// The name of its machine; empty where it is not known.
+    pub host: String,
     pub pid: u32,
 }
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {})", self.rank, self.pid)
+        if self.host.is_empty() {
+            return write!(f, "rank {} (pid {})", self.rank, self.pid);
+        }
+        write!(f, "rank {} (host {}, pid {})", self.rank, self.host, self.pid)
     }
 }
 

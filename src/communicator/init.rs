@@ -11,6 +11,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Reach, SegmentMap};
+use crate::host;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
@@ -145,6 +146,20 @@ impl Communicator {
         rank: usize,
         config: &Config,
     ) -> Result<Communicator> {
+        let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
+        Communicator::init_unless(nranks, id, rank, config, deadline, None)
+    }
+
+    /// As [`Communicator::init_rank`], with a deadline for the ranks to come and a reason to stop
+    /// waiting for them.
+    pub(super) fn init_unless(
+        nranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+        deadline: Instant,
+        is_called_off: Option<&dyn Fn() -> bool>,
+    ) -> Result<Communicator> {
         check_rank(nranks, rank)?;
         clock::start();
         if nranks == 1 {
@@ -177,8 +192,8 @@ impl Communicator {
             process: token,
             fds: vec![segment.descriptor()?, process::own_descriptor()?, sender],
         };
-        let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        let members = bootstrap::exchange(id, rank, nranks, contribution, deadline)?;
+        let members =
+            bootstrap::exchange_unless(id, rank, nranks, contribution, deadline, is_called_off)?;
         let mut parts = Parts::alone(nranks);
         let (mut segments, mut reach) = (Vec::new(), Vec::new());
         for (other, member) in members.into_iter().enumerate() {
@@ -258,31 +273,6 @@ impl Communicator {
         let rank = rank.expect("this rank gave its own color");
         let id = self.id.derive(format!("split {child} {color}").as_bytes());
         Communicator::init_rank(group.len(), &id, rank, config.unwrap_or(&self.config)).map(Some)
-    }
-
-    /// A communicator without the `excluded` ranks; they need not take part.
-    pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
-        let mut gone = excluded.to_vec();
-        gone.sort_unstable();
-        gone.dedup();
-        if let Some(bad) = gone.iter().find(|rank| **rank >= self.nranks) {
-            return Err(Error::argument(format!(
-                "shrink: rank {bad} is not a rank of this communicator; ranks are 0 to {}",
-                self.nranks - 1
-            )));
-        }
-        if gone.contains(&self.rank) {
-            return Err(Error::argument(format!(
-                "shrink: rank {} excludes itself; excluded ranks do not call shrink",
-                self.rank
-            )));
-        }
-        let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
-        let rank = left.iter().position(|rank| *rank == self.rank).expect("not excluded");
-        // Survivors of a failure may have split differently often, so the label is what they share:
-        // who is left. A second shrink to the same ranks starts from the first one's communicator.
-        let id = self.id.derive(format!("shrink {gone:?}").as_bytes());
-        Communicator::init_rank(left.len(), &id, rank, config.unwrap_or(&self.config))
     }
 }
 
@@ -376,7 +366,7 @@ fn assemble(
     let patience = Patience::new(map.nranks, cores, config.spins);
     let links = Links::new(rank, map, segments, &reach, None, patience);
     let pages = links.pages();
-    pages.mine().pid.store(std::process::id(), Relaxed);
+    pages.mine().introduce(std::process::id(), host::name());
     let memory = Memory::new(links.one_process(), parts.mailbox, parts.senders);
     let engine = Engine::new(links, memory, number_of(id));
     let communicator = Communicator {
@@ -392,6 +382,7 @@ fn assemble(
             timeout: Duration::from_millis(config.timeout_ms),
         },
         failure: Mutex::new(None),
+        shrinking: Mutex::new(()),
         children: AtomicU64::new(0),
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),

@@ -11,11 +11,13 @@ pub mod group;
 pub mod record;
 pub mod stream;
 
+mod agree;
 mod cache;
 mod choose;
 mod engine;
 mod init;
 mod memory;
+mod shrink;
 mod turn;
 mod watch;
 
@@ -44,6 +46,8 @@ pub struct Communicator {
     engine: Turns<Engine>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
+    /// Held by the thread that agrees with the other ranks on who is left.
+    shrinking: Mutex<()>,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
@@ -177,7 +181,7 @@ impl Communicator {
         let started = Instant::now();
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
-                if self.watched.liveness.dead().contains(&peer) {
+                if self.watched.dead().contains(&peer) {
                     break;
                 }
                 std::thread::yield_now();
@@ -272,6 +276,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        self.close_board();
         self.watched.pages.mine().leave();
     }
 }

@@ -29,7 +29,7 @@ impl Watched {
             return Some(self.remote(peer, None));
         }
         let missed = |dead: &usize| pages.of(*dead).life() != Life::Left;
-        let dead = self.liveness.dead().into_iter().find(missed)?;
+        let dead = self.dead().into_iter().find(missed)?;
         Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
     }
 
@@ -40,8 +40,18 @@ impl Watched {
         Error::Remote { rank: self.pages.rank, peer: culprit.unwrap_or(peer), operation, text }
     }
 
-    fn who(&self, rank: usize) -> Who {
-        Who { rank, pid: self.pages.of(rank).pid.load(Relaxed) }
+    pub fn who(&self, rank: usize) -> Who {
+        let page = self.pages.of(rank);
+        Who { rank, host: page.host(), pid: page.pid.load(Relaxed) }
+    }
+
+    /// The ranks whose processes have ended, here or on other machines. Allocates only if there
+    /// are any.
+    pub fn dead(&self) -> Vec<usize> {
+        let mut dead = self.liveness.dead();
+        let gone = (0..self.pages.nranks()).filter(|rank| self.pages.of(*rank).is_gone());
+        dead.extend(gone);
+        dead
     }
 }
 
@@ -68,7 +78,7 @@ impl Watch for OperationWatch<'_> {
         for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {
             self.check_rank(other)?;
         }
-        for dead in self.watched.liveness.dead() {
+        for dead in self.watched.dead() {
             self.check_dead(dead)?;
         }
         // Between machines the news that a peer left may come before its last messages.

@@ -5,6 +5,7 @@
 //! field is an atomic word, so a reader never races, at worst it sees two operations mixed in a
 //! record that is just being written, which only ever ends up in an error text.
 
+use super::announcement::Board;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::wait::Doorbell;
 
@@ -16,6 +17,9 @@ pub const BATCHES: usize = 64;
 
 /// Bytes of a failure text that peers can read; longer ones are cut.
 pub const TEXT_BYTES: usize = 1000;
+
+/// Bytes of a host name that peers can read: as long as Linux lets one be.
+pub const HOST_BYTES: usize = 64;
 
 /// What a rank has to say about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +73,11 @@ pub struct Control {
     /// 1 while this rank reads or writes its peers' buffers.
     visiting: AtomicU32,
     pub pid: AtomicU32,
+    /// 1 in a copy of a page from another machine whose owner has died or cannot be reached.
+    gone: AtomicU32,
+    host: [AtomicU8; HOST_BYTES],
+    /// What it announces in a shrink.
+    pub board: Board,
     /// Operations completed: all of this rank's messages of operation `completed - 1` are posted.
     completed: AtomicU64,
     /// The rank that caused the failure, plus one.
@@ -131,6 +140,31 @@ impl Control {
 
     pub fn is_visiting(&self) -> bool {
         self.visiting.load(Acquire) != 0
+    }
+
+    /// Say that the owner of this copy of a page has died.
+    pub fn mark_gone(&self) {
+        // Release: pairs with the Acquire in `is_gone`, so that its last words are seen first.
+        self.gone.store(1, Release);
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Acquire) != 0
+    }
+
+    /// Say who the owner is, before anybody reads the page.
+    pub fn introduce(&self, pid: u32, host: &str) {
+        self.pid.store(pid, Relaxed);
+        for (cell, byte) in self.host.iter().zip(host.bytes()) {
+            cell.store(byte, Relaxed);
+        }
+    }
+
+    /// The name of the owner's host; empty if it never came so far as to say it.
+    pub fn host(&self) -> String {
+        let bytes = self.host.iter().map(|cell| cell.load(Relaxed));
+        let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     pub fn leave(&self) {

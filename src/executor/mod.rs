@@ -4,6 +4,7 @@
 //! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
 //! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`] matches point-to-point messages at run time.
 
+pub mod announcement;
 pub mod bind;
 pub mod control;
 pub mod direct;

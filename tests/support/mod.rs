@@ -11,6 +11,7 @@ pub mod case;
 pub mod data;
 pub mod exchange;
 pub mod guarded;
+pub mod holdings;
 pub mod processes;
 pub mod samples;
 pub mod scratch;

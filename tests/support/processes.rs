@@ -140,6 +140,11 @@ impl Ranks {
         self.children[rank].id()
     }
 
+    /// The rank as errors name it.
+    pub fn who(&self, rank: usize) -> String {
+        format!("rank {rank} (host {}, pid {})", ringcomm::host::name(), self.pid(rank))
+    }
+
     pub fn signal(&self, rank: usize, signal: i32) {
         assert!(!self.ended[rank], "the process may be somebody else by now");
         // SAFETY: the child is not reaped, so its number is its own.
