@@ -27,6 +27,10 @@ pub struct Config {
     pub ports: Option<RangeInclusive<u16>>,
     /// The address family between hosts; `None` uses both.
     pub family: Option<Family>,
+    /// The host of every rank, by rank, instead of where it is: to try on one machine what runs
+    /// between several. Not for users, and without a variable.
+    #[doc(hidden)]
+    pub hosts: Option<Vec<usize>>,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
@@ -53,6 +57,7 @@ impl Default for Config {
             interfaces: None,
             ports: None,
             family: None,
+            hosts: None,
             debug: 0,
         }
     }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::executor::links::{Links, Reach, SegmentMap};
 use crate::host;
 use crate::plan::Collective;
+use crate::plan::topology::Topology;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
 use crate::transport::fifo::Geometry;
@@ -323,6 +324,8 @@ struct Parts {
     mailbox: Option<Mailbox>,
     senders: Vec<Option<MailboxSender>>,
     processes: Vec<Option<OwnedFd>>,
+    /// By rank: a number that the ranks of one host share.
+    hosts: Vec<usize>,
     /// Rank 0 has a profile.
     profiled: bool,
     /// The cores that any of the ranks may run on.
@@ -335,6 +338,7 @@ impl Parts {
             mailbox: None,
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
+            hosts: vec![0; nranks],
             profiled: false,
             cores: own_cores(),
         }
@@ -368,7 +372,9 @@ fn assemble(
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
     let memory = Memory::new(links.one_process(), parts.mailbox, parts.senders);
-    let engine = Engine::new(links, memory, number_of(id));
+    let hosts = config.hosts.as_ref().filter(|hosts| hosts.len() == map.nranks);
+    let topology = Topology::new(hosts.unwrap_or(&parts.hosts));
+    let engine = Engine::new(links, memory, topology, number_of(id));
     let communicator = Communicator {
         rank,
         nranks: map.nranks,

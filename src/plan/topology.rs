@@ -93,7 +93,7 @@ mod tests {
             [vec![0, 2, 5], vec![1, 4], vec![3]]
         );
         assert_eq!((topology.host(4), topology.place(4)), (1, 1));
-        assert_eq!((topology.least(), topology.most(), topology.exits()), (1, 3, 3));
+        assert_eq!((topology.least(), topology.most(), topology.exits()), (1, 3, 2));
         assert_eq!(topology, Topology::new(&[7, 1, 7, 0, 1, 7]));
     }
 
