@@ -191,10 +191,10 @@ fn the_choice_is_by_hosts_where_that_is_worth_it() {
 
 #[test]
 fn processes_agree_with_the_host_order_too() {
-    let hosts = [0, 1, 0, 1];
-    let config = spread(&hosts, small_slots(4, SLOT));
+    const HOSTS: [usize; 4] = [0, 1, 0, 1];
+    let config = spread(&HOSTS, small_slots(4, SLOT));
     on_processes(4, &config, "", |comm, _| {
-        for case in cases(&hosts, &hosts).into_iter().step_by(3) {
+        for case in cases(&HOSTS, &HOSTS).into_iter().step_by(3) {
             Prepared::of(case, comm.rank()).run(comm);
         }
         "right".into()
