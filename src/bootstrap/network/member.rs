@@ -40,7 +40,9 @@ pub struct Member {
     visitors: Vec<(Link, Party)>,
     /// For the parent, until there is one.
     upward: Vec<Message>,
-    table: Table,
+    /// The table, in parts as they came, and how many ranks that is.
+    parts: Vec<Arc<[u8]>>,
+    received: usize,
     actions: Vec<Action>,
     outcome: Option<Result<()>>,
 }
@@ -70,7 +72,8 @@ impl Member {
             below: Branches::default(),
             visitors: Vec::new(),
             upward: vec![Message::Offers(Arc::from(body))],
-            table: Vec::new(),
+            parts: Vec::new(),
+            received: 0,
             actions: vec![dial],
             outcome: None,
         }
@@ -81,7 +84,12 @@ impl Member {
     }
 
     pub fn take_table(&mut self) -> Table {
-        std::mem::take(&mut self.table)
+        let mut table = Vec::with_capacity(self.received);
+        for part in std::mem::take(&mut self.parts) {
+            let found = entries(&part).expect("decoding looked at it");
+            table.extend(found.iter().map(|entry| (entry.from, entry.payload.to_vec())));
+        }
+        table
     }
 
     pub fn take_actions(&mut self) -> Vec<Action> {
@@ -108,7 +116,7 @@ impl Member {
             _ => Party { rank: super::message::NO_RANK, pid: 0 },
         };
         // Below the root and above a rank that is stuck, all wait; the nearest is what we know.
-        let stuck = if self.table.len() == self.nranks { self.below.unfinished() } else { None };
+        let stuck = if self.received == self.nranks { self.below.unfinished() } else { None };
         let Party { rank, pid } = stuck.unwrap_or(of);
         if rank == super::message::NO_RANK {
             let what = format!(
@@ -258,9 +266,11 @@ impl Member {
                 self.actions.push(Action::Hang { link: contact });
                 self.placed(link, parent);
             }
-            (Stage::Placed { up, .. }, Message::Table(body)) if *up == link => self.table(body),
+            (Stage::Placed { up, .. }, Message::Table { first, count, body }) if *up == link => {
+                self.take_part(first, count, body);
+            }
             (Stage::Placed { up, .. }, Message::Go)
-                if *up == link && self.table.len() == self.nranks =>
+                if *up == link && self.received == self.nranks =>
             {
                 self.below.say(&Message::Go, &mut self.actions);
                 self.stage = Stage::Over;
@@ -293,7 +303,7 @@ impl Member {
 
     fn heard_child(&mut self, link: Link, message: Message) {
         match message {
-            Message::Offers(_) if self.table.is_empty() => match self.stage {
+            Message::Offers(_) if self.received == 0 => match self.stage {
                 Stage::Placed { up, .. } => self.say(up, message),
                 _ => self.upward.push(message),
             },
@@ -312,22 +322,20 @@ impl Member {
         }
     }
 
-    fn table(&mut self, body: Arc<[u8]>) {
-        let found = entries(&body).expect("decoding looked at it");
-        for Entry { from, payload } in found {
-            if from.rank as usize != self.table.len() || self.table.len() == self.nranks {
-                let text = "the root sent a table out of order".into();
-                return self.fail(Failure::Usage { text }, None);
-            }
-            self.table.push((from, payload.to_vec()));
+    fn take_part(&mut self, first: u32, count: u32, body: Arc<[u8]>) {
+        self.received += count as usize;
+        if first as usize + count as usize != self.received || self.received > self.nranks {
+            let text = "the root sent a table out of order".into();
+            return self.fail(Failure::Usage { text }, None);
         }
-        self.below.say(&Message::Table(body), &mut self.actions);
+        self.parts.push(body.clone());
+        self.below.say(&Message::Table { first, count, body }, &mut self.actions);
         self.finish_below();
     }
 
     /// Tell the parent once everybody below has the table.
     fn finish_below(&mut self) {
-        let complete = self.table.len() == self.nranks && self.below.unfinished().is_none();
+        let complete = self.received == self.nranks && self.below.unfinished().is_none();
         if let (true, Stage::Placed { up, .. }) = (complete, &self.stage) {
             self.say(*up, Message::Done);
         }

@@ -43,8 +43,8 @@ pub enum Message {
     Attached,
     /// Up: contributions of the tree below.
     Offers(Arc<[u8]>),
-    /// Down: contributions of all ranks, in order of rank, over as many messages as it takes.
-    Table(Arc<[u8]>),
+    /// Down: contributions of `count` ranks from `first` on, in order of rank.
+    Table { first: u32, count: u32, body: Arc<[u8]> },
     /// Up: everybody below has the whole table.
     Done,
     /// Down: everybody has.
@@ -91,6 +91,18 @@ pub fn entries(body: &[u8]) -> Result<Vec<Entry<'_>>, Refusal> {
     Ok(found)
 }
 
+/// A part of the table, if it is one: at least one rank, and none left out.
+fn table(body: Arc<[u8]>) -> Result<Message, Refusal> {
+    let found = entries(&body)?;
+    let first = found.first().ok_or("an empty part of the table")?.from.rank;
+    let mut ranks = (first..=u32::MAX).zip(&found);
+    let count = found.len() as u32;
+    if first.checked_add(count).is_none() || ranks.any(|(rank, entry)| entry.from.rank != rank) {
+        return Err("a table out of order");
+    }
+    Ok(Message::Table { first, count, body })
+}
+
 fn word(bytes: &[u8], at: usize) -> Result<u32, Refusal> {
     let cell = bytes.get(at..at + 4).ok_or("a message cut short")?;
     Ok(u32::from_le_bytes(cell.try_into().expect("four bytes")))
@@ -122,7 +134,7 @@ impl Message {
             Message::Adopted { .. } => 4,
             Message::Attached => 5,
             Message::Offers(_) => 6,
-            Message::Table(_) => 7,
+            Message::Table { .. } => 7,
             Message::Done => 8,
             Message::Go => 9,
             Message::Failure(_) => 10,
@@ -148,7 +160,7 @@ impl Message {
             }
             Message::Join { pid } => words(&mut bytes, &[*pid]),
             Message::Adopted { parent } => words(&mut bytes, &[parent.rank, parent.pid]),
-            Message::Offers(body) | Message::Table(body) => bytes.extend(&body[..]),
+            Message::Offers(body) | Message::Table { body, .. } => bytes.extend(&body[..]),
             Message::Failure(failure) => bytes.extend(failure.encode()),
             Message::Attached | Message::Done | Message::Go => {}
         }
@@ -177,11 +189,11 @@ impl Message {
                 exactly(body, 8)?;
                 Message::Adopted { parent: party(body, 0)? }
             }
-            6 | 7 => {
+            6 => {
                 entries(body)?;
-                let body = body.into();
-                if *kind == 6 { Message::Offers(body) } else { Message::Table(body) }
+                Message::Offers(body.into())
             }
+            7 => table(body.into())?,
             10 => Message::Failure(Failure::decode(body)?),
             5 | 8 | 9 => {
                 exactly(body, 0)?;
@@ -202,7 +214,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn samples() -> Vec<Message> {
-        let (one, two) = (Party { rank: 1, pid: 20 }, Party { rank: NO_RANK, pid: 30 });
+        let (one, two) = (Party { rank: 1, pid: 20 }, Party { rank: 2, pid: 30 });
+        let apart = Party { rank: NO_RANK, pid: 40 };
         let addresses: Vec<SocketAddr> =
             vec!["10.0.0.1:5".parse().unwrap(), "[fe80::1%3]:6".parse().unwrap()];
         let mut body = Vec::new();
@@ -212,12 +225,12 @@ mod tests {
         vec![
             Message::Here { pid: 7, remaining_ms: 900, addresses: addresses.clone() },
             Message::Here { pid: 7, remaining_ms: 0, addresses: Vec::new() },
-            Message::Place { root: two, parent: one, addresses },
+            Message::Place { root: apart, parent: one, addresses },
             Message::Join { pid: 8 },
             Message::Adopted { parent: one },
             Message::Attached,
             Message::Offers(body.clone().into()),
-            Message::Table(body.into()),
+            Message::Table { first: 1, count: 2, body: body.into() },
             Message::Done,
             Message::Go,
             Message::Failure(failure),
@@ -232,6 +245,22 @@ mod tests {
             for cut in 0..bytes.len() {
                 assert_ne!(Message::decode(&bytes[..cut]), Ok(message.clone()));
             }
+        }
+    }
+
+    #[test]
+    fn a_table_has_every_rank_in_order() {
+        let encoded = |ranks: &[u32]| {
+            let mut bytes = vec![7];
+            for rank in ranks {
+                let from = Party { rank: *rank, pid: 1 };
+                push_entry(&mut bytes, &Entry { from, payload: b"x" });
+            }
+            Message::decode(&bytes)
+        };
+        assert!(encoded(&[4, 5, 6]).is_ok());
+        for wrong in [&[][..], &[5, 4], &[4, 6], &[4, 4], &[u32::MAX]] {
+            assert!(encoded(wrong).is_err(), "{wrong:?}");
         }
     }
 

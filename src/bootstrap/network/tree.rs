@@ -174,13 +174,16 @@ impl Branches {
 
 /// A table as messages.
 pub fn table_messages(table: &Table) -> Vec<Message> {
-    let (mut messages, mut body) = (Vec::new(), Vec::new());
-    for (from, payload) in table {
+    let (mut messages, mut body, mut first) = (Vec::new(), Vec::new(), 0);
+    for (rank, (from, payload)) in (0..).zip(table) {
         if body.len() + entry_bytes(payload) > MAX_BODY {
-            messages.push(Message::Table(Arc::from(std::mem::take(&mut body))));
+            let full = Arc::from(std::mem::take(&mut body));
+            messages.push(Message::Table { first, count: rank - first, body: full });
+            first = rank;
         }
         push_entry(&mut body, &Entry { from: *from, payload });
     }
-    messages.push(Message::Table(Arc::from(body)));
+    let count = table.len() as u32 - first;
+    messages.push(Message::Table { first, count, body: Arc::from(body) });
     messages
 }
