@@ -145,7 +145,7 @@ const VARIABLES: [Variable; 13] = [
     },
     Variable {
         name: "RINGCOMM_SOCKET_IFNAME",
-        help: "network interfaces between hosts: prefixes as eth,ib; =eth0 exactly; ^docker all but",
+        help: "interfaces between hosts: eth,ib by prefix; =eth0 by name; ^docker all but",
         set: |config, text| {
             config.interfaces = Some(text.to_string());
             Ok(())
