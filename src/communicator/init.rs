@@ -8,20 +8,19 @@ use super::join::Outside;
 use super::memory::Memory;
 use super::turn::Turns;
 use super::watch::Watched;
-use super::{Call, Communicator, choose};
+use super::{Communicator, choose};
 use crate::bootstrap::UniqueId;
+use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, SegmentMap};
 use crate::host;
-use crate::plan::Collective;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::transport::fifo::Geometry;
 use crate::transport::process::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::wait::Patience;
-use crate::types::DataType;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -87,7 +86,8 @@ impl Communicator {
         }
         let until = Until { deadline, is_called_off };
         if !id.addresses().is_empty() {
-            return Communicator::join_hosts(assembly, id, config, until, None);
+            let gate = Gate::open(id, &NetworkConfig::from(config))?;
+            return Communicator::join_hosts(assembly, id, config, until, gate);
         }
         let mine = Introduction::new(config)?;
         let all: Vec<usize> = (0..nranks).collect();
@@ -95,6 +95,22 @@ impl Communicator {
         assembly.profiled = introductions[0].profiled == 1;
         assembly.crowd = Crowd::of(&introductions, &mine);
         assemble(assembly, None, id, config)
+    }
+
+    /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
+    /// open already: at the id's address on the rank that the others meet.
+    pub(super) fn init_through(
+        gate: Gate,
+        nranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+        until: Until,
+    ) -> Result<Communicator> {
+        check_rank(nranks, rank)?;
+        clock::start();
+        let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
+        Communicator::join_hosts(Assembly::new(rank, map), id, config, until, gate)
     }
 
     /// All ranks of a new communicator in this process.
@@ -122,39 +138,6 @@ impl Communicator {
                 })
                 .collect()
         })
-    }
-
-    /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
-    /// negative color.
-    pub fn split(
-        &self,
-        color: i32,
-        key: i32,
-        config: Option<&Config>,
-    ) -> Result<Option<Communicator>> {
-        let mine = [color, key];
-        let mut all = vec![[0i32; 2]; self.nranks];
-        let call = Call {
-            send: mine.as_ptr().cast(),
-            recv: all.as_mut_ptr().cast(),
-            count: 2,
-            ..Call::new(Collective::AllGather, DataType::Int32)
-        };
-        // SAFETY: both buffers hold what an all-gather of two elements a rank needs.
-        unsafe { self.run(&call)? };
-        let child = self.children.fetch_add(1, Relaxed);
-        if color < 0 {
-            return Ok(None);
-        }
-        let mut group: Vec<(i32, usize)> = (0..self.nranks)
-            .filter(|rank| all[*rank][0] == color)
-            .map(|rank| (all[rank][1], rank))
-            .collect();
-        group.sort_unstable();
-        let rank = group.iter().position(|(_, rank)| *rank == self.rank);
-        let rank = rank.expect("this rank gave its own color");
-        let id = self.id.derive(format!("split {child} {color}").as_bytes());
-        Communicator::init_rank(group.len(), &id, rank, config.unwrap_or(&self.config)).map(Some)
     }
 }
 

@@ -9,7 +9,7 @@ use super::assembly::{Assembly, Crowd, Until};
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{Gate, NetworkConfig, meet};
+use crate::bootstrap::network::{Gate, meet};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, Reach, SegmentMap};
@@ -43,6 +43,23 @@ struct Card {
     pid: u32,
     addresses: Vec<SocketAddr>,
     host_name: String,
+}
+
+impl Post {
+    /// Where a rank's host listens at another port than its gate's.
+    pub fn at_port(&self, rank: usize, port: u16) -> Vec<SocketAddr> {
+        let with_port = |address: &SocketAddr| {
+            let mut address = *address;
+            address.set_port(port);
+            address
+        };
+        self.addresses[rank].iter().map(with_port).collect()
+    }
+
+    /// Whether these ranks are all on one host.
+    pub fn share_a_host(&self, ranks: &[usize]) -> bool {
+        ranks.iter().all(|rank| self.hosts[*rank] == self.hosts[ranks[0]])
+    }
 }
 
 /// Bytes of an address: IP as IPv6, port, scope.
@@ -114,16 +131,15 @@ fn numbered(cards: &[Card]) -> Vec<usize> {
 }
 
 impl Communicator {
-    /// Join ranks that may be on several hosts. `gate` is this rank's, if it is open already.
+    /// Join ranks that may be on several hosts.
     pub(super) fn join_hosts(
         mut assembly: Assembly,
         id: &UniqueId,
         config: &Config,
         until: Until,
-        gate: Option<Gate>,
+        mut gate: Gate,
     ) -> Result<Communicator> {
         let (rank, nranks) = (assembly.rank, assembly.map.nranks);
-        let mut gate = gate.map_or_else(|| Gate::open(id, &NetworkConfig::from(config)), Ok)?;
         let mine = Introduction::new(config)?;
         let card = Card {
             introduction: mine,

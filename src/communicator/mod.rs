@@ -22,6 +22,7 @@ mod join;
 mod memory;
 mod network;
 mod shrink;
+mod split;
 mod turn;
 mod watch;
 

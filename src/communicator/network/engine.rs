@@ -80,7 +80,8 @@ fn run(mut start: Start, shared: &Shared) {
                     note: 0,
                 };
                 let deadline = Instant::now() + start.timeout;
-                dials.push((peer, Dial::new(&start.id, &start.addresses[peer], greeting, deadline)));
+                dials
+                    .push((peer, Dial::new(&start.id, &start.addresses[peer], greeting, deadline)));
             }
         }
         let push = |peer: usize, proved: Proved| {
