@@ -178,7 +178,7 @@ fn measure_crossings(communicator: &Communicator, costs: &mut Costs) -> Result<(
     let topology = communicator.engine.take().topology.clone();
     if let Some(&companion) = topology.ranks(0).get(1) {
         let crossing = crossing(communicator, companion, 8, ROUND_TRIPS)?;
-        if topology.most() <= costs.cores {
+        if communicator.nranks <= costs.cores {
             costs.alpha_us = crossing.half_trip_us.min(SLOWEST_CROSSING);
         } else {
             // Ranks that share cores mostly wait for their turn.

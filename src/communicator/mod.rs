@@ -12,12 +12,17 @@ pub mod record;
 pub mod stream;
 
 mod agree;
+mod assembly;
 mod cache;
 mod choose;
 mod engine;
 mod init;
+mod introduction;
+mod join;
 mod memory;
+mod network;
 mod shrink;
+mod split;
 mod turn;
 mod watch;
 
@@ -52,6 +57,8 @@ pub struct Communicator {
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
+    /// Its part in the network, where ranks are on several hosts.
+    outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
 }

@@ -208,7 +208,7 @@ impl Links {
         if !message.matches(stamp) || message.length != bytes {
             return Err(self.stranger(peer, stamp, bytes, &message, watch));
         }
-        if !landed {
+        if !landed && bytes > 0 {
             // SAFETY: the slot holds the message until it is freed; the target is the caller's.
             unsafe { copy(target, message.payload, bytes, false) };
         }
