@@ -19,6 +19,7 @@ mod memory;
 mod turn;
 mod watch;
 
+use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -241,6 +242,11 @@ impl Communicator {
             slice_bytes: ready.staged.slice_bytes,
             predicted_us: ready.predicted_us,
         })
+    }
+
+    /// The constants that its ranks agreed on, as measured at init or read from a profile.
+    pub fn costs(&self) -> Costs {
+        self.engine.take().costs.clone()
     }
 
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.

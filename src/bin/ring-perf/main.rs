@@ -22,6 +22,7 @@ mod option_table;
 mod options;
 mod pattern;
 mod plot;
+mod profile;
 mod progress;
 mod report;
 mod row;

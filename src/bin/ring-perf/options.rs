@@ -72,6 +72,7 @@ pub struct Options {
     pub register: bool,
     pub algorithm: Option<String>,
     pub profile: Option<String>,
+    pub save_profile: Option<String>,
     pub deterministic: bool,
     pub out_of_place: bool,
     pub in_place: bool,
@@ -131,6 +132,7 @@ impl Default for Options {
             register: false,
             algorithm: None,
             profile: None,
+            save_profile: None,
             deterministic: false,
             out_of_place: true,
             in_place: true,
@@ -175,6 +177,11 @@ impl Options {
         }
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
+        }
+        if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
+            return Err(
+                "--save-profile measures; it goes with neither --profile nor --simulate".into()
+            );
         }
         if self.naive && self.procs.is_some() {
             return Err("the naive endpoint works between threads only: use -t".into());
