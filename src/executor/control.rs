@@ -49,7 +49,10 @@ pub struct Record {
 impl Record {
     #[inline]
     fn begin(&self, sequence: u64, fingerprint: u64, what: u64, count: u64, now: u64) {
-        self.fingerprint.store(fingerprint, Relaxed);
+        // Without it the build only times the check (see `fifo::Message::matches`).
+        if !cfg!(ringcomm_unchecked) {
+            self.fingerprint.store(fingerprint, Relaxed);
+        }
         self.count.store(count, Relaxed);
         self.what.store(what, Relaxed);
         self.started.store(now, Relaxed);
