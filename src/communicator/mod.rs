@@ -140,8 +140,7 @@ impl Communicator {
     /// The error of a communicator that is already broken.
     #[inline]
     fn check(&self) -> Result<()> {
-        // Acquire: pairs with the Release in `abort` and `failed`.
-        if !self.watched.aborted.load(Acquire) {
+        if !self.is_broken() {
             if self.finalized.load(Relaxed) {
                 return Err(Error::usage(
                     "this communicator was finalized; it takes no more calls",
@@ -150,6 +149,17 @@ impl Communicator {
             return Ok(());
         }
         Err(self.async_error().unwrap_or(Error::Aborted { rank: self.rank, operation: None }))
+    }
+
+    /// Whether it was aborted or has failed: no call begins any more.
+    pub fn is_broken(&self) -> bool {
+        // Acquire: pairs with the Release in `abort` and `failed`.
+        self.watched.aborted.load(Acquire)
+    }
+
+    /// Wait until the call that runs, if one does, is over.
+    pub fn settle(&self) {
+        drop(self.engine.take());
     }
 
     /// Keep the error and tell the peers, unless the call never started.
