@@ -213,6 +213,7 @@ fn save(path: &str, text: &str) -> Result<(), Failure> {
 
 /// The report for programs: the run's facts, then an object for each row on a line of its own.
 fn json_report(options: &Options, machine: &Machine, rows: &[Row]) -> String {
+    // Where the library's sources were last compiled; see `build.rs`.
     let commit = option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from);
     let header = object([
         ("program", "ring-perf".into()),
