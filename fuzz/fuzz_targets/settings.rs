@@ -42,7 +42,9 @@ fuzz_target!(|data: &[u8]| {
     assert!(means("RINGCOMM_SPINS", config.spins.unwrap_or(0).into()));
     assert!(means("RINGCOMM_DEBUG", config.debug.into()));
     assert_eq!(number("RINGCOMM_DETERMINISTIC").unwrap_or(0) != 0, config.deterministic);
-    if let Some(Ok(algorithm)) = config.algorithm.as_deref().map(Algorithm::from_name) {
-        assert_eq!(Some(algorithm.name()), config.algorithm.as_deref());
+    if let Some(name) = config.algorithm
+        && let Ok(algorithm) = Algorithm::from_name(&name)
+    {
+        assert!(name.trim().eq_ignore_ascii_case(algorithm.name()));
     }
 });
