@@ -186,7 +186,7 @@ impl Options {
         if self.naive && self.procs.is_some() {
             return Err("the naive endpoint works between threads only: use -t".into());
         }
-        let ranks = self.procs.unwrap_or(1) * self.threads.unwrap_or(1);
+        let ranks = self.procs.unwrap_or(1).saturating_mul(self.threads.unwrap_or(1));
         // A rank takes a thread, buffers and a set of connections: past this it is a typing error.
         if ranks > 1024 {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
@@ -377,6 +377,9 @@ mod tests {
         let error = run(&["-d", "flaot"]).unwrap_err();
         assert!(error.contains("did you mean float?"), "{error}");
         assert!(run(&["-b", "9", "-e", "8"]).is_err());
+        let most = usize::MAX.to_string();
+        let error = run(&["-t", &most, "--procs", &most]).unwrap_err();
+        assert!(error.contains("ranks on one machine"), "{error}");
     }
 
     #[test]
