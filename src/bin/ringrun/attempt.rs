@@ -226,11 +226,7 @@ impl Attempt<'_> {
         match news {
             News::Message(message) => self.obey(host, message),
             News::Nonsense(why) => self.lose(host, &why),
-            News::Greeted(chatter) => {
-                if !chatter.trim_ascii().is_empty() {
-                    let text = String::from_utf8_lossy(&chatter).trim().to_string();
-                    self.launcher.writer.complain(&format!("host {name} says: {text}"));
-                }
+            News::Greeted => {
                 let theirs = self.links[host].greeting.as_ref().map(|own| own.version.clone());
                 let theirs = theirs.unwrap_or_default();
                 if theirs != env!("CARGO_PKG_VERSION") {

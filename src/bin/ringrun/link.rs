@@ -31,8 +31,8 @@ pub struct Places {
 
 /// What a link has to say.
 pub enum News {
-    /// It is there. The text is what came before: the chatter of a login shell.
-    Greeted(Vec<u8>),
+    /// It is there, and said which version it is.
+    Greeted,
     Message(ToLauncher),
     /// It does not speak as an agent does.
     Nonsense(String),
@@ -142,9 +142,9 @@ impl Link {
         let mut news = Vec::new();
         if self.greeting.is_none() {
             match self.inbox.greeting() {
-                Some((greeting, chatter)) => {
+                Some(greeting) => {
                     self.greeting = Some(greeting);
-                    news.push(News::Greeted(chatter));
+                    news.push(News::Greeted);
                 }
                 None if self.inbox.rest().len() > MOST_CHATTER_BYTES => {
                     news.push(News::Nonsense("it printed much and was no ringrun".into()));

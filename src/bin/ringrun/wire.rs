@@ -317,9 +317,9 @@ impl Inbox {
         Ok(Some(&body[..length]))
     }
 
-    /// Take a greeting out of what has arrived, and what was said before it: a login shell's
+    /// Take a greeting out of what has arrived, with what was said before it: a login shell's
     /// start-up files may print something.
-    pub fn greeting(&mut self) -> Option<(Greeting, Vec<u8>)> {
+    pub fn greeting(&mut self) -> Option<Greeting> {
         let at = self.bytes.windows(GREETING.len()).position(|window| window == GREETING)?;
         let rest = &self.bytes[at + GREETING.len()..];
         let end = rest.iter().position(|byte| *byte == b'\n')?;
@@ -327,9 +327,8 @@ impl Inbox {
         let mut words = line.split(' ');
         let version = words.next().unwrap_or("").to_string();
         let port = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-        let before = self.bytes[..at].to_vec();
         self.used = at + GREETING.len() + end + 1;
-        Some((Greeting { version, port }, before))
+        Some(Greeting { version, port })
     }
 
     /// What has arrived and was not given out.
@@ -430,7 +429,7 @@ mod tests {
         inbox.push(&text[..20]);
         assert_eq!(inbox.greeting(), None);
         inbox.push(&text[20..]);
-        assert_eq!(inbox.greeting(), Some((greeting, b"Welcome!\n".to_vec())));
+        assert_eq!(inbox.greeting(), Some(greeting));
         assert_eq!(inbox.next(), Ok(Some(&ToAgent::Ping.frame()[4..])));
     }
 }

@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn a_slip_finds_its_name_and_another_word_finds_none() {
         let known = ["hostfile", "hosts", "np"];
-        for slip in ["hostfil", "hsotfile", "hostfilee", "hostf"] {
+        for slip in ["hostfil", "hsotfile", "hostfilee", "hostfi"] {
             assert_eq!(nearest(slip, &known), Some("hostfile"), "{slip}");
         }
         assert_eq!(nearest("verbose", &known), None);
