@@ -5,9 +5,10 @@
 
 use crate::crew::Crew;
 use crate::descriptors::{self, Chunk, Outbox, Watch};
+use crate::frame::{Greeting, Inbox};
 use crate::processes;
 use crate::signals::Signals;
-use crate::wire::{Greeting, Inbox, Job, ToAgent, ToLauncher};
+use crate::wire::{Job, ToAgent, ToLauncher};
 use std::fs::File;
 use std::io;
 use std::net::TcpListener;

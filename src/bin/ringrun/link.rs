@@ -1,9 +1,10 @@
 //! One host's agent as the launcher sees it: a process, a pipe to it and a pipe from it.
 
 use crate::descriptors::{self, Chunk, Outbox, Watch};
+use crate::frame::{Greeting, Inbox};
 use crate::processes::{self, Orphan};
 use crate::setup::Station;
-use crate::wire::{Ended, Greeting, Inbox, ToAgent, ToLauncher};
+use crate::wire::{Ended, ToAgent, ToLauncher};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -2,7 +2,7 @@
 //!
 //! The launcher starts an agent for every host, here as a child, elsewhere through ssh; the agents
 //! start the ranks. Both sides are one loop each over pipes and signals (`attempt`, `agent`), and
-//! speak in frames (`wire`). What is decided rather than done is pure: hosts, placement,
+//! speak in frames (`frame`, `wire`). What is decided rather than done is pure: hosts, placement,
 //! environment, lines, policy.
 
 #![deny(unsafe_code)]
@@ -12,6 +12,7 @@ mod attempt;
 mod crew;
 mod descriptors;
 mod environment;
+mod frame;
 mod hosts;
 mod input;
 mod launcher;
