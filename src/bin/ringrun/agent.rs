@@ -122,7 +122,7 @@ impl Agent {
             }
         }
         let outbox = &mut self.outbox;
-        while let Some((pid, ended)) = processes::reap() {
+        while let Some((pid, ended)) = processes::reap(|pid| self.crew.is_member(pid)) {
             self.crew.ended(pid, ended, &mut |message| outbox.push(&message.frame()));
         }
         if self.job.is_some() && self.crew.is_over() {

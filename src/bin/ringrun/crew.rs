@@ -203,6 +203,10 @@ impl Crew {
         }
     }
 
+    pub fn is_member(&self, pid: u32) -> bool {
+        self.members.iter().any(|member| member.pid == pid && member.alive)
+    }
+
     /// A child was reaped; if it was a rank, that is told.
     pub fn ended(&mut self, pid: u32, ended: Ended, tell: &mut impl FnMut(ToLauncher)) {
         let mut members = self.members.iter_mut();

@@ -1,7 +1,7 @@
 //! The launcher's standard input on its way to rank 0.
 //!
-//! The agent acknowledges what its rank has taken, and no more than a window is under way. So a rank
-//! that does not read never holds up the signals that come behind.
+//! The agent acknowledges what its rank has taken, and no more than a window is under way. So a
+//! rank that does not read never holds up the signals that come behind.
 
 use crate::descriptors::{self, Chunk, Watch};
 use crate::wire::ToAgent;
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Bytes under way: a few pipes full, enough that neither end waits for the other's acknowledgement.
+/// Bytes under way: a few pipes full, so that neither end waits for the other all the time.
 const WINDOW_BYTES: usize = 256 << 10;
 
 pub struct Input {

@@ -20,7 +20,7 @@ pub struct Link {
     /// What it said first.
     pub greeting: Option<Greeting>,
     pub ended: Option<Ended>,
-    /// It was found dead or speaking nonsense: nothing it says counts any more.
+    /// It ended before its ranks, and that was told. What it had said before may still arrive.
     pub lost: bool,
 }
 
@@ -136,7 +136,7 @@ impl Link {
                 return Vec::new();
             }
         }
-        if self.lost { Vec::new() } else { self.news() }
+        self.news()
     }
 
     fn news(&mut self) -> Vec<News> {
@@ -170,14 +170,15 @@ impl Link {
         }
     }
 
-    /// A child was reaped: true if it was this link's.
-    pub fn reaped(&mut self, pid: u32, ended: Ended) -> bool {
-        let own = self.pid == pid && self.ended.is_none();
-        if own {
-            self.ended = Some(ended);
-            self.hang_up();
-        }
-        own
+    /// Whether a process is the one behind this link.
+    pub fn is(&self, pid: u32) -> bool {
+        self.pid == pid && self.ended.is_none()
+    }
+
+    /// Its process was reaped.
+    pub fn reaped(&mut self, ended: Ended) {
+        self.ended = Some(ended);
+        self.hang_up();
     }
 
     /// What it printed in place of a greeting.

@@ -203,13 +203,15 @@ const END: &str = "
 output: lines of several ranks are prefixed `[RANK]<stdout>:` or `[RANK]<stderr>:` and appear
   when they are whole. Rank 0 reads ringrun's standard input, the others read /dev/null.
 
-signals: INT, TERM, HUP, USR1, USR2 and CONT go to every rank and what it started; TSTP stops
-  them with ringrun. After INT, TERM or HUP, a second one or the end of --kill-grace kills.
-  What a rank leaves running is killed with it.
+signals: INT, TERM, HUP, USR1 and USR2 go to every rank and what it started; a TSTP (Ctrl-Z) stops
+  ringrun with the ranks, a CONT lets them go on. After INT, TERM or HUP, a second one or the end
+  of --kill-grace kills. What is left of a rank's process group when it ends is killed, and when
+  the last has ended, whatever else they started.
 
 other hosts: ringrun must be there, in the same version. They are asked through
   `ssh -o BatchMode=yes HOST RINGRUN --agent`, so ssh must log in without a password; the job
-  and its secret go over that connection, never on a command line.
+  and its secret go over that connection, never on a command line. Ranks there are killed when
+  the connection ends, or has been silent for a minute.
 
 exit status: that of the first rank that failed (128 + signal if it was killed); 0 if none did;
   2 a bad option; 126, 127 the program cannot be run, is not there; 255 a host was lost

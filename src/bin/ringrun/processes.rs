@@ -62,9 +62,10 @@ pub fn signal_group(leader: u32, signal: i32) {
     unsafe { libc::killpg(leader as i32, signal) };
 }
 
-/// The next child that has ended, reaped; its process group is killed before its number is free for
-/// somebody else.
-pub fn reap() -> Option<(u32, Ended)> {
+/// The next child that has ended, reaped. If `leads` names it, what is left of its process group is
+/// killed, while the number still is the group's. An adopted child's group is none of our business:
+/// a daemon may go on in it.
+pub fn reap(leads: impl Fn(u32) -> bool) -> Option<(u32, Ended)> {
     // SAFETY: the record is plain numbers.
     let mut record: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -77,7 +78,9 @@ pub fn reap() -> Option<(u32, Ended)> {
     if pid == 0 {
         return None;
     }
-    signal_group(pid as u32, libc::SIGKILL);
+    if leads(pid as u32) {
+        signal_group(pid as u32, libc::SIGKILL);
+    }
     let mut status = 0;
     // SAFETY: `status` is a live integer.
     if unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } != pid {
@@ -122,7 +125,7 @@ pub fn kill_descendants(chosen: impl Fn(u32) -> bool) {
         }
         // Nothing else is going on, and the end of a process takes a fraction of this.
         std::thread::sleep(Duration::from_millis(1));
-        while reap().is_some() {}
+        while reap(|_| false).is_some() {}
     }
 }
 

@@ -3,15 +3,16 @@
 //! One loop waits for everything: agents, signals, standard input, room for output, deadlines. What
 //! to do about a failure or a signal is `policy`'s to say.
 
+mod news;
+
 use crate::agent::PING_INTERVAL;
 use crate::descriptors::Watch;
 use crate::launcher::Launcher;
 use crate::lines::{Lines, Stream};
-use crate::link::{Link, News};
+use crate::link::Link;
 use crate::policy::{Action, Failure, Policy};
-use crate::wire::{Ended, ToAgent, ToLauncher};
-use crate::writer::Target;
-use crate::{processes, report, signals};
+use crate::wire::{Ended, ToAgent};
+use crate::{processes, signals};
 use std::time::{Duration, Instant};
 
 /// A rank as the launcher knows it.
@@ -58,6 +59,11 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     attempt.connect();
     while !attempt.links.iter().all(Link::is_over) {
         attempt.turn().map_err(|error| format!("waiting for the ranks: {error}"))?;
+    }
+    for rank in 0..attempt.ranks.len() {
+        // Of a host that was lost nobody says that a stream has ended.
+        attempt.show(rank, Stream::Output, None);
+        attempt.show(rank, Stream::Error, None);
     }
     let name = attempt.launcher.name.clone();
     // An agent that was killed left its ranks' children to this process.
@@ -221,86 +227,8 @@ impl Attempt<'_> {
         }
     }
 
-    fn hear(&mut self, host: usize, news: News) {
-        let name = self.launcher.setup.stations[host].name.clone();
-        match news {
-            News::Message(message) => self.obey(host, message),
-            News::Nonsense(why) => self.lose(host, &why),
-            News::Greeted => {
-                let theirs = self.links[host].greeting.as_ref().map(|own| own.version.clone());
-                let theirs = theirs.unwrap_or_default();
-                if theirs != env!("CARGO_PKG_VERSION") {
-                    self.fail(report::other_version(&name, &theirs));
-                } else if self.links.iter().all(|link| link.greeting.is_some())
-                    && self.links.len() == self.launcher.setup.stations.len()
-                    && !self.policy.is_ending()
-                    && let Err(what) = self.begin()
-                {
-                    self.fail(Failure { what, status: 1, lasting: true });
-                }
-            }
-        }
-    }
-
-    fn obey(&mut self, host: usize, message: ToLauncher) {
-        let name = &self.launcher.setup.stations[host].name;
-        // What an agent says about ranks that are not its own is not heard.
-        let own = |rank: u32| self.ranks.get(rank as usize).is_some_and(|rank| rank.host == host);
-        match message {
-            ToLauncher::Started { rank, pid } if own(rank) => self.ranks[rank as usize].pid = pid,
-            ToLauncher::Output { rank, stream, bytes } if own(rank) => {
-                self.show(rank as usize, stream, Some(&bytes));
-            }
-            ToLauncher::End { rank, stream } if own(rank) => self.show(rank as usize, stream, None),
-            ToLauncher::Exited { rank, ended } if own(rank) => {
-                let rank = rank as usize;
-                let failure = report::rank(rank, name, self.ranks[rank].pid, ended);
-                self.over(rank);
-                failure.into_iter().for_each(|failure| self.fail(failure));
-            }
-            ToLauncher::NotStarted { rank, why, status } if own(rank) => {
-                let why = String::from_utf8_lossy(&why);
-                let failure = report::not_started(rank as usize, name, &why, status);
-                self.over(rank as usize);
-                self.fail(failure);
-            }
-            ToLauncher::Taken(bytes) => self.launcher.input.taken(bytes as usize),
-            _ => {}
-        }
-    }
-
-    fn over(&mut self, rank: usize) {
-        self.ranks[rank].over = true;
-        if rank == 0 {
-            self.launcher.input.end();
-        }
-    }
-
-    /// Print what a rank said; `None` is the end of the stream.
-    fn show(&mut self, rank: usize, stream: Stream, bytes: Option<&[u8]>) {
-        let launcher = &*self.launcher;
-        let mut text = Vec::new();
-        let mut line = |line: &[u8]| {
-            launcher.prefix.write(&mut text, rank, stream);
-            text.extend_from_slice(line);
-        };
-        let lines = match stream {
-            Stream::Output => &mut self.ranks[rank].lines[0],
-            Stream::Error => &mut self.ranks[rank].lines[1],
-        };
-        match bytes {
-            Some(bytes) => {
-                launcher.writer.keep(rank, stream, bytes);
-                lines.push(bytes, &mut line);
-            }
-            None => lines.finish(&mut line),
-        }
-        if !text.is_empty() {
-            launcher.writer.push(Target::Terminal(stream), text);
-        }
-    }
-
     fn take_signals(&mut self) {
+        let mut gone = Vec::new();
         while let Some(signal) = self.launcher.signals.next() {
             match signal {
                 libc::SIGCHLD => {}
@@ -308,15 +236,18 @@ impl Attempt<'_> {
                 _ => self.pass_on(signal),
             }
         }
-        while let Some((pid, ended)) = processes::reap() {
-            if let Some(host) = self.links.iter_mut().position(|link| link.reaped(pid, ended))
-                && ended != Ended::Code(0)
-            {
+        while let Some((pid, ended)) =
+            processes::reap(|pid| self.links.iter().any(|link| link.is(pid)))
+        {
+            let Some(host) = self.links.iter().position(|link| link.is(pid)) else { continue };
+            self.links[host].reaped(ended);
+            if ended != Ended::Code(0) {
                 // An agent whose ranks have all ended gives 0: this one has lost them.
-                let remote = self.launcher.setup.stations[host].remote.is_some();
-                let why = report::way_ended(remote, Some(ended));
-                self.lose(host, &why);
+                gone.push(host);
             }
+        }
+        for host in gone {
+            self.lose_for_its_end(host);
         }
     }
 
@@ -348,48 +279,5 @@ impl Attempt<'_> {
             text.into_iter().for_each(|text| self.launcher.writer.complain(&text));
         }
         self.act(action);
-    }
-
-    /// A host is gone before its ranks.
-    fn lose(&mut self, host: usize, why: &str) {
-        self.links[host].hang_up();
-        if std::mem::replace(&mut self.links[host].lost, true) {
-            return;
-        }
-        let station = &self.launcher.setup.stations[host];
-        let of_host = |(_, rank): &(usize, &Rank)| rank.host == host && !rank.over;
-        let with: Vec<usize> =
-            self.ranks.iter().enumerate().filter(of_host).map(|(rank, _)| rank).collect();
-        let link = &self.links[host];
-        let failure = if link.greeting.is_none() {
-            let chatter = link.chatter();
-            if !chatter.is_empty() {
-                self.launcher.writer.complain(&format!("host {} says: {chatter}", station.name));
-            }
-            report::unreached(&station.name, station.remote.as_deref(), link.ended)
-        } else {
-            report::lost(&station.name, &with, why)
-        };
-        let unreached = link.greeting.is_none();
-        for rank in &with {
-            self.over(*rank);
-            self.show(*rank, Stream::Output, None);
-            self.show(*rank, Stream::Error, None);
-        }
-        if !with.is_empty() && (unreached || self.started) {
-            self.fail(failure);
-        }
-    }
-
-    /// Agents that have gone without a word.
-    fn check_hosts(&mut self) {
-        for host in 0..self.links.len() {
-            let open = self.ranks.iter().any(|rank| rank.host == host && !rank.over);
-            if self.links[host].is_over() && open {
-                let remote = self.launcher.setup.stations[host].remote.is_some();
-                let why = report::way_ended(remote, self.links[host].ended);
-                self.lose(host, &why);
-            }
-        }
     }
 }

@@ -1,131 +1,15 @@
 //! ringrun as its users run it: variables, output, failures, signals, other hosts.
 //!
-//! Other hosts are this machine, behind a script in the remote shell's place that drops the host's
-//! name. Ranks are small shell scripts.
+//! Ranks are small shell scripts.
 
+mod job;
+mod remote;
+
+use job::*;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-/// A loaded machine starts processes slowly; what takes longer than this hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A folder of this test's own, gone with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("ringrun-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn text(&self, name: &str) -> String {
-        std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
-    }
-
-    /// A script in the remote shell's place: `$1` is the host, the rest its command.
-    fn shell(&self, script: &str) -> String {
-        let path = self.0.join("remote-shell");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path.to_str().unwrap().to_string()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
-    }
-}
-
-/// What became of a run.
-struct Run {
-    status: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Run {
-    fn expect(self, status: i32) -> Run {
-        assert_eq!(self.status, Some(status), "out:\n{}\nerr:\n{}", self.out, self.err);
-        self
-    }
-
-    fn says(self, text: &str) -> Run {
-        assert!(self.err.contains(text), "{text:?} is not in:\n{}", self.err);
-        self
-    }
-
-    fn lines(&self) -> Vec<&str> {
-        let mut lines: Vec<&str> = self.out.lines().collect();
-        lines.sort_unstable();
-        lines
-    }
-}
-
-fn command(options: &[&str], script: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
-    command.args(options).args(["sh", "-c", script]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env_remove("OMP_NUM_THREADS").env_remove("RINGCOMM_SSH");
-    command
-}
-
-/// Wait for a child's end, with what it wrote; one that hangs is killed and fails the test.
-fn finish(child: Child) -> Run {
-    let (pid, (done, watch)) = (child.id(), std::sync::mpsc::channel::<()>());
-    let guard = std::thread::spawn(move || {
-        let hung = watch
-            .recv_timeout(PATIENCE)
-            .is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Timeout);
-        if hung {
-            send(pid, libc::SIGKILL);
-        }
-        hung
-    });
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("ringrun's output");
-    drop(done);
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    let run = Run { status: status.code(), out: text(stdout), err: text(stderr) };
-    assert!(!guard.join().unwrap(), "ringrun hung\nout:\n{}\nerr:\n{}", run.out, run.err);
-    run
-}
-
-fn run(options: &[&str], script: &str) -> Run {
-    finish(command(options, script).spawn().expect("ringrun starts"))
-}
-
-fn send(pid: u32, signal: i32) {
-    // SAFETY: the call touches no memory.
-    unsafe { libc::kill(pid as i32, signal) };
-}
-
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Processes that live and have a word among their arguments.
-fn with_argument(word: &str) -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").unwrap();
-    let pids = entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
-    })
-    .collect()
-}
-
-/// A time to sleep, in seconds, that no other test and no other process has: it marks a process.
-fn marker(number: u32) -> String {
-    format!("{}{number:02}", 100_000 + std::process::id())
-}
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 #[test]
 fn every_rank_gets_its_variables() {
@@ -323,6 +207,27 @@ fn signals_reach_every_rank() {
 }
 
 #[test]
+fn the_ranks_stop_and_go_on_with_the_launcher() {
+    let mark = marker(50);
+    let child = command(&["-np", "2"], &format!("sleep {mark}; exit 3")).spawn().unwrap();
+    wait_until("all are there", || with_argument(&mark).len() == 2);
+    let state = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or(' ')
+    };
+    let sleepers = with_argument(&mark);
+    let all = |wanted: char| {
+        state(child.id()) == wanted && sleepers.iter().all(|pid| state(*pid) == wanted)
+    };
+    send(child.id(), libc::SIGTSTP);
+    wait_until("all are stopped", || all('T'));
+    send(child.id(), libc::SIGCONT);
+    wait_until("all go on", || all('S'));
+    sleepers.iter().for_each(|pid| send(*pid, libc::SIGKILL));
+    finish(child).expect(3);
+}
+
+#[test]
 fn a_second_interrupt_kills() {
     let folder = Folder::new("second");
     let script = format!(
@@ -336,11 +241,6 @@ fn a_second_interrupt_kills() {
     wait_until("the ranks have it", || exist("got"));
     send(child.id(), libc::SIGINT);
     finish(child).expect(137).says("passing signal 2 (SIGINT) on").says("killing 2 ranks");
-}
-
-/// A rank with a child in its own process group and one that has left it, each marked.
-fn family(own: &str, child: &str, stray: &str) -> String {
-    format!("sleep {child} & setsid sleep {stray} & sleep {own}; exit 0")
 }
 
 #[test]
@@ -370,70 +270,30 @@ fn nothing_outlives_a_launcher_or_an_agent_that_is_killed() {
 }
 
 #[test]
+fn a_daemon_of_a_rank_lives_until_the_job_ends() {
+    let (folder, mark) = (Folder::new("daemon"), marker(60));
+    // The leader of the daemon's session ends at once, as in the usual double fork.
+    let script = format!(
+        "[ $RANK = 1 ] && exit 0; setsid sh -c 'sleep {mark} &'; \
+         while [ ! -e {}/stop ]; do sleep 0.05; done",
+        folder.0.display()
+    );
+    let child = command(&["-np", "2"], &script).spawn().unwrap();
+    wait_until("the daemon is there", || with_argument(&mark).len() == 1);
+    // A kill would come as soon as the leader is reaped, for which this is ample.
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(with_argument(&mark).len(), 1);
+    std::fs::write(folder.0.join("stop"), "").unwrap();
+    finish(child).expect(0);
+    assert!(with_argument(&mark).is_empty());
+}
+
+#[test]
 fn what_a_rank_leaves_running_ends_with_the_job() {
     let (child, stray) = (marker(30), marker(31));
     let script = format!("sleep {child} & setsid sleep {stray} & exit 0");
     run(&["-np", "2"], &script).expect(0);
     assert!(with_argument(&child).is_empty() && with_argument(&stray).is_empty());
-}
-
-#[test]
-fn other_hosts_are_reached_without_showing_the_secret() {
-    let folder = Folder::new("remote");
-    let log = folder.0.join("log");
-    let shell = folder
-        .shell(&format!("echo \"$@\" >> {}; echo Welcome!; shift 3; exec \"$@\"", log.display()));
-    let options = ["-np", "4", "-H", "a:2,me@b:2", "-p", "22", "-x", "V=1"];
-    let mut command = command(&options, "echo $RINGCOMM_SECRET $V");
-    command.env("RINGCOMM_SSH", &shell);
-    let result = finish(command.spawn().unwrap()).expect(0);
-    assert_eq!(result.lines().len(), 4);
-    let secret = &result.lines()[0]["[0]<stdout>:".len()..][..64];
-    assert!(result.lines().iter().all(|line| line.contains(secret) && line.ends_with(" 1")));
-    let asked = folder.text("log");
-    let mut asked: Vec<&str> = asked.lines().collect();
-    asked.sort_unstable();
-    let program = env!("CARGO_BIN_EXE_ringrun");
-    assert_eq!(
-        asked,
-        [format!("-p 22 a {program} --agent"), format!("-p 22 me@b {program} --agent")]
-    );
-}
-
-#[test]
-fn the_death_of_a_remote_shell_ends_the_job() {
-    let folder = Folder::new("death");
-    let mark = marker(40);
-    // The shell stays, as ssh does, between the launcher and the agent.
-    let shell = folder.shell(&format!(
-        "host=$1; shift; echo $$ > {0}/$host; \"$@\"; exit $?",
-        folder.0.display()
-    ));
-    let options = ["-np", "3", "-H", "a:2,b:1", "--ssh-command", &shell];
-    let child = command(&options, &family(&mark, &mark, &mark)).spawn().unwrap();
-    wait_until("all are there", || with_argument(&mark).len() == 9);
-    send(folder.text("b").trim().parse().unwrap(), libc::SIGKILL);
-    let result = finish(child).expect(255);
-    result.says("host b was lost with rank 2: its remote shell was killed by signal 9 (SIGKILL)");
-    wait_until("nobody is left", || with_argument(&mark).is_empty());
-}
-
-#[test]
-fn a_host_that_cannot_take_part_is_named_with_what_to_do() {
-    let folder = Folder::new("hosts");
-    for (script, wanted) in [
-        ("exit 255", "it cannot be reached; try `"),
-        ("exit 127", "or say where it is with --remote-path"),
-        ("printf '\\000ringrun-agent 0.0.7 1\\n'; cat", "host a has ringrun 0.0.7, this is"),
-        ("echo 'no more logins'", "host a says: no more logins"),
-    ] {
-        let shell = folder.shell(script);
-        run(&["-H", "a", "--ssh-command", &shell], "echo x").expect(255).says(wanted);
-    }
-    let shell = folder.shell("cat");
-    let options = ["-H", "a", "--ssh-command", &shell, "--start-timeout", "0.1"];
-    run(&options, "echo x").expect(255).says("host a has not answered within 0.1 s");
-    run(&["-H", "a", "--ssh-command", "/nowhere/ssh"], "").expect(127).says("/nowhere/ssh");
 }
 
 #[test]
