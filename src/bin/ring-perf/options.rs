@@ -3,6 +3,7 @@
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.
 
+use crate::nearest::nearest;
 use crate::operation::Operation;
 use ringcomm::types::{DataType, ReduceOp};
 
@@ -316,36 +317,6 @@ fn add_operation(options: &mut Options, name: &str) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// The known name that takes the fewest edits to reach, if they are few for its length.
-pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
-    let best = known.iter().map(|known| (edits(name, known), *known)).min()?;
-    // A third of the letters wrong is still a slip; more is another word. An unfinished word
-    // counts.
-    let prefix = known.iter().find(|known| name.len() >= 3 && known.starts_with(name));
-    if best.0 <= (best.1.len() / 3).max(1) { Some(best.1) } else { prefix.copied() }
-}
-
-/// Letters to insert, delete, change or swap with their neighbour (Damerau and Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            table[i][j] = match (i, j) {
-                (0, _) | (_, 0) => i + j,
-                _ => {
-                    let change = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-                    change.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1)
-                }
-            };
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                table[i][j] = table[i][j].min(table[i - 2][j - 2] + 1);
-            }
-        }
-    }
-    table[a.len()][b.len()]
 }
 
 #[cfg(test)]
