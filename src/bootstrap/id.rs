@@ -36,6 +36,11 @@ impl UniqueId {
         Ok(UniqueId::assemble(THIS_MACHINE_ONLY, secret, nonce, &[0; 60]))
     }
 
+    /// The id of ranks that share `secret` without having been handed an id; it leads nowhere else.
+    pub(super) fn of_secret(secret: &[u8; 32], nonce: &[u8; 16]) -> UniqueId {
+        UniqueId::assemble(THIS_MACHINE_ONLY, secret, nonce, &[0; 60])
+    }
+
     fn assemble(flags: u16, secret: &[u8], nonce: &[u8], address: &[u8]) -> UniqueId {
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(&MAGIC);

@@ -13,6 +13,7 @@ mod id;
 mod inbox;
 mod member;
 mod process;
+pub mod rendezvous;
 mod socket;
 pub mod wire;
 
