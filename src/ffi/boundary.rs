@@ -29,7 +29,9 @@ fn code(error: &Error) -> ringResult_t {
         Error::System { .. } => ringResult_t::ringSystemError,
         Error::Internal(_) => ringResult_t::ringInternalError,
         Error::PeerDied { .. } | Error::Remote { .. } => ringResult_t::ringRemoteError,
-        Error::Timeout { .. } | Error::Missing { .. } => ringResult_t::ringTimeout,
+        Error::Timeout { .. } | Error::Missing { .. } | Error::NotMet { .. } => {
+            ringResult_t::ringTimeout
+        }
         Error::Aborted { .. } => ringResult_t::ringAborted,
     }
 }

@@ -54,7 +54,7 @@ pub fn detect(
 
 fn found(lookup: Lookup, who: Who, place: Place, said: String) -> Found {
     let secret = Secret::of(lookup);
-    let carried = matches!(place, Place::File(_)) && secret == Secret::None;
+    let carried = matches!(place, Place::File(_));
     let known = if carried { "the file carries the secret".into() } else { secret.said() };
     let local = who.local_rank.map_or(String::new(), |local| format!(", local rank {local}"));
     let text =

@@ -56,7 +56,11 @@ pub(super) fn started(pid: u32) -> Option<u64> {
 /// outside this process's session. Launchers give each rank a session of its own, which shells and
 /// scripts between the two do not. Where the whole job is in one session it is whoever made that.
 pub(super) fn launcher() -> String {
-    let own = process(std::process::id());
+    launcher_of(std::process::id())
+}
+
+fn launcher_of(pid: u32) -> String {
+    let own = process(pid);
     let session = own.as_ref().map(|process| process.session);
     let mut ancestor = own.map_or(0, |process| process.parent);
     while let Some(process) = process(ancestor) {
@@ -83,9 +87,26 @@ mod tests {
     }
 
     #[test]
-    fn children_have_the_launcher_of_their_parent_or_it_itself() {
-        // The child shares the session, and so what lies outside it.
-        assert_eq!(launcher(), launcher());
-        assert!(launcher().starts_with("launcher ") || launcher().starts_with("session "));
+    fn a_rank_in_a_session_of_its_own_was_launched_by_who_made_it() {
+        use std::process::{Command, Stdio};
+        let own = started(std::process::id()).unwrap();
+        let launched = |program: &str, arguments: &[&str]| {
+            let mut child =
+                Command::new(program).args(arguments).stdin(Stdio::piped()).spawn().unwrap();
+            // Until `cat` runs, the child is still this program.
+            let runs = |pid| {
+                fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "cat\n")
+            };
+            while !runs(child.id()) {
+                std::thread::yield_now();
+            }
+            let launcher = launcher_of(child.id());
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            launcher
+        };
+        assert_eq!(launched("cat", &[]), launcher());
+        let wanted = format!("launcher {} of {own}", std::process::id());
+        assert_eq!(launched("setsid", &["cat"]), wanted);
     }
 }

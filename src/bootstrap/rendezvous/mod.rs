@@ -7,6 +7,8 @@
 
 mod detect;
 mod family;
+mod file;
+mod invite;
 mod machine;
 mod nodelist;
 mod secret;
@@ -16,6 +18,7 @@ mod url;
 mod tests;
 
 pub use detect::detect;
+pub use invite::{Invitation, Network, invite};
 pub use nodelist::{hosts, tasks_per_node};
 pub use secret::Secret;
 
