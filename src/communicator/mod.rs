@@ -15,6 +15,7 @@ mod cache;
 mod choose;
 mod engine;
 mod init;
+mod launched;
 mod memory;
 mod turn;
 mod watch;

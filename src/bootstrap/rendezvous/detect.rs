@@ -49,6 +49,10 @@ pub fn detect(
             found
         }
     };
+    // C programs count ranks in an int.
+    if who.nranks > i32::MAX as usize {
+        return Err(Error::argument(format!("{} ranks are more than there can be", who.nranks)));
+    }
     Ok(found(lookup, who, place, said))
 }
 

@@ -236,6 +236,8 @@ fn values_that_are_no_ranks_are_named() {
     assert!(text.contains("RANK=\"x\" is no whole number"), "{text}");
     let text = refusal(&[("RANK", "2"), ("WORLD_SIZE", "2")]);
     assert!(text.contains("RANK=2 WORLD_SIZE=2"), "{text}");
+    let text = with(&[], Some("tcp://h:7"), Some(0), Some(1 << 31)).unwrap_err().to_string();
+    assert!(text.contains("2147483648 ranks"), "{text}");
     let text = refusal(&[("RANK", ""), ("WORLD_SIZE", " ")]);
     assert!(text.contains("nothing says which rank this is: no launcher"), "{text}");
 }
