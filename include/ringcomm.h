@@ -660,12 +660,12 @@ ringResult_t ringCommGetAsyncError(ringComm_t comm, ringResult_t *asyncError);
  *
  * `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a URL that is none, and
  * where nothing says rank, number of ranks or place (the text says what was found and what is
- * missing); `ringInvalidUsage` for another host without a secret; `ringTimeout` where not all ranks
- * came in time; and those of `ringCommInitRankConfig`.
+ * missing); `ringInvalidUsage` for another host without a secret; `ringTimeout` where not all
+ * ranks came in time; and those of `ringCommInitRankConfig`.
  *
  * Requires:
- * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `url` is NULL or a C string;
- * `config` is NULL or points to an initialized `ringConfig_t`.
+ * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `url` is NULL or a C
+ * string; `config` is NULL or points to an initialized `ringConfig_t`.
  */
 ringResult_t ringCommInitUrl(ringComm_t *comm,
                              const char *url,

@@ -2,10 +2,10 @@
 //!
 //! The file appears whole or not at all (written aside, then renamed), only its user can read it,
 //! and it goes when the ranks have met. One that a crashed job left behind must send nobody
-//! anywhere, so a reader believes a file only if it is of its job, its size and its turn, and if its
-//! writer lives. On the writer's machine the process table says so; elsewhere only the writer itself
-//! can, by answering at the id's address. There are no locks, which network file systems lose, and
-//! no clock is compared with another's.
+//! anywhere, so a reader believes a file only if it is of its job, its size and its turn, and if
+//! its writer lives. On the writer's machine the process table says so; elsewhere only the writer
+//! itself can, by answering at the id's address. There are no locks, which network file systems
+//! lose, and no clock is compared with another's.
 
 use super::machine;
 use crate::bootstrap::id::UniqueId;
@@ -136,7 +136,8 @@ impl Drop for Published {
 
 fn failed(path: &Path, what: &str, error: &std::io::Error) -> Error {
     let what = format!(
-        "{what} the rendezvous file {} (its folder must exist and be yours to write, on every host)",
+        "{what} the rendezvous file {} (its folder must exist and be yours to write, on every \
+         host)",
         path.display()
     );
     match error.raw_os_error() {

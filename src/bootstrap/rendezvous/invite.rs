@@ -16,7 +16,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// How long a name that nobody knows yet is asked for again: names of a job's hosts appear with the
-/// job, in clusters that make both within seconds; a misspelt one should not take minutes to say so.
+/// job, in clusters that make both within seconds; a misspelt one should not take minutes to say
+/// so.
 const NAMES_APPEAR: Duration = Duration::from_secs(10);
 /// Pause between two tries.
 const ASK_AGAIN: Duration = Duration::from_millis(250);

@@ -273,3 +273,21 @@ fn the_message_says_where_the_secret_is_and_not_what() {
     assert_eq!(found.place, Place::File("/shared/f".into()));
     assert!(found.found.contains("the file carries the secret"), "{}", found.found);
 }
+
+#[test]
+fn every_variable_of_ours_is_in_the_table() {
+    let sources =
+        [include_str!("family.rs"), include_str!("detect.rs"), include_str!("secret.rs")].concat();
+    let known: Vec<&str> = crate::config::Config::variables().map(|(name, _)| name).collect();
+    let named = sources.match_indices("RINGCOMM_").map(|(at, _)| {
+        let rest = &sources[at..];
+        let end = rest.find(|c: char| !c.is_ascii_uppercase() && c != '_').unwrap_or(rest.len());
+        rest[..end].trim_end_matches('_')
+    });
+    let named: std::collections::BTreeSet<&str> =
+        named.filter(|name| *name != "RINGCOMM").collect();
+    assert!(named.len() >= 9, "{named:?}");
+    for name in named {
+        assert!(known.contains(&name), "{name} is not in the table of config.rs");
+    }
+}

@@ -1,7 +1,7 @@
 //! What a rendezvous URL says: where to meet, whom to ask for the rank, or the rank itself.
 //!
-//! `env://`, `slurm://`, `tcp://host:port`, `file:///path`; each may end in `?rank=..&world_size=..`,
-//! as PyTorch spells it.
+//! `env://`, `slurm://`, `tcp://host:port`, `file:///path`; each may end in
+//! `?rank=..&world_size=..`, as PyTorch spells it.
 
 use super::Place;
 use crate::error::{Error, Result};
@@ -179,7 +179,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "(tcp|file|env)?:?/{0,3}[a-z:%0-9\\[\\]?=&/]{0,20}") {
+        fn any_text_is_read_or_refused(
+            text in "(tcp|file|env)?:?/{0,3}[a-z:%0-9\\[\\]?=&/]{0,20}",
+        ) {
             let _ = parse(&text);
         }
     }
