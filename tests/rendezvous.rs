@@ -310,8 +310,8 @@ fn arguments_of_the_c_functions_are_checked() {
     }
 }
 
-/// `ringLauncherInfo` reads this process's own variables, which other tests' threads read too: so it
-/// runs in a process of its own.
+/// `ringLauncherInfo` reads this process's own variables, which other tests' threads read too: so
+/// it runs in a process of its own.
 #[test]
 fn launcher_info_says_what_was_found() {
     const INSIDE: &str = "RINGCOMM_TEST_INFO";
