@@ -194,6 +194,19 @@ const VARIABLES: [Variable; 13] = [
     },
 ];
 
+/// Variables of the rendezvous, which are no settings of a communicator.
+const RENDEZVOUS: [(&str, &str); 9] = [
+    ("RINGCOMM_RANK", "this rank, where no launcher says it"),
+    ("RINGCOMM_NRANKS", "the number of ranks"),
+    ("RINGCOMM_LOCAL_RANK", "this rank among those of its machine"),
+    ("RINGCOMM_LOCAL_SIZE", "the number of ranks on this machine"),
+    ("RINGCOMM_ADDRESS", "where the ranks meet: host:port of rank 0, or a URL"),
+    ("RINGCOMM_JOB", "a name that tells this job's ranks from all others"),
+    ("RINGCOMM_RESTART", "how often the job was started again"),
+    ("RINGCOMM_SECRET", "what strangers do not know: the same text on every rank"),
+    ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
+];
+
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
 fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     let text = text.trim();
@@ -252,7 +265,7 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        VARIABLES.iter().map(|variable| (variable.name, variable.help))
+        VARIABLES.iter().map(|variable| (variable.name, variable.help)).chain(RENDEZVOUS)
     }
 }
 

@@ -21,6 +21,7 @@ mod engine;
 mod init;
 mod introduction;
 mod join;
+mod launched;
 mod memory;
 mod network;
 mod shrink;
