@@ -33,6 +33,10 @@ pub struct Config {
     pub sockets: usize,
     /// Ranks with the same text count as one host; `None` asks the machine.
     pub host_id: Option<String>,
+    /// The host of every rank, by rank, instead of where it is: to try on one machine what runs
+    /// between several. Not for users, and without a variable.
+    #[doc(hidden)]
+    pub hosts: Option<Vec<usize>>,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
@@ -89,6 +93,7 @@ impl Default for Config {
             protection: Protection::default(),
             sockets: 1,
             host_id: None,
+            hosts: None,
             debug: 0,
         }
     }

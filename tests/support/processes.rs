@@ -323,12 +323,16 @@ fn read_id(hex: &str) -> UniqueId {
 
 fn write_config(config: &Config) -> String {
     format!(
-        "{} {} {} {} {}",
+        "{} {} {} {} {} {} {}",
         config.timeout_ms,
         config.buffer_bytes,
         u8::from(config.deterministic),
         config.algorithm.as_deref().unwrap_or("-"),
-        config.spins.map_or("-".into(), |spins| spins.to_string())
+        config.spins.map_or("-".into(), |spins| spins.to_string()),
+        config.profile.as_deref().unwrap_or("-"),
+        config.hosts.as_ref().map_or("-".into(), |hosts| {
+            hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        })
     )
 }
 
@@ -341,6 +345,9 @@ fn read_config(text: &str) -> Config {
         deterministic: words[2] == "1",
         algorithm: set(words[3]),
         spins: set(words[4]).map(|spins| spins.parse().expect("spins")),
+        profile: set(words[5]),
+        hosts: set(words[6])
+            .map(|hosts| hosts.split(',').map(|host| host.parse().expect("a host")).collect()),
         ..Config::default()
     }
 }
