@@ -1,12 +1,13 @@
 //! Making a communicator of ranks that a launcher, a user or a URL brings together.
 
 use super::Communicator;
+use super::assembly::Until;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::rendezvous::{Found, Invitation, Network, invite};
+use crate::bootstrap::network::{ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, Root};
+use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use std::io::{Write, stderr};
-use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 impl Communicator {
@@ -31,37 +32,51 @@ impl Communicator {
     }
 }
 
-/// Take up the invitation of what was found: for ranks of one machine.
+/// The network, for ranks that meet through a file.
+struct Outside<'a>(&'a Config);
+
+impl Network for Outside<'_> {
+    fn new_id(&self) -> Result<UniqueId> {
+        Root::start(self.0)
+    }
+
+    fn answers(&self, id: &UniqueId) -> Result<bool> {
+        let greeting = Greeting {
+            purpose: Purpose::Control,
+            rank: ANYONE,
+            to: ANYONE,
+            nranks: 0,
+            epoch: 0,
+            lane: 0,
+            note: 0,
+        };
+        let deadline = Instant::now() + ANSWERS;
+        let mut dial = Dial::new(id, &id.addresses(), greeting, deadline);
+        loop {
+            match dial.advance() {
+                Ok(Some(_)) => return Ok(true),
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => return Ok(false),
+            }
+        }
+    }
+}
+
+/// How long whoever wrote a file has to answer: a handshake over a wide network takes a tenth.
+const ANSWERS: Duration = Duration::from_secs(2);
+
+/// Take up the invitation of what was found.
 fn meet(found: &Found, config: &Config) -> Result<(Communicator, Invitation)> {
-    /// Of a machine that nothing leads to.
-    struct ThisMachine;
-
-    impl Network for ThisMachine {
-        fn new_id(&self) -> Result<UniqueId> {
-            UniqueId::generate()
-        }
-
-        fn answers(&self, _: &UniqueId) -> Result<bool> {
-            Err(Error::usage(
-                "rank 0 is on another machine, or in another container of this one; ranks of one \
-                 machine only can meet",
-            ))
-        }
-    }
-
     let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-    let invitation = invite(found, &ThisMachine, deadline)?;
-    // An address can be bound where it belongs to the machine, and nowhere else.
-    let is_here = |address: &SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
-    let addresses = invitation.id.addresses();
-    if !addresses.is_empty() && !addresses.iter().any(is_here) {
-        return Err(Error::usage(format!(
-            "the ranks are to meet at {}, which is another machine; ranks of one machine only can \
-             meet ({})",
-            addresses[0], found.found
-        )));
-    }
-    let Invitation { nranks, rank, ref id, .. } = invitation;
-    let communicator = Communicator::init_rank(nranks, id, rank, config)?;
+    let invitation = invite(found, &Outside(config), deadline)?;
+    let Invitation { nranks, rank, ref id, hosts_root, .. } = invitation;
+    let through_file = matches!(found.place, Place::File(_));
+    let communicator = if hosts_root && !through_file {
+        let gate = Gate::open_root(id, &NetworkConfig::from(config))?;
+        let until = Until { deadline, is_called_off: None };
+        Communicator::init_through(gate, nranks, id, rank, config, until)?
+    } else {
+        Communicator::init_rank(nranks, id, rank, config)?
+    };
     Ok((communicator, invitation))
 }
