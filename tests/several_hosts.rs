@@ -11,7 +11,9 @@ use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::{DataType, ReduceOp};
 use support::samples::{COPYING, REDUCING, SLOT, operations, v_cases};
-use support::{Case, Data, Prepared, Random, calm, on_hosts, on_processes, on_threads, small_slots};
+use support::{
+    Case, Data, Prepared, Random, calm, on_hosts, on_processes, on_threads, small_slots,
+};
 
 const TOPOLOGIES: [&[usize]; 6] = [
     &[0, 0, 1],

@@ -4,7 +4,7 @@
 use super::assembly::{Assembly, Crowd, Until};
 use super::engine::Engine;
 use super::introduction::Introduction;
-use super::join::{Outside, Post};
+use super::join::Outside;
 use super::memory::Memory;
 use super::turn::Turns;
 use super::watch::Watched;
@@ -159,15 +159,6 @@ fn check_rank(nranks: usize, rank: usize) -> Result<()> {
     Ok(())
 }
 
-/// Which ranks share a host: as they said when they met, unless a test says otherwise.
-fn topology(nranks: usize, outside: Option<&Post>, config: &Config) -> Topology {
-    match (&config.hosts, outside) {
-        (Some(hosts), _) if hosts.len() == nranks => Topology::new(hosts),
-        (_, Some(outside)) => Topology::new(&outside.hosts),
-        (_, None) => Topology::one_host(nranks),
-    }
-}
-
 /// Put a rank together from its parts and measure the machine with the others.
 pub(super) fn assemble(
     assembly: Assembly,
@@ -175,17 +166,27 @@ pub(super) fn assemble(
     id: &UniqueId,
     config: &Config,
 ) -> Result<Communicator> {
-    let Assembly { rank, map, segments, reach, mailbox, senders, processes, profiled, crowd } =
-        assembly;
+    let Assembly {
+        rank,
+        map,
+        segments,
+        reach,
+        hosts,
+        mailbox,
+        senders,
+        processes,
+        profiled,
+        crowd,
+    } = assembly;
     let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose()?;
-    let topology = topology(map.nranks, outside.as_ref(), config);
     let memory = Memory::new(links.one_process(), mailbox, senders);
-    let engine = Engine::new(links, memory, topology, number_of(id));
+    let hosts = config.hosts.as_ref().filter(|given| given.len() == map.nranks).unwrap_or(&hosts);
+    let engine = Engine::new(links, memory, Topology::new(hosts), number_of(id));
     let communicator = Communicator {
         rank,
         nranks: map.nranks,

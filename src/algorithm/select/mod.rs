@@ -106,7 +106,9 @@ pub fn predict(
         (Form::of(algorithm, collective, nranks, bytes)?, 1.0)
     } else {
         let message = match host_order(algorithm) {
-            true => hierarchy::longest_message(algorithm, collective, nranks, question.hosts, bytes),
+            true => {
+                hierarchy::longest_message(algorithm, collective, nranks, question.hosts, bytes)
+            }
             false => form::longest_message(algorithm, collective, nranks, bytes),
         };
         let slices = (message / question.slot_bytes as f64).ceil().max(1.0);
@@ -118,9 +120,8 @@ pub fn predict(
     // the whole way.
     let (alphas, streams) = (form.alphas * costs.alpha_us + wire.alphas(costs), form.period);
     let first = alphas + work + wire.bytes(costs);
-    let pace = streams.map_or(first, |period| {
-        (period.time(costs) + wire.messages(costs)).max(wire.bytes(costs))
-    });
+    let pace = streams
+        .map_or(first, |period| (period.time(costs) + wire.messages(costs)).max(wire.bytes(costs)));
     let time = first + (slices - 1.0) * pace;
     let crowd = nranks as f64 / costs.cores as f64;
     if crowd <= 1.0 {

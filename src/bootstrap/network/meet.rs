@@ -58,7 +58,7 @@ pub fn meet(
         let addresses = &gate.addresses()[..gate.addresses().len().min(MOST_ADDRESSES)];
         Role::Member(Member::new(me, nranks, &mine, addresses, &root, now, deadline))
     };
-    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role, deadline);
+    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
     let met = run(&mut host, gate, &mut others);
     gate.keep(others);
@@ -161,8 +161,7 @@ fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
     let now = Instant::now();
     let role = Role::Root(Registry::apart(me.pid, now, patience));
     let Ok(greeting) = greeting(me, 0) else { return };
-    let far = now + Duration::from_secs(86_400);
-    let mut host = Host::new(Kernel, Secret::new(id), greeting, role, far);
+    let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
     let mut others = Vec::new();
     if run(&mut host, &mut gate, &mut others).is_ok() {
         return;
