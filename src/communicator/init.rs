@@ -1,5 +1,4 @@
 //! Making communicators: by id and rank, all at once, and from another one.
-#![allow(unsafe_code)]
 
 use super::assembly::{Assembly, Crowd, Until};
 use super::engine::Engine;
