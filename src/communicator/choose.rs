@@ -57,8 +57,9 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     let direct = fastest(&Question { direct: true, ..question }, costs);
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
-    let worth = direct.direct && direct.predicted_us + asking < staged.predicted_us;
-    Ok(Chosen { staged, direct: worth.then_some(direct) })
+    let asked = Choice { predicted_us: direct.predicted_us + asking, ..direct };
+    let worth = direct.direct && asked.predicted_us < staged.predicted_us;
+    Ok(Chosen { staged, direct: worth.then_some(asked) })
 }
 
 /// Bytes of the whole vector; of the blocks of all ranks where there are blocks.

@@ -64,6 +64,18 @@ pub struct Explanation {
     pub slices: usize,
     pub slice_bytes: usize,
     pub predicted_us: f64,
+    /// What runs instead where all ranks' buffers turn out to be memory that processes share.
+    pub mapped: Option<Mapped>,
+}
+
+/// How a call runs in the ranks' own buffers, between processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    pub algorithm: &'static str,
+    pub chunks: usize,
+    /// Whether it also suits a call in place.
+    pub in_place: bool,
+    pub predicted_us: f64,
 }
 
 /// One message of a point-to-point batch.
@@ -251,6 +263,7 @@ impl Communicator {
             slices: ready.staged.slices,
             slice_bytes: ready.staged.slice_bytes,
             predicted_us: ready.predicted_us,
+            mapped: ready.mapped,
         })
     }
 
