@@ -97,14 +97,15 @@ const SAMPLE_BYTES: usize = 256 << 10;
 /// Repetitions; the fastest counts, because the machine may be busy.
 const SAMPLES: usize = 8;
 
-/// Round trips between ranks 0 and 1: enough for a minimum, about 20 us with near cores.
+/// Round trips between ranks 0 and 1: enough for a minimum, and together shorter than starting a
+/// process.
 const ROUND_TRIPS: usize = 64;
 
-/// Microseconds: a cache line crosses between the sockets of a large machine in about half of that.
-/// What took longer was the scheduler, which delays every algorithm alike.
+/// Microseconds: longer than a cache line takes between any two sockets of a machine. What took
+/// more was the scheduler, which delays every algorithm alike.
 const SLOWEST_CROSSING: f64 = 1.0;
 
-/// Copy and reduction pace of this machine, measured once a process: well under a millisecond.
+/// Copy and reduction pace of this machine, measured once a process.
 fn paces() -> (f64, f64) {
     static PACES: OnceLock<(f64, f64)> = OnceLock::new();
     *PACES.get_or_init(|| {
