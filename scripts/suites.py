@@ -185,7 +185,14 @@ def peers():
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
 
 
-SUITES = [style, unit, loom, tsan, asan, abi, examples, install, peers]
+def fuzz():
+    """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
+    # libFuzzer is compiled from its C++ sources.
+    need("g++")
+    return [Command("scripts/fuzz")]
+
+
+SUITES = [style, unit, loom, tsan, asan, fuzz, abi, examples, install, peers]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.

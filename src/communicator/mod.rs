@@ -7,6 +7,8 @@
 
 pub mod call;
 pub mod deferred;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod group;
 pub mod record;
 pub mod stream;

@@ -215,15 +215,21 @@ impl Sender {
     #[inline]
     pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
         assert!(length <= self.ring.geometry.slot_bytes, "a message fits its slot");
-        let depth = self.ring.geometry.depth as u64;
-        if self.place.position - self.freed == depth {
+        if self.is_full() {
             // Acquire: pairs with the Release in `free`, so that the reader is done with the slot.
             self.freed = self.ring.freed().load(ordering(Site::Reserve, Acquire));
-            if self.place.position - self.freed == depth {
+            if self.is_full() {
                 return None;
             }
         }
         Some(self.ring.payload(&self.place, length))
+    }
+
+    /// Whether no slot is known to be free. The receiver's count is a claim: one that cannot be, of
+    /// more than was posted or less than it freed before, is none.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.place.position.wrapping_sub(self.freed) >= self.ring.geometry.depth as u64
     }
 
     /// Make the reserved message visible.
@@ -405,6 +411,18 @@ mod tests {
         receiver.free();
         receiver.free();
         assert!(sender.freed_all());
+    }
+
+    #[test]
+    fn a_lying_count_of_freed_messages_frees_nothing() {
+        let (mut sender, mut receiver, _memory) = ring();
+        assert!(send(&mut sender, 0, &[1]) && send(&mut sender, 1, &[2]));
+        for claim in [3, 1000, u64::MAX] {
+            sender.ring.freed().store(claim, Relaxed);
+            assert!(!send(&mut sender, 2, &[3]) && !sender.freed_all(), "{claim}");
+        }
+        receiver.free();
+        assert!(send(&mut sender, 2, &[3]));
     }
 
     #[test]

@@ -16,6 +16,8 @@ mod layout;
 mod machine;
 mod measure;
 mod naive;
+#[path = "../shared/nearest.rs"]
+mod nearest;
 mod numeric;
 mod operation;
 mod option_table;

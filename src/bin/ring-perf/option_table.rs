@@ -1,6 +1,7 @@
 //! The options themselves, in the order of the help text.
 
-use crate::options::{Average, Child, Csv, Entry, Options, Progression, Roots, Takes, nearest};
+use crate::nearest::nearest;
+use crate::options::{Average, Child, Csv, Entry, Options, Progression, Roots, Takes};
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 
