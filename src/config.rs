@@ -4,6 +4,7 @@
 //! change results or memory must be the same on all ranks; the rendezvous checks that.
 
 use crate::error::{Error, Result};
+use std::ops::RangeInclusive;
 
 /// Settings of one communicator.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,8 +21,21 @@ pub struct Config {
     pub spins: Option<u32>,
     /// A profile file with the cost model's constants; `None` measures them.
     pub profile: Option<String>,
+    /// Network interfaces between hosts: `eth,ib` by prefix, `=eth0` by name, `^docker` all but.
+    pub interfaces: Option<String>,
+    /// Ports to listen on; `None` takes what the kernel gives.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// The address family between hosts; `None` uses both.
+    pub family: Option<Family>,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
+}
+
+/// An address family, to use it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
 }
 
 impl Default for Config {
@@ -36,6 +50,9 @@ impl Default for Config {
             algorithm: None,
             spins: None,
             profile: None,
+            interfaces: None,
+            ports: None,
+            family: None,
             debug: 0,
         }
     }
@@ -51,7 +68,7 @@ struct Variable {
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-const VARIABLES: [Variable; 7] = [
+const VARIABLES: [Variable; 10] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
@@ -91,6 +108,24 @@ const VARIABLES: [Variable; 7] = [
         },
     },
     Variable {
+        name: "RINGCOMM_SOCKET_IFNAME",
+        help: "network interfaces between hosts: prefixes as eth,ib; =eth0 exactly; ^docker all but",
+        set: |config, text| {
+            config.interfaces = Some(text.to_string());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "RINGCOMM_SOCKET_FAMILY",
+        help: "address family between hosts: AF_INET or AF_INET6",
+        set: |config, text| family(text).map(|family| config.family = Some(family)),
+    },
+    Variable {
+        name: "RINGCOMM_PORT_RANGE",
+        help: "ports to listen on, as 20000-20100",
+        set: |config, text| ports(text).map(|ports| config.ports = Some(ports)),
+    },
+    Variable {
         name: "RINGCOMM_DEBUG",
         help: "1 prints warnings to standard error, 2 every call",
         set: |config, text| number(text, 0).map(|level| config.debug = level as u32),
@@ -109,6 +144,24 @@ fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     let value: usize = digits.parse().map_err(|_| "is not a whole number".to_string())?;
     let value = value.checked_mul(1 << shift).ok_or("is too large")?;
     if value < least { Err(format!("must be at least {least}")) } else { Ok(value) }
+}
+
+fn family(text: &str) -> std::result::Result<Family, String> {
+    match text.trim() {
+        "AF_INET" => Ok(Family::V4),
+        "AF_INET6" => Ok(Family::V6),
+        _ => Err("is neither AF_INET nor AF_INET6".into()),
+    }
+}
+
+/// `FIRST-LAST`, or one port.
+fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (port(first), port(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(first..=last),
+        _ => Err("is not a range of ports, as 20000-20100".into()),
+    }
 }
 
 impl Config {
@@ -150,6 +203,15 @@ mod tests {
         .unwrap();
         assert_eq!((config.timeout_ms, config.buffer_bytes), (250, 2 << 20));
         assert!(config.deterministic);
+    }
+
+    #[test]
+    fn a_port_range_has_two_ends_in_order() {
+        assert_eq!(ports("20000-20100"), Ok(20000..=20100));
+        assert_eq!(ports("8080"), Ok(8080..=8080));
+        for bad in ["", "0", "9-8", "1-2-3", "70000", "-5", "0-9"] {
+            assert!(ports(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub enum Error {
     Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: String },
     /// A rank failed first and told the others; `text` is its own error.
     Remote { rank: usize, peer: usize, operation: Option<Operation>, text: String },
+    /// The connection to a peer that seems to live is gone: reset, or damaged bytes came.
+    Disconnected { peer: usize, operation: Option<Operation>, why: String },
     /// `ringCommAbort` was called on this rank.
     Aborted { rank: usize, operation: Option<Operation> },
     /// The rendezvous did not complete before its deadline.
@@ -117,6 +119,12 @@ impl fmt::Display for Error {
             Error::Remote { rank, peer, operation, text } => write!(
                 f,
                 "rank {peer} failed and rank {rank} cannot go on{}: {text}",
+                during(operation)
+            ),
+            Error::Disconnected { peer, operation, why } => write!(
+                f,
+                "the connection to rank {peer} broke{}: {why}; look for what cuts connections \
+                 between the two hosts, then shrink the communicator or restart the job",
                 during(operation)
             ),
             Error::Aborted { rank, operation } => {

@@ -12,6 +12,7 @@ mod exchange;
 mod id;
 mod inbox;
 mod member;
+pub mod network;
 mod process;
 mod socket;
 pub mod wire;

@@ -364,7 +364,7 @@ fn assemble(
     let cores: u32 = parts.cores.iter().map(|word| word.count_ones()).sum();
     let cores = cores.max(1) as usize;
     let patience = Patience::new(map.nranks, cores, config.spins);
-    let links = Links::new(rank, map, segments, &reach, patience);
+    let links = Links::new(rank, map, segments, &reach, None, patience);
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
     let memory = Memory::new(links.one_process(), parts.mailbox, parts.senders);

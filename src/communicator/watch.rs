@@ -81,7 +81,10 @@ impl Watch for OperationWatch<'_> {
         for dead in self.watched.dead() {
             self.check_dead(dead)?;
         }
-        if pages.of(peer).life() == Life::Left {
+        // Between machines the news that a peer left may come before its last messages.
+        let page = pages.of(peer);
+        let has_done_its_part = self.is_collective() && page.completed() > self.sequence;
+        if page.life() == Life::Left && !has_done_its_part {
             return Err(Error::Remote {
                 rank: pages.rank,
                 peer,
@@ -99,6 +102,11 @@ impl Watch for OperationWatch<'_> {
             waited_ms: waited.as_millis() as u64,
             peer_state: record::state_of(pages.of(peer), peer),
         })
+    }
+
+    #[cold]
+    fn broken(&self, peer: usize, why: &str) -> Error {
+        Error::Disconnected { peer, operation: Some(self.operation()), why: why.to_string() }
     }
 }
 
