@@ -8,6 +8,7 @@
 pub mod call;
 pub mod deferred;
 pub mod group;
+pub mod network;
 pub mod record;
 pub mod stream;
 

@@ -41,6 +41,8 @@ impl Others<'_> {
             // What is being written now is read at the next look.
             if let Some(announced) = watched.pages.of(rank).board.read() {
                 peer.announced = announced;
+                // Who has ended its part will not come back.
+                peer.is_dead |= peer.announced.phase == Phase::Closed;
             }
         }
         &self.peers
@@ -49,7 +51,7 @@ impl Others<'_> {
 
 impl Communicator {
     /// A communicator without the `excluded` ranks, which need not take part; or, where none are
-    /// named, without those that have died.
+    /// named, without those that have died or destroyed their communicator.
     ///
     /// Survivors that name nobody agree on who is dead, also where more die meanwhile. A rank that
     /// lives and does not come is waited for until the deadline, and named.
@@ -212,13 +214,8 @@ impl Communicator {
     }
 
     fn absent(&self, peer: usize) -> Error {
-        let text = match self.watched.pages.of(peer).board.read() {
-            Some(theirs) if theirs.phase == Phase::Closed => {
-                "it destroyed its communicator and takes no part in the shrink; name it in the list"
-            }
-            _ => "its own shrink returned an error",
-        };
-        Error::Remote { rank: self.rank, peer, operation: None, text: text.into() }
+        let text = "its own shrink returned an error".into();
+        Error::Remote { rank: self.rank, peer, operation: None, text }
     }
 
     /// The deadline came while another rank was missing.

@@ -86,7 +86,7 @@ pub enum Phase {
     Made = 2,
     /// It returned an error, and may try again.
     GaveUp = 3,
-    /// It ended its part in the communicator and will never take part.
+    /// It ended its part in the communicator and counts as dead.
     Closed = 4,
 }
 

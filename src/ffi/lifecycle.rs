@@ -164,8 +164,9 @@ pub unsafe extern "C" fn ringCommSplit(
 
 /// Make a communicator of the ranks that are left, in their old order.
 ///
-/// An `excludeRanksCount` of 0 leaves out the dead: the survivors agree on which ranks those are,
-/// also where more of them die meanwhile. A rank that lives and does not call is waited for. Else
+/// An `excludeRanksCount` of 0 leaves out the dead and those who destroyed `comm`: the survivors
+/// agree on which ranks those are, also where more die meanwhile. A rank that lives and does not
+/// call is waited for. Else
 /// exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
 /// list; those excluded need not take part and may be dead.
 ///
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn ringCommSplit(
 ///
 /// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
 /// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come;
-/// `ringRemoteError` where it gave up, has destroyed `comm`, or died though the list keeps it.
+/// `ringRemoteError` where it gave up, or died though the list keeps it.
 ///
 /// # Safety
 /// `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
