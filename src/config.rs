@@ -27,6 +27,12 @@ pub struct Config {
     pub ports: Option<RangeInclusive<u16>>,
     /// The address family between hosts; `None` uses both.
     pub family: Option<Family>,
+    /// How payloads between hosts are guarded.
+    pub protection: Protection,
+    /// Sockets to each peer on another host.
+    pub sockets: usize,
+    /// Ranks with the same text count as one host; `None` asks the machine.
+    pub host_id: Option<String>,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
@@ -37,6 +43,33 @@ pub enum Family {
     V4,
     V6,
 }
+
+/// How payloads between hosts are guarded. All ranks of a communicator use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Protection {
+    /// TCP's own checksum, which misses one damaged segment in 65,536.
+    Clear = 0,
+    /// CRC-32C over every payload.
+    #[default]
+    Checksum = 1,
+    /// AES-256-GCM over header and payload, with keys of the connection.
+    Encrypted = 2,
+}
+
+impl Protection {
+    /// Its name in settings.
+    fn from_name(name: &str) -> std::result::Result<Protection, String> {
+        match name {
+            "clear" => Ok(Protection::Clear),
+            "checksum" => Ok(Protection::Checksum),
+            "encrypted" => Ok(Protection::Encrypted),
+            _ => Err("is no protection; use clear, checksum or encrypted".into()),
+        }
+    }
+}
+
+/// Most sockets to a peer: more than a few only cost memory and polls.
+pub const MOST_SOCKETS: usize = 16;
 
 impl Default for Config {
     fn default() -> Config {
@@ -53,6 +86,9 @@ impl Default for Config {
             interfaces: None,
             ports: None,
             family: None,
+            protection: Protection::default(),
+            sockets: 1,
+            host_id: None,
             debug: 0,
         }
     }
@@ -68,7 +104,7 @@ struct Variable {
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-const VARIABLES: [Variable; 10] = [
+const VARIABLES: [Variable; 13] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
@@ -109,7 +145,7 @@ const VARIABLES: [Variable; 10] = [
     },
     Variable {
         name: "RINGCOMM_SOCKET_IFNAME",
-        help: "network interfaces between hosts: prefixes as eth,ib; =eth0 exactly; ^docker all but",
+        help: "interfaces between hosts: eth,ib by prefix; =eth0 by name; ^docker all but",
         set: |config, text| {
             config.interfaces = Some(text.to_string());
             Ok(())
@@ -124,6 +160,32 @@ const VARIABLES: [Variable; 10] = [
         name: "RINGCOMM_PORT_RANGE",
         help: "ports to listen on, as 20000-20100",
         set: |config, text| ports(text).map(|ports| config.ports = Some(ports)),
+    },
+    Variable {
+        name: "RINGCOMM_PROTECTION",
+        help: "what guards payloads between hosts: clear, checksum or encrypted",
+        set: |config, text| {
+            Protection::from_name(text).map(|protection| config.protection = protection)
+        },
+    },
+    Variable {
+        name: "RINGCOMM_SOCKETS",
+        help: "sockets to each peer on another host, 1 to 16",
+        set: |config, text| match number(text, 1)? {
+            sockets if sockets <= MOST_SOCKETS => {
+                config.sockets = sockets;
+                Ok(())
+            }
+            _ => Err(format!("must be at most {MOST_SOCKETS}")),
+        },
+    },
+    Variable {
+        name: "RINGCOMM_HOSTID",
+        help: "ranks with the same text count as one host, others as another",
+        set: |config, text| {
+            config.host_id = Some(text.to_string());
+            Ok(())
+        },
     },
     Variable {
         name: "RINGCOMM_DEBUG",

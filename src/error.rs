@@ -74,6 +74,28 @@ impl Error {
         Error::System { what: what.into(), errno }
     }
 
+    /// The same where ranks were counted in another way: `name` gives their own numbers.
+    pub fn renumbered(self, name: impl Fn(usize) -> usize) -> Error {
+        let who = |peer: Who| Who { rank: name(peer.rank), ..peer };
+        match self {
+            Error::PeerDied { rank, peer, operation } => {
+                Error::PeerDied { rank: name(rank), peer: who(peer), operation }
+            }
+            Error::Timeout { rank, peer, operation, waited_ms, peer_state } => {
+                let (rank, peer) = (name(rank), who(peer));
+                Error::Timeout { rank, peer, operation, waited_ms, peer_state }
+            }
+            Error::Remote { rank, peer, operation, text } => {
+                Error::Remote { rank: name(rank), peer: name(peer), operation, text }
+            }
+            Error::Missing { nranks, missing, waited_ms } => {
+                let missing = missing.into_iter().map(name).collect();
+                Error::Missing { nranks, missing, waited_ms }
+            }
+            other => other,
+        }
+    }
+
     pub fn argument(text: impl Into<String>) -> Error {
         Error::InvalidArgument(text.into())
     }

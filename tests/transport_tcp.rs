@@ -2,8 +2,9 @@
 //! lanes, however the sockets cut and delay the bytes; and what is damaged is found.
 
 use proptest::prelude::*;
+use ringcomm::config::Protection;
 use ringcomm::transport::fifo::{Geometry, Stamp};
-use ringcomm::transport::tcp::{Connect, Inbox, LaneKeys, Network, NewLane, Protection, Settings};
+use ringcomm::transport::tcp::{Connect, Inbox, LaneKeys, Network, NewLane, Settings};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

@@ -13,12 +13,16 @@ pub mod record;
 pub mod stream;
 
 mod agree;
+mod assembly;
 mod cache;
 mod choose;
 mod engine;
 mod init;
+mod introduction;
+mod join;
 mod memory;
 mod shrink;
+mod split;
 mod turn;
 mod watch;
 
@@ -53,6 +57,8 @@ pub struct Communicator {
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
+    /// Its part in the network, where ranks are on several hosts.
+    outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
 }
@@ -207,6 +213,7 @@ impl Communicator {
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             wait::ring_bell(&pages.of(peer).bell);
         }
+        self.watched.publish();
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.
@@ -271,6 +278,7 @@ impl Communicator {
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
         self.watched.pages.mine().leave();
+        self.watched.publish();
         Ok(())
     }
 }

@@ -122,14 +122,13 @@ impl SegmentMap {
 }
 
 impl Links {
-    /// Connect to every rank: through its segment (this rank's own in its place), or through the
-    /// network, with a mirror of its control page for a segment.
+    /// Connect to every rank: through its segment (this rank's own in its place), or, with a mirror
+    /// of its control page for a segment, through the network that is to be attached.
     pub fn new(
         rank: usize,
         map: SegmentMap,
         segments: Vec<Arc<Segment>>,
         reach: &[Reach],
-        network: Option<Network>,
         patience: Patience,
     ) -> Links {
         let nranks = map.nranks;
@@ -158,8 +157,13 @@ impl Links {
         let links = (0..nranks).map(link).collect();
         let controls =
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
-        let network = network.map(Box::new);
-        Links { rank, nranks, geometry: map.geometry, patience, links, segments, controls, network }
+        let geometry = map.geometry;
+        Links { rank, nranks, geometry, patience, links, segments, controls, network: None }
+    }
+
+    /// Give the links that reach through the network their connections.
+    pub fn attach(&mut self, network: Network) {
+        self.network = Some(Box::new(network));
     }
 
     pub fn pages(&self) -> Pages {
@@ -205,6 +209,7 @@ impl Links {
     }
 
     /// Whether every peer is on this machine.
+    #[inline]
     pub fn one_machine(&self) -> bool {
         self.network.is_none()
     }

@@ -10,7 +10,7 @@ use super::socket::{Kernel, Socket, entry};
 use super::stream::Network;
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ impl<S: super::stream::Stream> Dialling<S> {
         }
     }
 
-    pub fn to_open_gate(self) -> Dialling<S> {
+    pub fn where_open(self) -> Dialling<S> {
         Dialling { was_open: true, ..self }
     }
 
@@ -211,14 +211,14 @@ pub struct Dial(Dialling<Socket>);
 impl Dial {
     /// Dial `to`, best address first, and retry until `deadline`.
     pub fn new(id: &UniqueId, to: &[SocketAddr], greeting: Greeting, deadline: Instant) -> Dial {
-        let to = reachable(to);
+        let to = Kernel.routes(to);
         Dial(Dialling::new(Secret::new(id), &to, greeting, Instant::now(), deadline))
     }
 
     /// The gate is known to have been open: an error at once where every address refuses, since
     /// the process behind it is gone.
-    pub fn to_open_gate(self) -> Dial {
-        Dial(self.0.to_open_gate())
+    pub fn where_open(self) -> Dial {
+        Dial(self.0.where_open())
     }
 
     pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
@@ -235,29 +235,4 @@ impl Dial {
     pub fn advance(&mut self) -> Result<Option<Proved>> {
         Ok(self.0.advance(Instant::now(), &mut Kernel)?.map(Proved::from))
     }
-}
-
-/// A link-local address means something only together with an interface, and the scope that came
-/// with it is the other machine's: it is tried as it is, then on every interface of this one.
-fn reachable(to: &[SocketAddr]) -> Vec<SocketAddr> {
-    let link_local = |address: &SocketAddr| match address.ip() {
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        IpAddr::V4(_) => false,
-    };
-    let mut all = to.to_vec();
-    if to.iter().any(link_local) {
-        let own = super::interface::interfaces().unwrap_or_default();
-        for (own, to) in own.iter().flat_map(|own| to.iter().map(move |to| (own, to))) {
-            let (SocketAddr::V6(own), SocketAddr::V6(mut there)) = (own.address, *to) else {
-                continue;
-            };
-            if own.scope_id() != 0 && link_local(to) {
-                there.set_scope_id(own.scope_id());
-                if !all.contains(&there.into()) {
-                    all.push(there.into());
-                }
-            }
-        }
-    }
-    all
 }

@@ -166,6 +166,31 @@ fn nothing_left(all: &[Interface], wish: Option<&str>, family: Option<Family>) -
     }
 }
 
+/// A link-local address means something only together with an interface, and the scope that came
+/// with it is the other machine's: it is tried as it is, then on every interface of this one.
+pub fn reachable(to: &[SocketAddr]) -> Vec<SocketAddr> {
+    let link_local = |address: &SocketAddr| match address.ip() {
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        IpAddr::V4(_) => false,
+    };
+    let mut all = to.to_vec();
+    if to.iter().any(link_local) {
+        let own = interfaces().unwrap_or_default();
+        for (own, to) in own.iter().flat_map(|own| to.iter().map(move |to| (own, to))) {
+            let (SocketAddr::V6(own), SocketAddr::V6(mut there)) = (own.address, *to) else {
+                continue;
+            };
+            if own.scope_id() != 0 && link_local(to) {
+                there.set_scope_id(own.scope_id());
+                if !all.contains(&there.into()) {
+                    all.push(there.into());
+                }
+            }
+        }
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 //! Every socket is non-blocking, closed on exec and sends small messages at once.
 #![allow(unsafe_code)]
 
-use super::interface::socket_address;
+use super::interface::{reachable, socket_address};
 use super::stream::{Network, Stream};
 use crate::error::{Error, Result};
 use std::io;
@@ -85,6 +85,10 @@ impl Network for Kernel {
             _ => Ok(Socket(fd)),
         }
     }
+
+    fn routes(&self, to: &[SocketAddr]) -> Vec<SocketAddr> {
+        reachable(to)
+    }
 }
 
 impl Socket {
@@ -98,11 +102,6 @@ impl Socket {
 
     pub fn from_fd(fd: OwnedFd) -> Socket {
         Socket(fd)
-    }
-
-    /// This end's address.
-    pub fn local(&self) -> io::Result<SocketAddr> {
-        local_address(self.raw())
     }
 }
 

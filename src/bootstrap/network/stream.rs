@@ -19,6 +19,11 @@ pub trait Network {
 
     /// Begin to connect; a refusal may be told by the stream's first use.
     fn connect(&mut self, to: &SocketAddr) -> io::Result<Self::Stream>;
+
+    /// What to dial to reach any of `to`, best first.
+    fn routes(&self, to: &[SocketAddr]) -> Vec<SocketAddr> {
+        to.to_vec()
+    }
 }
 
 /// Whether a call should simply be made again later.

@@ -3,12 +3,13 @@
 use super::{Engine, Harm, Start};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::config::Protection;
 use crate::executor::announcement::{Announcement, Phase};
 use crate::executor::control::Life;
 use crate::executor::links::{Pages, SegmentMap};
 use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, Network, Protection, Settings};
+use crate::transport::tcp::{Inbox, Network, Settings};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -5,10 +5,12 @@
 //! few neighbours, over which everybody's news is passed on ([`gossip`]) as [`frame`]s of a
 //! [`status`] each. It also lets in and makes the connections that data moves over.
 
-pub mod engine;
 pub mod frame;
 pub mod gossip;
 pub mod status;
 
 mod descriptor;
+mod engine;
 mod worker;
+
+pub use engine::{Engine, Publisher, Start};

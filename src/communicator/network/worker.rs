@@ -199,7 +199,7 @@ impl Worker {
             _ => all,
         };
         let dial = Dial::new(&self.start.id, to, greeting, Instant::now() + patience);
-        self.calls.push(Call { dial: dial.to_open_gate(), peer, aim });
+        self.calls.push(Call { dial: dial.where_open(), peer, aim });
     }
 
     /// Take in those who have proved themselves at the gate.

@@ -4,7 +4,8 @@
 use super::frame::{FRAME_BYTES, Frame};
 use super::inbound::{Admission, Inbound, Place};
 use super::outbound::Outbound;
-use super::protect::{Cipher, LaneKeys, Protection, TAG_BYTES, checksum};
+use super::protect::{Cipher, LaneKeys, TAG_BYTES, checksum};
+use crate::config::Protection;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 

@@ -18,4 +18,4 @@ mod protect;
 pub use connection::Connection;
 pub use frame::{FRAME_BYTES, Frame};
 pub use network::{Connect, Inbox, Network, NewLane, Settings};
-pub use protect::{LaneKeys, Protection};
+pub use protect::LaneKeys;

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::connection::Connection;
-use super::protect::{LaneKeys, Protection};
+use super::protect::LaneKeys;
+use crate::config::Protection;
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Geometry;

@@ -5,7 +5,8 @@
 #![allow(unsafe_code)]
 
 use super::frame::{FRAME_BYTES, Frame};
-use super::protect::{Cipher, Protection, TAG_BYTES, checksum};
+use super::protect::{Cipher, TAG_BYTES, checksum};
+use crate::config::Protection;
 use crate::transport::fifo::{Geometry, Stamp};
 
 /// A message that is posted, with its bytes where the lane finds them.

@@ -1,35 +1,8 @@
 //! What guards the bytes of a connection: nothing, a checksum, or encryption.
 
-use crate::error::{Error, Result};
 use aes_gcm::aead::AeadInPlace;
 use aes_gcm::{Aes256Gcm, KeyInit, Nonce, Tag};
 use crc_fast::{CrcAlgorithm, checksum as crc};
-
-/// How payloads are guarded. All ranks of a communicator use the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Protection {
-    /// TCP's own checksum, which misses one damaged segment in 65,536.
-    Clear = 0,
-    /// CRC-32C over every payload.
-    #[default]
-    Checksum = 1,
-    /// AES-256-GCM over header and payload, with keys of the connection.
-    Encrypted = 2,
-}
-
-impl Protection {
-    /// Its name in settings.
-    pub fn from_name(name: &str) -> Result<Protection> {
-        match name {
-            "clear" => Ok(Protection::Clear),
-            "checksum" => Ok(Protection::Checksum),
-            "encrypted" => Ok(Protection::Encrypted),
-            other => Err(Error::argument(format!(
-                "{other:?} is no protection; use clear, checksum or encrypted"
-            ))),
-        }
-    }
-}
 
 /// Bytes of the tag that follows an encrypted payload.
 pub const TAG_BYTES: usize = 16;
