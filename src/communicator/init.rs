@@ -189,7 +189,7 @@ pub(super) fn assemble(
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
         },
         failure: Mutex::new(None),
-        shrinking: Mutex::new(()),
+        shrinking: Mutex::default(),
         children: AtomicU64::new(0),
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),

@@ -23,6 +23,7 @@ mod join;
 mod memory;
 mod shrink;
 mod split;
+mod survivors;
 mod turn;
 mod watch;
 
@@ -51,8 +52,8 @@ pub struct Communicator {
     engine: Turns<Engine>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
-    /// Held by the thread that agrees with the other ranks on who is left.
-    shrinking: Mutex<()>,
+    /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
+    shrinking: Mutex<Vec<Vec<usize>>>,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.

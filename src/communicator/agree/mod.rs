@@ -79,6 +79,11 @@ impl Agreement {
         &self.mine
     }
 
+    /// Where ranks of other hosts meet this one in the attempt.
+    pub fn meet_at(&mut self, port: u16) {
+        self.mine.port = port;
+    }
+
     /// Look at the others, by rank; what `peers` says of this rank itself is not looked at.
     pub fn look(&mut self, peers: &[Peer]) -> Act {
         if self.is_settled(peers) {

@@ -85,11 +85,12 @@ fn encode_status(status: &Status, out: &mut Vec<u8>) {
     status.calls.iter().for_each(|seen| encode_seen(seen, out));
     out.push(u8::from(status.batch.is_some()));
     status.batch.iter().for_each(|seen| encode_seen(seen, out));
-    let Announcement { attempt, phase, settled, port, dead } = &status.board;
+    let Announcement { attempt, phase, settled, port, label, dead } = &status.board;
     out.extend(attempt.to_le_bytes());
     out.extend(settled.to_le_bytes());
     out.push(*phase as u8);
     out.extend(port.to_le_bytes());
+    out.extend(label.to_le_bytes());
     out.push(dead.words().len() as u8);
     out.extend(dead.words().iter().flat_map(|word| word.to_le_bytes()));
 }
@@ -128,13 +129,14 @@ fn decode_status(reader: &mut Reader) -> Result<Status, Refusal> {
         _ => return Err("a phase of unknown kind"),
     };
     let port = reader.short()?;
+    let label = reader.long()?;
     let nwords = usize::from(reader.byte()?);
     let words = (0..nwords).map(|_| reader.long()).collect::<Result<Vec<u64>, _>>()?;
     let dead = RankSet::from_words(&words).ok_or("a set of more ranks than there can be")?;
     if dead.words().len() != nwords {
         return Err("a set that is longer than it need be");
     }
-    let board = Announcement { attempt, phase, settled, port, dead };
+    let board = Announcement { attempt, phase, settled, port, label, dead };
     Ok(Status { life, culprit, text, pid, host, completed, calls, batch, board })
 }
 

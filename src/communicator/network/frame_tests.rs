@@ -27,7 +27,7 @@ fn board() -> impl Strategy<Value = Announcement> {
             for rank in ranks {
                 dead.insert(rank);
             }
-            Announcement { attempt, phase, settled, port, dead }
+            Announcement { attempt, phase, settled, port, label: settled ^ 1, dead }
         },
     )
 }
