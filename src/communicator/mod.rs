@@ -10,6 +10,7 @@ pub mod deferred;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod group;
+pub mod network;
 pub mod record;
 pub mod stream;
 
@@ -23,9 +24,9 @@ mod introduction;
 mod join;
 mod launched;
 mod memory;
-mod network;
 mod shrink;
 mod split;
+mod survivors;
 mod turn;
 mod watch;
 
@@ -55,8 +56,8 @@ pub struct Communicator {
     engine: Turns<Engine>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
-    /// Held by the thread that agrees with the other ranks on who is left.
-    shrinking: Mutex<()>,
+    /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
+    shrinking: Mutex<Vec<Vec<usize>>>,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
@@ -240,6 +241,7 @@ impl Communicator {
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             wait::ring_bell(&pages.of(peer).bell);
         }
+        self.watched.publish();
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.
@@ -310,6 +312,7 @@ impl Communicator {
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
         self.watched.pages.mine().leave();
+        self.watched.publish();
         Ok(())
     }
 }
