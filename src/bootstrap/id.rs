@@ -64,7 +64,7 @@ impl UniqueId {
     }
 
     /// The same secret, for ranks that meet at `addresses`: over the network, unless it is empty.
-    fn moved_to(&self, addresses: &[SocketAddr]) -> UniqueId {
+    pub(super) fn moved_to(&self, addresses: &[SocketAddr]) -> UniqueId {
         let mut area = [0; ADDRESS_AT.end - ADDRESS_AT.start];
         for (cell, address) in area.chunks_exact_mut(ADDRESS_BYTES).zip(addresses) {
             cell.copy_from_slice(&encode_address(address));
