@@ -695,14 +695,14 @@ ringResult_t ringCommInitUrl(ringComm_t *comm,
                              const struct ringConfig_t *config);
 
 /**
- * What `ringCommInitUrl` with NULL would find in the environment: rank, number of ranks, the rank
- * among those of this machine, and all of it in a sentence. Joins nobody.
+ * What `ringCommInitUrl` would find in the environment: rank, number of ranks, the rank among
+ * those of this machine, and all of it in a sentence. Joins nobody.
  *
  * `*localRank` is -1 where the launcher does not say it. `text` has room for `size` bytes; what
- * does not fit is cut off, and a NUL closes it. Each pointer may be NULL. They are written on
- * success.
+ * does not fit is cut off, and a NUL closes it. Where only a URL could say where to meet, the text
+ * says so. Each pointer may be NULL. They are written on success.
  *
- * Errors: `ringInvalidArgument` where nothing says rank, number of ranks or place; the text of
+ * Errors: `ringInvalidArgument` where nothing says rank and number of ranks; the text of
  * `ringGetLastError` says what was found and what is missing.
  *
  * Requires:
