@@ -63,6 +63,8 @@ pub enum Error {
     Aborted { rank: usize, operation: Option<Operation> },
     /// The rendezvous did not complete before its deadline.
     Missing { nranks: usize, missing: Vec<usize>, waited_ms: u64 },
+    /// The ranks that were to meet at a place did not; `why` is how far it came.
+    NotMet { place: String, why: String, waited_ms: u64 },
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -157,6 +159,11 @@ impl fmt::Display for Error {
                 "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {missing:?}; \
                  start them, or raise RINGCOMM_TIMEOUT_MS",
                 nranks - missing.len()
+            ),
+            Error::NotMet { place, why, waited_ms } => write!(
+                f,
+                "after {waited_ms} ms the ranks had not met ({place}): {why}; start all ranks with \
+                 the same settings, or raise RINGCOMM_TIMEOUT_MS"
             ),
         }
     }

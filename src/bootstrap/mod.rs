@@ -14,6 +14,7 @@ mod inbox;
 mod member;
 pub mod network;
 mod process;
+pub mod rendezvous;
 mod socket;
 pub mod wire;
 

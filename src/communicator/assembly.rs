@@ -49,6 +49,8 @@ pub(super) struct Assembly {
     pub map: SegmentMap,
     pub segments: Vec<Option<Arc<Segment>>>,
     pub reach: Vec<Reach>,
+    /// By rank: a number that the ranks of one host share.
+    pub hosts: Vec<usize>,
     pub mailbox: Option<Mailbox>,
     pub senders: Vec<Option<MailboxSender>>,
     pub processes: Vec<Option<OwnedFd>>,
@@ -103,6 +105,7 @@ impl Assembly {
             map,
             segments: (0..nranks).map(|_| None).collect(),
             reach: vec![Reach::Process; nranks],
+            hosts: vec![0; nranks],
             mailbox: None,
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),

@@ -12,12 +12,13 @@ use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::{Error, Result};
 use crate::executor::bind::{Bound, Cut, Shape};
-use crate::executor::direct::Direct;
+use crate::executor::direct::{Direct, Used};
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
+use crate::plan::topology::Topology;
 use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
@@ -28,6 +29,8 @@ pub const SETUP_OPERATIONS: u64 = 2;
 
 pub struct Engine {
     pub links: Links,
+    /// Which ranks share a host.
+    pub topology: Topology,
     pub costs: Costs,
     pub memory: super::memory::Memory,
     /// What every message carries of its communicator.
@@ -51,10 +54,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(links: Links, memory: super::memory::Memory, communicator: u32) -> Engine {
+    pub fn new(
+        links: Links,
+        memory: super::memory::Memory,
+        topology: Topology,
+        communicator: u32,
+    ) -> Engine {
         let nranks = links.nranks;
+        assert_eq!(topology.nranks(), nranks);
         Engine {
             links,
+            topology,
             costs: Costs::default(),
             memory,
             communicator,
@@ -145,7 +155,8 @@ impl Engine {
             }
             let invitation = self.memory.invite(call, &ready.extents, in_place)?;
             let memory = &mut self.memory;
-            let mut resolve = |theirs: &meeting::Invitation| memory.resolve(theirs);
+            let mut resolve =
+                |theirs: &meeting::Invitation, used: &Used| memory.resolve(theirs, used);
             // SAFETY: the caller's promise.
             let ran = unsafe {
                 meeting::try_run(
@@ -203,7 +214,7 @@ impl Engine {
         }
         let chosen = choose::choose(self, call, config)?;
         let plan_of = |algorithm: Algorithm, of: usize| {
-            algorithm::plan(algorithm, call.collective, of, nranks, call.root)
+            algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root)
                 .expect("only algorithms that exist are chosen")
         };
         let layout_for = |plan: &Plan| {

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, SegmentMap};
 use crate::host;
+use crate::plan::topology::Topology;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::transport::fifo::Geometry;
 use crate::transport::process::Liveness;
@@ -165,8 +166,18 @@ pub(super) fn assemble(
     id: &UniqueId,
     config: &Config,
 ) -> Result<Communicator> {
-    let Assembly { rank, map, segments, reach, mailbox, senders, processes, profiled, crowd } =
-        assembly;
+    let Assembly {
+        rank,
+        map,
+        segments,
+        reach,
+        hosts,
+        mailbox,
+        senders,
+        processes,
+        profiled,
+        crowd,
+    } = assembly;
     let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
@@ -174,7 +185,8 @@ pub(super) fn assemble(
     pages.mine().introduce(std::process::id(), host::name());
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose()?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
-    let engine = Engine::new(links, memory, number_of(id));
+    let hosts = config.hosts.as_ref().filter(|given| given.len() == map.nranks).unwrap_or(&hosts);
+    let engine = Engine::new(links, memory, Topology::new(hosts), number_of(id));
     let communicator = Communicator {
         rank,
         nranks: map.nranks,

@@ -180,6 +180,7 @@ impl Communicator {
             assembly.segments[other] = Some(Arc::new(mirror));
             assembly.reach[other] = Reach::Network;
         }
+        assembly.hosts = hosts.clone();
         let outside = Outside { gate, cards, hosts };
         super::init::assemble(assembly, Some(outside), id, config)
     }

@@ -123,7 +123,7 @@ unsafe fn copy_step(run: &Run, step: &BoundStep, slice: usize, links: &mut Links
                     move_bytes(output, source, bytes, run.bound.streaming);
                 }
                 End::Scratch => {
-                    let scratch = run.buffers.scratch.wrapping_add(piece.scratch);
+                    let scratch = run.scratch(slice).wrapping_add(piece.scratch);
                     move_bytes(scratch, source, bytes, false);
                 }
                 End::Input => unreachable!("the prover refuses plans that write their input"),
@@ -139,6 +139,13 @@ struct Run<'a> {
     buffers: &'a Buffers,
     stamp: &'a Stamp,
     watch: &'a dyn Watch,
+}
+
+impl Run<'_> {
+    /// The scratch that a slice has to itself: those under way at once differ by less than `lives`.
+    fn scratch(&self, slice: usize) -> *mut u8 {
+        self.buffers.scratch.wrapping_add(slice % self.bound.lives * self.bound.scratch_share)
+    }
 }
 
 /// The local ends of a step with several pieces start at the buffers themselves.
@@ -162,7 +169,7 @@ unsafe fn run_step(
         let pointer = match *source {
             End::Input => run.buffers.input.wrapping_add(only.input + sliced),
             End::Output => run.buffers.output.wrapping_add(only.output + sliced),
-            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Scratch => run.scratch(slice).wrapping_add(only.scratch),
             End::Peer(peer) => links.receive(peer, run.stamp, bytes, run.watch)?,
         };
         pointers.sources.push(pointer);
@@ -177,7 +184,7 @@ unsafe fn run_step(
                 }
                 run.buffers.output.wrapping_add(only.output + sliced)
             }
-            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Scratch => run.scratch(slice).wrapping_add(only.scratch),
             End::Peer(peer) => links.reserve(peer, bytes, run.watch)?,
         };
         pointers.targets.push(pointer);

@@ -6,7 +6,7 @@
 
 use super::control::{Control, Life};
 use crate::error::{Error, Result};
-use crate::transport::fifo::{Geometry, Message, Receiver, Sender, Stamp};
+use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
 use crate::transport::tcp::Network;
 use crate::transport::wait::{self, Doorbell, Patience, Watch};
@@ -281,17 +281,18 @@ impl Links {
         bytes: usize,
         watch: &dyn Watch,
     ) -> Result<*const u8> {
-        let message = match self.slots(peer) {
-            Some((_, receiver)) => match receiver.try_wait() {
-                Some(message) => message,
-                None => self.wait_local(peer, watch, |_, receiver| receiver.try_wait())?,
-            },
-            None => self.wait_remote(peer, watch)?,
+        let there = match self.slots(peer) {
+            Some((_, receiver)) if receiver.has_come() => receiver.try_wait(),
+            Some(_) => {
+                self.wait_local(peer, watch, |_, receiver| receiver.has_come().then_some(()))?;
+                self.slots(peer).and_then(|(_, receiver)| receiver.try_wait())
+            }
+            None => Some(self.wait_remote(peer, watch)?),
         };
-        if message.matches(stamp) && message.length == bytes {
-            return Ok(message.payload);
+        match there {
+            Some(message) if message.matches(stamp, bytes) => Ok(message.payload),
+            _ => Err(self.stranger(peer, stamp, bytes, watch)),
         }
-        Err(self.stranger(peer, stamp, bytes, &message, watch))
     }
 
     /// As [`Links::receive`] from a local peer, if the message is there already.
@@ -306,26 +307,33 @@ impl Links {
         let (_, receiver) = self.slots(peer).expect("asked of local peers only");
         match receiver.try_wait() {
             None => Ok(None),
-            Some(message) if message.matches(stamp) && message.length == bytes => {
-                Ok(Some(message.payload))
-            }
-            Some(message) => Err(self.stranger(peer, stamp, bytes, &message, watch)),
+            Some(message) if message.matches(stamp, bytes) => Ok(Some(message.payload)),
+            Some(_) => Err(self.stranger(peer, stamp, bytes, watch)),
         }
     }
 
     /// The error for a message of another operation. The watch knows both calls, if they differ.
+    ///
+    /// It reads the message again, so that the way of every other one keeps it in registers.
     #[cold]
     pub(super) fn stranger(
-        &self,
+        &mut self,
         peer: usize,
         stamp: &Stamp,
         bytes: usize,
-        message: &Message,
         watch: &dyn Watch,
     ) -> Error {
         if let Err(error) = watch.check(peer, Duration::ZERO) {
             return error;
         }
+        let message = match self.slots(peer) {
+            Some((_, receiver)) => receiver.try_wait(),
+            None => self.explained(peer, watch),
+        };
+        if let Err(error) = watch.check(peer, Duration::ZERO) {
+            return error;
+        }
+        let message = message.expect("it has come");
         Error::usage(format!(
             "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
              bytes; both ends must make the same calls, with the same count and type, in the same \

@@ -12,10 +12,14 @@ use crate::error::Result;
 use crate::transport::fifo::{Message, Stamp};
 use crate::transport::tcp::{Connection, Network};
 use crate::transport::wait::{self, Doorbell, OnBell, Waiting, Watch};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest sleep on one thing while another may need this thread too.
 const BETWEEN: Duration = Duration::from_millis(1);
+
+/// How long an unexpected message waits for its sender's words: a rank that waits publishes its
+/// call within a tenth of a second.
+const EXPLANATION: Duration = Duration::from_millis(300);
 
 /// Waiting for a local peer's bell while messages to other machines have to be written.
 pub(super) struct OnBoth<'a, F> {
@@ -105,6 +109,17 @@ impl Links {
     pub(super) fn wait_remote(&mut self, peer: usize, watch: &dyn Watch) -> Result<Message> {
         self.wait_network(peer, watch, |connection| connection.try_wait())
             .map(|(message, _)| message)
+    }
+
+    /// The message that is there, once the sender has had time to say over the control plane what
+    /// call it belongs to, or that it has failed: `watch` then knows.
+    #[cold]
+    pub(super) fn explained(&mut self, peer: usize, watch: &dyn Watch) -> Option<Message> {
+        let started = Instant::now();
+        while started.elapsed() < EXPLANATION && watch.check(peer, Duration::ZERO).is_ok() {
+            std::thread::sleep(BETWEEN);
+        }
+        self.remote().connection(peer).try_wait().map(|(message, _)| message)
     }
 
     pub(super) fn free_remote(&mut self, peer: usize) {
@@ -205,10 +220,10 @@ impl Links {
         (message, landed): (Message, bool),
         watch: &dyn Watch,
     ) -> Result<()> {
-        if !message.matches(stamp) || message.length != bytes {
-            return Err(self.stranger(peer, stamp, bytes, &message, watch));
+        if !message.matches(stamp, bytes) {
+            return Err(self.stranger(peer, stamp, bytes, watch));
         }
-        if !landed {
+        if !landed && bytes > 0 {
             // SAFETY: the slot holds the message until it is freed; the target is the caller's.
             unsafe { copy(target, message.payload, bytes, false) };
         }

@@ -31,7 +31,9 @@ fn code(error: &Error) -> ringResult_t {
         Error::PeerDied { .. } | Error::Remote { .. } | Error::Disconnected { .. } => {
             ringResult_t::ringRemoteError
         }
-        Error::Timeout { .. } | Error::Missing { .. } => ringResult_t::ringTimeout,
+        Error::Timeout { .. } | Error::Missing { .. } | Error::NotMet { .. } => {
+            ringResult_t::ringTimeout
+        }
         Error::Aborted { .. } => ringResult_t::ringAborted,
     }
 }

@@ -20,6 +20,7 @@ pub mod collective;
 pub mod config;
 pub mod explain;
 pub mod group;
+pub mod launched;
 pub mod lifecycle;
 pub mod memory;
 pub mod query;

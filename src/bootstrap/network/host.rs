@@ -69,20 +69,13 @@ pub struct Host<N: Network> {
     role: Role,
     wires: BTreeMap<Link, Wire<N::Stream>>,
     dial: Option<Dialling<N::Stream>>,
-    deadline: Instant,
     next: Link,
 }
 
 impl<N: Network> Host<N> {
-    pub fn new(
-        network: N,
-        secret: Secret,
-        greeting: Greeting,
-        role: Role,
-        deadline: Instant,
-    ) -> Host<N> {
+    pub fn new(network: N, secret: Secret, greeting: Greeting, role: Role) -> Host<N> {
         let wires = BTreeMap::new();
-        Host { network, secret, greeting, role, wires, dial: None, deadline, next: 1 }
+        Host { network, secret, greeting, role, wires, dial: None, next: 1 }
     }
 
     /// Somebody came through the gate for the meeting.
@@ -180,11 +173,11 @@ impl<N: Network> Host<N> {
                     wire.hanging = true;
                 }
             }
-            Action::Dial { to, rank, was_open } => {
+            Action::Dial { to, rank, was_open, until } => {
                 let greeting = Greeting { to: rank, ..self.greeting.clone() };
                 let secret = self.secret.clone();
                 let to = self.network.routes(&to);
-                let dial = Dialling::new(secret, &to, greeting, now, self.deadline);
+                let dial = Dialling::new(secret, &to, greeting, now, until);
                 self.dial = Some(if was_open { dial.where_open() } else { dial });
             }
         }

@@ -74,7 +74,7 @@ pub fn meet_unless(
         let addresses = &gate.addresses()[..gate.addresses().len().min(MOST_ADDRESSES)];
         Role::Member(Member::new(me, nranks, &mine, addresses, &root, now, deadline))
     };
-    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role, deadline);
+    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
     let interrupt = || match is_called_off {
         Some(is_called_off) if is_called_off() => {
@@ -192,8 +192,7 @@ fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
     let now = Instant::now();
     let role = Role::Root(Registry::apart(me.pid, now, patience));
     let Ok(greeting) = greeting(me, 0) else { return };
-    let far = now + Duration::from_secs(86_400);
-    let mut host = Host::new(Kernel, Secret::new(id), greeting, role, far);
+    let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
     let mut others = Vec::new();
     if run(&mut host, &mut gate, &mut others, None).is_ok() {
         return;

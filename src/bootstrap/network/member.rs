@@ -1,6 +1,7 @@
 //! A rank that is not the root: contact the root, find its place in the tree, give and take.
 
 use super::message::{Entry, Message, Party, entries, entry_bytes, push_entry};
+use super::registry::margin;
 use super::tree::{
     Action, Branches, Event, Link, Table, garbled, into_error, out_of_turn, own_failure,
 };
@@ -8,7 +9,7 @@ use crate::bootstrap::wire::Failure;
 use crate::error::{Error, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How far a rank has come.
 enum Stage {
@@ -21,7 +22,7 @@ enum Stage {
     /// The parent has let us in and has to take us.
     Greeting { contact: Link, root: Party, up: Link, parent: Party },
     /// In the tree.
-    Placed { up: Link, parent: Party },
+    Placed { up: Link, parent: Party, depth: u32 },
     /// Everybody has everything, or the meeting has failed.
     Over,
 }
@@ -34,6 +35,8 @@ pub struct Member {
     root: Vec<SocketAddr>,
     started: Instant,
     deadline: Instant,
+    /// How long before the deadline the root speaks.
+    margin: Duration,
     stage: Stage,
     below: Branches,
     /// Through the gate, and not yet asked to join.
@@ -59,8 +62,8 @@ impl Member {
     ) -> Member {
         let mut body = Vec::with_capacity(entry_bytes(mine));
         push_entry(&mut body, &Entry { from: me, payload: mine });
-        let dial =
-            Action::Dial { to: root.to_vec(), rank: super::greeting::ANYONE, was_open: false };
+        let (to, rank, until) = (root.to_vec(), super::greeting::ANYONE, deadline);
+        let dial = Action::Dial { to, rank, was_open: false, until };
         Member {
             me,
             nranks,
@@ -68,6 +71,7 @@ impl Member {
             root: root.to_vec(),
             started: now,
             deadline,
+            margin: margin(deadline.saturating_duration_since(now)),
             stage: Stage::Contacting,
             below: Branches::default(),
             visitors: Vec::new(),
@@ -97,7 +101,11 @@ impl Member {
     }
 
     pub fn next_deadline(&self) -> Instant {
-        self.deadline
+        match self.stage {
+            Stage::Joining { .. } | Stage::Greeting { .. } => self.verdict(0),
+            Stage::Placed { depth, .. } => self.verdict(depth),
+            _ => self.deadline,
+        }
     }
 
     fn say(&mut self, link: Link, message: Message) {
@@ -105,19 +113,39 @@ impl Member {
     }
 
     pub fn tick(&mut self, now: Instant) {
-        if now < self.deadline || self.outcome.is_some() {
+        if now < self.next_deadline() || self.outcome.is_some() {
             return;
         }
+        // Below a rank that is stuck all wait, and speak from the top down: the first that does
+        // names its parent, unless it is itself waited for.
+        let complete = self.received == self.nranks;
+        let below = self.below.unfinished().filter(|_| complete);
+        match (&self.stage, below) {
+            (_, Some(child)) => self.stuck(child, now),
+            (
+                Stage::Joining { parent, .. }
+                | Stage::Greeting { parent, .. }
+                | Stage::Placed { parent, .. },
+                None,
+            ) => self.stuck(*parent, now),
+            _ => self.stuck(Party { rank: super::message::NO_RANK, pid: 0 }, now),
+        }
+    }
+
+    /// When a rank so deep in the tree gives up: after the root has spoken, those above it first,
+    /// and before its deadline. At 0, while it looks for its parent: before the root speaks, so
+    /// that the root can tell everybody.
+    fn verdict(&self, depth: u32) -> Instant {
+        match depth {
+            0 => self.deadline - 2 * self.margin,
+            _ => self.deadline - self.margin / (1 << depth.min(16)),
+        }
+    }
+
+    /// `who` has come and does not go on.
+    fn stuck(&mut self, who: Party, now: Instant) {
         let waited_ms = now.saturating_duration_since(self.started).as_millis() as u64;
-        let of = match &self.stage {
-            Stage::Joining { parent, .. }
-            | Stage::Greeting { parent, .. }
-            | Stage::Placed { parent, .. } => *parent,
-            _ => Party { rank: super::message::NO_RANK, pid: 0 },
-        };
-        // Below the root and above a rank that is stuck, all wait; the nearest is what we know.
-        let stuck = if self.received == self.nranks { self.below.unfinished() } else { None };
-        let Party { rank, pid } = stuck.unwrap_or(of);
+        let Party { rank, pid } = who;
         if rank == super::message::NO_RANK {
             let what = format!(
                 "rank {} waited {waited_ms} ms for {} other ranks, and the root at {:?} did not \
@@ -171,9 +199,7 @@ impl Member {
             }
             Event::Reached { link } => self.reached(link, now),
             Event::Unreachable { error } => match self.stage {
-                Stage::Joining { parent, .. } if !is_time(&error) => {
-                    self.fail(Failure::Died { rank: parent.rank, pid: parent.pid }, None);
-                }
+                Stage::Joining { parent, .. } if is_time(&error) => self.stuck(parent, now),
                 _ => self.fail_alone(error),
             },
             Event::Said { link, message } => self.heard(link, message),
@@ -189,7 +215,7 @@ impl Member {
         let visitor = self.visitors.iter().find(|(other, _)| *other == link);
         let below = self.below.who(link).or(visitor.map(|(_, who)| *who));
         below.unwrap_or(match self.stage {
-            Stage::Greeting { up, parent, .. } | Stage::Placed { up, parent } if up == link => {
+            Stage::Greeting { up, parent, .. } | Stage::Placed { up, parent, .. } if up == link => {
                 parent
             }
             _ => Party { rank: super::message::NO_RANK, pid: 0 },
@@ -224,7 +250,8 @@ impl Member {
             Stage::Placing { contact } if contact == link => {
                 // Perhaps the contact was cut off while it was made: the root tells, or is gone.
                 let (to, rank) = (self.root.clone(), super::greeting::ANYONE);
-                self.actions.push(Action::Dial { to, rank, was_open: true });
+                let until = self.deadline;
+                self.actions.push(Action::Dial { to, rank, was_open: true, until });
                 self.stage = Stage::Contacting;
             }
             Stage::Joining { contact, root, .. } | Stage::Greeting { contact, root, .. }
@@ -232,7 +259,7 @@ impl Member {
             {
                 self.fail(died(root), Some(link));
             }
-            Stage::Greeting { up, parent, .. } | Stage::Placed { up, parent } if up == link => {
+            Stage::Greeting { up, parent, .. } | Stage::Placed { up, parent, .. } if up == link => {
                 self.fail(died(parent), Some(link));
             }
             _ => {}
@@ -250,21 +277,26 @@ impl Member {
             return self.heard_child(link, message);
         }
         match (&self.stage, message) {
-            (Stage::Placing { contact }, Message::Adopted { parent }) if *contact == link => {
-                self.placed(link, parent);
+            (Stage::Placing { contact }, Message::Adopted { parent, depth })
+                if *contact == link =>
+            {
+                self.placed(link, parent, depth);
             }
             (Stage::Placing { contact }, Message::Place { root, parent, addresses })
                 if *contact == link =>
             {
-                let dial = Action::Dial { to: addresses, rank: parent.rank, was_open: true };
-                self.actions.push(dial);
+                // A parent that is gone is told by the root, which knows whether it died.
+                let (to, rank, until) = (addresses, parent.rank, self.verdict(0));
+                self.actions.push(Action::Dial { to, rank, was_open: false, until });
                 self.stage = Stage::Joining { contact: link, root, parent };
             }
-            (Stage::Greeting { contact, up, .. }, Message::Adopted { parent }) if *up == link => {
+            (Stage::Greeting { contact, up, .. }, Message::Adopted { parent, depth })
+                if *up == link =>
+            {
                 let contact = *contact;
                 self.say(contact, Message::Attached);
                 self.actions.push(Action::Hang { link: contact });
-                self.placed(link, parent);
+                self.placed(link, parent, depth);
             }
             (Stage::Placed { up, .. }, Message::Table { first, count, body }) if *up == link => {
                 self.take_part(first, count, body);
@@ -285,7 +317,9 @@ impl Member {
         match message {
             Message::Join { .. } => {
                 self.below.add(link, who);
-                self.say(link, Message::Adopted { parent: self.me });
+                if let Stage::Placed { depth, .. } = self.stage {
+                    self.say(link, Message::Adopted { parent: self.me, depth: depth + 1 });
+                }
             }
             // Another who takes us for the root.
             Message::Here { .. } => {
@@ -315,8 +349,12 @@ impl Member {
         }
     }
 
-    fn placed(&mut self, up: Link, parent: Party) {
-        self.stage = Stage::Placed { up, parent };
+    fn placed(&mut self, up: Link, parent: Party, depth: u32) {
+        self.stage = Stage::Placed { up, parent, depth };
+        for child in self.below.links() {
+            let message = Message::Adopted { parent: self.me, depth: depth + 1 };
+            self.actions.push(Action::Say { link: child, message });
+        }
         for message in std::mem::take(&mut self.upward) {
             self.say(up, message);
         }

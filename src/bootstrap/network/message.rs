@@ -37,8 +37,9 @@ pub enum Message {
     Place { root: Party, parent: Party, addresses: Vec<SocketAddr> },
     /// A rank to its parent.
     Join { pid: u32 },
-    /// A parent, or the root itself, to a rank: I am above you; this connection stays.
-    Adopted { parent: Party },
+    /// A parent, or the root itself, to a rank: I am above you, and you are so deep in the tree;
+    /// this connection stays.
+    Adopted { parent: Party, depth: u32 },
     /// A rank to the root: I am in the tree, this contact can end.
     Attached,
     /// Up: contributions of the tree below.
@@ -159,7 +160,9 @@ impl Message {
                 places(&mut bytes, addresses);
             }
             Message::Join { pid } => words(&mut bytes, &[*pid]),
-            Message::Adopted { parent } => words(&mut bytes, &[parent.rank, parent.pid]),
+            Message::Adopted { parent, depth } => {
+                words(&mut bytes, &[parent.rank, parent.pid, *depth]);
+            }
             Message::Offers(body) | Message::Table { body, .. } => bytes.extend(&body[..]),
             Message::Failure(failure) => bytes.extend(failure.encode()),
             Message::Attached | Message::Done | Message::Go => {}
@@ -186,8 +189,8 @@ impl Message {
                 Message::Join { pid: word(body, 0)? }
             }
             4 => {
-                exactly(body, 8)?;
-                Message::Adopted { parent: party(body, 0)? }
+                exactly(body, 12)?;
+                Message::Adopted { parent: party(body, 0)?, depth: word(body, 8)? }
             }
             6 => {
                 entries(body)?;
@@ -227,7 +230,7 @@ mod tests {
             Message::Here { pid: 7, remaining_ms: 0, addresses: Vec::new() },
             Message::Place { root: apart, parent: one, addresses },
             Message::Join { pid: 8 },
-            Message::Adopted { parent: one },
+            Message::Adopted { parent: one, depth: 3 },
             Message::Attached,
             Message::Offers(body.clone().into()),
             Message::Table { first: 1, count: 2, body: body.into() },

@@ -17,6 +17,8 @@ mod member;
 mod message;
 mod registry;
 mod seal;
+#[cfg(test)]
+mod simulation;
 mod socket;
 mod stream;
 mod tree;

@@ -140,14 +140,33 @@ impl Registry {
             return;
         }
         let waited_ms = now.saturating_duration_since(self.started).as_millis() as u64;
-        let absent = |rank: &u32| self.known.get(rank).is_none_or(|known| known.payload.is_none());
-        let missing: Vec<u32> = (0..nranks as u32).filter(absent).collect();
+        let missing: Vec<u32> =
+            (0..nranks as u32).filter(|rank| !self.known.contains_key(rank)).collect();
         if missing.is_empty() {
-            let Party { rank, pid } = self.below.unfinished().unwrap_or(self.me);
+            let Party { rank, pid } = self.stuck();
             self.fail(Failure::Stuck { rank, pid, waited_ms });
         } else {
             self.fail(Failure::Missing { waited_ms, missing });
         }
+    }
+
+    /// Who holds up a meeting that all have come to.
+    fn stuck(&self) -> Party {
+        // Of the ranks whose contribution is not here, the one that is highest in the tree.
+        let silent = self.known.values().filter(|known| known.payload.is_none());
+        let Some(highest) = silent.min_by_key(|known| known.order) else {
+            return self.below.unfinished().unwrap_or(self.me);
+        };
+        match highest.state {
+            // It gave its contribution to its parent, which has not passed it on.
+            State::Attached if highest.order >= ARITY => self.parent(highest.order).who,
+            _ => highest.who,
+        }
+    }
+
+    /// The parent of the rank in a place that is not directly below the root.
+    fn parent(&self, order: usize) -> &Known {
+        &self.known[&self.order[order / ARITY - 1]]
     }
 
     fn fail(&mut self, failure: Failure) {
@@ -302,10 +321,10 @@ impl Registry {
             known.state = State::Attached;
             self.below.add(link, who);
             let parent = self.me;
-            return self.say(link, Message::Adopted { parent });
+            return self.say(link, Message::Adopted { parent, depth: 1 });
         }
         known.state = State::Sent;
-        let above = &self.known[&self.order[order / ARITY - 1]];
+        let above = self.parent(order);
         let (parent, addresses) = (above.who, above.gate.clone());
         self.say(link, Message::Place { root: self.me, parent, addresses });
     }

@@ -29,6 +29,7 @@ use crate::bootstrap::wire::Failure;
 use crate::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Children of the root and of every rank. Larger is fewer rounds, smaller is fewer copies of the
 /// table that one rank sends; among 2 to 16 it makes less than a tenth of the time of a simulated
@@ -75,11 +76,12 @@ pub enum Action {
         message: Message,
     },
     /// Connect; of one dial at a time, the last that was asked for counts. `was_open`: whoever
-    /// does not listen there any more is gone.
+    /// does not listen there any more is gone. It is given up at `until`.
     Dial {
         to: Vec<SocketAddr>,
         rank: u32,
         was_open: bool,
+        until: Instant,
     },
     /// End a connection once what was said has left.
     Hang {

@@ -92,6 +92,7 @@ impl Inbound {
         self.slots[index] = Slot::Coming;
         let wanted = self.landing.as_ref().filter(|landing| {
             may_land
+                && frame.length > 0
                 && ahead == 0
                 && landing.length == frame.length as usize
                 && landing.stamp.sequence == frame.stamp.sequence

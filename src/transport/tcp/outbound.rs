@@ -97,10 +97,13 @@ impl Outbound {
         if !self.has_room() {
             return false;
         }
-        if self.protection == Protection::Encrypted {
+        // Nothing may lie nowhere.
+        if self.protection == Protection::Encrypted || length == 0 {
             let slot = self.try_reserve(length).expect("there is room");
-            // SAFETY: the slot was reserved for as many bytes; the payload is the caller's promise.
-            unsafe { slot.copy_from_nonoverlapping(payload, length) };
+            if length > 0 {
+                // SAFETY: the slot was reserved for as many bytes; the payload is the caller's.
+                unsafe { slot.copy_from_nonoverlapping(payload, length) };
+            }
             self.queue(stamp, slot, length, false);
         } else {
             self.queue(stamp, payload.cast_mut(), length, true);
