@@ -418,6 +418,20 @@ typedef struct ringExplain_t {
      * The cost model's time, in microseconds.
      */
     double predictedUs;
+    /**
+     * What runs instead, in the ranks' own buffers, where all of those of the call are memory that
+     * processes share (`ringMemAlloc`, `ringCommRegister`), closed by a NUL; empty where that
+     * changes nothing.
+     */
+    char directAlgorithm[RING_NAME_BYTES];
+    /**
+     * The cost model's time for that, in microseconds; 0 where the name is empty.
+     */
+    double directPredictedUs;
+    /**
+     * 1 where that also holds for a call in place, else 0.
+     */
+    size_t directInPlace;
 } ringExplain_t;
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 //! Several hosts on one machine: communicators that take their ranks for spread, with real data.
 //!
-//! What crosses between hosts here crosses memory, as the plans do not know the difference.
+//! What crosses between hosts crosses memory in most tests here, as plans do not know the difference.
 
 mod support;
 
@@ -11,7 +11,9 @@ use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::{DataType, ReduceOp};
 use support::samples::{COPYING, REDUCING, SLOT, operations, v_cases};
-use support::{Case, Data, Prepared, Random, calm, on_processes, on_threads, small_slots};
+use support::{
+    Case, Data, Prepared, Random, calm, on_hosts, on_processes, on_threads, small_slots,
+};
 
 const TOPOLOGIES: [&[usize]; 6] = [
     &[0, 0, 1],
@@ -199,4 +201,26 @@ fn processes_agree_with_the_host_order_too() {
         }
         "right".into()
     });
+}
+
+#[test]
+fn sockets_carry_the_same_bits() {
+    for hosts in TOPOLOGIES {
+        let config = spread(hosts, small_slots(hosts.len(), SLOT));
+        let config = Config { hosts: None, spins: Some(4), ..config };
+        let cases = cases(hosts, hosts).into_iter().step_by(5);
+        let prepared: Vec<Prepared> = cases.map(Prepared::new).collect();
+        on_hosts(hosts, &config, |comm| prepared.iter().for_each(|case| case.run(comm)));
+    }
+}
+
+#[test]
+fn constants_of_the_wire_are_measured() {
+    let config = Config { spins: Some(4), ..support::config() };
+    let costs = on_hosts(&[0, 0, 1], &config, Communicator::costs);
+    assert!(costs.iter().all(|theirs| *theirs == costs[0]));
+    let unmeasured = ringcomm::algorithm::select::Costs::default();
+    assert!(costs[0].wire_alpha_us != unmeasured.wire_alpha_us);
+    assert!(costs[0].wire_us_per_byte != unmeasured.wire_us_per_byte);
+    assert!(costs[0].wire_message_us > 0.0);
 }

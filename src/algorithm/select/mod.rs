@@ -123,15 +123,14 @@ pub fn predict(
     let pace = streams
         .map_or(first, |period| (period.time(costs) + wire.messages(costs)).max(wire.bytes(costs)));
     let time = first + (slices - 1.0) * pace;
-    let crowd = question.hosts.most as f64 / costs.cores as f64;
+    let crowd = nranks as f64 / costs.cores as f64;
     if crowd <= 1.0 {
         return Some(time);
     }
     // More ranks than cores: the cores do everybody's work, and every wait lets the others on a
     // core run first.
     let waits = if streams.is_some() { form.alphas + slices - 1.0 } else { form.alphas * slices };
-    let here = question.hosts.most as f64 / nranks as f64;
-    let shared = form.total.time(costs) * here * slices / costs.cores as f64;
+    let shared = form.total.time(costs) * slices / costs.cores as f64;
     Some(time.max(shared) + waits * costs.switch_us * crowd)
 }
 
