@@ -47,6 +47,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         publisher: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
+        publisher: None,
     };
     if let Some(error) = watched.trouble() {
         return Err(error);

@@ -276,7 +276,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
     run(|| {
         // The value stays where it is until the waiting is over, so that abort can end it.
         let none = || object::not_a("communicator", comm.cast());
-        releasable(&COMMUNICATORS.enter(comm.cast()).ok_or_else(none)?.communicator)?;
+        releasable(&object::enter(comm)?.communicator)?;
         let closing = COMMUNICATORS.bar(comm.cast()).ok_or_else(none)?;
         closing.settle();
         let finalized = match closing.communicator.async_error() {
@@ -303,6 +303,7 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
         let inside = COMMUNICATORS
             .enter_alive(comm.cast())
             .ok_or_else(|| object::not_a("communicator", comm.cast()))?;
+        inside.communicator.check_process()?;
         inside.communicator.abort();
         drop(inside);
         // Where another thread is destroying it already, that one gives the memory back.
