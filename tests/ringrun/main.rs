@@ -7,7 +7,6 @@ mod remote;
 
 use job::*;
 use std::io::Write;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -140,6 +139,23 @@ fn a_rank_that_does_not_read_its_input_holds_up_nothing() {
 }
 
 #[test]
+fn input_that_nobody_wants_holds_up_no_writer() {
+    let folder = Folder::new("unwanted");
+    let script =
+        format!("exec 0<&-; while [ ! -e {}/stop ]; do sleep 0.05; done", folder.0.display());
+    let mut child = command(&["-np", "1"], &script).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&vec![b'x'; 4 << 20]).unwrap();
+    std::fs::write(folder.0.join("stop"), "").unwrap();
+    finish(child).expect(0);
+}
+
+#[test]
+fn a_rank_starts_with_no_signal_blocked() {
+    let result = run(&["-np", "1"], "grep SigBlk /proc/self/status").expect(0);
+    assert_eq!(result.out, "SigBlk:\t0000000000000000\n");
+}
+
+#[test]
 fn the_first_failing_rank_ends_the_job_and_is_named() {
     let script = "[ $RANK = 1 ] && exit 7; sleep 1000";
     let result = run(&["-np", "3"], script).expect(7);
@@ -243,30 +259,37 @@ fn a_second_interrupt_kills() {
     finish(child).expect(137).says("passing signal 2 (SIGINT) on").says("killing 2 ranks");
 }
 
+/// The launcher's agent: its only child.
+fn agent_of(launcher: u32) -> u32 {
+    let path = format!("/proc/{launcher}/task/{launcher}/children");
+    std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
+}
+
 #[test]
-fn nothing_outlives_a_launcher_or_an_agent_that_is_killed() {
-    for (number, victim) in ["launcher", "agent"].iter().enumerate() {
-        let marks: Vec<String> = (0..3).map(|mark| marker(10 * number as u32 + mark)).collect();
-        let script = family(&marks[0], &marks[1], &marks[2]);
-        let child = command(&["-np", "2"], &script).spawn().unwrap();
-        wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
-        let pid = match *victim {
-            "launcher" => child.id(),
-            _ => {
-                let path = format!("/proc/{0}/task/{0}/children", child.id());
-                std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
-            }
-        };
-        send(pid, libc::SIGKILL);
-        let result = finish(child);
-        match *victim {
-            "launcher" => assert_eq!(result.status, None),
-            _ => drop(result.expect(255).says("was lost with ranks 0, 1")),
-        }
-        wait_until(&format!("nobody is left of a job whose {victim} was killed"), || {
-            marks.iter().all(|mark| with_argument(mark).is_empty())
-        });
-    }
+fn nothing_outlives_a_launcher_that_is_killed() {
+    let marks = [marker(0), marker(1), marker(2)];
+    let child = command(&["-np", "2"], &family(&marks[0], &marks[1], &marks[2])).spawn().unwrap();
+    wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
+    send(child.id(), libc::SIGKILL);
+    assert_eq!(finish(child).status, None);
+    wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
+}
+
+#[test]
+fn nothing_outlives_an_agent_that_is_killed() {
+    let marks = [marker(10), marker(11), marker(12)];
+    // The rank itself: what dies without anybody's help.
+    let script =
+        format!("sleep {} & setsid sleep {} & exec sleep {}", marks[1], marks[2], marks[0]);
+    let child = command(&["-np", "2"], &script).spawn().unwrap();
+    wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
+    // Even with a launcher that can do nothing about it.
+    send(child.id(), libc::SIGSTOP);
+    send(agent_of(child.id()), libc::SIGKILL);
+    wait_until("the ranks are dead", || with_argument(&marks[0]).is_empty());
+    send(child.id(), libc::SIGCONT);
+    finish(child).expect(255).says("was lost with ranks 0, 1");
+    wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
 }
 
 #[test]
@@ -316,14 +339,18 @@ fn a_reader_that_goes_away_ends_the_job() {
 }
 
 #[test]
-fn a_reader_that_sleeps_holds_up_no_signal() {
+fn a_reader_that_sleeps_holds_up_the_output_and_no_signal() {
     let folder = Folder::new("slow");
-    let script =
-        format!("touch {}/ready; while :; do echo xxxxxxxxxxxxxxxx; done", folder.0.display());
+    // Much more than all buffers on the way are meant to take.
+    let script = format!(
+        "touch {0}/ready; yes xxxxxxxxxxxxxxx | head -c 33554432; touch {0}/done; sleep 1000",
+        folder.0.display()
+    );
     let child = command(&["-np", "2", "--kill-grace", "0.2"], &script).spawn().unwrap();
-    wait_until("there is output", || Path::new(&folder.0.join("ready")).exists());
+    wait_until("there is output", || folder.0.join("ready").exists());
     // Until every buffer is full nothing special happens; nobody tells when they are.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(1000));
+    assert!(!folder.0.join("done").exists(), "somebody keeps it all in memory");
     send(child.id(), libc::SIGTERM);
     let result = finish(child);
     assert_eq!(result.status, Some(128 + libc::SIGTERM), "{}", result.err);
