@@ -601,7 +601,8 @@ ringResult_t ringCommFinalize(ringComm_t comm);
  * New calls are refused from here on; those running, on other threads, and those that wait on a
  * host stream are done first. Finalizes, unless that was done or the communicator has failed. The
  * handle is gone afterwards, also where finalizing fails: its error is returned then,
- * `ringAborted` where another thread called `ringCommAbort` meanwhile.
+ * `ringAborted` where another thread called `ringCommAbort` meanwhile. Calls that a stream then
+ * still holds fail when their turn comes, without touching a buffer.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
  * `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.

@@ -28,6 +28,10 @@ class Skip(Exception):
     """The suite cannot run here; the text says why."""
 
 
+class Missing(Exception):
+    """The suite must run everywhere, and cannot for the reason in the text: it has failed."""
+
+
 class Command:
     def __init__(self, *words, env=None, cwd=ROOT):
         self.words, self.env, self.cwd = list(words), env or {}, cwd
@@ -40,28 +44,38 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv():
-    """A virtual environment with what the tests need from PyPI; made once."""
+def venv(requirement):
+    """The tests' virtual environment, with this from PyPI in it; installed once."""
     place = TARGET / "venv"
-    ready = place / "ready-1"
-    if not ready.exists():
-        shutil.rmtree(place, ignore_errors=True)
-        quiet = {"check": True, "stdout": subprocess.DEVNULL}
-        subprocess.run([sys.executable, "-m", "venv", str(place)], **quiet)
-        subprocess.run([str(place / "bin/pip"), "-q", "install", "libclang==18.1.1"], **quiet)
-        ready.touch()
+    ready = place / f"ready-{requirement}"
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    try:
+        if not (place / "bin/pip").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(place)], **quiet)
+        if not ready.exists():
+            subprocess.run([str(place / "bin/pip"), "-q", "install", requirement], **quiet)
+            ready.touch()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Missing(f"{requirement} does not install from PyPI ({error})") from error
     return place
 
 
 def libclang():
     """Variables under which bindgen finds libclang and the compiler's own headers."""
-    try:
-        found = next(venv().glob("lib/python3*/site-packages/clang/native"))
-    except (OSError, subprocess.CalledProcessError, StopIteration) as error:
-        raise Skip(f"libclang does not install from PyPI ({error})") from error
+    found = next(venv("libclang==18.1.1").glob("lib/python3*/site-packages/clang/native"), None)
+    if not found:
+        raise Missing("the libclang of PyPI has no library where it was")
     include = subprocess.run(["gcc", "-print-file-name=include"], check=True,
                              capture_output=True, text=True).stdout.strip()
     return {"LIBCLANG_PATH": str(found), "BINDGEN_EXTRA_CLANG_ARGS": f"-isystem {include}"}
+
+
+def cmake():
+    """Variables under which CMake is found: the machine's own, else that of PyPI."""
+    if shutil.which("cmake"):
+        return {}
+    return {"PATH": f"{venv('cmake==3.31.6') / 'bin'}:{os.environ['PATH']}"}
 
 
 def need(*programs):
@@ -163,7 +177,7 @@ def examples():
 def install():
     """What `make install` puts in place, used through pkg-config and CMake."""
     need("gcc", "make")
-    return [cargo("build", "--release"), Command("scripts/test-install")]
+    return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
 
 
 def peers():
@@ -171,7 +185,14 @@ def peers():
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
 
 
-SUITES = [style, unit, loom, tsan, asan, abi, examples, install, peers]
+def fuzz():
+    """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
+    # libFuzzer is compiled from its C++ sources.
+    need("g++")
+    return [Command("scripts/fuzz")]
+
+
+SUITES = [style, unit, loom, tsan, asan, fuzz, abi, examples, install, peers]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
@@ -242,6 +263,9 @@ def run(suite):
     except Skip as reason:
         print(f"{name}: skipped: {reason}", flush=True)
         return 0, 0
+    except Missing as reason:
+        print(f"{name}: failed: {reason}", flush=True)
+        return 0, 1
     passed, failed, notes = 0, 0, []
     log.write_text("")
     for command in commands:

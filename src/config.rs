@@ -80,7 +80,7 @@ const VARIABLES: [Variable; 7] = [
     Variable {
         name: "RINGCOMM_SPINS",
         help: "polls before a waiting rank first yields its core",
-        set: |config, text| number(text, 0).map(|spins| config.spins = Some(spins as u32)),
+        set: |config, text| small(text).map(|spins| config.spins = Some(spins)),
     },
     Variable {
         name: "RINGCOMM_PROFILE",
@@ -93,7 +93,7 @@ const VARIABLES: [Variable; 7] = [
     Variable {
         name: "RINGCOMM_DEBUG",
         help: "1 prints warnings to standard error, 2 every call",
-        set: |config, text| number(text, 0).map(|level| config.debug = level as u32),
+        set: |config, text| small(text).map(|level| config.debug = level),
     },
 ];
 
@@ -111,13 +111,19 @@ fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     if value < least { Err(format!("must be at least {least}")) } else { Ok(value) }
 }
 
+/// As [`number`], for what is counted in 32 bits.
+fn small(text: &str) -> std::result::Result<u32, String> {
+    u32::try_from(number(text, 0)?).map_err(|_| "is too large".into())
+}
+
 impl Config {
     /// The defaults, changed by the environment.
     pub fn from_environment() -> Result<Config> {
         Config::from_variables(|name| std::env::var(name).ok())
     }
 
-    fn from_variables(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
+    /// The defaults, changed by what `lookup` knows of [`Config::variables`].
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
         let mut config = Config::default();
         for variable in &VARIABLES {
             if let Some(text) = lookup(variable.name).filter(|text| !text.is_empty()) {
@@ -150,6 +156,15 @@ mod tests {
         .unwrap();
         assert_eq!((config.timeout_ms, config.buffer_bytes), (250, 2 << 20));
         assert!(config.deterministic);
+    }
+
+    #[test]
+    fn a_value_that_does_not_fit_is_refused_and_not_cut() {
+        for (variable, text) in [("RINGCOMM_SPINS", "4G"), ("RINGCOMM_BUFFSIZE", "17179869184G")] {
+            let lookup = |name: &str| (name == variable).then(|| text.to_string());
+            let error = Config::from_variables(lookup).unwrap_err().to_string();
+            assert!(error.contains("is too large"), "{error}");
+        }
     }
 
     #[test]

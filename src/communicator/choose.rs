@@ -149,7 +149,8 @@ pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> R
             costs.switch_us = crossing.max(costs.alpha_us);
         }
     } else if let (0, Some(path)) = (communicator.rank, &communicator.config.profile) {
-        costs = Costs::read(path)?;
+        // The others wait for these constants: they fail with the same words.
+        costs = Costs::read(path).inspect_err(|error| communicator.tell(error))?;
     }
     let mut words = [
         costs.alpha_us,
@@ -201,5 +202,51 @@ fn crossing(communicator: &Communicator) -> Result<f64> {
     match best.is_finite() {
         true => Ok(best),
         false => Err(Error::Internal("no round trip was timed".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The constants of two ranks, and whether they exchanged messages to find them.
+    fn started(config: &Config) -> Vec<(Costs, bool)> {
+        let ranks = Communicator::init_all(2, config).unwrap();
+        let last = 2 * ROUND_TRIPS as u64 - 1;
+        let timed = |rank: &Communicator| rank.watched.pages.mine().batch(last).is_some();
+        ranks.iter().map(|rank| (rank.costs(), timed(rank))).collect()
+    }
+
+    /// A profile with this text, gone with the test.
+    fn with_profile<T>(name: &str, text: &str, work: impl FnOnce(&Config) -> T) -> T {
+        let path = std::env::temp_dir().join(format!("profile-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let profile = Some(path.to_str().unwrap().to_string());
+        let outcome = work(&Config { profile, ..Config::default() });
+        std::fs::remove_file(&path).unwrap();
+        outcome
+    }
+
+    #[test]
+    fn a_profile_takes_the_place_of_measuring() {
+        let costs = Costs { alpha_us: 123.0, switch_us: 45.0, cores: 6, ..Costs::default() };
+        let got = with_profile("whole", &costs.to_text(), started);
+        assert_eq!(got, vec![(costs.clone(), false), (costs, false)]);
+        assert!(started(&Config::default()).iter().all(|(_, timed)| *timed));
+    }
+
+    #[test]
+    fn a_damaged_profile_fails_every_rank_with_its_line() {
+        let error = with_profile("damaged", "alpha_us = 1\nmessage_us = soon\n", |config| {
+            let id = &crate::bootstrap::UniqueId::generate().unwrap();
+            std::thread::scope(|scope| {
+                let join = |rank| move || Communicator::init_rank(2, id, rank, config).err();
+                let ranks = [0, 1].map(|rank| scope.spawn(join(rank)));
+                ranks.map(|rank| rank.join().unwrap().expect("a damaged profile").to_string())
+            })
+        });
+        for text in error {
+            assert!(text.contains("line 2: message_us = \"soon\" is not a number"), "{text}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::{Error, Result};
 use crate::executor::bind::{Bound, Cut, Shape};
-use crate::executor::direct::Direct;
+use crate::executor::direct::{Direct, Used};
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
@@ -145,7 +145,8 @@ impl Engine {
             }
             let invitation = self.memory.invite(call, &ready.extents, in_place)?;
             let memory = &mut self.memory;
-            let mut resolve = |theirs: &meeting::Invitation| memory.resolve(theirs);
+            let mut resolve =
+                |theirs: &meeting::Invitation, used: &Used| memory.resolve(theirs, used);
             // SAFETY: the caller's promise.
             let ran = unsafe {
                 meeting::try_run(

@@ -59,7 +59,7 @@ fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
 
 /// What a rank tells the others at the rendezvous.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Introduction {
+pub(super) struct Introduction {
     /// The number of its segment, for threads of its process.
     segment: u64,
     /// Settings that must be the same on all ranks.
@@ -84,7 +84,7 @@ fn own_cores() -> Cores {
 }
 
 impl Introduction {
-    fn pack(&self) -> Vec<u8> {
+    pub(super) fn pack(&self) -> Vec<u8> {
         [self.segment, self.buffer_bytes, self.deterministic, self.algorithm, self.profiled]
             .iter()
             .chain(&self.cores)
@@ -92,7 +92,7 @@ impl Introduction {
             .collect()
     }
 
-    fn unpack(bytes: &[u8]) -> Result<Introduction> {
+    pub(super) fn unpack(bytes: &[u8]) -> Result<Introduction> {
         let mut words = bytes
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")));

@@ -7,6 +7,8 @@
 
 pub mod call;
 pub mod deferred;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod group;
 pub mod record;
 pub mod stream;
@@ -19,6 +21,7 @@ mod memory;
 mod turn;
 mod watch;
 
+use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -139,8 +142,7 @@ impl Communicator {
     /// The error of a communicator that is already broken.
     #[inline]
     fn check(&self) -> Result<()> {
-        // Acquire: pairs with the Release in `abort` and `failed`.
-        if !self.watched.aborted.load(Acquire) {
+        if !self.is_broken() {
             if self.finalized.load(Relaxed) {
                 return Err(Error::usage(
                     "this communicator was finalized; it takes no more calls",
@@ -149,6 +151,17 @@ impl Communicator {
             return Ok(());
         }
         Err(self.async_error().unwrap_or(Error::Aborted { rank: self.rank, operation: None }))
+    }
+
+    /// Whether it was aborted or has failed: no call begins any more.
+    pub fn is_broken(&self) -> bool {
+        // Acquire: pairs with the Release in `abort` and `failed`.
+        self.watched.aborted.load(Acquire)
+    }
+
+    /// Wait until the call that runs, if one does, is over.
+    pub fn settle(&self) {
+        drop(self.engine.take());
     }
 
     /// Keep the error and tell the peers, unless the call never started.
@@ -241,6 +254,11 @@ impl Communicator {
             slice_bytes: ready.staged.slice_bytes,
             predicted_us: ready.predicted_us,
         })
+    }
+
+    /// The constants that its ranks agreed on, as measured at init or read from a profile.
+    pub fn costs(&self) -> Costs {
+        self.engine.take().costs.clone()
     }
 
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.

@@ -6,7 +6,7 @@
 
 use super::control::{Control, Life};
 use crate::error::{Error, Result};
-use crate::transport::fifo::{Geometry, Message, Receiver, Sender, Stamp};
+use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Doorbell, Patience, Watch};
 use std::sync::Arc;
@@ -191,19 +191,16 @@ impl Links {
     ) -> Result<*const u8> {
         let bell = self.own_bell();
         let patience = self.patience;
-        let receiver = &mut self.link(peer).receiver;
-        let message = match receiver.try_wait() {
-            Some(message) => message,
-            None => {
-                // SAFETY: this rank's own page is kept by `segments`.
-                let bell = unsafe { &*bell };
-                wait::wait(patience, bell, peer, watch, || receiver.try_wait())?
-            }
-        };
-        if message.matches(stamp) && message.length == bytes {
-            return Ok(message.payload);
+        let receiver = &self.link(peer).receiver;
+        if !receiver.has_come() {
+            // SAFETY: this rank's own page is kept by `segments`.
+            let bell = unsafe { &*bell };
+            wait::wait(patience, bell, peer, watch, || receiver.has_come().then_some(()))?;
         }
-        Err(self.stranger(peer, stamp, bytes, &message, watch))
+        match self.link(peer).receiver.try_wait() {
+            Some(message) if message.matches(stamp, bytes) => Ok(message.payload),
+            _ => Err(self.stranger(peer, stamp, bytes, watch)),
+        }
     }
 
     /// As [`Links::receive`], if the message is there already.
@@ -217,31 +214,26 @@ impl Links {
     ) -> Result<Option<*const u8>> {
         match self.link(peer).receiver.try_wait() {
             None => Ok(None),
-            Some(message) if message.matches(stamp) && message.length == bytes => {
-                Ok(Some(message.payload))
-            }
-            Some(message) => Err(self.stranger(peer, stamp, bytes, &message, watch)),
+            Some(message) if message.matches(stamp, bytes) => Ok(Some(message.payload)),
+            Some(_) => Err(self.stranger(peer, stamp, bytes, watch)),
         }
     }
 
     /// The error for a message of another operation. The watch knows both calls, if they differ.
+    ///
+    /// It reads the message again, so that the way of every other one keeps it in registers.
     #[cold]
-    fn stranger(
-        &self,
-        peer: usize,
-        stamp: &Stamp,
-        bytes: usize,
-        message: &Message,
-        watch: &dyn Watch,
-    ) -> Error {
+    fn stranger(&mut self, peer: usize, stamp: &Stamp, bytes: usize, watch: &dyn Watch) -> Error {
         if let Err(error) = watch.check(peer, Duration::ZERO) {
             return error;
         }
+        let rank = self.rank;
+        let message = self.link(peer).receiver.try_wait().expect("it has come");
         Error::usage(format!(
-            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
+            "rank {rank} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
              bytes; both ends must make the same calls, with the same count and type, in the same \
              order",
-            self.rank, stamp.sequence, message.stamp.sequence, message.length
+            stamp.sequence, message.stamp.sequence, message.length
         ))
     }
 

@@ -24,6 +24,7 @@ mod option_table;
 mod options;
 mod pattern;
 mod plot;
+mod profile;
 mod progress;
 mod report;
 mod row;

@@ -89,6 +89,16 @@ pub static OPTIONS: &[Entry] = &[
         o.profile = Some(v.into());
         Ok(())
     }),
+    row(
+        ' ',
+        "save-profile",
+        Value("FILE"),
+        "measure these constants, write them, and end",
+        |o, v| {
+            o.save_profile = Some(v.into());
+            Ok(())
+        },
+    ),
     row(' ', "deterministic", Nothing, "reduce as the serial loop in rank order", |o, _| {
         o.deterministic = true;
         Ok(())

@@ -73,6 +73,7 @@ pub struct Options {
     pub register: bool,
     pub algorithm: Option<String>,
     pub profile: Option<String>,
+    pub save_profile: Option<String>,
     pub deterministic: bool,
     pub out_of_place: bool,
     pub in_place: bool,
@@ -132,6 +133,7 @@ impl Default for Options {
             register: false,
             algorithm: None,
             profile: None,
+            save_profile: None,
             deterministic: false,
             out_of_place: true,
             in_place: true,
@@ -177,10 +179,15 @@ impl Options {
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
         }
+        if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
+            return Err(
+                "--save-profile measures; it goes with neither --profile nor --simulate".into()
+            );
+        }
         if self.naive && self.procs.is_some() {
             return Err("the naive endpoint works between threads only: use -t".into());
         }
-        let ranks = self.procs.unwrap_or(1) * self.threads.unwrap_or(1);
+        let ranks = self.procs.unwrap_or(1).saturating_mul(self.threads.unwrap_or(1));
         // A rank takes a thread, buffers and a set of connections: past this it is a typing error.
         if ranks > 1024 {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
@@ -341,6 +348,9 @@ mod tests {
         let error = run(&["-d", "flaot"]).unwrap_err();
         assert!(error.contains("did you mean float?"), "{error}");
         assert!(run(&["-b", "9", "-e", "8"]).is_err());
+        let most = usize::MAX.to_string();
+        let error = run(&["-t", &most, "--procs", &most]).unwrap_err();
+        assert!(error.contains("ranks on one machine"), "{error}");
     }
 
     #[test]
