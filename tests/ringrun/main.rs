@@ -8,7 +8,7 @@ mod remote;
 use job::*;
 use std::io::Write;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn every_rank_gets_its_variables() {
@@ -273,6 +273,41 @@ fn nothing_outlives_a_launcher_that_is_killed() {
     send(child.id(), libc::SIGKILL);
     assert_eq!(finish(child).status, None);
     wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
+}
+
+/// The processor time that a process has used, in the kernel's hundredths of a second.
+fn cpu_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    // The state is the first of these; a zombie has done its work.
+    (fields[0] != "Z")
+        .then(|| fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+}
+
+#[test]
+fn an_agent_without_a_launcher_waits_for_stubborn_ranks_in_peace() {
+    let marks = [marker(20), marker(21)];
+    // The one in another session holds the rank's outputs.
+    let script = format!(
+        "trap '' TERM; setsid sleep {} & while :; do echo x; sleep {} & wait; done",
+        marks[1], marks[0]
+    );
+    let mut command = command(&["-np", "2", "--kill-grace", "1.5"], &script);
+    let child = command.spawn().unwrap();
+    wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
+    let agent = agent_of(child.id());
+    send(child.id(), libc::SIGKILL);
+    let mut used = 0;
+    let start = Instant::now();
+    while let Some(ticks) = cpu_ticks(agent) {
+        used = ticks;
+        assert!(start.elapsed() < PATIENCE, "the agent does not leave");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // To spin through the grace would take 150 on an idle machine.
+    assert!(used < 30, "{used} hundredths of a second");
+    wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
+    drop(finish(child));
 }
 
 #[test]
