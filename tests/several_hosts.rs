@@ -1,6 +1,7 @@
 //! Several hosts on one machine: communicators that take their ranks for spread, with real data.
 //!
-//! What crosses between hosts crosses memory in most tests here, as plans do not know the difference.
+//! What crosses between hosts crosses memory in most tests here, as plans do not know the
+//! difference.
 
 mod support;
 

@@ -61,8 +61,9 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     let direct = fastest(&Question { direct: true, ..question }, costs);
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
-    let worth = direct.direct && direct.predicted_us + asking < staged.predicted_us;
-    Ok(Chosen { staged, direct: worth.then_some(direct) })
+    let asked = Choice { predicted_us: direct.predicted_us + asking, ..direct };
+    let worth = direct.direct && asked.predicted_us < staged.predicted_us;
+    Ok(Chosen { staged, direct: worth.then_some(asked) })
 }
 
 /// Bytes of the whole vector; of the blocks of all ranks where there are blocks.
@@ -101,20 +102,20 @@ const SAMPLE_BYTES: usize = 256 << 10;
 /// Repetitions; the fastest counts, because the machine may be busy.
 const SAMPLES: usize = 8;
 
-/// Round trips on a host: enough for a minimum, about 20 us with near cores.
+/// Round trips on a host: enough for a minimum, and together shorter than starting a process.
 const ROUND_TRIPS: usize = 64;
 
-/// Round trips of each length between hosts: enough for a minimum, 2 ms where one takes 100 us.
+/// Round trips of each length between hosts: enough for a minimum, few where each is slow.
 const WIRE_ROUND_TRIPS: usize = 16;
 
 /// Bytes of the long messages between hosts: as much as the kernel hands to a network card at once.
 const WIRE_SAMPLE_BYTES: usize = 64 << 10;
 
-/// Microseconds: a cache line crosses between the sockets of a large machine in about half of that.
-/// What took longer was the scheduler, which delays every algorithm alike.
+/// Microseconds: longer than a cache line takes between any two sockets of a machine. What took
+/// more was the scheduler, which delays every algorithm alike.
 const SLOWEST_CROSSING: f64 = 1.0;
 
-/// Copy and reduction pace of this machine, measured once a process: well under a millisecond.
+/// Copy and reduction pace of this machine, measured once a process.
 fn paces() -> (f64, f64) {
     static PACES: OnceLock<(f64, f64)> = OnceLock::new();
     *PACES.get_or_init(|| {

@@ -5,8 +5,9 @@ use super::cache::{Cache, Key, Ready, Way};
 use super::call::{Call, Extents};
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Watched};
-use super::{Message, choose};
-use crate::algorithm::{self, Algorithm, select::Costs};
+use super::{Mapped, Message, choose};
+use crate::algorithm::select::{Choice, Costs};
+use crate::algorithm::{self, Algorithm};
 use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
@@ -250,8 +251,18 @@ impl Engine {
         let best = chosen.direct.filter(|_| threads).unwrap_or(chosen.staged);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
+        let mapped = |(program, choice): (&Direct, Choice)| Mapped {
+            algorithm: choice.algorithm.name(),
+            chunks: plan_of(choice.algorithm, rank).nchunks,
+            in_place: program.in_place,
+            predicted_us: choice.predicted_us,
+        };
+        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !threads).map(mapped);
         let way = direct.map_or(Way::Staged, Way::Direct);
-        Ok(Ready::new(key, descriptor, fingerprint, staged, way, plan.nchunks, best.predicted_us))
+        let (chunks, predicted_us) = (plan.nchunks, best.predicted_us);
+        let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
+        ready.mapped = mapped;
+        Ok(ready)
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.

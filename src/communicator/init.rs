@@ -1,5 +1,4 @@
 //! Making communicators: by id and rank, all at once, and from another one.
-#![allow(unsafe_code)]
 
 use super::assembly::{Assembly, Crowd, Until};
 use super::engine::Engine;
@@ -32,8 +31,9 @@ const LONGEST_SLOT: usize = 128 << 10;
 
 /// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
 /// With as many as give a ring of 4 MiB, writers meet lines that both second-level caches have let
-/// go: 64 KiB between two processes take 3.8 us, with half of it 9 us (near cores of an AMD EPYC).
-const DEPTH: usize = 32;
+/// go: 64 KiB between two processes take 3.6 us, with a quarter of it 6.1 us, with twice as much no
+/// less (`benches/results/constants-2026-11-21.txt`).
+pub(super) const DEPTH: usize = 32;
 
 /// A connection's slots under the buffer budget of one rank.
 fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
@@ -198,9 +198,10 @@ pub(super) fn assemble(
             liveness: Liveness::new(processes),
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
+            publisher: outside.as_ref().map(|post| post.engine.publisher()),
         },
         failure: Mutex::new(None),
-        shrinking: Mutex::new(()),
+        shrinking: Mutex::default(),
         children: AtomicU64::new(0),
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),

@@ -9,7 +9,7 @@ use super::assembly::{Assembly, Crowd, Until};
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{Gate, meet};
+use crate::bootstrap::network::{Gate, meet_unless};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, Reach, SegmentMap};
@@ -148,7 +148,8 @@ impl Communicator {
             addresses: gate.addresses().to_vec(),
             host_name: host::name().to_string(),
         };
-        let cards = meet(id, rank, nranks, card.pack(), &mut gate, until.deadline)?;
+        let (deadline, is_called_off) = (until.deadline, until.is_called_off);
+        let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;
         let unreadable = |other: usize| {
             Error::usage(format!(
                 "rank {other} introduced itself in a way that this library does not read; use the \

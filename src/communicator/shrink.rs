@@ -1,55 +1,33 @@
 //! Smaller communicators: without the ranks that a list names, or without the dead.
 //!
-//! What the survivors must agree on, and why they do, is in [`super::agree`]; here the agreement
-//! meets pages, processes and clocks.
+//! Ranks of one host meet as ranks of a machine do. Where those that are left are on several, the
+//! first of them opens a gate and says on its page where.
 
 use super::Communicator;
-use super::agree::{Act, Agreement, Peer};
+use super::assembly::Until;
+use super::record::mix;
+use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
-use crate::error::{Error, Operation, Result};
-use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
-use crate::executor::control::Life;
-use std::cell::RefCell;
+use crate::error::{Error, Result};
+use crate::executor::announcement::Announcement;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the others' pages: short beside making a communicator (about 2 ms), long
-/// beside a look.
-const GLANCE: Duration = Duration::from_micros(100);
+/// Between two looks at a page of another host: short beside meeting over the network.
+const GLANCE: Duration = Duration::from_micros(500);
 
-/// The longest pause between two looks, when the others are long in coming.
-const LONGEST_GLANCE: Duration = Duration::from_millis(2);
-
-/// What a rank has seen of all ranks' announcements.
-struct Others<'a> {
-    communicator: &'a Communicator,
-    peers: Vec<Peer>,
-}
-
-impl Others<'_> {
-    fn new(communicator: &Communicator) -> Others<'_> {
-        let unknown = Peer { is_dead: false, announced: Announcement::NOTHING };
-        Others { communicator, peers: vec![unknown; communicator.nranks] }
-    }
-
-    fn look(&mut self) -> &[Peer] {
-        // First who is dead: the last words of the dead are seen then.
-        let watched = &self.communicator.watched;
-        for dead in watched.dead() {
-            self.peers[dead].is_dead = true;
-        }
-        for (rank, peer) in self.peers.iter_mut().enumerate() {
-            // What is being written now is read at the next look.
-            if let Some(announced) = watched.pages.of(rank).board.read() {
-                peer.announced = announced;
-            }
-        }
-        &self.peers
-    }
+/// Where the ranks that are left meet.
+pub(super) enum Door {
+    /// On this host, to which they all belong.
+    Here,
+    /// At this rank, the first of them.
+    Mine(Gate),
+    /// At this port of the first of them.
+    At(u16),
 }
 
 impl Communicator {
     /// A communicator without the `excluded` ranks, which need not take part; or, where none are
-    /// named, without those that have died.
+    /// named, without those that have died or destroyed their communicator.
     ///
     /// Survivors that name nobody agree on who is dead, also where more die meanwhile. A rank that
     /// lives and does not come is waited for until the deadline, and named.
@@ -75,12 +53,9 @@ impl Communicator {
             )));
         }
         let dies = || self.watched.dead().into_iter().find(|dead| !gone.contains(dead));
-        // Survivors of a failure may have split differently often, so the label is what they share:
-        // who is left. A second shrink to the same ranks starts from the first one's communicator.
-        let label = format!("shrink {gone:?}");
-        let is_gone = |rank| gone.contains(&rank);
-        let made = self.make_without(is_gone, &label, config, deadline, &|| dies().is_some());
-        match (made, dies()) {
+        let is_called_off = || dies().is_some();
+        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        match (self.shrink_by_list(&gone, config, until), dies()) {
             (Err(_), Some(dead)) => {
                 let peer = self.watched.who(dead);
                 Err(Error::PeerDied { rank: self.rank, peer, operation: None })
@@ -89,165 +64,108 @@ impl Communicator {
         }
     }
 
-    /// Make a communicator of the ranks that are not gone.
-    fn make_without(
+    fn shrink_by_list(
         &self,
-        is_gone: impl Fn(usize) -> bool,
+        gone: &[usize],
+        config: &Config,
+        until: Until,
+    ) -> Result<Communicator> {
+        let mut lists = self.shrinking.lock();
+        // Survivors of a failure may have split differently often, so the label is what they share:
+        // who is gone, and how often that was so before.
+        let before = lists.iter().filter(|list| *list == gone).count();
+        let label = format!("shrink {gone:?} {before}");
+        let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
+        let door = self.door_by_list(&left, &label, config, until)?;
+        let made = self.make_of(&left, &label, door, config, until)?;
+        lists.push(gone.to_vec());
+        Ok(made)
+    }
+
+    /// Open the door, or wait for the first of the ranks to say where it is.
+    fn door_by_list(
+        &self,
+        left: &[usize],
         label: &str,
         config: &Config,
-        deadline: Instant,
-        is_called_off: &dyn Fn() -> bool,
-    ) -> Result<Communicator> {
-        let left: Vec<usize> = (0..self.nranks).filter(|rank| !is_gone(*rank)).collect();
-        let rank = left.iter().position(|rank| *rank == self.rank).expect("not excluded");
-        let id = self.id.derive(label.as_bytes());
-        let called_off = Some(is_called_off);
-        Communicator::init_unless(left.len(), &id, rank, config, deadline, called_off)
-    }
-
-    fn shrink_by_agreement(&self, config: &Config, deadline: Instant) -> Result<Communicator> {
-        if self.nranks > MOST_RANKS {
-            return Err(Error::usage(format!(
-                "shrink: {} ranks are too many to find the dead among; name them (the limit is \
-                 {MOST_RANKS})",
-                self.nranks
-            )));
+        until: Until,
+    ) -> Result<Door> {
+        if self.share_a_host(left) {
+            return Ok(Door::Here);
         }
-        let _alone = self.shrinking.lock();
-        let mut others = Others::new(self);
-        let board = &self.watched.pages.mine().board;
-        let before = board.read().unwrap_or(Announcement::NOTHING);
-        let mut agreement = Agreement::begin(self.rank, before, others.look());
-        board.publish(agreement.mine());
-        let outcome = self.agree(&mut agreement, &mut others, config, deadline);
-        if outcome.is_err() {
-            agreement.give_up();
-            board.publish(agreement.mine());
+        let root = left[0];
+        let number = label.bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte))) | 1;
+        if root == self.rank {
+            let gate = self.open_door(label, config)?;
+            let before = self.watched.pages.mine().board.read();
+            let before = before.unwrap_or(Announcement::NOTHING);
+            self.announce(&Announcement { port: port_of(&gate), label: number, ..before });
+            return Ok(Door::Mine(gate));
         }
-        outcome
-    }
-
-    fn agree(
-        &self,
-        agreement: &mut Agreement,
-        others: &mut Others,
-        config: &Config,
-        deadline: Instant,
-    ) -> Result<Communicator> {
-        let started = Instant::now();
-        let board = &self.watched.pages.mine().board;
-        let mut made: Option<Communicator> = None;
-        let mut pause = GLANCE;
         loop {
-            let before = agreement.mine().clone();
-            let act = agreement.look(others.look());
-            if *agreement.mine() != before {
-                board.publish(agreement.mine());
-                pause = GLANCE;
+            let said = self.watched.pages.of(root).board.read();
+            if let Some(said) = said.filter(|said| said.label == number) {
+                return Ok(Door::At(said.port));
             }
-            match act {
-                Act::Settle => {
-                    return made.ok_or_else(|| Error::Internal("settled on nothing".into()));
-                }
-                Act::Excluded(peer) => return Err(self.excluded_by(peer)),
-                Act::Absent(peer) => return Err(self.absent(peer)),
-                Act::Make | Act::Wait if Instant::now() >= deadline => {
-                    return Err(self.late(agreement, others.look(), started));
-                }
-                Act::Make => {
-                    drop(made.take());
-                    made = self.attempt(agreement, others, config, deadline)?;
-                    board.publish(agreement.mine());
-                }
-                Act::Wait => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_GLANCE);
-                }
+            if Instant::now() >= until.deadline || until.is_called_off.is_some_and(|off| off()) {
+                let waited_ms = config.timeout_ms;
+                return Err(Error::Missing { nranks: self.nranks, missing: vec![root], waited_ms });
             }
+            std::thread::sleep(GLANCE);
         }
     }
 
-    /// Make the communicator that all have agreed on; `None` where the next attempt may do better.
-    fn attempt(
+    pub(super) fn share_a_host(&self, ranks: &[usize]) -> bool {
+        self.outside.as_ref().is_none_or(|outside| outside.share_a_host(ranks))
+    }
+
+    /// A gate for those who know the label.
+    pub(super) fn open_door(&self, label: &str, config: &Config) -> Result<Gate> {
+        let id = self.id.derive_at(label.as_bytes(), &[]);
+        Gate::open(&id, &NetworkConfig::from(config))
+    }
+
+    /// Make a communicator of these ranks, this one among them.
+    pub(super) fn make_of(
         &self,
-        agreement: &mut Agreement,
-        others: &mut Others,
+        left: &[usize],
+        label: &str,
+        door: Door,
         config: &Config,
-        deadline: Instant,
-    ) -> Result<Option<Communicator>> {
-        let Announcement { attempt, dead, .. } = agreement.mine().clone();
-        let label = format!("shrink {attempt} {dead:?}");
-        let is_gone = |rank| dead.contains(rank);
-        let made = {
-            let others = RefCell::new(&mut *others);
-            let is_stale = || agreement.is_stale(others.borrow_mut().look());
-            self.make_without(is_gone, &label, config, deadline, &is_stale)
+        until: Until,
+    ) -> Result<Communicator> {
+        let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
+        let nranks = left.len();
+        let id_at = |port: Option<u16>| {
+            let place = self.outside.as_ref().zip(port);
+            let place = place.map(|(outside, port)| outside.at_port(left[0], port));
+            self.id.derive_at(label.as_bytes(), &place.unwrap_or_default())
         };
-        let passing = match &made {
-            Ok(_) => false,
-            // Another rank's trouble: it has died, or has found out first that one has; or the
-            // deadline, which the next look sees.
-            Err(Error::PeerDied { .. } | Error::Remote { .. }) => true,
-            Err(Error::Missing { .. } | Error::Timeout { .. }) => true,
-            Err(_) => agreement.is_stale(others.look()),
-        };
-        if passing {
-            agreement.failed();
-            return Ok(None);
-        }
-        agreement.made();
-        made.map(Some)
-    }
-
-    /// Tell the others that this rank will take no part in any shrink.
-    pub(super) fn close_board(&self) {
-        let board = &self.watched.pages.mine().board;
-        let before = board.read().unwrap_or(Announcement::NOTHING);
-        board.publish(&Announcement { phase: Phase::Closed, ..before });
-    }
-
-    fn excluded_by(&self, peer: usize) -> Error {
-        let text = format!("it counts rank {} among the dead", self.rank);
-        Error::Remote { rank: self.rank, peer, operation: None, text }
-    }
-
-    fn absent(&self, peer: usize) -> Error {
-        let text = match self.watched.pages.of(peer).board.read() {
-            Some(theirs) if theirs.phase == Phase::Closed => {
-                "it destroyed its communicator and takes no part in the shrink; name it in the list"
+        let Until { deadline, is_called_off } = until;
+        match door {
+            Door::Mine(gate) => {
+                let id = id_at(Some(port_of(&gate)));
+                Communicator::init_through(gate, nranks, &id, rank, config, until)
             }
-            _ => "its own shrink returned an error",
-        };
-        Error::Remote { rank: self.rank, peer, operation: None, text: text.into() }
-    }
-
-    /// The deadline came while another rank was missing.
-    fn late(&self, agreement: &Agreement, peers: &[Peer], started: Instant) -> Error {
-        let awaited = agreement.awaited(peers).or_else(|| {
-            (0..peers.len())
-                .find(|rank| *rank != self.rank)
-                .map(|rank| (rank, &peers[rank].announced))
-        });
-        let (peer, theirs) = awaited.map_or((self.rank, None), |(rank, a)| (rank, Some(a)));
-        let dead = |set: &RankSet| format!("{set:?}");
-        let state = match theirs {
-            Some(Announcement { phase: Phase::Proposing | Phase::Made, dead: set, .. }) => format!(
-                "rank {peer} counts {} as dead, rank {} counts {}",
-                dead(set),
-                self.rank,
-                dead(&agreement.mine().dead)
-            ),
-            _ if self.watched.pages.of(peer).life() == Life::Failed => {
-                format!("rank {peer} has failed too and has not called shrink")
+            Door::At(port) => {
+                let id = id_at(Some(port));
+                Communicator::init_unless(nranks, &id, rank, config, deadline, is_called_off)
             }
-            _ => format!("rank {peer} lives and has not called shrink"),
-        };
-        Error::Timeout {
-            rank: self.rank,
-            peer: self.watched.who(peer),
-            operation: Operation { call: "Shrink()".into(), sequence: agreement.mine().attempt },
-            waited_ms: started.elapsed().as_millis() as u64,
-            peer_state: state,
+            Door::Here => {
+                let id = id_at(None);
+                Communicator::init_unless(nranks, &id, rank, config, deadline, is_called_off)
+            }
         }
     }
+
+    /// Show the other ranks an announcement.
+    pub(super) fn announce(&self, announcement: &Announcement) {
+        self.watched.pages.mine().board.publish(announcement);
+        self.watched.publish();
+    }
+}
+
+/// The port that a gate listens at.
+pub(super) fn port_of(gate: &Gate) -> u16 {
+    gate.addresses().first().map_or(0, |address| address.port())
 }

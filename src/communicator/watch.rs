@@ -3,6 +3,7 @@
 //!
 //! Only consulted once a wait has become long, so it may read every peer's page and ask the kernel.
 
+use super::network::Publisher;
 use super::record::{self, Descriptor};
 use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
@@ -18,6 +19,8 @@ pub struct Watched {
     pub liveness: Liveness,
     pub aborted: AtomicBool,
     pub timeout: Duration,
+    /// Tells ranks on other hosts what this rank's page says, where there are any.
+    pub publisher: Option<Publisher>,
 }
 
 impl Watched {
@@ -40,6 +43,11 @@ impl Watched {
         Error::Remote { rank: self.pages.rank, peer: culprit.unwrap_or(peer), operation, text }
     }
 
+    /// This rank's page has news.
+    pub fn publish(&self) {
+        self.publisher.iter().for_each(Publisher::publish);
+    }
+
     pub fn who(&self, rank: usize) -> Who {
         let page = self.pages.of(rank);
         Who { rank, host: page.host(), pid: page.pid.load(Relaxed) }
@@ -56,8 +64,15 @@ impl Watched {
 }
 
 /// Earlier calls that are compared too: ranks that only send may all be through with a call before
-/// one of them can know that it was not the same. As many as a connection has slots (16).
-const LOOK_BACK: u64 = 16;
+/// one of them can know that it was not the same. As many as a connection has slots.
+const LOOK_BACK: u64 = super::init::DEPTH as u64;
+
+/// How often a rank that has waited so long has told other hosts: first after 50 ms, which is no
+/// ordinary wait any more, at every doubling from there, and at every second.
+fn tidings(waited_ms: u64) -> u64 {
+    (waited_ms / 50).checked_ilog2().map_or(0, |doublings| u64::from(doublings) + 1)
+        + waited_ms / 1000
+}
 
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
@@ -128,7 +143,10 @@ impl OperationWatch<'_> {
     fn note(&self, peer: usize, waited: Duration) {
         if let Some(record) = self.record_of(self.watched.pages.rank) {
             record.waiting_for.store(peer as u64 + 1, Relaxed);
-            record.waited_ms.store(waited.as_millis() as u64, Relaxed);
+            let before = record.waited_ms.swap(waited.as_millis() as u64, Relaxed);
+            if tidings(before) != tidings(waited.as_millis() as u64) {
+                self.watched.publish();
+            }
         }
     }
 

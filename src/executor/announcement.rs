@@ -86,7 +86,7 @@ pub enum Phase {
     Made = 2,
     /// It returned an error, and may try again.
     GaveUp = 3,
-    /// It ended its part in the communicator and will never take part.
+    /// It ended its part in the communicator and counts as dead.
     Closed = 4,
 }
 
@@ -97,15 +97,23 @@ pub struct Announcement {
     pub phase: Phase,
     /// The last attempt whose communicator the rank returned to its user; 0 for none.
     pub settled: u64,
-    /// Where ranks of other machines meet the rank for this attempt; 0 for nowhere.
+    /// Where ranks of other hosts meet this rank; 0 for nowhere.
     pub port: u16,
+    /// What they meet for, where they do not agree on it here; 0 for this attempt.
+    pub label: u64,
     /// The ranks it counts as dead. Never shrinks.
     pub dead: RankSet,
 }
 
 impl Announcement {
-    pub const NOTHING: Announcement =
-        Announcement { attempt: 0, phase: Phase::Idle, settled: 0, port: 0, dead: RankSet::EMPTY };
+    pub const NOTHING: Announcement = Announcement {
+        attempt: 0,
+        phase: Phase::Idle,
+        settled: 0,
+        port: 0,
+        label: 0,
+        dead: RankSet::EMPTY,
+    };
 }
 
 /// The place of an announcement in a page. Zeroed memory is [`Announcement::NOTHING`].
@@ -115,6 +123,7 @@ pub struct Board {
     version: AtomicU64,
     attempt: AtomicU64,
     settled: AtomicU64,
+    label: AtomicU64,
     phase: AtomicU32,
     port: AtomicU32,
     dead: [AtomicU64; WORDS],
@@ -130,6 +139,7 @@ impl Board {
         fence(Release);
         self.attempt.store(announcement.attempt, Relaxed);
         self.settled.store(announcement.settled, Relaxed);
+        self.label.store(announcement.label, Relaxed);
         self.phase.store(announcement.phase as u32, Relaxed);
         self.port.store(announcement.port.into(), Relaxed);
         for (cell, word) in self.dead.iter().zip(announcement.dead.0) {
@@ -146,6 +156,7 @@ impl Board {
         let announcement = Announcement {
             attempt: self.attempt.load(Relaxed),
             settled: self.settled.load(Relaxed),
+            label: self.label.load(Relaxed),
             phase: match self.phase.load(Relaxed) {
                 0 => Phase::Idle,
                 1 => Phase::Proposing,
@@ -173,6 +184,7 @@ mod tests {
             version: AtomicU64::new(0),
             attempt: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            label: AtomicU64::new(0),
             phase: AtomicU32::new(0),
             port: AtomicU32::new(0),
             dead: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -205,6 +217,7 @@ mod tests {
             phase: Phase::Made,
             settled: number,
             port: number as u16,
+            label: number,
             dead: RankSet([number; WORDS]),
         };
         std::thread::scope(|scope| {

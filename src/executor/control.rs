@@ -50,7 +50,39 @@ pub struct Record {
     pub waited_ms: AtomicU64,
 }
 
+/// A record as it travels to another machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Seen {
+    pub sequence: u64,
+    pub fingerprint: u64,
+    pub count: u64,
+    pub what: u64,
+    pub waiting_for: Option<u32>,
+    pub waited_ms: u64,
+}
+
 impl Record {
+    /// What there is to tell others of it.
+    pub fn seen(&self) -> Seen {
+        Seen {
+            sequence: self.sequence.load(Relaxed).saturating_sub(1),
+            fingerprint: self.fingerprint.load(Relaxed),
+            count: self.count.load(Relaxed),
+            what: self.what.load(Relaxed),
+            waiting_for: (self.waiting_for.load(Relaxed) as u32).checked_sub(1),
+            waited_ms: self.waited_ms.load(Relaxed),
+        }
+    }
+
+    fn reflect(&self, seen: &Seen, now: u64) {
+        let is_new = self.sequence.load(Relaxed) != seen.sequence + 1;
+        if is_new {
+            self.begin(seen.sequence, seen.fingerprint, seen.what, seen.count, now);
+        }
+        self.waiting_for.store(seen.waiting_for.map_or(0, |peer| u64::from(peer) + 1), Relaxed);
+        self.waited_ms.store(seen.waited_ms, Relaxed);
+    }
+
     #[inline]
     fn begin(&self, sequence: u64, fingerprint: u64, what: u64, count: u64, now: u64) {
         // Without it the build only times the check (see `fifo::Message::matches`).
@@ -226,6 +258,19 @@ impl Control {
         record.ended.store(now, Relaxed);
         record.waiting_for.store(0, Relaxed);
         self.open_batch.store(0, Relaxed);
+    }
+
+    /// Write into the copy of a page what its owner, on another machine, was last seen at.
+    pub fn reflect(&self, completed: u64, calls: &[Seen], batch: Option<&Seen>, now: u64) {
+        for seen in calls {
+            self.records[seen.sequence as usize % RECORDS].reflect(seen, now);
+        }
+        if let Some(seen) = batch {
+            self.batches[seen.sequence as usize % BATCHES].reflect(seen, now);
+        }
+        self.open_batch.store(batch.map_or(0, |seen| seen.sequence + 1), Relaxed);
+        // Release: pairs with the Acquire in `completed`.
+        self.completed.store(completed, Release);
     }
 
     /// Note that operation `sequence` is complete.

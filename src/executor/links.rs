@@ -65,6 +65,13 @@ pub struct Pages {
 }
 
 impl Pages {
+    /// The pages at the start of every rank's segment.
+    pub fn new(rank: usize, segments: Vec<Arc<Segment>>) -> Pages {
+        assert!(segments.iter().all(|segment| segment.bytes() >= SegmentMap::mirror_bytes()));
+        let page = |segment: &Arc<Segment>| ControlPage(segment.address().cast());
+        Pages { rank, controls: segments.iter().map(page).collect(), _segments: segments }
+    }
+
     pub fn of(&self, rank: usize) -> &Control {
         // SAFETY: the page lies in a segment that `_segments` keeps mapped.
         unsafe { &*self.controls[rank].0 }

@@ -2,7 +2,8 @@
 //!
 //! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
 //! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
-//! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`] matches point-to-point messages at run time.
+//! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`]
+//! matches point-to-point messages at run time.
 
 pub mod announcement;
 pub mod bind;

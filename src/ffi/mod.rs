@@ -15,6 +15,7 @@ mod creation;
 mod enqueue;
 pub mod handle;
 mod object;
+mod request;
 
 pub mod collective;
 pub mod config;

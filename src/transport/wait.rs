@@ -55,16 +55,17 @@ pub struct Patience {
 /// Polls without a pause: a message that is already crossing arrives within these.
 const EAGER: u32 = 64;
 
-/// Polls with a pause (10 to 40 ns each) while every rank has a core: some 40 us, several times
-/// what the slowest peer's 64 KiB step takes.
+/// Polls with a pause while every rank has a core: together longer than a peer takes for a slot of
+/// 64 KiB, the usual thing to wait for.
 const SPINS: u32 = 2000;
 
-/// Polls when ranks share cores: measured with 4 processes on 2 cores, an 8-byte exchange takes 3.0
-/// us with up to 4 polls, 6 us with 64 and 28 us with 1000, because the peer needs the core.
+/// Polls when ranks share cores: few, because the peer needs the core. With 4 processes on 2 cores
+/// an 8-byte all-reduce takes 4 us with up to 64 polls and 50 us with 1000
+/// (`benches/results/constants-2026-11-21.txt`).
 const SPINS_SHARED: u32 = 4;
 
-/// Yielding this long costs less than a futex sleep and wake (17 us in the same measurement), and a
-/// rank that has waited longer is likely to wait for milliseconds.
+/// A message that comes within this time is had without a futex's sleep and wake, which both go
+/// through the scheduler; a rank that has waited longer is likely to wait for milliseconds.
 const YIELDING: Duration = Duration::from_micros(200);
 
 /// Between two looks at the watch while yielding.

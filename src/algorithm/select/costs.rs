@@ -27,11 +27,10 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// Two near cores of an AMD EPYC (Zen 5) in November 2026: a cache line crosses in 60 ns, one
-    /// core copies 35 GB/s (read plus written), four ranks on two cores agree on 8 bytes in 2.5 us.
-    /// The wire is TCP over its loopback: 8 bytes in 4.7 us, of which a system call at each end
-    /// takes about one, and 4.9 GB/s.
-    /// Only a starting point: constants are measured at init or read from a profile.
+    /// Two near cores of an AMD EPYC: a cache line crosses in about 50 ns, one core copies 34 GB/s
+    /// (read plus written), a turn on a shared core is less than 2 us
+    /// (`benches/results/constants-2026-11-21.txt`). The wire is in the order of TCP over its
+    /// loopback. Only a starting point: constants are measured at init or read from a profile.
     fn default() -> Costs {
         Costs {
             alpha_us: 0.06,

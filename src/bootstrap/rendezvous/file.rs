@@ -358,6 +358,12 @@ mod tests {
         fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         let text = try_once(&path, &mine).unwrap_err();
         assert!(text.contains("mode 100644"), "{text}");
+        // Root alone can give a file away.
+        if std::os::unix::fs::chown(&path, Some(process::user() + 1), None).is_ok() {
+            let later = Instant::now() + Duration::from_secs(60);
+            let refused = await_id(&path, &mine, &|_| Ok(true), later).unwrap_err().to_string();
+            assert!(refused.contains("belongs to user"), "{refused}");
+        }
     }
 
     #[test]

@@ -248,6 +248,23 @@ mod tests {
     }
 
     #[test]
+    fn ranks_without_an_address_have_a_new_id_for_every_meeting_too() {
+        let lookup = |name: &str| {
+            let value = match name {
+                "OMPI_COMM_WORLD_RANK" => "0",
+                "OMPI_COMM_WORLD_SIZE" | "OMPI_COMM_WORLD_LOCAL_SIZE" => "2",
+                _ => return None,
+            };
+            Some(value.to_string())
+        };
+        let found = detect(lookup, None, None, None).unwrap();
+        let first = invite(&found, &Nobody, Instant::now()).unwrap();
+        let id = first.id.clone();
+        first.met();
+        assert_ne!(invite(&found, &Nobody, Instant::now()).unwrap().id, id);
+    }
+
+    #[test]
     fn a_host_that_is_nowhere_is_named() {
         let text = invited("tcp://nobody.invalid:5", 0, SECRET).unwrap_err().to_string();
         assert!(text.contains("nobody.invalid"), "{text}");

@@ -150,6 +150,11 @@ mod tests {
             assert!(error.contains("chmod 0600"), "{error}");
         }
         assert_eq!(with(0o600).unwrap().unwrap(), "a secret of many letters");
+        // Root alone can give a file away.
+        if std::os::unix::fs::chown(&path, Some(process::user() + 1), None).is_ok() {
+            let error = with(0o600).unwrap_err().to_string();
+            assert!(error.contains("belongs to user"), "{error}");
+        }
         std::fs::remove_file(&path).unwrap();
         let error = Secret::File(path.clone()).text().unwrap_err().to_string();
         assert!(error.contains("No such file") && error.contains("ringcomm-secret"), "{error}");

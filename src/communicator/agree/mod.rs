@@ -32,6 +32,7 @@ mod tests;
 /// announced: so the last words of the dead are seen before they are counted out.
 #[derive(Clone, Debug)]
 pub struct Peer {
+    /// It has died, or ended its part in the communicator.
     pub is_dead: bool,
     pub announced: Announcement,
 }
@@ -76,6 +77,11 @@ impl Agreement {
     /// What the others should see now.
     pub fn mine(&self) -> &Announcement {
         &self.mine
+    }
+
+    /// Where ranks of other hosts meet this one in the attempt.
+    pub fn meet_at(&mut self, port: u16) {
+        self.mine.port = port;
     }
 
     /// Look at the others, by rank; what `peers` says of this rank itself is not looked at.
@@ -178,11 +184,10 @@ impl Agreement {
         }
     }
 
-    /// A rank that lives and returned an error from this attempt, or will never come.
+    /// A rank that lives and returned an error from this attempt.
     fn absent(&self, peers: &[Peer]) -> Option<usize> {
         let absent = |theirs: &Announcement| match theirs.phase {
             Phase::GaveUp => theirs.attempt >= self.mine.attempt,
-            Phase::Closed => true,
             _ => false,
         };
         self.others(peers).find(|(_, theirs)| absent(theirs)).map(|(rank, _)| rank)

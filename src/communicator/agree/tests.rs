@@ -293,7 +293,7 @@ fn a_rank_that_gave_up_is_named_and_may_come_back() {
     peers[2] = announced(Proposing, 5);
     assert_eq!(agreement.look(&peers), Act::Make);
     assert!(!agreement.is_stale(&peers));
-    peers[2] = announced(Closed, 0);
+    peers[2] = announced(GaveUp, 5);
     assert!(agreement.is_stale(&peers));
     assert_eq!(agreement.look(&peers), Act::Absent(2));
 }

@@ -1,113 +1,143 @@
-//! The control thread: lets proved connections in and makes those that are asked for.
-#![allow(unsafe_code)]
+//! The control thread of a communicator, as the rest of it sees it.
+//!
+//! Whoever wants something leaves an order and wakes the thread; what comes of it shows on the
+//! mirrors and in the data plane's inbox. The thread ends with the [`Engine`], after it has told
+//! the neighbours this rank's last words.
 
+use super::descriptor::Event;
+use super::worker::Worker;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{Dial, Gate, Greeting, Proved, Purpose};
-use crate::error::Result;
+use crate::bootstrap::network::Gate;
+use crate::error::{Error, Result};
 use crate::executor::links::Pages;
-use crate::transport::tcp::{Connect, Inbox, LaneKeys, NewLane};
+use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::tcp;
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::*};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+/// What the control thread of a rank works with.
 pub struct Start {
     pub rank: usize,
     pub id: UniqueId,
     pub gate: Gate,
+    /// Where each rank's gate is.
     pub addresses: Vec<Vec<SocketAddr>>,
+    /// By rank: on another machine, its page is a mirror.
     pub remote: Vec<bool>,
     pub pages: Pages,
-    pub inbox: Arc<Inbox>,
+    pub inbox: Arc<tcp::Inbox>,
+    /// Data sockets to a peer.
     pub lanes: usize,
+    /// The longest that a data socket may take to come about.
     pub timeout: Duration,
 }
 
-struct Shared {
-    wanted: Mutex<Vec<usize>>,
-    stop: AtomicBool,
+/// What the thread is told, from any thread.
+pub(super) struct Orders {
+    /// Peers to connect the data plane with.
+    pub connect: Mutex<Vec<usize>>,
+    /// This rank's page has news.
+    pub publish: AtomicBool,
+    pub stop: AtomicBool,
+    pub event: Event,
+    /// What a test does to the thread.
+    #[cfg(test)]
+    pub harm: Mutex<Option<Harm>>,
 }
 
-pub struct Engine {
-    shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+#[cfg(test)]
+pub(super) enum Harm {
+    /// End without a word, as a killed process does.
+    Vanish,
+    /// Break every connection with a neighbour.
+    Cut,
 }
 
-struct Connector(Arc<Shared>);
+/// Tells the other ranks that this rank's page has news.
+#[derive(Clone)]
+pub struct Publisher(Arc<Orders>);
 
-impl Connect for Connector {
-    fn connect(&self, peer: usize) {
-        self.0.wanted.lock().push(peer);
+impl Publisher {
+    pub fn publish(&self) {
+        // Release: pairs with the Acquire in `Worker::obey`, so that the news is seen.
+        self.0.publish.store(true, Release);
+        self.0.event.raise();
     }
+}
+
+struct Connector(Arc<Orders>);
+
+impl tcp::Connect for Connector {
+    fn connect(&self, peer: usize) {
+        self.0.connect.lock().push(peer);
+        self.0.event.raise();
+    }
+}
+
+/// The control thread. Dropping it says goodbye to the neighbours and ends it.
+pub struct Engine {
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
     pub fn start(start: Start) -> Result<Engine> {
-        let shared = Arc::new(Shared { wanted: Mutex::default(), stop: AtomicBool::new(false) });
-        let theirs = shared.clone();
-        let thread = std::thread::spawn(move || run(start, &theirs));
-        Ok(Engine { shared, thread: Some(thread) })
+        let orders = Arc::new(Orders {
+            connect: Mutex::default(),
+            publish: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            event: Event::new()?,
+            #[cfg(test)]
+            harm: Mutex::default(),
+        });
+        let worker = Worker::new(start, orders.clone());
+        let spawned =
+            std::thread::Builder::new().name("ringcomm-ctl".into()).spawn(|| worker.run());
+        let thread = spawned.map_err(|error| Error::System {
+            what: "starting the control thread".into(),
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
+        Ok(Engine { orders, thread: Some(thread) })
     }
 
-    pub fn connector(&self) -> Box<dyn Connect> {
-        Box::new(Connector(self.shared.clone()))
+    /// What the data plane asks for its connections.
+    pub fn connector(&self) -> Box<dyn tcp::Connect> {
+        Box::new(Connector(self.orders.clone()))
     }
 
-    pub fn publish(&self) {}
+    /// What says that this rank's page has news.
+    pub fn publisher(&self) -> Publisher {
+        Publisher(self.orders.clone())
+    }
+
+    pub fn publish(&self) {
+        self.publisher().publish();
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    pub(super) fn harm(&self, harm: Harm) {
+        *self.orders.harm.lock() = Some(harm);
+        self.orders.event.raise();
+    }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Relaxed);
-        let _ = self.thread.take().map(|thread| thread.join());
+        // Release: pairs with the Acquire in `Worker::obey`, so that the last words are seen.
+        self.orders.stop.store(true, Release);
+        self.orders.event.raise();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said why.
+            let _ = thread.join();
+        }
     }
 }
 
-fn run(mut start: Start, shared: &Shared) {
-    let mut dials: Vec<(usize, Dial)> = Vec::new();
-    let mut fds = Vec::new();
-    while !shared.stop.load(Relaxed) {
-        for peer in std::mem::take(&mut *shared.wanted.lock()) {
-            for lane in 0..start.lanes {
-                let greeting = Greeting {
-                    purpose: Purpose::Data,
-                    rank: start.rank as u32,
-                    to: peer as u32,
-                    nranks: start.addresses.len() as u32,
-                    epoch: 0,
-                    lane: lane as u32,
-                    note: 0,
-                };
-                let deadline = Instant::now() + start.timeout;
-                dials
-                    .push((peer, Dial::new(&start.id, &start.addresses[peer], greeting, deadline)));
-            }
-        }
-        let push = |peer: usize, proved: Proved| {
-            let keys = LaneKeys { send: proved.keys.send, receive: proved.keys.receive };
-            start.inbox.push(NewLane { peer, socket: proved.socket, keys });
-        };
-        for proved in start.gate.advance() {
-            if proved.greeting.purpose == Purpose::Data {
-                push(proved.greeting.rank as usize, proved);
-            }
-        }
-        dials.retain_mut(|(peer, dial)| match dial.advance() {
-            Ok(None) => true,
-            Ok(Some(proved)) => {
-                push(*peer, proved);
-                false
-            }
-            Err(error) => {
-                start.inbox.fail(*peer, error.to_string());
-                false
-            }
-        });
-        fds.clear();
-        start.gate.poll_fds(&mut fds);
-        dials.iter().for_each(|(_, dial)| dial.poll_fds(&mut fds));
-        // SAFETY: the entries are live.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as _, 2) };
-    }
-}
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

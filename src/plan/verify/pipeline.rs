@@ -3,8 +3,8 @@
 //! An executor with deep enough connections runs slice `tick - stage` of every step at each tick,
 //! so that a rank sends its next slice before it waits for this one. Within a slice the steps keep
 //! their order, which the symbolic run has proved, and slices touch different memory: every slice
-//! under way has scratch of its own. What is left to prove is that both ends of every connection still agree on
-//! the order of messages, and that nobody waits for ever.
+//! under way has scratch of its own. What is left to prove is that both ends of every connection
+//! still agree on the order of messages, and that nobody waits for ever.
 
 use super::{Fault, Violation, Wait};
 use crate::plan::{End, Plan, Span};
