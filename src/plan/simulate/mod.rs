@@ -55,9 +55,9 @@ pub struct Wire {
     pub alpha_us: f64,
     /// A rank's own time to post or take one message.
     pub message_us: f64,
-    /// A byte's time on a host's way out, of which those of its ranks that use it have equal shares.
-    /// A rank does not wait for what it has posted, but its messages leave one after the other. A
-    /// host's way in is as wide as all others' ways out.
+    /// A byte's time on a host's way out, of which its ranks that use it have equal shares. A rank
+    /// does not wait for what it has posted, but its messages leave one after the other. A host's
+    /// way in is as wide as all others' ways out.
     pub us_per_byte: f64,
 }
 
