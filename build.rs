@@ -10,8 +10,8 @@ const SOURCES: [&str; 4] = ["src", ":!src/bin", "Cargo.toml", "Cargo.lock"];
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libringcomm.so.1");
-    // Not at every commit, which would compile everything again for a name: what does not change the
-    // library's sources leaves it what it was, of the commit that it was compiled from.
+    // Not at every commit, which would compile everything again for a name: a commit that leaves
+    // the library's sources alone leaves it what it was.
     for source in std::fs::read_dir("src").into_iter().flatten().flatten() {
         if source.path() != Path::new("src/bin") {
             println!("cargo:rerun-if-changed={}", source.path().display());

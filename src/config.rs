@@ -4,6 +4,7 @@
 //! change results or memory must be the same on all ranks; the rendezvous checks that.
 
 use crate::error::{Error, Result};
+use std::ops::RangeInclusive;
 
 /// Settings of one communicator.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,9 +21,59 @@ pub struct Config {
     pub spins: Option<u32>,
     /// A profile file with the cost model's constants; `None` measures them.
     pub profile: Option<String>,
+    /// Network interfaces between hosts: `eth,ib` by prefix, `=eth0` by name, `^docker` all but.
+    pub interfaces: Option<String>,
+    /// Ports to listen on; `None` takes what the kernel gives.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// The address family between hosts; `None` uses both.
+    pub family: Option<Family>,
+    /// How payloads between hosts are guarded.
+    pub protection: Protection,
+    /// Sockets to each peer on another host.
+    pub sockets: usize,
+    /// Ranks with the same text count as one host; `None` asks the machine.
+    pub host_id: Option<String>,
+    /// The host of every rank, by rank, instead of where it is: to try on one machine what runs
+    /// between several. Not for users, and without a variable.
+    #[doc(hidden)]
+    pub hosts: Option<Vec<usize>>,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
+
+/// An address family, to use it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+/// How payloads between hosts are guarded. All ranks of a communicator use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Protection {
+    /// TCP's own checksum, which misses one damaged segment in 65,536.
+    Clear = 0,
+    /// CRC-32C over every payload.
+    #[default]
+    Checksum = 1,
+    /// AES-256-GCM over header and payload, with keys of the connection.
+    Encrypted = 2,
+}
+
+impl Protection {
+    /// Its name in settings.
+    fn from_name(name: &str) -> std::result::Result<Protection, String> {
+        match name {
+            "clear" => Ok(Protection::Clear),
+            "checksum" => Ok(Protection::Checksum),
+            "encrypted" => Ok(Protection::Encrypted),
+            _ => Err("is no protection; use clear, checksum or encrypted".into()),
+        }
+    }
+}
+
+/// Most sockets to a peer: more than a few only cost memory and polls.
+pub const MOST_SOCKETS: usize = 16;
 
 impl Default for Config {
     fn default() -> Config {
@@ -36,6 +87,13 @@ impl Default for Config {
             algorithm: None,
             spins: None,
             profile: None,
+            interfaces: None,
+            ports: None,
+            family: None,
+            protection: Protection::default(),
+            sockets: 1,
+            host_id: None,
+            hosts: None,
             debug: 0,
         }
     }
@@ -51,7 +109,7 @@ struct Variable {
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-const VARIABLES: [Variable; 7] = [
+const VARIABLES: [Variable; 13] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
@@ -91,10 +149,67 @@ const VARIABLES: [Variable; 7] = [
         },
     },
     Variable {
+        name: "RINGCOMM_SOCKET_IFNAME",
+        help: "interfaces between hosts: eth,ib by prefix; =eth0 by name; ^docker all but",
+        set: |config, text| {
+            config.interfaces = Some(text.to_string());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "RINGCOMM_SOCKET_FAMILY",
+        help: "address family between hosts: AF_INET or AF_INET6",
+        set: |config, text| family(text).map(|family| config.family = Some(family)),
+    },
+    Variable {
+        name: "RINGCOMM_PORT_RANGE",
+        help: "ports to listen on, as 20000-20100",
+        set: |config, text| ports(text).map(|ports| config.ports = Some(ports)),
+    },
+    Variable {
+        name: "RINGCOMM_PROTECTION",
+        help: "what guards payloads between hosts: clear, checksum or encrypted",
+        set: |config, text| {
+            Protection::from_name(text).map(|protection| config.protection = protection)
+        },
+    },
+    Variable {
+        name: "RINGCOMM_SOCKETS",
+        help: "sockets to each peer on another host, 1 to 16",
+        set: |config, text| match number(text, 1)? {
+            sockets if sockets <= MOST_SOCKETS => {
+                config.sockets = sockets;
+                Ok(())
+            }
+            _ => Err(format!("must be at most {MOST_SOCKETS}")),
+        },
+    },
+    Variable {
+        name: "RINGCOMM_HOSTID",
+        help: "ranks with the same text count as one host, others as another",
+        set: |config, text| {
+            config.host_id = Some(text.to_string());
+            Ok(())
+        },
+    },
+    Variable {
         name: "RINGCOMM_DEBUG",
         help: "1 prints warnings to standard error, 2 every call",
         set: |config, text| small(text).map(|level| config.debug = level),
     },
+];
+
+/// Variables of the rendezvous, which are no settings of a communicator.
+const RENDEZVOUS: [(&str, &str); 9] = [
+    ("RINGCOMM_RANK", "this rank, where no launcher says it"),
+    ("RINGCOMM_NRANKS", "the number of ranks"),
+    ("RINGCOMM_LOCAL_RANK", "this rank among those of its machine"),
+    ("RINGCOMM_LOCAL_SIZE", "the number of ranks on this machine"),
+    ("RINGCOMM_ADDRESS", "where the ranks meet: host:port of rank 0, or a URL"),
+    ("RINGCOMM_JOB", "a name that tells this job's ranks from all others"),
+    ("RINGCOMM_RESTART", "how often the job was started again"),
+    ("RINGCOMM_SECRET", "what strangers do not know: the same text on every rank"),
+    ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
 ];
 
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
@@ -109,6 +224,24 @@ fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     let value: usize = digits.parse().map_err(|_| "is not a whole number".to_string())?;
     let value = value.checked_mul(1 << shift).ok_or("is too large")?;
     if value < least { Err(format!("must be at least {least}")) } else { Ok(value) }
+}
+
+fn family(text: &str) -> std::result::Result<Family, String> {
+    match text.trim() {
+        "AF_INET" => Ok(Family::V4),
+        "AF_INET6" => Ok(Family::V6),
+        _ => Err("is neither AF_INET nor AF_INET6".into()),
+    }
+}
+
+/// `FIRST-LAST`, or one port.
+fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (port(first), port(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(first..=last),
+        _ => Err("is not a range of ports, as 20000-20100".into()),
+    }
 }
 
 /// As [`number`], for what is counted in 32 bits.
@@ -137,7 +270,7 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        VARIABLES.iter().map(|variable| (variable.name, variable.help))
+        VARIABLES.iter().map(|variable| (variable.name, variable.help)).chain(RENDEZVOUS)
     }
 }
 
@@ -156,6 +289,15 @@ mod tests {
         .unwrap();
         assert_eq!((config.timeout_ms, config.buffer_bytes), (250, 2 << 20));
         assert!(config.deterministic);
+    }
+
+    #[test]
+    fn a_port_range_has_two_ends_in_order() {
+        assert_eq!(ports("20000-20100"), Ok(20000..=20100));
+        assert_eq!(ports("8080"), Ok(8080..=8080));
+        for bad in ["", "0", "9-8", "1-2-3", "70000", "-5", "0-9"] {
+            assert!(ports(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -6,6 +6,8 @@
 mod ends;
 #[path = "capi/exported.rs"]
 mod exported;
+#[path = "capi/forks.rs"]
+mod forks;
 #[path = "capi/moments.rs"]
 mod moments;
 #[path = "capi/registrations.rs"]

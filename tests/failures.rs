@@ -11,6 +11,7 @@ use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
+use support::holdings::Holdings;
 use support::processes::{Ranks, say};
 use support::scratch::{ROOM, Scratch, run};
 use support::{Case, Prepared, Random, config, on_threads, small_slots};
@@ -20,27 +21,6 @@ fn any_call(scratch: &mut Scratch, nranks: usize, random: &mut Random) -> Call<'
     let collective = random.pick(&Collective::ALL);
     let count = random.pick(&[1, 100, 3000, ROOM]);
     Call { root: random.below(nranks), ..scratch.call(collective, count) }
-}
-
-/// What a process holds: descriptors, threads, mapped files without a name.
-#[derive(Debug, PartialEq)]
-struct Holdings {
-    descriptors: usize,
-    threads: usize,
-    mapped_files: usize,
-}
-
-impl Holdings {
-    fn now() -> Holdings {
-        let entries = |path: &str| std::fs::read_dir(path).expect(path).count();
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-        assert!(!maps.contains("/dev/shm"), "a file in /dev/shm is mapped");
-        Holdings {
-            descriptors: entries("/proc/self/fd"),
-            threads: entries("/proc/self/task"),
-            mapped_files: maps.lines().filter(|line| line.contains("memfd:")).count(),
-        }
-    }
 }
 
 /// A rank of the killing test: works until a call fails; its last word is the error.
@@ -88,7 +68,7 @@ fn survivors_of_200_kills_name_the_dead_rank_and_the_operation_and_hold_nothing(
         for rank in (0..nranks).filter(|rank| *rank != victim) {
             let (at, text) = ranks.hear(rank, deadline);
             delays.push(at.saturating_duration_since(killed));
-            let dead = format!("rank {victim} (pid {}) died", ranks.pid(victim));
+            let dead = ranks.who(victim) + " died";
             assert!(text.contains(&dead), "round {round}, rank {rank} of {nranks}: {text}");
             assert!(text.contains('#') && text.contains('('), "no operation is named: {text}");
         }

@@ -326,6 +326,30 @@ fn a_damaged_profile_is_refused_with_its_line_and_reason() {
     expect(1, "--save-profile /nowhere/machine.profile");
 }
 
+/// Between processes what runs depends on the memory: the explanation tells what has run, and what
+/// would have.
+#[test]
+fn an_explanation_names_what_runs_in_registered_memory_too() {
+    // Where a message costs nothing, an 8 MiB sum is read where it lies if it can be.
+    let folder = Folder::new("explain");
+    let profile = folder.file("machine.profile");
+    let text = "alpha_us = 0\nmessage_us = 0\ncopy_us_per_byte = 1e-4\nreduce_us_per_byte = 1e-4\n\
+                switch_us = 0\ncores = 2\n";
+    std::fs::write(&profile, text).unwrap();
+    let explained = |more: &str| {
+        let run = "--procs 2 --explain -b 8M -e 8M --placement out";
+        let (table, _) = expect(0, &format!("{run} --profile {profile} {SMALL} {more}"));
+        table.lines().find(|line| line.contains(" over ")).unwrap().to_string()
+    };
+    let ordinary = explained("");
+    assert!(ordinary.contains(" over process staged, "), "{ordinary}");
+    let (_, other) = ordinary.split_once("; registered: ").expect(&ordinary);
+    let (algorithm, _) = other.split_once(" over process mapped, predicted ").expect(&ordinary);
+    let registered = explained("--register");
+    assert!(registered.contains(&format!(" {algorithm} over process mapped, ")), "{registered}");
+    assert!(!registered.contains("registered: "), "{registered}");
+}
+
 #[test]
 fn comma_separated_values_have_the_output_to_themselves() {
     let (out, _) = expect(0, &format!("-t 2 -b 8 -e 8 {SMALL} --csv"));

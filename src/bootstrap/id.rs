@@ -8,12 +8,15 @@ use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::Range;
 
 const MAGIC: [u8; 8] = *b"ringcomm";
 const VERSION: u16 = 1;
 /// Only ranks of the machine that made the id can meet; the address area is zero.
 const THIS_MACHINE_ONLY: u16 = 1;
+/// Ranks meet at one of the addresses in the address area.
+const NETWORK: u16 = 2;
 
 const VERSION_AT: Range<usize> = 8..10;
 const FLAGS_AT: Range<usize> = 10..12;
@@ -21,6 +24,11 @@ const SECRET_AT: Range<usize> = 12..44;
 const NONCE_AT: Range<usize> = 44..60;
 /// Room for a network rendezvous: an IPv6 address, port and scope, and as much again.
 const ADDRESS_AT: Range<usize> = 60..120;
+/// Bytes of one address: family (4, 6; 0 for none), a zero, port, the IP, scope.
+const ADDRESS_BYTES: usize = 24;
+/// Addresses that an id can carry.
+pub(super) const MOST_ADDRESSES: usize = 2;
+const _: () = assert!(MOST_ADDRESSES * ADDRESS_BYTES <= ADDRESS_AT.end - ADDRESS_AT.start);
 const CHECKSUM_AT: Range<usize> = 120..128;
 
 /// The 128 bytes that lead the ranks of one communicator together, a 32-byte secret among them.
@@ -34,6 +42,51 @@ impl UniqueId {
         random(&mut drawn)?;
         let (secret, nonce) = drawn.split_at(SECRET_AT.len());
         Ok(UniqueId::assemble(THIS_MACHINE_ONLY, secret, nonce, &[0; 60]))
+    }
+
+    /// A new id whose ranks meet over the network at `addresses`, best first; at most two travel.
+    pub fn at(addresses: &[SocketAddr]) -> Result<UniqueId> {
+        Ok(UniqueId::generate()?.moved_to(addresses))
+    }
+
+    /// The id of a secret that the ranks share already, for ranks that meet at `addresses`.
+    /// The addresses are not part of what is proved: ranks may know the place by different ones.
+    pub fn from_secret(secret: &[u8], label: &[u8], addresses: &[SocketAddr]) -> UniqueId {
+        let blank = UniqueId::assemble(THIS_MACHINE_ONLY, &[0; 32], &[0; 16], &[0; 60]);
+        let key = blank.mac("shared secret", &[secret]);
+        let keyed = UniqueId::assemble(THIS_MACHINE_ONLY, &key, &[0; 16], &[0; 60]);
+        keyed.derive_at(label, addresses)
+    }
+
+    /// As [`UniqueId::derive`], for ranks that meet at other addresses.
+    pub fn derive_at(&self, label: &[u8], addresses: &[SocketAddr]) -> UniqueId {
+        self.derive(label).moved_to(addresses)
+    }
+
+    /// The same secret, for ranks that meet at `addresses`: over the network, unless it is empty.
+    pub(super) fn moved_to(&self, addresses: &[SocketAddr]) -> UniqueId {
+        let mut area = [0; ADDRESS_AT.end - ADDRESS_AT.start];
+        for (cell, address) in area.chunks_exact_mut(ADDRESS_BYTES).zip(addresses) {
+            cell.copy_from_slice(&encode_address(address));
+        }
+        let flags = if addresses.is_empty() { THIS_MACHINE_ONLY } else { NETWORK };
+        UniqueId::assemble(flags, &self.0[SECRET_AT], &self.0[NONCE_AT], &area)
+    }
+
+    /// Where the ranks meet over the network, best first; empty if they share a machine.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        let cells = self.0[ADDRESS_AT].chunks_exact(ADDRESS_BYTES);
+        cells.filter_map(|cell| decode_address(cell).ok().flatten()).collect()
+    }
+
+    /// Whether the address area says what the flags say, in the one way to write it.
+    fn has_consistent_area(&self, flags: u16) -> bool {
+        let area = &self.0[ADDRESS_AT];
+        if flags == THIS_MACHINE_ONLY {
+            return area.iter().all(|byte| *byte == 0);
+        }
+        let addresses = self.addresses();
+        !addresses.is_empty() && self.moved_to(&addresses).0[ADDRESS_AT] == *area
     }
 
     fn assemble(flags: u16, secret: &[u8], nonce: &[u8], address: &[u8]) -> UniqueId {
@@ -66,13 +119,17 @@ impl UniqueId {
             return Err(Error::argument(format!("the unique id was damaged on its way; {hint}")));
         }
         let flags = u16::from_le_bytes([bytes[10], bytes[11]]);
-        if flags != THIS_MACHINE_ONLY {
+        if flags != THIS_MACHINE_ONLY && flags != NETWORK {
             return Err(Error::argument(format!(
                 "the unique id has flags {flags:#x}, which this library does not know; \
                  use the same ringcomm on every rank"
             )));
         }
-        Ok(UniqueId(*bytes))
+        let id = UniqueId(*bytes);
+        if !id.has_consistent_area(flags) {
+            return Err(Error::argument(format!("the unique id holds no valid address; {hint}")));
+        }
+        Ok(id)
     }
 
     pub fn as_bytes(&self) -> &[u8; 128] {
@@ -116,6 +173,48 @@ fn checksum(bytes: &[u8; 128]) -> [u8; 8] {
     digest[..8].try_into().expect("eight of thirty-two bytes")
 }
 
+/// One address as 24 bytes, little endian.
+pub(super) fn encode_address(address: &SocketAddr) -> [u8; ADDRESS_BYTES] {
+    let mut bytes = [0; ADDRESS_BYTES];
+    bytes[2..4].copy_from_slice(&address.port().to_le_bytes());
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes[0] = 4;
+            bytes[4..8].copy_from_slice(&v4.ip().octets());
+        }
+        SocketAddr::V6(v6) => {
+            bytes[0] = 6;
+            bytes[4..20].copy_from_slice(&v6.ip().octets());
+            bytes[20..].copy_from_slice(&v6.scope_id().to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// The address in 24 bytes, `None` for 24 zeroes.
+pub(super) fn decode_address(
+    bytes: &[u8],
+) -> std::result::Result<Option<SocketAddr>, &'static str> {
+    let bytes: &[u8; ADDRESS_BYTES] = bytes.try_into().map_err(|_| "an address cut short")?;
+    let port = u16::from_le_bytes([bytes[2], bytes[3]]);
+    let address = match bytes[0] {
+        0 => None,
+        4 => {
+            let ip: [u8; 4] = bytes[4..8].try_into().expect("four bytes");
+            Some(SocketAddr::new(IpAddr::from(ip), port))
+        }
+        6 => {
+            let ip: [u8; 16] = bytes[4..20].try_into().expect("sixteen bytes");
+            let scope = u32::from_le_bytes(bytes[20..].try_into().expect("four bytes"));
+            Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope)))
+        }
+        _ => return Err("an address of unknown family"),
+    };
+    // There is one way to write an address.
+    let same = address.map_or([0; ADDRESS_BYTES], |address| encode_address(&address)) == *bytes;
+    if same { Ok(address) } else { Err("an address with bytes that mean nothing") }
+}
+
 impl PartialEq for UniqueId {
     /// In constant time: the bytes hold a secret.
     fn eq(&self, other: &UniqueId) -> bool {
@@ -156,9 +255,9 @@ mod tests {
         assert!(refused(&|b| b.fill(0)).contains("not a unique id"));
         assert!(refused(&|b| b[8] = 9).contains("version 9"));
         assert!(refused(&|b| b[20] ^= 1).contains("damaged"));
-        let later = UniqueId::assemble(2, &[1; 32], &[2; 16], &[0; 60]);
+        let later = UniqueId::assemble(4, &[1; 32], &[2; 16], &[0; 60]);
         let error = UniqueId::from_bytes(later.as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("flags 0x2"), "{error}");
+        assert!(error.contains("flags 0x4"), "{error}");
     }
 
     #[test]
@@ -168,6 +267,45 @@ mod tests {
         assert_ne!(one.derive(b"split 1"), one.derive(b"split 2"));
         assert_ne!(one.derive(b"split 1"), two.derive(b"split 1"));
         UniqueId::from_bytes(one.derive(b"").as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn addresses_travel_in_the_id() {
+        let addresses: [SocketAddr; 2] =
+            ["10.1.2.3:4000".parse().unwrap(), "[fe80::1%7]:4000".parse().unwrap()];
+        let id = UniqueId::at(&addresses).unwrap();
+        assert_eq!(id.addresses(), addresses);
+        assert_eq!(UniqueId::from_bytes(id.as_bytes()).unwrap().addresses(), addresses);
+        assert_eq!(id.derive(b"split").addresses(), addresses);
+        let moved = id.derive_at(b"split", &addresses[1..]);
+        assert_eq!(moved.addresses(), addresses[1..]);
+        assert_eq!(moved.mac("x", &[]), id.derive(b"split").mac("x", &[]));
+        assert_eq!(UniqueId::generate().unwrap().addresses(), []);
+        let (one, two) = (&addresses[..1], &addresses[1..]);
+        let shared = |secret: &[u8], label: &[u8]| UniqueId::from_secret(secret, label, one);
+        assert_eq!(shared(b"s", b"a"), shared(b"s", b"a"));
+        assert_ne!(shared(b"s", b"a"), shared(b"t", b"a"));
+        assert_ne!(shared(b"s", b"a"), shared(b"s", b"b"));
+        let elsewhere = UniqueId::from_secret(b"s", b"a", two);
+        assert_eq!(shared(b"s", b"a").mac("x", &[]), elsewhere.mac("x", &[]));
+    }
+
+    #[test]
+    fn an_area_that_contradicts_the_flags_is_refused() {
+        let address: SocketAddr = "10.1.2.3:4000".parse().unwrap();
+        let mut area = [0; 60];
+        let refused = |flags, area: &[u8]| {
+            let id = UniqueId::assemble(flags, &[1; 32], &[2; 16], area);
+            UniqueId::from_bytes(id.as_bytes()).is_err()
+        };
+        assert!(refused(NETWORK, &area));
+        area[..24].copy_from_slice(&encode_address(&address));
+        assert!(!refused(NETWORK, &area) && refused(THIS_MACHINE_ONLY, &area));
+        for wrong in [1, 12, 23, 59] {
+            let mut area = area;
+            area[wrong] = 1;
+            assert!(refused(NETWORK, &area), "byte {wrong}");
+        }
     }
 
     #[test]

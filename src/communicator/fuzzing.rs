@@ -1,6 +1,6 @@
 //! Doors for the fuzz targets to what takes a peer's words, and is nobody else's to call.
 
-use super::init::Introduction;
+use super::introduction::Introduction;
 use super::memory::Memory;
 use super::record::Descriptor;
 use super::watch::{OperationWatch, Watched};
@@ -44,8 +44,10 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
     let watched = Watched {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
+        publisher: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
+        publisher: None,
     };
     if let Some(error) = watched.trouble() {
         return Err(error);

@@ -19,7 +19,7 @@ use std::time::Duration;
 const CAPACITY: usize = 256;
 
 /// Looks at the queue before the worker goes to sleep, and at the counter before a waiting caller
-/// does: a few microseconds, what waking a thread costs.
+/// does: over sooner than a thread is woken.
 const SPINS: usize = 200;
 
 /// Between two looks of a waiting caller at what no completion announces (an abort): unnoticed by

@@ -151,6 +151,7 @@ mod tests {
             debug: 2,
             algorithm: Some("ring".into()),
             profile: Some("costs".into()),
+            ..Config::default()
         };
         assert_eq!(config.unwrap(), wanted);
     }

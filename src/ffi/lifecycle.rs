@@ -162,15 +162,21 @@ pub unsafe extern "C" fn ringCommSplit(
     })
 }
 
-/// Make a communicator of the ranks that are not in `excludeRanksList`, in their old order.
+/// Make a communicator of the ranks that are left, in their old order.
 ///
-/// The ranks that stay call it with the same list; those excluded need not take part and may be
-/// dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
-/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the
-/// call returns at once and `ringGroupEnd` does it.
+/// An `excludeRanksCount` of 0 leaves out the dead and those who destroyed `comm`: the survivors
+/// agree on which ranks those are, also where more die meanwhile. A rank that lives and does not
+/// call is waited for. Else
+/// exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
+/// list; those excluded need not take part and may be dead.
+///
+/// `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is running on
+/// `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call returns
+/// at once and `ringGroupEnd` does it.
 ///
 /// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
-/// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
+/// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come;
+/// `ringRemoteError` where it gave up, or died though the list keeps it.
 ///
 /// # Safety
 /// `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
@@ -270,7 +276,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
     run(|| {
         // The value stays where it is until the waiting is over, so that abort can end it.
         let none = || object::not_a("communicator", comm.cast());
-        releasable(&COMMUNICATORS.enter(comm.cast()).ok_or_else(none)?.communicator)?;
+        releasable(&object::enter(comm)?.communicator)?;
         let closing = COMMUNICATORS.bar(comm.cast()).ok_or_else(none)?;
         closing.settle();
         let finalized = match closing.communicator.async_error() {
@@ -297,6 +303,7 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
         let inside = COMMUNICATORS
             .enter_alive(comm.cast())
             .ok_or_else(|| object::not_a("communicator", comm.cast()))?;
+        inside.communicator.check_process()?;
         inside.communicator.abort();
         drop(inside);
         // Where another thread is destroying it already, that one gives the memory back.

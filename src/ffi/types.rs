@@ -232,4 +232,12 @@ pub struct ringExplain_t {
     pub sliceBytes: usize,
     /// The cost model's time, in microseconds.
     pub predictedUs: f64,
+    /// What runs instead, in the ranks' own buffers, where all of those of the call are memory that
+    /// processes share (`ringMemAlloc`, `ringCommRegister`), closed by a NUL; empty where that
+    /// changes nothing.
+    pub directAlgorithm: [c_char; RING_NAME_BYTES],
+    /// The cost model's time for that, in microseconds; 0 where the name is empty.
+    pub directPredictedUs: f64,
+    /// 1 where that also holds for a call in place, else 0.
+    pub directInPlace: usize,
 }

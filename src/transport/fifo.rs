@@ -85,8 +85,8 @@ struct Freed(AtomicU64);
 const _: () = assert!(size_of::<Header>() == 64 && size_of::<Freed>() == 128);
 
 /// Payload bytes from which going round the whole ring pays: the first line then comes from the
-/// shared cache, 130 ns, and every further one saves 5 ns (measured between near cores of an AMD
-/// EPYC).
+/// shared cache, which takes longer, and every further one saves a little of that: these 32
+/// lines win it back.
 const MOVING_LEAST: usize = 2048;
 
 /// Bytes of a cache line.
@@ -128,8 +128,7 @@ impl Ring {
     ///
     /// A payload of [`MOVING_LEAST`] bytes that leaves room in its slot moves on with every lap of
     /// the ring, so that messages of any such size go round all of its memory: a line that both
-    /// caches have let go is written and read about twice as fast as one that the reader has just
-    /// read.
+    /// caches have let go is written and read faster than one that the reader has just read.
     #[inline]
     fn payload(&self, place: &Place, length: usize) -> *mut u8 {
         let header = std::ptr::from_ref(self.header(place.index)).cast_mut().cast::<u8>();

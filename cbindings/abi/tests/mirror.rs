@@ -67,7 +67,7 @@ fn every_structure_has_the_same_layout_in_c_and_rust() {
         }
         ringExplain_t {
             size, magic, version, algorithm, transport, channels, chunks, slices, sliceBytes,
-            predictedUs,
+            predictedUs, directAlgorithm, directPredictedUs, directInPlace,
         }
     };
     assert_eq!(in_c.0, in_rust);

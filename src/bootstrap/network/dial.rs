@@ -1,0 +1,238 @@
+//! Connecting to a gate: try its addresses in turn until one lets us in or the deadline has come.
+//!
+//! A gate may be late, full, or reached by another address than the first: every way in which one
+//! attempt can fail leads to the next. What failed last is in the error.
+
+use super::greeting::Greeting;
+use super::handshake::{Handshake, Keys, Secret};
+use super::lobby::{Arrival, Broken, shake};
+use super::socket::{Kernel, Socket, entry};
+use super::stream::Network;
+use crate::bootstrap::UniqueId;
+use crate::error::{Error, Result};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// A connection whose other end holds the secret, and knows that this end does.
+pub struct Proved {
+    /// Non-blocking, closed on exec, sends small messages at once.
+    pub socket: OwnedFd,
+    pub greeting: Greeting,
+    pub keys: Keys,
+    pub address: SocketAddr,
+}
+
+impl From<Arrival<Socket>> for Proved {
+    fn from(arrival: Arrival<Socket>) -> Proved {
+        let Arrival { stream, greeting, keys, address } = arrival;
+        Proved { socket: stream.into_fd(), greeting, keys, address }
+    }
+}
+
+/// The longest that one attempt takes where there are other addresses to try: a connection over a
+/// wide network and its handshake take a tenth, a lost first packet is sent again after a second.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// Pauses between rounds through the addresses: a process that is just starting is soon there, and
+/// a thousand ranks that wait for a late one must not keep its machine busy.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+enum State<S> {
+    Pausing { until: Instant },
+    Shaking { stream: S, handshake: Box<Handshake>, since: Instant },
+}
+
+/// A dial without its sockets.
+pub struct Dialling<S> {
+    secret: Secret,
+    to: Vec<SocketAddr>,
+    greeting: Greeting,
+    started: Instant,
+    deadline: Instant,
+    /// The peer was listening: where every address refuses, it is gone.
+    was_open: bool,
+    state: State<S>,
+    attempts: usize,
+    pause: Duration,
+    /// Addresses of this round that were refused.
+    refused: usize,
+    /// Why the last attempt failed.
+    last: Option<(SocketAddr, Broken)>,
+}
+
+impl<S: super::stream::Stream> Dialling<S> {
+    pub fn new(
+        secret: Secret,
+        to: &[SocketAddr],
+        greeting: Greeting,
+        now: Instant,
+        deadline: Instant,
+    ) -> Dialling<S> {
+        Dialling {
+            secret,
+            to: to.to_vec(),
+            greeting,
+            started: now,
+            deadline,
+            was_open: false,
+            state: State::Pausing { until: now },
+            attempts: 0,
+            pause: FIRST_PAUSE,
+            refused: 0,
+            last: None,
+        }
+    }
+
+    pub fn where_open(self) -> Dialling<S> {
+        Dialling { was_open: true, ..self }
+    }
+
+    /// Go on; the connection once the other end has let us in.
+    pub fn advance(
+        &mut self,
+        now: Instant,
+        network: &mut impl Network<Stream = S>,
+    ) -> Result<Option<Arrival<S>>> {
+        loop {
+            if now >= self.deadline || self.to.is_empty() {
+                return Err(self.failure(now));
+            }
+            match &mut self.state {
+                State::Pausing { until } if now < *until => return Ok(None),
+                State::Pausing { .. } => self.begin(now, network)?,
+                State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
+                    Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
+                    Ok(None) if self.to.len() > 1 && now >= *since + ATTEMPT => {
+                        self.next(now, Broken::Network(std::io::ErrorKind::TimedOut.into()))?;
+                    }
+                    Ok(None) => return Ok(None),
+                    Err(broken) => self.next(now, broken)?,
+                },
+            }
+        }
+    }
+
+    fn current(&self) -> SocketAddr {
+        self.to[self.attempts % self.to.len()]
+    }
+
+    fn begin(&mut self, now: Instant, network: &mut impl Network<Stream = S>) -> Result<()> {
+        match network.connect(&self.current()) {
+            Ok(stream) => {
+                let handshake = Handshake::caller(&self.secret, &self.greeting)
+                    .map_err(|why| Error::Internal(why.into()))?;
+                let handshake = Box::new(handshake);
+                self.state = State::Shaking { stream, handshake, since: now };
+                Ok(())
+            }
+            Err(error) => self.next(now, Broken::Network(error)),
+        }
+    }
+
+    /// The attempt failed: the next address, or a pause after the last.
+    fn next(&mut self, now: Instant, broken: Broken) -> Result<()> {
+        let gone = matches!(&broken, Broken::Network(error)
+            if error.raw_os_error() == Some(libc::ECONNREFUSED));
+        self.refused += usize::from(gone);
+        self.last = Some((self.current(), broken));
+        self.attempts += 1;
+        let mut until = now;
+        if self.attempts.is_multiple_of(self.to.len()) {
+            if self.was_open && self.refused == self.to.len() {
+                return Err(self.failure(now));
+            }
+            self.refused = 0;
+            until = now + self.pause;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        self.state = State::Pausing { until };
+        Ok(())
+    }
+
+    fn through(&mut self, now: Instant, keys: Keys) -> Arrival<S> {
+        let address = self.current();
+        let pausing = State::Pausing { until: now };
+        let State::Shaking { stream, .. } = std::mem::replace(&mut self.state, pausing) else {
+            unreachable!("keys come from a handshake")
+        };
+        Arrival { stream, greeting: self.greeting.clone(), keys, address }
+    }
+
+    fn failure(&self, now: Instant) -> Error {
+        let Greeting { rank, to, .. } = self.greeting;
+        let whom =
+            if to == super::greeting::ANYONE { "the root".into() } else { format!("rank {to}") };
+        let waited_ms = now.saturating_duration_since(self.started).as_millis();
+        let places: Vec<String> = self.to.iter().map(SocketAddr::to_string).collect();
+        let places = places.join(", ");
+        let (why, errno) = match &self.last {
+            Some((at, Broken::Refused(why))) => (format!("; at {at} there is {why}"), libc::EPROTO),
+            Some((at, Broken::Network(error))) => match error.raw_os_error() {
+                Some(errno) => (format!("; last tried {at}"), errno),
+                None => {
+                    (format!("; {at} was reached and hung up or said nothing"), libc::ETIMEDOUT)
+                }
+            },
+            None => (String::new(), libc::ETIMEDOUT),
+        };
+        Error::System {
+            what: format!("rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{why}"),
+            errno,
+        }
+    }
+
+    /// The stream of the attempt that is under way, with whether it has something to send.
+    pub fn stream(&self) -> Option<(&S, bool)> {
+        match &self.state {
+            State::Shaking { stream, handshake, .. } => {
+                Some((stream, !handshake.outgoing().is_empty()))
+            }
+            State::Pausing { .. } => None,
+        }
+    }
+
+    /// When [`Dialling::advance`] has something to do though nothing arrives.
+    pub fn next_deadline(&self) -> Instant {
+        match &self.state {
+            State::Pausing { until } => (*until).min(self.deadline),
+            State::Shaking { since, .. } if self.to.len() > 1 => {
+                (*since + ATTEMPT).min(self.deadline)
+            }
+            State::Shaking { .. } => self.deadline,
+        }
+    }
+}
+
+/// A non-blocking connection to a gate.
+pub struct Dial(Dialling<Socket>);
+
+impl Dial {
+    /// Dial `to`, best address first, and retry until `deadline`.
+    pub fn new(id: &UniqueId, to: &[SocketAddr], greeting: Greeting, deadline: Instant) -> Dial {
+        let to = Kernel.routes(to);
+        Dial(Dialling::new(Secret::new(id), &to, greeting, Instant::now(), deadline))
+    }
+
+    /// The gate is known to have been open: an error at once where every address refuses, since
+    /// the process behind it is gone.
+    pub fn where_open(self) -> Dial {
+        Dial(self.0.where_open())
+    }
+
+    pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
+        into.extend(self.0.stream().map(|(socket, sending)| {
+            entry(socket.raw(), if sending { libc::POLLOUT } else { libc::POLLIN })
+        }));
+    }
+
+    pub fn next_deadline(&self) -> Instant {
+        self.0.next_deadline()
+    }
+
+    /// Go on; the connection once the other end has let us in, an error at the deadline.
+    pub fn advance(&mut self) -> Result<Option<Proved>> {
+        Ok(self.0.advance(Instant::now(), &mut Kernel)?.map(Proved::from))
+    }
+}

@@ -1,0 +1,215 @@
+//! A rank's gate: the listener that its peers come to.
+
+use super::dial::Proved;
+use super::handshake::Secret;
+use super::interface;
+use super::lobby::{Lobby, Tally};
+use super::socket::{Listener, Socket, entry};
+use crate::bootstrap::UniqueId;
+use crate::config::{Config, Family};
+use crate::error::{Error, Result};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Instant;
+
+/// How ranks reach each other over the network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// `RINGCOMM_SOCKET_IFNAME`, in NCCL's syntax.
+    pub interfaces: Option<String>,
+    /// `RINGCOMM_PORT_RANGE`.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// `RINGCOMM_SOCKET_FAMILY`.
+    pub family: Option<Family>,
+}
+
+impl From<&Config> for NetworkConfig {
+    fn from(config: &Config) -> NetworkConfig {
+        NetworkConfig {
+            interfaces: config.interfaces.clone(),
+            ports: config.ports.clone(),
+            family: config.family,
+        }
+    }
+}
+
+/// A listener, and the callers that have not proved themselves yet. It never waits on one of them.
+pub struct Gate {
+    listener: Listener,
+    addresses: Vec<SocketAddr>,
+    /// Every address of this machine serves, not only one.
+    everywhere: bool,
+    lobby: Lobby<Socket>,
+    /// Proved, and not yet taken by the one they are for.
+    kept: Vec<Proved>,
+    /// Its rank introduces the others, by whatever address they come.
+    is_root: bool,
+}
+
+impl Gate {
+    /// Listen for holders of the id's secret, at an address of this machine's choosing.
+    pub fn open(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
+        let all = interface::interfaces()?;
+        let wish = config.interfaces.as_deref();
+        let chosen = interface::choose(&all, wish, config.family)?;
+        let at = match chosen[..] {
+            [one] => one,
+            // With nothing but loopback, nothing but loopback is served.
+            [one, ..] if chosen.iter().all(|address| address.ip().is_loopback()) => one,
+            _ if chosen.iter().any(SocketAddr::is_ipv6) => {
+                SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0)
+            }
+            _ => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        };
+        let listener = listen(at, config.ports.clone())?;
+        let everywhere = at.ip().is_unspecified();
+        let reached = if everywhere { chosen } else { vec![at] };
+        Ok(Gate::with(id, listener, reached, everywhere))
+    }
+
+    /// Listen at one address, for a rendezvous at a place that the user names. An unspecified IP
+    /// serves every address of the machine.
+    pub fn open_at(id: &UniqueId, at: SocketAddr, config: &NetworkConfig) -> Result<Gate> {
+        let listener = Listener::bind(&at).map_err(|error| refused_port(&at, &error))?;
+        let everywhere = at.ip().is_unspecified();
+        let reached = if everywhere {
+            let all = interface::interfaces()?;
+            let family = at.is_ipv4().then_some(Family::V4).or(config.family);
+            interface::choose(&all, config.interfaces.as_deref(), family)?
+        } else {
+            vec![at]
+        };
+        Ok(Gate::with(id, listener, reached, everywhere))
+    }
+
+    fn with(id: &UniqueId, listener: Listener, reached: Vec<SocketAddr>, everywhere: bool) -> Gate {
+        let port = listener.port();
+        let with_port = |mut address: SocketAddr| {
+            address.set_port(port);
+            address
+        };
+        let addresses = reached.into_iter().map(with_port).collect();
+        let lobby = Lobby::new(Secret::new(id));
+        Gate { listener, addresses, everywhere, lobby, kept: Vec::new(), is_root: false }
+    }
+
+    /// Where it can be reached, best first; never loopback unless that is all there is.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// From now on callers that mean another rank are turned away.
+    pub fn set_rank(&mut self, rank: usize) {
+        self.lobby.set_rank(rank as u32);
+    }
+
+    /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
+    /// not know of itself (behind a translator, or a service's).
+    pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
+        let addresses = id.addresses();
+        let Some(first) = addresses.first() else {
+            return Err(Error::Internal("an id without an address has no root".into()));
+        };
+        let own: Vec<IpAddr> =
+            interface::interfaces()?.iter().map(|interface| interface.address.ip()).collect();
+        let here = addresses.iter().find(|address| own.contains(&address.ip()));
+        let anywhere: IpAddr = match first.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let at = here.copied().unwrap_or(SocketAddr::new(anywhere, first.port()));
+        let mut gate = Gate::open_at(id, at, config)?;
+        gate.is_root = true;
+        Ok(gate)
+    }
+
+    /// Whether one of `addresses` leads here.
+    pub fn is_at(&self, addresses: &[SocketAddr]) -> Result<bool> {
+        if self.is_root {
+            return Ok(true);
+        }
+        let same = |address: &SocketAddr| {
+            let mine = self
+                .addresses
+                .iter()
+                .any(|own| (own.ip(), own.port()) == (address.ip(), address.port()));
+            mine && address.port() == self.listener.port()
+        };
+        if addresses.iter().any(same) {
+            return Ok(true);
+        }
+        let port = self.listener.port();
+        let mut near = addresses.iter().filter(|address| address.port() == port).peekable();
+        if !self.everywhere || near.peek().is_none() {
+            return Ok(false);
+        }
+        let all = interface::interfaces()?;
+        Ok(near.any(|address| all.iter().any(|own| own.address.ip() == address.ip())))
+    }
+
+    /// What to poll before the next [`Gate::advance`].
+    pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
+        if self.lobby.is_open(Instant::now()) {
+            into.push(entry(self.listener.raw(), libc::POLLIN));
+        }
+        into.extend(self.lobby.callers().map(|(socket, sending)| {
+            entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
+        }));
+    }
+
+    /// When [`Gate::advance`] has something to do though nothing arrives.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        if self.kept.is_empty() { self.lobby.next_deadline(now) } else { Some(now) }
+    }
+
+    /// Go on with every caller that can, and give out those that have proved themselves. A caller
+    /// that was cut off in its last moment may come again: of two with one greeting the later
+    /// counts.
+    pub fn advance(&mut self) -> Vec<Proved> {
+        let mut proved = std::mem::take(&mut self.kept);
+        let arrived = self.lobby.advance(Instant::now(), || self.listener.accept());
+        proved.extend(arrived.into_iter().map(Proved::from));
+        proved
+    }
+
+    /// Keep what is for somebody else; the next [`Gate::advance`] gives it out again.
+    pub(super) fn keep(&mut self, proved: Vec<Proved>) {
+        self.kept.extend(proved);
+    }
+
+    /// How many callers were let in, refused and put out so far.
+    pub fn tally(&self) -> Tally {
+        self.lobby.tally
+    }
+}
+
+/// Listen at a port of the range, the first that is free.
+fn listen(mut at: SocketAddr, ports: Option<RangeInclusive<u16>>) -> Result<Listener> {
+    let Some(ports) = ports else {
+        at.set_port(0);
+        return Listener::bind(&at).map_err(|error| refused_port(&at, &error));
+    };
+    for port in ports.clone() {
+        at.set_port(port);
+        match Listener::bind(&at) {
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
+            bound => return bound.map_err(|error| refused_port(&at, &error)),
+        }
+    }
+    Err(Error::System {
+        what: format!(
+            "listening at {}: every port of RINGCOMM_PORT_RANGE={}-{} is taken",
+            at.ip(),
+            ports.start(),
+            ports.end()
+        ),
+        errno: libc::EADDRINUSE,
+    })
+}
+
+fn refused_port(at: &SocketAddr, error: &io::Error) -> Error {
+    let errno = error.raw_os_error().unwrap_or(0);
+    Error::System { what: format!("listening at {at}"), errno }
+}

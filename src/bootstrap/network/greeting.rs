@@ -1,0 +1,87 @@
+//! Who calls and what for: the encrypted payload of a connection's first message.
+
+use super::Refusal;
+
+/// Bytes of an encoded greeting.
+pub const GREETING: usize = 32;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Purpose {
+    Meet = 1,
+    Control = 2,
+    Data = 3,
+}
+
+/// Who calls and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    pub purpose: Purpose,
+    pub rank: u32,
+    /// The rank that is meant, or [`ANYONE`]: hosts may share an address that is private to each
+    /// (a container bridge's), so that an address alone can lead to another rank's gate.
+    pub to: u32,
+    pub nranks: u32,
+    pub epoch: u32,
+    /// Which of a peer's data sockets.
+    pub lane: u32,
+    /// Whatever the purpose needs.
+    pub note: u64,
+}
+
+/// Addressed to whoever listens.
+pub const ANYONE: u32 = u32::MAX;
+
+impl Greeting {
+    pub fn encode(&self) -> [u8; GREETING] {
+        let mut bytes = [0; GREETING];
+        let words = [self.purpose as u32, self.rank, self.to, self.nranks, self.epoch, self.lane];
+        for (cell, word) in bytes.chunks_exact_mut(4).zip(words) {
+            cell.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[24..].copy_from_slice(&self.note.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Greeting, Refusal> {
+        let bytes: &[u8; GREETING] = bytes.try_into().map_err(|_| "a greeting of wrong length")?;
+        let word = |at: usize| {
+            u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))
+        };
+        let purpose = match word(0) {
+            1 => Purpose::Meet,
+            2 => Purpose::Control,
+            3 => Purpose::Data,
+            _ => return Err("a greeting of unknown purpose"),
+        };
+        Ok(Greeting {
+            purpose,
+            rank: word(1),
+            to: word(2),
+            nranks: word(3),
+            epoch: word(4),
+            lane: word(5),
+            note: u64::from_le_bytes(bytes[24..].try_into().expect("eight bytes")),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever decodes encodes to the same bytes.
+        #[test]
+        fn a_greeting_is_refused_or_exact(mut bytes: [u8; GREETING], purpose in 0u8..5) {
+            bytes[..4].copy_from_slice(&[purpose, 0, 0, 0]);
+            match Greeting::decode(&bytes) {
+                Ok(greeting) => prop_assert_eq!(greeting.encode(), bytes),
+                Err(_) => prop_assert!(!(1..=3).contains(&purpose)),
+            }
+            prop_assert!(Greeting::decode(&bytes[1..]).is_err());
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Where callers wait until they have proved themselves: at most 64, two seconds each.
+//!
+//! Nobody is waited for. When all places are taken, the oldest caller that has sent no hello made
+//! with the secret gives its place up: a thousand silent sockets pass through as fast as they can
+//! be accepted, while a rank, whose hello comes with its connection, keeps its place. Only
+//! recordings of a rank's hello hold a place for longer, and they for [`SETTLED`].
+
+use super::Refusal;
+use super::greeting::Greeting;
+use super::handshake::{Handshake, Keys, Secret};
+use super::stream::{Stream, ended, is_not_yet};
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Callers that have not proved themselves yet, at most: what a stranger can make us hold is 64
+/// descriptors and 64 handshakes of half a kilobyte.
+pub const MOST_UNPROVED: usize = 64;
+
+/// Time to prove oneself: four messages over the slowest of networks.
+pub const PROOF_TIME: Duration = Duration::from_secs(2);
+
+/// How long a caller that has greeted keeps its place when others want it: some round trips of a
+/// wide network.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// Connections taken in one go, so that a flood of them does not keep the gate from its callers.
+const MOST_AT_ONCE: usize = 1024;
+
+/// Pause when descriptors have run out.
+const EXHAUSTED: Duration = Duration::from_millis(10);
+
+/// A connection whose other end has proved itself.
+pub struct Arrival<S> {
+    pub stream: S,
+    pub greeting: Greeting,
+    pub keys: Keys,
+    pub address: SocketAddr,
+}
+
+struct Caller<S> {
+    stream: S,
+    address: SocketAddr,
+    since: Instant,
+    handshake: Handshake,
+}
+
+/// Counts of what came, for tests and dumps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub proved: u64,
+    /// Hung up on because of what they sent.
+    pub refused: u64,
+    /// Hung up on because their time was over or their place was needed.
+    pub evicted: u64,
+}
+
+pub struct Lobby<S> {
+    secret: Secret,
+    callers: Vec<Caller<S>>,
+    /// The rank that lives here, once it is known.
+    rank: Option<u32>,
+    paused_until: Option<Instant>,
+    pub tally: Tally,
+}
+
+impl<S: Stream> Lobby<S> {
+    pub fn new(secret: Secret) -> Lobby<S> {
+        let (callers, tally) = (Vec::with_capacity(MOST_UNPROVED), Tally::default());
+        Lobby { secret, callers, rank: None, paused_until: None, tally }
+    }
+
+    /// From now on callers that mean another rank are turned away.
+    pub fn set_rank(&mut self, rank: u32) {
+        self.rank = Some(rank);
+    }
+
+    /// Go on with every caller that can, and take new ones from `accept` until it has none.
+    pub fn advance(
+        &mut self,
+        now: Instant,
+        mut accept: impl FnMut() -> io::Result<Option<(S, SocketAddr)>>,
+    ) -> Vec<Arrival<S>> {
+        let mut proved = Vec::new();
+        for caller in std::mem::take(&mut self.callers) {
+            self.examine(caller, now, &mut proved);
+        }
+        for _ in 0..MOST_AT_ONCE {
+            if !self.is_open(now) {
+                break;
+            }
+            match accept() {
+                Ok(Some((stream, address))) => self.admit(stream, address, now, &mut proved),
+                Ok(None) => break,
+                Err(_) => {
+                    // Out of descriptors or memory: whoever has not greeted gives its own back.
+                    self.evict_silent();
+                    self.paused_until = Some(now + EXHAUSTED);
+                }
+            }
+        }
+        proved
+    }
+
+    /// Whether a new caller would be taken now.
+    pub fn is_open(&self, now: Instant) -> bool {
+        let pausing = self.paused_until.is_some_and(|until| now < until);
+        !pausing && (self.callers.len() < MOST_UNPROVED || self.least_worthy(now).is_some())
+    }
+
+    /// The caller whose place goes first.
+    fn least_worthy(&self, now: Instant) -> Option<usize> {
+        let silent = self.callers.iter().position(|caller| !caller.handshake.is_greeted());
+        // Callers are in the order in which they came.
+        silent.or_else(|| (now >= self.callers.first()?.since + SETTLED).then_some(0))
+    }
+
+    fn admit(
+        &mut self,
+        stream: S,
+        address: SocketAddr,
+        now: Instant,
+        proved: &mut Vec<Arrival<S>>,
+    ) {
+        let Ok(handshake) = Handshake::gate(&self.secret) else { return };
+        if self.callers.len() >= MOST_UNPROVED {
+            let Some(index) = self.least_worthy(now) else { return };
+            self.callers.remove(index);
+            self.tally.evicted += 1;
+        }
+        self.examine(Caller { stream, address, since: now, handshake }, now, proved);
+    }
+
+    fn evict_silent(&mut self) {
+        let before = self.callers.len();
+        self.callers.retain(|caller| caller.handshake.is_greeted());
+        self.tally.evicted += (before - self.callers.len()) as u64;
+    }
+
+    /// One caller's turn: it stays, is through, or is gone.
+    fn examine(&mut self, mut caller: Caller<S>, now: Instant, proved: &mut Vec<Arrival<S>>) {
+        match shake(&mut caller.stream, &mut caller.handshake) {
+            Ok(Some(keys)) => {
+                let greeting = caller.handshake.greeting().cloned();
+                let greeting = greeting.expect("a gate has keys only after a greeting");
+                self.tally.proved += 1;
+                let Caller { stream, address, .. } = caller;
+                proved.push(Arrival { stream, greeting, keys, address });
+            }
+            Ok(None) if self.is_elsewhere(&caller.handshake) => self.tally.refused += 1,
+            Ok(None) if now >= caller.since + PROOF_TIME => self.tally.evicted += 1,
+            Ok(None) => self.callers.push(caller),
+            Err(_) => self.tally.refused += 1,
+        }
+    }
+
+    /// Whether the caller means another rank.
+    fn is_elsewhere(&self, handshake: &Handshake) -> bool {
+        match (self.rank, handshake.greeting()) {
+            (Some(rank), Some(greeting)) => {
+                greeting.to != rank && greeting.to != super::greeting::ANYONE
+            }
+            _ => false,
+        }
+    }
+
+    /// Callers that wait, with whether they have something to send.
+    pub fn callers(&self) -> impl Iterator<Item = (&S, bool)> {
+        let sending = |caller: &Caller<S>| !caller.handshake.outgoing().is_empty();
+        self.callers.iter().map(move |caller| (&caller.stream, sending(caller)))
+    }
+
+    /// When [`Lobby::advance`] has something to do though nothing arrives.
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let resumed = self.paused_until.filter(|until| now < *until);
+        let first = self.callers.first().map(|caller| caller.since);
+        // Shut because it is full, it opens when the first has had its time to settle.
+        let patience = if self.is_open(now) || resumed.is_some() { PROOF_TIME } else { SETTLED };
+        let settled = first.map(|since| since + patience);
+        [resumed, settled].into_iter().flatten().min()
+    }
+}
+
+/// Why a handshake ended without keys.
+#[derive(Debug)]
+pub enum Broken {
+    Refused(Refusal),
+    Network(io::Error),
+}
+
+/// Move what can be moved between a stream and a handshake; the keys once it is done.
+pub fn shake(stream: &mut impl Stream, handshake: &mut Handshake) -> Result<Option<Keys>, Broken> {
+    loop {
+        while !handshake.outgoing().is_empty() {
+            match stream.send(handshake.outgoing()) {
+                Ok(sent) => handshake.sent(sent),
+                Err(error) if is_not_yet(&error) => return Ok(None),
+                Err(error) => return Err(Broken::Network(error)),
+            }
+        }
+        if let Some(keys) = handshake.keys() {
+            return Ok(Some(keys.clone()));
+        }
+        let mut bytes = [0; super::handshake::HELLO];
+        match stream.receive(&mut bytes[..handshake.wanted()]) {
+            Ok(0) => return Err(Broken::Network(ended())),
+            Ok(got) => handshake.feed(&bytes[..got]).map_err(Broken::Refused)?,
+            Err(error) if is_not_yet(&error) => return Ok(None),
+            Err(error) => return Err(Broken::Network(error)),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Meeting over real sockets: a host, a gate, and a loop around `poll`.
+
+use super::dial::Proved;
+use super::gate::{Gate, NetworkConfig};
+use super::greeting::{ANYONE, Greeting, Purpose};
+use super::handshake::Secret;
+use super::host::{Host, Role};
+use super::lobby::Arrival;
+use super::member::Member;
+use super::message::{MOST_ADDRESSES, Party};
+use super::registry::Registry;
+use super::socket::{self, Kernel, Socket, entry};
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::process::random;
+use crate::bootstrap::wire::{Failure, MAX_PAYLOAD};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a rank whose meeting is over stays to tell the others. Only one that does not read
+/// makes it wait at all.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+
+/// Between two looks at whether the meeting is called off: as in a rendezvous on one machine.
+const GLANCE: Duration = Duration::from_millis(2);
+
+impl From<Proved> for Arrival<Socket> {
+    fn from(proved: Proved) -> Arrival<Socket> {
+        let Proved { socket, greeting, keys, address } = proved;
+        Arrival { stream: Socket::from_fd(socket), greeting, keys, address }
+    }
+}
+
+/// Meet the other ranks of `id` over the network and return what every rank brought, in order of
+/// rank. The root is this rank if the id's address is its own gate's, else whoever listens there.
+///
+/// A rank that returns success knows that every rank had received everything. Otherwise every
+/// living rank returns an error at `deadline`, or a quarter of a second after it, that names who is
+/// missing, who died, or who disagrees. Connections for other purposes that come through the gate
+/// meanwhile are given out by its next [`Gate::advance`].
+pub fn meet(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    mine: Vec<u8>,
+    gate: &mut Gate,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>> {
+    meet_unless(id, rank, nranks, mine, gate, deadline, None)
+}
+
+/// As [`meet`], ended soon with an error once `is_called_off` says so.
+pub fn meet_unless(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    mine: Vec<u8>,
+    gate: &mut Gate,
+    deadline: Instant,
+    is_called_off: Option<&dyn Fn() -> bool>,
+) -> Result<Vec<Vec<u8>>> {
+    check(rank, nranks, &mine)?;
+    gate.set_rank(rank);
+    if nranks == 1 {
+        return Ok(vec![mine]);
+    }
+    let now = Instant::now();
+    let me = Party { rank: rank as u32, pid: std::process::id() };
+    let root = id.addresses();
+    let role = if gate.is_at(&root)? {
+        Role::Root(Registry::of(me, nranks, &mine, now, deadline))
+    } else {
+        let addresses = &gate.addresses()[..gate.addresses().len().min(MOST_ADDRESSES)];
+        Role::Member(Member::new(me, nranks, &mine, addresses, &root, now, deadline))
+    };
+    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
+    let mut others = Vec::new();
+    let interrupt = || match is_called_off {
+        Some(is_called_off) if is_called_off() => {
+            Err(Failure::CalledOff { rank: me.rank }.into_error(rank, nranks))
+        }
+        _ => Ok(()),
+    };
+    let interrupt: Option<&dyn Fn() -> Result<()>> = is_called_off.map(|_| &interrupt as _);
+    let met = run(&mut host, gate, &mut others, interrupt);
+    gate.keep(others);
+    met?;
+    Ok(host.take_table().into_iter().map(|(_, payload)| payload).collect())
+}
+
+fn greeting(me: Party, nranks: usize) -> Result<Greeting> {
+    let mut note = [0; 8];
+    random(&mut note)?;
+    Ok(Greeting {
+        purpose: Purpose::Meet,
+        rank: me.rank,
+        to: ANYONE,
+        nranks: nranks as u32,
+        epoch: 0,
+        // At a meeting nobody has lanes yet: the process id, for the texts of errors.
+        lane: me.pid,
+        note: u64::from_le_bytes(note),
+    })
+}
+
+fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
+    if rank >= nranks {
+        return Err(Error::argument(format!(
+            "rank {rank} of {nranks}: ranks are numbered from 0 to nranks - 1"
+        )));
+    }
+    // Ranks travel as 32-bit words.
+    if nranks > i32::MAX as usize {
+        return Err(Error::argument(format!("{nranks} ranks are more than can meet")));
+    }
+    if mine.len() > MAX_PAYLOAD {
+        return Err(Error::Internal(format!(
+            "rank {rank} brings {} bytes, the rendezvous takes {MAX_PAYLOAD}",
+            mine.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Drive a host until its meeting is over and everybody has been told, or `interrupt` ends it.
+fn run(
+    host: &mut Host<Kernel>,
+    gate: &mut Gate,
+    others: &mut Vec<Proved>,
+    interrupt: Option<&dyn Fn() -> Result<()>>,
+) -> Result<()> {
+    let mut entries = Vec::new();
+    let mut over: Option<Instant> = None;
+    loop {
+        let now = Instant::now();
+        for proved in gate.advance() {
+            if proved.greeting.purpose == Purpose::Meet {
+                host.admit(proved.into(), now);
+            } else {
+                others.push(proved);
+            }
+        }
+        host.advance(now);
+        if host.outcome().is_none() {
+            interrupt.map_or(Ok(()), |interrupt| interrupt())?;
+        }
+        if let Some(outcome) = host.outcome() {
+            let until = *over.get_or_insert(now + LAST_WORDS);
+            if host.is_quiet() || now >= until {
+                return outcome.clone();
+            }
+        }
+        entries.clear();
+        gate.poll_fds(&mut entries);
+        entries.extend(host.streams().map(|(socket, sending)| {
+            entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
+        }));
+        let waits = [over, gate.next_deadline(), host.next_deadline().filter(|_| over.is_none())];
+        // A root that nobody has come to waits for ever.
+        let day = now + interrupt.map_or(Duration::from_secs(86_400), |_| GLANCE);
+        socket::poll(&mut entries, waits.into_iter().flatten().fold(day, Instant::min))?;
+    }
+}
+
+/// A root that is no rank: a thread that introduces the ranks of one id to each other, and ends.
+pub struct Root;
+
+impl Root {
+    /// Make a new id whose ranks meet at a thread of this process. Until somebody comes the thread
+    /// only holds a socket; from then on it lives until the ranks have met, or for the configured
+    /// timeout, in which it tells every further rank why the meeting failed.
+    pub fn start(config: &Config) -> Result<UniqueId> {
+        let secret = UniqueId::generate()?;
+        let gate = Gate::open(&secret, &NetworkConfig::from(config))?;
+        let id = secret.moved_to(gate.addresses());
+        let patience = Duration::from_millis(config.timeout_ms);
+        let own = id.clone();
+        thread::Builder::new()
+            .name("ring-root".into())
+            .spawn(move || serve(&own, gate, patience))
+            .map_err(|error| Error::System {
+                what: "starting the thread that introduces the ranks".into(),
+                errno: error.raw_os_error().unwrap_or(0),
+            })?;
+        Ok(id)
+    }
+}
+
+fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
+    let me = Party { rank: super::message::NO_RANK, pid: std::process::id() };
+    let now = Instant::now();
+    let role = Role::Root(Registry::apart(me.pid, now, patience));
+    let Ok(greeting) = greeting(me, 0) else { return };
+    let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
+    let mut others = Vec::new();
+    if run(&mut host, &mut gate, &mut others, None).is_ok() {
+        return;
+    }
+    // Whoever comes late learns why it failed, as long as it would have been waited for.
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        let mut entries = Vec::new();
+        for proved in gate.advance() {
+            if proved.greeting.purpose == Purpose::Meet {
+                host.admit(proved.into(), Instant::now());
+            }
+        }
+        host.advance(Instant::now());
+        gate.poll_fds(&mut entries);
+        entries.extend(host.streams().map(|(socket, sending)| {
+            entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
+        }));
+        if socket::poll(&mut entries, gate.next_deadline().map_or(until, |at| at.min(until)))
+            .is_err()
+        {
+            return;
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! A job of some ranks on the virtual network, its faults, and what must be true in the end.
+
+use super::net::{Happening, Line, Net, Party, Port, Shared};
+use super::primitives::{Seeded, seed as seed_primitives, toy};
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::network::greeting::{ANYONE, Greeting, Purpose};
+use crate::bootstrap::network::handshake::Secret;
+use crate::bootstrap::network::host::{Host, Role};
+use crate::bootstrap::network::lobby::Lobby;
+use crate::bootstrap::network::member::Member;
+use crate::bootstrap::network::message::{NO_RANK, Party as Named};
+use crate::bootstrap::network::registry::Registry;
+use crate::bootstrap::network::stream::{Network, Stream};
+use crate::error::Error;
+use std::cell::RefCell;
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Connections that send garbage, or nothing.
+    Strangers,
+    /// Connections that repeat what an honest one sent.
+    Recordings,
+    Missing,
+    Death,
+    /// A rank stops, and its kernel goes on accepting.
+    Stop,
+    Cut,
+    Flip,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Lives,
+    Missing,
+    Killed,
+    Stopped,
+}
+
+/// How long a rank waits; the time in which its last words may still leave.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LAST_WORDS: Duration = Duration::from_millis(250);
+
+type Outcome = Result<Vec<Vec<u8>>, Error>;
+
+struct Actor {
+    address: SocketAddr,
+    lobby: Lobby<Line>,
+    host: Option<Host<Port>>,
+    fate: Fate,
+    stopped: bool,
+    started: Option<Instant>,
+    over: Option<Instant>,
+    outcome: Option<(Instant, Outcome)>,
+    /// When the world will look after it by itself.
+    wake: Option<Instant>,
+}
+
+pub struct World {
+    net: Shared,
+    nranks: usize,
+    faults: Vec<Fault>,
+    actors: Vec<Actor>,
+    secret: Secret,
+    /// The actor that the others contact: a rank, or one past them.
+    root: usize,
+    begin: Instant,
+    numbers: Seeded,
+    strangers: Vec<(Line, Vec<u8>)>,
+}
+
+fn payload(rank: usize) -> Vec<u8> {
+    vec![rank as u8; (rank * 131) % 700]
+}
+
+impl World {
+    pub fn new(seed: u64, faults: &[Fault]) -> World {
+        seed_primitives(seed);
+        let mut numbers = Seeded(seed);
+        let begin = Instant::now();
+        let nranks = 2 + numbers.below(if numbers.clone().chance(10) { 60 } else { 14 }) as usize;
+        let apart = numbers.chance(50);
+        let id = UniqueId::from_secret(&seed.to_le_bytes(), b"simulation", &[]);
+        let secret = Secret::with(&id, toy);
+        let net = Rc::new(RefCell::new(Net::new(numbers.draw(), begin)));
+        let root = if apart { nranks } else { 0 };
+        let address = |actor: usize| SocketAddr::from(([10, 0, 0, actor as u8 + 1], 4000));
+        let actors = (0..nranks + usize::from(apart)).map(|actor| Actor {
+            address: address(actor),
+            lobby: Lobby::new(secret.clone()),
+            host: None,
+            fate: Fate::Lives,
+            stopped: false,
+            started: None,
+            over: None,
+            outcome: None,
+            wake: None,
+        });
+        let (actors, strangers) = (actors.collect(), Vec::new());
+        let faults = faults.to_vec();
+        let mut world =
+            World { net, nranks, faults, actors, secret, root, begin, numbers, strangers };
+        world.plan();
+        world
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+
+    /// Draw what will happen to whom.
+    fn plan(&mut self) {
+        let late = [1, 10, 1000][self.numbers.below(3) as usize];
+        let pick = |numbers: &mut Seeded, odds: u64| numbers.chance(odds);
+        let (many, mut net) = (self.faults.len() > 1, self.net.borrow_mut());
+        if self.faults.contains(&Fault::Cut) {
+            net.odds.cut = if many { 3 } else { 10 };
+        }
+        if self.faults.contains(&Fault::Flip) {
+            net.odds.flip = if many { 3 } else { 10 };
+        }
+        let at = |numbers: &mut Seeded, within: u64| {
+            self.begin + Duration::from_micros(numbers.below(within * 1000))
+        };
+        for rank in 0..self.actors.len() {
+            let numbers = &mut self.numbers;
+            let start = if rank == self.nranks { self.begin } else { at(numbers, late) };
+            let odds = if many { 5 } else { 100 / self.nranks as u64 + 5 };
+            let fate = &mut self.actors[rank].fate;
+            if self.faults.contains(&Fault::Missing) && rank != self.root && pick(numbers, odds) {
+                *fate = Fate::Missing;
+                continue;
+            }
+            net.schedule(start, Happening::Start(rank));
+            // From before the first contact to after the last word, in the time of a meeting.
+            let moment = start + Duration::from_micros(numbers.below(20_000));
+            if self.faults.contains(&Fault::Death) && pick(numbers, odds) {
+                *fate = Fate::Killed;
+                net.schedule(moment, Happening::Kill(rank));
+            } else if self.faults.contains(&Fault::Stop) && pick(numbers, odds) {
+                *fate = Fate::Stopped;
+                net.schedule(moment, Happening::Stop(rank));
+            }
+        }
+        for (fault, recorded) in [(Fault::Strangers, false), (Fault::Recordings, true)] {
+            for _ in 0..if self.faults.contains(&fault) { self.numbers.below(300) } else { 0 } {
+                let door = self.numbers.below(self.actors.len() as u64) as usize;
+                let when = at(&mut self.numbers, late + 20);
+                net.schedule(when, Happening::Stranger { door, recorded });
+            }
+        }
+    }
+
+    /// Let it happen. Whether all ranks met; or what is wrong with how it ended.
+    pub fn run(&mut self) -> Result<bool, String> {
+        let limit = self.begin + 10 * PATIENCE;
+        loop {
+            let next = self.net.borrow_mut().next();
+            let Some(what) = next else { break };
+            let now = self.net.borrow().now;
+            if now > limit {
+                return Err("the meeting never ends".into());
+            }
+            match what {
+                Happening::Start(actor) => self.start(actor, now),
+                Happening::Kill(actor) => self.kill(actor),
+                Happening::Stop(actor) => self.actors[actor].stopped = true,
+                Happening::Stranger { door, recorded } => self.stranger(door, recorded),
+                Happening::Wake(actor) => self.step(actor),
+                what => {
+                    let concerned = self.net.borrow_mut().apply(what);
+                    if let Some(actor) = concerned {
+                        self.step(actor);
+                    }
+                }
+            }
+            if self.is_over() {
+                break;
+            }
+        }
+        self.judge()
+    }
+
+    fn is_over(&self) -> bool {
+        let ranks = &self.actors[..self.nranks];
+        ranks.iter().all(|actor| actor.outcome.is_some() || actor.fate != Fate::Lives)
+    }
+
+    fn port(&self, owner: Party) -> Port {
+        Port { net: self.net.clone(), owner }
+    }
+
+    fn start(&mut self, actor: usize, now: Instant) {
+        let pid = 1000 + actor as u32;
+        let deadline = now + PATIENCE;
+        let apart = actor == self.nranks;
+        let me = Named { rank: if apart { NO_RANK } else { actor as u32 }, pid };
+        let (nranks, mine) = (self.nranks, payload(actor));
+        let own = [self.actors[actor].address];
+        let role = if apart {
+            Role::Root(Registry::apart(pid, now, PATIENCE))
+        } else if actor == self.root {
+            Role::Root(Registry::of(me, nranks, &mine, now, deadline))
+        } else {
+            let root = [self.actors[self.root].address];
+            Role::Member(Member::new(me, nranks, &mine, &own, &root, now, deadline))
+        };
+        let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
+        let (nranks, lane, note) = (nranks as u32, pid, self.numbers.draw());
+        let greeting = Greeting { purpose, rank, to, nranks, epoch: 0, lane, note };
+        let host = Host::new(self.port(actor), self.secret.clone(), greeting, role);
+        let this = &mut self.actors[actor];
+        if !apart {
+            this.lobby.set_rank(me.rank);
+        }
+        (this.host, this.started) = (Some(host), Some(now));
+        self.net.borrow_mut().open_door(actor, own[0]);
+        self.step(actor);
+    }
+
+    fn kill(&mut self, actor: usize) {
+        let this = &mut self.actors[actor];
+        if this.outcome.is_some() {
+            // It had come through already: its death is another story.
+            this.fate = Fate::Lives;
+            return;
+        }
+        this.stopped = true;
+        this.host = None;
+        this.lobby = Lobby::new(self.secret.clone());
+        self.net.borrow_mut().close_door(actor);
+    }
+
+    fn stranger(&mut self, door: usize, recorded: bool) {
+        let address = self.actors[door].address;
+        let mut port = self.port(usize::MAX);
+        let words = if recorded {
+            let net = self.net.borrow();
+            if net.recordings.is_empty() {
+                return;
+            }
+            let index = self.numbers.below(net.recordings.len() as u64) as usize;
+            net.recordings[index].1.clone()
+        } else if self.numbers.chance(60) {
+            Vec::new()
+        } else {
+            (0..self.numbers.below(200)).map(|_| self.numbers.draw() as u8).collect()
+        };
+        let line = port.connect(&address).expect("a virtual connection");
+        self.strangers.push((line, words));
+    }
+
+    /// Somebody may have something to do.
+    fn step(&mut self, actor: usize) {
+        // Strangers say what they can whenever anything happens.
+        for (line, words) in &mut self.strangers {
+            if let Ok(sent) = line.send(words) {
+                words.drain(..sent);
+            }
+        }
+        self.strangers.retain(|(_, words)| !words.is_empty() || words.capacity() == 0);
+        let (net, now) = (self.net.clone(), self.net.borrow().now);
+        let Some(this) = self.actors.get_mut(actor).filter(|this| !this.stopped) else { return };
+        if this.started.is_none() {
+            return;
+        }
+        let port = Port { net: net.clone(), owner: actor };
+        let proved = this.lobby.advance(now, || Ok(port.accept()));
+        let Some(host) = &mut this.host else { return };
+        for arrival in proved {
+            host.admit(arrival, now);
+        }
+        host.advance(now);
+        let mut deadlines = vec![this.lobby.next_deadline(now), host.next_deadline()];
+        if let Some(outcome) = host.outcome().cloned() {
+            let until = *this.over.get_or_insert(now + LAST_WORDS);
+            deadlines = vec![this.lobby.next_deadline(now), Some(until)];
+            let apart = actor == self.nranks;
+            if host.is_quiet() || now >= until {
+                let table = |host: &mut Host<Port>| {
+                    host.take_table().into_iter().map(|(_, payload)| payload).collect()
+                };
+                let failed = outcome.is_err();
+                let outcome = outcome.map(|()| table(host));
+                this.outcome.get_or_insert((now, outcome));
+                deadlines.pop();
+                // A root apart stays for those who come late.
+                if !(failed && apart) {
+                    this.host = None;
+                    if failed {
+                        this.lobby = Lobby::new(self.secret.clone());
+                        net.borrow_mut().close_door(actor);
+                        return;
+                    }
+                }
+            }
+        }
+        let next = deadlines.into_iter().flatten().min();
+        if let Some(at) = next.filter(|at| this.wake.is_none_or(|wake| wake <= now || *at < wake)) {
+            let at = at.max(now + Duration::from_micros(1));
+            this.wake = Some(at);
+            net.borrow_mut().schedule(at, Happening::Wake(actor));
+        }
+    }
+
+    /// What must be true of every ending.
+    fn judge(&self) -> Result<bool, String> {
+        let expected: Vec<Vec<u8>> = (0..self.nranks).map(payload).collect();
+        let mut met = 0;
+        for (rank, actor) in self.actors[..self.nranks].iter().enumerate() {
+            if actor.fate != Fate::Lives {
+                continue;
+            }
+            let Some((at, outcome)) = &actor.outcome else {
+                return Err(format!("rank {rank} never returned"));
+            };
+            let deadline = actor.started.expect("it has returned") + PATIENCE + LAST_WORDS;
+            if *at > deadline {
+                return Err(format!("rank {rank} returned after its deadline"));
+            }
+            match outcome {
+                Ok(table) if *table == expected => met += 1,
+                Ok(_) => return Err(format!("rank {rank} has a wrong table")),
+                Err(error) => self.judge_error(rank, error)?,
+            }
+        }
+        let lost = self.actors[..self.nranks].iter().any(|actor| actor.fate == Fate::Missing);
+        if met > 0 && lost {
+            return Err("ranks met without one that never came".into());
+        }
+        Ok(met == self.nranks)
+    }
+
+    /// Whether an error says what really happened.
+    fn judge_error(&self, rank: usize, error: &Error) -> Result<(), String> {
+        let fate = |rank: usize| self.actors[rank].fate;
+        let of = |wanted: Fate| -> Vec<usize> {
+            (0..self.nranks).filter(|rank| fate(*rank) == wanted).collect()
+        };
+        let noisy = self.has(Fault::Cut) || self.has(Fault::Flip) || self.faults.len() > 2;
+        if noisy {
+            let text = error.to_string();
+            return if text.is_empty() { Err("an error without words".into()) } else { Ok(()) };
+        }
+        // A rank that is the root and fails is gone for those who come late.
+        let root = &self.actors[self.root];
+        let failed = root.outcome.as_ref().is_some_and(|(_, outcome)| outcome.is_err());
+        let root_lost = root.fate != Fate::Lives || (failed && self.root < self.nranks);
+        let fair = match error {
+            Error::PeerDied { peer, .. } => fate(peer.rank) == Fate::Killed,
+            Error::Missing { missing, .. } if self.has(Fault::Missing) => {
+                *missing == of(Fate::Missing)
+            }
+            // Whoever stopped or died before it had said anything is missing.
+            Error::Missing { missing, .. } => missing.iter().all(|rank| fate(*rank) != Fate::Lives),
+            Error::Timeout { peer, .. } => fate(peer.rank) == Fate::Stopped,
+            Error::System { .. } => root_lost,
+            _ => false,
+        };
+        if fair { Ok(()) } else { Err(format!("rank {rank} returned {error:?}")) }
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let since = |at: Instant| at.saturating_duration_since(self.begin);
+        writeln!(f, "{} ranks, root {}, faults {:?}", self.nranks, self.root, self.faults)?;
+        for (number, actor) in self.actors.iter().enumerate() {
+            write!(f, "  {number}: {:?}", actor.fate)?;
+            if let Some(at) = actor.started {
+                write!(f, ", started {:?}", since(at))?;
+            }
+            match &actor.outcome {
+                Some((at, Ok(_))) => writeln!(f, ", met {:?}", since(*at))?,
+                Some((at, Err(error))) => writeln!(f, ", {:?}: {error}", since(*at))?,
+                None => writeln!(f)?,
+            }
+        }
+        Ok(())
+    }
+}

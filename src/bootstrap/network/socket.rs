@@ -1,0 +1,242 @@
+//! TCP sockets: the system calls.
+//!
+//! Every socket is non-blocking, closed on exec and sends small messages at once.
+#![allow(unsafe_code)]
+
+use super::interface::{reachable, socket_address};
+use super::stream::{Network, Stream};
+use crate::error::{Error, Result};
+use crate::fork;
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+/// A connection.
+pub struct Socket(OwnedFd);
+
+/// The kernel's network.
+pub struct Kernel;
+
+/// A system call's result, or what it failed with.
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// An address as the kernel wants it, and its length.
+fn raw_address(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: all zeroes is a valid address.
+    let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+    let length = match address {
+        SocketAddr::V4(v4) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage is as large and as aligned as any address.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: the storage is as large and as aligned as any address.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, length as libc::socklen_t)
+}
+
+fn set(fd: RawFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value is live and `length` is its size.
+    checked(unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), length) })
+        .map(drop)
+}
+
+fn socket(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers.
+    let fd = checked(unsafe { libc::socket(family, kind, 0) })?;
+    // SAFETY: the descriptor is new and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    fork::let_go_in_child(fd);
+    Ok(socket)
+}
+
+impl Network for Kernel {
+    type Stream = Socket;
+
+    fn connect(&mut self, to: &SocketAddr) -> io::Result<Socket> {
+        let fd = socket(to)?;
+        set(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+        let (address, length) = raw_address(to);
+        // SAFETY: the address is live and `length` bytes of it are set.
+        match checked(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) })
+        {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(Socket(fd)),
+        }
+    }
+
+    fn routes(&self, to: &[SocketAddr]) -> Vec<SocketAddr> {
+        reachable(to)
+    }
+}
+
+impl Socket {
+    pub fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    pub fn from_fd(fd: OwnedFd) -> Socket {
+        Socket(fd)
+    }
+}
+
+impl Stream for Socket {
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: the pointer and length are those of a live slice.
+        let got = unsafe { libc::recv(self.raw(), bytes.as_mut_ptr().cast(), bytes.len(), flags) };
+        if got < 0 { Err(connecting(io::Error::last_os_error())) } else { Ok(got as usize) }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the pointer and length are those of a live slice.
+        let sent = unsafe { libc::send(self.raw(), bytes.as_ptr().cast(), bytes.len(), flags) };
+        if sent < 0 { Err(connecting(io::Error::last_os_error())) } else { Ok(sent as usize) }
+    }
+}
+
+/// A socket that is not connected yet takes and gives nothing yet.
+fn connecting(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ENOTCONN) => io::ErrorKind::WouldBlock.into(),
+        _ => error,
+    }
+}
+
+fn local_address(fd: RawFd) -> io::Result<SocketAddr> {
+    // SAFETY: all zeroes is a valid address.
+    let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+    let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    let target = (&raw mut storage).cast();
+    // SAFETY: the storage is live and `length` is its size.
+    checked(unsafe { libc::getsockname(fd, target, &raw mut length) })?;
+    // SAFETY: the kernel wrote an address.
+    let address = unsafe { socket_address((&raw const storage).cast()) };
+    address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// A socket that connections come to.
+pub struct Listener {
+    fd: OwnedFd,
+    port: u16,
+}
+
+impl Listener {
+    /// Listen at one address; port 0 takes what the kernel gives. An unspecified IPv6 address
+    /// serves both families.
+    pub fn bind(at: &SocketAddr) -> io::Result<Listener> {
+        let fd = socket(at)?;
+        // A job that starts again must not wait for the connections of the one before.
+        set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        if at.is_ipv6() {
+            let only = libc::c_int::from(!at.ip().is_unspecified());
+            set(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
+        }
+        let (address, length) = raw_address(at);
+        // SAFETY: the address is live and `length` bytes of it are set.
+        checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
+        // SAFETY: no pointers. SOMAXCONN: the kernel cuts it to what the machine allows.
+        checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })?;
+        let port = local_address(fd.as_raw_fd())?.port();
+        Ok(Listener { fd, port })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// The next connection in the queue, if there is one, and where it comes from.
+    pub fn accept(&self) -> io::Result<Option<(Socket, SocketAddr)>> {
+        // SAFETY: all zeroes is a valid address.
+        let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+        let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let target = (&raw mut storage).cast();
+        // SAFETY: the storage is live and `length` is its size.
+        let fd = match checked(unsafe { libc::accept4(self.raw(), target, &raw mut length, flags) })
+        {
+            Ok(fd) => fd,
+            Err(error) => return if is_passing(&error) { Ok(None) } else { Err(error) },
+        };
+        // SAFETY: the descriptor is new and nobody else's.
+        let socket = Socket(unsafe { OwnedFd::from_raw_fd(fd) });
+        fork::let_go_in_child(fd);
+        // SAFETY: the kernel wrote an address.
+        let from = unsafe { socket_address((&raw const storage).cast()) };
+        let from = from.unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));
+        // Only a connection that has ended already refuses the option; its first use says so.
+        let _ = set(socket.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        Ok(Some((socket, from)))
+    }
+}
+
+/// Whether an error of `accept` belongs to one connection that failed before it was taken.
+fn is_passing(error: &io::Error) -> bool {
+    const PASSING: [libc::c_int; 11] = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::ECONNABORTED,
+        // Errors of the network that the kernel passes on from the connection: accept(2).
+        libc::ENETDOWN,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::EHOSTUNREACH,
+        libc::EOPNOTSUPP,
+        libc::ENETUNREACH,
+    ];
+    error.raw_os_error().is_some_and(|errno| PASSING.contains(&errno))
+}
+
+/// Sleep until a socket is ready or `until` has come.
+pub fn poll(entries: &mut [libc::pollfd], until: Instant) -> Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    // A millisecond more than the whole ones left, so that the last one is not spun away.
+    let ms = if left.is_zero() { 0 } else { left.as_millis().min(60_000) as libc::c_int + 1 };
+    // SAFETY: the pointer and length are those of a live slice.
+    let ready = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, ms) };
+    match checked(ready) {
+        Ok(_) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::EINTR) => Ok(()),
+        Err(_) => Err(Error::system("waiting for the network")),
+    }
+}
+
+/// One socket to wait for.
+pub fn entry(fd: RawFd, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}

@@ -1,0 +1,37 @@
+//! A connection as a protocol sees it, whether a socket or a simulated one.
+
+use std::io;
+use std::net::SocketAddr;
+
+/// Bytes in both directions; no call waits.
+pub trait Stream {
+    /// What is there now, at most the length of `bytes`; 0 is the end of the stream, and
+    /// `WouldBlock` means that nothing is there yet.
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize>;
+
+    /// Send what fits now; `WouldBlock` where nothing does, or while the connection is being made.
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
+}
+
+/// Where connections come from.
+pub trait Network {
+    type Stream: Stream;
+
+    /// Begin to connect; a refusal may be told by the stream's first use.
+    fn connect(&mut self, to: &SocketAddr) -> io::Result<Self::Stream>;
+
+    /// What to dial to reach any of `to`, best first.
+    fn routes(&self, to: &[SocketAddr]) -> Vec<SocketAddr> {
+        to.to_vec()
+    }
+}
+
+/// Whether a call should simply be made again later.
+pub fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// The error of a stream that ended where it should go on.
+pub fn ended() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
+}

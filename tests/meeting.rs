@@ -1,0 +1,182 @@
+//! Ranks meet over TCP, as threads of one process, each with a gate of its own.
+
+use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::{Gate, NetworkConfig, Root, meet};
+use ringcomm::config::{Config, Family};
+use ringcomm::error::{Error, Result};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longer than any test takes on a busy machine.
+const LONG: Duration = Duration::from_secs(30);
+
+fn loopback(family: Option<Family>) -> NetworkConfig {
+    NetworkConfig { interfaces: Some("=lo".into()), ports: None, family }
+}
+
+fn payload(rank: usize) -> Vec<u8> {
+    vec![rank as u8; rank % 7 * 100]
+}
+
+/// One rank's part, at a root that is somebody else.
+fn join(id: &UniqueId, rank: usize, nranks: usize, patience: Duration) -> Result<Vec<Vec<u8>>> {
+    let mut gate = Gate::open(id, &NetworkConfig::default()).unwrap();
+    meet(id, rank, nranks, payload(rank), &mut gate, Instant::now() + patience)
+}
+
+type Met = Result<Vec<Vec<u8>>>;
+
+/// All ranks as threads.
+fn everybody(nranks: usize, run: impl Fn(usize) -> Met + Sync) -> Vec<Met> {
+    thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..nranks).map(|rank| scope.spawn(move || run(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn assert_all_met(outcomes: Vec<Met>) {
+    let nranks = outcomes.len();
+    let expected: Vec<_> = (0..nranks).map(payload).collect();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        assert_eq!(outcome.unwrap(), expected, "rank {rank} of {nranks}");
+    }
+}
+
+#[test]
+fn any_number_of_ranks_meet_at_a_thread() {
+    for nranks in (2..=16).chain([40]) {
+        let id = Root::start(&Config::default()).unwrap();
+        assert_all_met(everybody(nranks, |rank| join(&id, rank, nranks, LONG)));
+    }
+}
+
+#[test]
+fn one_rank_meets_itself() {
+    let id = UniqueId::generate().unwrap();
+    assert_all_met(vec![join(&id, 0, 1, LONG)]);
+}
+
+/// Rank 0 is the root, at its own gate; the others know the place alone.
+fn at_rank_zero(nranks: usize, config: &NetworkConfig) -> Vec<Met> {
+    let nowhere = UniqueId::from_secret(b"a secret", b"job 1", &[]);
+    let mut gate = Gate::open(&nowhere, config).unwrap();
+    let id = UniqueId::from_secret(b"a secret", b"job 1", gate.addresses());
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..nranks)
+            .map(|rank| {
+                let id = id.clone();
+                scope.spawn(move || {
+                    let mut gate = Gate::open(&id, config).unwrap();
+                    meet(&id, rank, nranks, payload(rank), &mut gate, Instant::now() + LONG)
+                })
+            })
+            .collect();
+        let first = meet(&id, 0, nranks, payload(0), &mut gate, Instant::now() + LONG);
+        let others = others.into_iter().map(|rank| rank.join().unwrap());
+        std::iter::once(first).chain(others).collect()
+    })
+}
+
+#[test]
+fn ranks_meet_at_the_gate_of_rank_zero() {
+    for nranks in [2, 3, 9, 13] {
+        assert_all_met(at_rank_zero(nranks, &NetworkConfig::default()));
+    }
+}
+
+#[test]
+fn ranks_meet_over_both_families() {
+    for family in [Family::V4, Family::V6] {
+        assert_all_met(at_rank_zero(5, &loopback(Some(family))));
+    }
+}
+
+#[test]
+fn a_place_that_the_user_names_is_served() {
+    let place = Gate::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
+    let port = place.addresses()[0].port();
+    drop(place);
+    let at: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
+    let id = UniqueId::from_secret(b"s", b"", &[at]);
+    let met = everybody(3, |rank| {
+        let config = NetworkConfig::default();
+        let mut gate = match rank {
+            0 => Gate::open_at(&id, at, &config).unwrap(),
+            _ => Gate::open(&id, &config).unwrap(),
+        };
+        meet(&id, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
+    });
+    assert_all_met(met);
+}
+
+#[test]
+fn ranks_that_come_in_any_order_meet() {
+    let id = Root::start(&Config::default()).unwrap();
+    let met = everybody(12, |rank| {
+        thread::sleep(Duration::from_millis((rank * 37 % 12) as u64 * 10));
+        join(&id, rank, 12, LONG)
+    });
+    assert_all_met(met);
+}
+
+#[test]
+fn missing_ranks_are_listed_on_every_rank_that_came() {
+    for nranks in [4, 25] {
+        let id = Root::start(&Config::default()).unwrap();
+        let missing = [1, nranks - 1];
+        let met = everybody(nranks, |rank| {
+            if missing.contains(&rank) {
+                return Ok(Vec::new());
+            }
+            join(&id, rank, nranks, Duration::from_millis(1500))
+        });
+        for (rank, outcome) in met.into_iter().enumerate() {
+            if missing.contains(&rank) {
+                continue;
+            }
+            match outcome {
+                Err(Error::Missing { missing: told, .. }) => assert_eq!(told, missing),
+                other => panic!("rank {rank}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_late_rank_is_told_why_it_failed() {
+    let id = Root::start(&Config::default()).unwrap();
+    let first = join(&id, 0, 2, Duration::from_millis(200)).unwrap_err();
+    assert!(matches!(first, Error::Missing { .. }), "{first}");
+    let late = join(&id, 1, 2, LONG).unwrap_err();
+    assert!(matches!(late, Error::Missing { .. }), "{late}");
+}
+
+#[test]
+fn two_ranks_of_one_number_are_told_on_every_rank() {
+    let id = Root::start(&Config::default()).unwrap();
+    let met = everybody(3, |thread| join(&id, [0, 1, 1][thread], 4, LONG));
+    for outcome in met {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("rank 1 came twice"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_disagree_on_their_number_are_told() {
+    let id = Root::start(&Config::default()).unwrap();
+    let met = everybody(2, |rank| join(&id, rank, [3, 4][rank], LONG));
+    for outcome in met {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("every rank must give the same number"), "{error}");
+    }
+}
+
+#[test]
+fn without_a_root_the_error_says_where_it_was_looked_for() {
+    let at: SocketAddr = "127.0.0.1:1".parse().unwrap();
+    let id = UniqueId::at(&[at]).unwrap();
+    let error = join(&id, 1, 2, Duration::from_millis(300)).unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1") && error.contains("refused"), "{error}");
+}

@@ -1,0 +1,333 @@
+//! Whoever does not hold the secret gets nothing from a gate, and keeps nobody else from it.
+
+use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::{
+    ANYONE, Dial, Gate, Greeting, HELLO, NetworkConfig, Proved, Purpose, meet,
+};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longer than any test takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+fn loopback() -> NetworkConfig {
+    NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() }
+}
+
+fn greeting(rank: u32, to: u32) -> Greeting {
+    Greeting { purpose: Purpose::Data, rank, to, nranks: 4, epoch: 0, lane: 1, note: 9 }
+}
+
+/// A gate that is open while `run` runs, with everybody that it let in.
+struct Guarded {
+    proved: Mutex<Vec<Proved>>,
+    over: AtomicBool,
+    id: UniqueId,
+    at: SocketAddr,
+}
+
+/// Open a gate, run `run` beside it, and return what it let in and refused.
+fn guarded(run: impl FnOnce(&Guarded)) -> (usize, Gate) {
+    let id = UniqueId::generate().unwrap();
+    let mut gate = Gate::open(&id, &loopback()).unwrap();
+    gate.set_rank(0);
+    let at = gate.addresses()[0];
+    let (proved, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+    let guarded = Guarded { proved, over, id, at };
+    thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let mut entries = Vec::new();
+            while !guarded.over.load(SeqCst) {
+                guarded.proved.lock().unwrap().extend(gate.advance());
+                entries.clear();
+                gate.poll_fds(&mut entries);
+                assert!(entries.len() <= 65, "{} sockets are waited for", entries.len());
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&guarded)));
+        guarded.over.store(true, SeqCst);
+        server.join().unwrap();
+        run.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    (guarded.proved.into_inner().unwrap().len(), gate)
+}
+
+impl Guarded {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.at).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    /// An honest rank comes and is let in.
+    fn dial(&self) -> Proved {
+        dial(&self.id, self.at, greeting(2, 0)).unwrap()
+    }
+
+    /// Say `words`; all that the gate answers before it hangs up.
+    fn say(&self, words: &[u8]) -> Vec<u8> {
+        let mut stream = self.connect();
+        // The gate may hang up before it has all been written.
+        let _ = stream.write_all(words);
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            Ok(_) => answer,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => answer,
+            Err(error) => panic!("the gate neither answers nor hangs up: {error}"),
+        }
+    }
+}
+
+fn dial(id: &UniqueId, at: SocketAddr, greeting: Greeting) -> Result<Proved, String> {
+    dial_within(id, at, greeting, LONG)
+}
+
+fn dial_within(
+    id: &UniqueId,
+    at: SocketAddr,
+    greeting: Greeting,
+    patience: Duration,
+) -> Result<Proved, String> {
+    let mut dial = Dial::new(id, &[at], greeting, Instant::now() + patience);
+    loop {
+        match dial.advance() {
+            Ok(Some(proved)) => return Ok(proved),
+            Ok(None) => thread::sleep(Duration::from_micros(200)),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+#[test]
+fn a_holder_of_the_secret_is_let_in_and_greets() {
+    let (count, gate) = guarded(|guarded| {
+        let mine = guarded.dial();
+        let until = Instant::now() + LONG;
+        while guarded.proved.lock().unwrap().is_empty() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let theirs = guarded.proved.lock().unwrap();
+        let theirs = theirs.first().expect("it was let in");
+        assert_eq!(theirs.greeting, greeting(2, 0));
+        assert!(theirs.keys.send == mine.keys.receive && theirs.keys.receive == mine.keys.send);
+        assert!(mine.keys.send != mine.keys.receive);
+    });
+    assert_eq!((count, gate.tally().refused), (1, 0));
+}
+
+#[test]
+fn who_speaks_something_else_is_hung_up_on_without_a_word() {
+    let (count, gate) = guarded(|guarded| {
+        let long = [b'A'; 100_000];
+        let strangers: [&[u8]; 7] = [
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            b"SSH-2.0-OpenSSH_9.2\r\n",
+            b"\0",
+            b"ringnet\0\x02\0\0\0",
+            b"ringhelo",
+            &long,
+        ];
+        for words in strangers {
+            assert_eq!(guarded.say(words), b"", "{:?}", String::from_utf8_lossy(words));
+        }
+        guarded.dial();
+    });
+    assert_eq!((count, gate.tally().refused), (1, 7));
+}
+
+#[test]
+fn another_secret_is_refused_on_both_sides() {
+    let (count, gate) = guarded(|guarded| {
+        let other = UniqueId::generate().unwrap();
+        let patience = Duration::from_millis(300);
+        let error = dial_within(&other, guarded.at, greeting(1, 0), patience).err().unwrap();
+        assert!(error.contains(&guarded.at.to_string()), "{error}");
+        guarded.dial();
+    });
+    assert_eq!(count, 1);
+    assert!(gate.tally().refused > 0);
+}
+
+#[test]
+fn a_caller_that_means_another_rank_is_turned_away() {
+    let (count, _) = guarded(|guarded| {
+        let patience = Duration::from_millis(300);
+        dial_within(&guarded.id, guarded.at, greeting(1, 7), patience).err().unwrap();
+        dial(&guarded.id, guarded.at, greeting(1, ANYONE)).unwrap();
+    });
+    assert_eq!(count, 1);
+}
+
+/// What an honest caller sends, recorded on its way, and the rest of the conversation.
+fn record(guarded: &Guarded) -> Vec<u8> {
+    let tap = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = tap.local_addr().unwrap();
+    thread::scope(|scope| {
+        let honest = scope.spawn(|| dial(&guarded.id, at, greeting(3, 0)).unwrap());
+        let (mut caller, _) = tap.accept().unwrap();
+        let mut gate = guarded.connect();
+        let (mut callers, mut gates) = (caller.try_clone().unwrap(), gate.try_clone().unwrap());
+        let back = scope.spawn(move || std::io::copy(&mut gates, &mut callers));
+        let mut recording = Vec::new();
+        let mut bytes = [0; 256];
+        while recording.len() < HELLO + 32 {
+            let got = caller.read(&mut bytes).unwrap();
+            recording.extend(&bytes[..got]);
+            gate.write_all(&bytes[..got]).unwrap();
+        }
+        honest.join().unwrap();
+        gate.shutdown(Shutdown::Both).unwrap();
+        back.join().unwrap().unwrap();
+        recording
+    })
+}
+
+#[test]
+fn replayed_and_altered_handshakes_are_refused() {
+    let (count, gate) = guarded(|guarded| {
+        let recording = record(guarded);
+        assert_eq!(recording.len(), HELLO + 32);
+        for attempt in 0..300 {
+            let mut words = recording.clone();
+            if attempt % 3 > 0 {
+                let bit = attempt * 7919 % (words.len() * 8);
+                words[bit / 8] ^= 1 << (bit % 8);
+            }
+            // At most the answer to a hello that was not altered; never a welcome.
+            let answer = guarded.say(&words);
+            assert!(answer.len() <= 48, "{} bytes to a recording", answer.len());
+        }
+        guarded.dial();
+    });
+    // The one that was recorded and the last.
+    assert_eq!((count, gate.tally().refused), (2, 300));
+}
+
+#[test]
+fn random_bytes_behind_a_true_beginning_are_refused() {
+    let (count, gate) = guarded(|guarded| {
+        let mut random = 1u64;
+        for _ in 0..200 {
+            let mut words = b"ringnet\0\x01\0\0\0".to_vec();
+            words.extend((0..HELLO).map(|_| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 56) as u8
+            }));
+            assert_eq!(guarded.say(&words), b"");
+        }
+        guarded.dial();
+    });
+    assert_eq!((count, gate.tally().refused), (1, 200));
+}
+
+#[test]
+fn silent_half_open_and_slow_callers_lose_their_place() {
+    let (count, gate) = guarded(|guarded| {
+        let silent = guarded.connect();
+        let mut half = guarded.connect();
+        half.write_all(b"ringnet\0\x01\0\0\0some").unwrap();
+        let finished = guarded.connect();
+        finished.shutdown(Shutdown::Write).unwrap();
+        let mut slow = guarded.connect();
+        let mut cut_off = false;
+        for byte in b"ringnet\0\x01\0\0\0".iter().chain([7; HELLO].iter()) {
+            cut_off |= slow.write_all(&[*byte]).is_err();
+            guarded.dial();
+            thread::sleep(Duration::from_millis(40));
+        }
+        assert!(cut_off, "a slow caller was waited for");
+        for mut stream in [silent, half, finished] {
+            let mut byte = [0];
+            assert!(matches!(stream.read(&mut byte), Ok(0) | Err(_)));
+        }
+    });
+    assert_eq!(count, 12 + HELLO);
+    assert_eq!((gate.tally().refused, gate.tally().evicted), (1, 3));
+}
+
+#[test]
+fn a_thousand_silent_sockets_hold_up_no_meeting() {
+    let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
+    let mut first = Gate::open(&nowhere, &loopback()).unwrap();
+    let id = UniqueId::from_secret(b"secret", b"", first.addresses());
+    let at = first.addresses()[0];
+    let quiet = Instant::now();
+    let silent: Vec<TcpStream> = (0..1000).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let connected = quiet.elapsed();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (1..8)
+            .map(|rank| {
+                let id = &id;
+                scope.spawn(move || {
+                    let mut gate = Gate::open(id, &loopback()).unwrap();
+                    meet(id, rank, 8, vec![rank as u8], &mut gate, Instant::now() + LONG)
+                })
+            })
+            .collect();
+        let met = meet(&id, 0, 8, vec![0], &mut first, Instant::now() + LONG).unwrap();
+        assert_eq!(met, (0..8).map(|rank| vec![rank]).collect::<Vec<_>>());
+        ranks.into_iter().for_each(|rank| assert_eq!(rank.join().unwrap().unwrap(), met));
+    });
+    println!(
+        "8 ranks met in {:?} behind 1000 silent sockets, which took {connected:?} to connect",
+        started.elapsed()
+    );
+    assert!(first.tally().evicted >= 1000 - 64, "{:?}", first.tally());
+    assert_eq!(silent.len(), 1000);
+}
+
+/// A connection for another purpose that comes while the ranks still meet is not lost.
+#[test]
+fn an_early_data_connection_is_kept_for_later() {
+    let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
+    let mut first = Gate::open(&nowhere, &loopback()).unwrap();
+    let id = UniqueId::from_secret(b"secret", b"", first.addresses());
+    let at = first.addresses()[0];
+    thread::scope(|scope| {
+        let early = scope.spawn(|| {
+            dial(&id, at, greeting(1, 0)).unwrap();
+            let mut gate = Gate::open(&id, &loopback()).unwrap();
+            meet(&id, 1, 2, vec![1], &mut gate, Instant::now() + LONG).unwrap()
+        });
+        meet(&id, 0, 2, vec![0], &mut first, Instant::now() + LONG).unwrap();
+        early.join().unwrap();
+    });
+    assert!(first.next_deadline().is_some_and(|at| at <= Instant::now()));
+    let kept = first.advance();
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].greeting, greeting(1, 0));
+}
+
+#[test]
+fn the_interface_and_the_ports_are_the_users_choice() {
+    let id = UniqueId::generate().unwrap();
+    let on = |interfaces: &str| {
+        let interfaces = Some(interfaces.to_string());
+        Gate::open(&id, &NetworkConfig { interfaces, ..NetworkConfig::default() })
+    };
+    let lo = on("=lo").unwrap();
+    assert!(lo.addresses().iter().all(|address| address.ip().is_loopback()));
+    assert!(on("l").unwrap().addresses().iter().all(|address| address.ip().is_loopback()));
+    let error = on("=nosuch").err().unwrap().to_string();
+    assert!(error.contains("nosuch") && error.contains("\"lo\""), "{error}");
+    if let Ok(gate) = on("^lo") {
+        assert!(gate.addresses().iter().all(|address| !address.ip().is_loopback()));
+        let default = Gate::open(&id, &NetworkConfig::default()).unwrap();
+        assert!(default.addresses().iter().all(|address| !address.ip().is_loopback()));
+    }
+    let port = lo.addresses()[0].port();
+    let ports = |ports| Gate::open(&id, &NetworkConfig { ports, ..loopback() });
+    let taken = ports(Some(port..=port)).err().unwrap().to_string();
+    assert!(taken.contains("RINGCOMM_PORT_RANGE"), "{taken}");
+    // Of ten ports one is free, unless the machine is full of listeners.
+    let first = port.min(u16::MAX - 10);
+    let gate = ports(Some(first..=first + 10)).unwrap();
+    assert!((first..=first + 10).contains(&gate.addresses()[0].port()));
+}
