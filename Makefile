@@ -43,8 +43,7 @@ install: build
 		> $(DESTDIR)$(LIBDIR)/cmake/Ringcomm/RingcommConfig.cmake
 	$(FILL) cbindings/RingcommConfigVersion.cmake.in \
 		> $(DESTDIR)$(LIBDIR)/cmake/Ringcomm/RingcommConfigVersion.cmake
-	for program in ring-perf ringrun; do if [ -f $(RELEASE)/$$program ]; then \
-		install -m 755 $(RELEASE)/$$program $(DESTDIR)$(BINDIR); fi; done
+	install -m 755 $(RELEASE)/ring-perf $(RELEASE)/ringrun $(DESTDIR)$(BINDIR)
 
 uninstall:
 	rm -f $(DESTDIR)$(LIBDIR)/libringcomm.so $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI)* \

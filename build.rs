@@ -1,28 +1,36 @@
 //! Names the shared library's interface, programs linked with it look for `libringcomm.so.1`, and
-//! tells the benchmark which commit it was built from.
+//! tells the benchmark which commit the library was compiled from.
 
 use std::path::Path;
 use std::process::Command;
 
+/// What the library is compiled from: the benchmark's own sources are not part of it.
+const SOURCES: [&str; 4] = ["src", ":!src/bin", "Cargo.toml", "Cargo.lock"];
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libringcomm.so.1");
-    // Grows with every commit and checkout; not there in a package without history.
-    if Path::new(".git/logs/HEAD").exists() {
-        println!("cargo:rerun-if-changed=.git/logs/HEAD");
+    // Not at every commit, which would compile everything again for a name: a commit that leaves
+    // the library's sources alone leaves it what it was.
+    for source in std::fs::read_dir("src").into_iter().flatten().flatten() {
+        if source.path() != Path::new("src/bin") {
+            println!("cargo:rerun-if-changed={}", source.path().display());
+        }
     }
     if let Some(commit) = commit() {
         println!("cargo:rustc-env=RINGCOMM_GIT_COMMIT={commit}");
     }
 }
 
-/// The commit that is checked out, marked where files differ from it.
+/// The commit that is checked out, marked where the library's sources differ from it; none in a
+/// package without history.
 fn commit() -> Option<String> {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).filter(|commit| !commit.is_empty())?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    let status = ["status", "--porcelain", "--untracked-files=no", "--"];
+    let changed = git(&[&status[..], &SOURCES].concat())?;
     Some(if changed.is_empty() { commit } else { format!("{commit}-changed") })
 }

@@ -19,7 +19,8 @@
  * - `stream` NULL: the call returns when it is done. A stream of ringStreamCreate: it returns at
  *   once, and buffers are left alone until ringStreamSynchronize. In a group: until ringGroupEnd.
  * - Send and receive buffers do not overlap, except in place, as each function says.
- * - Every rank gets the same bits, and the same call gives them again in the next run.
+ * - Every rank gets the same bits, and the same call gives them again in the next run with as many
+ *   ranks on each host; with `deterministic`, wherever the ranks are.
  * - Errors: ringInvalidArgument; ringInvalidUsage where ranks disagree (the text names both calls);
  *   ringRemoteError where a rank died or failed, ringTimeout where it did not come in time (the
  *   text names rank and operation); ringAborted. A communicator that failed stays failed: destroy
@@ -66,6 +67,21 @@
  * A configuration field with this value was not set: the environment or the default decides.
  */
 #define RING_CONFIG_UNDEF_INT (-2147483647 - 1)
+
+/**
+ * [`ringConfig_t::protection`]: TCP's own checksum alone.
+ */
+#define RING_PROTECTION_CLEAR 0
+
+/**
+ * [`ringConfig_t::protection`]: a CRC-32C over every payload; what is used where nothing is set.
+ */
+#define RING_PROTECTION_CHECKSUM 1
+
+/**
+ * [`ringConfig_t::protection`]: AES-256-GCM over header and payload.
+ */
+#define RING_PROTECTION_ENCRYPTED 2
 
 /**
  * The color of a rank that joins none of the communicators of a split.
@@ -318,7 +334,7 @@ typedef struct ringUniqueId {
  * Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
  * `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
  * not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
- * the same values, except `spins` and `debug`.
+ * the same values, except `spins`, `debug`, `interfaces` and `ports`.
  */
 typedef struct ringConfig_t {
     /**
@@ -355,9 +371,10 @@ typedef struct ringConfig_t {
      */
     int debug;
     /**
-     * Not used; keep what the initializer put there.
+     * What guards payloads between hosts (`RINGCOMM_PROTECTION`): `RING_PROTECTION_CLEAR`,
+     * `RING_PROTECTION_CHECKSUM` or `RING_PROTECTION_ENCRYPTED`.
      */
-    int reserved;
+    int protection;
     /**
      * The algorithm to use where it exists for the collective (`RINGCOMM_ALGO`); NULL: not set.
      */
@@ -366,6 +383,23 @@ typedef struct ringConfig_t {
      * A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
      */
     const char *profile;
+    /**
+     * Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
+     * set.
+     */
+    const char *interfaces;
+    /**
+     * Ports to listen on, as `20000-20100` (`RINGCOMM_PORT_RANGE`); NULL: not set.
+     */
+    const char *ports;
+    /**
+     * Sockets to each peer on another host, 1 to 16 (`RINGCOMM_SOCKETS`).
+     */
+    int sockets;
+    /**
+     * Not used; keep what the initializer put there.
+     */
+    int reserved;
 } ringConfig_t;
 
 /**
@@ -417,6 +451,20 @@ typedef struct ringExplain_t {
      * The cost model's time, in microseconds.
      */
     double predictedUs;
+    /**
+     * What runs instead, in the ranks' own buffers, where all of those of the call are memory that
+     * processes share (`ringMemAlloc`, `ringCommRegister`), closed by a NUL; empty where that
+     * changes nothing.
+     */
+    char directAlgorithm[RING_NAME_BYTES];
+    /**
+     * The cost model's time for that, in microseconds; 0 where the name is empty.
+     */
+    double directPredictedUs;
+    /**
+     * 1 where that also holds for a call in place, else 0.
+     */
+    size_t directInPlace;
 } ringExplain_t;
 
 #ifdef __cplusplus
@@ -482,7 +530,10 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
  * Make the id that leads the ranks of one new communicator together.
  *
  * Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
- * carries a secret: whoever has it can join. One id serves one communicator.
+ * carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
+ * network the ranks may be on any host: a thread of the calling process introduces them to each
+ * other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+ * `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
  *
  * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
  * to be had.
@@ -560,15 +611,21 @@ ringResult_t ringCommSplit(ringComm_t comm,
                            struct ringConfig_t *config);
 
 /**
- * Make a communicator of the ranks that are not in `excludeRanksList`, in their old order.
+ * Make a communicator of the ranks that are left, in their old order.
  *
- * The ranks that stay call it with the same list; those excluded need not take part and may be
- * dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
- * running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the
- * call returns at once and `ringGroupEnd` does it.
+ * An `excludeRanksCount` of 0 leaves out the dead and those who destroyed `comm`: the survivors
+ * agree on which ranks those are, also where more die meanwhile. A rank that lives and does not
+ * call is waited for. Else
+ * exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
+ * list; those excluded need not take part and may be dead.
+ *
+ * `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is running on
+ * `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call returns
+ * at once and `ringGroupEnd` does it.
  *
  * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
- * this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
+ * this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come;
+ * `ringRemoteError` where it gave up, or died though the list keeps it.
  *
  * Requires:
  * `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
@@ -601,7 +658,8 @@ ringResult_t ringCommFinalize(ringComm_t comm);
  * New calls are refused from here on; those running, on other threads, and those that wait on a
  * host stream are done first. Finalizes, unless that was done or the communicator has failed. The
  * handle is gone afterwards, also where finalizing fails: its error is returned then,
- * `ringAborted` where another thread called `ringCommAbort` meanwhile.
+ * `ringAborted` where another thread called `ringCommAbort` meanwhile. Calls that a stream then
+ * still holds fail when their turn comes, without touching a buffer.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
  * `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -634,6 +692,60 @@ ringResult_t ringCommAbort(ringComm_t comm);
  * `asyncError` has room for a `ringResult_t`.
  */
 ringResult_t ringCommGetAsyncError(ringComm_t comm, ringResult_t *asyncError);
+
+/**
+ * Join the ranks that meet at `url`, without handing an id around; returns when all have come.
+ *
+ * - `tcp://host:port`: rank 0 is on that host.
+ * - `file:///path`: rank 0 leaves a file there, which the others see; its folder exists. The file
+ *   goes when the ranks have met, and one that a crashed job left behind does no harm.
+ * - `env://`: at MASTER_ADDR, on the port after MASTER_PORT, as RANK of WORLD_SIZE.
+ * - `slurm://`: on the first node of the step, as `srun` numbers its tasks.
+ * - NULL: as the environment says. RINGCOMM_RANK and RINGCOMM_NRANKS, RANK and WORLD_SIZE,
+ *   HOROVOD_*, OMPI_COMM_WORLD_*, PMI_* and SLURM_* are asked in this order, and the first family
+ *   that is complete is believed. RINGCOMM_ADDRESS (`host:port` or a URL) says where to meet.
+ *
+ * `nranks` and `rank` are -1 where the environment says them, or the URL itself in
+ * `?rank=R&world_size=N`. Every rank gives the same URL. Called again, it makes another
+ * communicator of the same ranks, on the next port; all ranks make theirs in the same order.
+ * `config` may be NULL. In a group the call returns at once and `ringGroupEnd` does it; a group
+ * joins no rank of one URL twice.
+ *
+ * Strangers are kept out by a secret: RINGCOMM_SECRET, the same text of at least 16 characters on
+ * every rank; or RINGCOMM_SECRET_FILE, a file of mode 0600 that holds it; or what `file://` brings
+ * with it. Without one, only ranks of one machine meet.
+ *
+ * `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a URL that is none, and
+ * where nothing says rank, number of ranks or place (the text says what was found and what is
+ * missing); `ringInvalidUsage` for another host without a secret; `ringTimeout` where not all
+ * ranks came in time; and those of `ringCommInitRankConfig`.
+ *
+ * Requires:
+ * `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `url` is NULL or a C
+ * string; `config` is NULL or points to an initialized `ringConfig_t`.
+ */
+ringResult_t ringCommInitUrl(ringComm_t *comm,
+                             const char *url,
+                             int nranks,
+                             int rank,
+                             const struct ringConfig_t *config);
+
+/**
+ * What `ringCommInitUrl` would find in the environment: rank, number of ranks, the rank among
+ * those of this machine, and all of it in a sentence. Joins nobody.
+ *
+ * `*localRank` is -1 where the launcher does not say it. `text` has room for `size` bytes; what
+ * does not fit is cut off, and a NUL closes it. Where only a URL could say where to meet, the text
+ * says so. Each pointer may be NULL. They are written on success.
+ *
+ * Errors: `ringInvalidArgument` where nothing says rank and number of ranks; the text of
+ * `ringGetLastError` says what was found and what is missing.
+ *
+ * Requires:
+ * `rank`, `nranks` and `localRank` are NULL or have room for an `int`, `text` is NULL or has room
+ * for `size` bytes.
+ */
+ringResult_t ringLauncherInfo(int *rank, int *nranks, int *localRank, char *text, size_t size);
 
 /**
  * Open a group on this thread: the calls until the matching `ringGroupEnd` are kept and start
@@ -1089,7 +1201,8 @@ ringResult_t ringCommDump(ringComm_t comm, char *buffer, size_t size, size_t *ne
     {                                                                                              \
         sizeof(ringConfig_t), RING_MAGIC, RING_VERSION_CODE, RING_CONFIG_UNDEF_INT,                \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT,                   \
-            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL                               \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL, NULL, NULL,                  \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT                                           \
     }
 
 /** A ringExplain_t for ringCommExplain to fill. */

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import aarch64 as cross
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
 LOGS = TARGET / "test-logs"
@@ -28,6 +30,10 @@ class Skip(Exception):
     """The suite cannot run here; the text says why."""
 
 
+class Missing(Exception):
+    """The suite must run everywhere, and cannot for the reason in the text: it has failed."""
+
+
 class Command:
     def __init__(self, *words, env=None, cwd=ROOT):
         self.words, self.env, self.cwd = list(words), env or {}, cwd
@@ -40,28 +46,38 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv():
-    """A virtual environment with what the tests need from PyPI; made once."""
+def venv(requirement):
+    """The tests' virtual environment, with this from PyPI in it; installed once."""
     place = TARGET / "venv"
-    ready = place / "ready-1"
-    if not ready.exists():
-        shutil.rmtree(place, ignore_errors=True)
-        quiet = {"check": True, "stdout": subprocess.DEVNULL}
-        subprocess.run([sys.executable, "-m", "venv", str(place)], **quiet)
-        subprocess.run([str(place / "bin/pip"), "-q", "install", "libclang==18.1.1"], **quiet)
-        ready.touch()
+    ready = place / f"ready-{requirement}"
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    try:
+        if not (place / "bin/pip").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(place)], **quiet)
+        if not ready.exists():
+            subprocess.run([str(place / "bin/pip"), "-q", "install", requirement], **quiet)
+            ready.touch()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Missing(f"{requirement} does not install from PyPI ({error})") from error
     return place
 
 
 def libclang():
     """Variables under which bindgen finds libclang and the compiler's own headers."""
-    try:
-        found = next(venv().glob("lib/python3*/site-packages/clang/native"))
-    except (OSError, subprocess.CalledProcessError, StopIteration) as error:
-        raise Skip(f"libclang does not install from PyPI ({error})") from error
+    found = next(venv("libclang==18.1.1").glob("lib/python3*/site-packages/clang/native"), None)
+    if not found:
+        raise Missing("the libclang of PyPI has no library where it was")
     include = subprocess.run(["gcc", "-print-file-name=include"], check=True,
                              capture_output=True, text=True).stdout.strip()
     return {"LIBCLANG_PATH": str(found), "BINDGEN_EXTRA_CLANG_ARGS": f"-isystem {include}"}
+
+
+def cmake():
+    """Variables under which CMake is found: the machine's own, else that of PyPI."""
+    if shutil.which("cmake"):
+        return {}
+    return {"PATH": f"{venv('cmake==3.31.6') / 'bin'}:{os.environ['PATH']}"}
 
 
 def need(*programs):
@@ -144,6 +160,39 @@ def asan():
     return sanitized("address", "", {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": options})
 
 
+def aarch64():
+    """The library and its arithmetic for AArch64, compiled there and run under an emulator."""
+    need("gcc")
+    try:
+        tools = cross.tools(TARGET / "aarch64-tools")
+    except cross.Missing as reason:
+        raise Skip(str(reason)) from reason
+    env = {**tools, "RUSTFLAGS": "-Dwarnings", "CARGO_PROFILE_DEV_DEBUG": "0",
+           "CARGO_INCREMENTAL": "0"}
+
+    def emulated(verb, *words, log=None):
+        # The emulator logs each block that it translates, which it does when it first runs it.
+        more = {"QEMU_LOG": "in_asm", "QEMU_LOG_FILENAME": str(log)} if log else {}
+        return cargo(verb, "--target", cross.TARGET, *words, target="aarch64", env={**env, **more})
+
+    def ran(log, *instructions):
+        return Command(sys.executable, "scripts/aarch64.py", str(log), *instructions)
+    arithmetic, library = LOGS / "aarch64-arithmetic.txt", LOGS / "aarch64-library.txt"
+    for log in (arithmetic, library):
+        log.unlink(missing_ok=True)
+    # Every type and operation, on the vectors that are chosen unasked.
+    perf = ["all_reduce", "--datatype", "all", "--op", "all", "--nthreads", "2", "--minbytes", "1K",
+            "--maxbytes", "1K", "--iters", "1", "--warmup_iters", "0", "--probe", "0"]
+    conversions = ["fcvtl.4s", "fcvtl2.4s", "fcvtn.4h", "fcvtn2.8h"]
+    return [
+        emulated("check", "--all-targets"),
+        emulated("test", "--no-fail-fast", "--test", "arithmetic", log=arithmetic),
+        ran(arithmetic, *conversions, "fmin.4s", "fmax.2d", "umlal.2d", "stnp"),
+        emulated("run", "--quiet", "--bin", "ring-perf", "--", *perf, log=library),
+        ran(library, *conversions, "fmin.4s", "fmax.2d", "umlal.2d"),
+    ]
+
+
 def abi():
     """Header drift, layouts, prototypes, exported symbols."""
     need("nm", "readelf")
@@ -163,7 +212,7 @@ def examples():
 def install():
     """What `make install` puts in place, used through pkg-config and CMake."""
     need("gcc", "make")
-    return [cargo("build", "--release"), Command("scripts/test-install")]
+    return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
 
 
 def peers():
@@ -171,7 +220,14 @@ def peers():
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
 
 
-SUITES = [style, unit, loom, tsan, asan, abi, examples, install, peers]
+def fuzz():
+    """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
+    # libFuzzer is compiled from its C++ sources.
+    need("g++")
+    return [Command("scripts/fuzz")]
+
+
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
@@ -242,6 +298,9 @@ def run(suite):
     except Skip as reason:
         print(f"{name}: skipped: {reason}", flush=True)
         return 0, 0
+    except Missing as reason:
+        print(f"{name}: failed: {reason}", flush=True)
+        return 0, 1
     passed, failed, notes = 0, 0, []
     log.write_text("")
     for command in commands:

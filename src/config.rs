@@ -27,6 +27,16 @@ pub struct Config {
     pub ports: Option<RangeInclusive<u16>>,
     /// The address family between hosts; `None` uses both.
     pub family: Option<Family>,
+    /// How payloads between hosts are guarded.
+    pub protection: Protection,
+    /// Sockets to each peer on another host.
+    pub sockets: usize,
+    /// Ranks with the same text count as one host; `None` asks the machine.
+    pub host_id: Option<String>,
+    /// The host of every rank, by rank, instead of where it is: to try on one machine what runs
+    /// between several. Not for users, and without a variable.
+    #[doc(hidden)]
+    pub hosts: Option<Vec<usize>>,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
@@ -37,6 +47,33 @@ pub enum Family {
     V4,
     V6,
 }
+
+/// How payloads between hosts are guarded. All ranks of a communicator use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Protection {
+    /// TCP's own checksum, which misses one damaged segment in 65,536.
+    Clear = 0,
+    /// CRC-32C over every payload.
+    #[default]
+    Checksum = 1,
+    /// AES-256-GCM over header and payload, with keys of the connection.
+    Encrypted = 2,
+}
+
+impl Protection {
+    /// Its name in settings.
+    fn from_name(name: &str) -> std::result::Result<Protection, String> {
+        match name {
+            "clear" => Ok(Protection::Clear),
+            "checksum" => Ok(Protection::Checksum),
+            "encrypted" => Ok(Protection::Encrypted),
+            _ => Err("is no protection; use clear, checksum or encrypted".into()),
+        }
+    }
+}
+
+/// Most sockets to a peer: more than a few only cost memory and polls.
+pub const MOST_SOCKETS: usize = 16;
 
 impl Default for Config {
     fn default() -> Config {
@@ -53,6 +90,10 @@ impl Default for Config {
             interfaces: None,
             ports: None,
             family: None,
+            protection: Protection::default(),
+            sockets: 1,
+            host_id: None,
+            hosts: None,
             debug: 0,
         }
     }
@@ -68,7 +109,7 @@ struct Variable {
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-const VARIABLES: [Variable; 10] = [
+const VARIABLES: [Variable; 13] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
@@ -97,7 +138,7 @@ const VARIABLES: [Variable; 10] = [
     Variable {
         name: "RINGCOMM_SPINS",
         help: "polls before a waiting rank first yields its core",
-        set: |config, text| number(text, 0).map(|spins| config.spins = Some(spins as u32)),
+        set: |config, text| small(text).map(|spins| config.spins = Some(spins)),
     },
     Variable {
         name: "RINGCOMM_PROFILE",
@@ -126,10 +167,49 @@ const VARIABLES: [Variable; 10] = [
         set: |config, text| ports(text).map(|ports| config.ports = Some(ports)),
     },
     Variable {
+        name: "RINGCOMM_PROTECTION",
+        help: "what guards payloads between hosts: clear, checksum or encrypted",
+        set: |config, text| {
+            Protection::from_name(text).map(|protection| config.protection = protection)
+        },
+    },
+    Variable {
+        name: "RINGCOMM_SOCKETS",
+        help: "sockets to each peer on another host, 1 to 16",
+        set: |config, text| match number(text, 1)? {
+            sockets if sockets <= MOST_SOCKETS => {
+                config.sockets = sockets;
+                Ok(())
+            }
+            _ => Err(format!("must be at most {MOST_SOCKETS}")),
+        },
+    },
+    Variable {
+        name: "RINGCOMM_HOSTID",
+        help: "ranks with the same text count as one host, others as another",
+        set: |config, text| {
+            config.host_id = Some(text.to_string());
+            Ok(())
+        },
+    },
+    Variable {
         name: "RINGCOMM_DEBUG",
         help: "1 prints warnings to standard error, 2 every call",
-        set: |config, text| number(text, 0).map(|level| config.debug = level as u32),
+        set: |config, text| small(text).map(|level| config.debug = level),
     },
+];
+
+/// Variables of the rendezvous, which are no settings of a communicator.
+const RENDEZVOUS: [(&str, &str); 9] = [
+    ("RINGCOMM_RANK", "this rank, where no launcher says it"),
+    ("RINGCOMM_NRANKS", "the number of ranks"),
+    ("RINGCOMM_LOCAL_RANK", "this rank among those of its machine"),
+    ("RINGCOMM_LOCAL_SIZE", "the number of ranks on this machine"),
+    ("RINGCOMM_ADDRESS", "where the ranks meet: host:port of rank 0, or a URL"),
+    ("RINGCOMM_JOB", "a name that tells this job's ranks from all others"),
+    ("RINGCOMM_RESTART", "how often the job was started again"),
+    ("RINGCOMM_SECRET", "what strangers do not know: the same text on every rank"),
+    ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
 ];
 
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
@@ -155,7 +235,7 @@ fn family(text: &str) -> std::result::Result<Family, String> {
 }
 
 /// `FIRST-LAST`, or one port.
-fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
+pub fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (port(first), port(last)) {
@@ -164,13 +244,19 @@ fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
     }
 }
 
+/// As [`number`], for what is counted in 32 bits.
+fn small(text: &str) -> std::result::Result<u32, String> {
+    u32::try_from(number(text, 0)?).map_err(|_| "is too large".into())
+}
+
 impl Config {
     /// The defaults, changed by the environment.
     pub fn from_environment() -> Result<Config> {
         Config::from_variables(|name| std::env::var(name).ok())
     }
 
-    fn from_variables(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
+    /// The defaults, changed by what `lookup` knows of [`Config::variables`].
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
         let mut config = Config::default();
         for variable in &VARIABLES {
             if let Some(text) = lookup(variable.name).filter(|text| !text.is_empty()) {
@@ -184,7 +270,7 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        VARIABLES.iter().map(|variable| (variable.name, variable.help))
+        VARIABLES.iter().map(|variable| (variable.name, variable.help)).chain(RENDEZVOUS)
     }
 }
 
@@ -211,6 +297,15 @@ mod tests {
         assert_eq!(ports("8080"), Ok(8080..=8080));
         for bad in ["", "0", "9-8", "1-2-3", "70000", "-5", "0-9"] {
             assert!(ports(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_does_not_fit_is_refused_and_not_cut() {
+        for (variable, text) in [("RINGCOMM_SPINS", "4G"), ("RINGCOMM_BUFFSIZE", "17179869184G")] {
+            let lookup = |name: &str| (name == variable).then(|| text.to_string());
+            let error = Config::from_variables(lookup).unwrap_err().to_string();
+            assert!(error.contains("is too large"), "{error}");
         }
     }
 

@@ -22,15 +22,20 @@ impl fmt::Display for Operation {
 }
 
 /// A rank's process, for an error text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     pub rank: usize,
+    /// The name of its machine; empty where it is not known.
+    pub host: String,
     pub pid: u32,
 }
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {})", self.rank, self.pid)
+        if self.host.is_empty() {
+            return write!(f, "rank {} (pid {})", self.rank, self.pid);
+        }
+        write!(f, "rank {} (host {}, pid {})", self.rank, self.host, self.pid)
     }
 }
 
@@ -52,10 +57,14 @@ pub enum Error {
     Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: String },
     /// A rank failed first and told the others; `text` is its own error.
     Remote { rank: usize, peer: usize, operation: Option<Operation>, text: String },
+    /// The connection to a peer that seems to live is gone: reset, or damaged bytes came.
+    Disconnected { peer: usize, operation: Option<Operation>, why: String },
     /// `ringCommAbort` was called on this rank.
     Aborted { rank: usize, operation: Option<Operation> },
     /// The rendezvous did not complete before its deadline.
     Missing { nranks: usize, missing: Vec<usize>, waited_ms: u64 },
+    /// The ranks that were to meet at a place did not; `why` is how far it came.
+    NotMet { place: String, why: String, waited_ms: u64 },
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -65,6 +74,28 @@ impl Error {
     pub fn system(what: impl Into<String>) -> Error {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         Error::System { what: what.into(), errno }
+    }
+
+    /// The same where ranks were counted in another way: `name` gives their own numbers.
+    pub fn renumbered(self, name: impl Fn(usize) -> usize) -> Error {
+        let who = |peer: Who| Who { rank: name(peer.rank), ..peer };
+        match self {
+            Error::PeerDied { rank, peer, operation } => {
+                Error::PeerDied { rank: name(rank), peer: who(peer), operation }
+            }
+            Error::Timeout { rank, peer, operation, waited_ms, peer_state } => {
+                let (rank, peer) = (name(rank), who(peer));
+                Error::Timeout { rank, peer, operation, waited_ms, peer_state }
+            }
+            Error::Remote { rank, peer, operation, text } => {
+                Error::Remote { rank: name(rank), peer: name(peer), operation, text }
+            }
+            Error::Missing { nranks, missing, waited_ms } => {
+                let missing = missing.into_iter().map(name).collect();
+                Error::Missing { nranks, missing, waited_ms }
+            }
+            other => other,
+        }
     }
 
     pub fn argument(text: impl Into<String>) -> Error {
@@ -114,6 +145,12 @@ impl fmt::Display for Error {
                 "rank {peer} failed and rank {rank} cannot go on{}: {text}",
                 during(operation)
             ),
+            Error::Disconnected { peer, operation, why } => write!(
+                f,
+                "the connection to rank {peer} broke{}: {why}; look for what cuts connections \
+                 between the two hosts, then shrink the communicator or restart the job",
+                during(operation)
+            ),
             Error::Aborted { rank, operation } => {
                 write!(f, "the communicator of rank {rank} was aborted{}", during(operation))
             }
@@ -122,6 +159,11 @@ impl fmt::Display for Error {
                 "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {missing:?}; \
                  start them, or raise RINGCOMM_TIMEOUT_MS",
                 nranks - missing.len()
+            ),
+            Error::NotMet { place, why, waited_ms } => write!(
+                f,
+                "after {waited_ms} ms the ranks had not met ({place}): {why}; start all ranks with \
+                 the same settings, or raise RINGCOMM_TIMEOUT_MS"
             ),
         }
     }

@@ -238,8 +238,9 @@ fn exported_memory_is_mapped_and_ordinary_memory_is_staged() {
             count,
             ..Call::new(Collective::AllReduce, DataType::Float32)
         };
-        let mapped = comm.explain(&call(a, b)).unwrap().transport;
-        assert_eq!(mapped, "process mapped or staged");
+        let explained = comm.explain(&call(a, b)).unwrap();
+        assert_eq!(explained.transport, "process mapped or staged");
+        assert_eq!(explained.mapped.expect("both are told").algorithm, "twoshot");
         let before = mapped_files();
         // SAFETY: all buffers hold `count` elements.
         unsafe {

@@ -373,6 +373,11 @@ fn gathered(id: &UniqueId, ranks: usize) -> Vec<Child> {
     children
 }
 
+/// A rank as errors name it.
+fn who(rank: usize, pid: i32) -> String {
+    format!("rank {rank} (host {}, pid {pid})", ringcomm::host::name())
+}
+
 #[test]
 fn the_death_of_any_rank_while_gathering_is_named() {
     for victim in 0..3 {
@@ -382,7 +387,7 @@ fn the_death_of_any_rank_while_gathering_is_named() {
         let pid = children[victim].pid;
         for (rank, child) in children.into_iter().enumerate() {
             let text = child.finish();
-            let named = text.contains(&format!("rank {victim} (pid {pid}) died"));
+            let named = text.contains(&format!("{} died", who(victim, pid)));
             assert!(rank == victim || named, "rank {rank}, victim {victim}: {text}");
         }
         assert_eq!(sockets(id), 0, "the name outlived its processes");
@@ -402,8 +407,8 @@ fn a_kill_at_any_moment_ends_in_success_or_a_name() {
         for (rank, child) in children.into_iter().enumerate() {
             let text = child.finish();
             // Whoever had not met the coordinator when all failed finds nobody later on.
-            let named = text.contains(&format!("rank {victim} (pid {pid}) died"))
-                || text.contains("missing: [");
+            let named =
+                text.contains(&format!("{} died", who(victim, pid))) || text.contains("missing: [");
             assert!(rank == victim || text == "ok" || named, "{round}, rank {rank}: {text:?}");
         }
         assert_eq!(sockets(id), 0);

@@ -273,6 +273,84 @@ fn shrink_times(report: &str) -> String {
 }
 
 #[test]
+fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
+    let folder = Folder::new("profile");
+    let path = folder.file("machine.profile");
+    let (shown, _) = expect(0, &format!("--save-profile {path}"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(shown, text, "what is written is shown");
+    // What the rows say of how each call runs, without its times.
+    let choices = |arguments: &str| -> Vec<String> {
+        let (table, _) = expect(0, &format!("--explain -b 8 -e 1M -f 64 {SMALL} {arguments}"));
+        let lines = table.lines().filter(|line| line.contains(" over "));
+        lines.map(|line| line.split(';').next().unwrap().to_string()).collect()
+    };
+    for mode in ["--procs 2", "--procs 3", "-t 3"] {
+        // A rank that chose otherwise would end the run: calls that differ are refused.
+        let first = choices(&format!("{mode} --profile {path}"));
+        assert_eq!(first.len(), 6, "{first:?}");
+        assert_eq!(first, choices(&format!("{mode} --profile {path}")), "{mode}");
+    }
+
+    // The choice follows the file: where messages are dear, fewer of them.
+    let with = |alpha: &str, message: &str| {
+        let changed = text.lines().map(|line| match line.split(" = ").next() {
+            Some("alpha_us") => format!("alpha_us = {alpha}\n"),
+            Some("message_us") => format!("message_us = {message}\n"),
+            _ => format!("{line}\n"),
+        });
+        let other = folder.file("other.profile");
+        std::fs::write(&other, changed.collect::<String>()).unwrap();
+        choices(&format!("--procs 4 --profile {other}"))
+    };
+    assert_ne!(with("0", "0"), with("100000", "100000"));
+}
+
+#[test]
+fn a_damaged_profile_is_refused_with_its_line_and_reason() {
+    let folder = Folder::new("damaged");
+    let path = folder.file("machine.profile");
+    for (text, wanted) in [
+        ("alpha_us = 1\nmessage_us = soon\n", "line 2: message_us = \"soon\" is not a number"),
+        ("# a comment\nalpha = 1\n", "line 2: unknown key \"alpha\""),
+        ("alpha_us = 1\n", "line 1: the profile ends without message_us"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        for mode in ["-t 2", "--procs 2"] {
+            let (_, error) = expect(2, &format!("{mode} --profile {path} {SMALL}"));
+            assert!(error.contains(&path) && error.contains(wanted), "{error}");
+        }
+    }
+    expect(2, &format!("-t 2 --profile /nowhere/machine.profile {SMALL}"));
+    expect(2, &format!("--profile {path} --save-profile {path}"));
+    expect(1, "--save-profile /nowhere/machine.profile");
+}
+
+/// Between processes what runs depends on the memory: the explanation tells what has run, and what
+/// would have.
+#[test]
+fn an_explanation_names_what_runs_in_registered_memory_too() {
+    // Where a message costs nothing, an 8 MiB sum is read where it lies if it can be.
+    let folder = Folder::new("explain");
+    let profile = folder.file("machine.profile");
+    let text = "alpha_us = 0\nmessage_us = 0\ncopy_us_per_byte = 1e-4\nreduce_us_per_byte = 1e-4\n\
+                switch_us = 0\ncores = 2\n";
+    std::fs::write(&profile, text).unwrap();
+    let explained = |more: &str| {
+        let run = "--procs 2 --explain -b 8M -e 8M --placement out";
+        let (table, _) = expect(0, &format!("{run} --profile {profile} {SMALL} {more}"));
+        table.lines().find(|line| line.contains(" over ")).unwrap().to_string()
+    };
+    let ordinary = explained("");
+    assert!(ordinary.contains(" over process staged, "), "{ordinary}");
+    let (_, other) = ordinary.split_once("; registered: ").expect(&ordinary);
+    let (algorithm, _) = other.split_once(" over process mapped, predicted ").expect(&ordinary);
+    let registered = explained("--register");
+    assert!(registered.contains(&format!(" {algorithm} over process mapped, ")), "{registered}");
+    assert!(!registered.contains("registered: "), "{registered}");
+}
+
+#[test]
 fn comma_separated_values_have_the_output_to_themselves() {
     let (out, _) = expect(0, &format!("-t 2 -b 8 -e 8 {SMALL} --csv"));
     assert!(out.starts_with("op,bytes,count,type"), "{out}");

@@ -26,7 +26,7 @@ fn a_forked_child_that_frees_does_not_take_the_memory_from_its_parent() {
         libc::waitpid(pid, &mut status, 0);
         assert_eq!(status, 0);
         assert_eq!(address.read(), 42);
-        assert_eq!(imports.resolve(region, 0).unwrap().read(), 42);
+        assert_eq!(imports.resolve(region, 0, 1).unwrap().read(), 42);
     }
     exports::release(address).unwrap();
 }

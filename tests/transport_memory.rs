@@ -40,11 +40,15 @@ fn allocated_memory_is_found_by_every_range_inside_it_and_no_other() {
     assert_eq!(exports::find(address, 3 * PAGE + 1), None);
     assert_eq!(exports::find(address.wrapping_sub(1), 2), None);
     assert_eq!(exports::find(address.wrapping_add(PAGE), usize::MAX), None);
-    assert_eq!(exports::address(whole.region, 100), Some(address.wrapping_add(100)));
-    assert_eq!(exports::address(whole.region, 3 * PAGE), None);
+    assert_eq!(
+        exports::address(whole.region, 100, 3 * PAGE - 100),
+        Some(address.wrapping_add(100))
+    );
+    assert_eq!(exports::address(whole.region, 100, 3 * PAGE - 99), None);
+    assert_eq!(exports::address(whole.region, usize::MAX, 2), None);
     exports::release(address).unwrap();
     assert_eq!(exports::find(address, 1), None);
-    assert_eq!(exports::address(whole.region, 0), None);
+    assert_eq!(exports::address(whole.region, 0, 1), None);
 }
 
 #[test]
@@ -115,7 +119,7 @@ fn a_registered_range_keeps_address_and_content_there_and_back() {
     assert!(exports::find(middle, 2 * PAGE).is_some() && exports::find(address, 1).is_none());
     let (imports, region) = imported(middle);
     bytes_at(middle, 1)[0] = 9;
-    let theirs = imports.resolve(region, 0).unwrap();
+    let theirs = imports.resolve(region, 0, 4).unwrap();
     assert_eq!(bytes_at(theirs, 2)[..2], [9, 7]);
     bytes_at(theirs, 2)[1] = 11;
     assert!(exports::release(middle).unwrap_err().to_string().contains("deregister"));
@@ -174,16 +178,26 @@ fn ranges_that_cannot_be_moved_are_refused_with_advice() {
 fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
     let address = exports::allocate(2 * PAGE).unwrap();
     let (mut imports, region) = imported(address);
-    let theirs = imports.resolve(region, 2 * PAGE - 1).unwrap();
-    assert_eq!(imports.resolve(region, 2 * PAGE), None);
-    assert_eq!(imports.resolve(region, usize::MAX), None);
-    assert_eq!(imports.resolve(region ^ 2, 0), None);
+    let theirs = imports.resolve(region, 2 * PAGE - 1, 1).unwrap();
+    // A start inside is not enough: the last byte counts, and sums must not wrap.
+    let outside = [
+        (2 * PAGE - 1, 2),
+        (0, 2 * PAGE + 1),
+        (2 * PAGE, 1),
+        (2 * PAGE + 1, 0),
+        (1, usize::MAX),
+        (usize::MAX, 0),
+        (usize::MAX, 2),
+    ];
+    for (offset, bytes) in outside {
+        assert_eq!(imports.resolve(region, offset, bytes), None, "{bytes} at {offset}");
+    }
+    assert_eq!(imports.resolve(region ^ 2, 0, 1), None);
     bytes_at(theirs, 1)[0] = 1;
     assert_eq!(bytes_at(address, 2 * PAGE)[2 * PAGE - 1], 1);
     exports::release(address).unwrap();
     // The memory is given back although it is mapped; reading it is harmless.
     assert_eq!(bytes_at(theirs, 1)[0], 0);
-    // The next import drops the mapping.
     let next = exports::allocate(PAGE).unwrap();
     let number = exports::find(next, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
@@ -194,8 +208,12 @@ fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
         let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
         imports.import(number, descriptor, bytes).unwrap();
     }
-    assert_eq!(imports.resolve(region, 0), None);
-    assert!(imports.resolve(number, 0).is_some());
+    // An import unmaps nothing, since a call may be using it.
+    assert!(imports.resolve(region, 0, 1).is_some());
+    assert_eq!(bytes_at(theirs, 1)[0], 0);
+    imports.forget_withdrawn();
+    assert_eq!(imports.resolve(region, 0, 1), None);
+    assert!(imports.resolve(number, 0, 1).is_some());
     assert!(sender.send(region).is_err(), "a region that is gone");
     exports::release(next).unwrap();
 }

@@ -19,7 +19,8 @@
  * - `stream` NULL: the call returns when it is done. A stream of ringStreamCreate: it returns at
  *   once, and buffers are left alone until ringStreamSynchronize. In a group: until ringGroupEnd.
  * - Send and receive buffers do not overlap, except in place, as each function says.
- * - Every rank gets the same bits, and the same call gives them again in the next run.
+ * - Every rank gets the same bits, and the same call gives them again in the next run with as many
+ *   ranks on each host; with `deterministic`, wherever the ranks are.
  * - Errors: ringInvalidArgument; ringInvalidUsage where ranks disagree (the text names both calls);
  *   ringRemoteError where a rank died or failed, ringTimeout where it did not come in time (the
  *   text names rank and operation); ringAborted. A communicator that failed stays failed: destroy

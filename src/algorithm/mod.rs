@@ -8,6 +8,7 @@ mod binomial;
 mod chain;
 mod doubling;
 mod halving;
+mod hierarchical;
 mod local;
 mod oneshot;
 mod pairwise;
@@ -17,6 +18,7 @@ mod tree;
 mod twoshot;
 
 use crate::error::{Error, Result};
+use crate::plan::topology::Topology;
 use crate::plan::{Collective, End, Plan, Span};
 use std::fmt;
 
@@ -44,10 +46,14 @@ pub enum Algorithm {
     Pairwise,
     /// One rank alone.
     Local,
+    /// First among the ranks of a host, then between hosts, in as many lanes as hosts have ranks.
+    Hierarchical,
+    /// The same in one lane and one round: a rank of each host speaks for it.
+    Leaders,
 }
 
 impl Algorithm {
-    pub const ALL: [Algorithm; 10] = [
+    pub const ALL: [Algorithm; 12] = [
         Algorithm::OneShot,
         Algorithm::TwoShot,
         Algorithm::Ring,
@@ -58,6 +64,8 @@ impl Algorithm {
         Algorithm::Binomial,
         Algorithm::Pairwise,
         Algorithm::Local,
+        Algorithm::Hierarchical,
+        Algorithm::Leaders,
     ];
 
     /// The name that `RINGCOMM_ALGO` takes and explanations print.
@@ -73,6 +81,8 @@ impl Algorithm {
             Algorithm::Binomial => "binomial",
             Algorithm::Pairwise => "pairwise",
             Algorithm::Local => "local",
+            Algorithm::Hierarchical => "hierarchical",
+            Algorithm::Leaders => "leaders",
         }
     }
 
@@ -116,7 +126,7 @@ fn distance(left: &str, right: &str) -> usize {
 
 /// What `rank` does in `collective` by `algorithm`; `None` where the algorithm does not do it.
 ///
-/// `root` matters only where [`Collective::has_root`].
+/// As [`plan_on`] where all ranks share a host.
 pub fn plan(
     algorithm: Algorithm,
     collective: Collective,
@@ -142,7 +152,33 @@ pub fn plan(
         Algorithm::Binomial => binomial::plan(collective, rank, nranks, root),
         Algorithm::Pairwise => pairwise::plan(collective, rank, nranks, root),
         Algorithm::Local => unreachable!("answered above"),
+        Algorithm::Hierarchical | Algorithm::Leaders => None,
     }
+}
+
+/// What `rank` does in `collective` by `algorithm`; `None` where the algorithm does not do it.
+///
+/// `root` matters only where [`Collective::has_root`].
+pub fn plan_on(
+    topology: &Topology,
+    algorithm: Algorithm,
+    collective: Collective,
+    rank: usize,
+    root: usize,
+) -> Option<Plan> {
+    let nranks = topology.nranks();
+    assert!(rank < nranks && root < nranks, "rank {rank}, root {root} of {nranks}");
+    match algorithm {
+        Algorithm::Hierarchical => hierarchical::plan(collective, rank, topology, root),
+        Algorithm::Leaders => hierarchical::leaders(collective, rank, topology, root),
+        flat => plan(flat, collective, rank, nranks, root),
+    }
+}
+
+/// Whether the algorithm reduces in host order: each host's ranks in rank order, then the hosts'
+/// parts. All such algorithms give the same bits.
+pub const fn host_order(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::Hierarchical | Algorithm::Leaders)
 }
 
 /// Whether every result equals the serial loop over ranks 0, 1, 2, ... bit for bit: each element is

@@ -105,7 +105,7 @@ mod tests {
     fn meeting(id: &UniqueId) -> Meeting<'_> {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(5);
-        Meeting { id, rank: 0, nranks: 3, started: now, deadline }
+        Meeting { id, rank: 0, nranks: 3, started: now, deadline, is_called_off: None }
     }
 
     fn connection() -> (UnixStream, Candidate) {

@@ -85,7 +85,8 @@ impl<'a> Coordinator<'a> {
 
     /// Wait until something can be done: at most to the deadline.
     fn poll(&self, entries: &mut [libc::pollfd], until: Instant) -> Attempt {
-        socket::poll(entries, until.min(self.deadline)).map_err(|error| {
+        let until = self.meeting.glance(until.min(self.deadline))?;
+        socket::poll(entries, until).map_err(|error| {
             let Error::System { what, errno } = error else { unreachable!("poll fails by errno") };
             Failure::System { rank: self.meeting.rank as u32, errno, what }
         })

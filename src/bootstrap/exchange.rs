@@ -61,11 +61,33 @@ pub(super) struct Meeting<'a> {
     pub nranks: usize,
     pub started: Instant,
     pub deadline: Instant,
+    /// Says that the rendezvous has no point any more; asked now and then.
+    pub is_called_off: Option<&'a dyn Fn() -> bool>,
 }
+
+/// Between two looks at whether the rendezvous is called off: what a rank may take longer to notice
+/// another's death in the middle of it, beside the promised 10 ms little.
+const GLANCE: Duration = Duration::from_millis(2);
 
 impl Meeting<'_> {
     pub fn waited_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
+    }
+
+    /// How long to sleep at most where one could sleep until `until`.
+    pub fn glance(&self, until: Instant) -> std::result::Result<Instant, Failure> {
+        match self.is_called_off {
+            Some(is_called_off) if is_called_off() => {
+                Err(Failure::CalledOff { rank: self.rank as u32 })
+            }
+            Some(_) => Ok(until.min(Instant::now() + GLANCE)),
+            None => Ok(until),
+        }
+    }
+
+    /// As [`Meeting::glance`], for a rank that is not the coordinator.
+    pub fn pause(&self, until: Instant) -> Result<Instant> {
+        self.glance(until).map_err(|failure| failure.into_error(self.rank, self.nranks))
     }
 
     /// The proof of `role` for this handshake; roles differ, so no proof can be sent back.
@@ -100,8 +122,21 @@ pub fn exchange(
     mine: Contribution,
     deadline: Instant,
 ) -> Result<Vec<Member>> {
+    exchange_unless(id, rank, nranks, mine, deadline, None)
+}
+
+/// As [`exchange`], ended soon with an error once `is_called_off` says so.
+pub fn exchange_unless(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    mine: Contribution,
+    deadline: Instant,
+    is_called_off: Option<&dyn Fn() -> bool>,
+) -> Result<Vec<Member>> {
     check(rank, nranks, &mine)?;
-    let meeting = Meeting { id, rank, nranks, started: Instant::now(), deadline };
+    let started = Instant::now();
+    let meeting = Meeting { id, rank, nranks, started, deadline, is_called_off };
     if nranks == 1 {
         return Ok(vec![own(mine)]);
     }
@@ -127,6 +162,7 @@ pub fn exchange(
             let failure = Failure::Missing { waited_ms: meeting.waited_ms(), missing };
             return Err(failure.into_error(rank, nranks));
         }
+        meeting.pause(deadline)?;
         // Long enough for whoever just bound the name to listen, short beside a process's start.
         std::thread::sleep(Duration::from_millis(1));
     }

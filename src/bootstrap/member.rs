@@ -91,7 +91,7 @@ fn authenticate(meeting: &Meeting, socket: &Socket) -> Result<Option<(Coordinato
                 if Instant::now() >= meeting.deadline {
                     return Ok(None);
                 }
-                socket::wait(socket, libc::POLLIN, meeting.deadline)?;
+                socket::wait(socket, libc::POLLIN, meeting.pause(meeting.deadline)?)?;
             }
             Err(_) => return Ok(None),
         }
@@ -145,7 +145,7 @@ fn receive(
             Ok(Some(arrived)) => arrived,
             Ok(None) if Instant::now() >= until => return Err(coordinator.stuck(meeting)),
             Ok(None) => {
-                socket::wait(socket, libc::POLLIN, until)?;
+                socket::wait(socket, libc::POLLIN, meeting.pause(until)?)?;
                 continue;
             }
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {

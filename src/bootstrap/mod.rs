@@ -14,10 +14,11 @@ mod inbox;
 mod member;
 pub mod network;
 mod process;
+pub mod rendezvous;
 mod socket;
 pub mod wire;
 
-pub use exchange::{Contribution, MAX_FDS, Member, exchange, rendezvous_name};
+pub use exchange::{Contribution, MAX_FDS, Member, exchange, exchange_unless, rendezvous_name};
 pub use id::UniqueId;
 pub use process::process_token;
 pub use wire::MAX_PAYLOAD;

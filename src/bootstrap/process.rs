@@ -30,6 +30,12 @@ pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
+/// The user that this process acts as.
+pub(super) fn user() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// A number that no other process image of this machine has: equal among the threads of a process,
 /// different in a forked child. The low bits are the process id, which is how a child notices that
 /// the token it inherited is not its own; no lock, so a fork at any moment is harmless.

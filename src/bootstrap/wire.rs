@@ -5,6 +5,7 @@
 //! here is pure, so that it can be fuzzed.
 
 use crate::error::{Error, Operation, Who};
+use crate::host;
 
 /// Most bytes of a rank's contribution, and so of any frame's body.
 pub const MAX_PAYLOAD: usize = 4096;
@@ -194,11 +195,31 @@ impl Header {
 /// Why a rendezvous failed, in a form that every rank can turn into its own error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    Missing { waited_ms: u64, missing: Vec<u32> },
-    Died { rank: u32, pid: u32 },
-    Stuck { rank: u32, pid: u32, waited_ms: u64 },
-    Usage { text: String },
-    System { rank: u32, errno: i32, what: String },
+    Missing {
+        waited_ms: u64,
+        missing: Vec<u32>,
+    },
+    Died {
+        rank: u32,
+        pid: u32,
+    },
+    Stuck {
+        rank: u32,
+        pid: u32,
+        waited_ms: u64,
+    },
+    Usage {
+        text: String,
+    },
+    System {
+        rank: u32,
+        errno: i32,
+        what: String,
+    },
+    /// The rank learned from elsewhere that the rendezvous has no point any more.
+    CalledOff {
+        rank: u32,
+    },
 }
 
 impl Failure {
@@ -210,6 +231,7 @@ impl Failure {
             Failure::Stuck { rank, pid, waited_ms } => (3, *rank, *pid, *waited_ms),
             Failure::Usage { .. } => (4, 0, 0, 0),
             Failure::System { rank, errno, .. } => (5, *rank, *errno as u32, 0),
+            Failure::CalledOff { rank } => (6, *rank, 0, 0),
         };
         for part in [tag, rank, pid] {
             bytes.extend(part.to_le_bytes());
@@ -245,6 +267,7 @@ impl Failure {
             3 => Ok(Failure::Stuck { rank, pid, waited_ms: number }),
             4 => Ok(Failure::Usage { text: text() }),
             5 => Ok(Failure::System { rank, errno: pid as i32, what: text() }),
+            6 => Ok(Failure::CalledOff { rank }),
             _ => Err("a failure report of unknown kind"),
         }
     }
@@ -252,7 +275,8 @@ impl Failure {
     /// The error of rank `me` of `nranks`.
     pub fn into_error(self, me: usize, nranks: usize) -> Error {
         let operation = || Operation { call: "the rendezvous".into(), sequence: 0 };
-        let who = |rank, pid| Who { rank: rank as usize, pid };
+        // These ranks meet on one machine.
+        let who = |rank, pid| Who { rank: rank as usize, host: host::name().into(), pid };
         match self {
             Failure::Missing { waited_ms, missing } => {
                 let mut missing: Vec<usize> = missing.into_iter().map(|r| r as usize).collect();
@@ -272,6 +296,12 @@ impl Failure {
                 peer_state: "it came to the rendezvous and then stopped answering".into(),
             },
             Failure::Usage { text } => Error::InvalidUsage(text),
+            Failure::CalledOff { rank } => Error::Remote {
+                rank: me,
+                peer: rank as usize,
+                operation: None,
+                text: "it called the rendezvous off".into(),
+            },
             Failure::System { rank, errno, what } if rank as usize == me => {
                 Error::System { what, errno }
             }
@@ -339,7 +369,7 @@ mod tests {
         #[test]
         fn failures_survive_and_garbage_does_not_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
-            tag in 0u8..7,
+            tag in 0u8..8,
         ) {
             let mut bytes = bytes;
             if bytes.len() >= 4 {

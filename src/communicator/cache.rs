@@ -1,5 +1,6 @@
 //! Bound calls, kept by shape: after its first call a shape costs one comparison.
 
+use super::Mapped;
 use super::call::{Call, Extents, Vector};
 use super::record::{Descriptor, mix};
 use crate::algorithm::Algorithm;
@@ -82,6 +83,8 @@ pub struct Ready {
     pub way: Way,
     pub chunks: usize,
     pub predicted_us: f64,
+    /// The program of `way` in words, where between processes it depends on the buffers.
+    pub mapped: Option<Mapped>,
 }
 
 impl Ready {
@@ -105,6 +108,7 @@ impl Ready {
             way,
             chunks,
             predicted_us,
+            mapped: None,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::engine::Engine;
 use super::{Call, Communicator, Message};
-use crate::algorithm::select::{Choice, Costs, Question, choose as fastest, predict};
+use crate::algorithm::select::{Choice, Costs, Hosts, Question, choose as fastest, predict};
 use crate::algorithm::{self, Algorithm};
 use crate::config::Config;
 use crate::device::host::{Job, Reduction, copy};
@@ -30,11 +30,14 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
         Some(name) => Some(Algorithm::from_name(name)?),
         None => None,
     };
-    let forced = forced
-        .filter(|forced| algorithm::plan(*forced, call.collective, 0, nranks, call.root).is_some());
+    let exists = |algorithm: &Algorithm| {
+        algorithm::plan_on(&engine.topology, *algorithm, call.collective, 0, call.root).is_some()
+    };
+    let forced = forced.filter(exists);
     let question = Question {
         collective: call.collective,
         nranks,
+        hosts: Hosts::of(&engine.topology),
         bytes: whole_bytes(call, nranks),
         associative: !call.collective.reduces() || call.op.is_associative(call.data_type),
         deterministic: config.deterministic,
@@ -45,7 +48,8 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
         forced,
     };
     let costs = &engine.costs;
-    if engine.setting_up {
+    // Between hosts there are messages only.
+    if engine.setting_up || engine.topology.nhosts() > 1 {
         return Ok(Chosen { staged: fastest(&question, costs), direct: None });
     }
     if engine.links.one_process() {
@@ -57,8 +61,9 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     let direct = fastest(&Question { direct: true, ..question }, costs);
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
-    let worth = direct.direct && direct.predicted_us + asking < staged.predicted_us;
-    Ok(Chosen { staged, direct: worth.then_some(direct) })
+    let asked = Choice { predicted_us: direct.predicted_us + asking, ..direct };
+    let worth = direct.direct && asked.predicted_us < staged.predicted_us;
+    Ok(Chosen { staged, direct: worth.then_some(asked) })
 }
 
 /// Bytes of the whole vector; of the blocks of all ranks where there are blocks.
@@ -78,6 +83,7 @@ pub fn predicted(engine: &Engine, call: &Call, algorithm: Algorithm) -> Option<f
     let question = Question {
         collective: call.collective,
         nranks: engine.links.nranks,
+        hosts: Hosts::of(&engine.topology),
         bytes: whole_bytes(call, engine.links.nranks),
         associative: true,
         deterministic: false,
@@ -96,14 +102,20 @@ const SAMPLE_BYTES: usize = 256 << 10;
 /// Repetitions; the fastest counts, because the machine may be busy.
 const SAMPLES: usize = 8;
 
-/// Round trips between ranks 0 and 1: enough for a minimum, about 20 us with near cores.
+/// Round trips on a host: enough for a minimum, and together shorter than starting a process.
 const ROUND_TRIPS: usize = 64;
 
-/// Microseconds: a cache line crosses between the sockets of a large machine in about half of that.
-/// What took longer was the scheduler, which delays every algorithm alike.
+/// Round trips of each length between hosts: enough for a minimum, few where each is slow.
+const WIRE_ROUND_TRIPS: usize = 16;
+
+/// Bytes of the long messages between hosts: as much as the kernel hands to a network card at once.
+const WIRE_SAMPLE_BYTES: usize = 64 << 10;
+
+/// Microseconds: longer than a cache line takes between any two sockets of a machine. What took
+/// more was the scheduler, which delays every algorithm alike.
 const SLOWEST_CROSSING: f64 = 1.0;
 
-/// Copy and reduction pace of this machine, measured once a process: well under a millisecond.
+/// Copy and reduction pace of this machine, measured once a process.
 fn paces() -> (f64, f64) {
     static PACES: OnceLock<(f64, f64)> = OnceLock::new();
     *PACES.get_or_init(|| {
@@ -141,24 +153,12 @@ pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> R
     let mut costs = Costs { cores, ..Costs::default() };
     if !profiled {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
-        let crossing = crossing(communicator)?;
-        if communicator.nranks <= costs.cores {
-            costs.alpha_us = crossing.min(SLOWEST_CROSSING);
-        } else {
-            // Ranks that share cores mostly wait for their turn.
-            costs.switch_us = crossing.max(costs.alpha_us);
-        }
+        measure_crossings(communicator, &mut costs)?;
     } else if let (0, Some(path)) = (communicator.rank, &communicator.config.profile) {
-        costs = Costs::read(path)?;
+        // The others wait for these constants: they fail with the same words.
+        costs = Costs::read(path).inspect_err(|error| communicator.tell(error))?;
     }
-    let mut words = [
-        costs.alpha_us,
-        costs.message_us,
-        costs.copy_us_per_byte,
-        costs.reduce_us_per_byte,
-        costs.switch_us,
-        costs.cores as f64,
-    ];
+    let mut words = costs.to_words();
     let give = Call {
         send: words.as_ptr().cast(),
         recv: words.as_mut_ptr().cast(),
@@ -170,36 +170,117 @@ pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> R
         communicator.run(&give)?;
         communicator.run(&Call::new(Collective::Barrier, DataType::Uint8))?;
     }
-    let [alpha_us, message_us, copy_us_per_byte, reduce_us_per_byte, switch_us, cores] = words;
-    let cores = cores as usize;
-    let costs =
-        Costs { alpha_us, message_us, copy_us_per_byte, reduce_us_per_byte, switch_us, cores };
-    communicator.engine.take().settle(costs);
+    communicator.engine.take().settle(Costs::from_words(words));
     Ok(())
 }
 
-/// Time for a message to cross between ranks 0 and 1, in microseconds: half the best round trip.
-fn crossing(communicator: &Communicator) -> Result<f64> {
-    let rank = communicator.rank;
-    let mut best = f64::MAX;
-    if rank < 2 {
-        let (ping, mut pong) = ([0u8; 8], [0u8; 8]);
-        let (data_type, peer, count) = (DataType::Uint8, 1 - rank, 8);
-        let send = Message::Send { buffer: ping.as_ptr(), count, data_type, peer };
-        let recv = Message::Recv { buffer: pong.as_mut_ptr(), count, data_type, peer };
-        for _ in 0..ROUND_TRIPS {
-            let started = Instant::now();
-            let order = if rank == 0 { [send, recv] } else { [recv, send] };
-            // SAFETY: both buffers hold eight bytes.
-            unsafe {
-                communicator.exchange(&order[..1])?;
-                communicator.exchange(&order[1..])?;
-            }
-            best = best.min(started.elapsed().as_secs_f64() * 1e6 / 2.0);
+/// Measure what takes two ranks: rank 0 with one of its host and with one of another. What the
+/// other ranks get is not looked at: rank 0 gives them its own.
+fn measure_crossings(communicator: &Communicator, costs: &mut Costs) -> Result<()> {
+    let topology = communicator.engine.take().topology.clone();
+    if let Some(&companion) = topology.ranks(0).get(1) {
+        let crossing = crossing(communicator, companion, 8, ROUND_TRIPS)?;
+        if communicator.nranks <= costs.cores {
+            costs.alpha_us = crossing.half_trip_us.min(SLOWEST_CROSSING);
+        } else {
+            // Ranks that share cores mostly wait for their turn.
+            costs.switch_us = crossing.half_trip_us.max(costs.alpha_us);
         }
     }
-    match best.is_finite() {
-        true => Ok(best),
-        false => Err(Error::Internal("no round trip was timed".into())),
+    if topology.nhosts() > 1 {
+        let opposite = topology.ranks(1)[0];
+        let short = crossing(communicator, opposite, 8, WIRE_ROUND_TRIPS)?;
+        let long = crossing(communicator, opposite, WIRE_SAMPLE_BYTES, WIRE_ROUND_TRIPS)?;
+        let further = (long.half_trip_us - short.half_trip_us).max(0.0);
+        costs.wire_message_us = short.send_us;
+        costs.wire_alpha_us = (short.half_trip_us - 2.0 * short.send_us).max(0.0);
+        costs.wire_us_per_byte = further / (WIRE_SAMPLE_BYTES - 8) as f64;
+    }
+    Ok(())
+}
+
+/// The best of some round trips, as rank 0 sees them.
+#[derive(Clone, Copy)]
+struct Crossing {
+    /// Half the round trip.
+    half_trip_us: f64,
+    /// The sender's own part.
+    send_us: f64,
+}
+
+/// Time messages of `bytes` bytes to and fro between rank 0 and `other`.
+fn crossing(
+    communicator: &Communicator,
+    other: usize,
+    bytes: usize,
+    round_trips: usize,
+) -> Result<Crossing> {
+    let rank = communicator.rank;
+    if rank != 0 && rank != other {
+        return Ok(Crossing { half_trip_us: 0.0, send_us: 0.0 });
+    }
+    let mut best = Crossing { half_trip_us: f64::MAX, send_us: f64::MAX };
+    let (ping, mut pong) = (vec![0u8; bytes], vec![0u8; bytes]);
+    let (data_type, peer, count) = (DataType::Uint8, other - rank, bytes);
+    let send = Message::Send { buffer: ping.as_ptr(), count, data_type, peer };
+    let recv = Message::Recv { buffer: pong.as_mut_ptr(), count, data_type, peer };
+    let timed = |message| {
+        let started = Instant::now();
+        // SAFETY: both buffers hold as many bytes.
+        unsafe { communicator.exchange(&[message])? };
+        Ok::<f64, Error>(started.elapsed().as_secs_f64() * 1e6)
+    };
+    for _ in 0..round_trips {
+        let order = if rank == 0 { [send, recv] } else { [recv, send] };
+        let (first, second) = (timed(order[0])?, timed(order[1])?);
+        best.half_trip_us = best.half_trip_us.min((first + second) / 2.0);
+        best.send_us = best.send_us.min(first);
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The constants of two ranks, and whether they exchanged messages to find them.
+    fn started(config: &Config) -> Vec<(Costs, bool)> {
+        let ranks = Communicator::init_all(2, config).unwrap();
+        let last = 2 * ROUND_TRIPS as u64 - 1;
+        let timed = |rank: &Communicator| rank.watched.pages.mine().batch(last).is_some();
+        ranks.iter().map(|rank| (rank.costs(), timed(rank))).collect()
+    }
+
+    /// A profile with this text, gone with the test.
+    fn with_profile<T>(name: &str, text: &str, work: impl FnOnce(&Config) -> T) -> T {
+        let path = std::env::temp_dir().join(format!("profile-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let profile = Some(path.to_str().unwrap().to_string());
+        let outcome = work(&Config { profile, ..Config::default() });
+        std::fs::remove_file(&path).unwrap();
+        outcome
+    }
+
+    #[test]
+    fn a_profile_takes_the_place_of_measuring() {
+        let costs = Costs { alpha_us: 123.0, switch_us: 45.0, cores: 6, ..Costs::default() };
+        let got = with_profile("whole", &costs.to_text(), started);
+        assert_eq!(got, vec![(costs.clone(), false), (costs, false)]);
+        assert!(started(&Config::default()).iter().all(|(_, timed)| *timed));
+    }
+
+    #[test]
+    fn a_damaged_profile_fails_every_rank_with_its_line() {
+        let error = with_profile("damaged", "alpha_us = 1\nmessage_us = soon\n", |config| {
+            let id = &crate::bootstrap::UniqueId::generate().unwrap();
+            std::thread::scope(|scope| {
+                let join = |rank| move || Communicator::init_rank(2, id, rank, config).err();
+                let ranks = [0, 1].map(|rank| scope.spawn(join(rank)));
+                ranks.map(|rank| rank.join().unwrap().expect("a damaged profile").to_string())
+            })
+        });
+        for text in error {
+            assert!(text.contains("line 2: message_us = \"soon\" is not a number"), "{text}");
+        }
     }
 }

@@ -60,6 +60,10 @@ impl Executor for Communicator {
         let fresh = Stream::new()?;
         Ok(Arc::clone(self.worker.get_or_init(|| fresh)))
     }
+
+    fn broken(&self) -> Option<Error> {
+        self.check().err().filter(|_| self.is_broken())
+    }
 }
 
 thread_local! {
@@ -82,11 +86,16 @@ pub fn is_open() -> bool {
 
 /// Wait until no call of a group or a stream holds the communicator but the caller's handle.
 ///
-/// Ends by itself: every call does, at its deadline at the latest.
+/// Ends by itself: every call does, at its deadline at the latest. A broken communicator is only
+/// waited for while a call of its own runs: those that a stream holds back, perhaps for another
+/// communicator's sake, will fail before they touch a buffer.
 pub fn quiesce(communicator: &Arc<Communicator>) {
     // A deferred call takes microseconds to milliseconds; nobody is in a hurry to destroy.
     const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
     while Arc::strong_count(communicator) > 1 {
+        if communicator.is_broken() {
+            return communicator.settle();
+        }
         std::thread::sleep(PAUSE);
     }
 }

@@ -5,19 +5,21 @@ use super::cache::{Cache, Key, Ready, Way};
 use super::call::{Call, Extents};
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Watched};
-use super::{Message, choose};
-use crate::algorithm::{self, Algorithm, select::Costs};
+use super::{Mapped, Message, choose};
+use crate::algorithm::select::{Choice, Costs};
+use crate::algorithm::{self, Algorithm};
 use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::{Error, Result};
 use crate::executor::bind::{Bound, Cut, Shape};
-use crate::executor::direct::Direct;
+use crate::executor::direct::{Direct, Used};
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
+use crate::plan::topology::Topology;
 use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
@@ -28,6 +30,8 @@ pub const SETUP_OPERATIONS: u64 = 2;
 
 pub struct Engine {
     pub links: Links,
+    /// Which ranks share a host.
+    pub topology: Topology,
     pub costs: Costs,
     pub memory: super::memory::Memory,
     /// What every message carries of its communicator.
@@ -51,10 +55,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(links: Links, memory: super::memory::Memory, communicator: u32) -> Engine {
+    pub fn new(
+        links: Links,
+        memory: super::memory::Memory,
+        topology: Topology,
+        communicator: u32,
+    ) -> Engine {
         let nranks = links.nranks;
+        assert_eq!(topology.nranks(), nranks);
         Engine {
             links,
+            topology,
             costs: Costs::default(),
             memory,
             communicator,
@@ -145,7 +156,8 @@ impl Engine {
             }
             let invitation = self.memory.invite(call, &ready.extents, in_place)?;
             let memory = &mut self.memory;
-            let mut resolve = |theirs: &meeting::Invitation| memory.resolve(theirs);
+            let mut resolve =
+                |theirs: &meeting::Invitation, used: &Used| memory.resolve(theirs, used);
             // SAFETY: the caller's promise.
             let ran = unsafe {
                 meeting::try_run(
@@ -203,7 +215,7 @@ impl Engine {
         }
         let chosen = choose::choose(self, call, config)?;
         let plan_of = |algorithm: Algorithm, of: usize| {
-            algorithm::plan(algorithm, call.collective, of, nranks, call.root)
+            algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root)
                 .expect("only algorithms that exist are chosen")
         };
         let layout_for = |plan: &Plan| {
@@ -239,8 +251,18 @@ impl Engine {
         let best = chosen.direct.filter(|_| threads).unwrap_or(chosen.staged);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
+        let mapped = |(program, choice): (&Direct, Choice)| Mapped {
+            algorithm: choice.algorithm.name(),
+            chunks: plan_of(choice.algorithm, rank).nchunks,
+            in_place: program.in_place,
+            predicted_us: choice.predicted_us,
+        };
+        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !threads).map(mapped);
         let way = direct.map_or(Way::Staged, Way::Direct);
-        Ok(Ready::new(key, descriptor, fingerprint, staged, way, plan.nchunks, best.predicted_us))
+        let (chunks, predicted_us) = (plan.nchunks, best.predicted_us);
+        let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
+        ready.mapped = mapped;
+        Ok(ready)
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.

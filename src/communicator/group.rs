@@ -24,6 +24,10 @@ pub trait Executor: Send + Sync + 'static {
     fn worker(&self) -> Result<Arc<Stream<Work<Self>>>>
     where
         Self: Sized;
+    /// Why it runs nothing any more, if that is so.
+    fn broken(&self) -> Option<Error> {
+        None
+    }
 }
 
 /// What one call asks for.
@@ -118,6 +122,13 @@ impl<E: Executor> Job for Work<E> {
                 ticket.report(result, program)
             }
             Kind::Group(mut batch) => batch.run(),
+        }
+    }
+
+    fn given_up(&self) -> Option<Error> {
+        match &self.0 {
+            Kind::One(communicator, _) | Kind::List(communicator, ..) => communicator.broken(),
+            Kind::Group(batch) => batch.lists.iter().find_map(|list| list.communicator.broken()),
         }
     }
 }

@@ -8,6 +8,7 @@
 
 use super::call::{Call, Extents};
 use crate::error::Result;
+use crate::executor::direct::Used;
 use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
 use crate::transport::exports::{self, Imports, Mailbox, MailboxSender};
 use std::collections::HashSet;
@@ -22,6 +23,8 @@ pub struct Memory {
     mailbox: Option<Mailbox>,
     /// Regions of all peers: numbers are unique on the machine.
     imports: Imports,
+    /// Something came since what is given up was last looked for.
+    imported: bool,
 }
 
 impl Memory {
@@ -36,11 +39,16 @@ impl Memory {
             peers,
             mailbox,
             imports: Imports::default(),
+            imported: false,
         }
     }
 
     /// Where this rank's buffers are, for the others; sends descriptors they do not have yet.
     pub fn invite(&mut self, call: &Call, extents: &Extents, in_place: bool) -> Result<Invitation> {
+        // No address of the call before is in use any more.
+        if std::mem::take(&mut self.imported) {
+            self.imports.forget_withdrawn();
+        }
         let (input_region, input_offset) = self.locate(call.send, extents.input)?;
         let (output_region, output_offset) = self.locate(call.recv, extents.output)?;
         Ok(Invitation {
@@ -77,37 +85,119 @@ impl Memory {
         while let Some(Ok(Some((region, bytes, descriptor)))) =
             self.mailbox.as_ref().map(Mailbox::receive)
         {
+            self.imported = true;
             // One that cannot be mapped now is found missing when a call names it.
             let _ = self.imports.import(region, descriptor, bytes);
         }
     }
 
-    /// A peer's buffers in this process's address space.
-    pub fn resolve(&mut self, invitation: &Invitation) -> Option<Base> {
-        let input = self.address(invitation.input_region, invitation.input_offset)?;
-        let output = self.address(invitation.output_region, invitation.output_offset)?;
+    /// A peer's buffers in this process's address space, if all that is `used` of them is there.
+    ///
+    /// An invitation is what a peer claims: whatever it says, no address outside of the memory that
+    /// the ranks share comes of it.
+    pub fn resolve(&mut self, invitation: &Invitation, used: &Used) -> Option<Base> {
+        let input = self.address(invitation.input_region, invitation.input_offset, used.input)?;
+        let output =
+            self.address(invitation.output_region, invitation.output_offset, used.output)?;
         Some(Base { input: input.cast_const(), output })
     }
 
-    fn address(&mut self, region: u64, offset: u64) -> Option<*mut u8> {
+    fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Option<*mut u8> {
+        let start = usize::try_from(offset).ok()?;
         match region {
-            UNUSED => Some(std::ptr::null_mut()),
-            ADDRESS => Some(std::ptr::with_exposed_provenance_mut(offset as usize)),
+            UNUSED => (bytes == 0).then_some(std::ptr::null_mut()),
+            // Only a thread of this process can know an address here.
+            ADDRESS => self.one_process.then(|| std::ptr::with_exposed_provenance_mut(start)),
             NOWHERE => None,
             region => {
                 // A region of this process itself, exported by another rank's thread, resolves too.
-                if let Some(address) = exports::address(region, offset as usize) {
+                if let Some(address) = exports::address(region, start, bytes) {
                     return Some(address);
                 }
                 loop {
-                    if let Some(address) = self.imports.resolve(region, offset as usize) {
+                    if let Some(address) = self.imports.resolve(region, start, bytes) {
                         return Some(address);
                     }
                     // The descriptor was sent before the invitation, so it is in the mailbox.
                     let (region, bytes, descriptor) = self.mailbox.as_ref()?.receive().ok()??;
+                    self.imported = true;
                     self.imports.import(region, descriptor, bytes).ok()?;
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 8192;
+
+    /// A rank of another process, and the region that it was sent.
+    fn importer() -> (Memory, u64, *mut u8) {
+        let address = exports::allocate(BYTES).unwrap();
+        let region = exports::find(address, 1).unwrap().region;
+        let (mailbox, sender) = Mailbox::pair().unwrap();
+        MailboxSender::new(sender).send(region).unwrap();
+        (Memory::new(false, Some(mailbox), Vec::new()), region, address)
+    }
+
+    fn at(region: u64, offset: usize) -> Invitation {
+        let (input_region, input_offset) = (region, offset as u64);
+        let (output_region, output_offset) = (region, offset as u64);
+        Invitation { input_region, input_offset, output_region, output_offset, in_place: 0 }
+    }
+
+    #[test]
+    fn a_lying_invitation_leads_nowhere() {
+        let (mut memory, region, address) = importer();
+        let used = |input, output| Used { input, output };
+        let mut check = || {
+            assert!(memory.resolve(&at(region, 0), &used(BYTES, BYTES)).is_some());
+            assert!(memory.resolve(&at(region, BYTES - 1), &used(1, 0)).is_some());
+            let outside = [
+                (at(region, 0), used(BYTES + 1, 0)),
+                (at(region, 0), used(0, BYTES + 1)),
+                (at(region, BYTES - 1), used(2, 0)),
+                (at(region, BYTES - 1), used(0, 2)),
+                (at(region, usize::MAX), used(2, 2)),
+                (at(region ^ 2, 0), used(1, 1)),
+                (at(NOWHERE, 0), used(0, 0)),
+                (at(UNUSED, 0), used(1, 0)),
+                (at(UNUSED, 0), used(0, 1)),
+                // Addresses mean nothing between processes.
+                (at(ADDRESS, address.addr()), used(1, 1)),
+            ];
+            for (invitation, used) in outside {
+                let base = memory.resolve(&invitation, &used);
+                assert!(base.is_none(), "{invitation:?} with {used:?} gave {base:?}");
+            }
+            assert!(memory.resolve(&at(UNUSED, 0), &used(0, 0)).is_some());
+        };
+        check();
+        // Looking for what is not there has emptied the mailbox: now as peers map it.
+        exports::release(address).unwrap();
+        assert!(exports::address(region, 0, 1).is_none());
+        check();
+    }
+
+    #[test]
+    fn memory_that_is_given_up_during_a_call_stays_mapped_until_the_next() {
+        let (mut memory, region, address) = importer();
+        // Mapped as from another process: the table of this one must not know it.
+        let (number, bytes, descriptor) =
+            memory.mailbox.as_ref().unwrap().receive().unwrap().unwrap();
+        memory.imports.import(number, descriptor, bytes).unwrap();
+        memory.imported = true;
+        exports::release(address).unwrap();
+        let used = Used { input: BYTES, output: BYTES };
+        let base = memory.resolve(&at(region, 0), &used).unwrap();
+        // SAFETY: the mapping is there, though its owner has gone.
+        unsafe { base.output.add(BYTES - 1).write(1) };
+        let call = Call::new(crate::plan::Collective::Barrier, crate::types::DataType::Uint8);
+        let extents = call.extents(0, 2).unwrap();
+        memory.invite(&call, &extents, false).unwrap();
+        assert!(memory.resolve(&at(region, 0), &used).is_none());
     }
 }

@@ -7,27 +7,41 @@
 
 pub mod call;
 pub mod deferred;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod group;
+pub mod network;
 pub mod record;
 pub mod stream;
 
+mod agree;
+mod assembly;
 mod cache;
 mod choose;
 mod engine;
 mod init;
+mod introduction;
+mod join;
+mod launched;
 mod memory;
+mod shrink;
+mod split;
+mod survivors;
 mod turn;
 mod watch;
 
+use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
 use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
+pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
@@ -44,12 +58,18 @@ pub struct Communicator {
     engine: Turns<Engine>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
+    /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
+    shrinking: Mutex<Vec<Vec<usize>>>,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
+    /// Its part in the network, where ranks are on several hosts.
+    outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
+    /// The process it was made in, as [`fork::generation`] tells them apart.
+    born: u32,
 }
 
 /// How a call would run, for `ringCommExplain` and `ring-perf --explain`.
@@ -62,6 +82,18 @@ pub struct Explanation {
     pub chunks: usize,
     pub slices: usize,
     pub slice_bytes: usize,
+    pub predicted_us: f64,
+    /// What runs instead where all ranks' buffers turn out to be memory that processes share.
+    pub mapped: Option<Mapped>,
+}
+
+/// How a call runs in the ranks' own buffers, between processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    pub algorithm: &'static str,
+    pub chunks: usize,
+    /// Whether it also suits a call in place.
+    pub in_place: bool,
     pub predicted_us: f64,
 }
 
@@ -81,7 +113,8 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-/// A visitor that has not left in this time is stopped: a gigabyte is copied in a tenth of it.
+/// A visitor that has not left in this time is stopped: a slow core that copies 5 GB/s has moved
+/// ten gigabytes in it.
 const STOPPED: Duration = Duration::from_secs(2);
 
 /// Levels of `RINGCOMM_DEBUG`.
@@ -109,6 +142,7 @@ impl Communicator {
     /// The buffers of `call` are valid for the extents its collective defines.
     #[allow(unsafe_code)]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
+        self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         if self.config.debug >= EVERY_CALL {
@@ -127,6 +161,7 @@ impl Communicator {
     /// Every buffer is valid for its count.
     #[allow(unsafe_code)]
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
+        self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);
@@ -136,11 +171,27 @@ impl Communicator {
         outcome.map_err(|error| self.failed(error))
     }
 
+    /// Refuse what a forked child asks of its parent's communicator: half of it is the parent's.
+    #[inline]
+    pub fn check_process(&self) -> Result<()> {
+        if self.is_of_this_process() {
+            return Ok(());
+        }
+        Err(Error::usage(
+            "this process is a fork of the one that made the communicator; make another one here, \
+             or use this one in the parent only",
+        ))
+    }
+
+    #[inline]
+    fn is_of_this_process(&self) -> bool {
+        self.born == fork::generation()
+    }
+
     /// The error of a communicator that is already broken.
     #[inline]
     fn check(&self) -> Result<()> {
-        // Acquire: pairs with the Release in `abort` and `failed`.
-        if !self.watched.aborted.load(Acquire) {
+        if !self.is_broken() {
             if self.finalized.load(Relaxed) {
                 return Err(Error::usage(
                     "this communicator was finalized; it takes no more calls",
@@ -149,6 +200,17 @@ impl Communicator {
             return Ok(());
         }
         Err(self.async_error().unwrap_or(Error::Aborted { rank: self.rank, operation: None }))
+    }
+
+    /// Whether it was aborted or has failed: no call begins any more.
+    pub fn is_broken(&self) -> bool {
+        // Acquire: pairs with the Release in `abort` and `failed`.
+        self.watched.aborted.load(Acquire)
+    }
+
+    /// Wait until the call that runs, if one does, is over.
+    pub fn settle(&self) {
+        drop(self.engine.take());
     }
 
     /// Keep the error and tell the peers, unless the call never started.
@@ -177,7 +239,7 @@ impl Communicator {
         let started = Instant::now();
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
-                if self.watched.liveness.dead().contains(&peer) {
+                if self.watched.dead().contains(&peer) {
                     break;
                 }
                 std::thread::yield_now();
@@ -202,10 +264,14 @@ impl Communicator {
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             wait::ring_bell(&pages.of(peer).bell);
         }
+        self.watched.publish();
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.
     pub fn abort(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
         let aborted = Error::Aborted { rank: self.rank, operation: None };
         self.failure.lock().get_or_insert_with(|| aborted.clone());
         // Release: pairs with the Acquire in `check` and in the watch.
@@ -222,6 +288,7 @@ impl Communicator {
 
     /// How `call` would run, without running it.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
+        self.check_process()?;
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
         let transport = match (engine.links.one_process(), &ready.way) {
@@ -240,7 +307,13 @@ impl Communicator {
             slices: ready.staged.slices,
             slice_bytes: ready.staged.slice_bytes,
             predicted_us: ready.predicted_us,
+            mapped: ready.mapped,
         })
+    }
+
+    /// The constants that its ranks agreed on, as measured at init or read from a profile.
+    pub fn costs(&self) -> Costs {
+        self.engine.take().costs.clone()
     }
 
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
@@ -261,17 +334,24 @@ impl Communicator {
 
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
+        self.check_process()?;
         let _turn = self.engine.take();
         self.check()?;
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
         self.watched.pages.mine().leave();
+        self.watched.publish();
         Ok(())
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if !self.is_of_this_process() {
+            // The page is the parent's, which goes on.
+            return;
+        }
+        self.close_board();
         self.watched.pages.mine().leave();
     }
 }

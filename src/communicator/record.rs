@@ -36,7 +36,8 @@ impl Descriptor {
             | (self.root as u64) << 32
     }
 
-    fn unpack(what: u64, count: u64) -> Option<Descriptor> {
+    /// What [`Descriptor::pack`] packed; `None` where it cannot have.
+    pub fn unpack(what: u64, count: u64) -> Option<Descriptor> {
         let collective = match what & 0xff {
             BATCH => None,
             byte => Some(*Collective::ALL.iter().find(|c| **c as u64 == byte)?),
@@ -195,7 +196,8 @@ pub fn dump(pages: &Pages, failure: Option<String>) -> String {
     json.push_str("],\"operations\":[");
     let control = pages.mine();
     let completed = control.completed();
-    let first = (completed + 1).saturating_sub(RECORDS as u64).max(SETUP_OPERATIONS);
+    // The page is written by this rank alone, but in memory that its peers can write.
+    let first = completed.saturating_sub(RECORDS as u64 - 1).max(SETUP_OPERATIONS);
     let mut comma = "";
     for record in (first..=completed).filter_map(|sequence| control.record(sequence)) {
         let operation = operation(record);

@@ -12,18 +12,28 @@ use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, Thread, ThreadId};
+use std::time::Duration;
 
 /// Jobs that may wait in a stream; whoever submits one more waits for a place. A model has a few
 /// hundred gradient buckets a step, and a caller further ahead than that gains nothing.
 const CAPACITY: usize = 256;
 
 /// Looks at the queue before the worker goes to sleep, and at the counter before a waiting caller
-/// does: a few microseconds, what waking a thread costs.
+/// does: over sooner than a thread is woken.
 const SPINS: usize = 200;
+
+/// Between two looks of a waiting caller at what no completion announces (an abort): unnoticed by
+/// the user who aborts and by the processor.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What a stream runs. A type of fixed size, so that a queue slot holds it.
 pub trait Job: Send + 'static {
     fn run(self) -> Result<()>;
+
+    /// Why there is no point in waiting for a place any more, if there is none.
+    fn given_up(&self) -> Option<Error> {
+        None
+    }
 }
 
 impl Job for Box<dyn FnOnce() -> Result<()> + Send> {
@@ -103,15 +113,15 @@ impl<J: Job> Stream<J> {
         let shared = &*self.shared;
         shared.accepted.fetch_add(1, SeqCst);
         if shared.stopping.load(SeqCst) {
-            shared.accepted.fetch_sub(1, SeqCst);
-            self.thread.unpark();
-            shared.announce();
-            return Err(Error::usage("the host stream was destroyed"));
+            return Err(self.take_back(Error::usage("the host stream was destroyed")));
         }
         let mut job = job;
         while let Err(refused) = shared.queue.push(job) {
             job = refused;
-            shared.wait(|| !shared.queue.is_full());
+            if let Some(error) = job.given_up() {
+                return Err(self.take_back(error));
+            }
+            shared.wait(|| !shared.queue.is_full() || job.given_up().is_some());
         }
         // The push must not pass the load below: see `sleeping`.
         crate::sync::atomic::fence(SeqCst);
@@ -119,6 +129,15 @@ impl<J: Job> Stream<J> {
             self.thread.unpark();
         }
         Ok(())
+    }
+
+    /// A submission that came to nothing takes its number back, which others may wait for.
+    #[cold]
+    fn take_back(&self, error: Error) -> Error {
+        self.shared.accepted.fetch_sub(1, SeqCst);
+        self.thread.unpark();
+        self.shared.announce();
+        error
     }
 
     /// Wait for every job submitted so far; the first error since the last call, if there was one.
@@ -129,7 +148,7 @@ impl<J: Job> Stream<J> {
         }
         let shared = &*self.shared;
         let target = shared.accepted.load(SeqCst);
-        // A submission that lost against `destroy` takes its number back.
+        // A submission that came to nothing takes its number back.
         shared.wait(|| shared.completed.load(SeqCst) >= target.min(shared.accepted.load(SeqCst)));
         shared.failure.lock().take().map_or(Ok(()), Err)
     }
@@ -232,7 +251,8 @@ impl<J: Job> Shared<J> {
         }
     }
 
-    /// Wait until `ready`, which must become true by a job's completion.
+    /// Wait until `ready`: a job's completion is seen at once, what else may end it at the next
+    /// look.
     fn wait(&self, ready: impl Fn() -> bool) {
         for _ in 0..SPINS {
             if ready() {
@@ -246,7 +266,7 @@ impl<J: Job> Shared<J> {
             if ready() {
                 return;
             }
-            self.progress.wait(&mut guard);
+            self.progress.wait_for(&mut guard, LOOK);
         }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Only consulted once a wait has become long, so it may read every peer's page and ask the kernel.
 
+use super::network::Publisher;
 use super::record::{self, Descriptor};
 use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
@@ -18,6 +19,8 @@ pub struct Watched {
     pub liveness: Liveness,
     pub aborted: AtomicBool,
     pub timeout: Duration,
+    /// Tells ranks on other hosts what this rank's page says, where there are any.
+    pub publisher: Option<Publisher>,
 }
 
 impl Watched {
@@ -29,7 +32,7 @@ impl Watched {
             return Some(self.remote(peer, None));
         }
         let missed = |dead: &usize| pages.of(*dead).life() != Life::Left;
-        let dead = self.liveness.dead().into_iter().find(missed)?;
+        let dead = self.dead().into_iter().find(missed)?;
         Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
     }
 
@@ -40,14 +43,36 @@ impl Watched {
         Error::Remote { rank: self.pages.rank, peer: culprit.unwrap_or(peer), operation, text }
     }
 
-    fn who(&self, rank: usize) -> Who {
-        Who { rank, pid: self.pages.of(rank).pid.load(Relaxed) }
+    /// This rank's page has news.
+    pub fn publish(&self) {
+        self.publisher.iter().for_each(Publisher::publish);
+    }
+
+    pub fn who(&self, rank: usize) -> Who {
+        let page = self.pages.of(rank);
+        Who { rank, host: page.host(), pid: page.pid.load(Relaxed) }
+    }
+
+    /// The ranks whose processes have ended, here or on other machines. Allocates only if there
+    /// are any.
+    pub fn dead(&self) -> Vec<usize> {
+        let mut dead = self.liveness.dead();
+        let gone = (0..self.pages.nranks()).filter(|rank| self.pages.of(*rank).is_gone());
+        dead.extend(gone);
+        dead
     }
 }
 
 /// Earlier calls that are compared too: ranks that only send may all be through with a call before
-/// one of them can know that it was not the same. As many as a connection has slots (16).
-const LOOK_BACK: u64 = 16;
+/// one of them can know that it was not the same. As many as a connection has slots.
+const LOOK_BACK: u64 = super::init::DEPTH as u64;
+
+/// How often a rank that has waited so long has told other hosts: first after 50 ms, which is no
+/// ordinary wait any more, at every doubling from there, and at every second.
+fn tidings(waited_ms: u64) -> u64 {
+    (waited_ms / 50).checked_ilog2().map_or(0, |doublings| u64::from(doublings) + 1)
+        + waited_ms / 1000
+}
 
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
@@ -68,10 +93,13 @@ impl Watch for OperationWatch<'_> {
         for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {
             self.check_rank(other)?;
         }
-        for dead in self.watched.liveness.dead() {
+        for dead in self.watched.dead() {
             self.check_dead(dead)?;
         }
-        if pages.of(peer).life() == Life::Left {
+        // Between machines the news that a peer left may come before its last messages.
+        let page = pages.of(peer);
+        let has_done_its_part = self.is_collective() && page.completed() > self.sequence;
+        if page.life() == Life::Left && !has_done_its_part {
             return Err(Error::Remote {
                 rank: pages.rank,
                 peer,
@@ -89,6 +117,11 @@ impl Watch for OperationWatch<'_> {
             waited_ms: waited.as_millis() as u64,
             peer_state: record::state_of(pages.of(peer), peer),
         })
+    }
+
+    #[cold]
+    fn broken(&self, peer: usize, why: &str) -> Error {
+        Error::Disconnected { peer, operation: Some(self.operation()), why: why.to_string() }
     }
 }
 
@@ -110,7 +143,10 @@ impl OperationWatch<'_> {
     fn note(&self, peer: usize, waited: Duration) {
         if let Some(record) = self.record_of(self.watched.pages.rank) {
             record.waiting_for.store(peer as u64 + 1, Relaxed);
-            record.waited_ms.store(waited.as_millis() as u64, Relaxed);
+            let before = record.waited_ms.swap(waited.as_millis() as u64, Relaxed);
+            if tidings(before) != tidings(waited.as_millis() as u64) {
+                self.watched.publish();
+            }
         }
     }
 

@@ -50,7 +50,11 @@ pub struct Bound {
     /// Rounds of the executor: the slices, and what the last stage is behind.
     pub ticks: usize,
     pub slice_bytes: usize,
+    /// Scratch for all slices that are under way at once.
     pub scratch_bytes: usize,
+    /// Slices that are under way at once, and how much of the scratch each has.
+    pub lives: usize,
+    pub scratch_share: usize,
     pub element: usize,
     /// The outputs do not fit the cache: write them past it.
     pub streaming: bool,
@@ -104,6 +108,8 @@ impl Bound {
             ticks: 0,
             slice_bytes,
             scratch_bytes: 0,
+            lives: 1,
+            scratch_share: 0,
             element,
             streaming: false,
             reduction: None,
@@ -125,6 +131,7 @@ impl Bound {
             )));
         }
         let scratch = ScratchMap::new(plan, &shape, slice_bytes, whole <= shape.slot_bytes);
+        let lives = if shape.pipelined { plan.stages() } else { 1 };
         let mut steps = Vec::with_capacity(plan.steps.len());
         let mut output_bytes = 0;
         for step in &plan.steps {
@@ -152,7 +159,9 @@ impl Bound {
             slices: steps.iter().map(|step| step.slices).max().unwrap_or(1),
             steps: steps.into(),
             slice_bytes,
-            scratch_bytes: scratch.bytes,
+            scratch_bytes: scratch.bytes * lives,
+            lives,
+            scratch_share: scratch.bytes,
             element: shape.element,
             // Every rank of the machine has an output like this one, and as large an input.
             streaming: output_bytes * plan.nranks > streaming_threshold(),
@@ -176,15 +185,20 @@ impl ScratchMap {
         let used = |step: &&crate::plan::Step| {
             step.targets.contains(&End::Scratch) || step.sources.contains(&End::Scratch)
         };
-        if !plan.steps.iter().any(|step| used(&step)) {
-            return ScratchMap { offsets: Vec::new(), bytes: 0 };
+        let mut needed = vec![false; plan.nchunks];
+        for step in plan.steps.iter().filter(used) {
+            step.span.chunks().for_each(|chunk| needed[chunk] = true);
         }
         let mut bytes = 0;
-        let offsets = (0..plan.nchunks)
-            .map(|chunk| {
+        let offsets = needed
+            .into_iter()
+            .enumerate()
+            .map(|(chunk, needed)| {
                 let offset = bytes;
-                let whole = shape.layout.count(chunk) * shape.element;
-                bytes += if one_slice { whole } else { slice_bytes.min(whole) };
+                if needed {
+                    let whole = shape.layout.count(chunk) * shape.element;
+                    bytes += if one_slice { whole } else { slice_bytes.min(whole) };
+                }
                 offset
             })
             .collect();

@@ -5,6 +5,7 @@
 //! field is an atomic word, so a reader never races, at worst it sees two operations mixed in a
 //! record that is just being written, which only ever ends up in an error text.
 
+use super::announcement::Board;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::wait::Doorbell;
 
@@ -16,6 +17,9 @@ pub const BATCHES: usize = 64;
 
 /// Bytes of a failure text that peers can read; longer ones are cut.
 pub const TEXT_BYTES: usize = 1000;
+
+/// Bytes of a host name that peers can read: as long as Linux lets one be.
+pub const HOST_BYTES: usize = 64;
 
 /// What a rank has to say about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,19 +50,61 @@ pub struct Record {
     pub waited_ms: AtomicU64,
 }
 
+/// A record as it travels to another machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Seen {
+    pub sequence: u64,
+    pub fingerprint: u64,
+    pub count: u64,
+    pub what: u64,
+    pub waiting_for: Option<u32>,
+    pub waited_ms: u64,
+}
+
 impl Record {
+    /// What there is to tell others of it.
+    pub fn seen(&self) -> Seen {
+        Seen {
+            sequence: self.sequence.load(Relaxed).saturating_sub(1),
+            fingerprint: self.fingerprint.load(Relaxed),
+            count: self.count.load(Relaxed),
+            what: self.what.load(Relaxed),
+            waiting_for: (self.waiting_for.load(Relaxed) as u32).checked_sub(1),
+            waited_ms: self.waited_ms.load(Relaxed),
+        }
+    }
+
+    fn reflect(&self, seen: &Seen, now: u64) {
+        let is_new = self.sequence.load(Relaxed) != seen.sequence + 1;
+        if is_new {
+            self.begin(seen.sequence, seen.fingerprint, seen.what, seen.count, now);
+        }
+        self.waiting_for.store(seen.waiting_for.map_or(0, |peer| u64::from(peer) + 1), Relaxed);
+        self.waited_ms.store(seen.waited_ms, Relaxed);
+    }
+
     #[inline]
     fn begin(&self, sequence: u64, fingerprint: u64, what: u64, count: u64, now: u64) {
-        self.fingerprint.store(fingerprint, Relaxed);
+        // Without it the build only times the check (see `fifo::Message::matches`).
+        if !cfg!(ringcomm_unchecked) {
+            self.fingerprint.store(fingerprint, Relaxed);
+        }
         self.count.store(count, Relaxed);
         self.what.store(what, Relaxed);
         self.started.store(now, Relaxed);
         self.ended.store(0, Relaxed);
         self.waiting_for.store(0, Relaxed);
         self.waited_ms.store(0, Relaxed);
-        // Release: pairs with the Acquire in `Control::record`.
+        // Release: pairs with the Acquire in `is_of`.
         self.sequence.store(sequence + 1, Release);
     }
+}
+
+/// Whether the record is that of an operation. Its number may be what a peer says that it is.
+#[inline]
+fn is_of(record: &Record, sequence: u64) -> bool {
+    // Acquire: pairs with the Release in `Record::begin`.
+    sequence.checked_add(1) == Some(record.sequence.load(Acquire))
 }
 
 /// The page. Zeroed memory is a valid one.
@@ -69,6 +115,11 @@ pub struct Control {
     /// 1 while this rank reads or writes its peers' buffers.
     visiting: AtomicU32,
     pub pid: AtomicU32,
+    /// 1 in a copy of a page from another machine whose owner has died or cannot be reached.
+    gone: AtomicU32,
+    host: [AtomicU8; HOST_BYTES],
+    /// What it announces in a shrink.
+    pub board: Board,
     /// Operations completed: all of this rank's messages of operation `completed - 1` are posted.
     completed: AtomicU64,
     /// The rank that caused the failure, plus one.
@@ -133,6 +184,31 @@ impl Control {
         self.visiting.load(Acquire) != 0
     }
 
+    /// Say that the owner of this copy of a page has died.
+    pub fn mark_gone(&self) {
+        // Release: pairs with the Acquire in `is_gone`, so that its last words are seen first.
+        self.gone.store(1, Release);
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Acquire) != 0
+    }
+
+    /// Say who the owner is, before anybody reads the page.
+    pub fn introduce(&self, pid: u32, host: &str) {
+        self.pid.store(pid, Relaxed);
+        for (cell, byte) in self.host.iter().zip(host.bytes()) {
+            cell.store(byte, Relaxed);
+        }
+    }
+
+    /// The name of the owner's host; empty if it never came so far as to say it.
+    pub fn host(&self) -> String {
+        let bytes = self.host.iter().map(|cell| cell.load(Relaxed));
+        let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     pub fn leave(&self) {
         // Release: pairs with the Acquire in `life`; a failure is not overwritten.
         let _ =
@@ -150,13 +226,13 @@ impl Control {
     /// The record of operation `sequence`, if it is not overwritten yet.
     pub fn record(&self, sequence: u64) -> Option<&Record> {
         let record = &self.records[sequence as usize % RECORDS];
-        (record.sequence.load(Acquire) == sequence + 1).then_some(record)
+        is_of(record, sequence).then_some(record)
     }
 
     /// The record of point-to-point batch `sequence`, if it is not overwritten yet.
     pub fn batch(&self, sequence: u64) -> Option<&Record> {
         let record = &self.batches[sequence as usize % BATCHES];
-        (record.sequence.load(Acquire) == sequence + 1).then_some(record)
+        is_of(record, sequence).then_some(record)
     }
 
     /// Note that operation `sequence` begins.
@@ -182,6 +258,19 @@ impl Control {
         record.ended.store(now, Relaxed);
         record.waiting_for.store(0, Relaxed);
         self.open_batch.store(0, Relaxed);
+    }
+
+    /// Write into the copy of a page what its owner, on another machine, was last seen at.
+    pub fn reflect(&self, completed: u64, calls: &[Seen], batch: Option<&Seen>, now: u64) {
+        for seen in calls {
+            self.records[seen.sequence as usize % RECORDS].reflect(seen, now);
+        }
+        if let Some(seen) = batch {
+            self.batches[seen.sequence as usize % BATCHES].reflect(seen, now);
+        }
+        self.open_batch.store(batch.map_or(0, |seen| seen.sequence + 1), Relaxed);
+        // Release: pairs with the Acquire in `completed`.
+        self.completed.store(completed, Release);
     }
 
     /// Note that operation `sequence` is complete.

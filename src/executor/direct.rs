@@ -34,10 +34,19 @@ pub struct DirectStep {
     pub finish: bool,
 }
 
+/// How far into a rank's buffers a program goes: bytes from their starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    pub input: usize,
+    pub output: usize,
+}
+
 /// What one rank does with everybody's buffers.
 #[derive(Clone, Debug)]
 pub struct Direct {
     pub steps: Box<[DirectStep]>,
+    /// By rank: what must be there before the program may run.
+    pub used: Box<[Used]>,
     /// The peers whose buffers this rank reads or writes.
     pub touches: Box<[usize]>,
     /// The peers that read or write this rank's buffers.
@@ -107,12 +116,26 @@ impl Direct {
             }
         }
         Some(Direct {
+            used: used(&steps, plans.len()),
             steps: steps.into(),
             touches: touches.into(),
             touched_by: touched_by.into(),
             in_place: is_safe_in_place(&drafts, layout),
         })
     }
+}
+
+/// What a program uses of each rank's buffers.
+fn used(steps: &[DirectStep], nranks: usize) -> Box<[Used]> {
+    let mut used = vec![Used::default(); nranks];
+    for step in steps.iter().filter(|step| step.bytes > 0) {
+        for place in step.targets.iter().chain(&step.sources) {
+            let owner = &mut used[place.rank];
+            let reached = if place.output { &mut owner.output } else { &mut owner.input };
+            *reached = (*reached).max(place.offset.saturating_add(step.bytes));
+        }
+    }
+    used.into()
 }
 
 /// Every message with its kind, keyed by (sender, receiver), in order.
@@ -248,4 +271,27 @@ fn is_safe_in_place(drafts: &[Vec<Draft>], layout: &Layout) -> bool {
             })
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{self, Algorithm};
+    use crate::plan::Collective;
+
+    #[test]
+    fn what_a_program_uses_ends_where_its_furthest_block_does() {
+        // Three ranks, ten floats in chunks of 4, 3 and 3: rank 1 reduces the middle one, which
+        // ends after seven floats, and takes the others from the ranks that made them.
+        let plan = |rank| algorithm::plan(Algorithm::TwoShot, Collective::AllReduce, rank, 3, 0);
+        let plans: Vec<Plan> = (0..3).map(|rank| plan(rank).unwrap()).collect();
+        let layout = Layout::new(Collective::AllReduce, 1, 3, plans[0].nchunks, 10, None);
+        let program = Direct::new(&plans, 1, &layout, 4).unwrap();
+        let used = |input, output| Used { input, output };
+        assert_eq!(program.used[..], [used(28, 28), used(28, 28), used(28, 28)]);
+        // Nothing of nothing, wherever it would lie.
+        let layout = Layout::new(Collective::AllReduce, 1, 3, plans[0].nchunks, 0, None);
+        let program = Direct::new(&plans, 1, &layout, 4).unwrap();
+        assert_eq!(program.used[..], [Used::default(); 3]);
+    }
 }

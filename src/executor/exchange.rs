@@ -10,7 +10,8 @@ use super::host::move_bytes;
 use super::links::{Links, Reach};
 use crate::error::{Error, Result};
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::{self, Watch};
+use crate::transport::wait::{self, Waiting, Watch};
+use std::time::Duration;
 
 /// One message under way.
 #[derive(Clone, Copy, Debug)]
@@ -62,19 +63,43 @@ pub unsafe fn run(
     unsafe { run_local(batch, links.rank)? };
     loop {
         let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
-            return Ok(());
+            return links.flush(watch);
         };
         let (peer, patience) = (waiting.peer, links.patience);
         // SAFETY: the page outlives the links.
         let bell = unsafe { &*links.own_bell() };
-        // SAFETY: the caller's promise.
-        wait::wait(patience, bell, peer, watch, || unsafe {
-            match sweep(batch, links, lanes, watch) {
-                Ok(false) => None,
-                Ok(true) => Some(Ok(())),
-                Err(error) => Some(Err(error)),
-            }
-        })??;
+        let mut moves = Moves { batch, links, lanes, watch };
+        if moves.links.one_machine() {
+            wait::wait(patience, bell, peer, watch, || moves.poll())??;
+        } else {
+            wait::wait_on(patience, peer, watch, &mut moves)??;
+        }
+    }
+}
+
+/// Waiting until anything of a batch moves. Only made by [`run`], whose promises it relies on.
+struct Moves<'a> {
+    batch: &'a mut [Transfer],
+    links: &'a mut Links,
+    lanes: &'a mut Lanes,
+    watch: &'a dyn Watch,
+}
+
+impl Waiting for Moves<'_> {
+    type Value = Result<()>;
+
+    fn poll(&mut self) -> Option<Result<()>> {
+        // SAFETY: the promise made to `run`.
+        match unsafe { sweep(self.batch, self.links, self.lanes, self.watch) } {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn sleep(&mut self, time: Duration) -> Option<Result<()>> {
+        self.links.sleep(time);
+        None
     }
 }
 
@@ -125,10 +150,10 @@ unsafe fn sweep(
         }
         // SAFETY: the caller's promise.
         moved |= unsafe {
-            if transfer.sends {
-                advance_send(transfer, links)
-            } else {
-                advance_recv(transfer, links, watch)?
+            match (transfer.sends, links.is_remote(transfer.peer)) {
+                (true, false) => advance_send(transfer, links),
+                (false, false) => advance_recv(transfer, links, watch)?,
+                (_, true) => advance_remote(transfer, links, watch)?,
             }
         };
         *lane = transfer.state != State::Done;
@@ -141,16 +166,16 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
     let peer = transfer.peer;
     let mut moved = false;
     if transfer.state == State::Lent {
-        let finished = links.link(peer).sender.freed_all();
+        let finished = links.freed_all(peer);
         if finished {
             transfer.state = State::Done;
         }
         return finished;
     }
     while let State::Moving(done) = transfer.state {
-        let lends = links.link(peer).reach == Reach::Process && transfer.bytes > slot;
+        let lends = links.reach(peer) == Reach::Process && transfer.bytes > slot;
         let bytes = if lends { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
-        let Some(payload) = links.link(peer).sender.try_reserve(bytes) else { break };
+        let Some(payload) = links.try_reserve(peer, bytes) else { break };
         if lends {
             // SAFETY: the slot holds `LOAN_BYTES`.
             unsafe { payload.cast::<usize>().write_unaligned(transfer.address.addr()) };
@@ -180,7 +205,7 @@ unsafe fn advance_recv(
     let peer = transfer.peer;
     let mut moved = false;
     while let State::Moving(done) = transfer.state {
-        let lent = links.link(peer).reach == Reach::Process && transfer.bytes > slot;
+        let lent = links.reach(peer) == Reach::Process && transfer.bytes > slot;
         let bytes = if lent { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
         let Some(payload) = links.try_receive(peer, &transfer.stamp, bytes, watch)? else { break };
         if lent {
@@ -204,6 +229,36 @@ unsafe fn advance_recv(
             State::Done
         } else {
             State::Moving(done + bytes)
+        };
+    }
+    Ok(moved)
+}
+
+/// Move a message to or from another machine: from and to the buffers themselves.
+unsafe fn advance_remote(
+    transfer: &mut Transfer,
+    links: &mut Links,
+    watch: &dyn Watch,
+) -> Result<bool> {
+    let Transfer { peer, stamp, .. } = *transfer;
+    let mut moved = false;
+    while let State::Moving(done) = transfer.state {
+        let bytes = (transfer.bytes - done).min(links.geometry.slot_bytes);
+        let address = transfer.address.wrapping_add(done);
+        // SAFETY: the buffer holds these bytes until the batch is over, which ends with a flush.
+        let went = unsafe {
+            match transfer.sends {
+                true => links.try_lend(peer, &stamp, address, bytes),
+                false => links.try_receive_into(peer, &stamp, address, bytes, watch)?,
+            }
+        };
+        if !went {
+            break;
+        }
+        moved = true;
+        transfer.state = match done + bytes == transfer.bytes {
+            true => State::Done,
+            false => State::Moving(done + bytes),
         };
     }
     Ok(moved)

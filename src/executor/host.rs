@@ -69,11 +69,68 @@ pub unsafe fn run(
             let slice = tick.wrapping_sub(step.stage);
             if slice < step.slices {
                 // SAFETY: the caller's promise, piece by piece.
-                unsafe { run_step(&run, step, slice, links, pointers)? };
+                unsafe {
+                    if links.one_machine() || !copy_step(&run, step, slice, links)? {
+                        run_step(&run, step, slice, links, pointers)?;
+                    }
+                }
             }
         }
     }
-    Ok(())
+    links.flush(watch)
+}
+
+/// A step that copies one piece to or from other machines, without slots where there are none in
+/// between; whether it was one.
+#[cold]
+unsafe fn copy_step(run: &Run, step: &BoundStep, slice: usize, links: &mut Links) -> Result<bool> {
+    let ([piece], [source], true) = (&*step.pieces, &*step.sources, step.copies) else {
+        return Ok(false);
+    };
+    let sliced = slice * run.bound.slice_bytes;
+    let bytes = piece.slice(slice, run.bound.slice_bytes);
+    let output = run.buffers.output.wrapping_add(piece.output + sliced);
+    let keeps = step.targets.contains(&End::Output);
+    // SAFETY: the piece lies inside the caller's buffers; what is lent from them is settled before
+    // anything overwrites it, and flushed before the call ends.
+    let source = unsafe {
+        match *source {
+            End::Peer(peer) if links.is_remote(peer) && keeps => {
+                links.settle(output, bytes);
+                links.receive_into(peer, run.stamp, output, bytes, run.watch)?;
+                output.cast_const()
+            }
+            End::Input => run.buffers.input.wrapping_add(piece.input + sliced),
+            End::Output => output.cast_const(),
+            End::Peer(_) | End::Scratch => return Ok(false),
+        }
+    };
+    for target in &step.targets {
+        // SAFETY: as above.
+        unsafe {
+            match *target {
+                End::Peer(peer) if links.is_remote(peer) => {
+                    links.lend(peer, run.stamp, source, bytes, run.watch)?;
+                }
+                End::Peer(peer) => {
+                    let slot = links.reserve(peer, bytes, run.watch)?;
+                    move_bytes(slot, source, bytes, false);
+                    links.post(peer, run.stamp, bytes);
+                }
+                End::Output if std::ptr::eq(output, source) => {}
+                End::Output => {
+                    links.settle(output, bytes);
+                    move_bytes(output, source, bytes, run.bound.streaming);
+                }
+                End::Scratch => {
+                    let scratch = run.scratch(slice).wrapping_add(piece.scratch);
+                    move_bytes(scratch, source, bytes, false);
+                }
+                End::Input => unreachable!("the prover refuses plans that write their input"),
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// What every step of a call shares.
@@ -82,6 +139,13 @@ struct Run<'a> {
     buffers: &'a Buffers,
     stamp: &'a Stamp,
     watch: &'a dyn Watch,
+}
+
+impl Run<'_> {
+    /// The scratch that a slice has to itself: those under way at once differ by less than `lives`.
+    fn scratch(&self, slice: usize) -> *mut u8 {
+        self.buffers.scratch.wrapping_add(slice % self.bound.lives * self.bound.scratch_share)
+    }
 }
 
 /// The local ends of a step with several pieces start at the buffers themselves.
@@ -105,7 +169,7 @@ unsafe fn run_step(
         let pointer = match *source {
             End::Input => run.buffers.input.wrapping_add(only.input + sliced),
             End::Output => run.buffers.output.wrapping_add(only.output + sliced),
-            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Scratch => run.scratch(slice).wrapping_add(only.scratch),
             End::Peer(peer) => links.receive(peer, run.stamp, bytes, run.watch)?,
         };
         pointers.sources.push(pointer);
@@ -114,8 +178,13 @@ unsafe fn run_step(
     for target in &step.targets {
         let pointer = match *target {
             End::Input => unreachable!("the prover refuses plans that write their input"),
-            End::Output => run.buffers.output.wrapping_add(only.output + sliced),
-            End::Scratch => run.buffers.scratch.wrapping_add(only.scratch),
+            End::Output => {
+                if !links.one_machine() {
+                    settle(run, step, slice, links);
+                }
+                run.buffers.output.wrapping_add(only.output + sliced)
+            }
+            End::Scratch => run.scratch(slice).wrapping_add(only.scratch),
             End::Peer(peer) => links.reserve(peer, bytes, run.watch)?,
         };
         pointers.targets.push(pointer);
@@ -140,6 +209,16 @@ unsafe fn run_step(
         }
     }
     Ok(())
+}
+
+/// Take back what is lent of the output that a step is about to write.
+#[cold]
+fn settle(run: &Run, step: &BoundStep, slice: usize, links: &mut Links) {
+    let slice_bytes = run.bound.slice_bytes;
+    for piece in &step.pieces {
+        let output = run.buffers.output.wrapping_add(piece.output + slice * slice_bytes);
+        links.settle(output, piece.slice(slice, slice_bytes));
+    }
 }
 
 /// Move every piece of a step; `pointers` hold the base of each end.

@@ -6,8 +6,9 @@
 
 use super::control::{Control, Life};
 use crate::error::{Error, Result};
-use crate::transport::fifo::{Geometry, Message, Receiver, Sender, Stamp};
+use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
+use crate::transport::tcp::Network;
 use crate::transport::wait::{self, Doorbell, Patience, Watch};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +20,16 @@ pub enum Reach {
     Process,
     /// The same machine: segments and exported memory.
     Machine,
+    /// Another machine: sockets.
+    Network,
 }
 
-pub struct Link {
-    pub sender: Sender,
-    pub receiver: Receiver,
-    pub reach: Reach,
+/// The two connections with a peer.
+enum Link {
+    /// Slots in memory that both ends address.
+    Slots { sender: Sender, receiver: Receiver, reach: Reach },
+    /// Sockets: see [`super::remote`].
+    Sockets,
 }
 
 /// Everything a rank needs to talk: created once, then used by one operation at a time.
@@ -38,6 +43,8 @@ pub struct Links {
     /// By rank, this rank's own among them; they hold the memory that `links` points into.
     segments: Vec<Arc<Segment>>,
     controls: Vec<ControlPage>,
+    /// The connections with peers on other machines, if there are any.
+    pub(super) network: Option<Box<Network>>,
 }
 
 /// A control page inside a segment that `Links::segments` keeps alive.
@@ -58,6 +65,13 @@ pub struct Pages {
 }
 
 impl Pages {
+    /// The pages at the start of every rank's segment.
+    pub fn new(rank: usize, segments: Vec<Arc<Segment>>) -> Pages {
+        assert!(segments.iter().all(|segment| segment.bytes() >= SegmentMap::mirror_bytes()));
+        let page = |segment: &Arc<Segment>| ControlPage(segment.address().cast());
+        Pages { rank, controls: segments.iter().map(page).collect(), _segments: segments }
+    }
+
     pub fn of(&self, rank: usize) -> &Control {
         // SAFETY: the page lies in a segment that `_segments` keeps mapped.
         unsafe { &*self.controls[rank].0 }
@@ -92,6 +106,11 @@ impl SegmentMap {
         self.geometry.bytes().next_multiple_of(128)
     }
 
+    /// Bytes of a page without rings: the mirror of a rank on another machine.
+    pub fn mirror_bytes() -> usize {
+        Self::control_bytes()
+    }
+
     pub fn bytes(&self) -> usize {
         let rings = if self.nranks == 1 { 0 } else { self.nranks };
         Self::control_bytes() + rings * self.ring_bytes()
@@ -103,7 +122,8 @@ impl SegmentMap {
 }
 
 impl Links {
-    /// Connect to every rank through its segment (this rank's own in its place).
+    /// Connect to every rank: through its segment (this rank's own in its place), or, with a mirror
+    /// of its control page for a segment, through the network that is to be attached.
     pub fn new(
         rank: usize,
         map: SegmentMap,
@@ -112,27 +132,38 @@ impl Links {
         patience: Patience,
     ) -> Links {
         let nranks = map.nranks;
-        assert!(segments.len() == nranks && segments.iter().all(|s| s.bytes() >= map.bytes()));
-        let link = |peer: usize| {
-            (peer != rank).then(|| {
-                // SAFETY: both rings lie inside segments of at least `map.bytes()` zeroed bytes
-                // that the links keep mapped; this rank is the only sender into the peer's ring for
-                // it and the only receiver of its own.
-                unsafe {
-                    let inbound = segments[rank].address().add(map.ring(peer));
-                    let outbound = segments[peer].address().add(map.ring(rank));
-                    Link {
-                        sender: Sender::new(outbound, map.geometry),
-                        receiver: Receiver::new(inbound, map.geometry),
-                        reach: reach[peer],
-                    }
-                }
-            })
+        let bytes = |peer: usize| match reach[peer] {
+            Reach::Network => SegmentMap::mirror_bytes(),
+            _ => map.bytes(),
+        };
+        assert!(segments.len() == nranks);
+        assert!((0..nranks).all(|peer| segments[peer].bytes() >= bytes(peer)));
+        let link = |peer: usize| match reach[peer] {
+            _ if peer == rank => None,
+            Reach::Network => Some(Link::Sockets),
+            // SAFETY: both rings lie inside segments of at least `map.bytes()` zeroed bytes that
+            // the links keep mapped; this rank is the only sender into the peer's ring for it and
+            // the only receiver of its own.
+            reach => unsafe {
+                let inbound = segments[rank].address().add(map.ring(peer));
+                let outbound = segments[peer].address().add(map.ring(rank));
+                Some(Link::Slots {
+                    sender: Sender::new(outbound, map.geometry),
+                    receiver: Receiver::new(inbound, map.geometry),
+                    reach,
+                })
+            },
         };
         let links = (0..nranks).map(link).collect();
         let controls =
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
-        Links { rank, nranks, geometry: map.geometry, patience, links, segments, controls }
+        let geometry = map.geometry;
+        Links { rank, nranks, geometry, patience, links, segments, controls, network: None }
+    }
+
+    /// Give the links that reach through the network their connections.
+    pub fn attach(&mut self, network: Network) {
+        self.network = Some(Box::new(network));
     }
 
     pub fn pages(&self) -> Pages {
@@ -149,35 +180,96 @@ impl Links {
         &raw const self.control(self.rank).bell
     }
 
+    /// The slots shared with `peer`, or `None` where it is reached through the network.
     #[inline]
-    pub fn link(&mut self, peer: usize) -> &mut Link {
-        self.links[peer].as_mut().expect("no plan sends to its own rank")
+    fn slots(&mut self, peer: usize) -> Option<(&mut Sender, &mut Receiver)> {
+        match self.links[peer].as_mut().expect("no plan sends to its own rank") {
+            Link::Slots { sender, receiver, .. } => Some((sender, receiver)),
+            Link::Sockets => None,
+        }
+    }
+
+    /// The same where no remote peer can be: between ranks that reach each other's memory.
+    #[inline]
+    fn local_sender(&mut self, peer: usize) -> &mut Sender {
+        self.slots(peer).expect("memory is shared with ranks of this machine only").0
+    }
+
+    pub fn reach(&self, peer: usize) -> Reach {
+        match &self.links[peer] {
+            None => Reach::Process,
+            Some(Link::Slots { reach, .. }) => *reach,
+            Some(Link::Sockets) => Reach::Network,
+        }
     }
 
     /// Whether every peer shares this address space.
     pub fn one_process(&self) -> bool {
-        self.links.iter().flatten().all(|link| link.reach == Reach::Process)
+        (0..self.nranks).all(|peer| self.reach(peer) == Reach::Process)
+    }
+
+    /// Whether every peer is on this machine.
+    #[inline]
+    pub fn one_machine(&self) -> bool {
+        self.network.is_none()
+    }
+
+    /// Room to send `bytes` to a local `peer`, if there is any now.
+    #[inline]
+    pub fn try_reserve(&mut self, peer: usize, bytes: usize) -> Option<*mut u8> {
+        self.local_sender(peer).try_reserve(bytes)
+    }
+
+    /// Whether a local `peer` has freed everything that it was sent.
+    pub fn freed_all(&mut self, peer: usize) -> bool {
+        self.local_sender(peer).freed_all()
+    }
+
+    /// Wait for `peer`, which is on this machine; meanwhile messages to other machines go on.
+    fn wait_local<T>(
+        &mut self,
+        peer: usize,
+        watch: &dyn Watch,
+        mut poll: impl FnMut(&mut Sender, &mut Receiver) -> Option<T>,
+    ) -> Result<T> {
+        // SAFETY: this rank's own page is kept by `segments`.
+        let bell = unsafe { &*self.own_bell() };
+        let patience = self.patience;
+        let Some(Link::Slots { sender, receiver, .. }) = &mut self.links[peer] else {
+            unreachable!("asked of local peers only")
+        };
+        let poll = || poll(sender, receiver);
+        match &mut self.network {
+            None => wait::wait(patience, bell, peer, watch, poll),
+            Some(network) => {
+                let mut waiting = super::remote::OnBoth { bell, network, poll };
+                wait::wait_on(patience, peer, watch, &mut waiting)
+            }
+        }
     }
 
     /// Wait for room to send `bytes` to `peer`; where to write them.
     #[inline]
     pub fn reserve(&mut self, peer: usize, bytes: usize, watch: &dyn Watch) -> Result<*mut u8> {
-        let bell = self.own_bell();
-        let patience = self.patience;
-        let sender = &mut self.link(peer).sender;
-        if let Some(payload) = sender.try_reserve(bytes) {
-            return Ok(payload);
+        match self.slots(peer) {
+            Some((sender, _)) => match sender.try_reserve(bytes) {
+                Some(payload) => Ok(payload),
+                None => self.wait_local(peer, watch, |sender, _| sender.try_reserve(bytes)),
+            },
+            None => self.reserve_remote(peer, bytes, watch),
         }
-        // SAFETY: this rank's own page is kept by `segments`.
-        let bell = unsafe { &*bell };
-        wait::wait(patience, bell, peer, watch, || sender.try_reserve(bytes))
     }
 
     /// Send what was written where `reserve` said.
     #[inline]
     pub fn post(&mut self, peer: usize, stamp: &Stamp, bytes: usize) {
-        self.link(peer).sender.post(stamp, bytes);
-        self.ring(peer);
+        match self.slots(peer) {
+            Some((sender, _)) => {
+                sender.post(stamp, bytes);
+                self.ring(peer);
+            }
+            None => self.post_remote(peer, stamp, bytes),
+        }
     }
 
     /// Wait for the next message of `peer` and check that it belongs to this operation.
@@ -189,24 +281,21 @@ impl Links {
         bytes: usize,
         watch: &dyn Watch,
     ) -> Result<*const u8> {
-        let bell = self.own_bell();
-        let patience = self.patience;
-        let receiver = &mut self.link(peer).receiver;
-        let message = match receiver.try_wait() {
-            Some(message) => message,
-            None => {
-                // SAFETY: this rank's own page is kept by `segments`.
-                let bell = unsafe { &*bell };
-                wait::wait(patience, bell, peer, watch, || receiver.try_wait())?
+        let there = match self.slots(peer) {
+            Some((_, receiver)) if receiver.has_come() => receiver.try_wait(),
+            Some(_) => {
+                self.wait_local(peer, watch, |_, receiver| receiver.has_come().then_some(()))?;
+                self.slots(peer).and_then(|(_, receiver)| receiver.try_wait())
             }
+            None => Some(self.wait_remote(peer, watch)?),
         };
-        if message.matches(stamp) && message.length == bytes {
-            return Ok(message.payload);
+        match there {
+            Some(message) if message.matches(stamp, bytes) => Ok(message.payload),
+            _ => Err(self.stranger(peer, stamp, bytes, watch)),
         }
-        Err(self.stranger(peer, stamp, bytes, &message, watch))
     }
 
-    /// As [`Links::receive`], if the message is there already.
+    /// As [`Links::receive`] from a local peer, if the message is there already.
     #[inline]
     pub fn try_receive(
         &mut self,
@@ -215,28 +304,36 @@ impl Links {
         bytes: usize,
         watch: &dyn Watch,
     ) -> Result<Option<*const u8>> {
-        match self.link(peer).receiver.try_wait() {
+        let (_, receiver) = self.slots(peer).expect("asked of local peers only");
+        match receiver.try_wait() {
             None => Ok(None),
-            Some(message) if message.matches(stamp) && message.length == bytes => {
-                Ok(Some(message.payload))
-            }
-            Some(message) => Err(self.stranger(peer, stamp, bytes, &message, watch)),
+            Some(message) if message.matches(stamp, bytes) => Ok(Some(message.payload)),
+            Some(_) => Err(self.stranger(peer, stamp, bytes, watch)),
         }
     }
 
     /// The error for a message of another operation. The watch knows both calls, if they differ.
+    ///
+    /// It reads the message again, so that the way of every other one keeps it in registers.
     #[cold]
-    fn stranger(
-        &self,
+    pub(super) fn stranger(
+        &mut self,
         peer: usize,
         stamp: &Stamp,
         bytes: usize,
-        message: &Message,
         watch: &dyn Watch,
     ) -> Error {
         if let Err(error) = watch.check(peer, Duration::ZERO) {
             return error;
         }
+        let message = match self.slots(peer) {
+            Some((_, receiver)) => receiver.try_wait(),
+            None => self.explained(peer, watch),
+        };
+        if let Err(error) = watch.check(peer, Duration::ZERO) {
+            return error;
+        }
+        let message = message.expect("it has come");
         Error::usage(format!(
             "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
              bytes; both ends must make the same calls, with the same count and type, in the same \
@@ -248,8 +345,13 @@ impl Links {
     /// Give the message that `receive` returned back to its sender.
     #[inline]
     pub fn free(&mut self, peer: usize) {
-        self.link(peer).receiver.free();
-        self.ring(peer);
+        match self.slots(peer) {
+            Some((_, receiver)) => {
+                receiver.free();
+                self.ring(peer);
+            }
+            None => self.free_remote(peer),
+        }
     }
 
     /// Begin to use the buffers of `owners`, unless one of them has given up and may reuse them.
@@ -269,14 +371,9 @@ impl Links {
         self.control(self.rank).end_visit();
     }
 
-    /// Wait until `peer` has freed everything this rank sent it.
+    /// Wait until `peer`, which is on this machine, has freed everything this rank sent it.
     pub fn drained(&mut self, peer: usize, watch: &dyn Watch) -> Result<()> {
-        let bell = self.own_bell();
-        let patience = self.patience;
-        let sender = &mut self.link(peer).sender;
-        // SAFETY: this rank's own page is kept by `segments`.
-        let bell = unsafe { &*bell };
-        wait::wait(patience, bell, peer, watch, || sender.freed_all().then_some(()))
+        self.wait_local(peer, watch, |sender, _| sender.freed_all().then_some(()))
     }
 
     #[inline]

@@ -6,7 +6,7 @@
 //! a mismatched call, a dead peer and the deadline are found as everywhere else.
 #![allow(unsafe_code)]
 
-use super::direct::{Direct, Place};
+use super::direct::{Direct, Place, Used};
 use super::host::{Buffers, move_bytes};
 use super::links::Links;
 use crate::device::host::{Job, Reduction};
@@ -74,8 +74,9 @@ pub struct Work<'a> {
     pub streaming: bool,
 }
 
-/// Turns a peer's invitation into addresses; `None` where this rank cannot reach its buffers.
-pub type Resolve<'a> = dyn FnMut(&Invitation) -> Option<Base> + 'a;
+/// Turns a peer's invitation into addresses; `None` where this rank cannot reach all that it uses
+/// of the peer's buffers.
+pub type Resolve<'a> = dyn FnMut(&Invitation, &Used) -> Option<Base> + 'a;
 
 const BYTES: usize = size_of::<Invitation>();
 
@@ -152,10 +153,12 @@ pub unsafe fn try_run(
         let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
         all &= is_reachable(&theirs, program);
         if all && program.touches.contains(&peer) {
-            // A region that a peer announces is mapped here, or the machine is out of memory maps.
-            room.bases[peer] = resolve(&theirs).ok_or_else(|| {
+            // A region that a peer announces is mapped here and holds its buffer, unless the
+            // machine is out of memory maps or the announcement is false.
+            room.bases[peer] = resolve(&theirs, &program.used[peer]).ok_or_else(|| {
                 crate::error::Error::Internal(format!(
-                    "rank {} cannot map the memory that rank {peer} registered",
+                    "rank {} cannot map the memory that rank {peer} registered, or it does not \
+                     hold the whole buffer that rank {peer} announced in it",
                     links.rank
                 ))
             })?;
@@ -245,5 +248,83 @@ unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{self, Algorithm};
+    use crate::error::Error;
+    use crate::executor::layout::Layout;
+    use crate::executor::links::{Reach, SegmentMap};
+    use crate::plan::Collective;
+    use crate::transport::fifo::Geometry;
+    use crate::transport::segment::Segment;
+    use crate::transport::wait::Patience;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    struct NoWatch;
+
+    impl Watch for NoWatch {
+        fn check(&self, _: usize, _: Duration) -> Result<()> {
+            Err(Error::Internal("nobody else is there to wait for".into()))
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_cannot_be_reached_whole_is_not_touched() {
+        let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
+        let segments: Vec<_> =
+            (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
+        let links = |rank| {
+            let patience = Patience::new(2, 2, None);
+            Links::new(rank, map, segments.clone(), &[Reach::Machine; 2], patience)
+        };
+        let (mut mine, mut theirs) = (links(0), links(1));
+        let plan = |rank| algorithm::plan(Algorithm::OneShot, Collective::AllGather, rank, 2, 0);
+        let plans = [0, 1].map(|rank| plan(rank).unwrap());
+        let layout = Layout::new(Collective::AllGather, 0, 2, plans[0].nchunks, 8, None);
+        let program = Direct::new(&plans, 0, &layout, 1).unwrap();
+        let stamp = Stamp { fingerprint: 1, source: 1, ..Stamp::default() };
+        let claim = Invitation { input_region: 5, output_region: 5, ..Invitation::default() };
+        // SAFETY: `invite` writes inside the slot it reserved.
+        unsafe { invite(0, &claim, &mut theirs, &stamp, &NoWatch).unwrap() };
+        let (input, mut output) = ([7u8; 8], [0u8; 16]);
+        let buffers = Buffers {
+            input: input.as_ptr(),
+            output: output.as_mut_ptr(),
+            scratch: std::ptr::null_mut(),
+            scalar: 1.0,
+        };
+        let work = Work { reduction: None, element: 1, streaming: false };
+        let mut asked = Vec::new();
+        let mut resolve = |invitation: &Invitation, used: &Used| {
+            asked.push((*invitation, *used));
+            None
+        };
+        let mut room = Bases::new(2);
+        let mine_says = Invitation { input_region: 3, output_region: 3, ..Invitation::default() };
+        // SAFETY: the buffers hold what an all-gather of eight bytes a rank needs.
+        let ran = unsafe {
+            try_run(
+                &program,
+                &work,
+                &buffers,
+                &mine_says,
+                &mut resolve,
+                &mut mine,
+                &mut room,
+                &stamp,
+                &NoWatch,
+            )
+        };
+        let text = ran.unwrap_err().to_string();
+        assert!(text.contains("does not hold the whole buffer that rank 1 announced"), "{text}");
+        let needed = program.used[1];
+        assert_eq!(needed.input.max(needed.output), if needed.output > 0 { 16 } else { 8 });
+        assert_eq!(asked, [(claim, needed)]);
+        assert_eq!(output, [0; 16]);
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
 //! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
-//! stores in the peers' own buffers; [`exchange`] matches point-to-point messages at run time.
+//! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`]
+//! matches point-to-point messages at run time.
 
+pub mod announcement;
 pub mod bind;
 pub mod control;
 pub mod direct;
@@ -12,3 +14,5 @@ pub mod host;
 pub mod layout;
 pub mod links;
 pub mod meeting;
+
+mod remote;

@@ -28,8 +28,12 @@ fn code(error: &Error) -> ringResult_t {
         Error::InvalidUsage(_) | Error::Mismatch { .. } => ringResult_t::ringInvalidUsage,
         Error::System { .. } => ringResult_t::ringSystemError,
         Error::Internal(_) => ringResult_t::ringInternalError,
-        Error::PeerDied { .. } | Error::Remote { .. } => ringResult_t::ringRemoteError,
-        Error::Timeout { .. } | Error::Missing { .. } => ringResult_t::ringTimeout,
+        Error::PeerDied { .. } | Error::Remote { .. } | Error::Disconnected { .. } => {
+            ringResult_t::ringRemoteError
+        }
+        Error::Timeout { .. } | Error::Missing { .. } | Error::NotMet { .. } => {
+            ringResult_t::ringTimeout
+        }
         Error::Aborted { .. } => ringResult_t::ringAborted,
     }
 }

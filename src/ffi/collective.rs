@@ -9,45 +9,11 @@ use crate::ffi::boundary::run_call;
 use crate::ffi::convert;
 use crate::ffi::enqueue::{Work, submit};
 use crate::ffi::object::Comm;
+use crate::ffi::request::Request;
 use crate::ffi::types::*;
 use crate::plan::Collective;
 use crate::types::DataType;
 use std::ffi::{c_int, c_void};
-
-/// The two buffers of a call, as C gives them.
-pub struct Buffers {
-    pub send: *const c_void,
-    pub recv: *mut c_void,
-}
-
-/// A call with everything that every collective has; `blocks` of `count` elements are the largest
-/// buffer.
-#[inline]
-pub fn call(
-    collective: Collective,
-    buffers: Buffers,
-    (count, blocks): (usize, usize),
-    datatype: RawDataType,
-) -> Result<Call<'static>> {
-    let data_type = convert::data_type(datatype)?;
-    convert::bytes(count.saturating_mul(blocks), data_type)?;
-    let (send, recv) = (buffers.send.cast(), buffers.recv.cast());
-    Ok(Call { send, recv, count, ..Call::new(collective, data_type) })
-}
-
-/// The operation and factor of a collective that reduces.
-#[inline]
-pub fn reduces(comm: &Comm, call: &mut Call, op: RawRedOp) -> Result<()> {
-    (call.op, call.scalar) = comm.reductions.resolve(op, call.data_type)?;
-    Ok(())
-}
-
-/// The root of a collective that has one.
-#[inline]
-pub fn rooted(comm: &Comm, call: &mut Call, root: c_int) -> Result<()> {
-    call.root = convert::rank(root, comm.communicator.nranks(), "root")?;
-    Ok(())
-}
 
 /// Reduce `count` elements of every rank; every rank gets the result.
 ///
@@ -65,12 +31,9 @@ pub unsafe extern "C" fn ringAllReduce(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::AllReduce, buffers, (count, 1), datatype)?;
-        reduces(comm, &mut call, op)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::AllReduce, buffers, count, datatype);
+    request.op(op).run(comm, stream)
 }
 
 /// Reduce the blocks of every rank; rank r gets block r of the result.
@@ -90,13 +53,9 @@ pub unsafe extern "C" fn ringReduceScatter(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let extent = (recvcount, comm.communicator.nranks());
-        let mut call = call(Collective::ReduceScatter, buffers, extent, datatype)?;
-        reduces(comm, &mut call, op)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::ReduceScatter, buffers, recvcount, datatype);
+    request.op(op).run(comm, stream)
 }
 
 /// Every rank gets the blocks of all ranks, in the order of ranks.
@@ -115,12 +74,9 @@ pub unsafe extern "C" fn ringAllGather(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let extent = (sendcount, comm.communicator.nranks());
-        let call = call(Collective::AllGather, buffers, extent, datatype)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::AllGather, buffers, sendcount, datatype);
+    request.run(comm, stream)
 }
 
 /// Every rank gets the root's elements.
@@ -140,12 +96,9 @@ pub unsafe extern "C" fn ringBroadcast(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::Broadcast, buffers, (count, 1), datatype)?;
-        rooted(comm, &mut call, root)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::Broadcast, buffers, count, datatype);
+    request.root(root).run(comm, stream)
 }
 
 /// Reduce `count` elements of every rank; the root gets the result.
@@ -166,13 +119,9 @@ pub unsafe extern "C" fn ringReduce(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::Reduce, buffers, (count, 1), datatype)?;
-        reduces(comm, &mut call, op)?;
-        rooted(comm, &mut call, root)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::Reduce, buffers, count, datatype);
+    request.op(op).root(root).run(comm, stream)
 }
 
 /// Every rank sends block d of its buffer to rank d and gets the block from rank s as its block s.
@@ -190,12 +139,9 @@ pub unsafe extern "C" fn ringAllToAll(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let extent = (count, comm.communicator.nranks());
-        let call = call(Collective::AllToAll, buffers, extent, datatype)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::AllToAll, buffers, count, datatype);
+    request.run(comm, stream)
 }
 
 /// The root gets the blocks of all ranks, in the order of ranks.
@@ -215,13 +161,9 @@ pub unsafe extern "C" fn ringGather(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let extent = (count, comm.communicator.nranks());
-        let mut call = call(Collective::Gather, buffers, extent, datatype)?;
-        rooted(comm, &mut call, root)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::Gather, buffers, count, datatype);
+    request.root(root).run(comm, stream)
 }
 
 /// Rank r gets block r of the root's buffer.
@@ -241,13 +183,9 @@ pub unsafe extern "C" fn ringScatter(
     comm: ringComm_t,
     stream: ringStream_t,
 ) -> ringResult_t {
-    run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let extent = (count, comm.communicator.nranks());
-        let mut call = call(Collective::Scatter, buffers, extent, datatype)?;
-        rooted(comm, &mut call, root)?;
-        submit(comm, stream, Work::Collective(&call))
-    })
+    let buffers = (sendbuff, recvbuff);
+    let request = Request::new(Collective::Scatter, buffers, count, datatype);
+    request.root(root).run(comm, stream)
 }
 
 /// Return on every rank after every rank has called.

@@ -188,6 +188,16 @@ pub fn write_text(text: &str, buffer: *mut c_char, size: usize) -> usize {
     needed
 }
 
+/// Write as much of `text` as a buffer of `size` bytes holds beside the NUL that closes it.
+pub fn write_cut(text: &str, buffer: *mut c_char, size: usize) {
+    let room = size.saturating_sub(1).min(text.len());
+    // Not in the middle of a character.
+    let end = (0..=room).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    if size > 0 {
+        write_text(&text[..end], buffer, size);
+    }
+}
+
 /// An optional C string; NULL and the empty text are `None`.
 pub fn text(pointer: *const c_char, what: &str) -> Result<Option<String>> {
     if pointer.is_null() {
@@ -271,6 +281,22 @@ mod tests {
         assert_eq!(write_text("hello", buffer.as_mut_ptr(), 6), 6);
         assert_eq!(buffer.map(|c| c as u8), *b"hello\0");
         assert_eq!(write_text("hello", std::ptr::null_mut(), 100), 6);
+    }
+
+    #[test]
+    fn text_is_cut_between_characters_and_closed() {
+        let cut = |text: &str| {
+            let mut buffer = [1; 5];
+            write_cut(text, buffer.as_mut_ptr(), 4);
+            buffer.map(|c| c as u8)
+        };
+        assert_eq!(cut("rings"), *b"rin\0\x01");
+        assert_eq!(cut("aré"), *b"ar\0\x01\x01");
+        assert_eq!(cut(""), *b"\0\x01\x01\x01\x01");
+        write_cut("text", std::ptr::null_mut(), 4);
+        let mut one = [1];
+        write_cut("text", one.as_mut_ptr(), 0);
+        assert_eq!(one, [1]);
     }
 
     #[test]

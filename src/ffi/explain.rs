@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
 /// The size of the structure in the first release that had it.
-const FIRST_SIZE: usize = offset_of!(ringExplain_t, predictedUs) + size_of::<f64>();
+const FIRST_SIZE: usize = offset_of!(ringExplain_t, directInPlace) + size_of::<usize>();
 
 /// How a collective would run on this communicator: algorithm, transport, channels, chunks, time.
 ///
@@ -65,6 +65,9 @@ fn to_c(answer: &Explanation, size: usize) -> ringExplain_t {
         slices: answer.slices,
         sliceBytes: answer.slice_bytes,
         predictedUs: answer.predicted_us,
+        directAlgorithm: convert::name(answer.mapped.map_or("", |mapped| mapped.algorithm)),
+        directPredictedUs: answer.mapped.map_or(0.0, |mapped| mapped.predicted_us),
+        directInPlace: answer.mapped.map_or(0, |mapped| usize::from(mapped.in_place)),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
-use crate::bootstrap::UniqueId;
-use crate::communicator::{Communicator, deferred};
+use crate::communicator::{self, Communicator, deferred};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::enqueue::refuse;
@@ -15,7 +15,10 @@ use std::sync::{Arc, PoisonError};
 /// Make the id that leads the ranks of one new communicator together.
 ///
 /// Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
-/// carries a secret: whoever has it can join. One id serves one communicator.
+/// carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
+/// network the ranks may be on any host: a thread of the calling process introduces them to each
+/// other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+/// `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
 ///
 /// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
 /// to be had.
@@ -26,7 +29,8 @@ use std::sync::{Arc, PoisonError};
 pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
     run(|| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        out.set(convert::unique_id_to_c(&UniqueId::generate()?));
+        let id = communicator::new_id(&Config::from_environment()?)?;
+        out.set(convert::unique_id_to_c(&id));
         Ok(())
     })
 }
@@ -162,15 +166,21 @@ pub unsafe extern "C" fn ringCommSplit(
     })
 }
 
-/// Make a communicator of the ranks that are not in `excludeRanksList`, in their old order.
+/// Make a communicator of the ranks that are left, in their old order.
 ///
-/// The ranks that stay call it with the same list; those excluded need not take part and may be
-/// dead. `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is
-/// running on `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the
-/// call returns at once and `ringGroupEnd` does it.
+/// An `excludeRanksCount` of 0 leaves out the dead and those who destroyed `comm`: the survivors
+/// agree on which ranks those are, also where more die meanwhile. A rank that lives and does not
+/// call is waited for. Else
+/// exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
+/// list; those excluded need not take part and may be dead.
+///
+/// `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is running on
+/// `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call returns
+/// at once and `ringGroupEnd` does it.
 ///
 /// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
-/// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come.
+/// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come;
+/// `ringRemoteError` where it gave up, or died though the list keeps it.
 ///
 /// # Safety
 /// `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
@@ -257,7 +267,8 @@ fn finalize(comm: &Comm) -> Result<()> {
 /// New calls are refused from here on; those running, on other threads, and those that wait on a
 /// host stream are done first. Finalizes, unless that was done or the communicator has failed. The
 /// handle is gone afterwards, also where finalizing fails: its error is returned then,
-/// `ringAborted` where another thread called `ringCommAbort` meanwhile.
+/// `ringAborted` where another thread called `ringCommAbort` meanwhile. Calls that a stream then
+/// still holds fail when their turn comes, without touching a buffer.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
 /// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -269,7 +280,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
     run(|| {
         // The value stays where it is until the waiting is over, so that abort can end it.
         let none = || object::not_a("communicator", comm.cast());
-        releasable(&COMMUNICATORS.enter(comm.cast()).ok_or_else(none)?.communicator)?;
+        releasable(&object::enter(comm)?.communicator)?;
         let closing = COMMUNICATORS.bar(comm.cast()).ok_or_else(none)?;
         closing.settle();
         let finalized = match closing.communicator.async_error() {
@@ -296,6 +307,7 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
         let inside = COMMUNICATORS
             .enter_alive(comm.cast())
             .ok_or_else(|| object::not_a("communicator", comm.cast()))?;
+        inside.communicator.check_process()?;
         inside.communicator.abort();
         drop(inside);
         // Where another thread is destroying it already, that one gives the memory back.

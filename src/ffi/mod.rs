@@ -15,11 +15,13 @@ mod creation;
 mod enqueue;
 pub mod handle;
 mod object;
+mod request;
 
 pub mod collective;
 pub mod config;
 pub mod explain;
 pub mod group;
+pub mod launched;
 pub mod lifecycle;
 pub mod memory;
 pub mod query;

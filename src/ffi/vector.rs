@@ -6,10 +6,10 @@
 use crate::communicator::{Call, Vector};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
-use crate::ffi::collective::{Buffers, call, reduces, rooted};
 use crate::ffi::convert::{self, read_array};
 use crate::ffi::enqueue::{Work, submit};
 use crate::ffi::object::Comm;
+use crate::ffi::request::Request;
 use crate::ffi::types::*;
 use crate::plan::Collective;
 use std::cell::RefCell;
@@ -35,7 +35,7 @@ const NO_BLOCKS: Blocks = Blocks { counts: std::ptr::null(), displacements: std:
 /// `send` and `recv` are read where they are not [`NO_BLOCKS`].
 fn run(
     comm: &Comm,
-    call: &mut Call<'static>,
+    call: &Call<'static>,
     (send, recv): (Option<Blocks>, Option<Blocks>),
     stream: ringStream_t,
 ) -> Result<()> {
@@ -99,10 +99,11 @@ pub unsafe extern "C" fn ringAllGatherv(
     stream: ringStream_t,
 ) -> ringResult_t {
     run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::AllGather, buffers, (sendcount, 1), datatype)?;
+        let buffers = (sendbuff, recvbuff);
+        let request = Request::new(Collective::AllGather, buffers, sendcount, datatype);
+        let call = request.check(comm, 1)?;
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
-        run(comm, &mut call, (None, Some(recv)), stream)
+        run(comm, &call, (None, Some(recv)), stream)
     })
 }
 
@@ -126,9 +127,9 @@ pub unsafe extern "C" fn ringReduceScatterv(
     stream: ringStream_t,
 ) -> ringResult_t {
     run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::ReduceScatter, buffers, (0, 1), datatype)?;
-        reduces(comm, &mut call, op)?;
+        let buffers = (sendbuff, recvbuff);
+        let request = Request::new(Collective::ReduceScatter, buffers, 0, datatype);
+        let call = request.op(op).check(comm, 1)?;
         let nranks = comm.communicator.nranks();
         let mut layout = LAYOUT.take();
         let result = read_layout(&mut layout, nranks, None, None)
@@ -169,11 +170,12 @@ pub unsafe extern "C" fn ringAllToAllv(
     stream: ringStream_t,
 ) -> ringResult_t {
     run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::AllToAll, buffers, (0, 1), datatype)?;
+        let buffers = (sendbuff, recvbuff);
+        let request = Request::new(Collective::AllToAll, buffers, 0, datatype);
+        let call = request.check(comm, 1)?;
         let send = Blocks { counts: sendcounts, displacements: sdispls };
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
-        run(comm, &mut call, (Some(send), Some(recv)), stream)
+        run(comm, &call, (Some(send), Some(recv)), stream)
     })
 }
 
@@ -199,12 +201,12 @@ pub unsafe extern "C" fn ringGatherv(
     stream: ringStream_t,
 ) -> ringResult_t {
     run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::Gather, buffers, (sendcount, 1), datatype)?;
-        rooted(comm, &mut call, root)?;
+        let buffers = (sendbuff, recvbuff);
+        let request = Request::new(Collective::Gather, buffers, sendcount, datatype);
+        let call = request.root(root).check(comm, 1)?;
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
         let recv = (call.root == comm.communicator.rank()).then_some(recv);
-        run(comm, &mut call, (None, recv), stream)
+        run(comm, &call, (None, recv), stream)
     })
 }
 
@@ -230,11 +232,11 @@ pub unsafe extern "C" fn ringScatterv(
     stream: ringStream_t,
 ) -> ringResult_t {
     run_call(comm, |comm| {
-        let buffers = Buffers { send: sendbuff, recv: recvbuff };
-        let mut call = call(Collective::Scatter, buffers, (recvcount, 1), datatype)?;
-        rooted(comm, &mut call, root)?;
+        let buffers = (sendbuff, recvbuff);
+        let request = Request::new(Collective::Scatter, buffers, recvcount, datatype);
+        let call = request.root(root).check(comm, 1)?;
         let send = Blocks { counts: sendcounts, displacements: sdispls };
         let send = (call.root == comm.communicator.rank()).then_some(send);
-        run(comm, &mut call, (send, None), stream)
+        run(comm, &call, (send, None), stream)
     })
 }

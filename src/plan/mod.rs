@@ -12,6 +12,7 @@
 
 pub mod partition;
 pub mod simulate;
+pub mod topology;
 pub mod verify;
 
 /// Where one end of a step is.
@@ -21,7 +22,7 @@ pub enum End {
     Input,
     /// The caller's receive buffer.
     Output,
-    /// Memory of the library that lasts for one slice.
+    /// Memory of the library, which each slice has to itself.
     Scratch,
     /// The connection with a peer: as a source, its next message; as a target, a message to it.
     Peer(usize),

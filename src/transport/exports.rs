@@ -115,7 +115,8 @@ impl Table {
     }
 }
 
-fn contains(start: usize, bytes: usize, inner: usize, inner_bytes: usize) -> bool {
+/// Whether the inner range lies in the outer one, from its first byte to its last.
+pub(super) fn contains(start: usize, bytes: usize, inner: usize, inner_bytes: usize) -> bool {
     inner >= start && inner - start <= bytes && inner_bytes <= bytes - (inner - start)
 }
 
@@ -160,11 +161,12 @@ pub fn find(address: *const u8, bytes: usize) -> Option<Location> {
     })
 }
 
-/// The address of a byte in a region of this process.
-pub fn address(region: u64, offset: usize) -> Option<*mut u8> {
+/// The address of a range in a region of this process, if the region holds all of it.
+pub fn address(region: u64, offset: usize, bytes: usize) -> Option<*mut u8> {
     with_entries(|entries| {
-        let entry = entries.iter().find(|entry| entry.2 == region)?;
-        (offset < entry.1).then(|| std::ptr::with_exposed_provenance_mut(entry.0 + offset))
+        let &(start, length, _) = entries.iter().find(|entry| entry.2 == region)?;
+        let inside = contains(0, length, offset, bytes);
+        inside.then(|| std::ptr::with_exposed_provenance_mut(start + offset))
     })
 }
 

@@ -1,11 +1,11 @@
 //! Peers' exported memory, as this process maps it.
 //!
 //! A mapping keeps the memory behind it alive, so one that its owner has given up can never crash;
-//! it only takes room. The owner leaves a mark behind the region's last page, and every import
-//! begins with unmapping what is marked.
+//! it only takes room. The owner leaves a mark behind the region's last page, by which importers
+//! find what to unmap once they use none of it.
 #![allow(unsafe_code)]
 
-use super::exports::file_bytes;
+use super::exports::{contains, file_bytes};
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
@@ -36,7 +36,6 @@ impl Import {
 impl Imports {
     /// Map a region that a peer sent. One that is mapped already stays as it is.
     pub fn import(&mut self, region: u64, descriptor: OwnedFd, bytes: usize) -> Result<()> {
-        self.regions.retain(|_, import| !import.is_withdrawn());
         if self.regions.contains_key(&region) {
             return Ok(());
         }
@@ -48,13 +47,19 @@ impl Imports {
         Ok(())
     }
 
-    /// The address of a byte of a region, if the region is mapped and has that byte.
+    /// The address of a range of a region, if the region is mapped and holds all of it.
     ///
-    /// How far the peer's buffer reaches behind it, the peer checked before it named the region,
-    /// and the fingerprint of the call says that both mean the same length.
-    pub fn resolve(&self, region: u64, offset: usize) -> Option<*mut u8> {
+    /// Where the range lies is a peer's claim: nothing outside of the mapping is ever returned.
+    pub fn resolve(&self, region: u64, offset: usize, bytes: usize) -> Option<*mut u8> {
         let import = self.regions.get(&region)?;
-        // SAFETY: the offset lies in the mapping.
-        (offset < import.bytes).then(|| unsafe { import.segment.address().add(offset) })
+        let inside = contains(0, import.bytes, offset, bytes);
+        // SAFETY: the offset lies in the mapping, or is its end where there are no bytes.
+        inside.then(|| unsafe { import.segment.address().add(offset) })
+    }
+
+    /// Unmap what its owners have given up. Addresses that [`Imports::resolve`] returned may be
+    /// among it, so this is for when none of them is in use.
+    pub fn forget_withdrawn(&mut self) {
+        self.regions.retain(|_, import| !import.is_withdrawn());
     }
 }

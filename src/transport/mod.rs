@@ -9,6 +9,7 @@ pub mod exports;
 pub mod fifo;
 pub mod process;
 pub mod segment;
+pub mod tcp;
 pub mod wait;
 
 mod imports;

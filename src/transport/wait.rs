@@ -12,7 +12,7 @@
 //! bounded time.
 #![allow(unsafe_code)]
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::Site;
 use crate::sync::atomic::{AtomicU32, Ordering::*, fence};
 use std::time::{Duration, Instant};
@@ -36,6 +36,11 @@ impl Doorbell {
 pub trait Watch {
     /// Why the wait for `peer` must end, if it must. Called on the slow path only.
     fn check(&self, peer: usize, waited: Duration) -> Result<()>;
+
+    /// The error for a connection to `peer` that is of no more use.
+    fn broken(&self, peer: usize, why: &str) -> Error {
+        Error::Disconnected { peer, operation: None, why: why.to_string() }
+    }
 }
 
 /// How long to poll and to yield before sleeping.
@@ -50,16 +55,17 @@ pub struct Patience {
 /// Polls without a pause: a message that is already crossing arrives within these.
 const EAGER: u32 = 64;
 
-/// Polls with a pause (10 to 40 ns each) while every rank has a core: some 40 us, several times
-/// what the slowest peer's 64 KiB step takes.
+/// Polls with a pause while every rank has a core: together longer than a peer takes for a slot of
+/// 64 KiB, the usual thing to wait for.
 const SPINS: u32 = 2000;
 
-/// Polls when ranks share cores: measured with 4 processes on 2 cores, an 8-byte exchange takes 3.0
-/// us with up to 4 polls, 6 us with 64 and 28 us with 1000, because the peer needs the core.
+/// Polls when ranks share cores: few, because the peer needs the core. With 4 processes on 2 cores
+/// an 8-byte all-reduce takes 4 us with up to 64 polls and 50 us with 1000
+/// (`benches/results/constants-2026-11-21.txt`).
 const SPINS_SHARED: u32 = 4;
 
-/// Yielding this long costs less than a futex sleep and wake (17 us in the same measurement), and a
-/// rank that has waited longer is likely to wait for milliseconds.
+/// A message that comes within this time is had without a futex's sleep and wake, which both go
+/// through the scheduler; a rank that has waited longer is likely to wait for milliseconds.
 const YIELDING: Duration = Duration::from_micros(200);
 
 /// Between two looks at the watch while yielding.
@@ -80,42 +86,83 @@ impl Patience {
     }
 }
 
-/// Wait until `poll` gives something, or the watch gives up.
+/// What a rank waits for, and how it sleeps meanwhile.
+pub trait Waiting {
+    type Value;
+
+    /// What was waited for, if it is there. Called often: it must not wait itself.
+    fn poll(&mut self) -> Option<Self::Value>;
+
+    /// Sleep until something may have changed or the time is over; what came in between, if
+    /// anything did.
+    fn sleep(&mut self, time: Duration) -> Option<Self::Value>;
+}
+
+/// Waiting for peers that ring this rank's bell.
+pub struct OnBell<'a, F> {
+    pub bell: &'a Doorbell,
+    pub poll: F,
+}
+
+impl<T, F: FnMut() -> Option<T>> Waiting for OnBell<'_, F> {
+    type Value = T;
+
+    #[inline]
+    fn poll(&mut self) -> Option<T> {
+        (self.poll)()
+    }
+
+    fn sleep(&mut self, time: Duration) -> Option<T> {
+        doze(self.bell, time, &mut self.poll)
+    }
+}
+
+/// Wait until `poll` gives something, or the watch gives up, for peers that ring `bell`.
 #[inline]
 pub fn wait<T>(
     patience: Patience,
     bell: &Doorbell,
     peer: usize,
     watch: &dyn Watch,
-    mut poll: impl FnMut() -> Option<T>,
+    poll: impl FnMut() -> Option<T>,
+) -> Result<T> {
+    wait_on(patience, peer, watch, &mut OnBell { bell, poll })
+}
+
+/// Wait for `peer` in any way.
+#[inline]
+pub fn wait_on<T>(
+    patience: Patience,
+    peer: usize,
+    watch: &dyn Watch,
+    waiting: &mut impl Waiting<Value = T>,
 ) -> Result<T> {
     for _ in 0..patience.spins.min(EAGER) {
-        if let Some(value) = poll() {
+        if let Some(value) = waiting.poll() {
             return Ok(value);
         }
     }
     for _ in EAGER..patience.spins {
-        if let Some(value) = poll() {
+        if let Some(value) = waiting.poll() {
             return Ok(value);
         }
         std::hint::spin_loop();
     }
-    wait_long(patience, bell, peer, watch, &mut poll)
+    wait_long(patience, peer, watch, waiting)
 }
 
 #[cold]
 fn wait_long<T>(
     patience: Patience,
-    bell: &Doorbell,
     peer: usize,
     watch: &dyn Watch,
-    poll: &mut dyn FnMut() -> Option<T>,
+    waiting: &mut dyn Waiting<Value = T>,
 ) -> Result<T> {
     let started = Instant::now();
     let mut watched = Duration::ZERO;
     let mut sleep = SHORTEST_SLEEP;
     loop {
-        if let Some(value) = poll() {
+        if let Some(value) = waiting.poll() {
             return Ok(value);
         }
         let waited = started.elapsed();
@@ -123,13 +170,13 @@ fn wait_long<T>(
             watched = waited;
             if let Err(error) = watch.check(peer, waited) {
                 // A peer that posted and then died has done its part.
-                return poll().ok_or(error);
+                return waiting.poll().ok_or(error);
             }
         }
         if waited < patience.yielding {
             std::thread::yield_now();
         } else {
-            if let Some(value) = doze(bell, sleep, poll) {
+            if let Some(value) = waiting.sleep(sleep) {
                 return Ok(value);
             }
             sleep = (sleep * 2).min(LONGEST_SLEEP);
@@ -262,7 +309,6 @@ mod futex {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::error::Error;
     use std::sync::atomic::AtomicBool;
 
     struct Deadline(Duration);

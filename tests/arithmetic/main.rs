@@ -288,6 +288,16 @@ fn thousands_of_sources() {
     check(&rule, &columns, &mut 0);
 }
 
+/// Without this, a processor whose vectors are never chosen would pass everything above.
+#[test]
+fn vectors_run_where_the_processor_has_them() {
+    #[cfg(target_arch = "x86_64")]
+    let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = cfg!(target_arch = "aarch64");
+    assert_eq!(InstructionSet::best() != InstructionSet::Portable, has, "{}", host::features());
+}
+
 #[test]
 fn what_is_not_defined_is_refused_by_name() {
     for data_type in DataType::ALL {

@@ -33,6 +33,66 @@ fn abort_reaches_a_destroy_that_waits_for_a_stream() {
     destroy(all[1].comm());
 }
 
+/// Let a stream's first call wait for ever, and put calls of another communicator behind it; gives
+/// the first communicator, and what `abort` of the second made of `end` called meanwhile.
+fn abort_behind(end: impl FnOnce(ringComm_t, ringStream_t) -> ringResult_t + Send) {
+    let (stuck, behind) = (init_all(2), init_all(2));
+    let (mut stream, mine, mut sum) = (null_mut(), 1f32, 0f32);
+    // SAFETY: the buffers live until the stream is gone. Rank 1 never makes this call.
+    unsafe {
+        succeeds(ringStreamCreate(&mut stream));
+        let (send, recv) = ((&raw const mine).cast(), (&raw mut sum).cast());
+        succeeds(ringAllReduce(send, recv, 1, FLOAT, SUM, stuck[0].comm(), stream));
+    }
+    let (waiting, queue) = (behind[0], Handle(stream.cast()));
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(move || end(waiting.comm(), queue.comm().cast()));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!ended.is_finished());
+        // SAFETY: safe for any argument.
+        succeeds(unsafe { ringCommAbort(waiting.comm()) });
+        assert_eq!(ended.join().unwrap(), ringAborted);
+    });
+    // SAFETY: safe for any argument.
+    unsafe {
+        // Only then the first call is ended.
+        assert_eq!(ringStreamQuery(stream), ringInProgress);
+        succeeds(ringCommAbort(stuck[0].comm()));
+        assert_eq!(ringStreamDestroy(stream), ringAborted);
+    }
+    assert_eq!(sum, 0.0);
+    destroy(stuck[1].comm());
+    destroy(behind[1].comm());
+}
+
+#[test]
+fn abort_ends_what_waits_behind_another_communicator() {
+    let queue = |comm: ringComm_t, stream: ringStream_t| {
+        let buffer = Box::leak(Box::new([1f32])).as_mut_ptr();
+        // SAFETY: the buffer lives for ever.
+        unsafe { ringAllReduce(buffer.cast(), buffer.cast(), 1, FLOAT, SUM, comm, stream) }
+    };
+    abort_behind(|comm, stream| {
+        succeeds(queue(comm, stream));
+        // SAFETY: safe for any argument.
+        unsafe { ringCommDestroy(comm) }
+    });
+    abort_behind(|comm, stream| {
+        succeeds(queue(comm, stream));
+        // SAFETY: safe for any argument.
+        unsafe { ringCommFinalize(comm) }
+    });
+    // As many calls as the stream takes, and one that waits for a place.
+    abort_behind(|comm, stream| {
+        loop {
+            let result = queue(comm, stream);
+            if result != ringSuccess {
+                return result;
+            }
+        }
+    });
+}
+
 #[test]
 fn a_finalized_communicator_answers_questions_and_takes_no_calls() {
     let all = init_all(2);

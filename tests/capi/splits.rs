@@ -1,4 +1,4 @@
-//! Splits of one communicator in one group.
+//! Splits of one communicator in one group; shrinks.
 
 use super::*;
 
@@ -53,6 +53,30 @@ fn one_thread_splits_all_its_ranks_in_a_group() {
             assert_eq!(at, want as c_int);
             destroy(child);
         }
+    }
+    end_all(&all);
+}
+
+#[test]
+fn a_shrink_that_names_nobody_keeps_all_who_live() {
+    let all = init_all(3);
+    let shrink = |comm: ringComm_t, flags| {
+        let mut fewer = null_mut();
+        // SAFETY: a place for the handle; an empty list is not read.
+        let result = unsafe { ringCommShrink(comm, null_mut(), 0, &mut fewer, null_mut(), flags) };
+        succeeds(result);
+        fewer
+    };
+    for flags in [RING_SHRINK_DEFAULT, RING_SHRINK_ABORT] {
+        std::thread::scope(|scope| {
+            for (rank, comm) in all.iter().enumerate() {
+                scope.spawn(move || {
+                    let fewer = shrink(comm.comm(), flags);
+                    assert_eq!(gather(fewer, rank as i32), [0, 1, 2]);
+                    destroy(fewer);
+                });
+            }
+        });
     }
     end_all(&all);
 }

@@ -30,6 +30,8 @@ pub struct Case {
     pub blocks: Option<Blocks>,
     pub data: Data,
     pub seed: u64,
+    /// The host of every rank, where reductions are in host order and not in rank order.
+    pub hosts: Vec<usize>,
 }
 
 impl Case {
@@ -45,6 +47,7 @@ impl Case {
             blocks: None,
             data: Data::Exact,
             seed: 1,
+            hosts: Vec::new(),
         }
     }
 
@@ -137,7 +140,8 @@ impl Case {
         data::element(self.data, self.data_type, self.op, self.seed, rank, index)
     }
 
-    /// The reduction of element `index` over all ranks: the serial loop.
+    /// The reduction of element `index` over all ranks: the serial loop, or that over the hosts'
+    /// serial loops.
     fn reduced(&self, index: usize, sources: &mut Vec<u64>) -> u64 {
         let rule = Rule { data_type: self.data_type, op: self.op, parts: None, scaled: None };
         sources.clear();
@@ -154,7 +158,17 @@ impl Case {
         if self.op == ReduceOp::PreMulSum && self.nranks == 1 {
             return sources[0];
         }
-        reduce(&Rule { parts: mean.then_some(self.nranks), ..rule }, sources)
+        let whole = Rule { parts: mean.then_some(self.nranks), ..rule };
+        if self.hosts.is_empty() {
+            return reduce(&whole, sources);
+        }
+        let part = |host| {
+            let on_host = |rank: &usize| self.hosts[*rank] == host;
+            let inputs = (0..self.nranks).filter(on_host).map(|rank| sources[rank]);
+            reduce(&rule, &inputs.collect::<Vec<_>>())
+        };
+        let nhosts = self.hosts.iter().max().map_or(0, |last| last + 1);
+        reduce(&whole, &(0..nhosts).map(part).collect::<Vec<_>>())
     }
 
     /// The reduced vector, where the collective has one.

@@ -10,7 +10,9 @@ pub mod oracle;
 pub mod case;
 pub mod data;
 pub mod exchange;
+pub mod forks;
 pub mod guarded;
+pub mod holdings;
 pub mod processes;
 pub mod samples;
 pub mod scratch;
@@ -20,7 +22,7 @@ pub use case::{Case, Prepared};
 pub use data::{Data, Random};
 pub use guarded::Guarded;
 pub use processes::on_processes;
-pub use threads::{on_joined_threads, on_threads};
+pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads};
 
 use ringcomm::algorithm::select::Costs;
 use ringcomm::config::Config;

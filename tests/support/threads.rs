@@ -2,6 +2,7 @@
 
 use super::HARD_DEADLINE_S;
 use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use std::any::Any;
@@ -36,6 +37,31 @@ pub fn on_joined_threads<T: Send>(
         ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("init_rank")).collect()
     });
     run_all(&communicators, body)
+}
+
+/// As `on_joined_threads`, where ranks take each other for other hosts' unless `hosts` gives them
+/// the same number: what crosses between those goes through sockets of this machine.
+pub fn on_hosts<T: Send>(
+    hosts: &[usize],
+    config: &Config,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    run_all(&joined_hosts(hosts, config), body)
+}
+
+/// The communicators of [`on_hosts`].
+pub fn joined_hosts(hosts: &[usize], config: &Config) -> Vec<Communicator> {
+    let config = Config { interfaces: Some("lo".into()), ..config.clone() };
+    let id = Root::start(&config).expect("an id");
+    thread::scope(|scope| {
+        let join = |(rank, host): (usize, &usize)| {
+            let (id, mut config) = (&id, config.clone());
+            config.host_id = Some(format!("host {host}"));
+            scope.spawn(move || Communicator::init_rank(hosts.len(), id, rank, &config))
+        };
+        let ranks: Vec<_> = hosts.iter().enumerate().map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("init_rank")).collect()
+    })
 }
 
 /// Run `body` on every given rank at once. A rank that panics aborts its communicator, so that the

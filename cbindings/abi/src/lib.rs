@@ -12,10 +12,11 @@ pub fn root() -> PathBuf {
 }
 
 /// The files of the C API, in the header's order.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "types",
     "query",
     "lifecycle",
+    "launched",
     "group",
     "collective",
     "vector",

@@ -14,6 +14,12 @@ pub struct Costs {
     pub copy_us_per_byte: f64,
     /// A byte of each further operand of a reduction.
     pub reduce_us_per_byte: f64,
+    /// From posting a message to the reader on another host seeing it.
+    pub wire_alpha_us: f64,
+    /// A rank's own time to post or take a message between hosts.
+    pub wire_message_us: f64,
+    /// A byte that leaves or enters a host.
+    pub wire_us_per_byte: f64,
     /// One more rank's turn on a core, where ranks outnumber cores.
     pub switch_us: f64,
     /// Cores that the ranks share.
@@ -21,15 +27,19 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// Two near cores of an AMD EPYC (Zen 5) in November 2026: a cache line crosses in 60 ns, one
-    /// core copies 35 GB/s (read plus written), four ranks on two cores agree on 8 bytes in 2.5 us.
-    /// Only a starting point: constants are measured at init or read from a profile.
+    /// Two near cores of an AMD EPYC: a cache line crosses in about 50 ns, one core copies 34 GB/s
+    /// (read plus written), a turn on a shared core is less than 2 us
+    /// (`benches/results/constants-2026-11-21.txt`). The wire is in the order of TCP over its
+    /// loopback. Only a starting point: constants are measured at init or read from a profile.
     fn default() -> Costs {
         Costs {
             alpha_us: 0.06,
             message_us: 0.02,
             copy_us_per_byte: 2.0 / 35_000.0,
             reduce_us_per_byte: 2.0 / 35_000.0,
+            wire_alpha_us: 4.7,
+            wire_message_us: 1.0,
+            wire_us_per_byte: 1.0 / 4_900.0,
             switch_us: 1.2,
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         }
@@ -37,8 +47,17 @@ impl Default for Costs {
 }
 
 /// The keys of a profile, in the order of the file.
-const KEYS: [&str; 6] =
-    ["alpha_us", "message_us", "copy_us_per_byte", "reduce_us_per_byte", "switch_us", "cores"];
+const KEYS: [&str; 9] = [
+    "alpha_us",
+    "message_us",
+    "copy_us_per_byte",
+    "reduce_us_per_byte",
+    "wire_alpha_us",
+    "wire_message_us",
+    "wire_us_per_byte",
+    "switch_us",
+    "cores",
+];
 
 impl Costs {
     fn value(&self, key: &str) -> f64 {
@@ -47,6 +66,9 @@ impl Costs {
             "message_us" => self.message_us,
             "copy_us_per_byte" => self.copy_us_per_byte,
             "reduce_us_per_byte" => self.reduce_us_per_byte,
+            "wire_alpha_us" => self.wire_alpha_us,
+            "wire_message_us" => self.wire_message_us,
+            "wire_us_per_byte" => self.wire_us_per_byte,
             "switch_us" => self.switch_us,
             "cores" => self.cores as f64,
             _ => unreachable!("a key of KEYS"),
@@ -59,10 +81,24 @@ impl Costs {
             "message_us" => self.message_us = value,
             "copy_us_per_byte" => self.copy_us_per_byte = value,
             "reduce_us_per_byte" => self.reduce_us_per_byte = value,
+            "wire_alpha_us" => self.wire_alpha_us = value,
+            "wire_message_us" => self.wire_message_us = value,
+            "wire_us_per_byte" => self.wire_us_per_byte = value,
             "switch_us" => self.switch_us = value,
             "cores" => self.cores = value as usize,
             _ => unreachable!("a key of KEYS"),
         }
+    }
+
+    /// The constants in the order of a profile, and back: what ranks tell each other.
+    pub fn to_words(&self) -> [f64; KEYS.len()] {
+        KEYS.map(|key| self.value(key))
+    }
+
+    pub fn from_words(words: [f64; KEYS.len()]) -> Costs {
+        let mut costs = Costs::default();
+        KEYS.iter().zip(words).for_each(|(key, value)| costs.set(key, value));
+        costs
     }
 
     /// The text of a profile file: one `key = value` a line, read back to the same bits.

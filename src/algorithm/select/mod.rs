@@ -6,22 +6,30 @@
 //!
 //! **Measured constants never change bits.** Where an operation is not associative on its type, or
 //! the serial order is asked for, only algorithms that reduce in the serial order are candidates,
-//! and those all give the same bits. A root does not matter: ranks are alike on one machine.
+//! and those all give the same bits. On several hosts, where one of them has several ranks, those
+//! in host order take their place unless the serial order is asked for; they all give the same bits
+//! too. A root does not matter: ranks are alike on one machine, and hosts nearly.
 
 mod costs;
 mod direct;
 mod form;
+mod hierarchy;
+mod hosts;
 
-use super::{Algorithm, serial_order};
+use super::{Algorithm, host_order, serial_order};
 use crate::plan::Collective;
 pub use costs::Costs;
 use form::Form;
+pub use hosts::Hosts;
+use hosts::Wire;
 
 /// A call, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Question {
     pub collective: Collective,
     pub nranks: usize,
+    /// How they are spread over hosts.
+    pub hosts: Hosts,
     /// Bytes of the whole vector: for collectives of blocks, of the blocks of all ranks (that one
     /// rank sends, in AllToAll).
     pub bytes: usize,
@@ -51,11 +59,17 @@ pub struct Choice {
 /// The fastest algorithm that is allowed, by the model.
 pub fn choose(question: &Question, costs: &Costs) -> Choice {
     let free = question.associative && !question.deterministic;
+    let exists = |algorithm: &Algorithm| form(*algorithm, question, 1.0).is_some();
+    // One order or the other, by the topology alone.
+    let by_hosts = !question.deterministic
+        && Algorithm::ALL.iter().any(|algorithm| host_order(*algorithm) && exists(algorithm));
     let allowed = |algorithm: &Algorithm| {
-        let serial = serial_order(*algorithm, question.collective);
+        let ordered = match by_hosts {
+            true => host_order(*algorithm) || !question.collective.reduces(),
+            false => serial_order(*algorithm, question.collective),
+        };
         let asked = question.forced == Some(*algorithm) && !question.deterministic;
-        (serial || free || asked)
-            && Form::of(*algorithm, question.collective, question.nranks, 1.0).is_some()
+        (ordered || free || asked) && exists(algorithm)
     };
     let candidates: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(allowed).collect();
     let forced = question.forced.filter(|forced| candidates.contains(forced));
@@ -91,15 +105,23 @@ pub fn predict(
     } else if algorithm == Algorithm::Local {
         (Form::of(algorithm, collective, nranks, bytes)?, 1.0)
     } else {
-        let message = form::longest_message(algorithm, collective, nranks, bytes);
+        let message = match host_order(algorithm) {
+            true => {
+                hierarchy::longest_message(algorithm, collective, nranks, question.hosts, bytes)
+            }
+            false => form::longest_message(algorithm, collective, nranks, bytes),
+        };
         let slices = (message / question.slot_bytes as f64).ceil().max(1.0);
-        (Form::of(algorithm, collective, nranks, bytes / slices)?, slices)
+        (self::form(algorithm, question, bytes / slices)?, slices)
     };
-    let work = form.path.time(costs);
+    let wire = Wire::of(algorithm, question, &form, bytes / slices);
+    let work = form.path.time(costs) + wire.messages(costs);
     // Each further slice follows at the pace of the busiest rank where slices stream, else it goes
     // the whole way.
-    let (first, streams) = (form.alphas * costs.alpha_us + work, form.period);
-    let pace = streams.map_or(first, |period| period.time(costs));
+    let (alphas, streams) = (form.alphas * costs.alpha_us + wire.alphas(costs), form.period);
+    let first = alphas + work + wire.bytes(costs);
+    let pace = streams
+        .map_or(first, |period| (period.time(costs) + wire.messages(costs)).max(wire.bytes(costs)));
     let time = first + (slices - 1.0) * pace;
     let crowd = nranks as f64 / costs.cores as f64;
     if crowd <= 1.0 {
@@ -110,6 +132,15 @@ pub fn predict(
     let waits = if streams.is_some() { form.alphas + slices - 1.0 } else { form.alphas * slices };
     let shared = form.total.time(costs) * slices / costs.cores as f64;
     Some(time.max(shared) + waits * costs.switch_us * crowd)
+}
+
+/// The closed form; `None` where the algorithm does not do the collective.
+fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<Form> {
+    let (collective, nranks) = (question.collective, question.nranks);
+    match host_order(algorithm) {
+        true => hierarchy::form(algorithm, collective, nranks, question.hosts, bytes),
+        false => Form::of(algorithm, collective, nranks, bytes),
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ fn question(collective: Collective, nranks: usize, bytes: usize) -> Question {
     Question {
         collective,
         nranks,
+        hosts: Hosts::one(nranks),
         bytes,
         associative: true,
         deterministic: false,

@@ -241,7 +241,10 @@ impl Reader<'_> {
         let number = |byte: &&u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
         let length = self.bytes[self.at..].iter().take_while(number).count();
         let text = std::str::from_utf8(&self.bytes[self.at..self.at + length]).unwrap_or("");
-        let value = text.parse().map_err(|_| self.error("no value"))?;
+        let value: f64 = text.parse().map_err(|_| self.error("no value"))?;
+        if value.is_infinite() {
+            return Err(self.error("too large a number"));
+        }
         self.at += length;
         Ok(Value::Number(value))
     }
@@ -268,7 +271,7 @@ mod tests {
 
     #[test]
     fn broken_text_is_refused_with_its_line() {
-        for text in ["", "{", "[1 2]", "{\"a\" 1}", "\"open", "[1] 2", "nul", "\"\\u12"] {
+        for text in ["", "{", "[1 2]", "{\"a\" 1}", "\"open", "[1] 2", "nul", "\"\\u12", "1e999"] {
             assert!(parse(text).is_err(), "{text}");
         }
         assert!(parse("[1,\n2\n3]").unwrap_err().contains("line 3"));

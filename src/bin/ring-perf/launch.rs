@@ -299,7 +299,12 @@ fn reap(
                 Ok(None) => running.push(process),
                 Ok(Some(status)) if status.success() => {}
                 Ok(Some(status)) => {
-                    let rank = process.index * options.threads.unwrap_or(1);
+                    let threads = options.threads.unwrap_or(1);
+                    let rank = process.index * threads;
+                    let ranks = match threads {
+                        1 => format!("rank {rank}"),
+                        _ => format!("ranks {rank} to {}", rank + threads - 1),
+                    };
                     let place = board.cell_of(rank).and_then(|cell| cells.get(cell));
                     let place = place.map_or("at start-up".into(), |cell| {
                         format!("in {}", worker::describe(cell))
@@ -309,7 +314,7 @@ fn reap(
                         None => format!("ended with status {}", status.code().unwrap_or(-1)),
                     };
                     let pid = process.child.id();
-                    crashes.push(format!("rank {rank} (pid {pid}) {how} {place}"));
+                    crashes.push(format!("{ranks} (pid {pid}) {how} {place}"));
                     board.stop();
                 }
                 Err(error) => crashes.push(format!("waiting for a rank process: {error}")),

@@ -77,7 +77,7 @@ impl Machine {
 }
 
 /// The cores this process may use.
-fn allowed_cores() -> Vec<usize> {
+pub fn allowed_cores() -> Vec<usize> {
     // SAFETY: a cpu_set_t is plain bits and all-zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is ours and its size is passed.
@@ -87,7 +87,8 @@ fn allowed_cores() -> Vec<usize> {
     all.filter(|core| unsafe { libc::CPU_ISSET(*core, &set) }).collect()
 }
 
-fn bind(core: usize) {
+/// Let the calling thread, and those that it starts, run on one core only.
+pub fn bind(core: usize) {
     // SAFETY: plain bits; the core number came out of such a set.
     unsafe {
         let mut one: libc::cpu_set_t = std::mem::zeroed();

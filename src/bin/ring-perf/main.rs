@@ -16,12 +16,15 @@ mod layout;
 mod machine;
 mod measure;
 mod naive;
+#[path = "../shared/nearest.rs"]
+mod nearest;
 mod numeric;
 mod operation;
 mod option_table;
 mod options;
 mod pattern;
 mod plot;
+mod profile;
 mod progress;
 mod report;
 mod row;

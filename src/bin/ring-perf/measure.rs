@@ -3,10 +3,10 @@
 //! Calls run in blocks. Before a block all ranks meet at the board's barrier; after it every result
 //! of the block is checked, so every timed call is checked and no check runs inside a measured
 //! time. A call that takes long enough is timed by itself. Short ones are timed by the block (its
-//! mean), because two clock reads would be a fifth of an 8-byte call; every fourth of their blocks
-//! reads the clock between calls instead, and only those single times, less the clock's own, make
-//! the 99th percentile. A time is the longest of the ranks' (`-a` chooses another); the median and
-//! the least are taken over these.
+//! mean), because two clock reads would be a good part of an 8-byte call; every fourth of their
+//! blocks reads the clock between calls instead, and only those single times, less the clock's own,
+//! make the 99th percentile. A time is the longest of the ranks' (`-a` chooses another); the median
+//! and the least are taken over these.
 
 use crate::board::{Board, List, SAMPLES, Stopped};
 use crate::options::{Average, Options};
@@ -14,8 +14,8 @@ use crate::stage::Stage;
 use ringcomm::error::Error;
 use std::time::{Duration, Instant};
 
-/// Calls longer than this, in seconds, are timed one by one: against 20 us the clock's 25 ns and a
-/// start that is 100 ns apart are below the noise.
+/// Calls longer than this, in seconds, are timed one by one: a hundred times what a small call
+/// takes, so that reading the clock and a start that is not quite together are below the noise.
 const SINGLE: f64 = 20e-6;
 /// Fewer times than this make no median.
 const LEAST_ITERATIONS: usize = 5;

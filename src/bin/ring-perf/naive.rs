@@ -179,6 +179,7 @@ impl Endpoint for Naive {
             slices: 1,
             slice_bytes: 0,
             predicted_us: 1.0,
+            mapped: None,
         })
     }
 

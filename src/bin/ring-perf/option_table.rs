@@ -1,6 +1,7 @@
 //! The options themselves, in the order of the help text.
 
-use crate::options::{Average, Child, Csv, Entry, Options, Progression, Roots, Takes, nearest};
+use crate::nearest::nearest;
+use crate::options::{Average, Child, Csv, Entry, Options, Progression, Roots, Takes};
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 
@@ -88,6 +89,16 @@ pub static OPTIONS: &[Entry] = &[
         o.profile = Some(v.into());
         Ok(())
     }),
+    row(
+        ' ',
+        "save-profile",
+        Value("FILE"),
+        "measure these constants, write them, and end",
+        |o, v| {
+            o.save_profile = Some(v.into());
+            Ok(())
+        },
+    ),
     row(' ', "deterministic", Nothing, "reduce as the serial loop in rank order", |o, _| {
         o.deterministic = true;
         Ok(())

@@ -3,6 +3,7 @@
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.
 
+use crate::nearest::nearest;
 use crate::operation::Operation;
 use ringcomm::types::{DataType, ReduceOp};
 
@@ -72,6 +73,7 @@ pub struct Options {
     pub register: bool,
     pub algorithm: Option<String>,
     pub profile: Option<String>,
+    pub save_profile: Option<String>,
     pub deterministic: bool,
     pub out_of_place: bool,
     pub in_place: bool,
@@ -131,6 +133,7 @@ impl Default for Options {
             register: false,
             algorithm: None,
             profile: None,
+            save_profile: None,
             deterministic: false,
             out_of_place: true,
             in_place: true,
@@ -176,10 +179,15 @@ impl Options {
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
         }
+        if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
+            return Err(
+                "--save-profile measures; it goes with neither --profile nor --simulate".into()
+            );
+        }
         if self.naive && self.procs.is_some() {
             return Err("the naive endpoint works between threads only: use -t".into());
         }
-        let ranks = self.procs.unwrap_or(1) * self.threads.unwrap_or(1);
+        let ranks = self.procs.unwrap_or(1).saturating_mul(self.threads.unwrap_or(1));
         // A rank takes a thread, buffers and a set of connections: past this it is a typing error.
         if ranks > 1024 {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
@@ -311,36 +319,6 @@ fn add_operation(options: &mut Options, name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The known name that takes the fewest edits to reach, if they are few for its length.
-pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
-    let best = known.iter().map(|known| (edits(name, known), *known)).min()?;
-    // A third of the letters wrong is still a slip; more is another word. An unfinished word
-    // counts.
-    let prefix = known.iter().find(|known| name.len() >= 3 && known.starts_with(name));
-    if best.0 <= (best.1.len() / 3).max(1) { Some(best.1) } else { prefix.copied() }
-}
-
-/// Letters to insert, delete, change or swap with their neighbour (Damerau and Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            table[i][j] = match (i, j) {
-                (0, _) | (_, 0) => i + j,
-                _ => {
-                    let change = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-                    change.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1)
-                }
-            };
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                table[i][j] = table[i][j].min(table[i - 2][j - 2] + 1);
-            }
-        }
-    }
-    table[a.len()][b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -370,6 +348,9 @@ mod tests {
         let error = run(&["-d", "flaot"]).unwrap_err();
         assert!(error.contains("did you mean float?"), "{error}");
         assert!(run(&["-b", "9", "-e", "8"]).is_err());
+        let most = usize::MAX.to_string();
+        let error = run(&["-t", &most, "--procs", &most]).unwrap_err();
+        assert!(error.contains("ranks on one machine"), "{error}");
     }
 
     #[test]

@@ -18,7 +18,17 @@ struct Series {
     name: String,
     colour: &'static str,
     dashed: bool,
+    /// Its points are rings: the colours have come round.
+    hollow: bool,
     points: Vec<(f64, f64, f64)>,
+}
+
+impl Series {
+    fn point(&self, x: &str, y: &str) -> String {
+        let fill = if self.hollow { "white" } else { self.colour };
+        let stroke = self.colour;
+        format!("<circle cx=\"{x}\" cy=\"{y}\" r=\"2.5\" fill=\"{fill}\" stroke=\"{stroke}\"/>")
+    }
 }
 
 /// Rows that belong to one line.
@@ -27,8 +37,12 @@ fn series(rows: &[Row]) -> Vec<Series> {
     let mut bases: Vec<String> = Vec::new();
     for row in rows.iter().filter(|row| row.bytes > 0 && row.time_us > 0.0) {
         let root = row.root.map_or(String::new(), |root| format!(" root {root}"));
-        let base =
-            format!("{} {} {}{root}, {} {}", row.op, row.data_type, row.redop, row.ranks, row.mode);
+        let redop = if row.redop == "none" { String::new() } else { format!(" {}", row.redop) };
+        let ranks = match &*row.mode {
+            "threads" | "processes" => format!("{} {}", row.ranks, row.mode),
+            mode => format!("{} ranks, {mode}", row.ranks),
+        };
+        let base = format!("{} {}{redop}{root}, {ranks}", row.op, row.data_type);
         let index = bases.iter().position(|known| *known == base).unwrap_or_else(|| {
             bases.push(base.clone());
             bases.len() - 1
@@ -36,7 +50,9 @@ fn series(rows: &[Row]) -> Vec<Series> {
         let name = if row.in_place { format!("{base}, in place") } else { base };
         let at = all.iter().position(|series| series.name == name).unwrap_or_else(|| {
             let colour = COLOURS[index % COLOURS.len()];
-            all.push(Series { name, colour, dashed: row.in_place, points: Vec::new() });
+            let hollow = index / COLOURS.len() % 2 == 1;
+            let dashed = row.in_place;
+            all.push(Series { name, colour, dashed, hollow, points: Vec::new() });
             all.len() - 1
         });
         all[at].points.push((row.bytes as f64, row.time_us, row.busbw));
@@ -139,7 +155,7 @@ fn panel(
         ));
         for point in &points {
             let (x, y) = point.split_once(',').expect("written so");
-            out(format!("<circle cx=\"{x}\" cy=\"{y}\" r=\"2.5\" fill=\"{}\"/>", series.colour));
+            out(series.point(x, y));
         }
     }
 }
@@ -152,7 +168,7 @@ pub fn svg(rows: &[Row], caption: &str) -> String {
     let all = series(rows);
     let second = LEFT + WIDTH + GAP;
     let legend = TOP + HEIGHT + 62.0;
-    let (width, height) = (second + WIDTH + 30.0, legend + 19.0 * (all.len() + 1) as f64 + 10.0);
+    let (width, height) = (second + WIDTH + 30.0, legend + 19.0 * (all.len() + 1) as f64 + 12.0);
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\" \
@@ -166,16 +182,17 @@ pub fn svg(rows: &[Row], caption: &str) -> String {
         let dash = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
         writeln!(
             text,
-            "<path d=\"M{LEFT} {y}h34\" stroke=\"{}\" stroke-width=\"2\"{dash}/>\
+            "<path d=\"M{LEFT} {y}h34\" stroke=\"{}\" stroke-width=\"2\"{dash}/>{}\
              <text x=\"{}\" y=\"{}\">{}</text>",
             series.colour,
+            series.point(&format!("{}", LEFT + 17.0), &format!("{y}")),
             LEFT + 44.0,
             y + 4.0,
             escape(&series.name)
         )
         .expect("a string takes all");
     }
-    let y = legend + 19.0 * all.len() as f64 + 4.0;
+    let y = legend + 19.0 * all.len() as f64 + 10.0;
     writeln!(text, "<text x=\"{LEFT}\" y=\"{y}\" fill=\"#777\">{}</text>\n</svg>", escape(caption))
         .expect("a string takes all");
     text

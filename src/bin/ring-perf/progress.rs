@@ -10,12 +10,18 @@ pub struct Progress {
 
 impl Progress {
     pub fn new(total: usize) -> Progress {
-        Progress { total, done: 0, shown: std::io::stderr().is_terminal() }
+        let progress = Progress { total, done: 0, shown: std::io::stderr().is_terminal() };
+        progress.draw("");
+        progress
     }
 
     /// One more is done; `what` names it.
     pub fn step(&mut self, what: &str) {
         self.done += 1;
+        self.draw(what);
+    }
+
+    fn draw(&self, what: &str) {
         if !self.shown {
             return;
         }

@@ -92,7 +92,7 @@ pub fn place(mode: Mode, options: &Options) -> String {
 }
 
 /// Four significant figures, and never more than the column holds.
-fn time(us: f64) -> String {
+pub fn time(us: f64) -> String {
     match us {
         _ if us.is_nan() => "-".into(),
         _ if us < 10.0 => format!("{us:.3}"),
@@ -155,6 +155,9 @@ pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String
                 time(row.time_us),
                 row.time_us / row.predicted_us
             );
+        }
+        if !row.mapped.is_empty() {
+            text += &format!("; {}", row.mapped);
         }
         text
     };

@@ -32,6 +32,8 @@ pub struct Row {
     pub slices: usize,
     pub slice_bytes: usize,
     pub predicted_us: f64,
+    /// What would have run in shared buffers, in words; empty where it did, or there is nothing.
+    pub mapped: String,
 }
 
 impl Row {
@@ -62,6 +64,7 @@ impl Row {
             ("slices", self.slices.into()),
             ("slice_bytes", self.slice_bytes.into()),
             ("predicted_us", self.predicted_us.into()),
+            ("mapped", self.mapped.as_str().into()),
         ])
     }
 
@@ -95,6 +98,7 @@ impl Row {
             slices: whole("slices").unwrap_or(0),
             slice_bytes: whole("slice_bytes").unwrap_or(0),
             predicted_us: real("predicted_us"),
+            mapped: text("mapped").unwrap_or_default(),
         })
     }
 
@@ -121,6 +125,7 @@ mod tests {
             root: Some(1),
             mem: 12.5,
             predicted_us: 3.25,
+            mapped: "ring".into(),
             in_place: true,
             ..Row::default()
         };

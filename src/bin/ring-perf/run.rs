@@ -7,6 +7,7 @@ use crate::layout::Cell;
 use crate::machine::Machine;
 use crate::options::{Csv, Options};
 use crate::plot;
+use crate::profile;
 use crate::progress::Progress;
 use crate::report;
 use crate::row::Row;
@@ -14,6 +15,7 @@ use crate::simulate::{self, Network};
 use crate::worker;
 use crate::{Status, complain, say, trace};
 use ringcomm::algorithm::Algorithm;
+use ringcomm::algorithm::select::Costs;
 
 /// Why there is no report.
 pub enum Failure {
@@ -46,6 +48,13 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
     }
     if let Some(name) = &options.algorithm {
         Algorithm::from_name(name).map_err(|error| Failure::Option(format!("--algo: {error}")))?;
+    }
+    if let Some(path) = &options.save_profile {
+        say(profile::save(path)?.trim_end());
+        return Ok(Status::Fine);
+    }
+    if let Some(path) = &options.profile {
+        Costs::read(path).map_err(|error| Failure::Option(format!("--profile: {error}")))?;
     }
     if let Some(nranks) = options.simulate {
         return simulated(options, nranks);
@@ -204,6 +213,7 @@ fn save(path: &str, text: &str) -> Result<(), Failure> {
 
 /// The report for programs: the run's facts, then an object for each row on a line of its own.
 fn json_report(options: &Options, machine: &Machine, rows: &[Row]) -> String {
+    // Where the library's sources were last compiled; see `build.rs`.
     let commit = option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from);
     let header = object([
         ("program", "ring-perf".into()),

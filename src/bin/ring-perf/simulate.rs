@@ -7,7 +7,7 @@ use crate::layout::Cell;
 use crate::operation::Operation;
 use crate::options::Options;
 use crate::row::Row;
-use ringcomm::algorithm::select::{Costs, Question, choose};
+use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::Collective;
 use ringcomm::plan::simulate::{Machine, simulate};
@@ -99,6 +99,7 @@ impl Network {
             reduce_us_per_byte: 1.0 / (self.memory_gbs * 1e3),
             switch_us: 0.0,
             cores: nranks,
+            ..Costs::default()
         }
     }
 }
@@ -162,6 +163,7 @@ fn collective_row(
     let question = Question {
         collective,
         nranks,
+        hosts: Hosts::one(nranks),
         bytes: row.bytes,
         // A network's users take a sum in any order, unless they say otherwise.
         associative: true,

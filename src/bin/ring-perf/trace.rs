@@ -25,7 +25,7 @@ pub struct Step {
 
 /// `name count type` per line, in backward order; blank lines and `#` comments are skipped.
 pub fn parse(text: &str) -> Result<Vec<Gradient>, String> {
-    let mut gradients = Vec::new();
+    let (mut gradients, mut bytes) = (Vec::new(), 0usize);
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -36,8 +36,13 @@ pub fn parse(text: &str) -> Result<Vec<Gradient>, String> {
             return Err(format!("line {}: want `name count type`, got {line:?}", number + 1));
         };
         let at = |why: String| format!("line {}: {why}", number + 1);
-        let count = count.parse().map_err(|_| at(format!("{count} is not a count")))?;
+        let count: usize = count.parse().map_err(|_| at(format!("{count} is not a count")))?;
         let data_type = data_type(kind).map_err(|why| at(format!("{kind}: {why}")))?;
+        bytes = count
+            .checked_mul(data_type.size())
+            .and_then(|more| bytes.checked_add(more))
+            .filter(|bytes| *bytes <= isize::MAX as usize)
+            .ok_or_else(|| at("more than an address space holds".into()))?;
         gradients.push(Gradient { name: name.into(), count, data_type });
     }
     if gradients.is_empty() {
@@ -136,5 +141,8 @@ mod tests {
         assert!(parse("a 1").unwrap_err().contains("name count type"));
         assert!(parse("a 1 flot").unwrap_err().contains("did you mean float?"));
         assert!(parse("# nothing").is_err());
+        // Each fits, but not all together.
+        let large = format!("a {0} float\nb {0} float\nc {0} float", usize::MAX / 16);
+        assert!(parse(&large).unwrap_err().starts_with("line 3: more than"), "{large}");
     }
 }

@@ -8,8 +8,10 @@ use crate::layout::{Cell, Layout, Placement};
 use crate::measure::{Broken, Clock, Times};
 use crate::numeric;
 use crate::options::{Options, Roots};
+use crate::report::time;
 use crate::row::Row;
 use crate::stage::{Stage, arena_bytes, kind};
+use ringcomm::communicator::{Explanation, Mapped};
 use ringcomm::types::ReduceOp;
 
 /// What travels from the ranks to the report: one JSON object each.
@@ -192,6 +194,7 @@ fn report(
         row.slices = explanation.slices;
         row.slice_bytes = explanation.slice_bytes;
         row.predicted_us = explanation.predicted_us;
+        explain_mapped(&mut row, &explanation, options);
     }
     let mut wrong = 0;
     let mut first = None;
@@ -208,6 +211,28 @@ fn report(
         let text = format!("{}: {}", row.key(), explain_finding(cell, rank, finding));
         sink(object([("wrong", text.as_str().into())]));
     }
+}
+
+/// What runs in registered buffers: it has, or it is told beside what has.
+fn explain_mapped(row: &mut Row, explanation: &Explanation, options: &Options) {
+    if explanation.mapped.is_some() {
+        row.transport = "process staged".into();
+    }
+    let suits = |mapped: &Mapped| mapped.in_place || !row.in_place;
+    let Some(mapped) = explanation.mapped.filter(suits) else { return };
+    if !options.register {
+        row.mapped = format!(
+            "registered: {} over process mapped, predicted {} us",
+            mapped.algorithm,
+            time(mapped.predicted_us)
+        );
+        return;
+    }
+    row.algorithm = mapped.algorithm.into();
+    row.transport = "process mapped".into();
+    (row.chunks, row.slices) = (mapped.chunks, 1);
+    row.slice_bytes = row.bytes.div_ceil(mapped.chunks.max(1));
+    row.predicted_us = mapped.predicted_us;
 }
 
 /// The first wrong element in words.

@@ -43,6 +43,8 @@ pub struct Gate {
     lobby: Lobby<Socket>,
     /// Proved, and not yet taken by the one they are for.
     kept: Vec<Proved>,
+    /// Its rank introduces the others, by whatever address they come.
+    is_root: bool,
 }
 
 impl Gate {
@@ -89,7 +91,7 @@ impl Gate {
         };
         let addresses = reached.into_iter().map(with_port).collect();
         let lobby = Lobby::new(Secret::new(id));
-        Gate { listener, addresses, everywhere, lobby, kept: Vec::new() }
+        Gate { listener, addresses, everywhere, lobby, kept: Vec::new(), is_root: false }
     }
 
     /// Where it can be reached, best first; never loopback unless that is all there is.
@@ -102,8 +104,28 @@ impl Gate {
         self.lobby.set_rank(rank as u32);
     }
 
+    /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
+    /// not know of itself (a service's, a translator's), or that others know it by and it does not
+    /// (a name that is 127.0.1.1 at home): at the id's port on every interface.
+    pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
+        let addresses = id.addresses();
+        let Some(first) = addresses.first() else {
+            return Err(Error::Internal("an id without an address has no root".into()));
+        };
+        let anywhere: IpAddr = match first.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let mut gate = Gate::open_at(id, SocketAddr::new(anywhere, first.port()), config)?;
+        gate.is_root = true;
+        Ok(gate)
+    }
+
     /// Whether one of `addresses` leads here.
     pub fn is_at(&self, addresses: &[SocketAddr]) -> Result<bool> {
+        if self.is_root {
+            return Ok(true);
+        }
         let same = |address: &SocketAddr| {
             let mine = self
                 .addresses

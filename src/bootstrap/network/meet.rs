@@ -12,7 +12,7 @@ use super::registry::Registry;
 use super::socket::{self, Kernel, Socket, entry};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::process::random;
-use crate::bootstrap::wire::MAX_PAYLOAD;
+use crate::bootstrap::wire::{Failure, MAX_PAYLOAD};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use std::thread;
@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// How long a rank whose meeting is over stays to tell the others. Only one that does not read
 /// makes it wait at all.
 const LAST_WORDS: Duration = Duration::from_millis(250);
+
+/// Between two looks at whether the meeting is called off: as in a rendezvous on one machine.
+const GLANCE: Duration = Duration::from_millis(2);
 
 impl From<Proved> for Arrival<Socket> {
     fn from(proved: Proved) -> Arrival<Socket> {
@@ -44,6 +47,19 @@ pub fn meet(
     gate: &mut Gate,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>> {
+    meet_unless(id, rank, nranks, mine, gate, deadline, None)
+}
+
+/// As [`meet`], ended soon with an error once `is_called_off` says so.
+pub fn meet_unless(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    mine: Vec<u8>,
+    gate: &mut Gate,
+    deadline: Instant,
+    is_called_off: Option<&dyn Fn() -> bool>,
+) -> Result<Vec<Vec<u8>>> {
     check(rank, nranks, &mine)?;
     gate.set_rank(rank);
     if nranks == 1 {
@@ -60,7 +76,14 @@ pub fn meet(
     };
     let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
-    let met = run(&mut host, gate, &mut others);
+    let interrupt = || match is_called_off {
+        Some(is_called_off) if is_called_off() => {
+            Err(Failure::CalledOff { rank: me.rank }.into_error(rank, nranks))
+        }
+        _ => Ok(()),
+    };
+    let interrupt: Option<&dyn Fn() -> Result<()>> = is_called_off.map(|_| &interrupt as _);
+    let met = run(&mut host, gate, &mut others, interrupt);
     gate.keep(others);
     met?;
     Ok(host.take_table().into_iter().map(|(_, payload)| payload).collect())
@@ -99,8 +122,13 @@ fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Drive a host until its meeting is over and everybody has been told.
-fn run(host: &mut Host<Kernel>, gate: &mut Gate, others: &mut Vec<Proved>) -> Result<()> {
+/// Drive a host until its meeting is over and everybody has been told, or `interrupt` ends it.
+fn run(
+    host: &mut Host<Kernel>,
+    gate: &mut Gate,
+    others: &mut Vec<Proved>,
+    interrupt: Option<&dyn Fn() -> Result<()>>,
+) -> Result<()> {
     let mut entries = Vec::new();
     let mut over: Option<Instant> = None;
     loop {
@@ -113,6 +141,9 @@ fn run(host: &mut Host<Kernel>, gate: &mut Gate, others: &mut Vec<Proved>) -> Re
             }
         }
         host.advance(now);
+        if host.outcome().is_none() {
+            interrupt.map_or(Ok(()), |interrupt| interrupt())?;
+        }
         if let Some(outcome) = host.outcome() {
             let until = *over.get_or_insert(now + LAST_WORDS);
             if host.is_quiet() || now >= until {
@@ -126,8 +157,8 @@ fn run(host: &mut Host<Kernel>, gate: &mut Gate, others: &mut Vec<Proved>) -> Re
         }));
         let waits = [over, gate.next_deadline(), host.next_deadline().filter(|_| over.is_none())];
         // A root that nobody has come to waits for ever.
-        let day = now + Duration::from_secs(86_400);
-        socket::poll(&mut entries, waits.into_iter().flatten().min().unwrap_or(day))?;
+        let day = now + interrupt.map_or(Duration::from_secs(86_400), |_| GLANCE);
+        socket::poll(&mut entries, waits.into_iter().flatten().fold(day, Instant::min))?;
     }
 }
 
@@ -162,7 +193,7 @@ fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
     let Ok(greeting) = greeting(me, 0) else { return };
     let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
     let mut others = Vec::new();
-    if run(&mut host, &mut gate, &mut others).is_ok() {
+    if run(&mut host, &mut gate, &mut others, None).is_ok() {
         return;
     }
     // Whoever comes late learns why it failed, as long as it would have been waited for.

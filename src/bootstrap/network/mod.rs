@@ -29,7 +29,7 @@ pub use greeting::{ANYONE, GREETING, Greeting, Purpose};
 pub use handshake::{ANSWER, HELLO, Handshake, Keys, PROOF, Secret};
 pub use interface::{Interface, interfaces};
 pub use lobby::Tally;
-pub use meet::{Root, meet};
+pub use meet::{Root, meet, meet_unless};
 pub use message::{Entry, Message, Party, entries};
 pub use seal::{End, Framed, MAX_FRAME, OVERHEAD, Opener, Sealer};
 pub use stream::Stream;

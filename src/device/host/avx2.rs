@@ -9,11 +9,11 @@ use std::arch::x86_64::*;
 
 use super::Job;
 use super::float::{NAN64, Register, Register64};
+use super::integers::integers;
 use super::kernel::{Kernel, blocks};
 use super::portable::Bytes;
 use super::select::Isa;
 use super::vector::{Bits, Operation, Vector};
-use super::x86::integers;
 
 /// AVX2 and F16C.
 pub struct Avx2;

@@ -43,8 +43,26 @@ pub trait Register: Copy {
     unsafe fn fsub(self, other: Self) -> Self;
     unsafe fn fmul(self, other: Self) -> Self;
     unsafe fn fdiv(self, other: Self) -> Self;
-    /// `if self < other { self } else { other }`, which is x86's `minps`.
+    /// `if self < other { self } else { other }`, which is x86's `minps`; or `minimum`.
     unsafe fn fmin(self, other: Self) -> Self;
+    /// The lesser; NaN if either is, and -0 is less than +0.
+    ///
+    /// Each order of operands gives the second one for a NaN and for a pair of zeros; the union of
+    /// their bits is then a NaN and -0.
+    #[inline(always)]
+    unsafe fn minimum(self, other: Self) -> Self {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.fmin(other).or(other.fmin(self)) }
+    }
+    /// The greater; NaN if either is, and +0 is greater than -0.
+    #[inline(always)]
+    unsafe fn maximum(self, other: Self) -> Self {
+        // SAFETY: the caller's promise, handed on.
+        unsafe {
+            let sign = Self::splat(SIGN);
+            self.xor(sign).minimum(other.xor(sign)).xor(sign)
+        }
+    }
     /// The lesser, as signed integers.
     unsafe fn least(self, other: Self) -> Self;
     /// Bytes taken as f16 that lack 8 bits of fraction (`SHIFT` 8), or 7 bits of fraction and the
@@ -154,21 +172,15 @@ impl<R: Register, F: Format> Number for Float<R, F> {
         // SAFETY: the caller's promise, handed on.
         Float(unsafe { self.0.fmul(other.0) }, PhantomData)
     }
-    /// Each order of operands gives the second one for a NaN and for a pair of zeros; the union of
-    /// their bits is then a NaN and -0.
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
         // SAFETY: the caller's promise, handed on.
-        Float(unsafe { self.0.fmin(other.0).or(other.0.fmin(self.0)) }, PhantomData)
+        Float(unsafe { self.0.minimum(other.0) }, PhantomData)
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         // SAFETY: the caller's promise, handed on.
-        unsafe {
-            let sign = R::splat(SIGN);
-            let (a, b) = (self.0.xor(sign), other.0.xor(sign));
-            Float(a.fmin(b).or(b.fmin(a)).xor(sign), PhantomData)
-        }
+        Float(unsafe { self.0.maximum(other.0) }, PhantomData)
     }
 }
 
@@ -201,8 +213,23 @@ pub trait Register64: Copy {
     unsafe fn fadd(self, other: Self) -> Self;
     unsafe fn fmul(self, other: Self) -> Self;
     unsafe fn fdiv(self, other: Self) -> Self;
-    /// `if self < other { self } else { other }`.
+    /// `if self < other { self } else { other }`; or `minimum`.
     unsafe fn fmin(self, other: Self) -> Self;
+    /// As [`Register::minimum`].
+    #[inline(always)]
+    unsafe fn minimum(self, other: Self) -> Self {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.fmin(other).or(other.fmin(self)) }
+    }
+    /// As [`Register::maximum`].
+    #[inline(always)]
+    unsafe fn maximum(self, other: Self) -> Self {
+        // SAFETY: the caller's promise, handed on.
+        unsafe {
+            let sign = Self::splat(1 << 63);
+            self.xor(sign).minimum(other.xor(sign)).xor(sign)
+        }
+    }
     /// NaN lanes become [`NAN64`].
     unsafe fn canonical(self) -> Self;
 }
@@ -246,16 +273,12 @@ impl<R: Register64> Number for Double<R> {
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
         // SAFETY: the caller's promise, handed on.
-        Double(unsafe { self.0.fmin(other.0).or(other.0.fmin(self.0)) })
+        Double(unsafe { self.0.minimum(other.0) })
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         // SAFETY: the caller's promise, handed on.
-        unsafe {
-            let sign = R::splat(1 << 63);
-            let (a, b) = (self.0.xor(sign), other.0.xor(sign));
-            Double(a.fmin(b).or(b.fmin(a)).xor(sign))
-        }
+        Double(unsafe { self.0.maximum(other.0) })
     }
 }
 

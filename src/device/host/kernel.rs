@@ -28,9 +28,9 @@ pub unsafe fn blocks<V: Vector, O: Operation<V>>(
     let mut offset = start;
     // SAFETY: the caller's promise, handed on, and no block passes `end`.
     unsafe {
-        // Past the cache, wide stores run better in step with the loads: single vectors reach 91 to
-        // 95 % of a plain loop's bandwidth on Zen 4, blocks 90 %. Narrow ones have conversions to
-        // hide.
+        // Past the cache, wide stores run better in step with the loads, so single vectors are
+        // nearer to a plain loop's bandwidth than blocks (`benches/arithmetic.rs` compares the two
+        // bandwidths). Narrow ones have conversions to hide.
         if job.streaming > 0 && V::LANES * V::SIZE >= 32 {
             return singles::<V, O>(job, start, end, parts);
         }

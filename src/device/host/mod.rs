@@ -15,13 +15,15 @@ mod avx2;
 mod avx512;
 mod float;
 mod format;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod integers;
 mod kernel;
 mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod select;
 mod vector;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 pub use memory::{copy, streaming_threshold};
 pub use select::InstructionSet;

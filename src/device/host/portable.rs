@@ -1,7 +1,7 @@
 //! Vectors for any processor: short arrays that the compiler keeps in registers.
 //!
 //! Sixteen bytes map onto what every 64-bit target has (SSE2, NEON), one lane serves what is
-//! shorter than a vector, and both are the reference that the x86 vectors must equal bit for bit.
+//! shorter than a vector, and both are the reference that all other vectors must equal bit for bit.
 
 #![allow(unsafe_code)]
 

@@ -9,6 +9,8 @@ use super::Job;
 use super::float::{Double, Float, Register, Register64};
 use super::format::{Bf16, E4m3, E5m2, F16, F32};
 use super::kernel::{Kernel, singles};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
 use super::vector::{
     And, Bits, FullSum, Integer, Max, Mean, Min, Number, Operation, Or, Prod, Sum, Vector, Xor,
@@ -41,11 +43,14 @@ pub enum InstructionSet {
     Portable,
     Avx2,
     Avx512,
+    Neon,
 }
 
 impl InstructionSet {
-    const ALL: [InstructionSet; 3] =
-        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512];
+    const ALL: [InstructionSet; 4] = {
+        use InstructionSet::*;
+        [Portable, Avx2, Avx512, Neon]
+    };
 
     /// Those that this processor has, the widest last.
     pub fn present() -> impl Iterator<Item = InstructionSet> {
@@ -62,6 +67,7 @@ impl InstructionSet {
             InstructionSet::Portable => "portable",
             InstructionSet::Avx2 => "avx2+f16c",
             InstructionSet::Avx512 => "avx512bw+dq+vl",
+            InstructionSet::Neon => "neon",
         }
     }
 
@@ -73,7 +79,8 @@ impl InstructionSet {
             InstructionSet::Avx2 => Avx2::is_present(),
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512 => Avx512::is_present(),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => Neon::is_present(),
             _ => false,
         }
     }
@@ -88,6 +95,8 @@ impl InstructionSet {
             InstructionSet::Avx2 => choose::<Avx2>(data_type, op),
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512 => choose::<Avx512>(data_type, op),
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => choose::<Neon>(data_type, op),
             _ => choose::<Portable>(data_type, op),
         })
     }

@@ -45,6 +45,17 @@ impl Value {
     }
 }
 
+/// One step over all `values`, of which there is at least one.
+pub(super) fn reduced(mut values: impl Iterator<Item = Value>, chunk: usize) -> Value {
+    let first = values.next().expect("there is a value");
+    let Some(second) = values.next() else { return first };
+    let mut total = first.opened();
+    for value in [second].into_iter().chain(values) {
+        total.reduce(value, chunk).expect("every input once");
+    }
+    total
+}
+
 /// Tells the opening of a reduction from its operands: ((a b) c) differs from (a b c). Any odd word
 /// of mixed bits would do; these are the digits of the golden ratio.
 const OPEN: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -19,7 +19,9 @@ mod run;
 
 #[cfg(test)]
 use super::Step;
+use super::topology::Topology;
 use super::{Collective, End, Plan, Span};
+use memory::Value;
 pub use pipeline::verify_pipelined;
 use std::fmt;
 
@@ -46,6 +48,8 @@ pub struct Report {
     pub chunks: Vec<usize>,
     /// Every reduced output is one step over all inputs in rank order: the serial loop.
     pub serial: bool,
+    /// By chunk of a collective that reduces: a hash of the expression of its result.
+    pub formed: Vec<u64>,
 }
 
 /// Where and how a set of plans is wrong.
@@ -161,6 +165,16 @@ pub fn verify(
         check_steps(plan)?;
     }
     run::Run::new(collective, plans, root, depth, placement).prove()
+}
+
+/// The hash that [`Report::formed`] has for a chunk whose result is the sum of the hosts' sums, in
+/// host order, of their ranks' inputs in rank order.
+pub fn formed_by_hosts(topology: &Topology, chunk: usize) -> u64 {
+    let part = |host: usize| {
+        let inputs = topology.ranks(host).iter().map(|&rank| Value::input(rank, chunk));
+        memory::reduced(inputs, chunk)
+    };
+    memory::reduced((0..topology.nhosts()).map(part), chunk).expression
 }
 
 fn malformed(rank: usize, step: Option<usize>, what: impl Into<String>) -> Violation {

@@ -2,9 +2,9 @@
 //!
 //! An executor with deep enough connections runs slice `tick - stage` of every step at each tick,
 //! so that a rank sends its next slice before it waits for this one. Within a slice the steps keep
-//! their order, which the symbolic run has proved, and slices touch different memory as long as no
-//! step uses scratch. What is left to prove is that both ends of every connection still agree on
-//! the order of messages, and that nobody waits for ever.
+//! their order, which the symbolic run has proved, and slices touch different memory: every slice
+//! under way has scratch of its own. What is left to prove is that both ends of every connection
+//! still agree on the order of messages, and that nobody waits for ever.
 
 use super::{Fault, Violation, Wait};
 use crate::plan::{End, Plan, Span};
@@ -32,10 +32,6 @@ fn check_shape(plan: &Plan) -> Result<(), Violation> {
     for (index, step) in plan.steps.iter().enumerate() {
         if index > 0 && step.stage < plan.steps[index - 1].stage {
             return Err(malformed(index, "its stage is before that of the step above"));
-        }
-        let ends = || step.targets.iter().chain(&step.sources);
-        if plan.stages() > 1 && ends().any(|end| *end == End::Scratch) {
-            return Err(malformed(index, "scratch does not survive until a later stage"));
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The symbolic run: every rank goes on until it must wait; whoever it wakes goes on next.
 
-use super::memory::{Memory, Value};
+use super::memory::{Memory, Value, reduced};
 use super::network::{Message, Network};
 use super::{Fault, Placement, Report, Violation, Wait};
 use crate::plan::{Collective, End, Plan, Step};
@@ -37,7 +37,7 @@ impl<'a> Run<'a> {
     ) -> Run<'a> {
         let (nranks, nchunks) = (plans.len(), plans[0].nchunks);
         let memory = |rank| Memory::new(collective, rank, nranks, root, nchunks, placement);
-        let reduced = if collective.reduces() { nchunks } else { 0 };
+        let results = if collective.reduces() { nchunks } else { 0 };
         Run {
             collective,
             plans,
@@ -48,9 +48,14 @@ impl<'a> Run<'a> {
             cursors: vec![(0, 0); nranks],
             ready: (0..nranks).rev().collect(),
             queued: vec![true; nranks],
-            agreed: vec![0; reduced],
-            serial: (0..reduced).map(|chunk| serial(nranks, chunk)).collect(),
-            report: Report { messages: vec![0; nranks], chunks: vec![0; nranks], serial: true },
+            agreed: vec![0; results],
+            serial: (0..results).map(|chunk| serial(nranks, chunk)).collect(),
+            report: Report {
+                messages: vec![0; nranks],
+                chunks: vec![0; nranks],
+                serial: true,
+                formed: Vec::new(),
+            },
             values: Vec::new(),
         }
     }
@@ -73,6 +78,7 @@ impl<'a> Run<'a> {
             let fault = Fault::Leftover { to, count };
             return Err(Violation { rank: from, step: None, slice: self.slices - 1, fault });
         }
+        self.report.formed = self.agreed;
         Ok(self.report)
     }
 
@@ -244,12 +250,5 @@ impl<'a> Run<'a> {
 
 /// The expression of one reduction over all inputs in rank order.
 fn serial(nranks: usize, chunk: usize) -> u64 {
-    let mut value = Value::input(0, chunk);
-    if nranks > 1 {
-        value = value.opened();
-    }
-    for rank in 1..nranks {
-        value.reduce(Value::input(rank, chunk), chunk).expect("every rank once");
-    }
-    value.expression
+    reduced((0..nranks).map(|rank| Value::input(rank, chunk)), chunk).expression
 }

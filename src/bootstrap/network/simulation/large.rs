@@ -1,4 +1,5 @@
-//! A meeting of a hundred thousand ranks: the real protocol, message by message, on a virtual clock.
+//! A meeting of a hundred thousand ranks: the real protocol, message by message, on a virtual
+//! clock.
 //!
 //! Bytes are counted, not moved, and a handshake is a time that was measured: to run every byte and
 //! every exchange of keys would take an hour. Every rank has one core and one network interface,
@@ -18,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// One way through a data centre's network.
 const LATENCY: u64 = 25_000;
-/// A handshake on one side, in nanoseconds: two products on Curve25519 and some hashes, as processor
-/// time on a Zen 5 core at 2.6 GHz.
+/// A handshake on one side, in nanoseconds: two products on Curve25519 and some hashes, as
+/// processor time on a Zen 5 core at 2.6 GHz.
 const HANDSHAKE: u64 = 100_000;
 /// One message through the kernel.
 const MESSAGE: u64 = 3_000;

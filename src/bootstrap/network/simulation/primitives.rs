@@ -1,5 +1,5 @@
-//! Noise's primitives for the simulation: random numbers of the seed, a Diffie-Hellman exchange that
-//! is one addition, everything else real.
+//! Noise's primitives for the simulation: random numbers of the seed, a Diffie-Hellman exchange
+//! that is one addition, everything else real.
 
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{BoxedCryptoResolver, CryptoResolver, DefaultResolver};

@@ -1,4 +1,4 @@
-//! What the two x86 vector widths share: integers as one intrinsic per operation.
+//! What the SIMD vectors share: integers as one function per operation.
 
 /// Integer vectors over one register type; `load`, `store` and `stream` are found where the macro
 /// is used. There is no integer division in SIMD, so means stay with the portable vectors.

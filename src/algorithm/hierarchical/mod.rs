@@ -1,0 +1,170 @@
+//! Hierarchical: the ranks of a host meet in its memory, and each byte crosses between hosts once.
+//!
+//! ```text
+//!   host 0: 0 1 2 3     AllReduce, lane j: (1) ranks send chunk j to their host's lane-j rank
+//!           │ │ │ │     (2) the lane-j ranks of all hosts complete it among themselves
+//!   host 1: 4 5 6 7     (3) each gives it to the ranks of its host
+//!   lane    0 1 2 3     lanes = the least number of ranks on a host
+//! ```
+//! Steps: one or two over the wire, two or three on a host. Bytes that leave (and enter) a host for
+//! a vector of S on H hosts, whatever their ranks: 2 (H-1)/H S for AllReduce, the least possible;
+//! ReduceScatter and AllGather what the hosts' blocks demand; each lane carries its part of that.
+//! A step's wire messages arrive one stage later, so that a host's work on one slice overlaps with
+//! another slice's way over the wire; on a host both ends are in the same stage.
+//!
+//! Invariant: a reduction is (host 0's ranks) + (host 1's ranks) + ..., in rank order on each host
+//! and host order between them, whatever the collective or the variant: the same bits from all.
+//!
+//! [`plan`] uses all lanes, for bandwidth; [`leaders`] one lane and one round over the wire, for
+//! latency.
+//!
+//! Reference: A. Bienz, L. Olson, W. Gropp, "Node-Aware Improvements to Allreduce", 2019; the lanes
+//! are those of J. L. Träff, S. Hunold, "Decomposing MPI Collectives for Exploiting Multi-lane
+//! Communication", 2020.
+
+mod blocks;
+mod broadcast;
+mod reduction;
+
+use crate::plan::Collective::{self, *};
+use crate::plan::topology::Topology;
+use crate::plan::{End, Plan, Span};
+
+/// With all lanes. `None` where no host has company or all ranks share one.
+pub(super) fn plan(
+    collective: Collective,
+    rank: usize,
+    topology: &Topology,
+    root: usize,
+) -> Option<Plan> {
+    let lanes = topology.least();
+    let rounds = if topology.nhosts() == 2 { Rounds::One } else { Rounds::Two };
+    let place = Place::new(rank, topology, lanes, rounds)?;
+    match collective {
+        AllReduce => Some(reduction::plan(&place, None)),
+        Reduce => Some(reduction::plan(&place, Some(root))),
+        Broadcast => Some(broadcast::plan(&place, root)),
+        ReduceScatter => Some(blocks::reduce_scatter(&place)),
+        AllGather => Some(blocks::all_gather(&place)),
+        _ => None,
+    }
+}
+
+/// With one lane and one round.
+pub(super) fn leaders(
+    collective: Collective,
+    rank: usize,
+    topology: &Topology,
+    root: usize,
+) -> Option<Plan> {
+    let place = Place::new(rank, topology, 1, Rounds::One)?;
+    match collective {
+        AllReduce | Barrier => Some(reduction::plan(&place, None)),
+        Reduce => Some(reduction::plan(&place, Some(root))),
+        Broadcast => Some(broadcast::plan(&place, root)),
+        _ => None,
+    }
+}
+
+/// How lane ranks of different hosts meet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rounds {
+    /// Everybody who needs a chunk hears all hosts that have a part of it.
+    One,
+    /// A chunk has one host, from which the others get it complete.
+    Two,
+}
+
+/// One rank's place among hosts and lanes.
+struct Place<'a> {
+    topology: &'a Topology,
+    rank: usize,
+    host: usize,
+    /// This rank's place on its host: its lane, if it is less than `lanes`.
+    index: usize,
+    lanes: usize,
+    /// Chunks of a lane: one, or one for each host.
+    groups: usize,
+}
+
+impl<'a> Place<'a> {
+    fn new(rank: usize, topology: &'a Topology, lanes: usize, rounds: Rounds) -> Option<Place<'a>> {
+        let (host, index) = (topology.host(rank), topology.place(rank));
+        let groups = if rounds == Rounds::One { 1 } else { topology.nhosts() };
+        let place = Place { topology, rank, host, index, lanes, groups };
+        topology.is_nested().then_some(place)
+    }
+
+    /// A plan for a vector that is cut into the chunks of all lanes.
+    fn vector_plan(&self) -> Plan {
+        Plan::new(self.rank, self.topology.nranks(), self.lanes * self.groups)
+    }
+
+    /// The chunk of a lane that belongs to a host, where each host has one.
+    fn chunk(&self, lane: usize, group: usize) -> Span {
+        Span::one(lane * self.groups + group)
+    }
+
+    fn is_lane(&self) -> bool {
+        self.index < self.lanes
+    }
+
+    /// The hosts after this one, around to the one before.
+    fn elsewhere(&self) -> impl Iterator<Item = usize> + use<> {
+        let (host, nhosts) = (self.host, self.topology.nhosts());
+        (1..nhosts).map(move |step| (host + step) % nhosts)
+    }
+
+    /// The groups of a lane's chunks, this host's last.
+    fn groups_own_last(&self) -> Vec<usize> {
+        match self.groups {
+            1 => vec![0],
+            _ => self.elsewhere().chain([self.host]).collect(),
+        }
+    }
+
+    fn locals(&self) -> &[usize] {
+        self.topology.ranks(self.host)
+    }
+
+    /// The other ranks of this host by place, starting after this one.
+    fn companions(&self) -> impl Iterator<Item = usize> + use<> {
+        let (index, count) = (self.index, self.locals().len());
+        (1..count).map(move |step| (index + step) % count)
+    }
+
+    /// The companions that carry a lane.
+    fn other_lanes(&self) -> impl Iterator<Item = usize> + use<> {
+        let lanes = self.lanes;
+        self.companions().filter(move |place| *place < lanes)
+    }
+
+    /// The connection with a rank of this host.
+    fn local(&self, place: usize) -> End {
+        End::Peer(self.locals()[place])
+    }
+
+    /// The connection with the rank of another host that carries this rank's lane.
+    fn opposite(&self, host: usize) -> End {
+        End::Peer(self.topology.ranks(host)[self.index])
+    }
+
+    /// The inputs of this host's ranks, in order.
+    fn inputs(&self) -> Vec<End> {
+        let end = |rank: &usize| if *rank == self.rank { End::Input } else { End::Peer(*rank) };
+        self.locals().iter().map(end).collect()
+    }
+
+    /// Where this host's part of a reduction waits for the other hosts': a lone rank's part is its
+    /// input.
+    fn own_part(&self) -> End {
+        if self.locals().len() == 1 { End::Input } else { End::Scratch }
+    }
+
+    /// All hosts' parts in host order, this one's own among them; `from` is the connection with
+    /// another host.
+    fn parts(&self, from: impl Fn(usize) -> End) -> Vec<End> {
+        let part = |host| if host == self.host { self.own_part() } else { from(host) };
+        (0..self.topology.nhosts()).map(part).collect()
+    }
+}

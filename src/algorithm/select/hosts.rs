@@ -1,0 +1,105 @@
+//! Several hosts: what of an algorithm's cost is the wire's.
+//!
+//! The one idea: a message that crosses costs the wire's constants in place of the memory's, and
+//! all bytes that leave a host share its way out. A flat algorithm is judged by its busiest rank
+//! and host; where the closed form does not say which of its messages cross, the worst is taken.
+
+use super::form::Form;
+use super::{Costs, Question, hierarchy};
+use crate::algorithm::Algorithm::{self, *};
+use crate::plan::Collective::*;
+use crate::plan::topology::Topology;
+
+/// How ranks are spread over hosts, as far as costs depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    pub count: usize,
+    /// The least and the greatest number of ranks on a host.
+    pub least: usize,
+    pub most: usize,
+    /// The most links of a circle of all ranks that leave one host.
+    pub exits: usize,
+}
+
+impl Hosts {
+    /// All ranks on one host.
+    pub fn one(nranks: usize) -> Hosts {
+        Hosts { count: 1, least: nranks, most: nranks, exits: 0 }
+    }
+
+    pub fn of(topology: &Topology) -> Hosts {
+        Hosts {
+            count: topology.nhosts(),
+            least: topology.least(),
+            most: topology.most(),
+            exits: topology.exits(),
+        }
+    }
+}
+
+/// What crosses between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Wire {
+    /// Of the form's latencies.
+    pub alphas: f64,
+    /// Of the messages on the form's path.
+    pub messages: f64,
+    /// Bytes that leave or enter the busiest host, whichever is more.
+    pub bytes: f64,
+}
+
+impl Wire {
+    /// For one slice of `bytes` bytes.
+    pub fn of(algorithm: Algorithm, question: &Question, form: &Form, bytes: f64) -> Wire {
+        let hosts = question.hosts;
+        if hosts.count == 1 {
+            return Wire::default();
+        }
+        let n = question.nranks as f64;
+        let (least, most) = (hosts.least as f64, hosts.most as f64);
+        // Of a rank's peers, those elsewhere.
+        let away = |local: f64| (n - local) / (n - 1.0);
+        let sent = form.total.sent / n;
+        let share = |alphas: f64, of_messages: f64, bytes: f64| Wire {
+            alphas: form.alphas * alphas,
+            messages: form.path.messages * of_messages,
+            bytes,
+        };
+        let rooted = matches!(question.collective, Broadcast | Reduce | Gather | Scatter);
+        match algorithm {
+            OneShot if rooted => share(1.0, away(least), form.total.sent * away(least)),
+            OneShot | TwoShot | Pairwise => {
+                let leaves = (least * away(least)).max(most * away(most));
+                share(1.0, away(least), sent * leaves)
+            }
+            // Every step of the ring waits for its slowest link; the chain passes each link once.
+            Ring => share(1.0, 1.0, sent * hosts.exits as f64),
+            Chain => {
+                let crossing = ((hosts.count * hosts.exits) as f64 / n).min(1.0);
+                share(crossing, crossing, sent * hosts.exits as f64)
+            }
+            Doubling | Halving | DoubleTree | Binomial => {
+                // Rounds between neighbours stay on their host where its ranks follow each other.
+                let apart = hosts.exits > 1;
+                let crossing = if apart { 1.0 } else { (hosts.count as f64).log2() / n.log2() };
+                share(crossing, crossing, sent * most * crossing)
+            }
+            Hierarchical | Leaders => {
+                hierarchy::wire(algorithm, question.collective, hosts, n, bytes)
+            }
+            Local => Wire::default(),
+        }
+    }
+
+    pub fn alphas(&self, costs: &Costs) -> f64 {
+        self.alphas * (costs.wire_alpha_us - costs.alpha_us)
+    }
+
+    pub fn messages(&self, costs: &Costs) -> f64 {
+        self.messages * (costs.wire_message_us - costs.message_us)
+    }
+
+    pub fn bytes(&self, costs: &Costs) -> f64 {
+        self.bytes * costs.wire_us_per_byte
+    }
+}

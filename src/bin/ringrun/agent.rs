@@ -1,0 +1,205 @@
+//! The agent: holds the ranks of one host for a launcher, at the other end of two pipes.
+//!
+//! Every host has one, this machine too, because somebody must outlive a launcher that is killed
+//! and end what it started. When its standard input ends, so does everything below it.
+
+use crate::crew::Crew;
+use crate::descriptors::{self, Chunk, Outbox, Watch};
+use crate::frame::{Greeting, Inbox};
+use crate::processes;
+use crate::signals::Signals;
+use crate::wire::{Job, ToAgent, ToLauncher};
+use std::fs::File;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// More than this is not read from the ranks before the launcher has taken what there is: some
+/// pipes full, so that a chatty rank does not wait for every turn.
+const MOST_WAITING_BYTES: usize = 256 << 10;
+
+/// How often a launcher on another host says that it lives.
+pub const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// Its silence after which it is taken for dead: four times that, as ssh's own keepalive is set.
+const MOST_SILENCE: Duration = Duration::from_secs(60);
+
+/// Signals that end an agent: they come from people and from login sessions that are closed.
+const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+struct Agent {
+    input: File,
+    output: File,
+    signals: Signals,
+    inbox: Inbox,
+    outbox: Outbox,
+    crew: Crew,
+    job: Option<Job>,
+    heard: Instant,
+    /// The ranks were stopped with the launcher, which therefore cannot say anything.
+    stopped: bool,
+}
+
+/// Why an agent ends before its ranks.
+struct Gone;
+
+/// A port that nobody has at the moment. Whoever takes it later may be late; nothing can hold it
+/// for a program that has not started.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
+    listener.map_or(0, |address| address.port())
+}
+
+/// Serve the launcher at standard input and output; true if every rank ran to its end.
+pub fn serve() -> io::Result<bool> {
+    processes::adopt_orphans();
+    let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
+    let mut outbox = Outbox::default();
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    outbox.push(&Greeting { version, port: free_port() }.line());
+    let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    descriptors::set_nonblocking(&output)?;
+    let mut agent = Agent {
+        input: File::from(io::stdin().as_fd().try_clone_to_owned()?),
+        output,
+        signals,
+        inbox: Inbox::default(),
+        outbox,
+        crew: Crew::default(),
+        job: None,
+        heard: Instant::now(),
+        stopped: false,
+    };
+    while !agent.is_done() {
+        if agent.turn().is_err() {
+            agent.end();
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl Agent {
+    fn is_done(&self) -> bool {
+        self.job.is_some() && self.crew.is_over() && self.crew.is_silent() && self.outbox.len() == 0
+    }
+
+    /// How long the launcher may yet be silent.
+    fn patience(&self) -> Option<Duration> {
+        let counts = self.job.as_ref().is_some_and(|job| job.remote) && !self.stopped;
+        counts.then(|| MOST_SILENCE.saturating_sub(self.heard.elapsed()))
+    }
+
+    fn turn(&mut self) -> Result<(), Gone> {
+        let mut watch = Watch::default();
+        let signals = watch.reading(&self.signals);
+        let input = watch.reading(&self.input);
+        let output = (self.outbox.len() > 0).then(|| watch.writing(&self.output));
+        let room = self.outbox.len() < MOST_WAITING_BYTES;
+        let places = self.crew.watch(&mut watch, room);
+        // With the ranks and all that they started dead, outputs hold what they will ever hold.
+        let is_last = self.job.is_some() && self.crew.is_over() && room;
+        let patience = if is_last { Some(Duration::ZERO) } else { self.patience() };
+        watch.wait(patience).map_err(|_| Gone)?;
+
+        if watch.is_ready(Some(signals)) {
+            self.take_signals()?;
+        }
+        if watch.is_ready(output) {
+            self.outbox.flush(&mut self.output).map_err(|_| Gone)?;
+        }
+        let outbox = &mut self.outbox;
+        let mut tell = |message: ToLauncher| outbox.push(&message.frame());
+        self.crew.serve(&watch, &places, is_last, &mut tell);
+        if watch.is_ready(Some(input)) {
+            self.take_input()?;
+        }
+        if self.patience().is_some_and(|left| left.is_zero()) {
+            return Err(Gone);
+        }
+        Ok(())
+    }
+
+    /// Nobody is there to serve: ask the ranks to end, and after the grace period kill them, with
+    /// all that they started. What they still say goes nowhere, but they can say it.
+    fn end(&mut self) {
+        let grace = self.job.as_ref().map_or(Duration::ZERO, |job| job.grace);
+        let until = Instant::now() + grace;
+        self.crew.signal(libc::SIGTERM);
+        // A stopped process would not notice.
+        self.crew.signal(libc::SIGCONT);
+        while !self.crew.is_over() && Instant::now() < until {
+            let mut watch = Watch::default();
+            watch.reading(&self.signals);
+            let places = self.crew.watch(&mut watch, true);
+            let waited = watch.wait(Some(until.saturating_duration_since(Instant::now())));
+            self.crew.serve(&watch, &places, false, &mut |_| {});
+            if waited.is_err() || self.take_signals().is_err() {
+                break;
+            }
+        }
+        processes::kill_descendants(|_| true);
+    }
+
+    fn take_signals(&mut self) -> Result<(), Gone> {
+        while let Some(signal) = self.signals.next() {
+            if ENDING.contains(&signal) {
+                return Err(Gone);
+            }
+        }
+        let outbox = &mut self.outbox;
+        while let Some((pid, ended)) = processes::reap(|pid| self.crew.is_member(pid)) {
+            self.crew.ended(pid, ended, &mut |message| outbox.push(&message.frame()));
+        }
+        if self.job.is_some() && self.crew.is_over() {
+            // Somebody may have left its rank's process group, and may hold its output.
+            processes::kill_descendants(|_| true);
+        }
+        Ok(())
+    }
+
+    fn take_input(&mut self) -> Result<(), Gone> {
+        // What one read takes: a pipe's whole capacity.
+        let mut buffer = [0; 64 << 10];
+        match descriptors::read(&mut self.input, &mut buffer) {
+            Chunk::Bytes(count) => self.inbox.push(&buffer[..count]),
+            Chunk::NotYet => return Ok(()),
+            Chunk::End => return Err(Gone),
+        }
+        self.heard = Instant::now();
+        while let Some(body) = self.inbox.next().map_err(|_| Gone)? {
+            let message = ToAgent::parse(body).map_err(|_| Gone)?;
+            self.obey(message);
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, message: ToAgent) {
+        let outbox = &mut self.outbox;
+        let mut tell = |message: ToLauncher| outbox.push(&message.frame());
+        match message {
+            // One job is all that an agent runs.
+            ToAgent::Job(_) if self.job.is_some() => {}
+            ToAgent::Job(job) => {
+                self.crew = Crew::start(&job, &mut tell);
+                self.job = Some(job);
+            }
+            ToAgent::Signal(signal) => {
+                match signal {
+                    libc::SIGSTOP => self.stopped = true,
+                    libc::SIGCONT => self.stopped = false,
+                    _ => {}
+                }
+                self.crew.signal(signal);
+                // A stopped process gets no signal but these until it goes on.
+                if self.stopped && !matches!(signal, libc::SIGSTOP | libc::SIGCONT) {
+                    self.stopped = false;
+                    self.crew.signal(libc::SIGCONT);
+                }
+            }
+            ToAgent::Input(bytes) => self.crew.take_input(&bytes, &mut tell),
+            ToAgent::InputEnd => self.crew.end_input(&mut tell),
+            ToAgent::Ping => {}
+        }
+    }
+}

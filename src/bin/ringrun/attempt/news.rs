@@ -1,0 +1,141 @@
+//! What agents report, and what their silence means.
+
+use super::{Attempt, Rank};
+use crate::lines::Stream;
+use crate::link::News;
+use crate::policy::Failure;
+use crate::report;
+use crate::wire::ToLauncher;
+use crate::writer::Target;
+
+impl Attempt<'_> {
+    pub(super) fn hear(&mut self, host: usize, news: News) {
+        let name = self.launcher.setup.stations[host].name.clone();
+        match news {
+            News::Message(message) => self.obey(host, message),
+            News::Nonsense(why) => {
+                self.links[host].abandon();
+                self.lose(host, &why);
+            }
+            News::Greeted => {
+                let theirs = self.links[host].greeting.as_ref().map(|own| own.version.clone());
+                let theirs = theirs.unwrap_or_default();
+                if theirs != env!("CARGO_PKG_VERSION") {
+                    self.fail(report::other_version(&name, &theirs));
+                } else if self.links.iter().all(|link| link.greeting.is_some())
+                    && self.links.len() == self.launcher.setup.stations.len()
+                    && !self.policy.is_ending()
+                    && let Err(what) = self.begin()
+                {
+                    self.fail(Failure { what, status: 1, lasting: true });
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, host: usize, message: ToLauncher) {
+        let name = &self.launcher.setup.stations[host].name;
+        // What an agent says about ranks that are not its own is not heard.
+        let own = |rank: u32| self.ranks.get(rank as usize).is_some_and(|rank| rank.host == host);
+        // Nor what comes after a rank's end, or after its host was given up.
+        let open = |rank: u32| own(rank) && !self.ranks[rank as usize].over;
+        match message {
+            ToLauncher::Started { rank, pid } if own(rank) => self.ranks[rank as usize].pid = pid,
+            ToLauncher::Output { rank, stream, bytes } if own(rank) => {
+                self.show(rank as usize, stream, Some(&bytes));
+            }
+            ToLauncher::End { rank, stream } if own(rank) => self.show(rank as usize, stream, None),
+            ToLauncher::Exited { rank, ended } if open(rank) => {
+                let rank = rank as usize;
+                let failure = report::rank(rank, name, self.ranks[rank].pid, ended);
+                self.over(rank);
+                failure.into_iter().for_each(|failure| self.fail(failure));
+            }
+            ToLauncher::NotStarted { rank, why, status } if open(rank) => {
+                let why = String::from_utf8_lossy(&why);
+                let failure = report::not_started(rank as usize, name, &why, status);
+                self.over(rank as usize);
+                self.fail(failure);
+            }
+            ToLauncher::Taken(bytes) => self.launcher.input.taken(bytes as usize),
+            _ => {}
+        }
+    }
+
+    fn over(&mut self, rank: usize) {
+        self.ranks[rank].over = true;
+        if rank == 0 {
+            self.launcher.input.end();
+        }
+    }
+
+    /// Print what a rank said; `None` is the end of the stream.
+    pub(super) fn show(&mut self, rank: usize, stream: Stream, bytes: Option<&[u8]>) {
+        let launcher = &*self.launcher;
+        let mut text = Vec::new();
+        let mut line = |line: &[u8]| {
+            launcher.prefix.write(&mut text, rank, stream);
+            text.extend_from_slice(line);
+        };
+        let lines = match stream {
+            Stream::Output => &mut self.ranks[rank].lines[0],
+            Stream::Error => &mut self.ranks[rank].lines[1],
+        };
+        match bytes {
+            Some(bytes) => {
+                launcher.writer.keep(rank, stream, bytes);
+                lines.push(bytes, &mut line);
+            }
+            None => lines.finish(&mut line),
+        }
+        if !text.is_empty() {
+            launcher.writer.push(Target::Terminal(stream), text);
+        }
+    }
+
+    /// A host is gone before its ranks.
+    fn lose(&mut self, host: usize, why: &str) {
+        self.links[host].hang_up();
+        if std::mem::replace(&mut self.links[host].lost, true) {
+            return;
+        }
+        let station = &self.launcher.setup.stations[host];
+        let of_host = |(_, rank): &(usize, &Rank)| rank.host == host && !rank.over;
+        let with: Vec<usize> =
+            self.ranks.iter().enumerate().filter(of_host).map(|(rank, _)| rank).collect();
+        let link = &self.links[host];
+        let failure = if link.greeting.is_none() {
+            let chatter = link.chatter();
+            if !chatter.is_empty() {
+                self.launcher.writer.complain(&format!("host {} says: {chatter}", station.name));
+            }
+            report::unreached(&station.name, station.remote.as_deref(), link.ended)
+        } else {
+            report::lost(&station.name, &with, why)
+        };
+        let unreached = link.greeting.is_none();
+        for rank in &with {
+            self.over(*rank);
+        }
+        if !with.is_empty() && (unreached || self.started) {
+            self.fail(failure);
+        }
+    }
+
+    /// The process behind a link has ended, and not because all was done.
+    pub(super) fn lose_for_its_end(&mut self, host: usize) {
+        let remote = self.launcher.setup.stations[host].remote.is_some();
+        let why = report::way_ended(remote, self.links[host].ended);
+        self.lose(host, &why);
+    }
+
+    /// Agents that have gone without a word.
+    pub(super) fn check_hosts(&mut self) {
+        for host in 0..self.links.len() {
+            let open = self.ranks.iter().any(|rank| rank.host == host && !rank.over);
+            if self.links[host].is_over() && open {
+                self.lose_for_its_end(host);
+            }
+        }
+    }
+}

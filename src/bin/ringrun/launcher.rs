@@ -1,0 +1,118 @@
+//! The launcher: what stays over all starts of a job, and how often it is started.
+
+use crate::attempt;
+use crate::descriptors::Watch;
+use crate::input::Input;
+use crate::lines::Prefix;
+use crate::options::{Options, Tagging};
+use crate::processes;
+use crate::setup::Setup;
+use crate::signals::Signals;
+use crate::writer::Writer;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// What the launcher passes on, and what it waits for.
+const SIGNALS: [i32; 7] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGTSTP,
+    libc::SIGCHLD,
+];
+
+pub struct Launcher {
+    pub options: Options,
+    pub setup: Setup,
+    /// The job's random name, which its restarts keep.
+    pub name: String,
+    pub signals: Signals,
+    pub writer: Writer,
+    pub input: Input,
+    pub prefix: Prefix,
+    /// Standard output for ranks here to write to themselves.
+    pub raw_output: Option<OwnedFd>,
+}
+
+impl Launcher {
+    fn new(options: Options, setup: Setup) -> io::Result<Launcher> {
+        processes::adopt_orphans();
+        // Before the writer's thread is made, which otherwise would get them.
+        let signals = Signals::take(&SIGNALS)?;
+        let writer = Writer::start(options.output_folder.as_deref(), setup.nranks())?;
+        let single = setup.nranks() == 1 && setup.stations[0].remote.is_none();
+        let tag = match options.tagging {
+            Tagging::Automatic => !single,
+            Tagging::Always => true,
+            Tagging::Never => false,
+        };
+        let raw = !tag && !options.timestamp && options.output_folder.is_none();
+        let raw_output = match raw {
+            true => Some(io::stdout().as_fd().try_clone_to_owned()?),
+            false => None,
+        };
+        let prefix = Prefix { tag, timestamp: options.timestamp };
+        let name = processes::random_hex::<8>()?;
+        Ok(Launcher {
+            options,
+            setup,
+            name,
+            signals,
+            writer,
+            input: Input::new()?,
+            prefix,
+            raw_output,
+        })
+    }
+
+    /// The number under which an agent here inherits the standard output.
+    pub fn raw_number(&self) -> Option<u32> {
+        self.raw_output.as_ref().map(|fd| fd.as_raw_fd() as u32)
+    }
+
+    pub fn has_remote(&self) -> bool {
+        self.setup.stations.iter().any(|station| station.remote.is_some())
+    }
+
+    /// Wait until everything is written, or somebody has had enough.
+    fn finish(&mut self) {
+        while !self.writer.is_idle() {
+            let mut watch = Watch::default();
+            let signals = watch.reading(&self.signals);
+            watch.reading(&self.writer.wake);
+            let waited = watch.wait(None);
+            if waited.is_err() {
+                return;
+            }
+            if watch.is_ready(Some(signals)) {
+                let ending = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+                while let Some(signal) = self.signals.next() {
+                    if ending.contains(&signal) {
+                        return;
+                    }
+                }
+            } else {
+                self.writer.woken();
+            }
+        }
+    }
+}
+
+/// Run the job, as often as it takes; returns the exit status.
+pub fn run(options: Options, setup: Setup) -> Result<u8, String> {
+    let mut launcher = Launcher::new(options, setup).map_err(|error| error.to_string())?;
+    let most = launcher.options.max_restarts;
+    let mut restart = 0;
+    let status = loop {
+        let outcome = attempt::run(&mut launcher, restart)?;
+        if !outcome.wants_restart || restart == most {
+            break outcome.status;
+        }
+        restart += 1;
+        launcher.writer.complain(&format!("starting the job anew ({restart} of {most})"));
+    };
+    launcher.finish();
+    Ok(status)
+}

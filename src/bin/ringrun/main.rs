@@ -1,0 +1,93 @@
+//! ringrun: starts a program as the ranks of one job, on this machine and on others.
+//!
+//! The launcher starts an agent for every host, here as a child, elsewhere through ssh; the agents
+//! start the ranks. Both sides are one loop each over pipes and signals (`attempt`, `agent`), and
+//! speak in frames (`frame`, `wire`). What is decided rather than done is pure: hosts, placement,
+//! environment, lines, policy.
+
+#![deny(unsafe_code)]
+
+mod agent;
+mod attempt;
+mod crew;
+mod descriptors;
+mod environment;
+mod frame;
+mod hosts;
+mod input;
+mod launcher;
+mod lines;
+mod link;
+#[path = "../shared/nearest.rs"]
+mod nearest;
+mod option_table;
+mod options;
+mod placement;
+mod policy;
+mod processes;
+mod remote;
+mod report;
+mod setup;
+mod signals;
+mod wire;
+mod writer;
+
+use options::{Options, Parsed};
+use setup::Setup;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// The exit status for a bad option.
+const BAD_OPTION: u8 = 2;
+
+/// Print a text; a reader that has gone away ends the program in peace.
+fn say(text: &str) {
+    if writeln!(std::io::stdout(), "{}", text.trim_end()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Print an error.
+fn complain(text: &str) {
+    // Without a standard error there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "ringrun: {text}");
+}
+
+fn begin(options: Options) -> u8 {
+    let setup = match Setup::new(&options) {
+        Ok(setup) => setup,
+        Err(text) => {
+            complain(&text);
+            return BAD_OPTION;
+        }
+    };
+    if options.dry_run {
+        say(&setup.describe(&options));
+        return 0;
+    }
+    launcher::run(options, setup).unwrap_or_else(|text| {
+        complain(&text);
+        1
+    })
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
+    let status = match options::parse(&arguments) {
+        Ok(Parsed::Help) => {
+            say(&option_table::help());
+            0
+        }
+        Ok(Parsed::Version) => {
+            say(&format!("ringrun {}", env!("CARGO_PKG_VERSION")));
+            0
+        }
+        Ok(Parsed::Agent) => u8::from(!agent::serve().unwrap_or(false)),
+        Ok(Parsed::Run(options)) => begin(*options),
+        Err(text) => {
+            complain(&text);
+            BAD_OPTION
+        }
+    };
+    ExitCode::from(status)
+}

@@ -1,0 +1,230 @@
+//! The command line: mpirun's and horovodrun's spellings, in one table.
+//!
+//! Options end where the program's name begins; everything from there on is the program's.
+
+use crate::hosts::Host;
+use crate::nearest::nearest;
+use crate::option_table::OPTIONS;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Whether lines of output say whose they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tagging {
+    /// Unless the job is a single rank on this machine.
+    Automatic,
+    Always,
+    Never,
+}
+
+/// What the command line asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub ranks: Option<usize>,
+    pub hosts: Option<Vec<Host>>,
+    /// Variables to forward; without a value, the launcher's own.
+    pub variables: Vec<(String, Option<String>)>,
+    pub directory: Option<String>,
+    pub tagging: Tagging,
+    pub timestamp: bool,
+    pub output_folder: Option<PathBuf>,
+    pub keep_going: bool,
+    pub max_restarts: usize,
+    pub grace: Duration,
+    pub start_timeout: Duration,
+    pub address: Option<String>,
+    pub port: Option<u16>,
+    pub ssh_command: Option<String>,
+    pub ssh_port: Option<u16>,
+    pub ssh_identity: Option<String>,
+    pub remote_path: Option<String>,
+    pub dry_run: bool,
+    pub command: Vec<OsString>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            ranks: None,
+            hosts: None,
+            variables: Vec::new(),
+            directory: None,
+            tagging: Tagging::Automatic,
+            timestamp: false,
+            output_folder: None,
+            keep_going: false,
+            max_restarts: 0,
+            // Long enough to write a small checkpoint, a third of what Slurm gives.
+            grace: Duration::from_secs(10),
+            // A login over a slow name service takes seconds; ten times that is no login.
+            start_timeout: Duration::from_secs(60),
+            address: None,
+            port: None,
+            ssh_command: None,
+            ssh_port: None,
+            ssh_identity: None,
+            remote_path: None,
+            dry_run: false,
+            command: Vec::new(),
+        }
+    }
+}
+
+/// How an option takes a value.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Takes {
+    Nothing,
+    Value(&'static str),
+}
+
+/// One option of the table.
+pub struct Entry {
+    /// Every spelling, the one for the help text's first column first.
+    pub names: &'static [&'static str],
+    pub takes: Takes,
+    pub help: &'static str,
+    pub set: fn(&mut Options, &str) -> Result<(), String>,
+}
+
+/// What the arguments amount to.
+#[derive(Debug)]
+pub enum Parsed {
+    Run(Box<Options>),
+    Help,
+    Version,
+    /// This process serves a launcher.
+    Agent,
+}
+
+pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
+    let mut options = Options::default();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let bytes = argument.as_encoded_bytes();
+        if !bytes.starts_with(b"-") || bytes == b"-" {
+            options.command = std::iter::once(argument).chain(rest).cloned().collect();
+            break;
+        }
+        let text = argument.to_str().ok_or("an option that is not UTF-8")?;
+        match text {
+            "-h" | "--help" => return Ok(Parsed::Help),
+            "-V" | "--version" => return Ok(Parsed::Version),
+            "--agent" => return Ok(Parsed::Agent),
+            "--" => {
+                options.command = rest.cloned().collect();
+                break;
+            }
+            _ => {}
+        }
+        let (name, attached) = match text.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value)),
+            _ => (text, None),
+        };
+        let entry = find(name)?;
+        let value = match (entry.takes, attached) {
+            (Takes::Nothing, None) => "",
+            (Takes::Nothing, Some(_)) => return Err(format!("{name} takes no value")),
+            (Takes::Value(_), Some(value)) => value,
+            (Takes::Value(what), None) => {
+                let next = rest.next().ok_or_else(|| format!("{name} needs {what}"))?;
+                next.to_str().ok_or_else(|| format!("{name}: its value is not UTF-8"))?
+            }
+        };
+        (entry.set)(&mut options, value).map_err(|why| format!("{name} {value}: {why}"))?;
+    }
+    options.consistent()?;
+    Ok(Parsed::Run(Box::new(options)))
+}
+
+impl Options {
+    /// What makes no sense together.
+    fn consistent(&self) -> Result<(), String> {
+        if self.command.is_empty() {
+            return Err("there is no program to run; see ringrun --help".into());
+        }
+        if self.keep_going && self.max_restarts > 0 {
+            return Err("--keep-going and --max-restarts are two answers to one failure: \
+                        choose one"
+                .into());
+        }
+        Ok(())
+    }
+}
+
+fn find(name: &str) -> Result<&'static Entry, String> {
+    let same = |entry: &&Entry| entry.names.contains(&name);
+    OPTIONS.iter().find(same).ok_or_else(|| {
+        // Compared without their dashes, of which mpirun and horovodrun want one or two.
+        let all: Vec<&str> = OPTIONS
+            .iter()
+            .flat_map(|entry| entry.names)
+            .copied()
+            .chain(["--help", "--version"])
+            .filter(|name| name.trim_start_matches('-').len() > 1)
+            .collect();
+        let bare: Vec<&str> = all.iter().map(|name| name.trim_start_matches('-')).collect();
+        let guess = nearest(name.trim_start_matches('-'), &bare)
+            .and_then(|near| bare.iter().position(|bare| *bare == near))
+            .map(|at| format!("; did you mean {}?", all[at]));
+        let help = "; ringrun --help lists them all".to_string();
+        format!("there is no option {name}{}", guess.unwrap_or(help))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(text: &str) -> Result<Options, String> {
+        let arguments: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+        match parse(&arguments)? {
+            Parsed::Run(options) => Ok(*options),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_launchers_spelling_means_the_same() {
+        for text in ["-np 4 -H a:2,b:2 p", "-n 4 --hosts a:2,b:2 p", "--np=4 -host a:2,b:2 p"] {
+            let options = run(text).unwrap();
+            assert_eq!((options.ranks, options.hosts.unwrap().len()), (Some(4), 2), "{text}");
+        }
+    }
+
+    #[test]
+    fn everything_from_the_program_on_is_its_own() {
+        let options = run("-n 2 python -n 3 --help -- -H x").unwrap();
+        assert_eq!((options.ranks, options.command.len()), (Some(2), 7));
+        let options = run("-n 2 -- -odd --name").unwrap();
+        assert_eq!(options.command, ["-odd", "--name"]);
+    }
+
+    #[test]
+    fn a_slip_is_answered_with_the_nearest_name() {
+        for (text, wanted) in [
+            ("--hostfil x p", "did you mean --hostfile?"),
+            ("--max-restart 2 p", "did you mean --max-restarts?"),
+            ("--kep-going p", "did you mean --keep-going?"),
+            ("-q p", "ringrun --help"),
+            ("-np", "-np needs N"),
+            ("-np none p", "-np none: is not a whole number"),
+            ("-np 0 p", "at least 1"),
+            ("--keep-going=1 p", "takes no value"),
+            ("--keep-going --max-restarts 1 p", "choose one"),
+            ("-n 2", "no program"),
+            ("-x RANK=3 p", "sets RANK"),
+        ] {
+            let error = run(text).unwrap_err();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn variables_are_kept_in_order() {
+        let options = run("-x A -x B=1=2 --env=C= p").unwrap();
+        let expected = [("A", None), ("B", Some("1=2")), ("C", Some(""))]
+            .map(|(name, value)| (name.to_string(), value.map(str::to_string)));
+        assert_eq!(options.variables, expected);
+    }
+}

@@ -1,0 +1,167 @@
+//! A job before it starts: who runs where, with what, reached how.
+
+use crate::environment::{self, Facts, Variable};
+use crate::hosts::Host;
+use crate::options::Options;
+use crate::placement::{self, Place};
+use crate::remote;
+use crate::wire::{Job, RankJob};
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+/// A host that has ranks.
+pub struct Station {
+    pub name: String,
+    /// The name without the user to log in as.
+    address: String,
+    /// The command that runs an agent there; `None` for this machine.
+    pub remote: Option<Vec<String>>,
+}
+
+pub struct Setup {
+    pub stations: Vec<Station>,
+    pub places: Vec<Place>,
+    forwarded: Vec<Variable>,
+    directory: Vec<u8>,
+    command: Vec<Vec<u8>>,
+    /// MASTER_ADDR.
+    address: String,
+    grace: Duration,
+}
+
+impl Setup {
+    pub fn new(options: &Options) -> Result<Setup, String> {
+        let hosts = options.hosts.clone().unwrap_or_else(|| vec![here(options.ranks)]);
+        let places = placement::place(options.ranks, &hosts)?;
+        let used = places.last().map_or(0, |place| place.host + 1);
+        let program = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
+        let (own_name, program) = (remote::own_name(), program.to_string_lossy().into_owned());
+        let station = |host: &Host| Station {
+            name: host.name.clone(),
+            address: host.address().to_string(),
+            remote: (!host.is_here(&own_name))
+                .then(|| remote::command_line(options, &host.name, &program)),
+        };
+        let stations: Vec<Station> = hosts[..used].iter().map(station).collect();
+        let directory = match &options.directory {
+            Some(directory) => OsString::from(directory),
+            None => std::env::current_dir()
+                .map_err(|error| format!("the current directory: {error}"))?
+                .into_os_string(),
+        };
+        Ok(Setup {
+            address: options.address.clone().unwrap_or_else(|| address(&stations, &own_name)),
+            grace: options.grace,
+            stations,
+            places,
+            forwarded: forwarded(options)?,
+            directory: directory.into_vec(),
+            command: options.command.iter().cloned().map(OsString::into_vec).collect(),
+        })
+    }
+
+    pub fn nranks(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn ranks_of(&self, station: usize) -> impl Iterator<Item = &Place> {
+        self.places.iter().filter(move |place| place.host == station)
+    }
+
+    /// What all ranks of one start have in common; `port` as text, `secret` in hexadecimal.
+    pub fn facts(&self, port: String, secret: String, job: String, restart: usize) -> Facts {
+        let address = self.address.clone();
+        Facts { nranks: self.nranks(), address, port, secret, job, restart }
+    }
+
+    /// What the agent of a station is told.
+    pub fn job(&self, station: usize, facts: &Facts, raw_output: Option<u32>) -> Job {
+        let bytes = |(name, value): (&str, String)| (name.into(), value.into_bytes());
+        let rank = |place: &Place| RankJob {
+            rank: place.rank as u32,
+            local_size: place.local_size as u32,
+            variables: environment::variables(place, facts).into_iter().map(bytes).collect(),
+        };
+        Job {
+            command: self.command.clone(),
+            directory: self.directory.clone(),
+            forwarded: self.forwarded.clone(),
+            ranks: self.ranks_of(station).map(rank).collect(),
+            input_rank: (station == 0).then_some(0),
+            raw_output,
+            grace: self.grace,
+            remote: self.stations[station].remote.is_some(),
+        }
+    }
+
+    /// The answer to `--dry-run`.
+    pub fn describe(&self, options: &Options) -> String {
+        let port = options.port.map_or("(chosen at start)".into(), |port| port.to_string());
+        let facts = self.facts(port, "(secret)".into(), "(random)".into(), 0);
+        let show = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+        let mut text = String::new();
+        let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");
+        line(format!("command: {}", self.command.iter().map(show).collect::<Vec<_>>().join(" ")));
+        line(format!("directory: {}", show(&self.directory)));
+        for (name, value) in &self.forwarded {
+            line(format!("forwarded: {}={}", show(name), show(value)));
+        }
+        for (at, station) in self.stations.iter().enumerate() {
+            let how = match &station.remote {
+                Some(words) => format!("through {}", words.join(" ")),
+                None => "here".into(),
+            };
+            line(format!("host {}: {how}", station.name));
+            for place in self.ranks_of(at) {
+                let variables = environment::variables(place, &facts);
+                let pairs = variables.iter().map(|(name, value)| format!(" {name}={value}"));
+                line(format!("  rank {}:{}", place.rank, pairs.collect::<String>()));
+            }
+            if self.ranks_of(at).count() > 1 {
+                line("  and OMP_NUM_THREADS=1, unless it is set".into());
+            }
+        }
+        text
+    }
+}
+
+/// This machine, with as many slots as ranks are wanted, or cores are there.
+fn here(ranks: Option<usize>) -> Host {
+    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    Host { name: "localhost".into(), slots: ranks.unwrap_or_else(cores) }
+}
+
+/// The first host's address as all others reach it.
+fn address(stations: &[Station], own_name: &str) -> String {
+    let Some(first) = stations.first() else { return String::new() };
+    if first.remote.is_some() {
+        return first.address.clone();
+    }
+    match stations.iter().find(|station| station.remote.is_some()) {
+        None => "127.0.0.1".into(),
+        Some(other) => remote::address_towards(&other.address)
+            .map_or_else(|| own_name.to_string(), |address| address.to_string()),
+    }
+}
+
+/// The launcher's RINGCOMM_* settings, which must be the same on all ranks, and what `-x` names.
+fn forwarded(options: &Options) -> Result<Vec<Variable>, String> {
+    let own = std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_str().unwrap_or("");
+        name.starts_with("RINGCOMM_") && !environment::is_own(name)
+    });
+    let mut all: Vec<Variable> =
+        own.map(|(name, value)| (name.into_vec(), value.into_vec())).collect();
+    for (name, value) in &options.variables {
+        let value = match value {
+            Some(value) => OsString::from(value),
+            None => std::env::var_os(name)
+                .ok_or_else(|| format!("-x {name}: it is not set here; write -x {name}=VALUE"))?,
+        };
+        all.retain(|(known, _)| known != name.as_bytes());
+        all.push((name.clone().into_bytes(), value.into_vec()));
+    }
+    Ok(all)
+}

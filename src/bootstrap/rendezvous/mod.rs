@@ -1,0 +1,74 @@
+//! How people and frameworks say who meets where, and how an id comes out of it.
+//!
+//! Two questions, answered apart. *Who is this rank?* is for the caller or one family of variables,
+//! never a mixture. *Where do the ranks meet?* is a [`Place`]: this machine, rank 0's address, or a
+//! file that all see. What every rank knows then, the place, the job's name and a secret, becomes
+//! the unique id; only where they meet through a file does rank 0 make the id up.
+
+mod detect;
+mod family;
+mod file;
+mod invite;
+mod machine;
+mod nodelist;
+mod secret;
+mod url;
+
+#[cfg(test)]
+mod tests;
+
+pub use detect::{detect, launched};
+pub use invite::{Invitation, Network, invite};
+pub use nodelist::{hosts, tasks_per_node};
+pub use secret::Secret;
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// What was found out without asking any other rank.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub rank: usize,
+    pub nranks: usize,
+    /// The rank among those of this machine, where the launcher says it.
+    pub local_rank: Option<usize>,
+    pub local_size: Option<usize>,
+    pub place: Place,
+    /// Names the job and its restart: the same on all its ranks, and no other job's.
+    pub job: String,
+    pub secret: Secret,
+    /// All of this in a sentence, with the variables it was read from.
+    pub found: String,
+}
+
+/// What a launcher says of a rank, wherever it meets the others.
+#[derive(Clone, Debug)]
+pub struct Launched {
+    pub rank: usize,
+    pub nranks: usize,
+    pub local_rank: Option<usize>,
+    /// What was found, or what is missing to meet without a URL.
+    pub found: String,
+}
+
+/// Where ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Every rank is on this machine.
+    Machine,
+    /// Rank 0 listens there.
+    Address { host: String, port: u16 },
+    /// Rank 0 leaves the id there; a file system that all ranks see.
+    File(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Machine => write!(f, "this machine"),
+            Place::Address { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Place::Address { host, port } => write!(f, "{host}:{port}"),
+            Place::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
+
+use super::introduction::{Cores, Introduction, own_cores};
+use crate::bootstrap::{self, Contribution, Member, UniqueId};
+use crate::error::{Error, Result};
+use crate::executor::links::{Reach, SegmentMap};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::transport::exports::{Mailbox, MailboxSender};
+use crate::transport::process;
+use crate::transport::segment::Segment;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Instant;
+
+/// Segments of this process by number, for ranks that are threads of it.
+static LOCAL: LazyLock<Mutex<HashMap<u64, Weak<Segment>>>> = LazyLock::new(Mutex::default);
+
+/// Numbers for `LOCAL`; never reused in a process.
+static NEXT_SEGMENT: AtomicU64 = AtomicU64::new(1);
+
+fn register_segment(segment: &Arc<Segment>) -> u64 {
+    let number = NEXT_SEGMENT.fetch_add(1, Relaxed);
+    LOCAL.lock().insert(number, Arc::downgrade(segment));
+    number
+}
+
+/// Segments of this process whose ranks are gone are forgotten; `number` stays while threads of
+/// this process may still look for it, which they do before they return from their own rendezvous.
+fn unregister_segment(number: u64, reach: &[Reach]) {
+    let mut local = LOCAL.lock();
+    if reach.iter().filter(|reach| **reach == Reach::Process).count() == 1 {
+        local.remove(&number);
+    }
+    local.retain(|_, segment| segment.strong_count() > 0);
+}
+
+fn local_segment(number: u64, rank: usize) -> Result<Arc<Segment>> {
+    let found = LOCAL.lock().get(&number).and_then(Weak::upgrade);
+    found.ok_or_else(|| {
+        Error::usage(format!("rank {rank} gave up while the communicator was being made"))
+    })
+}
+
+/// A rank's view of all ranks, by rank, while it is being put together.
+pub(super) struct Assembly {
+    pub rank: usize,
+    pub map: SegmentMap,
+    pub segments: Vec<Option<Arc<Segment>>>,
+    pub reach: Vec<Reach>,
+    /// By rank: a number that the ranks of one host share.
+    pub hosts: Vec<usize>,
+    pub mailbox: Option<Mailbox>,
+    pub senders: Vec<Option<MailboxSender>>,
+    pub processes: Vec<Option<OwnedFd>>,
+    /// Rank 0 has a profile.
+    pub profiled: bool,
+    pub crowd: Crowd,
+}
+
+/// How many ranks there are to how many cores.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crowd {
+    /// On this rank's machine.
+    pub ranks_here: usize,
+    pub cores_here: usize,
+    /// On all machines.
+    pub cores: usize,
+}
+
+impl Crowd {
+    /// Of the ranks that introduced themselves so.
+    pub fn of(introductions: &[Introduction], mine: &Introduction) -> Crowd {
+        let mut machines: HashMap<u64, (usize, Cores)> = HashMap::new();
+        for theirs in introductions {
+            let (ranks, cores) = machines.entry(theirs.machine).or_default();
+            *ranks += 1;
+            cores.iter_mut().zip(theirs.cores).for_each(|(all, theirs)| *all |= theirs);
+        }
+        let count = |cores: &Cores| cores.iter().map(|word| word.count_ones()).sum::<u32>();
+        let cores = |cores: &Cores| count(cores).max(1) as usize;
+        let (ranks_here, here) = machines[&mine.machine];
+        Crowd {
+            ranks_here,
+            cores_here: cores(&here),
+            cores: machines.values().map(|(_, all)| cores(all)).sum(),
+        }
+    }
+}
+
+/// When to stop waiting for the other ranks.
+#[derive(Clone, Copy)]
+pub(super) struct Until<'a> {
+    pub deadline: Instant,
+    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+}
+
+impl Assembly {
+    pub fn new(rank: usize, map: SegmentMap) -> Assembly {
+        let nranks = map.nranks;
+        let cores = own_cores().iter().map(|word| word.count_ones()).sum::<u32>().max(1) as usize;
+        Assembly {
+            rank,
+            map,
+            segments: (0..nranks).map(|_| None).collect(),
+            reach: vec![Reach::Process; nranks],
+            hosts: vec![0; nranks],
+            mailbox: None,
+            senders: (0..nranks).map(|_| None).collect(),
+            processes: (0..nranks).map(|_| None).collect(),
+            profiled: false,
+            crowd: Crowd { ranks_here: nranks, cores_here: cores, cores },
+        }
+    }
+
+    /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
+    /// share. Returns what they said of themselves, in the same order.
+    pub fn meet_locals(
+        &mut self,
+        locals: &[usize],
+        id: &UniqueId,
+        mine: &Introduction,
+        until: Until,
+    ) -> Result<Vec<Introduction>> {
+        let segment = Arc::new(Segment::create(self.map.bytes())?);
+        let (mailbox, sender) = Mailbox::pair()?;
+        let mine = Introduction { segment: register_segment(&segment), ..*mine };
+        let token = bootstrap::process_token()?;
+        let contribution = Contribution {
+            payload: mine.pack(),
+            process: token,
+            fds: vec![segment.descriptor()?, process::own_descriptor()?, sender],
+        };
+        let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
+        let Until { deadline, is_called_off } = until;
+        let members = bootstrap::exchange_unless(
+            id,
+            place,
+            locals.len(),
+            contribution,
+            deadline,
+            is_called_off,
+        )
+        .map_err(|error| error.renumbered(|place| locals.get(place).copied().unwrap_or(place)))?;
+        let mut introductions = Vec::with_capacity(locals.len());
+        for (&other, member) in locals.iter().zip(members) {
+            let theirs = Introduction::unpack(&member.payload)?;
+            mine.check(self.rank, other, &theirs)?;
+            introductions.push(theirs);
+            let same = member.process == token;
+            self.reach[other] = if same { Reach::Process } else { Reach::Machine };
+            self.segments[other] = Some(if other == self.rank {
+                segment.clone()
+            } else if same {
+                local_segment(theirs.segment, other)?
+            } else {
+                self.adopt(other, member)?
+            });
+        }
+        self.mailbox = Some(mailbox);
+        let reach: Vec<Reach> = locals.iter().map(|rank| self.reach[*rank]).collect();
+        unregister_segment(mine.segment, &reach);
+        Ok(introductions)
+    }
+
+    /// Take a peer's descriptors: its segment, its process, its mailbox.
+    fn adopt(&mut self, rank: usize, member: Member) -> Result<Arc<Segment>> {
+        let Ok([segment, process, mailbox]) = <[OwnedFd; 3]>::try_from(member.fds) else {
+            return Err(Error::Internal(format!("rank {rank} sent the wrong descriptors")));
+        };
+        self.processes[rank] = Some(process);
+        self.senders[rank] = Some(MailboxSender::new(mailbox));
+        Segment::map(segment, self.map.bytes()).map(Arc::new)
+    }
+}

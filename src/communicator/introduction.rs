@@ -1,0 +1,120 @@
+//! What a rank tells the others when it joins: its settings, its cores, where its memory is.
+#![allow(unsafe_code)]
+
+use crate::algorithm::Algorithm;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::host;
+
+/// What a rank tells the others at the rendezvous.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Introduction {
+    /// The number of its segment, for threads of its process.
+    pub segment: u64,
+    /// Its machine: ranks of one share cores, in whatever containers they run.
+    pub machine: u64,
+    /// Settings that must be the same on all ranks.
+    pub buffer_bytes: u64,
+    pub deterministic: u64,
+    pub algorithm: u64,
+    pub protection: u64,
+    pub sockets: u64,
+    /// 1 where the rank has a profile; only rank 0's counts.
+    pub profiled: u64,
+    /// The cores that it may run on: ranks bound to a core each do not share cores.
+    pub cores: Cores,
+}
+
+/// A set of cores, a bit each; as many as the kernel's fixed-size sets hold.
+pub(super) type Cores = [u64; 16];
+
+/// The cores that the calling thread may run on; none where the kernel does not say.
+pub(super) fn own_cores() -> Cores {
+    let mut cores = Cores::default();
+    // SAFETY: the kernel writes at most the bytes of the array.
+    unsafe { libc::sched_getaffinity(0, size_of::<Cores>(), cores.as_mut_ptr().cast()) };
+    cores
+}
+
+/// Bytes of an introduction.
+pub(super) const INTRODUCTION: usize = 8 * (8 + size_of::<Cores>() / 8);
+
+impl Introduction {
+    /// This rank's.
+    pub fn new(config: &Config) -> Result<Introduction> {
+        Ok(Introduction {
+            segment: 0,
+            machine: host::machine(),
+            buffer_bytes: config.buffer_bytes as u64,
+            deterministic: u64::from(config.deterministic),
+            algorithm: algorithm_word(config)?,
+            protection: config.protection as u64,
+            sockets: config.sockets as u64,
+            profiled: u64::from(config.profile.is_some()),
+            cores: own_cores(),
+        })
+    }
+
+    pub fn pack(&self) -> Vec<u8> {
+        let words = [
+            self.segment,
+            self.machine,
+            self.buffer_bytes,
+            self.deterministic,
+            self.algorithm,
+            self.protection,
+            self.sockets,
+            self.profiled,
+        ];
+        words.iter().chain(&self.cores).flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    pub fn unpack(bytes: &[u8]) -> Result<Introduction> {
+        let mut words = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")));
+        let mut next =
+            || words.next().ok_or_else(|| Error::Internal("a short introduction".into()));
+        Ok(Introduction {
+            segment: next()?,
+            machine: next()?,
+            buffer_bytes: next()?,
+            deterministic: next()?,
+            algorithm: next()?,
+            protection: next()?,
+            sockets: next()?,
+            profiled: next()?,
+            cores: {
+                let mut cores = Cores::default();
+                for word in &mut cores {
+                    *word = next()?;
+                }
+                cores
+            },
+        })
+    }
+
+    pub fn check(&self, rank: usize, other: usize, theirs: &Introduction) -> Result<()> {
+        let fields = [
+            ("RINGCOMM_BUFFSIZE", self.buffer_bytes, theirs.buffer_bytes),
+            ("RINGCOMM_DETERMINISTIC", self.deterministic, theirs.deterministic),
+            ("RINGCOMM_ALGO", self.algorithm, theirs.algorithm),
+            ("RINGCOMM_PROTECTION", self.protection, theirs.protection),
+            ("RINGCOMM_SOCKETS", self.sockets, theirs.sockets),
+        ];
+        match fields.iter().find(|(_, mine, theirs)| mine != theirs) {
+            None => Ok(()),
+            Some((name, mine, theirs)) => Err(Error::usage(format!(
+                "ranks disagree on {name}: rank {rank} has {mine}, rank {other} has {theirs}; \
+                 set it alike on all ranks"
+            ))),
+        }
+    }
+}
+
+fn algorithm_word(config: &Config) -> Result<u64> {
+    match &config.algorithm {
+        None => Ok(0),
+        Some(name) => Ok(Algorithm::from_name(name)? as u64 + 1),
+    }
+}

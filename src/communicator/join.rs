@@ -1,0 +1,244 @@
+//! Joining ranks on several hosts: who is where, shared memory within a host, sockets between.
+//!
+//! All ranks meet through the network first and say where they are. Those of one host then meet as
+//! the ranks of one machine do. A rank of another host is a mirror of its page, which the control
+//! thread keeps, and a connection, which is made at its first use.
+
+use super::Communicator;
+use super::assembly::{Assembly, Crowd, Until};
+use super::introduction::{INTRODUCTION, Introduction};
+use super::network::Engine;
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::network::{Gate, meet_unless};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::executor::links::{Links, Pages, Reach, SegmentMap};
+use crate::host;
+use crate::transport::segment::Segment;
+use crate::transport::tcp::{Inbox, Network, Settings};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a rank knows of the ranks on other hosts once they have met.
+pub(super) struct Outside {
+    gate: Gate,
+    /// By rank: what it said of itself.
+    cards: Vec<Card>,
+    /// By rank: its host, numbered by first appearance.
+    hosts: Vec<usize>,
+}
+
+/// A rank's part in the network, as long as its communicator lives.
+pub(super) struct Post {
+    pub engine: Engine,
+    pub addresses: Vec<Vec<SocketAddr>>,
+    pub hosts: Vec<usize>,
+}
+
+/// What a rank tells the ranks of all hosts.
+struct Card {
+    introduction: Introduction,
+    host: [u8; 32],
+    pid: u32,
+    addresses: Vec<SocketAddr>,
+    host_name: String,
+}
+
+impl Post {
+    /// Where a rank's host listens at another port than its gate's.
+    pub fn at_port(&self, rank: usize, port: u16) -> Vec<SocketAddr> {
+        let with_port = |address: &SocketAddr| {
+            let mut address = *address;
+            address.set_port(port);
+            address
+        };
+        self.addresses[rank].iter().map(with_port).collect()
+    }
+
+    /// Whether these ranks are all on one host.
+    pub fn share_a_host(&self, ranks: &[usize]) -> bool {
+        ranks.iter().all(|rank| self.hosts[*rank] == self.hosts[ranks[0]])
+    }
+}
+
+/// Bytes of an address: IP as IPv6, port, scope.
+const ADDRESS: usize = 16 + 2 + 4;
+
+fn pack_address(address: &SocketAddr) -> [u8; ADDRESS] {
+    let (ip, scope) = match address {
+        SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+        SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+    };
+    let mut bytes = [0; ADDRESS];
+    bytes[..16].copy_from_slice(&ip.octets());
+    bytes[16..18].copy_from_slice(&address.port().to_le_bytes());
+    bytes[18..].copy_from_slice(&scope.to_le_bytes());
+    bytes
+}
+
+fn unpack_address(bytes: &[u8; ADDRESS]) -> SocketAddr {
+    let (ip, rest) = bytes.split_first_chunk::<16>().expect("an address is longer");
+    let (port, scope) = rest.split_first_chunk::<2>().expect("an address is longer");
+    let port = u16::from_le_bytes(*port);
+    let scope = u32::from_le_bytes(scope.try_into().expect("four bytes are left"));
+    let ip = Ipv6Addr::from(*ip);
+    match ip.to_ipv4_mapped() {
+        Some(v4) => SocketAddr::new(IpAddr::V4(v4), port),
+        None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
+    }
+}
+
+impl Card {
+    fn pack(&self) -> Vec<u8> {
+        let mut bytes = self.introduction.pack();
+        bytes.extend(self.host);
+        bytes.extend(self.pid.to_le_bytes());
+        bytes.push(self.addresses.len() as u8);
+        bytes.extend(self.addresses.iter().flat_map(pack_address));
+        bytes.extend(self.host_name.as_bytes());
+        bytes
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<Card> {
+        let (introduction, rest) = bytes.split_at_checked(INTRODUCTION)?;
+        let (host, rest) = rest.split_first_chunk::<32>()?;
+        let (pid, rest) = rest.split_first_chunk::<4>()?;
+        let (count, rest) = rest.split_first()?;
+        let (addresses, name) = rest.split_at_checked(usize::from(*count) * ADDRESS)?;
+        Some(Card {
+            introduction: Introduction::unpack(introduction).ok()?,
+            host: *host,
+            pid: u32::from_le_bytes(*pid),
+            addresses: addresses.as_chunks::<ADDRESS>().0.iter().map(unpack_address).collect(),
+            host_name: String::from_utf8_lossy(name).into_owned(),
+        })
+    }
+}
+
+/// Hosts numbered by first appearance.
+fn numbered(cards: &[Card]) -> Vec<usize> {
+    let mut known: Vec<&[u8; 32]> = Vec::new();
+    cards
+        .iter()
+        .map(|card| {
+            known.iter().position(|host| **host == card.host).unwrap_or_else(|| {
+                known.push(&card.host);
+                known.len() - 1
+            })
+        })
+        .collect()
+}
+
+impl Communicator {
+    /// Join ranks that may be on several hosts.
+    pub(super) fn join_hosts(
+        mut assembly: Assembly,
+        id: &UniqueId,
+        config: &Config,
+        until: Until,
+        mut gate: Gate,
+    ) -> Result<Communicator> {
+        let (rank, nranks) = (assembly.rank, assembly.map.nranks);
+        let mine = Introduction::new(config)?;
+        let card = Card {
+            introduction: mine,
+            host: host::identity(config.host_id.as_deref()),
+            pid: std::process::id(),
+            addresses: gate.addresses().to_vec(),
+            host_name: host::name().to_string(),
+        };
+        let (deadline, is_called_off) = (until.deadline, until.is_called_off);
+        let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;
+        let unreadable = |other: usize| {
+            Error::usage(format!(
+                "rank {other} introduced itself in a way that this library does not read; use the \
+                 same ringcomm on every rank"
+            ))
+        };
+        let cards: Vec<Card> = cards
+            .iter()
+            .enumerate()
+            .map(|(other, bytes)| Card::unpack(bytes).ok_or_else(|| unreadable(other)))
+            .collect::<Result<_>>()?;
+        for (other, card) in cards.iter().enumerate() {
+            mine.check(rank, other, &card.introduction)?;
+        }
+        let introductions: Vec<Introduction> = cards.iter().map(|card| card.introduction).collect();
+        assembly.profiled = introductions[0].profiled == 1;
+        assembly.crowd = Crowd::of(&introductions, &mine);
+        let hosts = numbered(&cards);
+        let here = hosts[rank];
+        let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
+        let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
+        assembly.meet_locals(&locals, &local_id, &mine, until)?;
+        if locals.len() == nranks {
+            return super::init::assemble(assembly, None, id, config);
+        }
+        for other in (0..nranks).filter(|other| hosts[*other] != here) {
+            let mirror = Segment::anonymous(SegmentMap::mirror_bytes())?;
+            assembly.segments[other] = Some(Arc::new(mirror));
+            assembly.reach[other] = Reach::Network;
+        }
+        assembly.hosts = hosts.clone();
+        let outside = Outside { gate, cards, hosts };
+        super::init::assemble(assembly, Some(outside), id, config)
+    }
+}
+
+impl Outside {
+    /// Start the control thread and give the links their connections.
+    pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
+        let Outside { gate, cards, hosts } = self;
+        let rank = links.rank;
+        let inbox = Arc::new(Inbox::new()?);
+        let pages: Pages = links.pages();
+        for other in (0..links.nranks).filter(|other| hosts[*other] != hosts[rank]) {
+            pages.of(other).introduce(cards[other].pid, &cards[other].host_name);
+        }
+        let addresses: Vec<_> = cards.into_iter().map(|card| card.addresses).collect();
+        let engine = Engine::start(super::network::Start {
+            rank,
+            id: id.clone(),
+            gate,
+            addresses: addresses.clone(),
+            remote: hosts.iter().map(|host| *host != hosts[rank]).collect(),
+            pages,
+            inbox: inbox.clone(),
+            lanes: config.sockets,
+            timeout: Duration::from_millis(config.timeout_ms),
+        })?;
+        let settings = Settings {
+            geometry: links.geometry,
+            protection: config.protection,
+            lanes: config.sockets,
+        };
+        let connector = engine.connector();
+        links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
+        Ok(Post { engine, addresses, hosts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_survives_its_bytes() {
+        let card = Card {
+            introduction: Introduction::new(&Config::default()).unwrap(),
+            host: [7; 32],
+            pid: 12,
+            addresses: vec!["10.0.0.1:80".parse().unwrap(), "[fe80::1%3]:90".parse().unwrap()],
+            host_name: "a".into(),
+        };
+        let bytes = card.pack();
+        let read = Card::unpack(&bytes).unwrap();
+        assert_eq!(read.addresses, card.addresses);
+        assert!(read.introduction == card.introduction && read.host == card.host);
+        assert_eq!((read.pid, read.host_name.as_str()), (12, "a"));
+        let least = bytes.len() - 1;
+        assert!((0..least).all(|end| Card::unpack(&bytes[..end]).is_none()));
+        assert!(Card::unpack(&bytes[..least]).is_some_and(|card| card.host_name.is_empty()));
+    }
+}

@@ -1,0 +1,80 @@
+//! The control thread's descriptors: the event that wakes it, options of its sockets, its sleep.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+/// How long the kernel tries to get bytes to a neighbour that acknowledges nothing, milliseconds:
+/// with the heartbeat before it, a partition is found within seven seconds.
+const USER_TIMEOUT_MS: libc::c_int = 6000;
+
+/// Seconds of silence before the kernel asks whether the other end is there.
+const KEEPALIVE_S: libc::c_int = 2;
+
+/// Wakes a thread that sleeps in `poll`.
+pub struct Event(OwnedFd);
+
+impl Event {
+    pub fn new() -> Result<Event> {
+        // SAFETY: the call takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(Error::system("making an eventfd"));
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub fn raise(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes, as an eventfd takes them; a full one is raised anyway.
+        unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) };
+    }
+
+    pub fn lower(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes, as an eventfd gives them.
+        unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
+    }
+
+    pub fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Let the kernel find out when nobody is at the other end of a socket any more.
+pub fn watch_other_end(socket: RawFd) {
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE_S),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEPALIVE_S),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
+    ];
+    for (level, option, value) in options {
+        let length = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the value is live and `length` is its size. Only a socket that has ended already
+        // refuses an option, and its next use says so.
+        unsafe { libc::setsockopt(socket, level, option, (&raw const value).cast(), length) };
+    }
+}
+
+/// Keep the program's signals away from the calling thread: they are for the program's own.
+pub fn block_signals() {
+    // SAFETY: a set of signals is plain data, filled before it is used.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
+/// Sleep until a descriptor is ready or `until` has come.
+pub fn poll(entries: &mut [libc::pollfd], until: Instant) {
+    let left = until.saturating_duration_since(Instant::now());
+    // A millisecond more than the whole ones left, so that the last one is not spun away.
+    let ms = if left.is_zero() { 0 } else { left.as_millis().min(60_000) as libc::c_int + 1 };
+    // SAFETY: the pointer and length are those of a live slice. A signal, or the kernel's lack of
+    // memory, ends the sleep early, which harms nobody.
+    unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, ms) };
+}

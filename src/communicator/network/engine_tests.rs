@@ -1,0 +1,178 @@
+//! Control threads in one process, over real sockets; every rank takes all others for remote.
+
+use super::{Engine, Harm, Start};
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::config::Protection;
+use crate::executor::announcement::{Announcement, Phase};
+use crate::executor::control::Life;
+use crate::executor::links::{Pages, SegmentMap};
+use crate::transport::fifo::Geometry;
+use crate::transport::segment::Segment;
+use crate::transport::tcp::{Inbox, Network, Settings};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Rank {
+    pages: Pages,
+    inbox: Arc<Inbox>,
+    engine: Option<Engine>,
+}
+
+const LANES: usize = 2;
+
+fn ranks(nranks: usize) -> Vec<Rank> {
+    let id = UniqueId::generate().unwrap();
+    let gate = |_| Gate::open(&id, &NetworkConfig::default()).unwrap();
+    let gates: Vec<Gate> = (0..nranks).map(gate).collect();
+    let addresses: Vec<_> = gates.iter().map(|gate| gate.addresses().to_vec()).collect();
+    let start = |(rank, gate)| {
+        let segment = |_| Arc::new(Segment::anonymous(SegmentMap::mirror_bytes()).unwrap());
+        let pages = Pages::new(rank, (0..nranks).map(segment).collect());
+        pages.mine().introduce(1000 + rank as u32, "here");
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let engine = Engine::start(Start {
+            rank,
+            id: id.clone(),
+            gate,
+            addresses: addresses.clone(),
+            remote: (0..nranks).map(|other| other != rank).collect(),
+            pages: pages.clone(),
+            inbox: inbox.clone(),
+            lanes: LANES,
+            timeout: Duration::from_secs(20),
+        });
+        Rank { pages, inbox, engine: Some(engine.unwrap()) }
+    };
+    gates.into_iter().enumerate().map(start).collect()
+}
+
+/// Wait for what must come about; the limit only ends a defect.
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(30), "{what} does not come about");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Every rank has heard of every other one.
+fn acquaint(ranks: &[Rank]) {
+    ranks.iter().for_each(|rank| rank.engine.as_ref().unwrap().publish());
+    let known = |rank: &Rank, other| rank.pages.of(other).host() == "here";
+    for rank in ranks {
+        until("acquaintance", || (0..ranks.len()).all(|other| known(rank, other)));
+    }
+}
+
+#[test]
+fn what_a_page_says_shows_on_all_its_mirrors() {
+    let ranks = ranks(7);
+    acquaint(&ranks);
+    let page = ranks[5].pages.mine();
+    page.begin(0, 77, 0, 10, 1);
+    page.end(0, 2);
+    page.begin(1, 78, 0, 20, 3);
+    page.record(1).unwrap().waiting_for.store(3, std::sync::atomic::Ordering::Relaxed);
+    page.board.publish(&Announcement { attempt: 9, phase: Phase::Made, ..Announcement::NOTHING });
+    page.fail(2, "a text");
+    ranks[5].engine.as_ref().unwrap().publish();
+    for rank in &ranks {
+        let mirror = rank.pages.of(5);
+        until("the failure", || mirror.life() == Life::Failed);
+        assert_eq!(mirror.failure(), (Some(2), "a text".into()));
+        assert_eq!((mirror.completed(), mirror.host()), (1, "here".into()));
+        let seen = mirror.record(1).unwrap().seen();
+        assert_eq!((seen.fingerprint, seen.count, seen.waiting_for), (78, 20, Some(2)));
+        assert_eq!(mirror.record(0).unwrap().seen().fingerprint, 77);
+        assert_eq!(mirror.board.read().unwrap().attempt, 9);
+        assert!(!mirror.is_gone());
+    }
+}
+
+#[test]
+fn who_vanishes_is_gone_for_all_and_who_leaves_is_not() {
+    let mut ranks = ranks(6);
+    acquaint(&ranks);
+    let leaver = ranks[1].pages.mine();
+    leaver.board.publish(&Announcement { phase: Phase::Closed, ..Announcement::NOTHING });
+    leaver.leave();
+    ranks[1].engine = None;
+    for rank in &ranks {
+        until("the goodbye", || rank.pages.of(1).life() == Life::Left);
+    }
+    ranks[4].engine.as_ref().unwrap().harm(Harm::Vanish);
+    for rank in [0, 2, 3, 5] {
+        until("the death", || ranks[rank].pages.of(4).is_gone());
+        let gone: Vec<usize> = (0..6).filter(|r| ranks[rank].pages.of(*r).is_gone()).collect();
+        assert_eq!(gone, [4]);
+    }
+}
+
+#[test]
+fn broken_connections_are_made_again_and_nobody_is_taken_for_dead() {
+    let ranks = ranks(5);
+    acquaint(&ranks);
+    for round in 0..6 {
+        ranks[round % 5].engine.as_ref().unwrap().harm(Harm::Cut);
+        if round % 2 == 0 {
+            ranks[(round + 2) % 5].engine.as_ref().unwrap().harm(Harm::Cut);
+        }
+        let page = ranks[0].pages.mine();
+        page.end(round as u64, 1);
+        ranks[0].engine.as_ref().unwrap().publish();
+        for rank in &ranks {
+            until("the news", || rank.pages.of(0).completed() == round as u64 + 1);
+        }
+    }
+    for rank in &ranks {
+        assert!((0..5).all(|other| !rank.pages.of(other).is_gone()));
+    }
+}
+
+#[test]
+fn an_awaited_rank_tells_what_it_is_at() {
+    let ranks = ranks(3);
+    acquaint(&ranks);
+    // Rank 2 is done with call 0 and does nothing; rank 0 waits for it in call 1.
+    ranks[2].pages.mine().begin(0, 5, 0, 1, 1);
+    ranks[2].pages.mine().end(0, 1);
+    ranks[0].pages.mine().begin(0, 5, 0, 1, 1);
+    ranks[0].pages.mine().end(0, 1);
+    ranks[0].pages.mine().begin(1, 5, 0, 1, 1);
+    let record = ranks[0].pages.mine().record(1).unwrap();
+    record.waiting_for.store(3, std::sync::atomic::Ordering::Relaxed);
+    ranks[0].engine.as_ref().unwrap().publish();
+    until("the answer", || ranks[0].pages.of(2).completed() == 1);
+}
+
+#[test]
+fn data_sockets_reach_both_inboxes() {
+    let ranks = ranks(3);
+    let settings = Settings {
+        geometry: Geometry { depth: 2, slot_bytes: 4096 },
+        protection: Protection::default(),
+        lanes: LANES,
+    };
+    let network = |rank: usize| {
+        let connector = ranks[rank].engine.as_ref().unwrap().connector();
+        Network::new(rank, 3, settings, ranks[rank].inbox.clone(), connector)
+    };
+    let (mut low, mut high) = (network(0), network(2));
+    let started = Instant::now();
+    while !(low.connection(2).lanes().count() == LANES
+        && high.connection(0).lanes().count() == LANES)
+    {
+        assert!(started.elapsed() < Duration::from_secs(30), "no lanes");
+        low.sleep(None, Duration::from_millis(1));
+        high.sleep(None, Duration::from_millis(1));
+    }
+    // Nobody is behind this gate any more.
+    let mut ranks = ranks;
+    ranks[1].engine = None;
+    let started = Instant::now();
+    while !low.connection(1).is_broken() {
+        assert!(started.elapsed() < Duration::from_secs(30), "no failure");
+        low.sleep(None, Duration::from_millis(1));
+    }
+}

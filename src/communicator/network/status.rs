@@ -1,0 +1,86 @@
+//! What a rank's page says, in a form that travels.
+
+use crate::clock;
+use crate::executor::announcement::Announcement;
+use crate::executor::control::{Control, HOST_BYTES, Life, Seen, TEXT_BYTES};
+use crate::sync::atomic::Ordering::Relaxed;
+
+/// Calls that a status tells of: the one at hand and the last before it. Ranks that wait for each
+/// other are at most a few calls apart.
+pub const CALLS: usize = 4;
+
+/// A page without its history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    pub life: Life,
+    /// Whose failure it was, and its text.
+    pub culprit: Option<u32>,
+    pub text: String,
+    pub pid: u32,
+    pub host: String,
+    pub completed: u64,
+    /// At most [`CALLS`].
+    pub calls: Vec<Seen>,
+    pub batch: Option<Seen>,
+    pub board: Announcement,
+}
+
+impl Status {
+    /// What a page says now.
+    pub fn of(page: &Control) -> Status {
+        // The life first: who sees a failure sees what came before it.
+        let life = page.life();
+        let (culprit, text) = match life {
+            Life::Failed => page.failure(),
+            Life::Working | Life::Left => (None, String::new()),
+        };
+        let completed = page.completed();
+        let first = (completed + 1).saturating_sub(CALLS as u64);
+        let calls = (first..=completed).filter_map(|sequence| page.record(sequence));
+        Status {
+            life,
+            culprit: culprit.map(|rank| rank as u32),
+            text: cut(text, TEXT_BYTES),
+            pid: page.pid.load(Relaxed),
+            host: cut(page.host(), HOST_BYTES),
+            completed,
+            calls: calls.map(|record| record.seen()).collect(),
+            batch: page.open_batch().map(|record| record.seen()),
+            board: board(page),
+        }
+    }
+
+    /// Make a mirror say the same; whether its owner's life has changed by that.
+    pub fn reflect(&self, mirror: &Control) -> bool {
+        mirror.introduce(self.pid, &self.host);
+        mirror.reflect(self.completed, &self.calls, self.batch.as_ref(), clock::ticks());
+        mirror.board.publish(&self.board);
+        let before = mirror.life();
+        // The life last, as above.
+        match self.life {
+            Life::Working => {}
+            Life::Failed => mirror.fail(self.culprit.unwrap_or(0) as usize, &self.text),
+            Life::Left => mirror.leave(),
+        }
+        mirror.life() != before
+    }
+
+    /// Within the bounds that a frame has room for.
+    pub fn is_bounded(&self) -> bool {
+        self.text.len() <= TEXT_BYTES && self.host.len() <= HOST_BYTES && self.calls.len() <= CALLS
+    }
+}
+
+/// At most `most` bytes of a text: what was not UTF-8 has grown as it was read.
+fn cut(mut text: String, most: usize) -> String {
+    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
+/// The page's announcement. Its writer takes less than a microsecond; one that is stopped in the
+/// middle publishes again when it goes on.
+fn board(page: &Control) -> Announcement {
+    let tries = std::iter::repeat_with(|| page.board.read());
+    tries.take(1000).flatten().next().unwrap_or(Announcement::NOTHING)
+}

@@ -1,0 +1,74 @@
+//! Splitting: communicators of the ranks that name the same color.
+#![allow(unsafe_code)]
+
+use super::assembly::Until;
+use super::{Call, Communicator};
+use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::config::Config;
+use crate::error::Result;
+use crate::plan::Collective;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::types::DataType;
+use std::time::{Duration, Instant};
+
+/// What a rank tells the others: its color, its key, and the port of its gate for the new
+/// communicator, where there are other hosts.
+type Wish = [i32; 3];
+
+impl Communicator {
+    /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
+    /// negative color.
+    pub fn split(
+        &self,
+        color: i32,
+        key: i32,
+        config: Option<&Config>,
+    ) -> Result<Option<Communicator>> {
+        self.check_process()?;
+        let config = config.unwrap_or(&self.config);
+        let child = self.children.fetch_add(1, Relaxed);
+        let label = format!("split {child} {color}");
+        let local_id = self.id.derive_at(label.as_bytes(), &[]);
+        let gate = match &self.outside {
+            Some(_) if color >= 0 => Some(Gate::open(&local_id, &NetworkConfig::from(config))?),
+            _ => None,
+        };
+        let port = gate.as_ref().and_then(|gate| gate.addresses().first()).map_or(0, |a| a.port());
+        let all = self.gather_wishes([color, key, i32::from(port)])?;
+        if color < 0 {
+            return Ok(None);
+        }
+        let mut group: Vec<(i32, usize)> = (0..self.nranks)
+            .filter(|rank| all[*rank][0] == color)
+            .map(|rank| (all[rank][1], rank))
+            .collect();
+        group.sort_unstable();
+        let group: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
+        let rank = group.iter().position(|rank| *rank == self.rank);
+        let rank = rank.expect("this rank gave its own color");
+        let (Some(outside), Some(gate)) = (&self.outside, gate) else {
+            return Communicator::init_rank(group.len(), &local_id, rank, config).map(Some);
+        };
+        if outside.share_a_host(&group) {
+            return Communicator::init_rank(group.len(), &local_id, rank, config).map(Some);
+        }
+        let root = outside.at_port(group[0], all[group[0]][2] as u16);
+        let id = self.id.derive_at(label.as_bytes(), &root);
+        let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
+        let until = Until { deadline, is_called_off: None };
+        Communicator::init_through(gate, group.len(), &id, rank, config, until).map(Some)
+    }
+
+    fn gather_wishes(&self, mine: Wish) -> Result<Vec<Wish>> {
+        let mut all = vec![Wish::default(); self.nranks];
+        let call = Call {
+            send: mine.as_ptr().cast(),
+            recv: all.as_mut_ptr().cast(),
+            count: mine.len(),
+            ..Call::new(Collective::AllGather, DataType::Int32)
+        };
+        // SAFETY: both buffers hold what an all-gather of a wish from each rank needs.
+        unsafe { self.run(&call)? };
+        Ok(all)
+    }
+}

@@ -1,0 +1,264 @@
+//! The four verbs towards peers on other machines, and waiting while sockets have to be served.
+//!
+//! A message may lie in the user's memory at both ends: it is lent to the socket by the sender and
+//! read from the socket to its place by the receiver. Whoever overwrites memory asks first whether
+//! some of it is still lent ([`Links::settle`]), and an operation ends with nothing lent
+//! ([`Links::flush`]).
+#![allow(unsafe_code)]
+
+use super::links::{Links, Reach};
+use crate::device::host::copy;
+use crate::error::Result;
+use crate::transport::fifo::{Message, Stamp};
+use crate::transport::tcp::{Connection, Network};
+use crate::transport::wait::{self, Doorbell, OnBell, Waiting, Watch};
+use std::time::{Duration, Instant};
+
+/// The longest sleep on one thing while another may need this thread too.
+const BETWEEN: Duration = Duration::from_millis(1);
+
+/// How long an unexpected message waits for its sender's words: a rank that waits publishes its
+/// call within a tenth of a second.
+const EXPLANATION: Duration = Duration::from_millis(300);
+
+/// Waiting for a local peer's bell while messages to other machines have to be written.
+pub(super) struct OnBoth<'a, F> {
+    pub bell: &'a Doorbell,
+    pub network: &'a mut Network,
+    pub poll: F,
+}
+
+impl<T, F: FnMut() -> Option<T>> Waiting for OnBoth<'_, F> {
+    type Value = T;
+
+    fn poll(&mut self) -> Option<T> {
+        let value = (self.poll)();
+        if value.is_none() {
+            self.network.flush();
+        }
+        value
+    }
+
+    fn sleep(&mut self, time: Duration) -> Option<T> {
+        let time = if self.network.flush() { time } else { time.min(BETWEEN) };
+        OnBell { bell: self.bell, poll: &mut self.poll }.sleep(time)
+    }
+}
+
+/// Waiting for a peer on another machine; an error is the reason why its connection broke.
+struct OnNetwork<'a, F> {
+    network: &'a mut Network,
+    peer: usize,
+    poll: F,
+}
+
+impl<T, F: FnMut(&mut Connection) -> Option<T>> Waiting for OnNetwork<'_, F> {
+    type Value = std::result::Result<T, String>;
+
+    fn poll(&mut self) -> Option<Self::Value> {
+        self.network.flush();
+        let connection = self.network.connection(self.peer);
+        match (self.poll)(connection) {
+            Some(value) => Some(Ok(value)),
+            None => connection.breach().map(|why| Err(why.to_string())),
+        }
+    }
+
+    fn sleep(&mut self, time: Duration) -> Option<Self::Value> {
+        self.network.sleep(Some(self.peer), time);
+        None
+    }
+}
+
+impl Links {
+    pub fn is_remote(&self, peer: usize) -> bool {
+        self.network.is_some() && self.reach(peer) == Reach::Network
+    }
+
+    fn remote(&mut self) -> &mut Network {
+        self.network.as_mut().expect("remote peers come with a network")
+    }
+
+    fn wait_network<T>(
+        &mut self,
+        peer: usize,
+        watch: &dyn Watch,
+        poll: impl FnMut(&mut Connection) -> Option<T>,
+    ) -> Result<T> {
+        let patience = self.patience;
+        let mut waiting = OnNetwork { network: self.remote(), peer, poll };
+        let outcome = wait::wait_on(patience, peer, watch, &mut waiting)?;
+        outcome.map_err(|why| watch.broken(peer, &why))
+    }
+
+    pub(super) fn reserve_remote(
+        &mut self,
+        peer: usize,
+        bytes: usize,
+        watch: &dyn Watch,
+    ) -> Result<*mut u8> {
+        self.wait_network(peer, watch, |connection| connection.try_reserve(bytes))
+    }
+
+    pub(super) fn post_remote(&mut self, peer: usize, stamp: &Stamp, bytes: usize) {
+        let network = self.remote();
+        network.connection(peer).post(stamp, bytes);
+        network.posted(peer);
+    }
+
+    pub(super) fn wait_remote(&mut self, peer: usize, watch: &dyn Watch) -> Result<Message> {
+        self.wait_network(peer, watch, |connection| connection.try_wait())
+            .map(|(message, _)| message)
+    }
+
+    /// The message that is there, once the sender has had time to say over the control plane what
+    /// call it belongs to, or that it has failed: `watch` then knows.
+    #[cold]
+    pub(super) fn explained(&mut self, peer: usize, watch: &dyn Watch) -> Option<Message> {
+        let started = Instant::now();
+        while started.elapsed() < EXPLANATION && watch.check(peer, Duration::ZERO).is_ok() {
+            std::thread::sleep(BETWEEN);
+        }
+        self.remote().connection(peer).try_wait().map(|(message, _)| message)
+    }
+
+    pub(super) fn free_remote(&mut self, peer: usize) {
+        self.remote().connection(peer).free();
+    }
+
+    /// Send `bytes` bytes to a remote `peer` from where they lie.
+    ///
+    /// # Safety
+    /// They stay as they are until a [`Links::flush`] or a [`Links::settle`] of them.
+    pub unsafe fn lend(
+        &mut self,
+        peer: usize,
+        stamp: &Stamp,
+        payload: *const u8,
+        bytes: usize,
+        watch: &dyn Watch,
+    ) -> Result<()> {
+        self.wait_network(peer, watch, |connection| {
+            // SAFETY: the caller's promise.
+            unsafe { connection.lend(stamp, payload, bytes) }.then_some(())
+        })?;
+        self.remote().posted(peer);
+        Ok(())
+    }
+
+    /// As [`Links::lend`], if there is room now.
+    ///
+    /// # Safety
+    /// As [`Links::lend`].
+    pub unsafe fn try_lend(
+        &mut self,
+        peer: usize,
+        stamp: &Stamp,
+        payload: *const u8,
+        bytes: usize,
+    ) -> bool {
+        let network = self.remote();
+        network.flush();
+        // SAFETY: the caller's promise.
+        let lent = unsafe { network.connection(peer).lend(stamp, payload, bytes) };
+        network.posted(peer);
+        lent
+    }
+
+    /// Wait for the next message of a remote `peer`, and have it at `target`.
+    ///
+    /// # Safety
+    /// `target` is valid for `bytes` bytes, which nothing else uses.
+    pub unsafe fn receive_into(
+        &mut self,
+        peer: usize,
+        stamp: &Stamp,
+        target: *mut u8,
+        bytes: usize,
+        watch: &dyn Watch,
+    ) -> Result<()> {
+        let outcome = self.wait_network(peer, watch, |connection| {
+            connection.want_at(target, bytes, stamp);
+            connection.try_wait()
+        });
+        self.remote().connection(peer).want_nowhere();
+        let (message, landed) = outcome?;
+        // SAFETY: the caller's promise.
+        unsafe { self.keep(peer, stamp, target, bytes, (message, landed), watch) }
+    }
+
+    /// As [`Links::receive_into`], if the message is there already; whether it was.
+    ///
+    /// # Safety
+    /// As [`Links::receive_into`], until the message has come or the operation is over.
+    pub unsafe fn try_receive_into(
+        &mut self,
+        peer: usize,
+        stamp: &Stamp,
+        target: *mut u8,
+        bytes: usize,
+        watch: &dyn Watch,
+    ) -> Result<bool> {
+        let connection = self.remote().connection(peer);
+        connection.want_at(target, bytes, stamp);
+        let Some(come) = connection.try_wait() else {
+            let breach = connection.breach().map(str::to_string);
+            return breach.map_or(Ok(false), |why| Err(watch.broken(peer, &why)));
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.keep(peer, stamp, target, bytes, come, watch)? };
+        Ok(true)
+    }
+
+    /// Check a message that has come and see that it lies at `target`.
+    unsafe fn keep(
+        &mut self,
+        peer: usize,
+        stamp: &Stamp,
+        target: *mut u8,
+        bytes: usize,
+        (message, landed): (Message, bool),
+        watch: &dyn Watch,
+    ) -> Result<()> {
+        if !message.matches(stamp, bytes) {
+            return Err(self.stranger(peer, stamp, bytes, watch));
+        }
+        if !landed && bytes > 0 {
+            // SAFETY: the slot holds the message until it is freed; the target is the caller's.
+            unsafe { copy(target, message.payload, bytes, false) };
+        }
+        self.free_remote(peer);
+        Ok(())
+    }
+
+    /// Take back what is lent of this memory: it is about to be overwritten.
+    #[inline]
+    pub fn settle(&mut self, address: *const u8, bytes: usize) {
+        if let Some(network) = &mut self.network {
+            network.settle(address, bytes);
+        }
+    }
+
+    /// Wait until the kernel has every byte that was posted to other machines.
+    #[inline]
+    pub fn flush(&mut self, watch: &dyn Watch) -> Result<()> {
+        while let Some(network) = &mut self.network {
+            if network.flush() {
+                break;
+            }
+            let Some(peer) = network.unwritten() else { break };
+            self.wait_network(peer, watch, |connection| {
+                connection.flush();
+                connection.is_written().then_some(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Sleep until a socket has news or the time is over.
+    pub(super) fn sleep(&mut self, time: Duration) {
+        if let Some(network) = &mut self.network {
+            network.sleep(None, time.min(BETWEEN));
+        }
+    }
+}

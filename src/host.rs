@@ -1,0 +1,71 @@
+//! This machine: its name for people who read an error, and what tells whether two ranks share it.
+#![allow(unsafe_code)]
+
+use sha2::{Digest, Sha256};
+use std::sync::OnceLock;
+
+/// Bytes of a host name, with its end: Linux allows 64 and the NUL.
+const BYTES: usize = 65;
+
+/// The name of this host, as `hostname` prints it; empty where the system gives none.
+pub fn name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let mut bytes = [0u8; BYTES];
+        // SAFETY: the pointer and length are those of a live array.
+        let result = unsafe { libc::gethostname(bytes.as_mut_ptr().cast(), BYTES) };
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
+        if result == 0 {
+            String::from_utf8_lossy(&bytes[..end]).into_owned()
+        } else {
+            String::new()
+        }
+    })
+}
+
+/// A number that the processes of one running machine share, in whatever containers they are.
+pub fn machine() -> u64 {
+    static MACHINE: OnceLock<u64> = OnceLock::new();
+    *MACHINE.get_or_init(|| {
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digest = Sha256::digest(&boot);
+        u64::from_le_bytes(digest[..8].try_into().expect("eight of thirty-two bytes"))
+    })
+}
+
+/// What ranks have in common that can meet through shared memory: the machine, the network
+/// namespace (sockets by name belong to it), and the user, whose credentials are checked. `given`
+/// takes the place of all three.
+pub fn identity(given: Option<&str>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    match given {
+        Some(text) => hash.update(text),
+        None => {
+            // SAFETY: the call takes nothing and always succeeds.
+            let user = unsafe { libc::geteuid() };
+            let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+            hash.update(machine().to_le_bytes());
+            hash.update(user.to_le_bytes());
+            hash.update(namespace.as_os_str().as_encoded_bytes());
+        }
+    }
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_name_is_the_kernels() {
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux has it");
+        assert_eq!(super::name(), kernel.trim_end());
+    }
+
+    #[test]
+    fn a_given_identity_stands_for_the_machine() {
+        use super::identity;
+        assert_eq!(identity(None), identity(None));
+        assert_eq!(identity(Some("a")), identity(Some("a")));
+        assert_ne!(identity(Some("a")), identity(Some("b")));
+        assert_ne!(identity(Some("a")), identity(None));
+    }
+}

@@ -1,0 +1,204 @@
+//! What one end of a connection receives: slots that put messages back in order of position.
+//!
+//! A message goes to the slot of its position, or, where the reader has said so before it came,
+//! to the place in the user's memory where it is wanted.
+#![allow(unsafe_code)]
+
+use super::frame::Frame;
+use super::protect::TAG_BYTES;
+use crate::transport::fifo::{Geometry, Message, Stamp};
+
+/// Where the payload of a message goes.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub address: *mut u8,
+    /// The user's memory, not a slot.
+    pub landed: bool,
+}
+
+/// Where the reader wants the next message.
+struct Landing {
+    address: *mut u8,
+    length: usize,
+    stamp: Stamp,
+}
+
+/// What has come of a position.
+#[derive(Clone, Copy)]
+enum Slot {
+    Empty,
+    Coming,
+    Arrived { length: usize, stamp: Stamp, landed: bool },
+}
+
+/// The receiving half of a connection.
+pub struct Inbound {
+    memory: Vec<u8>,
+    geometry: Geometry,
+    slots: Box<[Slot]>,
+    /// The position that is read next.
+    next: u64,
+    landing: Option<Landing>,
+}
+
+// SAFETY: the landing place belongs to the running call, whose thread owns this.
+unsafe impl Send for Inbound {}
+
+/// What to do with a frame.
+pub enum Admission {
+    Into(Place),
+    /// Its slot is not free yet: leave it in the socket.
+    Later,
+}
+
+impl Inbound {
+    pub fn new(geometry: Geometry) -> Inbound {
+        Inbound {
+            memory: vec![0; geometry.depth * stride(&geometry)],
+            geometry,
+            slots: vec![Slot::Empty; geometry.depth].into(),
+            next: 0,
+            landing: None,
+        }
+    }
+
+    fn index(&self, position: u64) -> usize {
+        (position % self.geometry.depth as u64) as usize
+    }
+
+    fn slot_address(&self, position: u64) -> *mut u8 {
+        let offset = self.index(position) * stride(&self.geometry);
+        self.memory.as_ptr().cast_mut().wrapping_add(offset)
+    }
+
+    /// Where a frame's payload goes, or why the frame cannot be right.
+    pub fn admit(&mut self, frame: &Frame, may_land: bool) -> Result<Admission, &'static str> {
+        if frame.length as usize > self.geometry.slot_bytes {
+            return Err("a message is longer than a slot");
+        }
+        let depth = self.geometry.depth as u64;
+        let ahead = frame.position.wrapping_sub(self.next);
+        // A sender runs ahead of the reader by what the sockets hold, and never behind it.
+        if ahead > u64::MAX / 2 {
+            return Err("a message came twice");
+        }
+        if ahead >= depth {
+            return Ok(Admission::Later);
+        }
+        let index = self.index(frame.position);
+        if !matches!(self.slots[index], Slot::Empty) {
+            return Err("a message came twice");
+        }
+        self.slots[index] = Slot::Coming;
+        let wanted = self.landing.as_ref().filter(|landing| {
+            may_land
+                && frame.length > 0
+                && ahead == 0
+                && landing.length == frame.length as usize
+                && landing.stamp.sequence == frame.stamp.sequence
+                && landing.stamp.fingerprint == frame.stamp.fingerprint
+        });
+        Ok(Admission::Into(match wanted {
+            Some(landing) => Place { address: landing.address, landed: true },
+            None => Place { address: self.slot_address(frame.position), landed: false },
+        }))
+    }
+
+    /// A frame's payload is all there.
+    pub fn arrived(&mut self, frame: &Frame, landed: bool) {
+        let (length, stamp) = (frame.length as usize, frame.stamp);
+        self.slots[self.index(frame.position)] = Slot::Arrived { length, stamp, landed };
+    }
+
+    /// The next message, if it has come, and whether it lies where it was wanted.
+    pub fn ready(&self) -> Option<(Message, bool)> {
+        match self.slots[self.index(self.next)] {
+            Slot::Arrived { length, stamp, landed } => {
+                let payload = self.slot_address(self.next).cast_const();
+                Some((Message { payload, length, stamp }, landed))
+            }
+            _ => None,
+        }
+    }
+
+    /// Want the next message at `address`, if it has not begun to come.
+    pub fn want_at(&mut self, address: *mut u8, length: usize, stamp: &Stamp) {
+        self.landing = Some(Landing { address, length, stamp: *stamp });
+    }
+
+    pub fn want_nowhere(&mut self) {
+        self.landing = None;
+    }
+
+    /// The reader is through with the next message.
+    pub fn free(&mut self) {
+        let index = self.index(self.next);
+        self.slots[index] = Slot::Empty;
+        self.next += 1;
+        self.landing = None;
+    }
+}
+
+/// A slot has room for an encrypted message's tag behind its payload.
+fn stride(geometry: &Geometry) -> usize {
+    geometry.slot_bytes + TAG_BYTES.next_multiple_of(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(position: u64) -> Frame {
+        Frame { position, length: 8, payload_check: 0, stamp: Stamp::default() }
+    }
+
+    fn inbound() -> Inbound {
+        Inbound::new(Geometry { depth: 2, slot_bytes: 64 })
+    }
+
+    #[test]
+    fn messages_are_read_in_order_of_position() {
+        let mut inbound = inbound();
+        assert!(matches!(inbound.admit(&frame(1), true), Ok(Admission::Into(_))));
+        inbound.arrived(&frame(1), false);
+        assert!(inbound.ready().is_none(), "the first is still missing");
+        assert!(matches!(inbound.admit(&frame(0), true), Ok(Admission::Into(_))));
+        inbound.arrived(&frame(0), false);
+        assert!(matches!(inbound.admit(&frame(2), true), Ok(Admission::Later)));
+        assert!(inbound.ready().is_some());
+        inbound.free();
+        assert!(matches!(inbound.admit(&frame(2), true), Ok(Admission::Into(_))));
+    }
+
+    #[test]
+    fn impossible_frames_are_refused() {
+        let mut inbound = inbound();
+        assert!(inbound.admit(&Frame { length: 65, ..frame(0) }, true).is_err());
+        assert!(inbound.admit(&frame(0), true).is_ok());
+        assert!(inbound.admit(&frame(0), true).is_err(), "twice");
+        inbound.arrived(&frame(0), false);
+        inbound.free();
+        assert!(inbound.admit(&frame(0), true).is_err(), "long past");
+    }
+
+    #[test]
+    fn a_message_lands_where_it_is_wanted() {
+        let mut inbound = inbound();
+        let mut user = [0u8; 8];
+        let stamp = Stamp::default();
+        let mut lands = |inbound: &mut Inbound, length: u32, position| {
+            inbound.want_at(user.as_mut_ptr(), 8, &stamp);
+            match inbound.admit(&Frame { length, ..frame(position) }, true) {
+                Ok(Admission::Into(place)) => place.landed,
+                _ => panic!("not admitted"),
+            }
+        };
+        assert!(!lands(&mut inbound, 7, 0), "another length");
+        assert!(!lands(&mut inbound, 8, 1), "not the next");
+        inbound.arrived(&frame(0), false);
+        inbound.free();
+        inbound.arrived(&frame(1), false);
+        inbound.free();
+        assert!(lands(&mut inbound, 8, 2));
+    }
+}

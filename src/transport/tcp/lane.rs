@@ -1,0 +1,289 @@
+//! A lane: one socket between two ranks, with the message it is writing and the one it is reading.
+#![allow(unsafe_code)]
+
+use super::frame::{FRAME_BYTES, Frame};
+use super::inbound::{Admission, Inbound, Place};
+use super::outbound::Outbound;
+use super::protect::{Cipher, LaneKeys, TAG_BYTES, checksum};
+use crate::config::Protection;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Bytes that a read may fetch beyond what is asked for: small messages come whole with one call,
+/// and copying as much once more takes under a microsecond.
+const AHEAD: usize = 16 << 10;
+
+/// While a message of this many bytes comes, only the next header is read ahead: what follows is
+/// likely as long, and goes to its place without a copy.
+const LONG: usize = 32 << 10;
+
+/// Why a lane is of no more use.
+#[derive(Debug)]
+pub enum Broken {
+    /// The peer closed it.
+    Closed,
+    System(io::Error),
+    /// Bytes came that no right peer sends.
+    Damaged(&'static str),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Closed => write!(f, "the other end closed it"),
+            Broken::System(error) => write!(f, "{error}"),
+            Broken::Damaged(what) => write!(f, "{what}"),
+        }
+    }
+}
+
+/// A payload that is coming.
+struct Body {
+    frame: Frame,
+    header: [u8; FRAME_BYTES],
+    place: Place,
+    done: usize,
+}
+
+pub struct Lane {
+    socket: OwnedFd,
+    protection: Protection,
+    seals: Option<Cipher>,
+    opens: Option<Cipher>,
+    /// The position being written and how many bytes of it are the kernel's.
+    writing: Option<(u64, usize)>,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    body: Option<Body>,
+    /// The next frame waits for its slot.
+    stalled: bool,
+}
+
+// SAFETY: a body's place is a slot of the connection or the running call's memory; the thread that
+// runs the call owns the lane.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    pub fn new(socket: OwnedFd, protection: Protection, keys: &LaneKeys) -> Lane {
+        let encrypted = protection == Protection::Encrypted;
+        Lane {
+            socket,
+            protection,
+            seals: encrypted.then(|| Cipher::new(&keys.send)),
+            opens: encrypted.then(|| Cipher::new(&keys.receive)),
+            writing: None,
+            buffer: vec![0; AHEAD].into(),
+            start: 0,
+            end: 0,
+            body: None,
+            stalled: false,
+        }
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Whether a read could lead anywhere.
+    pub fn wants_input(&self) -> bool {
+        !self.stalled
+    }
+
+    /// Whether a message has begun to come, or waits for its slot.
+    pub fn is_reading(&self) -> bool {
+        self.stalled || self.body.is_some()
+    }
+
+    pub fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    /// Write what is posted, as far as the socket takes it.
+    pub fn write(&mut self, outbound: &mut Outbound) -> Result<(), Broken> {
+        loop {
+            let (position, done) = match self.writing {
+                Some(writing) => writing,
+                None => match outbound.take(self.seals.as_ref()) {
+                    Some(position) => (position, 0),
+                    None => return Ok(()),
+                },
+            };
+            self.writing = Some((position, done));
+            let message = outbound.message(position);
+            let tag = if self.seals.is_some() { TAG_BYTES } else { 0 };
+            let total = FRAME_BYTES + message.length + tag;
+            // SAFETY: the payload is valid until the message is done.
+            let payload =
+                unsafe { std::slice::from_raw_parts(message.payload.cast_const(), message.length) };
+            match send(self.fd(), [&message.header, payload, &message.tag[..tag]], done) {
+                Ok(sent) if done + sent == total => {
+                    outbound.done(position);
+                    self.writing = None;
+                }
+                Ok(sent) => self.writing = Some((position, done + sent)),
+                Err(error) if is_not_yet(&error) => return Ok(()),
+                Err(error) => return Err(Broken::System(error)),
+            }
+        }
+    }
+
+    /// Read until the connection's next message is there or the socket is empty.
+    pub fn read(&mut self, inbound: &mut Inbound) -> Result<(), Broken> {
+        self.stalled = false;
+        while inbound.ready().is_none() {
+            let advanced = match self.body {
+                Some(_) => self.read_body(inbound)?,
+                None => self.read_header(inbound)?,
+            };
+            if !advanced {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begin the next message; whether it was there.
+    fn read_header(&mut self, inbound: &mut Inbound) -> Result<bool, Broken> {
+        if self.end - self.start < FRAME_BYTES {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let free = &mut self.buffer[self.end..];
+            let (pointer, length) = (free.as_mut_ptr(), free.len());
+            match receive(self.socket.as_raw_fd(), (std::ptr::null_mut(), 0), (pointer, length))? {
+                None => return Ok(false),
+                Some(got) => self.end += got,
+            }
+            if self.end - self.start < FRAME_BYTES {
+                return Ok(true);
+            }
+        }
+        let header: [u8; FRAME_BYTES] =
+            self.buffer[self.start..self.start + FRAME_BYTES].try_into().expect("a header's bytes");
+        let frame = Frame::decode(&header).map_err(Broken::Damaged)?;
+        match inbound.admit(&frame, self.opens.is_none()).map_err(Broken::Damaged)? {
+            Admission::Later => {
+                self.stalled = true;
+                Ok(false)
+            }
+            Admission::Into(place) => {
+                self.start += FRAME_BYTES;
+                self.body = Some(Body { frame, header, place, done: 0 });
+                Ok(true)
+            }
+        }
+    }
+
+    /// Go on with the message that is coming; whether bytes came.
+    fn read_body(&mut self, inbound: &mut Inbound) -> Result<bool, Broken> {
+        let tag = if self.opens.is_some() { TAG_BYTES } else { 0 };
+        let body = self.body.as_mut().expect("a message is coming");
+        let total = body.frame.length as usize + tag;
+        let have = (self.end - self.start).min(total - body.done);
+        // SAFETY: the place has room for the payload, and a slot for the tag behind it.
+        unsafe {
+            let source = self.buffer.as_ptr().add(self.start);
+            body.place.address.add(body.done).copy_from_nonoverlapping(source, have);
+        }
+        self.start += have;
+        body.done += have;
+        if body.done < total {
+            (self.start, self.end) = (0, 0);
+            let ahead = if total >= LONG { FRAME_BYTES } else { AHEAD };
+            let rest = (body.place.address.wrapping_add(body.done), total - body.done);
+            let ahead = (self.buffer.as_mut_ptr(), ahead);
+            match receive(self.socket.as_raw_fd(), rest, ahead)? {
+                None => return Ok(false),
+                Some(got) => {
+                    let here = got.min(total - body.done);
+                    body.done += here;
+                    self.end = got - here;
+                }
+            }
+            if body.done < total {
+                return Ok(true);
+            }
+        }
+        self.finish(inbound)?;
+        Ok(true)
+    }
+
+    /// Check the message that is all there and hand it over.
+    fn finish(&mut self, inbound: &mut Inbound) -> Result<(), Broken> {
+        let body = self.body.take().expect("a message has come");
+        let length = body.frame.length as usize;
+        // SAFETY: the bytes were just read there, and a slot has room for the tag.
+        let (payload, tag) = unsafe {
+            let tag = if self.opens.is_some() { TAG_BYTES } else { 0 };
+            let tag = std::slice::from_raw_parts(body.place.address.add(length), tag);
+            (std::slice::from_raw_parts_mut(body.place.address, length), tag)
+        };
+        if let Some(cipher) = &self.opens {
+            if !cipher.open(body.frame.position, &body.header, payload, tag) {
+                return Err(Broken::Damaged("a message was not sealed by the peer"));
+            }
+        } else if self.protection == Protection::Checksum
+            && length > 0
+            && checksum(payload) != body.frame.payload_check
+        {
+            return Err(Broken::Damaged("a message was damaged on the way (its checksum differs)"));
+        }
+        inbound.arrived(&body.frame, body.place.landed);
+        Ok(())
+    }
+}
+
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Send what follows the first `done` bytes of three blocks.
+fn send(fd: RawFd, blocks: [&[u8]; 3], done: usize) -> io::Result<usize> {
+    let mut skip = done;
+    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 3];
+    let mut used = 0;
+    for block in blocks {
+        let skipped = skip.min(block.len());
+        skip -= skipped;
+        if skipped < block.len() {
+            let base = block[skipped..].as_ptr().cast_mut().cast();
+            vectors[used] = libc::iovec { iov_base: base, iov_len: block.len() - skipped };
+            used += 1;
+        }
+    }
+    // SAFETY: zeroed is a valid message header; the vectors outlive the call.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = used as _;
+        libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}
+
+/// Receive into `first`, what does not fit into `second`; `None` where nothing is there.
+fn receive(
+    fd: RawFd,
+    first: (*mut u8, usize),
+    second: (*mut u8, usize),
+) -> Result<Option<usize>, Broken> {
+    let vector =
+        |(base, length): (*mut u8, usize)| libc::iovec { iov_base: base.cast(), iov_len: length };
+    let mut vectors = [vector(first), vector(second)];
+    let used = if first.1 == 0 { &mut vectors[1..] } else { &mut vectors[..] };
+    // SAFETY: zeroed is a valid message header; the vectors outlive the call and are writable.
+    let got = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = used.as_mut_ptr();
+        message.msg_iovlen = used.len() as _;
+        libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT)
+    };
+    match got {
+        0 => Err(Broken::Closed),
+        got if got > 0 => Ok(Some(got as usize)),
+        _ => match io::Error::last_os_error() {
+            error if is_not_yet(&error) => Ok(None),
+            error => Err(Broken::System(error)),
+        },
+    }
+}

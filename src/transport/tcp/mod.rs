@@ -1,0 +1,21 @@
+//! Connections between machines: the four verbs of a connection over sockets.
+//!
+//! Each end keeps slots of its own; frames carry their position, so that any lane (socket) may take
+//! the next one and the receiver puts them back in order. The thread that makes a call moves the
+//! bytes: while it waits it reads and writes sockets, and sleeps in `ppoll`. A message may also lie
+//! in the user's memory at either end ([`Connection::lend`], [`Connection::try_receive_into`]).
+//!
+//! Sockets come from outside, connected and proved: [`Inbox`] takes them from whoever makes them.
+
+mod connection;
+mod frame;
+mod inbound;
+mod lane;
+mod network;
+mod outbound;
+mod protect;
+
+pub use connection::Connection;
+pub use frame::{FRAME_BYTES, Frame};
+pub use network::{Connect, Inbox, Network, NewLane, Settings};
+pub use protect::LaneKeys;

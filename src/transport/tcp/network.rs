@@ -1,0 +1,232 @@
+//! All remote connections of one rank, and its sleep while it waits for one of them.
+#![allow(unsafe_code)]
+
+use super::connection::Connection;
+use super::protect::LaneKeys;
+use crate::config::Protection;
+use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::fifo::Geometry;
+use parking_lot::Mutex;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What all connections of a rank share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub geometry: Geometry,
+    pub protection: Protection,
+    /// Sockets to a peer.
+    pub lanes: usize,
+}
+
+/// A socket to `peer`, connected and proved, non-blocking.
+pub struct NewLane {
+    pub peer: usize,
+    pub socket: OwnedFd,
+    pub keys: LaneKeys,
+}
+
+/// Makes connections, elsewhere: they come through the [`Inbox`].
+pub trait Connect: Send {
+    /// Dial all lanes to `peer`; called once, at the first use of the connection, by the lower rank
+    /// of the two.
+    fn connect(&self, peer: usize);
+}
+
+/// Where new sockets come in, from any thread, and what wakes the rank from its sleep.
+pub struct Inbox {
+    lanes: Mutex<Vec<NewLane>>,
+    failures: Mutex<Vec<(usize, String)>>,
+    filled: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Inbox {
+    pub fn new() -> Result<Inbox> {
+        // SAFETY: the call takes no pointers.
+        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if event < 0 {
+            return Err(Error::system("making an eventfd"));
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let event = unsafe { OwnedFd::from_raw_fd(event) };
+        let filled = AtomicBool::new(false);
+        Ok(Inbox { lanes: Mutex::default(), failures: Mutex::default(), filled, event })
+    }
+
+    pub fn push(&self, lane: NewLane) {
+        self.lanes.lock().push(lane);
+        self.fill();
+    }
+
+    /// The connection to `peer` could not be made.
+    pub fn fail(&self, peer: usize, why: String) {
+        self.failures.lock().push((peer, why));
+        self.fill();
+    }
+
+    fn fill(&self) {
+        // Release: pairs with the Acquire in `Network::collect`.
+        self.filled.store(true, Release);
+        self.wake();
+    }
+
+    /// End the rank's sleep, so that it looks at its condition and its watch again.
+    pub fn wake(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes, as an eventfd takes them; a full one is awake anyway.
+        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    fn calm(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes, as an eventfd gives them.
+        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+}
+
+pub struct Network {
+    rank: usize,
+    settings: Settings,
+    /// By rank; made at the first use.
+    connections: Vec<Option<Box<Connection>>>,
+    inbox: Arc<Inbox>,
+    connect: Box<dyn Connect>,
+    /// Peers with messages that are not the kernel's yet.
+    unwritten: Vec<usize>,
+    polled: Vec<libc::pollfd>,
+}
+
+impl Network {
+    pub fn new(
+        rank: usize,
+        nranks: usize,
+        settings: Settings,
+        inbox: Arc<Inbox>,
+        connect: Box<dyn Connect>,
+    ) -> Network {
+        Network {
+            rank,
+            settings,
+            connections: (0..nranks).map(|_| None).collect(),
+            inbox,
+            connect,
+            unwritten: Vec::with_capacity(nranks),
+            polled: Vec::with_capacity(nranks * settings.lanes + 1),
+        }
+    }
+
+    /// The connection to `peer`.
+    #[inline]
+    pub fn connection(&mut self, peer: usize) -> &mut Connection {
+        let ready = self.connections[peer].as_ref().is_some_and(|c| c.has_lanes());
+        if !ready {
+            self.prepare(peer);
+        }
+        self.connections[peer].as_mut().expect("just prepared")
+    }
+
+    /// Make the connection's ends and ask for its sockets; take those that have come.
+    #[cold]
+    fn prepare(&mut self, peer: usize) {
+        if self.connections[peer].is_none() {
+            self.connections[peer] = Some(Box::new(Connection::new(self.settings)));
+            // Both ranks of a pair use it, so one of them dialling is enough.
+            if self.rank < peer {
+                self.connect.connect(peer);
+            }
+        }
+        self.collect();
+    }
+
+    /// Take what has come into the inbox.
+    fn collect(&mut self) {
+        // Acquire: pairs with the Release in `Inbox::fill`.
+        if !self.inbox.filled.load(Acquire) || !self.inbox.filled.swap(false, Acquire) {
+            return;
+        }
+        for lane in std::mem::take(&mut *self.inbox.lanes.lock()) {
+            let peer = lane.peer;
+            let connection = self.connections[peer]
+                .get_or_insert_with(|| Box::new(Connection::new(self.settings)));
+            connection.add_lane(lane);
+        }
+        for (peer, why) in std::mem::take(&mut *self.inbox.failures.lock()) {
+            if let Some(connection) = &mut self.connections[peer] {
+                connection.breaks(&why);
+            }
+        }
+    }
+
+    /// Note that messages to `peer` may still have to be written.
+    #[inline]
+    pub fn posted(&mut self, peer: usize) {
+        let written = self.connections[peer].as_ref().is_none_or(|c| c.is_written());
+        if !written && !self.unwritten.contains(&peer) {
+            self.unwritten.push(peer);
+        }
+    }
+
+    /// Hand what is posted to any peer to the kernel, as far as it takes it; whether all is.
+    #[inline]
+    pub fn flush(&mut self) -> bool {
+        if self.unwritten.is_empty() {
+            return true;
+        }
+        self.collect();
+        let connections = &mut self.connections;
+        self.unwritten.retain(|peer| {
+            let connection = connections[*peer].as_mut().expect("it was posted to");
+            connection.flush();
+            !connection.is_written()
+        });
+        self.unwritten.is_empty()
+    }
+
+    /// A peer that messages are still to be written to.
+    pub fn unwritten(&self) -> Option<usize> {
+        self.unwritten.first().copied()
+    }
+
+    /// Let go of this memory of the user's, which is about to be overwritten.
+    #[inline]
+    pub fn settle(&mut self, address: *const u8, bytes: usize) {
+        for peer in &self.unwritten {
+            if let Some(connection) = &mut self.connections[*peer] {
+                connection.settle(address, bytes);
+            }
+        }
+    }
+
+    /// Sleep until a socket of `peer` (of any peer, for `None`) has news, one that is being written
+    /// to has room, somebody wakes this rank, or the time is over.
+    pub fn sleep(&mut self, peer: Option<usize>, time: Duration) {
+        self.polled.clear();
+        let event = self.inbox.event.as_raw_fd();
+        self.polled.push(libc::pollfd { fd: event, events: libc::POLLIN, revents: 0 });
+        for (other, connection) in self.connections.iter().enumerate() {
+            let Some(connection) = connection.as_ref().filter(|c| !c.is_broken()) else { continue };
+            let reads = peer.is_none_or(|peer| peer == other);
+            for lane in connection.lanes() {
+                let reads = if reads && lane.wants_input() { libc::POLLIN } else { 0 };
+                let events = reads | if lane.is_writing() { libc::POLLOUT } else { 0 };
+                if events != 0 {
+                    self.polled.push(libc::pollfd { fd: lane.fd(), events, revents: 0 });
+                }
+            }
+        }
+        let time = libc::timespec {
+            tv_sec: time.as_secs() as libc::time_t,
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        let (polled, count) = (self.polled.as_mut_ptr(), self.polled.len() as libc::nfds_t);
+        // SAFETY: the descriptors and the time outlive the call.
+        let ready = unsafe { libc::ppoll(polled, count, &time, std::ptr::null()) };
+        if ready > 0 && self.polled[0].revents != 0 {
+            self.inbox.calm();
+        }
+        self.collect();
+    }
+}

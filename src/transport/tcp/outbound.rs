@@ -1,0 +1,230 @@
+//! What one end of a connection has posted: slots, and messages on their way into the sockets.
+//!
+//! A message keeps its slot until all of its bytes are the kernel's. Lanes take messages in order
+//! of position, each the next one as soon as it is through with its last: a slow lane takes fewer.
+#![allow(unsafe_code)]
+
+use super::frame::{FRAME_BYTES, Frame};
+use super::protect::{Cipher, TAG_BYTES, checksum};
+use crate::config::Protection;
+use crate::transport::fifo::{Geometry, Stamp};
+
+/// A message that is posted, with its bytes where the lane finds them.
+pub struct Posted {
+    pub header: [u8; FRAME_BYTES],
+    pub payload: *mut u8,
+    pub length: usize,
+    pub tag: [u8; TAG_BYTES],
+    stamp: Stamp,
+    /// In the user's memory.
+    lent: bool,
+    written: bool,
+}
+
+/// The sending half of a connection.
+pub struct Outbound {
+    memory: Vec<u8>,
+    geometry: Geometry,
+    protection: Protection,
+    messages: Box<[Posted]>,
+    /// Messages posted, taken by lanes, and written with everything before them.
+    posted: u64,
+    taken: u64,
+    written: u64,
+    /// Lent messages that are not written yet.
+    lent: usize,
+}
+
+// SAFETY: payloads point into `memory` or into buffers of the running call, which its thread owns.
+unsafe impl Send for Outbound {}
+
+impl Outbound {
+    pub fn new(geometry: Geometry, protection: Protection) -> Outbound {
+        let empty = || Posted {
+            header: [0; FRAME_BYTES],
+            payload: std::ptr::null_mut(),
+            length: 0,
+            tag: [0; TAG_BYTES],
+            stamp: Stamp::default(),
+            lent: false,
+            written: true,
+        };
+        Outbound {
+            memory: vec![0; geometry.depth * geometry.slot_bytes],
+            geometry,
+            protection,
+            messages: (0..geometry.depth).map(|_| empty()).collect(),
+            posted: 0,
+            taken: 0,
+            written: 0,
+            lent: 0,
+        }
+    }
+
+    fn index(&self, position: u64) -> usize {
+        (position % self.geometry.depth as u64) as usize
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.posted - self.written < self.geometry.depth as u64
+    }
+
+    /// Everything posted is the kernel's.
+    pub fn is_written(&self) -> bool {
+        self.written == self.posted
+    }
+
+    /// Where to write the next message of `length` bytes, or `None` while all slots are taken.
+    pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
+        assert!(length <= self.geometry.slot_bytes, "a message fits its slot");
+        let offset = self.index(self.posted) * self.geometry.slot_bytes;
+        self.has_room().then(|| self.memory.as_mut_ptr().wrapping_add(offset))
+    }
+
+    /// Queue the reserved message.
+    pub fn post(&mut self, stamp: &Stamp, length: usize) {
+        let index = self.index(self.posted);
+        let slot = self.memory.as_mut_ptr().wrapping_add(index * self.geometry.slot_bytes);
+        self.queue(stamp, slot, length, false);
+    }
+
+    /// Queue a message that lies in the user's memory and stays there until it is written; whether
+    /// there was room. An encrypted message is sealed in its slot instead.
+    ///
+    /// # Safety
+    /// `payload` is valid for `length` bytes until [`Outbound::is_written`].
+    pub unsafe fn lend(&mut self, stamp: &Stamp, payload: *const u8, length: usize) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        // Nothing may lie nowhere.
+        if self.protection == Protection::Encrypted || length == 0 {
+            let slot = self.try_reserve(length).expect("there is room");
+            if length > 0 {
+                // SAFETY: the slot was reserved for as many bytes; the payload is the caller's.
+                unsafe { slot.copy_from_nonoverlapping(payload, length) };
+            }
+            self.queue(stamp, slot, length, false);
+        } else {
+            self.queue(stamp, payload.cast_mut(), length, true);
+        }
+        true
+    }
+
+    fn queue(&mut self, stamp: &Stamp, payload: *mut u8, length: usize, lent: bool) {
+        let position = self.posted;
+        let mut frame = Frame { position, length: length as u32, payload_check: 0, stamp: *stamp };
+        if self.protection == Protection::Checksum && length > 0 {
+            // SAFETY: the slot or the lent buffer holds `length` bytes that nobody writes now.
+            let bytes = unsafe { std::slice::from_raw_parts(payload, length) };
+            frame.payload_check = checksum(bytes);
+        }
+        let index = self.index(position);
+        let message = &mut self.messages[index];
+        message.header = frame.encode();
+        (message.payload, message.length, message.stamp) = (payload, length, *stamp);
+        (message.lent, message.written) = (lent, false);
+        self.posted += 1;
+        self.lent += usize::from(lent);
+    }
+
+    /// The next message that no lane has taken, sealed with the lane's key where it has one.
+    pub fn take(&mut self, cipher: Option<&Cipher>) -> Option<u64> {
+        if self.taken == self.posted {
+            return None;
+        }
+        let position = self.taken;
+        self.taken += 1;
+        if let Some(cipher) = cipher {
+            let index = self.index(position);
+            let message = &mut self.messages[index];
+            // SAFETY: an encrypted message lies in its slot, which nobody else uses.
+            let payload =
+                unsafe { std::slice::from_raw_parts_mut(message.payload, message.length) };
+            message.tag = cipher.seal(position, &message.header, payload);
+        }
+        Some(position)
+    }
+
+    pub fn message(&self, position: u64) -> &Posted {
+        &self.messages[self.index(position)]
+    }
+
+    /// A lane is through with a message.
+    pub fn done(&mut self, position: u64) {
+        let index = self.index(position);
+        let message = &mut self.messages[index];
+        message.written = true;
+        self.lent -= usize::from(std::mem::take(&mut message.lent));
+        while self.written < self.taken && self.messages[self.index(self.written)].written {
+            self.written += 1;
+        }
+    }
+
+    /// Move unwritten messages that lie in these bytes of the user's memory to their slots: the
+    /// memory is about to be overwritten.
+    pub fn settle(&mut self, address: *const u8, bytes: usize) {
+        if self.lent == 0 {
+            return;
+        }
+        let (start, end) = (address.addr(), address.addr() + bytes);
+        for position in self.written..self.posted {
+            let index = self.index(position);
+            let slot = self.memory.as_mut_ptr().wrapping_add(index * self.geometry.slot_bytes);
+            let message = &mut self.messages[index];
+            let first = message.payload.addr();
+            if message.lent && first < end && start < first + message.length {
+                // SAFETY: the lent bytes are valid and unchanged until now; every position has a
+                // slot, and a lent message does not use its own.
+                unsafe { slot.copy_from_nonoverlapping(message.payload, message.length) };
+                (message.payload, message.lent) = (slot, false);
+                self.lent -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outbound(protection: Protection) -> Outbound {
+        Outbound::new(Geometry { depth: 2, slot_bytes: 64 }, protection)
+    }
+
+    #[test]
+    fn slots_return_in_order_of_position() {
+        let mut outbound = outbound(Protection::Checksum);
+        for _ in 0..2 {
+            outbound.try_reserve(8).unwrap();
+            outbound.post(&Stamp::default(), 8);
+        }
+        assert!(outbound.try_reserve(8).is_none());
+        assert_eq!((outbound.take(None), outbound.take(None)), (Some(0), Some(1)));
+        assert_eq!(outbound.take(None), None);
+        outbound.done(1);
+        assert!(!outbound.has_room(), "the first one is still under way");
+        outbound.done(0);
+        assert!(outbound.is_written() && outbound.has_room());
+    }
+
+    #[test]
+    fn a_lent_message_survives_what_overwrites_it() {
+        let mut outbound = outbound(Protection::Clear);
+        let mut user = [1u8; 32];
+        let address = user.as_mut_ptr();
+        // SAFETY: the buffer outlives the test's use of it.
+        assert!(unsafe { outbound.lend(&Stamp::default(), address, 32) });
+        outbound.settle(address.wrapping_add(32), 1);
+        assert_eq!(outbound.message(0).payload, address, "next to it is not in it");
+        outbound.settle(address.wrapping_add(31), 1);
+        user.fill(2);
+        let message = outbound.message(0);
+        // SAFETY: the slot holds the message.
+        let kept = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
+        assert_eq!(kept, [1; 32]);
+        assert_eq!(outbound.take(None), Some(0));
+        outbound.done(0);
+        assert!(outbound.is_written() && outbound.lent == 0);
+    }
+}

@@ -1,0 +1,184 @@
+//! Ranks on several hosts: every collective through real sockets, held against the plain oracle.
+//!
+//! The hosts are one machine whose ranks are told apart by `RINGCOMM_HOSTID`; what crosses between
+//! them takes the same sockets as between machines.
+
+mod support;
+
+use ringcomm::communicator::{Communicator, Message};
+use ringcomm::config::{Config, Protection};
+use ringcomm::types::DataType;
+use support::samples::{SLOT, sample};
+use support::{Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads};
+
+/// Who lives with whom: alone, all in pairs, unevenly, in turns.
+const HOSTS: [&[usize]; 7] = [
+    &[0, 1],
+    &[0, 1, 2],
+    &[0, 0, 1],
+    &[0, 0, 1, 1],
+    &[0, 1, 0, 1, 2],
+    &[0, 1, 2, 3, 4, 5, 6],
+    &[0, 0, 0, 1, 1, 2, 2, 2],
+];
+
+/// What the machine's few cores stand: ranks of fake hosts do not know that they share them.
+fn patient(config: Config) -> Config {
+    Config { spins: Some(4), ..config }
+}
+
+/// Samples of every collective on every type, on `hosts`.
+fn run_samples(hosts: &[usize], config: &Config, seed: u64) {
+    let nranks = hosts.len();
+    let prepared: Vec<Prepared> = sample(nranks, seed).into_iter().map(Prepared::new).collect();
+    on_hosts(hosts, config, |comm| prepared.iter().for_each(|case| case.run(comm)));
+    println!("{} calls on {hosts:?}", prepared.len());
+}
+
+#[test]
+fn every_collective_is_right_between_hosts() {
+    for (seed, hosts) in HOSTS.iter().enumerate() {
+        run_samples(hosts, &patient(config()), seed as u64);
+    }
+}
+
+#[test]
+fn short_slots_several_sockets_and_every_protection_change_nothing() {
+    let protections = [Protection::Clear, Protection::Checksum, Protection::Encrypted];
+    for (seed, protection) in protections.into_iter().enumerate() {
+        let hosts = [0, 1, 1, 2];
+        let config =
+            Config { protection, sockets: 1 + seed, ..patient(small_slots(hosts.len(), SLOT)) };
+        run_samples(&hosts, &config, 10 + seed as u64);
+    }
+}
+
+#[test]
+fn a_deterministic_result_is_the_serial_loops_between_hosts_too() {
+    let config = Config { deterministic: true, ..patient(config()) };
+    run_samples(&[0, 0, 1, 1], &config, 20);
+    run_samples(&[0, 1, 2], &config, 21);
+}
+
+#[test]
+fn messages_of_every_length_cross_in_both_directions() {
+    let hosts = [0, 1, 1, 2];
+    let nranks = hosts.len();
+    on_hosts(&hosts, &patient(config()), |comm| {
+        let rank = comm.rank();
+        for bytes in [0, 1, 100, 5000, 300_000, 3_000_000] {
+            let content = |from: usize, to: usize| -> Vec<u8> {
+                (0..bytes).map(|i| (i * 31 + from * 7 + to * 3 + i / 256) as u8).collect()
+            };
+            let sent: Vec<Vec<u8>> = (0..nranks).map(|to| content(rank, to)).collect();
+            let mut received = vec![vec![0u8; bytes]; nranks];
+            let mut batch = Vec::new();
+            for peer in 0..nranks {
+                let (count, data_type) = (bytes, DataType::Uint8);
+                let buffer = sent[peer].as_ptr();
+                batch.push(Message::Send { buffer, count, data_type, peer });
+                let buffer = received[peer].as_mut_ptr();
+                batch.push(Message::Recv { buffer, count, data_type, peer });
+            }
+            // SAFETY: all buffers hold `bytes` bytes and outlive the batch.
+            unsafe { comm.exchange(&batch).expect("exchange") };
+            for (peer, received) in received.iter().enumerate() {
+                assert!(*received == content(peer, rank), "{bytes} bytes from {peer} to {rank}");
+            }
+        }
+    });
+}
+
+#[test]
+fn splits_make_groups_across_and_within_hosts() {
+    let hosts = [0, 0, 1, 1, 2];
+    on_hosts(&hosts, &patient(config()), |comm| {
+        let rank = comm.rank();
+        // Across hosts, within one, in reverse order, and left out.
+        let colors: [&dyn Fn(usize) -> i32; 4] =
+            [&|rank| rank as i32 % 2, &|rank| hosts[rank] as i32, &|_| 0, &|rank| {
+                if rank == 3 { -1 } else { 5 }
+            }];
+        for (round, color) in colors.iter().enumerate() {
+            let key = -(rank as i32);
+            let child = comm.split(color(rank), key, None).expect("split");
+            let mut group: Vec<usize> =
+                (0..hosts.len()).filter(|other| color(*other) == color(rank)).collect();
+            group.reverse();
+            let Some(child) = child else {
+                assert!(color(rank) < 0);
+                continue;
+            };
+            assert_eq!(child.nranks(), group.len());
+            assert_eq!(group[child.rank()], rank);
+            for case in sample(child.nranks(), round as u64).into_iter().take(40) {
+                Prepared::new(case).run(&child);
+            }
+        }
+    });
+}
+
+#[test]
+fn communicators_of_several_hosts_work_side_by_side() {
+    let hosts = [0, 1, 1];
+    let made: Vec<Vec<Communicator>> =
+        (0..3).map(|_| joined_hosts(&hosts, &patient(config()))).collect();
+    std::thread::scope(|scope| {
+        for (seed, communicators) in made.iter().enumerate() {
+            scope.spawn(move || {
+                let cases = sample(hosts.len(), 30 + seed as u64);
+                let prepared: Vec<Prepared> =
+                    cases.into_iter().take(80).map(Prepared::new).collect();
+                threads::run_all(communicators, |comm| {
+                    prepared.iter().for_each(|case| case.run(comm))
+                });
+            });
+        }
+    });
+}
+
+#[test]
+fn settings_that_differ_between_hosts_are_named() {
+    use ringcomm::bootstrap::network::Root;
+    let config = Config { interfaces: Some("lo".into()), ..config() };
+    let id = Root::start(&config).expect("an id");
+    let texts: Vec<String> = std::thread::scope(|scope| {
+        let join = |rank: usize| {
+            let (id, mut config) = (&id, config.clone());
+            config.host_id = Some(rank.to_string());
+            config.sockets = 1 + rank;
+            scope.spawn(move || Communicator::init_rank(2, id, rank, &config))
+        };
+        let ranks: Vec<_> = (0..2).map(join).collect();
+        ranks
+            .into_iter()
+            .map(|rank| match rank.join().expect("no panic") {
+                Ok(_) => "joined".to_string(),
+                Err(error) => error.to_string(),
+            })
+            .collect()
+    });
+    for text in &texts {
+        assert!(text.contains("RINGCOMM_SOCKETS"), "{texts:?}");
+    }
+}
+
+#[test]
+fn random_lengths_at_slot_borders_arrive_whole() {
+    let mut random = Random(40);
+    let hosts = [0, 1];
+    let config = patient(small_slots(2, SLOT));
+    let lengths: Vec<usize> =
+        (0..60).map(|_| random.below(6) * SLOT / 4 + random.below(3)).collect();
+    on_hosts(&hosts, &config, |comm| {
+        for (seed, count) in lengths.iter().enumerate() {
+            let case = support::Case::new(
+                ringcomm::plan::Collective::AllReduce,
+                2,
+                *count,
+                DataType::Float32,
+            );
+            Prepared::new(support::Case { seed: seed as u64, ..case }).run(comm);
+        }
+    });
+}

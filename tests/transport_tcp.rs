@@ -1,0 +1,227 @@
+//! Connections over sockets: every message arrives once, in order, unchanged, through any number of
+//! lanes, however the sockets cut and delay the bytes; and what is damaged is found.
+
+use proptest::prelude::*;
+use ringcomm::config::Protection;
+use ringcomm::transport::fifo::{Geometry, Stamp};
+use ringcomm::transport::tcp::{Connect, Inbox, LaneKeys, Network, NewLane, Settings};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Nobody;
+
+impl Connect for Nobody {
+    fn connect(&self, _peer: usize) {}
+}
+
+const GEOMETRY: Geometry = Geometry { depth: 4, slot_bytes: 1024 };
+
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (there, listener.accept().unwrap().0)
+}
+
+fn lane(peer: usize, socket: TcpStream) -> NewLane {
+    socket.set_nonblocking(true).unwrap();
+    socket.set_nodelay(true).unwrap();
+    // Rank 0 sends with the first key.
+    let (a, b) = ([1; 32], [2; 32]);
+    let keys =
+        if peer == 1 { LaneKeys { send: a, receive: b } } else { LaneKeys { send: b, receive: a } };
+    NewLane { peer, socket: OwnedFd::from(socket), keys }
+}
+
+/// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
+fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Network; 2] {
+    let settings = Settings { geometry: GEOMETRY, protection, lanes: sockets.len() };
+    let inboxes = [0, 1].map(|_| Arc::new(Inbox::new().unwrap()));
+    for (first, second) in sockets {
+        inboxes[0].push(lane(1, first));
+        inboxes[1].push(lane(0, second));
+    }
+    let mut ranks = [0, 1].into_iter().zip(inboxes);
+    [(); 2].map(|()| {
+        let (rank, inbox) = ranks.next().unwrap();
+        Network::new(rank, 2, settings, inbox, Box::new(Nobody))
+    })
+}
+
+fn stamp(sequence: u64) -> Stamp {
+    Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 3, source: 0 }
+}
+
+/// The bytes of message `number`.
+fn content(number: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|i| (i * 7 + number * 13 + i / 256) as u8).collect()
+}
+
+/// Call `ready` until it gives something; a minute without it is a failure.
+fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "nothing comes any more");
+    }
+}
+
+/// How one message travels: its length, whether it is lent, whether its place is known before.
+type Way = (usize, bool, bool);
+
+/// Send every message from rank 0 to rank 1 and compare it there.
+fn transfer(ranks: &mut [Network; 2], messages: &[Way]) {
+    let [sender, receiver] = ranks;
+    let contents: Vec<Vec<u8>> = messages
+        .iter()
+        .enumerate()
+        .map(|(number, (length, ..))| content(number as u64, *length))
+        .collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (number, (length, lent, _)) in messages.iter().enumerate() {
+                let (stamp, bytes) = (stamp(number as u64), &contents[number]);
+                if *lent {
+                    // SAFETY: the contents outlive the transfer.
+                    until(|| unsafe {
+                        sender.connection(1).lend(&stamp, bytes.as_ptr(), *length).then_some(())
+                    });
+                } else {
+                    let slot = until(|| sender.connection(1).try_reserve(*length));
+                    // SAFETY: the slot was reserved for as many bytes.
+                    unsafe { slot.copy_from_nonoverlapping(bytes.as_ptr(), *length) };
+                    sender.connection(1).post(&stamp, *length);
+                }
+                sender.posted(1);
+            }
+            until(|| sender.flush().then_some(()));
+        });
+        for (number, (length, _, placed)) in messages.iter().enumerate() {
+            let mut place = vec![0u8; *length];
+            let (message, landed) = until(|| {
+                let connection = receiver.connection(0);
+                if *placed {
+                    connection.want_at(place.as_mut_ptr(), *length, &stamp(number as u64));
+                }
+                connection.try_wait()
+            });
+            assert_eq!((message.length, message.stamp), (*length, stamp(number as u64)));
+            assert!(*placed || !landed);
+            // SAFETY: the slot holds the message until it is freed.
+            let slot = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
+            let got = if landed { &place[..] } else { slot };
+            assert!(got == contents[number], "message {number} of {length} bytes differs");
+            receiver.connection(0).free();
+        }
+    });
+}
+
+fn messages() -> impl Strategy<Value = Vec<Way>> {
+    let length = prop_oneof![Just(0usize), 1usize..70, 0usize..=GEOMETRY.slot_bytes];
+    prop::collection::vec((length, any::<bool>(), any::<bool>()), 1..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn every_message_arrives_once_in_order_unchanged(
+        messages in messages(),
+        lanes in 1usize..4,
+        protection in prop::sample::select(
+            vec![Protection::Clear, Protection::Checksum, Protection::Encrypted]),
+    ) {
+        let sockets = (0..lanes).map(|_| pair()).collect();
+        transfer(&mut ends(sockets, protection), &messages);
+    }
+}
+
+/// A connection through a middleman that passes bytes on in `piece`s, and flips a bit of byte `at`.
+fn through(piece: usize, at: Option<usize>) -> (TcpStream, TcpStream) {
+    let ((first, mut near), (mut far, second)) = (pair(), pair());
+    std::thread::spawn(move || {
+        let (mut passed, mut bytes) = (0, vec![0; piece]);
+        while let Ok(got @ 1..) = near.read(&mut bytes) {
+            if let Some(at) = at.filter(|at| (passed..passed + got).contains(at)) {
+                bytes[at - passed] ^= 0x10;
+            }
+            passed += got;
+            if far.write_all(&bytes[..got]).is_err() {
+                return;
+            }
+        }
+    });
+    (first, second)
+}
+
+#[test]
+fn bytes_that_come_in_small_pieces_and_on_slow_lanes_are_put_together() {
+    let messages: Vec<Way> =
+        (0..100).map(|i| ([3, 1000, 64, 0][i % 4], i % 3 == 0, i % 2 == 0)).collect();
+    for protection in [Protection::Checksum, Protection::Encrypted] {
+        let sockets = vec![pair(), through(7, None), through(100, None)];
+        transfer(&mut ends(sockets, protection), &messages);
+    }
+}
+
+/// Send a message of 500 bytes with byte `at` of the stream damaged; why the receiver's connection
+/// broke, or what it received.
+fn damaged(protection: Protection, at: usize) -> Result<Vec<u8>, String> {
+    let [mut sender, mut receiver] = ends(vec![through(4096, Some(at))], protection);
+    let bytes = content(0, 500);
+    // SAFETY: the bytes outlive the flush.
+    assert!(unsafe { sender.connection(1).lend(&stamp(0), bytes.as_ptr(), 500) });
+    until(|| {
+        let connection = receiver.connection(0);
+        if let Some((message, _)) = connection.try_wait() {
+            // SAFETY: the message is not freed.
+            let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
+            return Some(Ok(got.to_vec()));
+        }
+        connection.breach().map(|why| Err(why.to_string()))
+    })
+}
+
+#[test]
+fn damage_anywhere_is_found() {
+    for at in [0, 5, 20, 51, 52, 300, 551] {
+        for protection in [Protection::Checksum, Protection::Encrypted] {
+            let why = damaged(protection, at).unwrap_err();
+            let told = ["damaged", "sealed", "begin"].iter().any(|word| why.contains(word));
+            assert!(told, "byte {at}, {protection:?}: {why}");
+        }
+    }
+    // Without a checksum the header's own still holds; the payload arrives as it came.
+    assert!(damaged(Protection::Clear, 20).is_err());
+    assert_ne!(damaged(Protection::Clear, 300).unwrap(), content(0, 500));
+}
+
+#[test]
+fn an_encrypted_stream_shows_nothing_of_its_payload() {
+    let (first, mut tap) = pair();
+    let [mut sender, _] = ends(vec![(first, pair().0)], Protection::Encrypted);
+    // SAFETY: static bytes.
+    assert!(unsafe { sender.connection(1).lend(&stamp(0), [b'x'; 500].as_ptr(), 500) });
+    let mut seen = [0; 52 + 500 + 16];
+    tap.read_exact(&mut seen).unwrap();
+    assert!(!seen.windows(4).any(|four| four == b"xxxx"), "the payload is in clear");
+}
+
+#[test]
+fn a_closed_connection_says_so() {
+    let (first, second) = pair();
+    let [mut sender, receiver] = ends(vec![(first, second)], Protection::Checksum);
+    sender.connection(1);
+    drop(receiver);
+    let why = until(|| {
+        let connection = sender.connection(1);
+        assert!(connection.try_wait().is_none());
+        connection.breach().map(str::to_string)
+    });
+    // The receiver's end is dropped with its inbox, closed or reset.
+    assert!(why.contains("closed") || why.contains("reset"), "{why}");
+}
