@@ -116,7 +116,10 @@ proptest! {
     }
 
     #[test]
-    fn frames_come_out_of_any_pieces(items in prop::collection::vec(item(), 0..6), piece in 1usize..900) {
+    fn frames_come_out_of_any_pieces(
+        items in prop::collection::vec(item(), 0..6),
+        piece in 1usize..900,
+    ) {
         let (got, end) = opened(&sealed(&items), piece);
         prop_assert_eq!(end, Ok(()));
         prop_assert_eq!(got, items);
@@ -175,5 +178,5 @@ fn the_longest_status_has_room() {
     };
     let item = Item::Status { rank: 1, version: 1, status: Box::new(status) };
     assert!(item.encode().len() <= MOST_ITEM);
-    assert_eq!(opened(&sealed(&[item.clone()]), 1).0, [item]);
+    assert_eq!(opened(&sealed(std::slice::from_ref(&item)), 1).0, [item]);
 }

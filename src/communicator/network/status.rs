@@ -73,7 +73,11 @@ impl Status {
 
 /// At most `most` bytes of a text: what was not UTF-8 has grown as it was read.
 fn cut(mut text: String, most: usize) -> String {
-    text.truncate(text.floor_char_boundary(most));
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
     text
 }
 
