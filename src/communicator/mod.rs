@@ -41,6 +41,7 @@ use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
+pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
