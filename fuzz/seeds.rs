@@ -6,7 +6,7 @@
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::wire::{Challenge, Failure, Header, Hello, Kind, failure_frame, frame};
+use ringcomm::bootstrap::wire::{self as rendezvous_wire, Challenge, Failure, Header, Hello, Kind};
 use ringcomm::communicator::record::Descriptor;
 use ringcomm::executor::control::Control;
 use ringcomm::plan::Collective;
@@ -18,6 +18,29 @@ use std::{fs, io};
 #[path = "fuzz_targets/support.rs"]
 mod support;
 use support::WORD;
+
+/// The parts of ringrun that its messages need.
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/environment.rs"]
+mod environment;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/frame.rs"]
+mod frame;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/hosts.rs"]
+mod hosts;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/lines.rs"]
+mod lines;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/placement.rs"]
+mod placement;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/wire.rs"]
+mod wire;
+
+use crate::frame::Greeting;
+use wire::{Ended, Job, RankJob, ToAgent, ToLauncher};
 
 /// Where the seeds of a target go.
 struct Corpus(PathBuf);
@@ -82,10 +105,10 @@ fn rendezvous() -> io::Result<()> {
     ];
     let frames = Corpus::of("frames")?;
     for (index, failure) in failures.iter().enumerate() {
-        frames.add(&format!("failure-{index}"), failure_frame(failure))?;
+        frames.add(&format!("failure-{index}"), rendezvous_wire::failure_frame(failure))?;
     }
     let offer = Header { fds: 3, process: 1 << 60, rank: 1, pid: 77, ..Header::bare(Kind::Offer) };
-    let offer = frame(offer, &[5; 168]);
+    let offer = rendezvous_wire::frame(offer, &[5; 168]);
     frames.add("offer", &offer)?;
     for kind in [Kind::Done, Kind::Go, Kind::Retry] {
         frames.add(&format!("{kind:?}").to_lowercase(), Header::bare(kind).encode())?;
@@ -254,7 +277,47 @@ fn texts() -> io::Result<()> {
     )
 }
 
+fn launcher() -> io::Result<()> {
+    let hosts = Corpus::of("hosts")?;
+    hosts.add("list", "a:2,me@b:3,c,[fe80::1]:4,a")?;
+    hosts.add("file", "# the machines\na slots=40\n\nb:30 # the big one\nc\n")?;
+    let variable = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
+    let rank = RankJob { rank: 2, local_size: 1, variables: vec![variable("RANK", "2")] };
+    let job = Job {
+        command: vec![b"program".to_vec(), b"-x".to_vec()],
+        directory: b"/tmp".to_vec(),
+        forwarded: vec![variable("A", "b c")],
+        ranks: vec![rank],
+        input_rank: Some(2),
+        raw_output: None,
+        remote: true,
+    };
+    let to_agent =
+        [ToAgent::Job(job), ToAgent::Signal(15), ToAgent::Input(vec![0; 9]), ToAgent::Ping];
+    let to_agent: Vec<u8> = to_agent.iter().flat_map(ToAgent::frame).collect();
+    let (stream, ended) = (lines::Stream::Error, Ended::Code(3));
+    let to_launcher = [
+        ToLauncher::Started { rank: 1, pid: 77 },
+        ToLauncher::Output { rank: 1, stream, bytes: b"a line\r\nand more".to_vec() },
+        ToLauncher::End { rank: 1, stream },
+        ToLauncher::Exited { rank: 1, ended },
+        ToLauncher::NotStarted { rank: 1, why: b"no such file".to_vec(), status: 127 },
+        ToLauncher::Taken(5),
+    ];
+    let to_launcher: Vec<u8> = to_launcher.iter().flat_map(ToLauncher::frame).collect();
+    let greeting = Greeting { version: "0.1.0".into(), port: 4242 }.line();
+    // As the target reads it: a mode, then pieces with their lengths.
+    let in_pieces = |mode: u8, bytes: &[u8], most: usize| {
+        let pieces = bytes.chunks(most).flat_map(|piece| [&[piece.len() as u8], piece].concat());
+        [mode].into_iter().chain(pieces).collect::<Vec<u8>>()
+    };
+    let agent = Corpus::of("agent")?;
+    agent.add("to-agent", in_pieces(0, &to_agent, 255))?;
+    agent.add("to-launcher", in_pieces(1, &[greeting, to_launcher].concat(), 20))
+}
+
 fn main() -> io::Result<()> {
+    launcher()?;
     rendezvous()?;
     records()?;
     pages()?;

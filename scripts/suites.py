@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import aarch64 as cross
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
 LOGS = TARGET / "test-logs"
@@ -158,6 +160,39 @@ def asan():
     return sanitized("address", "", {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": options})
 
 
+def aarch64():
+    """The library and its arithmetic for AArch64, compiled there and run under an emulator."""
+    need("gcc")
+    try:
+        tools = cross.tools(TARGET / "aarch64-tools")
+    except cross.Missing as reason:
+        raise Skip(str(reason)) from reason
+    env = {**tools, "RUSTFLAGS": "-Dwarnings", "CARGO_PROFILE_DEV_DEBUG": "0",
+           "CARGO_INCREMENTAL": "0"}
+
+    def emulated(verb, *words, log=None):
+        # The emulator logs each block that it translates, which it does when it first runs it.
+        more = {"QEMU_LOG": "in_asm", "QEMU_LOG_FILENAME": str(log)} if log else {}
+        return cargo(verb, "--target", cross.TARGET, *words, target="aarch64", env={**env, **more})
+
+    def ran(log, *instructions):
+        return Command(sys.executable, "scripts/aarch64.py", str(log), *instructions)
+    arithmetic, library = LOGS / "aarch64-arithmetic.txt", LOGS / "aarch64-library.txt"
+    for log in (arithmetic, library):
+        log.unlink(missing_ok=True)
+    # Every type and operation, on the vectors that are chosen unasked.
+    perf = ["all_reduce", "--datatype", "all", "--op", "all", "--nthreads", "2", "--minbytes", "1K",
+            "--maxbytes", "1K", "--iters", "1", "--warmup_iters", "0", "--probe", "0"]
+    conversions = ["fcvtl.4s", "fcvtl2.4s", "fcvtn.4h", "fcvtn2.8h"]
+    return [
+        emulated("check", "--all-targets"),
+        emulated("test", "--no-fail-fast", "--test", "arithmetic", log=arithmetic),
+        ran(arithmetic, *conversions, "fmin.4s", "fmax.2d", "umlal.2d", "stnp"),
+        emulated("run", "--quiet", "--bin", "ring-perf", "--", *perf, log=library),
+        ran(library, *conversions, "fmin.4s", "fmax.2d", "umlal.2d"),
+    ]
+
+
 def abi():
     """Header drift, layouts, prototypes, exported symbols."""
     need("nm", "readelf")
@@ -192,7 +227,7 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, fuzz, abi, examples, install, peers]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.

@@ -14,6 +14,7 @@ pub mod device;
 pub mod error;
 pub mod executor;
 pub mod ffi;
+pub mod fork;
 pub mod host;
 pub mod plan;
 pub mod sync;

@@ -62,11 +62,13 @@ fn a_rank() {
 
 type Variables<'a> = &'a [(&'a str, String)];
 
-/// Start a rank with these variables and no others.
+/// Start a rank with these variables and no others, in a session of its own, as launchers do.
 fn start(variables: Variables) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    Command::new("setsid")
+        .arg(std::env::current_exe().unwrap())
         .args(["a_rank", "--exact", "--nocapture", "--test-threads=1"])
         .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         // Loaded machines have been seen to stop a process for seconds.
         .env("RINGCOMM_TIMEOUT_MS", "60000")
         .env(TIMES, "1")

@@ -72,6 +72,49 @@ fn sum_and_shrink(seat: &Seat) -> String {
     format!("{last:?};{took:?}")
 }
 
+/// Kill some of the ranks, all at random, and see how the others go on. Returns the microseconds
+/// that shrinks took.
+fn massacre(round: usize, random: &mut Random, mut ranks: Ranks, nranks: usize) -> Vec<u64> {
+    let mut took = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    (0..nranks).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "ready"));
+    let mut victims: Vec<usize> = Vec::new();
+    let deaths = 1 + random.below(nranks - 1);
+    while victims.len() < deaths {
+        let victim = random.below(nranks);
+        if !victims.contains(&victim) {
+            // Some die together, some while the others are still making up for the last one: a
+            // shrink takes one to ten milliseconds.
+            let pause = random.pick(&[0, 0, 300, 1000, 2000, 4000, 8000]);
+            std::thread::sleep(Duration::from_micros(random.below(pause + 1) as u64));
+            ranks.signal(victim, libc::SIGKILL);
+            victims.push(victim);
+        }
+    }
+    let left: Vec<usize> = (0..nranks).filter(|rank| !victims.contains(rank)).collect();
+    left.iter().for_each(|rank| ranks.signal(*rank, libc::SIGUSR1));
+    for rank in 0..nranks {
+        let end = ranks.end(rank, deadline);
+        assert_eq!(end.killed, victims.contains(&rank), "round {round}: {:?}", end.result);
+        if !end.killed {
+            let there = end.result.unwrap_or_else(|why| {
+                panic!("round {round}, rank {rank} of {nranks}, killed {victims:?}: {why}")
+            });
+            let (there, times) = there.split_once(';').expect("ranks; times");
+            assert_eq!(there, format!("{left:?}"), "round {round}, killed {victims:?}");
+            let times = times.split(|c: char| !c.is_ascii_digit());
+            took.extend(times.filter_map(|us| us.parse::<u64>().ok()));
+        }
+    }
+    took
+}
+
+fn print_times(mut took: Vec<u64>) {
+    took.sort_unstable();
+    let at = |percent: usize| took[(took.len() - 1) * percent / 100];
+    println!("{} shrinks: p50 {} us, p99 {} us, longest {}", took.len(), at(50), at(99), at(100));
+}
+
 #[test]
 fn survivors_of_150_massacres_agree_on_who_is_left() {
     let mut random = Random(77);
@@ -79,41 +122,25 @@ fn survivors_of_150_massacres_agree_on_who_is_left() {
     for round in 0..150 {
         let nranks = 2 + round % 7;
         let config = small_slots(nranks, 4096);
-        let mut ranks = Ranks::start_apart(nranks, &config, "", |seat, _| sum_and_shrink(seat));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        (0..nranks).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "ready"));
-        let mut victims: Vec<usize> = Vec::new();
-        let deaths = 1 + random.below(nranks - 1);
-        while victims.len() < deaths {
-            let victim = random.below(nranks);
-            if !victims.contains(&victim) {
-                // Some die together, some while the others are still making up for the last one:
-                // a shrink takes one to ten milliseconds.
-                let pause = random.pick(&[0, 0, 300, 1000, 2000, 4000, 8000]);
-                std::thread::sleep(Duration::from_micros(random.below(pause + 1) as u64));
-                ranks.signal(victim, libc::SIGKILL);
-                victims.push(victim);
-            }
-        }
-        let left: Vec<usize> = (0..nranks).filter(|rank| !victims.contains(rank)).collect();
-        left.iter().for_each(|rank| ranks.signal(*rank, libc::SIGUSR1));
-        for rank in 0..nranks {
-            let end = ranks.end(rank, deadline);
-            assert_eq!(end.killed, victims.contains(&rank), "round {round}: {:?}", end.result);
-            if !end.killed {
-                let there = end.result.unwrap_or_else(|why| {
-                    panic!("round {round}, rank {rank} of {nranks}, killed {victims:?}: {why}")
-                });
-                let (there, times) = there.split_once(';').expect("ranks; times");
-                assert_eq!(there, format!("{left:?}"), "round {round}, killed {victims:?}");
-                let times = times.split(|c: char| !c.is_ascii_digit());
-                took.extend(times.filter_map(|us| us.parse::<u64>().ok()));
-            }
-        }
+        let ranks = Ranks::start_apart(nranks, &config, "", |seat, _| sum_and_shrink(seat));
+        took.extend(massacre(round, &mut random, ranks, nranks));
     }
-    took.sort_unstable();
-    let at = |percent: usize| took[(took.len() - 1) * percent / 100];
-    println!("{} shrinks: p50 {} us, p99 {} us, longest {}", took.len(), at(50), at(99), at(100));
+    print_times(took);
+}
+
+#[test]
+fn survivors_of_40_massacres_on_several_hosts_agree_on_who_is_left() {
+    const HOSTS: [&[usize]; 6] =
+        [&[0, 1], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1], &[0, 1, 0, 1, 2], &[0, 1, 2, 3, 4, 5]];
+    let mut random = Random(78);
+    let mut took = Vec::new();
+    for round in 0..40 {
+        let hosts = HOSTS[round % HOSTS.len()];
+        let config = small_slots(hosts.len(), 4096);
+        let ranks = Ranks::start_on_hosts(hosts, &config, "", |seat, _| sum_and_shrink(seat));
+        took.extend(massacre(round, &mut random, ranks, hosts.len()));
+    }
+    print_times(took);
 }
 
 #[test]

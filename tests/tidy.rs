@@ -14,12 +14,13 @@ const MOST_FUNCTION_LINES: usize = 70;
 const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
-const LAYERS: [(&str, usize); 16] = [
+const LAYERS: [(&str, usize); 17] = [
     ("error", 0),
     ("types", 0),
     ("config", 0),
     ("sync", 0),
     ("clock", 0),
+    ("fork", 0),
     ("host", 0),
     ("plan", 1),
     ("device", 1),

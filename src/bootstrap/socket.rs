@@ -6,6 +6,7 @@
 
 use super::exchange::MAX_FDS;
 use crate::error::{Error, Result};
+use crate::fork;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -74,6 +75,7 @@ fn socket() -> Result<Socket> {
     // SAFETY: no pointers.
     let fd = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
         .map_err(|error| system("making a socket for the rendezvous", &error))?;
+    fork::let_go_in_child(fd);
     // SAFETY: the descriptor is new and nobody else's.
     Ok(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
@@ -126,8 +128,11 @@ impl Socket {
         let none = std::ptr::null_mut();
         // SAFETY: accept4 permits NULL where the address is not wanted.
         match checked(unsafe { libc::accept4(self.raw(), none, std::ptr::null_mut(), flags) }) {
-            // SAFETY: the descriptor is new and nobody else's.
-            Ok(fd) => Ok(Some(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))),
+            Ok(fd) => {
+                fork::let_go_in_child(fd);
+                // SAFETY: the descriptor is new and nobody else's.
+                Ok(Some(Socket(unsafe { OwnedFd::from_raw_fd(fd) })))
+            }
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED) => Ok(None),
                 _ => Err(error),

@@ -14,6 +14,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, SegmentMap};
+use crate::fork;
 use crate::host;
 use crate::plan::topology::Topology;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
@@ -178,6 +179,7 @@ pub(super) fn assemble(
         profiled,
         crowd,
     } = assembly;
+    fork::prepare();
     let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
@@ -206,6 +208,7 @@ pub(super) fn assemble(
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
         outside,
+        born: fork::generation(),
     };
     choose::calibrate(&communicator, profiled, crowd.cores)?;
     Ok(communicator)

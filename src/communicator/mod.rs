@@ -34,12 +34,14 @@ use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
 use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
+pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
@@ -66,6 +68,8 @@ pub struct Communicator {
     outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
+    /// The process it was made in, as [`fork::generation`] tells them apart.
+    born: u32,
 }
 
 /// How a call would run, for `ringCommExplain` and `ring-perf --explain`.
@@ -138,6 +142,7 @@ impl Communicator {
     /// The buffers of `call` are valid for the extents its collective defines.
     #[allow(unsafe_code)]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
+        self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         if self.config.debug >= EVERY_CALL {
@@ -156,6 +161,7 @@ impl Communicator {
     /// Every buffer is valid for its count.
     #[allow(unsafe_code)]
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
+        self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);
@@ -163,6 +169,23 @@ impl Communicator {
         let outcome = unsafe { engine.exchange(messages, &self.watched) };
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
+    }
+
+    /// Refuse what a forked child asks of its parent's communicator: half of it is the parent's.
+    #[inline]
+    pub fn check_process(&self) -> Result<()> {
+        if self.is_of_this_process() {
+            return Ok(());
+        }
+        Err(Error::usage(
+            "this process is a fork of the one that made the communicator; make another one here, \
+             or use this one in the parent only",
+        ))
+    }
+
+    #[inline]
+    fn is_of_this_process(&self) -> bool {
+        self.born == fork::generation()
     }
 
     /// The error of a communicator that is already broken.
@@ -246,6 +269,9 @@ impl Communicator {
 
     /// Fail everything running on this rank and tell the peers. From any thread.
     pub fn abort(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
         let aborted = Error::Aborted { rank: self.rank, operation: None };
         self.failure.lock().get_or_insert_with(|| aborted.clone());
         // Release: pairs with the Acquire in `check` and in the watch.
@@ -262,6 +288,7 @@ impl Communicator {
 
     /// How `call` would run, without running it.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
+        self.check_process()?;
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
         let transport = match (engine.links.one_process(), &ready.way) {
@@ -307,6 +334,7 @@ impl Communicator {
 
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
+        self.check_process()?;
         let _turn = self.engine.take();
         self.check()?;
         // Read under the turn, like `check`.
@@ -319,6 +347,10 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if !self.is_of_this_process() {
+            // The page is the parent's, which goes on.
+            return;
+        }
         self.close_board();
         self.watched.pages.mine().leave();
     }

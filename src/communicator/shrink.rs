@@ -32,6 +32,7 @@ impl Communicator {
     /// Survivors that name nobody agree on who is dead, also where more die meanwhile. A rank that
     /// lives and does not come is waited for until the deadline, and named.
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
+        self.check_process()?;
         let config = config.unwrap_or(&self.config);
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
         if excluded.is_empty() {

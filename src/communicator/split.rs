@@ -24,6 +24,7 @@ impl Communicator {
         key: i32,
         config: Option<&Config>,
     ) -> Result<Option<Communicator>> {
+        self.check_process()?;
         let config = config.unwrap_or(&self.config);
         let child = self.children.fetch_add(1, Relaxed);
         let label = format!("split {child} {color}");

@@ -1,7 +1,7 @@
 //! Communicators of ranks that a launcher, a user or a URL brings together.
 #![allow(unsafe_code)]
 
-use crate::bootstrap::rendezvous::{Found, detect};
+use crate::bootstrap::rendezvous::{detect, launched};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::boundary::run;
@@ -59,15 +59,16 @@ fn init_url(
 ) -> Result<()> {
     let out = convert::out(comm, "comm")?;
     let url = convert::text(url, "url")?;
-    let found = find(url.as_deref(), given(rank, "rank")?, given(nranks, "nranks")?)?;
+    let (rank, nranks) = (given(rank, "rank")?, given(nranks, "nranks")?);
+    let found = detect(variable, url.as_deref(), rank, nranks)?;
     let config = config::resolve(config)?;
     creation::create(out, config.debug, None, move || {
         Communicator::init_found(&found, &config).map(Some)
     })
 }
 
-fn find(url: Option<&str>, rank: Option<usize>, nranks: Option<usize>) -> Result<Found> {
-    detect(|name| std::env::var(name).ok(), url, rank, nranks)
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// A number that is -1 where the environment says it.
@@ -79,14 +80,14 @@ fn given(raw: c_int, what: &str) -> Result<Option<usize>> {
     }
 }
 
-/// What `ringCommInitUrl` with NULL would find in the environment: rank, number of ranks, the rank
-/// among those of this machine, and all of it in a sentence. Joins nobody.
+/// What `ringCommInitUrl` would find in the environment: rank, number of ranks, the rank among
+/// those of this machine, and all of it in a sentence. Joins nobody.
 ///
 /// `*localRank` is -1 where the launcher does not say it. `text` has room for `size` bytes; what
-/// does not fit is cut off, and a NUL closes it. Each pointer may be NULL. They are written on
-/// success.
+/// does not fit is cut off, and a NUL closes it. Where only a URL could say where to meet, the text
+/// says so. Each pointer may be NULL. They are written on success.
 ///
-/// Errors: `ringInvalidArgument` where nothing says rank, number of ranks or place; the text of
+/// Errors: `ringInvalidArgument` where nothing says rank and number of ranks; the text of
 /// `ringGetLastError` says what was found and what is missing.
 ///
 /// # Safety
@@ -101,7 +102,7 @@ pub unsafe extern "C" fn ringLauncherInfo(
     size: usize,
 ) -> ringResult_t {
     run(|| {
-        let found = find(None, None, None)?;
+        let found = launched(variable)?;
         let local = found.local_rank.map_or(-1, |local| local as c_int);
         let numbers =
             [(rank, found.rank as c_int), (nranks, found.nranks as c_int), (localRank, local)];

@@ -64,7 +64,10 @@ pub static REGISTRATIONS: Table<Registration> = Table::new(Kind::Registration);
 /// Enter a communicator, or say what the handle is instead.
 #[inline]
 pub fn enter(comm: ringComm_t) -> Result<Inside<Comm>> {
-    COMMUNICATORS.enter(comm.cast()).ok_or_else(|| not_a("communicator", comm.cast()))
+    let inside = COMMUNICATORS.enter(comm.cast());
+    let inside = inside.ok_or_else(|| not_a("communicator", comm.cast()))?;
+    inside.communicator.check_process()?;
+    Ok(inside)
 }
 
 /// Enter a host stream, or say what the handle is instead.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A loaded machine starts processes slowly; what takes longer than this hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder of this test's own, gone with it.
 pub struct Folder(pub PathBuf);

@@ -7,9 +7,8 @@ mod remote;
 
 use job::*;
 use std::io::Write;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn every_rank_gets_its_variables() {
@@ -140,6 +139,26 @@ fn a_rank_that_does_not_read_its_input_holds_up_nothing() {
 }
 
 #[test]
+fn input_that_nobody_wants_holds_up_no_writer() {
+    let folder = Folder::new("unwanted");
+    let script =
+        format!("exec 0<&-; while [ ! -e {}/stop ]; do sleep 0.05; done", folder.0.display());
+    let mut child = command(&["-np", "1"], &script).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&vec![b'x'; 4 << 20]).unwrap();
+    std::fs::write(folder.0.join("stop"), "").unwrap();
+    finish(child).expect(0);
+}
+
+#[test]
+fn a_rank_starts_with_no_signal_blocked() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
+    // No shell between: it would unblock them itself.
+    command.args(["-np", "1", "grep", "SigBlk", "/proc/self/status"]).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    assert_eq!(output.stdout, b"SigBlk:\t0000000000000000\n");
+}
+
+#[test]
 fn the_first_failing_rank_ends_the_job_and_is_named() {
     let script = "[ $RANK = 1 ] && exit 7; sleep 1000";
     let result = run(&["-np", "3"], script).expect(7);
@@ -243,30 +262,72 @@ fn a_second_interrupt_kills() {
     finish(child).expect(137).says("passing signal 2 (SIGINT) on").says("killing 2 ranks");
 }
 
+/// The launcher's agent: its only child.
+fn agent_of(launcher: u32) -> u32 {
+    let path = format!("/proc/{launcher}/task/{launcher}/children");
+    std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
+}
+
 #[test]
-fn nothing_outlives_a_launcher_or_an_agent_that_is_killed() {
-    for (number, victim) in ["launcher", "agent"].iter().enumerate() {
-        let marks: Vec<String> = (0..3).map(|mark| marker(10 * number as u32 + mark)).collect();
-        let script = family(&marks[0], &marks[1], &marks[2]);
-        let child = command(&["-np", "2"], &script).spawn().unwrap();
-        wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
-        let pid = match *victim {
-            "launcher" => child.id(),
-            _ => {
-                let path = format!("/proc/{0}/task/{0}/children", child.id());
-                std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
-            }
-        };
-        send(pid, libc::SIGKILL);
-        let result = finish(child);
-        match *victim {
-            "launcher" => assert_eq!(result.status, None),
-            _ => drop(result.expect(255).says("was lost with ranks 0, 1")),
-        }
-        wait_until(&format!("nobody is left of a job whose {victim} was killed"), || {
-            marks.iter().all(|mark| with_argument(mark).is_empty())
-        });
+fn nothing_outlives_a_launcher_that_is_killed() {
+    let marks = [marker(0), marker(1), marker(2)];
+    let child = command(&["-np", "2"], &family(&marks[0], &marks[1], &marks[2])).spawn().unwrap();
+    wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
+    send(child.id(), libc::SIGKILL);
+    assert_eq!(finish(child).status, None);
+    wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
+}
+
+/// The processor time that a process has used, in the kernel's hundredths of a second.
+fn cpu_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    // The state is the first of these; a zombie has done its work.
+    (fields[0] != "Z")
+        .then(|| fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+}
+
+#[test]
+fn an_agent_without_a_launcher_waits_for_stubborn_ranks_in_peace() {
+    let marks = [marker(20), marker(21)];
+    // The one in another session holds the rank's outputs.
+    let script = format!(
+        "trap '' TERM; setsid sleep {} & while :; do echo x; sleep {} & wait; done",
+        marks[1], marks[0]
+    );
+    let mut command = command(&["-np", "2", "--kill-grace", "3"], &script);
+    let child = command.spawn().unwrap();
+    wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
+    let agent = agent_of(child.id());
+    send(child.id(), libc::SIGKILL);
+    let mut used = 0;
+    let start = Instant::now();
+    while let Some(ticks) = cpu_ticks(agent) {
+        used = ticks;
+        assert!(start.elapsed() < PATIENCE, "the agent does not leave");
+        std::thread::sleep(Duration::from_millis(5));
     }
+    // To spin through the grace would take 300 on an idle machine.
+    assert!(used < 15, "{used} hundredths of a second");
+    wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
+    drop(finish(child));
+}
+
+#[test]
+fn nothing_outlives_an_agent_that_is_killed() {
+    let marks = [marker(10), marker(11), marker(12)];
+    // The rank itself: what dies without anybody's help.
+    let script =
+        format!("sleep {} & setsid sleep {} & exec sleep {}", marks[1], marks[2], marks[0]);
+    let child = command(&["-np", "2"], &script).spawn().unwrap();
+    wait_until("all are there", || marks.iter().all(|mark| with_argument(mark).len() == 2));
+    // Even with a launcher that can do nothing about it.
+    send(child.id(), libc::SIGSTOP);
+    send(agent_of(child.id()), libc::SIGKILL);
+    wait_until("the ranks are dead", || with_argument(&marks[0]).is_empty());
+    send(child.id(), libc::SIGCONT);
+    finish(child).expect(255).says("was lost with ranks 0, 1");
+    wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
 }
 
 #[test]
@@ -274,7 +335,7 @@ fn a_daemon_of_a_rank_lives_until_the_job_ends() {
     let (folder, mark) = (Folder::new("daemon"), marker(60));
     // The leader of the daemon's session ends at once, as in the usual double fork.
     let script = format!(
-        "[ $RANK = 1 ] && exit 0; setsid sh -c 'sleep {mark} &'; \
+        "[ $RANK = 1 ] && exit 0; ( setsid sh -c 'sleep {mark} &' & ); \
          while [ ! -e {}/stop ]; do sleep 0.05; done",
         folder.0.display()
     );
@@ -290,8 +351,13 @@ fn a_daemon_of_a_rank_lives_until_the_job_ends() {
 
 #[test]
 fn what_a_rank_leaves_running_ends_with_the_job() {
-    let (child, stray) = (marker(30), marker(31));
-    let script = format!("sleep {child} & setsid sleep {stray} & exit 0");
+    let (folder, child, stray) = (Folder::new("left"), marker(30), marker(31));
+    // Without the job's name, by which a launcher would know it: the agent must find it.
+    let script = format!(
+        "sleep {child} & env -i setsid sh -c 'touch {0}/stray.'$RANK'; exec sleep {stray}' & \
+         while [ ! -e {0}/stray.$RANK ]; do sleep 0.02; done",
+        folder.0.display()
+    );
     run(&["-np", "2"], &script).expect(0);
     assert!(with_argument(&child).is_empty() && with_argument(&stray).is_empty());
 }
@@ -316,14 +382,18 @@ fn a_reader_that_goes_away_ends_the_job() {
 }
 
 #[test]
-fn a_reader_that_sleeps_holds_up_no_signal() {
+fn a_reader_that_sleeps_holds_up_the_output_and_no_signal() {
     let folder = Folder::new("slow");
-    let script =
-        format!("touch {}/ready; while :; do echo xxxxxxxxxxxxxxxx; done", folder.0.display());
+    // Much more than all buffers on the way are meant to take.
+    let script = format!(
+        "touch {0}/ready; yes xxxxxxxxxxxxxxx | head -c 33554432; touch {0}/done; sleep 1000",
+        folder.0.display()
+    );
     let child = command(&["-np", "2", "--kill-grace", "0.2"], &script).spawn().unwrap();
-    wait_until("there is output", || Path::new(&folder.0.join("ready")).exists());
+    wait_until("there is output", || folder.0.join("ready").exists());
     // Until every buffer is full nothing special happens; nobody tells when they are.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(1000));
+    assert!(!folder.0.join("done").exists(), "somebody keeps it all in memory");
     send(child.id(), libc::SIGTERM);
     let result = finish(child);
     assert_eq!(result.status, Some(128 + libc::SIGTERM), "{}", result.err);

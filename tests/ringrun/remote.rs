@@ -47,6 +47,16 @@ fn the_death_of_a_remote_shell_ends_the_job() {
 }
 
 #[test]
+fn a_remote_shell_that_does_not_leave_is_killed() {
+    let folder = Folder::new("lingering");
+    let mark = marker(70);
+    let shell = folder.shell(&format!("shift; \"$@\"; exec sleep {mark} >&-"));
+    let options = ["-H", "a", "--ssh-command", &shell, "--kill-grace", "0.2"];
+    assert_eq!(run(&options, "echo x").expect(0).out, "[0]<stdout>:x\n");
+    assert!(with_argument(&mark).is_empty());
+}
+
+#[test]
 fn a_host_that_cannot_take_part_is_named_with_what_to_do() {
     let folder = Folder::new("hosts");
     for (script, wanted) in [

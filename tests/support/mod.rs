@@ -10,6 +10,7 @@ pub mod oracle;
 pub mod case;
 pub mod data;
 pub mod exchange;
+pub mod forks;
 pub mod guarded;
 pub mod holdings;
 pub mod processes;

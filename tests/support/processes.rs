@@ -7,6 +7,7 @@
 
 use super::HARD_DEADLINE_S;
 use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,6 +24,7 @@ const NRANKS: &str = "RINGCOMM_TEST_NRANKS";
 const ID: &str = "RINGCOMM_TEST_ID";
 const ARGUMENT: &str = "RINGCOMM_TEST_ARGUMENT";
 const CONFIG: &str = "RINGCOMM_TEST_CONFIG";
+const HOST: &str = "RINGCOMM_TEST_HOST";
 
 /// What a child's line must start with to be for the parent; libtest prints lines of its own.
 const MARK: &str = "\u{1}";
@@ -98,12 +100,41 @@ impl Ranks {
         Ranks::launch(nranks, config, argument, &site, &test_name::<F>())
     }
 
+    /// As `start_apart`, for ranks that live on these hosts and meet through sockets.
+    #[track_caller]
+    pub fn start_on_hosts<F>(hosts: &[usize], config: &Config, argument: &str, body: F) -> Ranks
+    where
+        F: Fn(&Seat, &str) -> String,
+    {
+        assert_eq!(size_of::<F>(), 0, "a body that runs in another process captures nothing");
+        let site = Location::caller().to_string();
+        if is_child() {
+            serve(&site, body);
+        }
+        let id = Root::start(&Config { interfaces: Some("lo".into()), ..config.clone() });
+        let id = id.expect("an id");
+        Ranks::launch_as(hosts, true, &id, config, argument, &site, &test_name::<F>())
+    }
+
     fn launch(nranks: usize, config: &Config, argument: &str, site: &str, test: &str) -> Ranks {
         let id = UniqueId::generate().expect("an id");
+        Ranks::launch_as(&vec![0; nranks], false, &id, config, argument, site, test)
+    }
+
+    fn launch_as(
+        hosts: &[usize],
+        apart: bool,
+        id: &UniqueId,
+        config: &Config,
+        argument: &str,
+        site: &str,
+        test: &str,
+    ) -> Ranks {
+        let nranks = hosts.len();
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut ranks =
             Ranks { children: vec![], lines: vec![], errors: vec![], ended: vec![false; nranks] };
-        for rank in 0..nranks {
+        for (rank, host) in hosts.iter().enumerate() {
             let mut command = Command::new(std::env::current_exe().expect("this binary's path"));
             command
                 .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -113,6 +144,7 @@ impl Ranks {
                 .env(ID, &hex)
                 .env(ARGUMENT, argument)
                 .env(CONFIG, write_config(config))
+                .env(HOST, if apart { format!("host {host}") } else { String::new() })
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
@@ -286,7 +318,7 @@ fn serve(site: &str, body: impl Fn(&Seat, &str) -> String) -> ! {
         id: read_id(&variable(ID)),
         rank: number(RANK),
         nranks: number(NRANKS),
-        config: read_config(&variable(CONFIG)),
+        config: on_host(&variable(HOST), read_config(&variable(CONFIG))),
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&seat, &variable(ARGUMENT))));
     let code = match outcome {
@@ -350,6 +382,14 @@ fn read_config(text: &str) -> Config {
             .map(|hosts| hosts.split(',').map(|host| host.parse().expect("a host")).collect()),
         ..Config::default()
     }
+}
+
+/// The configuration of a rank that was told on which host it lives, if it was.
+fn on_host(host: &str, config: Config) -> Config {
+    if host.is_empty() {
+        return config;
+    }
+    Config { host_id: Some(host.into()), interfaces: Some("lo".into()), spins: Some(4), ..config }
 }
 
 fn escape(text: &str) -> String {

@@ -72,7 +72,7 @@ pub fn serve() -> io::Result<bool> {
     };
     while !agent.is_done() {
         if agent.turn().is_err() {
-            processes::kill_descendants(|_| true);
+            agent.end();
             return Ok(false);
         }
     }
@@ -95,8 +95,12 @@ impl Agent {
         let signals = watch.reading(&self.signals);
         let input = watch.reading(&self.input);
         let output = (self.outbox.len() > 0).then(|| watch.writing(&self.output));
-        let places = self.crew.watch(&mut watch, self.outbox.len() < MOST_WAITING_BYTES);
-        watch.wait(self.patience()).map_err(|_| Gone)?;
+        let room = self.outbox.len() < MOST_WAITING_BYTES;
+        let places = self.crew.watch(&mut watch, room);
+        // With the ranks and all that they started dead, outputs hold what they will ever hold.
+        let is_last = self.job.is_some() && self.crew.is_over() && room;
+        let patience = if is_last { Some(Duration::ZERO) } else { self.patience() };
+        watch.wait(patience).map_err(|_| Gone)?;
 
         if watch.is_ready(Some(signals)) {
             self.take_signals()?;
@@ -105,7 +109,8 @@ impl Agent {
             self.outbox.flush(&mut self.output).map_err(|_| Gone)?;
         }
         let outbox = &mut self.outbox;
-        self.crew.serve(&watch, &places, &mut |message| outbox.push(&message.frame()));
+        let mut tell = |message: ToLauncher| outbox.push(&message.frame());
+        self.crew.serve(&watch, &places, is_last, &mut tell);
         if watch.is_ready(Some(input)) {
             self.take_input()?;
         }
@@ -113,6 +118,27 @@ impl Agent {
             return Err(Gone);
         }
         Ok(())
+    }
+
+    /// Nobody is there to serve: ask the ranks to end, and after the grace period kill them, with
+    /// all that they started. What they still say goes nowhere, but they can say it.
+    fn end(&mut self) {
+        let grace = self.job.as_ref().map_or(Duration::ZERO, |job| job.grace);
+        let until = Instant::now() + grace;
+        self.crew.signal(libc::SIGTERM);
+        // A stopped process would not notice.
+        self.crew.signal(libc::SIGCONT);
+        while !self.crew.is_over() && Instant::now() < until {
+            let mut watch = Watch::default();
+            watch.reading(&self.signals);
+            let places = self.crew.watch(&mut watch, true);
+            let waited = watch.wait(Some(until.saturating_duration_since(Instant::now())));
+            self.crew.serve(&watch, &places, false, &mut |_| {});
+            if waited.is_err() || self.take_signals().is_err() {
+                break;
+            }
+        }
+        processes::kill_descendants(|_| true);
     }
 
     fn take_signals(&mut self) -> Result<(), Gone> {

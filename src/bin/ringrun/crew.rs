@@ -133,8 +133,15 @@ impl Crew {
         Places { pipes, input: waiting.map(|input| watch.writing(&input.file)) }
     }
 
-    /// Pass on what is ready.
-    pub fn serve(&mut self, watch: &Watch, places: &Places, tell: &mut impl FnMut(ToLauncher)) {
+    /// Pass on what is ready. `is_last` says that nobody writes any more, at least nobody who
+    /// counts: an output with nothing in it has ended then, whoever still holds it.
+    pub fn serve(
+        &mut self,
+        watch: &Watch,
+        places: &Places,
+        is_last: bool,
+        tell: &mut impl FnMut(ToLauncher),
+    ) {
         if watch.is_ready(places.input) {
             self.feed(tell);
         }
@@ -142,12 +149,14 @@ impl Crew {
         let mut buffer = [0; 64 << 10];
         let mut ended = Vec::new();
         for (at, place) in places.pipes.iter().enumerate() {
-            if !watch.is_ready(Some(*place)) {
-                continue;
-            }
             let Pipe { rank, stream, file } = &mut self.pipes[at];
             let (rank, stream) = (*rank, *stream);
-            match descriptors::read(file, &mut buffer) {
+            let chunk = match (watch.is_ready(Some(*place)), is_last) {
+                (true, _) => descriptors::read(file, &mut buffer),
+                (false, true) => Chunk::End,
+                (false, false) => Chunk::NotYet,
+            };
+            match chunk {
                 Chunk::Bytes(count) => {
                     tell(ToLauncher::Output { rank, stream, bytes: buffer[..count].to_vec() });
                 }

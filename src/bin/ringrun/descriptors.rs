@@ -29,7 +29,7 @@ impl Watch {
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         // Rounded up: a wait that ends a fraction early would be repeated until it is not.
         let ms = timeout
-            .map_or(-1, |time| time.as_millis().saturating_add(1).min(i32::MAX as u128) as i32);
+            .map_or(-1, |time| time.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32);
         // SAFETY: the pointer and the count are those of a live vector.
         let result = unsafe { libc::poll(self.0.as_mut_ptr(), self.0.len() as libc::nfds_t, ms) };
         match result {

@@ -58,9 +58,12 @@ pub fn parse_file(text: &str) -> Result<Vec<Host>, String> {
     Ok(merged(hosts))
 }
 
+/// What one entry may give a host: Linux numbers no more processes (`PID_MAX_LIMIT`).
+const MOST_SLOTS: usize = 4 << 20;
+
 fn slots(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
+        Ok(number) if (1..=MOST_SLOTS).contains(&number) => Ok(number),
         _ => Err(format!("{text:?} is not a number of slots")),
     }
 }
@@ -128,8 +131,18 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused_with_the_reason() {
-        for bad in ["", "a,,b", ":2", "a:0", "a:x", "-oProxyCommand=x", "fe80::1", "[::1", "[::1]2"]
-        {
+        for bad in [
+            "",
+            "a,,b",
+            ":2",
+            "a:0",
+            "a:x",
+            "a:4194305",
+            "-oProxyCommand=x",
+            "fe80::1",
+            "[::1",
+            "[::1]2",
+        ] {
             assert!(parse_list(bad).is_err(), "{bad:?}");
         }
         let error = parse_file("a\nb slot=2").unwrap_err();

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 pub struct Link {
     /// The agent, or the remote shell that leads to it.
@@ -20,6 +21,8 @@ pub struct Link {
     /// What it said first.
     pub greeting: Option<Greeting>,
     pub ended: Option<Ended>,
+    /// When it closed its end, after which its process has no reason to stay.
+    closed: Option<Instant>,
     /// It ended before its ranks, and that was told. What it had said before may still arrive.
     pub lost: bool,
 }
@@ -73,6 +76,7 @@ impl Link {
             inbox: Inbox::default(),
             greeting: None,
             ended: None,
+            closed: None,
             lost: false,
         })
     }
@@ -106,6 +110,7 @@ impl Link {
         }
         self.hang_up();
         self.from = None;
+        self.closed = None;
     }
 
     pub fn watch(&self, watch: &mut Watch, has_room: bool) -> Places {
@@ -133,6 +138,7 @@ impl Link {
             Chunk::NotYet => return Vec::new(),
             Chunk::End => {
                 self.from = None;
+                self.closed = Some(Instant::now());
                 return Vec::new();
             }
         }
@@ -179,6 +185,11 @@ impl Link {
     pub fn reaped(&mut self, ended: Ended) {
         self.ended = Some(ended);
         self.hang_up();
+    }
+
+    /// Until when its process may stay.
+    pub fn deadline(&self, grace: Duration) -> Option<Instant> {
+        self.closed.filter(|_| self.ended.is_none()).map(|at| at + grace)
     }
 
     /// What it printed in place of a greeting.

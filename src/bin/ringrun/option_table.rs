@@ -210,8 +210,8 @@ signals: INT, TERM, HUP, USR1 and USR2 go to every rank and what it started; a T
 
 other hosts: ringrun must be there, in the same version. They are asked through
   `ssh -o BatchMode=yes HOST RINGRUN --agent`, so ssh must log in without a password; the job
-  and its secret go over that connection, never on a command line. Ranks there are killed when
-  the connection ends, or has been silent for a minute.
+  and its secret go over that connection, never on a command line. When it ends, or has been
+  silent for a minute, the ranks there are ended: TERM, and KILL after --kill-grace.
 
 exit status: that of the first rank that failed (128 + signal if it was killed); 0 if none did;
   2 a bad option; 126, 127 the program cannot be run, is not there; 255 a host was lost

@@ -9,6 +9,7 @@ use crate::wire::{Job, RankJob};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
 
 /// A host that has ranks.
 pub struct Station {
@@ -27,6 +28,7 @@ pub struct Setup {
     command: Vec<Vec<u8>>,
     /// MASTER_ADDR.
     address: String,
+    grace: Duration,
 }
 
 impl Setup {
@@ -51,6 +53,7 @@ impl Setup {
         };
         Ok(Setup {
             address: options.address.clone().unwrap_or_else(|| address(&stations, &own_name)),
+            grace: options.grace,
             stations,
             places,
             forwarded: forwarded(options)?,
@@ -88,6 +91,7 @@ impl Setup {
             ranks: self.ranks_of(station).map(rank).collect(),
             input_rank: (station == 0).then_some(0),
             raw_output,
+            grace: self.grace,
             remote: self.stations[station].remote.is_some(),
         }
     }

@@ -3,6 +3,7 @@
 use crate::environment::Variable;
 use crate::frame::{Read, Reader, Writer};
 use crate::lines::Stream;
+use std::time::Duration;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,6 +25,8 @@ pub struct Job {
     /// A descriptor that the agent inherited: ranks write to it and to the agent's standard error
     /// themselves.
     pub raw_output: Option<u32>,
+    /// From asking the ranks to end until killing them, should the launcher be gone.
+    pub grace: Duration,
     /// The launcher is far away: its silence means that it is gone.
     pub remote: bool,
 }
@@ -99,6 +102,7 @@ impl ToAgent {
                 })
                 .perhaps(job.input_rank)
                 .perhaps(job.raw_output)
+                .number(job.grace.as_millis().min(u32::MAX.into()) as u32)
                 .number(u32::from(job.remote)),
             ToAgent::Signal(signal) => Writer::new(1).number(*signal as u32),
             ToAgent::Input(bytes) => Writer::new(2).bytes(bytes),
@@ -124,6 +128,7 @@ impl ToAgent {
                 })?,
                 input_rank: reader.perhaps()?,
                 raw_output: reader.perhaps()?,
+                grace: Duration::from_millis(reader.number()?.into()),
                 remote: reader.number()? != 0,
             }),
             1 => ToAgent::Signal(reader.number()? as i32),
@@ -203,6 +208,7 @@ mod tests {
             ranks: vec![RankJob { rank: 2, local_size: 1, variables: vec![variable("RANK")] }],
             input_rank: Some(2),
             raw_output: None,
+            grace: Duration::from_millis(1500),
             remote: true,
         }
     }

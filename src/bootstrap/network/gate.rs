@@ -105,21 +105,18 @@ impl Gate {
     }
 
     /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
-    /// not know of itself (behind a translator, or a service's).
+    /// not know of itself (a service's, a translator's), or that others know it by and it does not
+    /// (a name that is 127.0.1.1 at home): at the id's port on every interface.
     pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
         let addresses = id.addresses();
         let Some(first) = addresses.first() else {
             return Err(Error::Internal("an id without an address has no root".into()));
         };
-        let own: Vec<IpAddr> =
-            interface::interfaces()?.iter().map(|interface| interface.address.ip()).collect();
-        let here = addresses.iter().find(|address| own.contains(&address.ip()));
         let anywhere: IpAddr = match first.ip() {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let at = here.copied().unwrap_or(SocketAddr::new(anywhere, first.port()));
-        let mut gate = Gate::open_at(id, at, config)?;
+        let mut gate = Gate::open_at(id, SocketAddr::new(anywhere, first.port()), config)?;
         gate.is_root = true;
         Ok(gate)
     }

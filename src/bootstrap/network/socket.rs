@@ -6,6 +6,7 @@
 use super::interface::{reachable, socket_address};
 use super::stream::{Network, Stream};
 use crate::error::{Error, Result};
+use crate::fork;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
@@ -68,7 +69,9 @@ fn socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     let fd = checked(unsafe { libc::socket(family, kind, 0) })?;
     // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    fork::let_go_in_child(fd);
+    Ok(socket)
 }
 
 impl Network for Kernel {
@@ -190,6 +193,7 @@ impl Listener {
         };
         // SAFETY: the descriptor is new and nobody else's.
         let socket = Socket(unsafe { OwnedFd::from_raw_fd(fd) });
+        fork::let_go_in_child(fd);
         // SAFETY: the kernel wrote an address.
         let from = unsafe { socket_address((&raw const storage).cast()) };
         let from = from.unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));

@@ -3,7 +3,7 @@
 use super::family::{FAMILIES, Lookup, Reading, Who, master};
 use super::secret::Secret;
 use super::url::{self, Request};
-use super::{Found, Place};
+use super::{Found, Launched, Place};
 use crate::error::{Error, Result};
 
 /// Find out from arguments, URL and variables, in that order.
@@ -54,6 +54,25 @@ pub fn detect(
         return Err(Error::argument(format!("{} ranks are more than there can be", who.nranks)));
     }
     Ok(found(lookup, who, place, said))
+}
+
+/// What the environment says of this rank; where the ranks meet may be left to a URL.
+pub fn launched(lookup: impl Fn(&str) -> Option<String>) -> Result<Launched> {
+    let refused = match detect(&lookup, None, None, None) {
+        Ok(Found { rank, nranks, local_rank, found, .. }) => {
+            return Ok(Launched { rank, nranks, local_rank, found });
+        }
+        Err(refused) => refused,
+    };
+    let lookup = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+    let anywhere = (Place::Machine, String::new());
+    match of_environment(&lookup, None, Some(&anywhere)) {
+        // The ranks are known, so it was the place that was missing.
+        Ok((Who { rank, nranks, local_rank, .. }, ..)) => {
+            Ok(Launched { rank, nranks, local_rank, found: refused.to_string() })
+        }
+        Err(_) => Err(refused),
+    }
 }
 
 fn found(lookup: Lookup, who: Who, place: Place, said: String) -> Found {

@@ -40,7 +40,8 @@ pub struct Invitation {
     pub local_rank: Option<usize>,
     /// With addresses where the ranks meet over the network; without, all are on this machine.
     pub id: UniqueId,
-    /// This rank listens at the id's address.
+    /// This rank listens at the id's port, for whoever reaches it at any of its addresses: a name
+    /// may lead this machine to its own loopback, and the others to an address that they can use.
     pub hosts_root: bool,
     pub found: String,
     turn: Turn,

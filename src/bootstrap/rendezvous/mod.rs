@@ -17,7 +17,7 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-pub use detect::detect;
+pub use detect::{detect, launched};
 pub use invite::{Invitation, Network, invite};
 pub use nodelist::{hosts, tasks_per_node};
 pub use secret::Secret;
@@ -38,6 +38,16 @@ pub struct Found {
     pub job: String,
     pub secret: Secret,
     /// All of this in a sentence, with the variables it was read from.
+    pub found: String,
+}
+
+/// What a launcher says of a rank, wherever it meets the others.
+#[derive(Clone, Debug)]
+pub struct Launched {
+    pub rank: usize,
+    pub nranks: usize,
+    pub local_rank: Option<usize>,
+    /// What was found, or what is missing to meet without a URL.
     pub found: String,
 }
 

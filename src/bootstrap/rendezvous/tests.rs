@@ -231,6 +231,21 @@ fn a_url_can_ask_one_family_alone() {
 }
 
 #[test]
+fn a_rank_is_known_where_only_a_url_can_say_where_it_meets() {
+    let known = |variables: &[(&'static str, &'static str)]| {
+        let all: HashMap<&str, &str> = variables.iter().copied().collect();
+        launched(|name| all.get(name).map(|value| value.to_string()))
+    };
+    let mpi = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
+    let found = known(&mpi).unwrap();
+    assert_eq!((found.rank, found.nranks, found.local_rank), (2, 4, None));
+    assert!(found.found.contains("RINGCOMM_ADDRESS"), "{}", found.found);
+    assert!(known(&[("RANK", "0")]).is_err());
+    assert!(known(&[("RANK", "x"), ("WORLD_SIZE", "2")]).is_err());
+    assert_eq!(known(&families()[1].1).unwrap().rank, 2);
+}
+
+#[test]
 fn values_that_are_no_ranks_are_named() {
     let text = refusal(&[("RANK", "x"), ("WORLD_SIZE", "2")]);
     assert!(text.contains("RANK=\"x\" is no whole number"), "{text}");

@@ -10,6 +10,7 @@ use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::Gate;
 use crate::error::{Error, Result};
 use crate::executor::links::Pages;
+use crate::fork;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::tcp;
 use parking_lot::Mutex;
@@ -81,6 +82,8 @@ impl tcp::Connect for Connector {
 pub struct Engine {
     orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
+    /// The process it was made in: a forked child has no such thread.
+    born: u32,
 }
 
 impl Engine {
@@ -100,7 +103,7 @@ impl Engine {
             what: "starting the control thread".into(),
             errno: error.raw_os_error().unwrap_or(0),
         })?;
-        Ok(Engine { orders, thread: Some(thread) })
+        Ok(Engine { orders, thread: Some(thread), born: fork::generation() })
     }
 
     /// What the data plane asks for its connections.
@@ -128,6 +131,10 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.born != fork::generation() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
         // Release: pairs with the Acquire in `Worker::obey`, so that the last words are seen.
         self.orders.stop.store(true, Release);
         self.orders.event.raise();

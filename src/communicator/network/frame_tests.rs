@@ -116,7 +116,10 @@ proptest! {
     }
 
     #[test]
-    fn frames_come_out_of_any_pieces(items in prop::collection::vec(item(), 0..6), piece in 1usize..900) {
+    fn frames_come_out_of_any_pieces(
+        items in prop::collection::vec(item(), 0..6),
+        piece in 1usize..900,
+    ) {
         let (got, end) = opened(&sealed(&items), piece);
         prop_assert_eq!(end, Ok(()));
         prop_assert_eq!(got, items);

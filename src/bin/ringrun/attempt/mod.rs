@@ -155,8 +155,10 @@ impl Attempt<'_> {
     fn patience(&self) -> Option<Duration> {
         let start = (!self.started).then_some(self.start_deadline);
         let ping = (self.started && self.launcher.has_remote()).then_some(self.next_ping);
+        let grace = self.launcher.options.grace;
+        let ends = self.links.iter().filter_map(|link| link.deadline(grace));
         let deadlines = [start, ping, self.policy.deadline()];
-        let next = deadlines.into_iter().flatten().min();
+        let next = deadlines.into_iter().flatten().chain(ends).min();
         let next = next.map(|at| at.saturating_duration_since(Instant::now()));
         // Nobody tells when the terminal becomes this process's again; a second is not missed.
         let look = self.launcher.input.is_in_background().then_some(Duration::from_secs(1));
@@ -204,6 +206,12 @@ impl Attempt<'_> {
             self.launcher.writer.complain(&format!("after {grace} s, killing {left} ranks"));
         }
         self.act(action);
+        let grace = self.launcher.options.grace;
+        for link in &mut self.links {
+            if link.deadline(grace).is_some_and(|at| now >= at) {
+                link.abandon();
+            }
+        }
         if self.started && now >= self.next_ping {
             self.next_ping = now + PING_INTERVAL;
             self.links.iter_mut().for_each(|link| link.send(&ToAgent::Ping));

@@ -1,0 +1,111 @@
+//! Programs that fork with a communicator in hand, as data loaders do: the child gets a clear
+//! error, and does not hide its parent's death.
+
+mod support;
+
+use ringcomm::communicator::Communicator;
+use ringcomm::error::Error;
+use ringcomm::plan::Collective;
+use std::time::{Duration, Instant};
+use support::config;
+use support::forks::{fork_child, reap};
+use support::processes::{Ranks, Seat, say};
+use support::scratch::{Scratch, run};
+
+/// What all calls of a forked child say.
+const FORK: &str = "this process is a fork of the one that made the communicator";
+
+#[test]
+fn a_childs_calls_are_refused_and_leave_the_parents_communicator_whole() {
+    let comms = Communicator::init_all(2, &config()).unwrap();
+    support::threads::run_all(&comms, |comm| {
+        let mut scratch = Scratch::new(2);
+        let call = scratch.call(Collective::AllReduce, 100);
+        run(comm, &call).unwrap();
+        if comm.rank() == 0 {
+            let (child, text) = fork_child(Duration::ZERO, || {
+                let errors = [
+                    run(comm, &call).err(),
+                    comm.split(0, 0, None).err(),
+                    comm.shrink(&[], None).err(),
+                    comm.shrink(&[1], None).err(),
+                    comm.finalize().err(),
+                    comm.explain(&call).err(),
+                ];
+                comm.abort();
+                let refused = |error: &Option<Error>| {
+                    let Some(error) = error else { return false };
+                    matches!(error, Error::InvalidUsage(_)) && error.to_string().contains(FORK)
+                };
+                format!("{:?}", errors.map(|error| refused(&error)))
+            });
+            assert_eq!(text, "[true, true, true, true, true, true]");
+            reap(child);
+        }
+        for _ in 0..20 {
+            run(comm, &call).unwrap();
+        }
+        assert_eq!(comm.async_error(), None);
+    });
+}
+
+/// A rank that has a child, which outlives it; its last word is why its calls fail.
+fn work_with_a_child(seat: &Seat) -> String {
+    let comm = seat.join();
+    let mut scratch = Scratch::new(seat.nranks);
+    let call = scratch.call(Collective::AllReduce, 100);
+    run(&comm, &call).unwrap();
+    // Long enough for any peer to call its death late; the test ends it. The child ends its copy of
+    // the communicator, as the end of a program does: the page is shared, and says nothing of that.
+    let (child, _) = fork_child(Duration::from_secs(50), || {
+        // SAFETY: the child does not use the original any more.
+        drop(unsafe { std::ptr::read(&comm) });
+        String::new()
+    });
+    say(&child.to_string());
+    loop {
+        if let Err(error) = run(&comm, &call) {
+            // SAFETY: its own child, which is not reaped.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            reap(child);
+            return error.to_string();
+        }
+    }
+}
+
+/// Kill a rank whose child lives, and see that the others name it soon.
+fn death_with_a_living_child(mut ranks: Ranks, nranks: usize, victim: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let children: Vec<i32> =
+        (0..nranks).map(|rank| ranks.hear(rank, deadline).1.parse().unwrap()).collect();
+    let who = ranks.who(victim);
+    let killed = Instant::now();
+    ranks.signal(victim, libc::SIGKILL);
+    for rank in (0..nranks).filter(|rank| *rank != victim) {
+        let end = ranks.end(rank, deadline);
+        let text = end.result.unwrap();
+        assert!(text.contains(&format!("{who} died")), "rank {rank}: {text}");
+        // Ten times what is promised, because a loaded machine may not run a survivor for a while;
+        // without the handler it is the deadline of a minute.
+        assert!(end.at.saturating_duration_since(killed) < Duration::from_secs(10));
+    }
+    // SAFETY: the victim's child is nobody's any more but is alive: it sleeps.
+    assert_eq!(unsafe { libc::kill(children[victim], libc::SIGKILL) }, 0);
+}
+
+#[test]
+fn a_living_child_does_not_hide_its_parents_death() {
+    for victim in 0..3 {
+        let ranks = Ranks::start_apart(3, &config(), "", |seat, _| work_with_a_child(seat));
+        death_with_a_living_child(ranks, 3, victim);
+    }
+}
+
+#[test]
+fn a_living_child_does_not_hide_its_parents_death_from_other_hosts() {
+    for victim in 0..3 {
+        let hosts = [0, 1, 2];
+        let ranks = Ranks::start_on_hosts(&hosts, &config(), "", |seat, _| work_with_a_child(seat));
+        death_with_a_living_child(ranks, 3, victim);
+    }
+}
