@@ -62,6 +62,15 @@ pub enum Protection {
 
 impl Protection {
     /// Its name in settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protection::Clear => "clear",
+            Protection::Checksum => "checksum",
+            Protection::Encrypted => "encrypted",
+        }
+    }
+
+    /// The protection of such a name.
     fn from_name(name: &str) -> std::result::Result<Protection, String> {
         match name {
             "clear" => Ok(Protection::Clear),

@@ -236,7 +236,7 @@ impl Engine {
             element,
             reduction,
             scales,
-            slot_bytes: geometry.slot_bytes,
+            slot_bytes: self.links.longest_message(),
             pipelined: geometry.depth >= PIPELINE_DEPTH,
             cut: Cut::new(plans, &layout, element),
         };

@@ -292,6 +292,7 @@ impl Communicator {
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
         let transport = match (engine.links.one_process(), &ready.way) {
+            _ if !engine.links.one_machine() => "tcp",
             (true, Way::Direct(_)) => "thread direct",
             (true, Way::Staged) => "thread staged",
             (true, Way::Messages(_)) => "thread messages",

@@ -3,6 +3,7 @@
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.
 
+use crate::job;
 use crate::nearest::nearest;
 use crate::operation::Operation;
 use ringcomm::types::{DataType, ReduceOp};
@@ -51,6 +52,9 @@ pub struct Options {
     pub aggregate: usize,
     pub threads: Option<usize>,
     pub procs: Option<usize>,
+    /// Ranks are on hosts of their own, so many on each, and between them is loopback TCP.
+    pub tcp: bool,
+    pub ranks_per_host: usize,
     pub types: Vec<DataType>,
     pub reductions: Vec<ReduceOp>,
     pub roots: Roots,
@@ -111,6 +115,8 @@ impl Default for Options {
             aggregate: 1,
             threads: None,
             procs: None,
+            tcp: false,
+            ranks_per_host: 1,
             types: vec![DataType::Float32],
             reductions: vec![ReduceOp::Sum],
             roots: Roots::One(0),
@@ -198,7 +204,11 @@ impl Options {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
         }
         if let Roots::One(root) = self.roots {
-            let ranks = if self.procs.is_none() && self.threads.is_none() { 2 } else { ranks };
+            let ranks = match job::found(self) {
+                Some(job) => job.map_or(usize::MAX, |job| job.nranks),
+                None if self.procs.is_none() && self.threads.is_none() => 2,
+                None => ranks,
+            };
             if root >= self.simulate.unwrap_or(ranks) {
                 return Err(format!("-r {root}: there are {ranks} ranks, from 0"));
             }
