@@ -204,6 +204,7 @@ impl Engine {
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
         self.batches = 0;
+        self.links.pages().mine().forget_batches();
     }
 
     #[cold]

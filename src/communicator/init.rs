@@ -144,7 +144,7 @@ impl Communicator {
 }
 
 /// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
-fn number_of(id: &UniqueId) -> u32 {
+pub(super) fn number_of(id: &UniqueId) -> u32 {
     // Ranks may know the meeting place by different addresses.
     let derived = id.derive_at(b"number", &[]);
     let fold = |hash: u64, byte: &u8| super::record::mix(hash ^ u64::from(*byte));

@@ -7,6 +7,7 @@
 
 pub mod call;
 pub mod deferred;
+pub mod flight;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod group;
@@ -41,6 +42,7 @@ use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
+use flight::Flight;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
@@ -318,7 +320,16 @@ impl Communicator {
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
     pub fn dump(&self) -> String {
         let failure = self.async_error().map(|error| error.to_string());
-        record::dump(&self.watched.pages, failure)
+        self.flight().dump(failure)
+    }
+
+    /// The same operations as a trace for Perfetto. From any thread.
+    pub fn trace(&self) -> String {
+        flight::trace(&self.flight().events())
+    }
+
+    fn flight(&self) -> Flight {
+        Flight { pages: self.watched.pages.clone(), number: init::number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
