@@ -48,6 +48,22 @@ impl Entry {
         self.waiting_for.map_or("null".into(), |peer| peer.to_string())
     }
 
+    /// The name of the call, and all about it, as JSON.
+    fn described(&self) -> (String, String) {
+        let name = self.operation.call.split('(').next().unwrap_or_default();
+        let arguments = format!(
+            "{{\"call\":{},\"sequence\":{},\"fingerprint\":\"{:016x}\",\"complete\":{},\
+             \"waiting_for\":{},\"waited_ms\":{}}}",
+            quote(&self.operation.call),
+            self.operation.sequence,
+            self.fingerprint,
+            self.ended.is_some(),
+            self.waiting_for(),
+            self.waited_ms
+        );
+        (quote(name), arguments)
+    }
+
     fn json(&self, now: u64, tick: f64) -> String {
         let microseconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * tick / 1000.0;
         let took = |ended: u64| format!("{:.3}", microseconds(self.started, ended));
@@ -63,6 +79,11 @@ impl Entry {
             self.waited_ms
         )
     }
+}
+
+/// The name of an operation that has just begun, and all about it, as JSON.
+pub fn described(record: &Record) -> (String, String) {
+    Entry::of(record).described()
 }
 
 /// Collectives in order, the user's alone.
@@ -146,13 +167,22 @@ impl Flight {
         (page.life() == Life::Failed).then(|| page.failure().1)
     }
 
+    /// Whether another rank is a thread of this process.
+    pub fn is_threads(&self) -> bool {
+        let pages = &self.pages;
+        let who = |rank: usize| {
+            let page = pages.of(rank);
+            (page.pid.load(Relaxed), page.host())
+        };
+        let mut others = (0..pages.nranks()).filter(|rank| *rank != pages.rank);
+        others.any(|rank| who(rank) == who(pages.rank))
+    }
+
     /// The process that stands for this rank in a trace: the rank itself, unless the launcher
     /// numbers this process otherwise. Ranks that are threads have one each.
     pub fn process(&self) -> usize {
         let pages = &self.pages;
-        let pid = |rank: usize| pages.of(rank).pid.load(Relaxed);
-        let mut others = (0..pages.nranks()).filter(|rank| *rank != pages.rank);
-        if others.any(|rank| pid(rank) == pid(pages.rank)) {
+        if self.is_threads() {
             return pages.rank;
         }
         let launched = std::env::var("RINGCOMM_RANK").or_else(|_| std::env::var("RANK"));
@@ -192,22 +222,61 @@ impl Flight {
             let microseconds = |ticks: u64| ticks as f64 * tick / 1000.0;
             let began = now_us - microseconds(now.saturating_sub(entry.started));
             let took = microseconds(entry.ended.unwrap_or(now).saturating_sub(entry.started));
-            let name = entry.operation.call.split('(').next().unwrap_or_default();
+            let (name, arguments) = entry.described();
             let _ = write!(
                 events,
-                ",{{\"ph\":\"X\",\"name\":{},\"cat\":\"ringcomm\",\"pid\":{process},\
-                 \"tid\":{track},\"ts\":{began:.3},\"dur\":{took:.3},\"args\":{{\"call\":{},\
-                 \"sequence\":{},\"fingerprint\":\"{:016x}\",\"complete\":{},\"waiting_for\":{},\
-                 \"waited_ms\":{}}}}}",
-                quote(name),
-                quote(&entry.operation.call),
-                entry.operation.sequence,
-                entry.fingerprint,
-                entry.ended.is_some(),
-                entry.waiting_for(),
-                entry.waited_ms
+                ",{{\"ph\":\"X\",\"name\":{name},\"cat\":\"ringcomm\",\"pid\":{process},\
+                 \"tid\":{track},\"ts\":{began:.3},\"dur\":{took:.3},\"args\":{arguments}}}"
             );
         }
         events
+    }
+
+    /// A line of the table of all ranks: fields apart by tabs, in the order of the table's columns.
+    pub fn row(&self) -> String {
+        let (pages, page) = (&self.pages, self.pages.mine());
+        let (state, entry) = self.doing();
+        let (tick, now) = (clock::nanoseconds_per_tick(), clock::ticks());
+        let since = |entry: &Entry| {
+            let at = entry.ended.unwrap_or(entry.started);
+            (now.saturating_sub(at) as f64 * tick / 1e6) as u64
+        };
+        let dash = || "-".to_string();
+        let fields = [
+            self.process().to_string(),
+            page.host(),
+            page.pid.load(Relaxed).to_string(),
+            format!("{:08x}", self.number),
+            format!("{}/{}", pages.rank, pages.nranks()),
+            entry.as_ref().map_or_else(dash, |entry| entry.operation.sequence.to_string()),
+            state,
+            entry
+                .as_ref()
+                .and_then(|entry| entry.waiting_for)
+                .map_or_else(dash, |peer| peer.to_string()),
+            entry.as_ref().map_or_else(dash, |entry| since(entry).to_string()),
+            entry.as_ref().map_or_else(dash, |entry| entry.operation.call.clone()),
+            self.failure().unwrap_or_default(),
+        ];
+        fields.map(|field| field.replace(['\t', '\n'], " ")).join("\t") + "\n"
+    }
+
+    /// A word for what this rank is at, and the operation that it is in or was in last.
+    fn doing(&self) -> (String, Option<Entry>) {
+        let page = self.pages.mine();
+        let completed = page.completed();
+        let running = page.open_batch().or_else(|| page.record(completed)).map(Entry::of);
+        let last = || {
+            let call = collectives(page).pop();
+            call.into_iter().chain(batches(page).pop()).max_by_key(|entry| entry.started)
+        };
+        let word = match (page.life(), &running) {
+            (Life::Failed, _) => "failed",
+            (Life::Left, _) => "finalized",
+            (Life::Working, Some(entry)) if entry.waiting_for.is_some() => "waiting",
+            (Life::Working, Some(_)) => "running",
+            (Life::Working, None) => "between calls",
+        };
+        (word.to_string(), running.or_else(last))
     }
 }

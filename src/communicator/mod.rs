@@ -16,6 +16,7 @@ pub mod record;
 pub mod stream;
 
 mod agree;
+mod answer;
 mod assembly;
 mod cache;
 mod choose;
@@ -28,6 +29,7 @@ mod memory;
 mod shrink;
 mod split;
 mod survivors;
+mod timeline;
 mod turn;
 mod watch;
 
@@ -69,6 +71,8 @@ pub struct Communicator {
     outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
+    /// Its place among what onlookers of this process see.
+    exhibit: Option<answer::Exhibit>,
     /// The process it was made in, as [`fork::generation`] tells them apart.
     born: u32,
 }
@@ -361,6 +365,7 @@ impl Drop for Communicator {
             // The page is the parent's, which goes on.
             return;
         }
+        self.exhibit = None;
         self.close_board();
         self.watched.pages.mine().leave();
     }
