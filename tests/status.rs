@@ -9,13 +9,14 @@ use ringcomm::bootstrap::rendezvous::detect;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::scratch::Scratch;
+use support::scratch::{Scratch, run};
 
 /// A loaded machine starts processes slowly; what takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -112,8 +113,7 @@ fn is_rank_of(name: &str) -> bool {
 fn all_reduce(comm: &Communicator, count: usize) {
     let mut scratch = Scratch::new(comm.nranks());
     let call = scratch.call(Collective::AllReduce, count);
-    // SAFETY: scratch holds the buffers of the calls that it makes.
-    unsafe { comm.run(&call) }.unwrap();
+    run(comm, &call).unwrap();
 }
 
 /// Two communicators in a row, five calls on the second, and one more without rank 1.
@@ -129,9 +129,14 @@ fn hang() {
     all_reduce(&comm, 1000);
 }
 
-/// Rows of the table that wait for rank 1.
+/// Rows of the table that wait for rank 1 in the last call.
 fn waiting(table: &str) -> usize {
-    let waits = |line: &&str| line.contains("waiting  rank 1") && line.contains("count=1000");
+    let waits = |line: &&str| {
+        let fields: Vec<&str> = line.split("  ").map(str::trim).filter(|f| !f.is_empty()).collect();
+        fields.contains(&"waiting")
+            && fields.contains(&"rank 1")
+            && fields.last().is_some_and(|call| call.starts_with("AllReduce(count=1000, "))
+    };
     table.lines().filter(waits).count()
 }
 
@@ -144,7 +149,7 @@ fn a_hung_job_says_who_waits_for_whom() {
     let job = folder.job(&["-np", "3"], "a_hung_job_says_who_waits_for_whom");
     let table = wait_until("two ranks wait for rank 1", || {
         let answer = folder.status(&[]);
-        Some(text(&answer.stdout)).filter(|table| waiting(table) > 0)
+        Some(text(&answer.stdout)).filter(|table| waiting(table) == 2)
     });
     let idle = table.lines().find(|line| line.starts_with("1 ")).expect("rank 1");
     assert!(idle.contains("between calls") && idle.contains("AllReduce"), "{table}");
@@ -364,4 +369,28 @@ fn a_check_names_the_pair_that_cannot_talk() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     // It was stopped while it measured, or before it had joined.
     assert!(said.contains("rank 2 (") || said.contains("[2]"), "{said}");
+}
+
+#[test]
+fn two_communicators_in_a_row_meet_on_several_hosts() {
+    let name = "two_communicators_in_a_row_meet_on_several_hosts";
+    if is_rank_of(name) {
+        let (first, second) = (join(), join());
+        all_reduce(&second, 1000);
+        all_reduce(&first, 1000);
+        return;
+    }
+    let folder = Folder::new("hosts");
+    // This machine, which counts as another host under each name.
+    let shell = folder.0.join("shell");
+    let script = "#!/bin/sh\nexport RINGCOMM_HOSTID=$1\nshift\nexec \"$@\"\n";
+    std::fs::write(&shell, script).unwrap();
+    std::fs::set_permissions(&shell, Permissions::from_mode(0o700)).unwrap();
+    let hosts = ["-np", "3", "-H", "a:2,b:1", "--master-addr", "127.0.0.1"];
+    let reached = ["--ssh-command", shell.to_str().unwrap(), "-x", "RINGCOMM_SOCKET_IFNAME=lo"];
+    let mut job = folder.job(&[&hosts[..], &reached].concat(), name);
+    assert!(job.0.wait().unwrap().success());
+    let check = folder.ringrun(&[&["--check"], &hosts[..], &reached].concat()).output().unwrap();
+    assert!(check.status.success(), "{}", text(&check.stderr));
+    assert!(text(&check.stdout).contains("3 ranks, every pair talks"), "{}", text(&check.stdout));
 }
