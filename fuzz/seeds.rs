@@ -13,6 +13,7 @@ use ringcomm::plan::Collective;
 use ringcomm::transport::fifo::{Geometry, Sender, Stamp};
 use ringcomm::types::{DataType, ReduceOp};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fs, io};
 
 #[path = "fuzz_targets/support.rs"]
@@ -290,6 +291,7 @@ fn launcher() -> io::Result<()> {
         ranks: vec![rank],
         input_rank: Some(2),
         raw_output: None,
+        grace: Duration::from_millis(1500),
         remote: true,
     };
     let to_agent =

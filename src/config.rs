@@ -241,7 +241,7 @@ fn family(text: &str) -> std::result::Result<Family, String> {
 }
 
 /// `FIRST-LAST`, or one port.
-fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
+pub fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (port(first), port(last)) {

@@ -71,9 +71,13 @@ fn settings(debug: c_int) -> ringConfig_t {
         deterministic: RING_CONFIG_UNDEF_INT,
         spins: RING_CONFIG_UNDEF_INT,
         debug,
-        reserved: RING_CONFIG_UNDEF_INT,
+        protection: RING_CONFIG_UNDEF_INT,
         algorithm: null(),
         profile: null(),
+        interfaces: null(),
+        ports: null(),
+        sockets: RING_CONFIG_UNDEF_INT,
+        reserved: RING_CONFIG_UNDEF_INT,
     }
 }
 

@@ -47,7 +47,6 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         publisher: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
-        publisher: None,
     };
     if let Some(error) = watched.trouble() {
         return Err(error);

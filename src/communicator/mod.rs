@@ -45,6 +45,7 @@ use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
 use flight::Flight;
+pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};

@@ -1,8 +1,8 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
-use crate::bootstrap::UniqueId;
-use crate::communicator::{Communicator, deferred};
+use crate::communicator::{self, Communicator, deferred};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::enqueue::refuse;
@@ -15,7 +15,10 @@ use std::sync::{Arc, PoisonError};
 /// Make the id that leads the ranks of one new communicator together.
 ///
 /// Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
-/// carries a secret: whoever has it can join. One id serves one communicator.
+/// carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
+/// network the ranks may be on any host: a thread of the calling process introduces them to each
+/// other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+/// `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
 ///
 /// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
 /// to be had.
@@ -26,7 +29,8 @@ use std::sync::{Arc, PoisonError};
 pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
     run(|| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        out.set(convert::unique_id_to_c(&UniqueId::generate()?));
+        let id = communicator::new_id(&Config::from_environment()?)?;
+        out.set(convert::unique_id_to_c(&id));
         Ok(())
     })
 }

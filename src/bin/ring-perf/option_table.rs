@@ -159,6 +159,13 @@ pub static OPTIONS: &[Entry] = &[
         o.simulate = Some(ranks);
         if ranks <= 100_000 { Ok(()) } else { Err("at most 100000".into()) }
     }),
+    row(
+        ' ',
+        "ranks_per_host",
+        Value("RANKS"),
+        "of --simulate: the network is between hosts",
+        |o, v| at_least(number(v)?, 1).map(|ranks| o.ranks_per_host = Some(ranks)),
+    ),
     row(' ', "network", Value("SPEC"), "as alpha=2us,beta=12.5GB/s (the default)", |o, v| {
         o.network = v.into();
         Ok(())

@@ -66,6 +66,7 @@ pub struct Options {
     pub tolerance: f64,
     pub explain: bool,
     pub simulate: Option<usize>,
+    pub ranks_per_host: Option<usize>,
     pub network: String,
     pub trace: Option<String>,
     pub bucket_bytes: usize,
@@ -125,6 +126,7 @@ impl Default for Options {
             tolerance: 0.15,
             explain: false,
             simulate: None,
+            ranks_per_host: None,
             network: "alpha=2us,beta=12.5GB/s".into(),
             trace: None,
             // What torch's DistributedDataParallel ships: 25 MiB buckets, the first of 1 MiB.
@@ -178,6 +180,9 @@ impl Options {
         }
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
+        }
+        if self.ranks_per_host.is_some() && self.simulate.is_none() {
+            return Err("--ranks_per_host goes with --simulate".into());
         }
         if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
             return Err(
