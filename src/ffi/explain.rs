@@ -95,9 +95,9 @@ pub unsafe extern "C" fn ringCommDump(
 
 /// The same operations as a trace: open the text as a file in ui.perfetto.dev or chrome://tracing.
 ///
-/// JSON trace events: a process for each rank, a track for each communicator. Times are those of the
-/// system's monotonic clock, so traces of one machine's ranks lie side by side. Buffer and sizes as
-/// in `ringCommDump`. Never waits, from any thread.
+/// JSON trace events: a process for each rank, a track for each communicator. Times are those of
+/// the system's monotonic clock, so traces of one machine's ranks lie side by side. Buffer and
+/// sizes as in `ringCommDump`. Never waits, from any thread.
 ///
 /// # Safety
 /// `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.

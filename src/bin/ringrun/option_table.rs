@@ -200,9 +200,9 @@ options:
 
 const REST: &str = "
 environment: every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-  MASTER_ADDR, MASTER_PORT; RINGCOMM_RANK, _NRANKS, _LOCAL_RANK, _LOCAL_SIZE, _SECRET, _JOB, _RESTART,
-  _STATUS_DIR, and _ADDRESS where there are several hosts, unless it or --master-port is given;
-  HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE; and, where several
+  MASTER_ADDR, MASTER_PORT; RINGCOMM_RANK, _NRANKS, _LOCAL_RANK, _LOCAL_SIZE, _SECRET, _JOB,
+  _RESTART, _STATUS_DIR, and _ADDRESS where there are several hosts, unless it or --master-port is
+  given; HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE; and, where several
   ranks share a host and it is not set, OMP_NUM_THREADS=1, as torchrun does. Ranks here inherit
   the rest of the environment; ranks on other hosts have what a login there has, the variables
   that begin with RINGCOMM_, and those of -x. What an outer launcher says of its own processes
