@@ -219,6 +219,20 @@ impl Communicator {
         drop(self.engine.take());
     }
 
+    /// Wait until the call that runs, if one does, is over, and let no other one begin: what calls
+    /// use is about to go. Those that a group or a stream still holds fail when their turn comes.
+    ///
+    /// Ends soon where the communicator is broken or a peer is: the call that runs ends then, and
+    /// with it the peers' use of its buffers.
+    pub fn retire(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        let _turn = self.engine.take();
+        // Release: pairs with the Acquire in `check`.
+        self.watched.aborted.store(true, Release);
+    }
+
     /// Keep the error and tell the peers, unless the call never started.
     #[cold]
     fn failed(&self, error: Error) -> Error {
