@@ -51,10 +51,6 @@ pub static OPTIONS: &[Entry] = &[
         o.tcp = true;
         Ok(())
     }),
-    row(' ', "ranks-per-host", Value("N"), "so many ranks on each of these hosts", |o, v| {
-        o.tcp = true;
-        at_least(number(v)?, 1).map(|count| o.ranks_per_host = count)
-    }),
     row('g', "ngpus", Value("N"), "GPUs per thread (0: host memory)", |_, v| match number(v)? {
         0 => Ok(()),
         _ => Err("no CUDA device on this machine; -g 0 with -t or --procs uses host memory".into()),
@@ -171,8 +167,11 @@ pub static OPTIONS: &[Entry] = &[
         ' ',
         "ranks_per_host",
         Value("RANKS"),
-        "of --simulate: the network is between hosts",
-        |o, v| at_least(number(v)?, 1).map(|ranks| o.ranks_per_host = Some(ranks)),
+        "of --tcp (which it implies) or --simulate: so many on a host",
+        |o, v| {
+            o.ranks_per_host = Some(at_least(number(v)?, 1)?);
+            Ok(())
+        },
     ),
     row(' ', "network", Value("SPEC"), "as alpha=2us,beta=12.5GB/s (the default)", |o, v| {
         o.network = v.into();

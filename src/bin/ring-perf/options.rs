@@ -54,7 +54,6 @@ pub struct Options {
     pub procs: Option<usize>,
     /// Ranks are on hosts of their own, so many on each, and between them is loopback TCP.
     pub tcp: bool,
-    pub ranks_per_host: usize,
     pub types: Vec<DataType>,
     pub reductions: Vec<ReduceOp>,
     pub roots: Roots,
@@ -116,7 +115,6 @@ impl Default for Options {
             threads: None,
             procs: None,
             tcp: false,
-            ranks_per_host: 1,
             types: vec![DataType::Float32],
             reductions: vec![ReduceOp::Sum],
             roots: Roots::One(0),
@@ -187,8 +185,8 @@ impl Options {
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
         }
-        if self.ranks_per_host.is_some() && self.simulate.is_none() {
-            return Err("--ranks_per_host goes with --simulate".into());
+        if self.tcp && self.simulate.is_some() {
+            return Err("--tcp runs, --simulate does not: give one of them".into());
         }
         if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
             return Err(
@@ -281,6 +279,8 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
     if options.operations.is_empty() {
         options.operations.push(Operation::AllReduce);
     }
+    // Hosts that are measured are there; the others are simulated.
+    options.tcp |= options.ranks_per_host.is_some() && options.simulate.is_none();
     options.consistent()?;
     Ok(Parsed::Run(Box::new(options)))
 }
