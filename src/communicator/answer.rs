@@ -155,7 +155,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
     // SAFETY: the call takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     if fd < 0 {
-        return Err(Error::system(&what()));
+        return Err(Error::system(what()));
     }
     // SAFETY: the descriptor is new and nobody else's.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -168,7 +168,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
             && libc::listen(fd, libc::SOMAXCONN) == 0
     };
     if !done {
-        return Err(Error::system(&what()));
+        return Err(Error::system(what()));
     }
     fork::let_go_in_child(fd);
     Ok(UnixListener::from(socket))

@@ -266,10 +266,10 @@ fn finalize(comm: &Comm) -> Result<()> {
 ///
 /// New calls are refused from here on; those running, on other threads, and those that wait on a
 /// host stream are done first. Finalizes, unless that was done or the communicator or a peer has
-/// failed: only the call that runs is done then, and those that a stream still holds fail when their
-/// turn comes, without touching a buffer. The handle is gone afterwards, also where finalizing
-/// fails: its error is returned then, `ringAborted` where another thread called `ringCommAbort`
-/// meanwhile. In every case this rank's buffers are the program's again.
+/// failed: only the call that runs is done then, and those that a stream still holds fail when
+/// their turn comes, without touching a buffer. The handle is gone afterwards, also where
+/// finalizing fails: its error is returned then, `ringAborted` where another thread called
+/// `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
 /// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -297,7 +297,8 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
 /// Make every call that runs on this rank of the communicator return `ringAborted` soon, tell the
 /// other ranks, and destroy the handle.
 ///
-/// Returns when the calls that ran have ended, also those of a group or a host stream. From any thread, also while another one is in `ringCommDestroy` for the same handle.
+/// Returns when the calls that ran have ended, also those of a group or a host stream. From any
+/// thread, also while another one is in `ringCommDestroy` for the same handle.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
 ///

@@ -1,5 +1,5 @@
-//! Bringing the ranks to life: as threads of this process, as processes that are this program again,
-//! or as the one rank of a launched job that this process is.
+//! Bringing the ranks to life: as threads of this process, as processes that are this program
+//! again, or as the one rank of a launched job that this process is.
 //!
 //! A rank process inherits two descriptors, the board and the report pipe; the unique id is on the
 //! board, so that no argument list and no environment carries a secret. The parent reads the report
