@@ -145,7 +145,7 @@ def loom():
 # What the sanitizers run: threads, memory that they share, sockets, and the C interface over all of
 # it. Pure code and the arithmetic's matrices, an hour under a sanitizer, have nothing for them to
 # see that these have not; suites that kill processes leave none to report.
-PURE = ["algorithm::", "device::", "plan::"]
+PURE = ["algorithm::", "device::", "plan::", "simulation", "agree::", "gossip", "rendezvous::"]
 CONCURRENT = ["bootstrap", "capi", "fifo", "group", "hosts", "meeting", "messages", "mismatches",
               "splits", "stream", "transport_leaks", "transport_memory", "transport_tcp", "visits"]
 COLLECTIVES = ["barrier", "two_threads", "several_communicators", "long_vectors", "sixteen"]

@@ -302,8 +302,8 @@ pub fn help() -> String {
     let mut text = String::from(
         "ring-perf: measure and check collectives, with nccl-tests' options and columns\n\n\
          usage: ring-perf [OPERATION...] [OPTION...]\n\n\
-         With no ranks given it is one rank of the job that a launcher (ringrun, torchrun, mpirun,\n\
-         srun) started; without a launcher it runs twice: 2 processes, then 2 threads.\n\n\
+         With no ranks given it is one rank of the job that a launcher (ringrun, torchrun,\n\
+         mpirun, srun) started; without one it runs twice: 2 processes, then 2 threads.\n\n\
          operations: all",
     );
     let mut column = 15;
