@@ -1189,6 +1189,18 @@ ringResult_t ringCommExplain(ringComm_t comm,
  */
 ringResult_t ringCommDump(ringComm_t comm, char *buffer, size_t size, size_t *needed);
 
+/**
+ * The same operations as a trace: open the text as a file in ui.perfetto.dev or chrome://tracing.
+ *
+ * JSON trace events: a process for each rank, a track for each communicator. Times are those of
+ * the system's monotonic clock, so traces of one machine's ranks lie side by side. Buffer and
+ * sizes as in `ringCommDump`. Never waits, from any thread.
+ *
+ * Requires:
+ * `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
+ */
+ringResult_t ringCommTrace(ringComm_t comm, char *buffer, size_t size, size_t *needed);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -34,6 +34,7 @@ use support::processes::{Ranks, Seat};
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
 const FLOAT: RawDataType = RawDataType(ringDataType_t::ringFloat32 as i32);
 const INT: RawDataType = RawDataType(ringDataType_t::ringInt32 as i32);
+const BYTE: RawDataType = RawDataType(ringDataType_t::ringUint8 as i32);
 
 /// A handle that other threads may use too, as a C program's threads do.
 #[derive(Clone, Copy)]

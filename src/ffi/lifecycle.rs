@@ -265,10 +265,11 @@ fn finalize(comm: &Comm) -> Result<()> {
 /// End this rank's part in a communicator and give its memory back.
 ///
 /// New calls are refused from here on; those running, on other threads, and those that wait on a
-/// host stream are done first. Finalizes, unless that was done or the communicator has failed. The
-/// handle is gone afterwards, also where finalizing fails: its error is returned then,
-/// `ringAborted` where another thread called `ringCommAbort` meanwhile. Calls that a stream then
-/// still holds fail when their turn comes, without touching a buffer.
+/// host stream are done first. Finalizes, unless that was done or the communicator or a peer has
+/// failed: only the call that runs is done then, and those that a stream still holds fail when their
+/// turn comes, without touching a buffer. The handle is gone afterwards, also where finalizing
+/// fails: its error is returned then, `ringAborted` where another thread called `ringCommAbort`
+/// meanwhile. In every case this rank's buffers are the program's again.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
 /// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -287,6 +288,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
             None => finalize(&closing),
             Some(_) => Ok(()),
         };
+        // Waits for the call that runs: a failed communicator was not waited for above.
         drop(closing.take());
         finalized
     })
@@ -295,7 +297,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
 /// Make every call that runs on this rank of the communicator return `ringAborted` soon, tell the
 /// other ranks, and destroy the handle.
 ///
-/// From any thread, also while another one is in `ringCommDestroy` for the same handle.
+/// Returns when the calls that ran have ended, also those of a group or a host stream. From any thread, also while another one is in `ringCommDestroy` for the same handle.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
 ///

@@ -31,8 +31,8 @@ impl From<Arrival<Socket>> for Proved {
 }
 
 /// The longest that one attempt takes in the first round, where there are other addresses to try: a
-/// connection over a wide network and its handshake take a third. It doubles with every round, since
-/// a lost packet is sent again after a second and a gate may be busy with thousands.
+/// connection over a wide network and its handshake take a third. It doubles with every round,
+/// since a lost packet is sent again after a second and a gate may be busy with thousands.
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// Rounds after which it grows no further.
 const MOST_DOUBLINGS: usize = 4;

@@ -165,8 +165,8 @@ impl Registry {
 
     /// Who holds up a meeting that all have come to.
     fn stuck(&self) -> Party {
-        // Of the ranks whose contribution is not here, the one that is highest in the tree; of those
-        // that have not taken the table, if all have contributed.
+        // Of the ranks whose contribution is not here, the one that is highest in the tree; of
+        // those that have not taken the table, if all have contributed.
         let highest = |silent: fn(&&Known) -> bool| {
             self.known.values().filter(silent).min_by_key(|known| known.order)
         };
