@@ -45,6 +45,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
         publisher: None,
+        track: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
     };
