@@ -375,6 +375,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Messages sent so far, those of set-up among them.
+    #[cfg(test)]
+    pub fn messages_sent(&self) -> u64 {
+        self.sent.iter().sum()
+    }
+
     /// Number a checked message.
     fn transfer(&mut self, message: &Message) -> Transfer {
         let (sends, peer, address, count, data_type) = parts(message);
