@@ -257,7 +257,30 @@ PEERS = [
 ]
 
 
-def prepare(wanted, cache, with_torch):
+# What makes a library take loopback TCP between the processes of one machine; gloo always does.
+OVER_TCP = {
+    "mpich": {"MPIR_CVAR_NOLOCAL": "1", "FI_PROVIDER": "tcp"},
+    "intelmpi": {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp"},
+    "oneccl": {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp", "CCL_ATL_TRANSPORT": "ofi"},
+}
+# Five calls of 256 MiB take seconds over TCP.
+TCP_LIMIT_S = 30
+
+
+def over_tcp(system):
+    """The same library between hosts, or None where that is no configuration of its own."""
+    if system.name == "Open MPI coll/sm":
+        return None
+    system.environment = {**system.environment, **OVER_TCP.get(system.peer, {})}
+    if system.peer == "openmpi":
+        system.environment["OMPI_MCA_pml"] = "ob1"
+        system.environment["OMPI_MCA_btl"] = "tcp,self"
+        system.environment["OMPI_MCA_btl_tcp_if_include"] = "lo"
+    system.limit_s = max(system.limit_s, TCP_LIMIT_S)
+    return system
+
+
+def prepare(wanted, cache, with_torch, with_tcp=False):
     """All systems of the wanted peers, and why the others are missing: `{title: reason}`."""
     systems, missing = [], {}
     for peer in PEERS:
@@ -269,4 +292,6 @@ def prepare(wanted, cache, with_torch):
             systems += peer.start(peer, cache)
         except Missing as why:
             missing[peer.title] = str(why)
+    if with_tcp:
+        systems = [system for system in map(over_tcp, systems) if system]
     return systems, missing

@@ -5,6 +5,7 @@
 
 use super::network::Publisher;
 use super::record::{self, Descriptor};
+use super::timeline::Track;
 use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
 use crate::executor::links::Pages;
@@ -21,6 +22,8 @@ pub struct Watched {
     pub timeout: Duration,
     /// Tells ranks on other hosts what this rank's page says, where there are any.
     pub publisher: Option<Publisher>,
+    /// Where its operations are written down as they happen.
+    pub track: Option<Track>,
 }
 
 /// How long the news of a death may take to come after a rank that left for it: it is spread within

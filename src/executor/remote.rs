@@ -22,6 +22,11 @@ const BETWEEN: Duration = Duration::from_millis(1);
 /// the second that ranks which disagree may take.
 const EXPLANATION: Duration = Duration::from_millis(700);
 
+/// The longest message between hosts. With its frame it fills two of the kernel's segments, which
+/// are 65,160 bytes on Ethernet and 65,483 on loopback; a little more would be a third one that
+/// costs as much (`benches/results/tcp-2026-11-21.txt`).
+const LONGEST_MESSAGE: usize = 127 << 10;
+
 /// Waiting for a local peer's bell while messages to other machines have to be written.
 pub(super) struct OnBoth<'a, F> {
     pub bell: &'a Doorbell,
@@ -74,6 +79,14 @@ impl<T, F: FnMut(&mut Connection) -> Option<T>> Waiting for OnNetwork<'_, F> {
 impl Links {
     pub fn is_remote(&self, peer: usize) -> bool {
         self.network.is_some() && self.reach(peer) == Reach::Network
+    }
+
+    /// The longest message of a plan's step: all ranks reach others through sockets, or none.
+    pub fn longest_message(&self) -> usize {
+        match self.one_machine() {
+            true => self.geometry.slot_bytes,
+            false => self.geometry.slot_bytes.min(LONGEST_MESSAGE),
+        }
     }
 
     fn remote(&mut self) -> &mut Network {
@@ -202,7 +215,10 @@ impl Links {
         bytes: usize,
         watch: &dyn Watch,
     ) -> Result<bool> {
-        let connection = self.remote().connection(peer);
+        let network = self.remote();
+        // The peer may not send before it has what this rank still has to write.
+        network.flush();
+        let connection = network.connection(peer);
         connection.want_at(target, bytes, stamp);
         let Some(come) = connection.try_wait() else {
             let breach = connection.breach().map(str::to_string);
