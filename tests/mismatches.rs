@@ -86,7 +86,7 @@ impl Exact {
 
     /// What was written outside of them, if anything was.
     fn spilled(&self) -> Option<String> {
-        let outside = |buffer: &Guarded| buffer.differs(&buffer.content().to_vec(), 1);
+        let outside = |buffer: &Guarded| buffer.differs(buffer.content(), 1);
         outside(&self.send).or_else(|| outside(&self.recv))
     }
 }

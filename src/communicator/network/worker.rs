@@ -35,6 +35,10 @@ const BEAT: Duration = Duration::from_millis(500);
 /// The longest that a rank which ends waits for its neighbours to have read its last words.
 const FAREWELL: Duration = Duration::from_millis(200);
 
+/// The longest that a rank which ends waits for neighbours that it never had a connection with:
+/// only one that is stopped takes as long.
+const LATE_LINKS: Duration = Duration::from_secs(1);
+
 /// What a call to another rank's gate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
@@ -419,7 +423,7 @@ impl Worker {
     /// A rank may end before all its neighbours are connected. Those who come in vain would take it
     /// for dead, so they get a little time; who has gone itself is not waited for.
     fn finish_links(&mut self) {
-        let until = Instant::now() + FAREWELL;
+        let until = Instant::now() + LATE_LINKS;
         self.publish();
         loop {
             let neighbours = self.gossip.neighbours();
