@@ -259,9 +259,24 @@ PEERS = [
 
 # What makes a library take loopback TCP between the processes of one machine; gloo always does.
 OVER_TCP = {
-    "mpich": {"MPIR_CVAR_NOLOCAL": "1", "FI_PROVIDER": "tcp"},
-    "intelmpi": {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp"},
-    "oneccl": {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp", "CCL_ATL_TRANSPORT": "ofi"},
+    # Its wheel has two ways over a network, of which only this one takes loopback.
+    "mpich": {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "FI_PROVIDER": "tcp",
+    },
+    # Its collectives would share memory within a machine whatever the fabric is.
+    "intelmpi": {
+        "I_MPI_FABRICS": "ofi",
+        "I_MPI_OFI_PROVIDER": "tcp",
+        "I_MPI_COLL_INTRANODE": "pt2pt",
+    },
+    "oneccl": {
+        "I_MPI_FABRICS": "ofi",
+        "I_MPI_OFI_PROVIDER": "tcp",
+        "FI_PROVIDER": "tcp",
+        "CCL_ATL_TRANSPORT": "ofi",
+    },
 }
 # Five calls of 256 MiB take seconds over TCP.
 TCP_LIMIT_S = 30
@@ -272,6 +287,9 @@ def over_tcp(system):
     if system.name == "Open MPI coll/sm":
         return None
     system.environment = {**system.environment, **OVER_TCP.get(system.peer, {})}
+    if "I_MPI_ROOT" in system.environment:
+        libraries = system.environment["I_MPI_ROOT"] + "/lib"
+        system.environment |= {"FI_PROVIDER_PATH": libraries, "LD_LIBRARY_PATH": libraries}
     if system.peer == "openmpi":
         system.environment["OMPI_MCA_pml"] = "ob1"
         system.environment["OMPI_MCA_btl"] = "tcp,self"
