@@ -30,7 +30,8 @@ impl Communicator {
     /// named, without those that have died or destroyed their communicator.
     ///
     /// Survivors that name nobody agree on who is dead, also where more die meanwhile. A rank that
-    /// lives and does not come is waited for until the deadline, and named.
+    /// lives and does not come is waited for until the deadline, and named. An abort before it
+    /// changes nothing, one meanwhile ends it.
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
         self.check_process()?;
         let config = config.unwrap_or(&self.config);
@@ -53,16 +54,20 @@ impl Communicator {
                 self.rank
             )));
         }
-        let dies = || self.watched.dead().into_iter().find(|dead| !gone.contains(dead));
-        let is_called_off = || dies().is_some();
-        let until = Until { deadline, is_called_off: Some(&is_called_off) };
-        match (self.shrink_by_list(&gone, config, until), dies()) {
-            (Err(_), Some(dead)) => {
-                let peer = self.watched.who(dead);
-                Err(Error::PeerDied { rank: self.rank, peer, operation: None })
+        // It may have been aborted before: only another time matters.
+        let aborts = self.aborts();
+        let trouble = || {
+            if self.aborts() != aborts {
+                return Some(self.aborted());
             }
-            (made, _) => made,
-        }
+            let dead = self.watched.dead().into_iter().find(|dead| !gone.contains(dead))?;
+            let peer = self.watched.who(dead);
+            Some(Error::PeerDied { rank: self.rank, peer, operation: None })
+        };
+        let is_called_off = || trouble().is_some();
+        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        let made = self.shrink_by_list(&gone, config, until);
+        made.map_err(|error| trouble().unwrap_or(error))
     }
 
     fn shrink_by_list(

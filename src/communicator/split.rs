@@ -18,6 +18,9 @@ type Wish = [i32; 3];
 impl Communicator {
     /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
     /// negative color.
+    ///
+    /// The group's meeting ends soon where one of its ranks dies or fails, and where this
+    /// communicator is aborted meanwhile.
     pub fn split(
         &self,
         color: i32,
@@ -46,17 +49,26 @@ impl Communicator {
         let group: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
-        let (Some(outside), Some(gate)) = (&self.outside, gate) else {
-            return Communicator::init_rank(group.len(), &local_id, rank, config).map(Some);
+        let trouble = || match self.is_broken() {
+            true => self.check().err(),
+            false => self.watched.trouble_among(|rank| group.contains(&rank)),
         };
-        if outside.share_a_host(&group) {
-            return Communicator::init_rank(group.len(), &local_id, rank, config).map(Some);
-        }
-        let root = outside.at_port(group[0], all[group[0]][2] as u16);
-        let id = self.id.derive_at(label.as_bytes(), &root);
+        let is_called_off = || trouble().is_some();
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        let until = Until { deadline, is_called_off: None };
-        Communicator::init_through(gate, group.len(), &id, rank, config, until).map(Some)
+        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        let made = match (&self.outside, gate) {
+            (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
+                let root = outside.at_port(group[0], all[group[0]][2] as u16);
+                let id = self.id.derive_at(label.as_bytes(), &root);
+                Communicator::init_through(gate, group.len(), &id, rank, config, until)
+            }
+            _ => {
+                let off = until.is_called_off;
+                Communicator::init_unless(group.len(), &local_id, rank, config, deadline, off)
+            }
+        };
+        let number = |place: usize| group.get(place).copied().unwrap_or(place);
+        made.map(Some).map_err(|error| trouble().unwrap_or_else(|| error.renumbered(number)))
     }
 
     fn gather_wishes(&self, mine: Wish) -> Result<Vec<Wish>> {
