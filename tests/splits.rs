@@ -7,7 +7,9 @@ use ringcomm::config::Config;
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use support::{config, on_joined_threads, on_processes, on_threads};
+use std::time::{Duration, Instant};
+use support::processes::{Ranks, Seat, say};
+use support::{Random, config, joined_hosts, on_joined_threads, on_processes, on_threads};
 
 /// What every rank gives, gathered by all.
 fn gather(comm: &Communicator, mine: i64) -> Vec<i64> {
@@ -122,4 +124,126 @@ fn wrong_exclusions_are_refused_by_name() {
         }
         assert_eq!(gather(comm, 1), [1, 1]);
     });
+}
+
+/// Take part in what the ranks of a split tell each other, and not in what they do then.
+fn tell_a_wish(comm: &Communicator) {
+    let (mine, mut all) = ([0i32; 3], vec![0i32; 3 * comm.nranks()]);
+    let call = Call {
+        send: mine.as_ptr().cast(),
+        recv: all.as_mut_ptr().cast(),
+        count: mine.len(),
+        ..Call::new(Collective::AllGather, DataType::Int32)
+    };
+    // SAFETY: three elements from each rank.
+    unsafe { comm.run(&call) }.unwrap();
+}
+
+/// The error of rank 0's split or shrink, which rank 1 comes to meet in part only, once `end` is
+/// called with both.
+fn ended(hosts: &[usize], shrinks: bool, end: impl FnOnce(&[Communicator])) -> Error {
+    let both = match hosts[0] == hosts[1] {
+        true => Communicator::init_all(2, &config()).unwrap(),
+        false => joined_hosts(hosts, &config()),
+    };
+    if shrinks {
+        // What was aborted before can still be shrunk.
+        both[0].abort();
+    }
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| match shrinks {
+            true => both[0].shrink(&[], None).map(Some),
+            false => both[0].split(0, 0, None),
+        });
+        if !shrinks {
+            tell_a_wish(&both[1]);
+        }
+        // Long enough for rank 0 to be where it waits.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!first.is_finished());
+        end(&both);
+        first.join().unwrap().err().expect("nobody to meet")
+    })
+}
+
+#[test]
+fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
+    for hosts in [[0, 0], [0, 1]] {
+        for shrinks in [false, true] {
+            let error = ended(&hosts, shrinks, |both| both[0].abort());
+            assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
+        }
+        let error = ended(&hosts, false, |both| both[1].abort());
+        assert!(matches!(error, Error::Remote { rank: 0, peer: 1, .. }), "{error}");
+    }
+    let three = Communicator::init_all(3, &config()).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| three[0].shrink(&[2], None));
+        std::thread::sleep(Duration::from_millis(50));
+        three[0].abort();
+        let error = first.join().unwrap().err().expect("nobody to meet");
+        assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
+    });
+}
+
+/// Split again and again; the error that ends it.
+fn split_until_one_dies(seat: &Seat, dies_between: &str) -> String {
+    let comm = seat.join();
+    if dies_between == "between" && seat.rank == 1 {
+        tell_a_wish(&comm);
+        // SAFETY: ends this process.
+        unsafe { libc::raise(libc::SIGKILL) };
+    }
+    say("ready");
+    // Counted the other way round in the children, so that a number of theirs is noticed.
+    let key = -(seat.rank as i32);
+    loop {
+        match comm.split(0, key, None) {
+            Ok(child) => drop(child),
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+/// What the others say of the death of `victim`.
+fn mourn(mut ranks: Ranks, nranks: usize, victim: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let dead = format!("rank {victim}");
+    for rank in 0..nranks {
+        let end = ranks.end(rank, deadline);
+        assert_eq!(end.killed, rank == victim, "{:?}", end.result);
+        if rank != victim {
+            let text = end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+            assert!(text.contains(&dead), "rank {rank}, dead is {victim}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_at_any_point_of_a_split_is_named_by_the_others() {
+    const HOSTS: [&[usize]; 4] = [&[0, 0, 0], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1]];
+    let mut random = Random(5);
+    for round in 0..32 {
+        let hosts = HOSTS[round % HOSTS.len()];
+        let mut ranks = Ranks::start_on_hosts(hosts, &config(), "", |seat, text| {
+            split_until_one_dies(seat, text)
+        });
+        let deadline = Instant::now() + Duration::from_secs(30);
+        (0..hosts.len()).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "ready"));
+        // A split takes two to ten milliseconds.
+        std::thread::sleep(Duration::from_micros(random.below(20_000) as u64));
+        let victim = random.below(hosts.len());
+        ranks.signal(victim, libc::SIGKILL);
+        mourn(ranks, hosts.len(), victim);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_before_it_meets_the_others_of_its_color_is_named() {
+    for hosts in [[0, 0], [0, 1]] {
+        let ranks = Ranks::start_on_hosts(&hosts, &config(), "between", |seat, text| {
+            split_until_one_dies(seat, text)
+        });
+        mourn(ranks, 2, 1);
+    }
 }

@@ -3,8 +3,13 @@
 
 use proptest::prelude::*;
 use ringcomm::config::Protection;
+use ringcomm::error::{Error, Result as Outcome};
+use ringcomm::executor::exchange::{self, Transfer};
+use ringcomm::executor::links::{Links, Reach, SegmentMap};
 use ringcomm::transport::fifo::{Geometry, Stamp};
+use ringcomm::transport::segment::Segment;
 use ringcomm::transport::tcp::{Connect, Inbox, LaneKeys, Network, NewLane, Settings};
+use ringcomm::transport::wait::{Patience, Watch};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -224,4 +229,37 @@ fn a_closed_connection_says_so() {
     });
     // The receiver's end is dropped with its inbox, closed or reset.
     assert!(why.contains("closed") || why.contains("reset"), "{why}");
+}
+
+/// Gives up after half a minute, as an operation does at its deadline.
+struct Deadline;
+
+impl Watch for Deadline {
+    fn check(&self, _: usize, waited: Duration) -> Outcome<()> {
+        match waited < Duration::from_secs(30) {
+            true => Ok(()),
+            false => Err(Error::Internal("nobody noticed".into())),
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_only_sends_notices_that_the_connection_broke() {
+    let map = SegmentMap { nranks: 2, geometry: GEOMETRY };
+    let segments = [map.bytes(), SegmentMap::mirror_bytes()]
+        .map(|bytes| Arc::new(Segment::anonymous(bytes).unwrap()));
+    let reach = [Reach::Process, Reach::Network];
+    let mut links = Links::new(0, map, segments.to_vec(), &reach, Patience::new(2, 2, None));
+    let [mine, theirs] = ends(vec![pair()], Protection::Clear);
+    links.attach(mine);
+    // The sockets of the other end close.
+    drop(theirs);
+    let mut content = content(0, 100 * GEOMETRY.slot_bytes);
+    let mut lanes = vec![[false; 2]; 2];
+    let address = content.as_mut_ptr();
+    let mut batch = [Transfer::new(true, 1, address, content.len(), stamp(0))];
+    // SAFETY: the buffer holds the bytes and outlives the batch.
+    let outcome = unsafe { exchange::run(&mut batch, &mut lanes, &mut links, &Deadline) };
+    let error = outcome.expect_err("nobody receives");
+    assert!(matches!(error, Error::Disconnected { peer: 1, .. }), "{error}");
 }

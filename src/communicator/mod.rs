@@ -64,6 +64,9 @@ pub struct Communicator {
     failure: Mutex<Option<Error>>,
     /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
     shrinking: Mutex<Vec<Vec<usize>>>,
+    /// How often it was aborted: who makes a smaller communicator of an aborted one is called off
+    /// by the next time. Release by `abort`: pairs with the Acquire in `aborts`.
+    aborts: AtomicU64,
     /// Splits and shrinks so far, which name the rendezvous of the next.
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
@@ -205,7 +208,7 @@ impl Communicator {
             }
             return Ok(());
         }
-        Err(self.async_error().unwrap_or(Error::Aborted { rank: self.rank, operation: None }))
+        Err(self.async_error().unwrap_or_else(|| self.aborted()))
     }
 
     /// Whether it was aborted or has failed: no call begins any more.
@@ -292,12 +295,21 @@ impl Communicator {
         if !self.is_of_this_process() {
             return;
         }
-        let aborted = Error::Aborted { rank: self.rank, operation: None };
+        let aborted = self.aborted();
+        self.aborts.fetch_add(1, Release);
         self.failure.lock().get_or_insert_with(|| aborted.clone());
         // Release: pairs with the Acquire in `check` and in the watch.
         self.watched.aborted.store(true, Release);
         self.tell(&aborted);
         wait::ring_bell(&self.watched.pages.mine().bell);
+    }
+
+    fn aborted(&self) -> Error {
+        Error::Aborted { rank: self.rank, operation: None }
+    }
+
+    fn aborts(&self) -> u64 {
+        self.aborts.load(Acquire)
     }
 
     /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or

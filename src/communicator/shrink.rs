@@ -30,7 +30,8 @@ impl Communicator {
     /// named, without those that have died or destroyed their communicator.
     ///
     /// Survivors that name nobody agree on who is dead, also where more die meanwhile. A rank that
-    /// lives and does not come is waited for until the deadline, and named.
+    /// lives and does not come is waited for until the deadline, and named. An abort before it
+    /// changes nothing, one meanwhile ends it.
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
         self.check_process()?;
         let config = config.unwrap_or(&self.config);
@@ -54,10 +55,13 @@ impl Communicator {
             )));
         }
         let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
-        let is_called_off = || self.watched.are_fewer(&left);
+        // It may have been aborted before: only another time matters.
+        let aborts = self.aborts();
+        let aborted = || (self.aborts() != aborts).then(|| self.aborted());
+        let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
         let until = Until { deadline, is_called_off: Some(&is_called_off) };
         let made = self.shrink_by_list(&gone, &left, config, until);
-        made.map_err(|error| self.watched.casualty(&left).unwrap_or(error))
+        made.map_err(|error| aborted().or_else(|| self.watched.casualty(&left)).unwrap_or(error))
     }
 
     fn shrink_by_list(

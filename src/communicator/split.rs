@@ -18,6 +18,9 @@ type Wish = [i32; 3];
 impl Communicator {
     /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
     /// negative color.
+    ///
+    /// The group's meeting ends soon where one of its ranks dies or fails, and where this
+    /// communicator is aborted meanwhile.
     pub fn split(
         &self,
         color: i32,
@@ -47,33 +50,29 @@ impl Communicator {
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
         // Who dies before it comes is known here, and to nobody that it would meet there.
-        let is_called_off = || self.watched.are_fewer(&group);
+        let trouble = || match self.is_broken() {
+            true => self.check().err(),
+            false => self.watched.trouble_among(|rank| group.contains(&rank)),
+        };
+        let is_called_off = || trouble().is_some();
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
         let until = Until { deadline, is_called_off: Some(&is_called_off) };
-        let door = match (&self.outside, gate) {
+        let made = match (&self.outside, gate) {
             (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
-                Some((outside.at_port(group[0], all[group[0]][2] as u16), gate))
-            }
-            _ => None,
-        };
-        let made = match door {
-            Some((root, gate)) => {
+                let root = outside.at_port(group[0], all[group[0]][2] as u16);
                 let id = self.id.derive_at(label.as_bytes(), &root);
                 Communicator::init_through(gate, group.len(), &id, rank, config, until)
             }
-            None => {
-                let called_off = until.is_called_off;
-                Communicator::init_unless(
-                    group.len(),
-                    &local_id,
-                    rank,
-                    config,
-                    deadline,
-                    called_off,
-                )
+            _ => {
+                let off = until.is_called_off;
+                Communicator::init_unless(group.len(), &local_id, rank, config, deadline, off)
             }
         };
-        made.map(Some).map_err(|error| self.watched.casualty(&group).unwrap_or(error))
+        let number = |place: usize| group.get(place).copied().unwrap_or(place);
+        made.map(Some).map_err(|error| {
+            let told = || trouble().or_else(|| self.watched.casualty(&group));
+            told().unwrap_or_else(|| error.renumbered(number))
+        })
     }
 
     fn gather_wishes(&self, mine: Wish) -> Result<Vec<Wish>> {

@@ -58,6 +58,8 @@ struct Survivor<'a> {
     door: Option<(u64, Gate)>,
     config: &'a Config,
     deadline: Instant,
+    /// How often the communicator had been aborted before.
+    aborts: u64,
 }
 
 impl Survivor<'_> {
@@ -86,6 +88,11 @@ impl Survivor<'_> {
         Ok(())
     }
 
+    /// Whether the communicator was aborted since this shrink began.
+    fn is_aborted(&self) -> bool {
+        self.others.communicator.aborts() != self.aborts
+    }
+
     fn agree(&mut self) -> Result<Communicator> {
         let started = Instant::now();
         let communicator = self.others.communicator;
@@ -93,6 +100,9 @@ impl Survivor<'_> {
         let mut pause = GLANCE;
         loop {
             let before = self.agreement.mine().clone();
+            if self.is_aborted() {
+                return Err(communicator.aborted());
+            }
             let act = self.agreement.look(self.others.look());
             if *self.agreement.mine() != before {
                 self.announce()?;
@@ -132,7 +142,8 @@ impl Survivor<'_> {
         };
         let made = {
             let (agreement, others) = (&self.agreement, RefCell::new(&mut self.others));
-            let is_stale = || agreement.is_stale(others.borrow_mut().look());
+            let is_aborted = || communicator.aborts() != self.aborts;
+            let is_stale = || is_aborted() || agreement.is_stale(others.borrow_mut().look());
             let until = Until { deadline: self.deadline, is_called_off: Some(&is_stale) };
             communicator.make_of(&left, &Survivor::label(attempt), door, self.config, until)
         };
@@ -142,7 +153,7 @@ impl Survivor<'_> {
             // deadline, which the next look sees.
             Err(Error::PeerDied { .. } | Error::Remote { .. }) => true,
             Err(Error::Missing { .. } | Error::Timeout { .. }) => true,
-            Err(_) => self.agreement.is_stale(self.others.look()),
+            Err(_) => self.is_aborted() || self.agreement.is_stale(self.others.look()),
         };
         if passing {
             self.agreement.failed();
@@ -166,11 +177,12 @@ impl Communicator {
                 self.nranks
             )));
         }
+        let aborts = self.aborts();
         let _alone = self.shrinking.lock();
         let mut others = Others::new(self);
         let before = self.watched.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         let agreement = Agreement::begin(self.rank, before, others.look());
-        let mut survivor = Survivor { agreement, others, door: None, config, deadline };
+        let mut survivor = Survivor { agreement, others, door: None, config, deadline, aborts };
         survivor.announce()?;
         let outcome = survivor.agree();
         if outcome.is_err() {

@@ -33,12 +33,18 @@ const NEWS: Duration = Duration::from_millis(300);
 impl Watched {
     /// What would break the next operation: a peer that has failed, or died without leaving.
     pub fn trouble(&self) -> Option<Error> {
+        self.trouble_among(|_| true)
+    }
+
+    /// The same among the ranks that `matters` names.
+    pub fn trouble_among(&self, matters: impl Fn(usize) -> bool) -> Option<Error> {
         let pages = &self.pages;
-        let others = || (0..pages.nranks()).filter(|other| *other != pages.rank);
-        if let Some(peer) = others().find(|peer| pages.of(*peer).life() == Life::Failed) {
+        let mut others =
+            (0..pages.nranks()).filter(|other| *other != pages.rank && matters(*other));
+        if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
-        let missed = |dead: &usize| pages.of(*dead).life() != Life::Left;
+        let missed = |dead: &usize| matters(*dead) && pages.of(*dead).life() != Life::Left;
         let dead = self.dead().into_iter().find(missed)?;
         Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
     }

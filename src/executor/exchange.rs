@@ -248,7 +248,7 @@ unsafe fn advance_remote(
         // SAFETY: the buffer holds these bytes until the batch is over, which ends with a flush.
         let went = unsafe {
             match transfer.sends {
-                true => links.try_lend(peer, &stamp, address, bytes),
+                true => links.try_lend(peer, &stamp, address, bytes, watch)?,
                 false => links.try_receive_into(peer, &stamp, address, bytes, watch)?,
             }
         };

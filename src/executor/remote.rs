@@ -162,7 +162,7 @@ impl Links {
         Ok(())
     }
 
-    /// As [`Links::lend`], if there is room now.
+    /// As [`Links::lend`], if there is room now; whether there was.
     ///
     /// # Safety
     /// As [`Links::lend`].
@@ -172,13 +172,18 @@ impl Links {
         stamp: &Stamp,
         payload: *const u8,
         bytes: usize,
-    ) -> bool {
+        watch: &dyn Watch,
+    ) -> Result<bool> {
         let network = self.remote();
         network.flush();
+        let connection = network.connection(peer);
+        if let Some(why) = connection.breach() {
+            return Err(watch.broken(peer, why));
+        }
         // SAFETY: the caller's promise.
-        let lent = unsafe { network.connection(peer).lend(stamp, payload, bytes) };
+        let lent = unsafe { connection.lend(stamp, payload, bytes) };
         network.posted(peer);
-        lent
+        Ok(lent)
     }
 
     /// Wait for the next message of a remote `peer`, and have it at `target`.

@@ -80,3 +80,27 @@ fn a_shrink_that_names_nobody_keeps_all_who_live() {
     }
     end_all(&all);
 }
+
+#[test]
+fn abort_ends_a_split_that_waits_for_others() {
+    let all = init_all(2);
+    let (first, second) = (all[0], all[1]);
+    std::thread::scope(|scope| {
+        let split = scope.spawn(move || {
+            let mut child = null_mut();
+            // SAFETY: a local.
+            unsafe { ringCommSplit(first.comm(), 0, 0, &mut child, null_mut()) }
+        });
+        // What the ranks tell each other, without the meeting that follows.
+        let (mine, mut told) = ([0i32; 3], [0i32; 6]);
+        let (send, recv) = (mine.as_ptr().cast(), told.as_mut_ptr().cast());
+        // SAFETY: three elements from each rank.
+        succeeds(unsafe { ringAllGather(send, recv, 3, INT, second.comm(), null_mut()) });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!split.is_finished());
+        // SAFETY: safe for any argument.
+        succeeds(unsafe { ringCommAbort(first.comm()) });
+        assert_eq!(split.join().unwrap(), ringAborted);
+    });
+    destroy(second.comm());
+}
