@@ -69,6 +69,21 @@
 #define RING_CONFIG_UNDEF_INT (-2147483647 - 1)
 
 /**
+ * [`ringConfig_t::protection`]: TCP's own checksum alone.
+ */
+#define RING_PROTECTION_CLEAR 0
+
+/**
+ * [`ringConfig_t::protection`]: a CRC-32C over every payload; what is used where nothing is set.
+ */
+#define RING_PROTECTION_CHECKSUM 1
+
+/**
+ * [`ringConfig_t::protection`]: AES-256-GCM over header and payload.
+ */
+#define RING_PROTECTION_ENCRYPTED 2
+
+/**
  * The color of a rank that joins none of the communicators of a split.
  */
 #define RING_SPLIT_NOCOLOR (-1)
@@ -319,7 +334,7 @@ typedef struct ringUniqueId {
  * Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
  * `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
  * not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
- * the same values, except `spins` and `debug`.
+ * the same values, except `spins`, `debug`, `interfaces` and `ports`.
  */
 typedef struct ringConfig_t {
     /**
@@ -356,9 +371,10 @@ typedef struct ringConfig_t {
      */
     int debug;
     /**
-     * Not used; keep what the initializer put there.
+     * What guards payloads between hosts (`RINGCOMM_PROTECTION`): `RING_PROTECTION_CLEAR`,
+     * `RING_PROTECTION_CHECKSUM` or `RING_PROTECTION_ENCRYPTED`.
      */
-    int reserved;
+    int protection;
     /**
      * The algorithm to use where it exists for the collective (`RINGCOMM_ALGO`); NULL: not set.
      */
@@ -367,6 +383,23 @@ typedef struct ringConfig_t {
      * A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
      */
     const char *profile;
+    /**
+     * Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
+     * set.
+     */
+    const char *interfaces;
+    /**
+     * Ports to listen on, as `20000-20100` (`RINGCOMM_PORT_RANGE`); NULL: not set.
+     */
+    const char *ports;
+    /**
+     * Sockets to each peer on another host, 1 to 16 (`RINGCOMM_SOCKETS`).
+     */
+    int sockets;
+    /**
+     * Not used; keep what the initializer put there.
+     */
+    int reserved;
 } ringConfig_t;
 
 /**
@@ -497,7 +530,10 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
  * Make the id that leads the ranks of one new communicator together.
  *
  * Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
- * carries a secret: whoever has it can join. One id serves one communicator.
+ * carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
+ * network the ranks may be on any host: a thread of the calling process introduces them to each
+ * other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+ * `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
  *
  * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
  * to be had.
@@ -1153,6 +1189,18 @@ ringResult_t ringCommExplain(ringComm_t comm,
  */
 ringResult_t ringCommDump(ringComm_t comm, char *buffer, size_t size, size_t *needed);
 
+/**
+ * The same operations as a trace: open the text as a file in ui.perfetto.dev or chrome://tracing.
+ *
+ * JSON trace events: a process for each rank, a track for each communicator. Times are those of
+ * the system's monotonic clock, so traces of one machine's ranks lie side by side. Buffer and
+ * sizes as in `ringCommDump`. Never waits, from any thread.
+ *
+ * Requires:
+ * `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
+ */
+ringResult_t ringCommTrace(ringComm_t comm, char *buffer, size_t size, size_t *needed);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -1165,7 +1213,8 @@ ringResult_t ringCommDump(ringComm_t comm, char *buffer, size_t size, size_t *ne
     {                                                                                              \
         sizeof(ringConfig_t), RING_MAGIC, RING_VERSION_CODE, RING_CONFIG_UNDEF_INT,                \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT,                   \
-            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL                               \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL, NULL, NULL,                  \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT                                           \
     }
 
 /** A ringExplain_t for ringCommExplain to fill. */

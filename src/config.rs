@@ -221,6 +221,12 @@ const RENDEZVOUS: [(&str, &str); 9] = [
     ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
 ];
 
+/// Variables for those who look on, which are no settings of a communicator either.
+const ONLOOKERS: [(&str, &str); 2] = [
+    ("RINGCOMM_STATUS_DIR", "folder for a socket that ringrun --status asks; ringrun sets it"),
+    ("RINGCOMM_TIMELINE", "file for a trace of every operation as it happens"),
+];
+
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
 fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     let text = text.trim();
@@ -244,7 +250,7 @@ fn family(text: &str) -> std::result::Result<Family, String> {
 }
 
 /// `FIRST-LAST`, or one port.
-fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
+pub fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, String> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (port(first), port(last)) {
@@ -279,7 +285,11 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        VARIABLES.iter().map(|variable| (variable.name, variable.help)).chain(RENDEZVOUS)
+        VARIABLES
+            .iter()
+            .map(|variable| (variable.name, variable.help))
+            .chain(RENDEZVOUS)
+            .chain(ONLOOKERS)
     }
 }
 

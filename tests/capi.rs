@@ -34,6 +34,7 @@ use support::processes::{Ranks, Seat};
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
 const FLOAT: RawDataType = RawDataType(ringDataType_t::ringFloat32 as i32);
 const INT: RawDataType = RawDataType(ringDataType_t::ringInt32 as i32);
+const BYTE: RawDataType = RawDataType(ringDataType_t::ringUint8 as i32);
 
 /// A handle that other threads may use too, as a C program's threads do.
 #[derive(Clone, Copy)]
@@ -71,9 +72,13 @@ fn settings(debug: c_int) -> ringConfig_t {
         deterministic: RING_CONFIG_UNDEF_INT,
         spins: RING_CONFIG_UNDEF_INT,
         debug,
-        reserved: RING_CONFIG_UNDEF_INT,
+        protection: RING_CONFIG_UNDEF_INT,
         algorithm: null(),
         profile: null(),
+        interfaces: null(),
+        ports: null(),
+        sockets: RING_CONFIG_UNDEF_INT,
+        reserved: RING_CONFIG_UNDEF_INT,
     }
 }
 

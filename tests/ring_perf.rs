@@ -334,7 +334,8 @@ fn an_explanation_names_what_runs_in_registered_memory_too() {
     let folder = Folder::new("explain");
     let profile = folder.file("machine.profile");
     let text = "alpha_us = 0\nmessage_us = 0\ncopy_us_per_byte = 1e-4\nreduce_us_per_byte = 1e-4\n\
-                switch_us = 0\ncores = 2\n";
+                wire_alpha_us = 0\nwire_message_us = 0\nwire_us_per_byte = 0\nswitch_us = 0\n\
+                cores = 2\n";
     std::fs::write(&profile, text).unwrap();
     let explained = |more: &str| {
         let run = "--procs 2 --explain -b 8M -e 8M --placement out";

@@ -69,7 +69,7 @@ fn a_root_that_the_job_does_not_have_is_refused() {
 
 #[test]
 fn ranks_that_are_hosts_of_their_own_measure_tcp() {
-    let hosts = [("--tcp", "a host for each rank"), ("--procs 4 --ranks-per-host 2", "every 2")];
+    let hosts = [("--tcp", "a host for each rank"), ("--procs 4 --ranks_per_host 2", "every 2")];
     for (mode, said) in hosts {
         let (output, text) = run(RING_PERF, &format!("{mode} {SMALL} --explain"));
         assert_eq!(output.status.code(), Some(0), "{text}");

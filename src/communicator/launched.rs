@@ -3,7 +3,9 @@
 use super::Communicator;
 use super::assembly::Until;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, Root};
+use crate::bootstrap::network::{
+    ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, Root, interfaces,
+};
 use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -32,12 +34,26 @@ impl Communicator {
     }
 }
 
+/// A new id, for ranks of any host where this one has a network, else for ranks of this machine.
+///
+/// Where there is a network, a thread of this process introduces the ranks to each other: the
+/// process has to live until they have met.
+pub fn new_id(config: &Config) -> Result<UniqueId> {
+    let own = interfaces()?;
+    let is_reachable = own.iter().any(|interface| !interface.loopback);
+    if is_reachable || config.interfaces.is_some() {
+        Root::start(config)
+    } else {
+        UniqueId::generate()
+    }
+}
+
 /// The network, for ranks that meet through a file.
 struct Outside<'a>(&'a Config);
 
 impl Network for Outside<'_> {
     fn new_id(&self) -> Result<UniqueId> {
-        Root::start(self.0)
+        new_id(self.0)
     }
 
     fn answers(&self, id: &UniqueId) -> Result<bool> {

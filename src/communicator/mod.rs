@@ -7,6 +7,7 @@
 
 pub mod call;
 pub mod deferred;
+pub mod flight;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod group;
@@ -15,6 +16,7 @@ pub mod record;
 pub mod stream;
 
 mod agree;
+mod answer;
 mod assembly;
 mod cache;
 mod choose;
@@ -27,6 +29,7 @@ mod memory;
 mod shrink;
 mod split;
 mod survivors;
+mod timeline;
 mod turn;
 mod watch;
 
@@ -41,6 +44,8 @@ use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
+use flight::Flight;
+pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
@@ -67,6 +72,8 @@ pub struct Communicator {
     outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
+    /// Its place among what onlookers of this process see.
+    exhibit: Option<answer::Exhibit>,
     /// The process it was made in, as [`fork::generation`] tells them apart.
     born: u32,
 }
@@ -212,6 +219,20 @@ impl Communicator {
         drop(self.engine.take());
     }
 
+    /// Wait until the call that runs, if one does, is over, and let no other one begin: what calls
+    /// use is about to go. Those that a group or a stream still holds fail when their turn comes.
+    ///
+    /// Ends soon where the communicator is broken or a peer is: the call that runs ends then, and
+    /// with it the peers' use of its buffers.
+    pub fn retire(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        let _turn = self.engine.take();
+        // Release: pairs with the Acquire in `check`.
+        self.watched.aborted.store(true, Release);
+    }
+
     /// Keep the error and tell the peers, unless the call never started.
     #[cold]
     fn failed(&self, error: Error) -> Error {
@@ -319,7 +340,16 @@ impl Communicator {
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
     pub fn dump(&self) -> String {
         let failure = self.async_error().map(|error| error.to_string());
-        record::dump(&self.watched.pages, failure)
+        self.flight().dump(failure)
+    }
+
+    /// The same operations as a trace for Perfetto. From any thread.
+    pub fn trace(&self) -> String {
+        flight::trace(&self.flight().events())
+    }
+
+    fn flight(&self) -> Flight {
+        Flight { pages: self.watched.pages.clone(), number: init::number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
@@ -351,6 +381,7 @@ impl Drop for Communicator {
             // The page is the parent's, which goes on.
             return;
         }
+        self.exhibit = None;
         self.close_board();
         self.watched.pages.mine().leave();
     }

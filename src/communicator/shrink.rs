@@ -53,21 +53,17 @@ impl Communicator {
                 self.rank
             )));
         }
-        let dies = || self.watched.dead().into_iter().find(|dead| !gone.contains(dead));
-        let is_called_off = || dies().is_some();
+        let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
+        let is_called_off = || self.watched.are_fewer(&left);
         let until = Until { deadline, is_called_off: Some(&is_called_off) };
-        match (self.shrink_by_list(&gone, config, until), dies()) {
-            (Err(_), Some(dead)) => {
-                let peer = self.watched.who(dead);
-                Err(Error::PeerDied { rank: self.rank, peer, operation: None })
-            }
-            (made, _) => made,
-        }
+        let made = self.shrink_by_list(&gone, &left, config, until);
+        made.map_err(|error| self.watched.casualty(&left).unwrap_or(error))
     }
 
     fn shrink_by_list(
         &self,
         gone: &[usize],
+        left: &[usize],
         config: &Config,
         until: Until,
     ) -> Result<Communicator> {
@@ -76,9 +72,8 @@ impl Communicator {
         // who is gone, and how often that was so before.
         let before = lists.iter().filter(|list| *list == gone).count();
         let label = format!("shrink {gone:?} {before}");
-        let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
-        let door = self.door_by_list(&left, &label, config, until)?;
-        let made = self.make_of(&left, &label, door, config, until)?;
+        let door = self.door_by_list(left, &label, config, until)?;
+        let made = self.make_of(left, &label, door, config, until)?;
         lists.push(gone.to_vec());
         Ok(made)
     }

@@ -46,17 +46,34 @@ impl Communicator {
         let group: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
-        let (Some(outside), Some(gate)) = (&self.outside, gate) else {
-            return Communicator::init_rank(group.len(), &local_id, rank, config).map(Some);
-        };
-        if outside.share_a_host(&group) {
-            return Communicator::init_rank(group.len(), &local_id, rank, config).map(Some);
-        }
-        let root = outside.at_port(group[0], all[group[0]][2] as u16);
-        let id = self.id.derive_at(label.as_bytes(), &root);
+        // Who dies before it comes is known here, and to nobody that it would meet there.
+        let is_called_off = || self.watched.are_fewer(&group);
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        let until = Until { deadline, is_called_off: None };
-        Communicator::init_through(gate, group.len(), &id, rank, config, until).map(Some)
+        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        let door = match (&self.outside, gate) {
+            (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
+                Some((outside.at_port(group[0], all[group[0]][2] as u16), gate))
+            }
+            _ => None,
+        };
+        let made = match door {
+            Some((root, gate)) => {
+                let id = self.id.derive_at(label.as_bytes(), &root);
+                Communicator::init_through(gate, group.len(), &id, rank, config, until)
+            }
+            None => {
+                let called_off = until.is_called_off;
+                Communicator::init_unless(
+                    group.len(),
+                    &local_id,
+                    rank,
+                    config,
+                    deadline,
+                    called_off,
+                )
+            }
+        };
+        made.map(Some).map_err(|error| self.watched.casualty(&group).unwrap_or(error))
     }
 
     fn gather_wishes(&self, mine: Wish) -> Result<Vec<Wish>> {

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 const BETWEEN: Duration = Duration::from_millis(1);
 
 /// How long an unexpected message waits for its sender's words: a rank that waits publishes its
-/// call within a tenth of a second.
-const EXPLANATION: Duration = Duration::from_millis(300);
+/// call within a tenth of a second; the rest is for a machine that does not run it at once, within
+/// the second that ranks which disagree may take.
+const EXPLANATION: Duration = Duration::from_millis(700);
 
 /// The longest message between hosts. With its frame it fills two of the kernel's segments, which
 /// are 65,160 bytes on Ethernet and 65,483 on loopback; a little more would be a third one that
@@ -129,7 +130,9 @@ impl Links {
     #[cold]
     pub(super) fn explained(&mut self, peer: usize, watch: &dyn Watch) -> Option<Message> {
         let started = Instant::now();
-        while started.elapsed() < EXPLANATION && watch.check(peer, Duration::ZERO).is_ok() {
+        // The peer may be here as well, with a message of this rank: time that is told of as waited
+        // makes both publish their calls.
+        while started.elapsed() < EXPLANATION && watch.check(peer, started.elapsed()).is_ok() {
             std::thread::sleep(BETWEEN);
         }
         self.remote().connection(peer).try_wait().map(|(message, _)| message)

@@ -3,14 +3,15 @@
 //! A structure says its size first, so that programs built with an older header, whose structure
 //! is a prefix of today's, go on working: fields they do not have count as not set.
 
-use crate::config::{Config, LEAST_BUFFER_BYTES};
+use crate::config::{Config, LEAST_BUFFER_BYTES, MOST_SOCKETS, Protection, ports};
 use crate::error::{Error, Result};
 use crate::ffi::convert;
 use crate::ffi::types::{RING_CONFIG_UNDEF_INT, RING_MAGIC, ringConfig_t};
+use std::ffi::c_int;
 use std::mem::offset_of;
 
 /// The size of the structure in the first release that had it: no header has less.
-const FIRST_SIZE: usize = offset_of!(ringConfig_t, profile) + size_of::<*const u8>();
+const FIRST_SIZE: usize = offset_of!(ringConfig_t, reserved) + size_of::<c_int>();
 
 /// A configuration in which nothing is set.
 fn undefined() -> ringConfig_t {
@@ -23,9 +24,13 @@ fn undefined() -> ringConfig_t {
         deterministic: RING_CONFIG_UNDEF_INT,
         spins: RING_CONFIG_UNDEF_INT,
         debug: RING_CONFIG_UNDEF_INT,
-        reserved: RING_CONFIG_UNDEF_INT,
+        protection: RING_CONFIG_UNDEF_INT,
         algorithm: std::ptr::null(),
         profile: std::ptr::null(),
+        interfaces: std::ptr::null(),
+        ports: std::ptr::null(),
+        sockets: RING_CONFIG_UNDEF_INT,
+        reserved: RING_CONFIG_UNDEF_INT,
     }
 }
 
@@ -91,6 +96,7 @@ fn field(name: &str, value: i64, least: i64, most: i64) -> Result<Option<i64>> {
 }
 
 fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
+    use Protection::{Checksum, Clear, Encrypted};
     if let Some(ms) = field("timeoutMs", fields.timeoutMs, 1, i64::MAX)? {
         config.timeout_ms = ms as u64;
     }
@@ -107,6 +113,19 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     if let Some(level) = field("debug", fields.debug.into(), 0, 2)? {
         config.debug = level as u32;
     }
+    if let Some(kind) = field("protection", fields.protection.into(), 0, 2)? {
+        config.protection = [Clear, Checksum, Encrypted][kind as usize];
+    }
+    if let Some(sockets) = field("sockets", fields.sockets.into(), 1, MOST_SOCKETS as i64)? {
+        config.sockets = sockets as usize;
+    }
+    if let Some(interfaces) = convert::text(fields.interfaces, "config.interfaces")? {
+        config.interfaces = Some(interfaces);
+    }
+    if let Some(range) = convert::text(fields.ports, "config.ports")? {
+        let wrong = |why| Error::argument(format!("config.ports={range:?} {why}"));
+        config.ports = Some(ports(&range).map_err(wrong)?);
+    }
     if let Some(algorithm) = convert::text(fields.algorithm, "config.algorithm")? {
         config.algorithm = Some(algorithm);
     }
@@ -119,6 +138,7 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ffi::types::RING_PROTECTION_ENCRYPTED;
 
     fn applied(change: impl FnOnce(&mut ringConfig_t)) -> Result<Config> {
         let mut raw = undefined();
@@ -142,6 +162,10 @@ mod tests {
             raw.debug = 2;
             raw.algorithm = c"ring".as_ptr();
             raw.profile = c"costs".as_ptr();
+            raw.protection = RING_PROTECTION_ENCRYPTED;
+            raw.sockets = 3;
+            raw.interfaces = c"eth".as_ptr();
+            raw.ports = c"7-9".as_ptr();
         });
         let wanted = Config {
             timeout_ms: 250,
@@ -151,6 +175,10 @@ mod tests {
             debug: 2,
             algorithm: Some("ring".into()),
             profile: Some("costs".into()),
+            protection: Protection::Encrypted,
+            sockets: 3,
+            interfaces: Some("eth".into()),
+            ports: Some(7..=9),
             ..Config::default()
         };
         assert_eq!(config.unwrap(), wanted);
@@ -159,12 +187,15 @@ mod tests {
     #[test]
     fn a_field_out_of_bounds_is_named() {
         type Change = fn(&mut ringConfig_t);
-        let bad: [(&str, Change); 5] = [
+        let bad: [(&str, Change); 8] = [
             ("timeoutMs is 0", |raw| raw.timeoutMs = 0),
             ("bufferBytes is 100", |raw| raw.bufferBytes = 100),
             ("deterministic is 2", |raw| raw.deterministic = 2),
             ("spins is -1", |raw| raw.spins = -1),
             ("debug is 3", |raw| raw.debug = 3),
+            ("protection is 3", |raw| raw.protection = 3),
+            ("sockets is 0", |raw| raw.sockets = 0),
+            ("config.ports=\"9-7\"", |raw| raw.ports = c"9-7".as_ptr()),
         ];
         for (text, change) in bad {
             let error = applied(change).unwrap_err().to_string();

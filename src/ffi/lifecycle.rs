@@ -1,8 +1,8 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
-use crate::bootstrap::UniqueId;
-use crate::communicator::{Communicator, deferred};
+use crate::communicator::{self, Communicator, deferred};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::enqueue::refuse;
@@ -15,7 +15,10 @@ use std::sync::{Arc, PoisonError};
 /// Make the id that leads the ranks of one new communicator together.
 ///
 /// Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
-/// carries a secret: whoever has it can join. One id serves one communicator.
+/// carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
+/// network the ranks may be on any host: a thread of the calling process introduces them to each
+/// other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+/// `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
 ///
 /// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
 /// to be had.
@@ -26,7 +29,8 @@ use std::sync::{Arc, PoisonError};
 pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
     run(|| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        out.set(convert::unique_id_to_c(&UniqueId::generate()?));
+        let id = communicator::new_id(&Config::from_environment()?)?;
+        out.set(convert::unique_id_to_c(&id));
         Ok(())
     })
 }
@@ -261,10 +265,11 @@ fn finalize(comm: &Comm) -> Result<()> {
 /// End this rank's part in a communicator and give its memory back.
 ///
 /// New calls are refused from here on; those running, on other threads, and those that wait on a
-/// host stream are done first. Finalizes, unless that was done or the communicator has failed. The
-/// handle is gone afterwards, also where finalizing fails: its error is returned then,
-/// `ringAborted` where another thread called `ringCommAbort` meanwhile. Calls that a stream then
-/// still holds fail when their turn comes, without touching a buffer.
+/// host stream are done first. Finalizes, unless that was done or the communicator or a peer has
+/// failed: only the call that runs is done then, and those that a stream still holds fail when
+/// their turn comes, without touching a buffer. The handle is gone afterwards, also where
+/// finalizing fails: its error is returned then, `ringAborted` where another thread called
+/// `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
 /// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -283,6 +288,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
             None => finalize(&closing),
             Some(_) => Ok(()),
         };
+        // Waits for the call that runs: a failed communicator was not waited for above.
         drop(closing.take());
         finalized
     })
@@ -291,7 +297,8 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
 /// Make every call that runs on this rank of the communicator return `ringAborted` soon, tell the
 /// other ranks, and destroy the handle.
 ///
-/// From any thread, also while another one is in `ringCommDestroy` for the same handle.
+/// Returns when the calls that ran have ended, also those of a group or a host stream. From any
+/// thread, also while another one is in `ringCommDestroy` for the same handle.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
 ///

@@ -39,8 +39,10 @@ impl Comm {
 }
 
 impl Drop for Comm {
-    /// Take back the registrations that the program has left.
+    /// See the running call off, which a group or a stream may hold, then take back the
+    /// registrations that the program has left.
     fn drop(&mut self) {
+        self.communicator.retire();
         let left = self.registrations.get_mut().unwrap_or_else(PoisonError::into_inner);
         for handle in left.drain() {
             if let Some(left) = REGISTRATIONS.close(std::ptr::without_provenance_mut(handle)) {

@@ -21,6 +21,13 @@ pub const RING_UNIQUE_ID_BYTES: usize = 128;
 pub const RING_MAGIC: u32 = 0x72696e67;
 /// A configuration field with this value was not set: the environment or the default decides.
 pub const RING_CONFIG_UNDEF_INT: i32 = -2147483648;
+
+/// [`ringConfig_t::protection`]: TCP's own checksum alone.
+pub const RING_PROTECTION_CLEAR: c_int = 0;
+/// [`ringConfig_t::protection`]: a CRC-32C over every payload; what is used where nothing is set.
+pub const RING_PROTECTION_CHECKSUM: c_int = 1;
+/// [`ringConfig_t::protection`]: AES-256-GCM over header and payload.
+pub const RING_PROTECTION_ENCRYPTED: c_int = 2;
 /// The color of a rank that joins none of the communicators of a split.
 pub const RING_SPLIT_NOCOLOR: i32 = -1;
 /// Shrink a communicator on which nothing is running.
@@ -179,7 +186,7 @@ pub type ringStream_t = *mut c_void;
 /// Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
 /// `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
 /// not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
-/// the same values, except `spins` and `debug`.
+/// the same values, except `spins`, `debug`, `interfaces` and `ports`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ringConfig_t {
@@ -200,12 +207,22 @@ pub struct ringConfig_t {
     pub spins: c_int,
     /// 1 prints errors to standard error, 2 every call too (`RINGCOMM_DEBUG`).
     pub debug: c_int,
-    /// Not used; keep what the initializer put there.
-    pub reserved: c_int,
+    /// What guards payloads between hosts (`RINGCOMM_PROTECTION`): `RING_PROTECTION_CLEAR`,
+    /// `RING_PROTECTION_CHECKSUM` or `RING_PROTECTION_ENCRYPTED`.
+    pub protection: c_int,
     /// The algorithm to use where it exists for the collective (`RINGCOMM_ALGO`); NULL: not set.
     pub algorithm: *const c_char,
     /// A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
     pub profile: *const c_char,
+    /// Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
+    /// set.
+    pub interfaces: *const c_char,
+    /// Ports to listen on, as `20000-20100` (`RINGCOMM_PORT_RANGE`); NULL: not set.
+    pub ports: *const c_char,
+    /// Sockets to each peer on another host, 1 to 16 (`RINGCOMM_SOCKETS`).
+    pub sockets: c_int,
+    /// Not used; keep what the initializer put there.
+    pub reserved: c_int,
 }
 
 /// How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.

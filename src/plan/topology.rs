@@ -3,6 +3,9 @@
 //! The one idea: hosts are numbered by their first rank and a host's ranks keep their order, so all
 //! ranks number alike whatever they call their hosts.
 
+use std::collections::HashMap;
+use std::hash::Hash;
+
 /// Which host every rank is on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
@@ -14,12 +17,12 @@ pub struct Topology {
 
 impl Topology {
     /// From any mark of each rank's host; equal marks are one host.
-    pub fn new<T: PartialEq>(marks: &[T]) -> Topology {
+    pub fn new<T: Eq + Hash>(marks: &[T]) -> Topology {
         assert!(!marks.is_empty(), "a topology has at least one rank");
         let (mut places, mut hosts) = (Vec::new(), Vec::<Vec<usize>>::new());
+        let mut known = HashMap::new();
         for (rank, mark) in marks.iter().enumerate() {
-            let host = hosts.iter().position(|ranks| marks[ranks[0]] == *mark);
-            let host = host.unwrap_or(hosts.len());
+            let host = *known.entry(mark).or_insert(hosts.len());
             if host == hosts.len() {
                 hosts.push(Vec::new());
             }

@@ -178,3 +178,85 @@ fn destroying_what_the_open_group_still_needs_is_refused() {
     assert_eq!(sum, 3.0);
     destroy(comm);
 }
+
+/// Bytes that take a copy some milliseconds, far longer than a handle takes to be destroyed.
+const LONG: usize = 64 << 20;
+
+/// Let rank 0 copy `LONG` bytes to itself, on a stream or in a group of another thread, end its
+/// communicator in the middle of that, and see that the copy was over when that returned.
+fn end_in_the_middle(on_stream: bool, end: impl FnOnce(ringComm_t)) {
+    let all = init_all(2);
+    let sent = vec![7u8; LONG];
+    let mut received = vec![0u8; LONG];
+    let place = received.as_mut_ptr();
+    // SAFETY: both lie in the buffer, which outlives all uses; another thread writes there.
+    let byte_at = |index: usize| unsafe { place.add(index).read_volatile() };
+    let (mine, send, recv) = (all[0], sent.as_ptr().addr(), place.expose_provenance());
+    let copy = move |stream: ringStream_t| {
+        let (send, recv) =
+            (std::ptr::with_exposed_provenance(send), std::ptr::with_exposed_provenance_mut(recv));
+        succeeds(ringGroupStart());
+        // SAFETY: the buffers outlive the copy.
+        unsafe {
+            succeeds(ringSend(send, LONG, BYTE, 0, mine.comm(), stream));
+            succeeds(ringRecv(recv, LONG, BYTE, 0, mine.comm(), stream));
+        }
+        ringGroupEnd()
+    };
+    sent.as_ptr().expose_provenance();
+    // A peer that has failed.
+    // SAFETY: safe for any argument.
+    succeeds(unsafe { ringCommAbort(all[1].comm()) });
+    std::thread::scope(|scope| {
+        let mut stream = null_mut();
+        if on_stream {
+            // SAFETY: a local.
+            succeeds(unsafe { ringStreamCreate(&mut stream) });
+            succeeds(copy(stream));
+        } else {
+            scope.spawn(move || copy(null_mut()));
+        }
+        while byte_at(0) == 0 {
+            std::hint::spin_loop();
+        }
+        end(mine.comm());
+        assert_eq!(byte_at(LONG - 1), 7, "the copy still runs");
+        if on_stream {
+            // SAFETY: safe for any argument.
+            unsafe { ringStreamDestroy(stream) };
+        }
+    });
+}
+
+#[test]
+fn what_runs_is_over_when_a_broken_communicator_is_gone() {
+    for on_stream in [true, false] {
+        end_in_the_middle(on_stream, destroy);
+        // SAFETY: safe for any argument.
+        end_in_the_middle(on_stream, |comm| succeeds(unsafe { ringCommAbort(comm) }));
+    }
+}
+
+#[test]
+fn what_waits_behind_a_broken_communicator_s_end_touches_no_buffer() {
+    let (stuck, broken) = (init_all(2), init_all(2));
+    let (mut stream, mine, mut sum, mut untouched) = (null_mut(), 1f32, 0f32, 0f32);
+    let send = (&raw const mine).cast();
+    // SAFETY: the buffers live until the stream is gone. Rank 1 of `stuck` never makes this call.
+    unsafe {
+        let place = (&raw mut sum).cast();
+        succeeds(ringStreamCreate(&mut stream));
+        succeeds(ringAllReduce(send, place, 1, FLOAT, SUM, stuck[0].comm(), stream));
+        let place = (&raw mut untouched).cast();
+        succeeds(ringGroupStart());
+        succeeds(ringSend(send, 1, FLOAT, 0, broken[0].comm(), stream));
+        succeeds(ringRecv(place, 1, FLOAT, 0, broken[0].comm(), stream));
+        succeeds(ringGroupEnd());
+        succeeds(ringCommAbort(broken[1].comm()));
+        destroy(broken[0].comm());
+        succeeds(ringCommAbort(stuck[0].comm()));
+        assert_eq!(ringStreamDestroy(stream), ringAborted);
+    }
+    assert_eq!((sum, untouched), (0.0, 0.0));
+    destroy(stuck[1].comm());
+}

@@ -134,7 +134,7 @@ impl Ranks {
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut ranks =
             Ranks { children: vec![], lines: vec![], errors: vec![], ended: vec![false; nranks] };
-        for rank in 0..nranks {
+        for (rank, host) in hosts.iter().enumerate() {
             let mut command = Command::new(std::env::current_exe().expect("this binary's path"));
             command
                 .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -144,7 +144,7 @@ impl Ranks {
                 .env(ID, &hex)
                 .env(ARGUMENT, argument)
                 .env(CONFIG, write_config(config))
-                .env(HOST, if apart { format!("host {}", hosts[rank]) } else { String::new() })
+                .env(HOST, if apart { format!("host {host}") } else { String::new() })
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());

@@ -62,8 +62,8 @@ fn every_structure_has_the_same_layout_in_c_and_rust() {
     let in_rust = measures! {
         ringUniqueId { internal }
         ringConfig_t {
-            size, magic, version, timeoutMs, bufferBytes, deterministic, spins, debug, reserved,
-            algorithm, profile,
+            size, magic, version, timeoutMs, bufferBytes, deterministic, spins, debug, protection,
+            algorithm, profile, interfaces, ports, sockets, reserved,
         }
         ringExplain_t {
             size, magic, version, algorithm, transport, channels, chunks, slices, sliceBytes,

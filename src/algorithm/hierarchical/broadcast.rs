@@ -11,7 +11,7 @@ pub(super) fn plan(place: &Place, root: usize) -> Plan {
     let topology = place.topology;
     let spread = Spread { place, root, home: topology.host(root), first: topology.place(root) };
     if place.host == spread.home {
-        spread.from_root(&mut plan);
+        spread.leave_home(&mut plan);
         return plan;
     }
     plan.next_stage();
@@ -55,7 +55,7 @@ impl Spread<'_> {
     }
 
     /// On the root's host.
-    fn from_root(&self, plan: &mut Plan) {
+    fn leave_home(&self, plan: &mut Plan) {
         let place = self.place;
         let is_root = place.rank == self.root;
         for group in self.groups_of_home() {

@@ -1,8 +1,10 @@
 //! The closed forms against the simulated clock, and the rules of the choice.
 
 use super::*;
-use crate::algorithm::plan;
-use crate::plan::simulate::{Machine, simulate};
+use crate::algorithm::{plan, plan_on};
+use crate::plan::PIPELINE_DEPTH;
+use crate::plan::simulate::{Machine, Wire, simulate, simulate_hosts};
+use crate::plan::topology::Topology;
 
 const SLOT_BYTES: usize = 64 << 10;
 
@@ -65,6 +67,110 @@ fn closed_forms_agree_with_the_simulated_clock() {
         }
     }
     assert!(wrong.is_empty(), "{} {wrong:#?}", wrong.len());
+}
+
+/// Hosts of equal and of unequal size, with ranks that follow each other.
+fn some_hosts() -> Vec<Topology> {
+    let sizes: [&[usize]; 6] = [&[2, 2], &[2, 1], &[4, 4, 4], &[8, 8], &[3, 5, 4], &[4; 8]];
+    let spread = |sizes: &[usize]| {
+        let marks = sizes.iter().enumerate().flat_map(|(host, size)| vec![host; *size]);
+        Topology::new(&marks.collect::<Vec<_>>())
+    };
+    sizes.into_iter().map(spread).collect()
+}
+
+fn question_on(topology: &Topology, collective: Collective, bytes: usize) -> Question {
+    let hosts = Hosts::of(topology);
+    Question { hosts, ..question(collective, topology.nranks(), bytes) }
+}
+
+#[test]
+fn hierarchical_forms_agree_with_the_simulated_clock() {
+    let costs = Costs { wire_us_per_byte: 1.0 / 1_000.0, ..costs(1024) };
+    let machine = Machine {
+        alpha_us: costs.alpha_us,
+        message_us: costs.message_us,
+        send_us_per_byte: costs.copy_us_per_byte,
+        copy_us_per_byte: costs.copy_us_per_byte,
+        reduce_us_per_byte: costs.reduce_us_per_byte,
+        depth: PIPELINE_DEPTH,
+        slot_bytes: SLOT_BYTES,
+    };
+    let wire = Wire {
+        alpha_us: costs.wire_alpha_us,
+        message_us: costs.wire_message_us,
+        us_per_byte: costs.wire_us_per_byte,
+    };
+    let mut wrong = Vec::new();
+    for topology in some_hosts() {
+        for collective in Collective::ALL {
+            for bytes in [8, 8 << 10, 1 << 20, 64 << 20] {
+                let bytes = if collective == Collective::Barrier { 0 } else { bytes };
+                for algorithm in [Algorithm::Hierarchical, Algorithm::Leaders] {
+                    let question = question_on(&topology, collective, bytes);
+                    let predicted = predict(algorithm, false, &question, &costs);
+                    let made = plan_on(&topology, algorithm, collective, 0, 0);
+                    assert_eq!(predicted.is_some(), made.is_some());
+                    let Some(predicted) = predicted else { continue };
+                    // On the clock a host's way in is as wide as all others' ways out.
+                    if (algorithm, collective) == (Algorithm::Leaders, Collective::Reduce) {
+                        continue;
+                    }
+                    let make = |rank| plan_on(&topology, algorithm, collective, rank, 0).unwrap();
+                    let simulated =
+                        simulate_hosts(collective, &topology, bytes, &machine, &wire, make);
+                    let simulated = simulated.unwrap().time_us;
+                    let ratio = predicted / simulated;
+                    if !(0.5..=2.0).contains(&ratio) {
+                        wrong.push(format!(
+                            "{collective:?} {algorithm} {topology:?} {bytes} B: {predicted:.2} us, \
+                             simulated {simulated:.2}, ratio {ratio:.2}"
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} {wrong:#?}", wrong.len());
+}
+
+#[test]
+fn on_several_hosts_the_topology_decides_the_order_and_constants_do_not() {
+    for topology in some_hosts() {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
+            for bytes in [0, 8, 8 << 10, 64 << 20] {
+                for (alpha, wire) in [(0.01, 0.01), (1.0, 1.0), (100.0, 1.0), (1.0, 1000.0)] {
+                    let costs = Costs {
+                        alpha_us: alpha,
+                        wire_alpha_us: wire,
+                        wire_us_per_byte: wire / 1e4,
+                        ..costs(2)
+                    };
+                    let floats = Question {
+                        associative: false,
+                        ..question_on(&topology, collective, bytes)
+                    };
+                    assert!(host_order(choose(&floats, &costs).algorithm));
+                    let serial = Question { deterministic: true, ..floats };
+                    assert!(serial_order(choose(&serial, &costs).algorithm, collective));
+                }
+            }
+        }
+    }
+    let one_each = question_on(&Topology::new(&[0, 1, 2, 3]), Collective::AllReduce, 1 << 20);
+    let floats = Question { associative: false, ..one_each };
+    assert!(serial_order(choose(&floats, &costs(4)).algorithm, Collective::AllReduce));
+}
+
+#[test]
+fn the_wire_makes_flat_algorithms_dear() {
+    let topology = Topology::new(&(0..16).map(|rank| rank / 8).collect::<Vec<_>>());
+    let integers = question_on(&topology, Collective::AllReduce, 64 << 20);
+    let best = choose(&integers, &costs(64));
+    assert_eq!(best.algorithm, Algorithm::Hierarchical);
+    // Every rank sends half of two vectors to the other host: eight times the bytes of one.
+    let two_shot = predict(Algorithm::TwoShot, false, &integers, &costs(64)).unwrap();
+    assert!(two_shot > 4.0 * best.predicted_us, "{two_shot} against {best:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Bringing the ranks to life: as threads of this process, as processes that are this program again,
-//! or as the one rank of a launched job that this process is.
+//! Bringing the ranks to life: as threads of this process, as processes that are this program
+//! again, or as the one rank of a launched job that this process is.
 //!
 //! A rank process inherits two descriptors, the board and the report pipe; the unique id is on the
 //! board, so that no argument list and no environment carries a secret. The parent reads the report
@@ -89,7 +89,7 @@ pub fn config(options: &Options) -> Result<Config> {
 fn config_of(rank: usize, nranks: usize, config: &Config, options: &Options) -> Config {
     let mut config = config.clone();
     if options.tcp {
-        let host = rank / options.ranks_per_host;
+        let host = rank / options.ranks_per_host.unwrap_or(1);
         config.host_id.get_or_insert_with(|| format!("ring-perf host {host}"));
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         if nranks > cores {

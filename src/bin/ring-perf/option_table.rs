@@ -51,10 +51,6 @@ pub static OPTIONS: &[Entry] = &[
         o.tcp = true;
         Ok(())
     }),
-    row(' ', "ranks-per-host", Value("N"), "so many ranks on each of these hosts", |o, v| {
-        o.tcp = true;
-        at_least(number(v)?, 1).map(|count| o.ranks_per_host = count)
-    }),
     row('g', "ngpus", Value("N"), "GPUs per thread (0: host memory)", |_, v| match number(v)? {
         0 => Ok(()),
         _ => Err("no CUDA device on this machine; -g 0 with -t or --procs uses host memory".into()),
@@ -167,6 +163,16 @@ pub static OPTIONS: &[Entry] = &[
         o.simulate = Some(ranks);
         if ranks <= 100_000 { Ok(()) } else { Err("at most 100000".into()) }
     }),
+    row(
+        ' ',
+        "ranks_per_host",
+        Value("RANKS"),
+        "of --tcp (which it implies) or --simulate: so many on a host",
+        |o, v| {
+            o.ranks_per_host = Some(at_least(number(v)?, 1)?);
+            Ok(())
+        },
+    ),
     row(' ', "network", Value("SPEC"), "as alpha=2us,beta=12.5GB/s (the default)", |o, v| {
         o.network = v.into();
         Ok(())
@@ -296,8 +302,8 @@ pub fn help() -> String {
     let mut text = String::from(
         "ring-perf: measure and check collectives, with nccl-tests' options and columns\n\n\
          usage: ring-perf [OPERATION...] [OPTION...]\n\n\
-         With no ranks given it is one rank of the job that a launcher (ringrun, torchrun, mpirun,\n\
-         srun) started; without a launcher it runs twice: 2 processes, then 2 threads.\n\n\
+         With no ranks given it is one rank of the job that a launcher (ringrun, torchrun,\n\
+         mpirun, srun) started; without one it runs twice: 2 processes, then 2 threads.\n\n\
          operations: all",
     );
     let mut column = 15;

@@ -54,7 +54,6 @@ pub struct Options {
     pub procs: Option<usize>,
     /// Ranks are on hosts of their own, so many on each, and between them is loopback TCP.
     pub tcp: bool,
-    pub ranks_per_host: usize,
     pub types: Vec<DataType>,
     pub reductions: Vec<ReduceOp>,
     pub roots: Roots,
@@ -70,6 +69,7 @@ pub struct Options {
     pub tolerance: f64,
     pub explain: bool,
     pub simulate: Option<usize>,
+    pub ranks_per_host: Option<usize>,
     pub network: String,
     pub trace: Option<String>,
     pub bucket_bytes: usize,
@@ -115,7 +115,6 @@ impl Default for Options {
             threads: None,
             procs: None,
             tcp: false,
-            ranks_per_host: 1,
             types: vec![DataType::Float32],
             reductions: vec![ReduceOp::Sum],
             roots: Roots::One(0),
@@ -131,6 +130,7 @@ impl Default for Options {
             tolerance: 0.15,
             explain: false,
             simulate: None,
+            ranks_per_host: None,
             network: "alpha=2us,beta=12.5GB/s".into(),
             trace: None,
             // What torch's DistributedDataParallel ships: 25 MiB buckets, the first of 1 MiB.
@@ -184,6 +184,9 @@ impl Options {
         }
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
+        }
+        if self.tcp && self.simulate.is_some() {
+            return Err("--tcp runs, --simulate does not: give one of them".into());
         }
         if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
             return Err(
@@ -276,6 +279,8 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
     if options.operations.is_empty() {
         options.operations.push(Operation::AllReduce);
     }
+    // Hosts that are measured are there; the others are simulated.
+    options.tcp |= options.ranks_per_host.is_some() && options.simulate.is_none();
     options.consistent()?;
     Ok(Parsed::Run(Box::new(options)))
 }

@@ -26,7 +26,7 @@ pub fn network(options: &Options) -> Option<String> {
         1 => "1 socket".into(),
         several => format!("{several} sockets"),
     };
-    let hosts = match options.ranks_per_host {
+    let hosts = match options.ranks_per_host.unwrap_or(1) {
         1 => "a host for each rank".into(),
         several => format!("a host for every {several} ranks"),
     };

@@ -10,9 +10,10 @@ use crate::row::Row;
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::Collective;
-use ringcomm::plan::simulate::{Machine, simulate};
+use ringcomm::plan::simulate::{Machine, Wire, simulate, simulate_hosts};
+use ringcomm::plan::topology::Topology;
 
-/// A network with one port per rank.
+/// A network with one port per rank, or per host where ranks share hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
     /// From the end of a send to its arrival.
@@ -77,30 +78,60 @@ impl Network {
         Ok(network)
     }
 
-    fn machine(&self) -> Machine {
+    /// A byte's time through a port; GB/s are thousands of bytes per microsecond.
+    fn port_us_per_byte(&self) -> f64 {
+        1.0 / (self.beta_gbs * 1e3)
+    }
+
+    fn memory_us_per_byte(&self) -> f64 {
+        1.0 / (self.memory_gbs * 1e3)
+    }
+
+    /// What ranks do without the wire of `costs`.
+    fn machine(&self, costs: &Costs, shared: bool) -> Machine {
+        let (port, memory) = (self.port_us_per_byte(), self.memory_us_per_byte());
         Machine {
-            alpha_us: self.alpha_us,
-            message_us: self.message_us,
-            // GB/s are thousands of bytes per microsecond.
-            send_us_per_byte: 1.0 / (self.beta_gbs * 1e3),
-            copy_us_per_byte: 1.0 / (self.memory_gbs * 1e3),
-            reduce_us_per_byte: 1.0 / (self.memory_gbs * 1e3),
+            alpha_us: costs.alpha_us,
+            message_us: costs.message_us,
+            send_us_per_byte: if shared { memory } else { port },
+            copy_us_per_byte: memory,
+            reduce_us_per_byte: memory,
             depth: self.depth,
             slot_bytes: self.slot_bytes,
         }
     }
 
-    /// The model has one price for a byte moved: here that of the slower, the port.
-    fn costs(&self, nranks: usize) -> Costs {
-        Costs {
-            alpha_us: self.alpha_us,
-            message_us: self.message_us,
-            copy_us_per_byte: 1.0 / (self.beta_gbs.min(self.memory_gbs) * 1e3),
-            reduce_us_per_byte: 1.0 / (self.memory_gbs * 1e3),
+    /// Where ranks share hosts the network is the wire, and a host has the library's usual memory
+    /// at the given pace. Else every rank has a port, and the model has one price for a byte moved:
+    /// that of the slower, the port.
+    fn costs(&self, nranks: usize, shared: bool) -> Costs {
+        let (port, memory) = (self.port_us_per_byte(), self.memory_us_per_byte());
+        let costs = Costs {
+            reduce_us_per_byte: memory,
+            wire_alpha_us: self.alpha_us,
+            wire_message_us: self.message_us,
+            wire_us_per_byte: port,
             switch_us: 0.0,
             cores: nranks,
             ..Costs::default()
+        };
+        if shared {
+            return Costs { copy_us_per_byte: memory, ..costs };
         }
+        Costs {
+            alpha_us: self.alpha_us,
+            message_us: self.message_us,
+            copy_us_per_byte: port.max(memory),
+            ..costs
+        }
+    }
+}
+
+fn wire(costs: &Costs) -> Wire {
+    Wire {
+        alpha_us: costs.wire_alpha_us,
+        message_us: costs.wire_message_us,
+        us_per_byte: costs.wire_us_per_byte,
     }
 }
 
@@ -138,11 +169,10 @@ pub fn row(
     match cell.operation.collective() {
         Some(collective) => collective_row(&mut row, collective, cell, network, options)?,
         None => {
-            let machine = network.machine();
             row.algorithm = "direct".into();
-            row.time_us = machine.alpha_us
-                + 2.0 * machine.message_us
-                + bytes as f64 * machine.send_us_per_byte;
+            row.time_us = network.alpha_us
+                + 2.0 * network.message_us
+                + bytes as f64 * network.port_us_per_byte();
             row.predicted_us = row.time_us;
         }
     }
@@ -159,11 +189,13 @@ fn collective_row(
     options: &Options,
 ) -> Result<(), String> {
     let nranks = row.ranks;
+    let local = options.ranks_per_host.unwrap_or(nranks).min(nranks);
+    let topology = Topology::new(&(0..nranks).map(|rank| rank / local).collect::<Vec<_>>());
     let forced = options.algorithm.as_deref().map(Algorithm::from_name).transpose();
     let question = Question {
         collective,
         nranks,
-        hosts: Hosts::one(nranks),
+        hosts: Hosts::of(&topology),
         bytes: row.bytes,
         // A network's users take a sum in any order, unless they say otherwise.
         associative: true,
@@ -173,13 +205,19 @@ fn collective_row(
         slot_bytes: network.slot_bytes,
         forced: forced.map_err(|error| error.to_string())?,
     };
-    let choice = choose(&question, &network.costs(nranks));
+    let shared = options.ranks_per_host.is_some();
+    let costs = network.costs(nranks, shared);
+    let choice = choose(&question, &costs);
     let plan = |rank| {
-        algorithm::plan(choice.algorithm, collective, rank, nranks, cell.root)
+        algorithm::plan_on(&topology, choice.algorithm, collective, rank, cell.root)
             .expect("what was chosen has a plan on every rank")
     };
-    let outcome = simulate(collective, nranks, row.bytes, &network.machine(), plan)
-        .map_err(|error| format!("{}: {error}", choice.algorithm))?;
+    let machine = network.machine(&costs, shared);
+    let outcome = match topology.nhosts() {
+        1 => simulate(collective, nranks, row.bytes, &machine, plan),
+        _ => simulate_hosts(collective, &topology, row.bytes, &machine, &wire(&costs), plan),
+    };
+    let outcome = outcome.map_err(|error| format!("{}: {error}", choice.algorithm))?;
     row.algorithm = choice.algorithm.name().into();
     row.predicted_us = choice.predicted_us;
     row.time_us = outcome.time_us;
@@ -193,6 +231,20 @@ fn collective_row(
 mod tests {
     use super::*;
     use ringcomm::types::{DataType, ReduceOp};
+
+    #[test]
+    fn ranks_that_share_hosts_share_their_ports() {
+        let network = Network::parse("").unwrap();
+        let (operation, data_type, op) = (Operation::AllReduce, DataType::Float32, ReduceOp::Sum);
+        let bytes = 256 << 20;
+        let cell = Cell { operation, bytes, data_type, op, root: 0, buckets: Vec::new() };
+        let options = Options { ranks_per_host: Some(8), ..Options::default() };
+        let row = row(&cell, 64, &network, &options).unwrap();
+        assert_eq!(row.algorithm, "hierarchical");
+        // Twice 7/8 of the vector leave each host through its port, and not much else takes time.
+        let port_us = 2.0 * 7.0 / 8.0 * bytes as f64 / (network.beta_gbs * 1e3);
+        assert!(row.time_us >= port_us && row.time_us < 2.0 * port_us, "{} {port_us}", row.time_us);
+    }
 
     #[test]
     fn a_network_is_read_and_its_errors_are_named() {

@@ -30,9 +30,12 @@ impl From<Arrival<Socket>> for Proved {
     }
 }
 
-/// The longest that one attempt takes where there are other addresses to try: a connection over a
-/// wide network and its handshake take a tenth, a lost first packet is sent again after a second.
-const ATTEMPT: Duration = Duration::from_secs(3);
+/// The longest that one attempt takes in the first round, where there are other addresses to try: a
+/// connection over a wide network and its handshake take a third. It doubles with every round,
+/// since a lost packet is sent again after a second and a gate may be busy with thousands.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// Rounds after which it grows no further.
+const MOST_DOUBLINGS: usize = 4;
 
 /// Pauses between rounds through the addresses: a process that is just starting is soon there, and
 /// a thousand ranks that wait for a late one must not keep its machine busy.
@@ -99,12 +102,13 @@ impl<S: super::stream::Stream> Dialling<S> {
             if now >= self.deadline || self.to.is_empty() {
                 return Err(self.failure(now));
             }
+            let patience = self.patience();
             match &mut self.state {
                 State::Pausing { until } if now < *until => return Ok(None),
                 State::Pausing { .. } => self.begin(now, network)?,
                 State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
                     Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
-                    Ok(None) if self.to.len() > 1 && now >= *since + ATTEMPT => {
+                    Ok(None) if self.to.len() > 1 && now >= *since + patience => {
                         self.next(now, Broken::Network(std::io::ErrorKind::TimedOut.into()))?;
                     }
                     Ok(None) => return Ok(None),
@@ -112,6 +116,12 @@ impl<S: super::stream::Stream> Dialling<S> {
                 },
             }
         }
+    }
+
+    /// How long the current attempt may take.
+    fn patience(&self) -> Duration {
+        let round = self.attempts / self.to.len().max(1);
+        ATTEMPT * (1 << round.min(MOST_DOUBLINGS))
     }
 
     fn current(&self) -> SocketAddr {
@@ -198,7 +208,7 @@ impl<S: super::stream::Stream> Dialling<S> {
         match &self.state {
             State::Pausing { until } => (*until).min(self.deadline),
             State::Shaking { since, .. } if self.to.len() > 1 => {
-                (*since + ATTEMPT).min(self.deadline)
+                (*since + self.patience()).min(self.deadline)
             }
             State::Shaking { .. } => self.deadline,
         }

@@ -24,7 +24,7 @@ pub struct Greeting {
     pub to: u32,
     pub nranks: u32,
     pub epoch: u32,
-    /// Which of a peer's data sockets.
+    /// Which of a peer's data sockets; at a meeting, where there are none yet, the process id.
     pub lane: u32,
     /// Whatever the purpose needs.
     pub note: u64,

@@ -215,6 +215,15 @@ impl<N: Network> Host<N> {
         if failed { self.wires.is_empty() } else { !self.wires.values().any(busy) }
     }
 
+    /// Whether every rank's contribution is here.
+    #[cfg(test)]
+    pub fn has_table(&self) -> bool {
+        match &self.role {
+            Role::Root(registry) => registry.has_table(),
+            Role::Member(member) => member.has_table(),
+        }
+    }
+
     pub fn take_table(&mut self) -> Table {
         match &mut self.role {
             Role::Root(registry) => registry.take_table(),

@@ -13,8 +13,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Callers that have not proved themselves yet, at most: what a stranger can make us hold is 64
-/// descriptors and 64 handshakes of half a kilobyte.
+/// Callers that have not proved themselves yet, at most: what strangers can make us hold is 64
+/// descriptors and 64 handshakes of fixed size.
 pub const MOST_UNPROVED: usize = 64;
 
 /// Time to prove oneself: four messages over the slowest of networks.
@@ -208,5 +208,110 @@ pub fn shake(stream: &mut impl Stream, handshake: &mut Handshake) -> Result<Opti
             Err(error) if is_not_yet(&error) => return Ok(None),
             Err(error) => return Err(Broken::Network(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::greeting::{ANYONE, Purpose};
+    use super::super::handshake::HELLO;
+    use super::*;
+    use crate::bootstrap::UniqueId;
+
+    /// Says its words, hears nothing, and stays.
+    struct Line(Vec<u8>);
+
+    impl Stream for Line {
+        fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            let got = bytes.len().min(self.0.len());
+            bytes[..got].copy_from_slice(&self.0[..got]);
+            self.0.drain(..got);
+            if got == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(got) }
+        }
+
+        fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+    }
+
+    struct Scene {
+        lobby: Lobby<Line>,
+        hello: Vec<u8>,
+        now: Instant,
+    }
+
+    impl Scene {
+        fn new() -> Scene {
+            let secret = Secret::new(&UniqueId::generate().unwrap());
+            let (purpose, rank, to) = (Purpose::Meet, 1, ANYONE);
+            let greeting = Greeting { purpose, rank, to, nranks: 2, epoch: 0, lane: 0, note: 0 };
+            let hello = Handshake::caller(&secret, &greeting).unwrap().outgoing().to_vec();
+            assert_eq!(hello.len(), HELLO);
+            Scene { lobby: Lobby::new(secret), hello, now: Instant::now() }
+        }
+
+        fn greeted(&self) -> usize {
+            self.lobby.callers.iter().filter(|caller| caller.handshake.is_greeted()).count()
+        }
+    }
+
+    /// One connection after another, each by itself.
+    fn each(scene: &mut Scene, count: usize, words: &[u8]) {
+        let from = SocketAddr::from(([10, 0, 0, 1], 1));
+        for _ in 0..count {
+            let mut next = Some((Line(words.to_vec()), from));
+            let proved = scene.lobby.advance(scene.now, || Ok(next.take()));
+            assert!(proved.is_empty());
+        }
+    }
+
+    #[test]
+    fn silent_callers_give_way_and_a_rank_keeps_its_place() {
+        let mut scene = Scene::new();
+        each(&mut scene, 1000, b"");
+        let hello = scene.hello.clone();
+        each(&mut scene, 1, &hello);
+        each(&mut scene, 1000, b"ringnet");
+        assert_eq!((scene.lobby.callers.len(), scene.greeted()), (MOST_UNPROVED, 1));
+        assert_eq!(scene.lobby.tally.evicted, 2001 - MOST_UNPROVED as u64);
+    }
+
+    #[test]
+    fn recordings_hold_their_places_for_a_moment_only() {
+        let mut scene = Scene::new();
+        let hello = scene.hello.clone();
+        each(&mut scene, MOST_UNPROVED, &hello);
+        assert_eq!(scene.greeted(), MOST_UNPROVED);
+        assert!(!scene.lobby.is_open(scene.now));
+        assert_eq!(scene.lobby.next_deadline(scene.now), Some(scene.now + SETTLED));
+        scene.now += SETTLED;
+        assert!(scene.lobby.is_open(scene.now));
+        each(&mut scene, 10, &hello);
+        assert_eq!((scene.greeted(), scene.lobby.tally.evicted), (MOST_UNPROVED, 10));
+    }
+
+    #[test]
+    fn nobody_stays_longer_than_the_time_to_prove_itself() {
+        let mut scene = Scene::new();
+        let hello = scene.hello.clone();
+        each(&mut scene, 3, &hello);
+        each(&mut scene, 3, b"");
+        scene.now += PROOF_TIME;
+        assert!(scene.lobby.next_deadline(scene.now).is_some_and(|at| at <= scene.now));
+        scene.lobby.advance(scene.now, || Ok(None));
+        assert_eq!((scene.lobby.callers.len(), scene.lobby.tally.evicted), (0, 6));
+        assert_eq!(scene.lobby.next_deadline(scene.now), None);
+    }
+
+    #[test]
+    fn out_of_descriptors_the_silent_go_and_the_gate_pauses() {
+        let mut scene = Scene::new();
+        let hello = scene.hello.clone();
+        each(&mut scene, 2, &hello);
+        each(&mut scene, 3, b"");
+        scene.lobby.advance(scene.now, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
+        assert_eq!((scene.lobby.callers.len(), scene.greeted()), (2, 2));
+        assert!(!scene.lobby.is_open(scene.now));
+        assert!(scene.lobby.is_open(scene.now + EXHAUSTED));
     }
 }

@@ -98,7 +98,6 @@ fn greeting(me: Party, nranks: usize) -> Result<Greeting> {
         to: ANYONE,
         nranks: nranks as u32,
         epoch: 0,
-        // At a meeting nobody has lanes yet: the process id, for the texts of errors.
         lane: me.pid,
         note: u64::from_le_bytes(note),
     })

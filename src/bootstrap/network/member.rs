@@ -87,6 +87,12 @@ impl Member {
         self.outcome.as_ref()
     }
 
+    /// Whether every rank's contribution is here.
+    #[cfg(test)]
+    pub fn has_table(&self) -> bool {
+        self.received == self.nranks
+    }
+
     pub fn take_table(&mut self) -> Table {
         let mut table = Vec::with_capacity(self.received);
         for part in std::mem::take(&mut self.parts) {
@@ -117,19 +123,14 @@ impl Member {
             return;
         }
         // Below a rank that is stuck all wait, and speak from the top down: the first that does
-        // names its parent, unless it is itself waited for.
-        let complete = self.received == self.nranks;
-        let below = self.below.unfinished().filter(|_| complete);
-        match (&self.stage, below) {
-            (_, Some(child)) => self.stuck(child, now),
-            (
-                Stage::Joining { parent, .. }
-                | Stage::Greeting { parent, .. }
-                | Stage::Placed { parent, .. },
-                None,
-            ) => self.stuck(*parent, now),
-            _ => self.stuck(Party { rank: super::message::NO_RANK, pid: 0 }, now),
-        }
+        // names its parent.
+        let who = match &self.stage {
+            Stage::Joining { parent, .. }
+            | Stage::Greeting { parent, .. }
+            | Stage::Placed { parent, .. } => *parent,
+            _ => Party { rank: super::message::NO_RANK, pid: 0 },
+        };
+        self.stuck(who, now);
     }
 
     /// When a rank so deep in the tree gives up: after the root has spoken, those above it first,
@@ -336,15 +337,11 @@ impl Member {
     }
 
     fn heard_child(&mut self, link: Link, message: Message) {
-        match message {
-            Message::Offers(_) if self.received == 0 => match self.stage {
-                Stage::Placed { up, .. } => self.say(up, message),
-                _ => self.upward.push(message),
-            },
-            Message::Done => {
-                self.below.mark_done(link);
-                self.finish_below();
+        match (&message, &self.stage) {
+            (Message::Offers(_) | Message::Done { .. }, Stage::Placed { up, .. }) => {
+                self.say(*up, message);
             }
+            (Message::Offers(_), _) => self.upward.push(message),
             _ => self.fail(out_of_turn(self.who(link)), None),
         }
     }
@@ -368,14 +365,8 @@ impl Member {
         }
         self.parts.push(body.clone());
         self.below.say(&Message::Table { first, count, body }, &mut self.actions);
-        self.finish_below();
-    }
-
-    /// Tell the parent once everybody below has the table.
-    fn finish_below(&mut self) {
-        let complete = self.received == self.nranks && self.below.unfinished().is_none();
-        if let (true, Stage::Placed { up, .. }) = (complete, &self.stage) {
-            self.say(*up, Message::Done);
+        if let (true, Stage::Placed { up, .. }) = (self.received == self.nranks, &self.stage) {
+            self.say(*up, Message::Done { rank: self.me.rank });
         }
     }
 }

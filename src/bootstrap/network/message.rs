@@ -46,8 +46,8 @@ pub enum Message {
     Offers(Arc<[u8]>),
     /// Down: contributions of `count` ranks from `first` on, in order of rank.
     Table { first: u32, count: u32, body: Arc<[u8]> },
-    /// Up: everybody below has the whole table.
-    Done,
+    /// Up: this rank has the whole table.
+    Done { rank: u32 },
     /// Down: everybody has.
     Go,
     /// Everywhere: it failed.
@@ -136,7 +136,7 @@ impl Message {
             Message::Attached => 5,
             Message::Offers(_) => 6,
             Message::Table { .. } => 7,
-            Message::Done => 8,
+            Message::Done { .. } => 8,
             Message::Go => 9,
             Message::Failure(_) => 10,
         }
@@ -159,13 +159,15 @@ impl Message {
                 words(&mut bytes, &[root.rank, root.pid, parent.rank, parent.pid]);
                 places(&mut bytes, addresses);
             }
-            Message::Join { pid } => words(&mut bytes, &[*pid]),
+            Message::Join { pid: number } | Message::Done { rank: number } => {
+                words(&mut bytes, &[*number]);
+            }
             Message::Adopted { parent, depth } => {
                 words(&mut bytes, &[parent.rank, parent.pid, *depth]);
             }
             Message::Offers(body) | Message::Table { body, .. } => bytes.extend(&body[..]),
             Message::Failure(failure) => bytes.extend(failure.encode()),
-            Message::Attached | Message::Done | Message::Go => {}
+            Message::Attached | Message::Go => {}
         }
         bytes
     }
@@ -184,9 +186,14 @@ impl Message {
                 parent: party(body, 8)?,
                 addresses: addresses(body, 16)?,
             },
-            3 => {
+            3 | 8 => {
                 exactly(body, 4)?;
-                Message::Join { pid: word(body, 0)? }
+                let number = word(body, 0)?;
+                if *kind == 3 {
+                    Message::Join { pid: number }
+                } else {
+                    Message::Done { rank: number }
+                }
             }
             4 => {
                 exactly(body, 12)?;
@@ -198,13 +205,9 @@ impl Message {
             }
             7 => table(body.into())?,
             10 => Message::Failure(Failure::decode(body)?),
-            5 | 8 | 9 => {
+            5 | 9 => {
                 exactly(body, 0)?;
-                match kind {
-                    5 => Message::Attached,
-                    8 => Message::Done,
-                    _ => Message::Go,
-                }
+                if *kind == 5 { Message::Attached } else { Message::Go }
             }
             _ => return Err("a message of unknown kind"),
         })
@@ -234,7 +237,7 @@ mod tests {
             Message::Attached,
             Message::Offers(body.clone().into()),
             Message::Table { first: 1, count: 2, body: body.into() },
-            Message::Done,
+            Message::Done { rank: 2 },
             Message::Go,
             Message::Failure(failure),
         ]

@@ -27,6 +27,8 @@ struct Known {
     /// How many came before it.
     order: usize,
     payload: Option<Vec<u8>>,
+    /// Whether it has the whole table.
+    done: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub struct Registry {
     /// Ranks in the order of their places.
     order: Vec<u32>,
     offered: usize,
+    /// Ranks that have the whole table.
+    finished: usize,
     below: Branches,
     started: Instant,
     deadline: Option<Instant>,
@@ -71,6 +75,7 @@ impl Registry {
             links: BTreeMap::new(),
             order: Vec::new(),
             offered: 0,
+            finished: 0,
             below: Branches::default(),
             started: now,
             deadline: None,
@@ -95,12 +100,14 @@ impl Registry {
             gate: Vec::new(),
             order: 0,
             payload: Some(mine.to_vec()),
+            done: true,
         };
         root.known.insert(me.rank, own);
         Registry {
             me,
             nranks: Some(nranks),
             offered: 1,
+            finished: 1,
             deadline: Some(deadline - margin(patience)),
             ..root
         }
@@ -108,6 +115,12 @@ impl Registry {
 
     pub fn outcome(&self) -> Option<&Result<()>> {
         self.outcome.as_ref()
+    }
+
+    /// Whether every rank's contribution is here.
+    #[cfg(test)]
+    pub fn has_table(&self) -> bool {
+        Some(self.table.len()) == self.nranks
     }
 
     pub fn take_table(&mut self) -> Table {
@@ -152,14 +165,20 @@ impl Registry {
 
     /// Who holds up a meeting that all have come to.
     fn stuck(&self) -> Party {
-        // Of the ranks whose contribution is not here, the one that is highest in the tree.
-        let silent = self.known.values().filter(|known| known.payload.is_none());
-        let Some(highest) = silent.min_by_key(|known| known.order) else {
-            return self.below.unfinished().unwrap_or(self.me);
+        // Of the ranks whose contribution is not here, the one that is highest in the tree; of
+        // those that have not taken the table, if all have contributed.
+        let highest = |silent: fn(&&Known) -> bool| {
+            self.known.values().filter(silent).min_by_key(|known| known.order)
+        };
+        let mute = highest(|known| known.payload.is_none());
+        let Some(highest) = mute.or_else(|| highest(|known| !known.done)) else {
+            return self.me;
         };
         match highest.state {
             // It gave its contribution to its parent, which has not passed it on.
-            State::Attached if highest.order >= ARITY => self.parent(highest.order).who,
+            State::Attached if highest.order >= ARITY && highest.payload.is_none() => {
+                self.parent(highest.order).who
+            }
             _ => highest.who,
         }
     }
@@ -222,6 +241,11 @@ impl Registry {
         self.nranks = Some(greeting.nranks as usize);
         self.deadline.get_or_insert(now + self.patience);
         if let Some(before) = self.known.get_mut(&rank) {
+            if before.order != usize::MAX {
+                // It lost a connection that the tree or its place was already built on.
+                let Party { rank, pid } = who;
+                return self.fail(Failure::Died { rank, pid });
+            }
             // The same process again: its first contact was cut off.
             let old = std::mem::replace(&mut before.link, link);
             self.suspects.retain(|(_, suspect)| *suspect != rank);
@@ -230,7 +254,8 @@ impl Registry {
             return;
         }
         let (state, order) = (State::Greeted, usize::MAX);
-        let known = Known { who, note, link, state, gate: Vec::new(), order, payload: None };
+        let known =
+            Known { who, note, link, state, gate: Vec::new(), order, payload: None, done: false };
         self.known.insert(rank, known);
     }
 
@@ -300,10 +325,7 @@ impl Registry {
                 }
                 self.spread();
             }
-            Message::Done if below && !self.table.is_empty() => {
-                self.below.mark_done(link);
-                self.finish();
-            }
+            Message::Done { rank } if below && !self.table.is_empty() => self.finish(rank),
             _ => self.fail(out_of_turn(who)),
         }
     }
@@ -359,8 +381,14 @@ impl Registry {
         }
     }
 
-    fn finish(&mut self) {
-        if self.below.unfinished().is_none() {
+    /// A rank has everything; once all have, all may go.
+    fn finish(&mut self, rank: u32) {
+        match self.known.get_mut(&rank).filter(|known| !known.done) {
+            Some(known) => known.done = true,
+            None => return self.fail(out_of_turn(Party { rank, pid: 0 })),
+        }
+        self.finished += 1;
+        if Some(self.finished) == self.nranks {
             self.below.say(&Message::Go, &mut self.actions);
             self.outcome = Some(Ok(()));
         }

@@ -10,7 +10,7 @@
 //!   attached ->                 (the contact ends)
 //!   offers ->  .......................................>   ... and so up to the root
 //!              table          <....................... and so down to everybody
-//!   done ->    .......................................>   up again: everybody below has it
+//!   done ->    .......................................>   up again: this rank has it
 //!              go             <....................... down again: everybody has it
 //! ```
 //!
@@ -138,7 +138,6 @@ pub fn into_error(failure: Failure, me: u32, nranks: usize) -> Error {
 struct Child {
     link: Link,
     who: Party,
-    done: bool,
 }
 
 /// The ranks directly below.
@@ -147,7 +146,7 @@ pub struct Branches(Vec<Child>);
 
 impl Branches {
     pub fn add(&mut self, link: Link, who: Party) {
-        self.0.push(Child { link, who, done: false });
+        self.0.push(Child { link, who });
     }
 
     pub fn who(&self, link: Link) -> Option<Party> {
@@ -156,15 +155,6 @@ impl Branches {
 
     pub fn links(&self) -> impl Iterator<Item = Link> {
         self.0.iter().map(|child| child.link)
-    }
-
-    pub fn mark_done(&mut self, link: Link) {
-        self.0.iter_mut().filter(|child| child.link == link).for_each(|child| child.done = true);
-    }
-
-    /// The first child that has not said that all below it have the table.
-    pub fn unfinished(&self) -> Option<Party> {
-        self.0.iter().find(|child| !child.done).map(|child| child.who)
     }
 
     pub fn say(&self, message: &Message, actions: &mut Vec<Action>) {

@@ -178,5 +178,5 @@ fn the_longest_status_has_room() {
     };
     let item = Item::Status { rank: 1, version: 1, status: Box::new(status) };
     assert!(item.encode().len() <= MOST_ITEM);
-    assert_eq!(opened(&sealed(&[item.clone()]), 1).0, [item]);
+    assert_eq!(opened(&sealed(std::slice::from_ref(&item)), 1).0, [item]);
 }

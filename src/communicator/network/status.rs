@@ -35,7 +35,8 @@ impl Status {
             Life::Working | Life::Left => (None, String::new()),
         };
         let completed = page.completed();
-        let first = (completed + 1).saturating_sub(CALLS as u64);
+        // Peers of this machine can write the page: any number may stand there.
+        let first = completed.saturating_add(1).saturating_sub(CALLS as u64);
         let calls = (first..=completed).filter_map(|sequence| page.record(sequence));
         Status {
             life,
@@ -73,7 +74,8 @@ impl Status {
 
 /// At most `most` bytes of a text: what was not UTF-8 has grown as it was read.
 fn cut(mut text: String, most: usize) -> String {
-    text.truncate(text.floor_char_boundary(most));
+    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or(0));
     text
 }
 

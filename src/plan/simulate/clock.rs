@@ -1,8 +1,10 @@
 //! The run: every rank goes on, on its own clock, until it lacks a message or a slot.
 
-use super::Machine;
 use super::packed::{Packed, PackedStep};
+use super::{Machine, Wire};
 use crate::error::{Error, Result};
+use crate::plan::PIPELINE_DEPTH;
+use crate::plan::topology::Topology;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -22,9 +24,16 @@ struct Clock<'a> {
     slice_bytes: f64,
     slices: usize,
     machine: &'a Machine,
+    hosts: Option<(&'a Topology, &'a Wire)>,
     connections: HashMap<u64, Connection, BuildHasherDefault<Mix>>,
-    /// Each rank's time, slice and step.
+    /// Each rank's time, tick and step.
     ranks: Vec<(f64, usize, usize)>,
+    /// By rank: how many ticks it takes.
+    ticks: Vec<usize>,
+    /// By host: how many of its ranks send to other hosts.
+    senders: Vec<usize>,
+    /// By rank: when what it has sent to other hosts has left its own.
+    out: Vec<f64>,
     ready: Vec<usize>,
     queued: Vec<bool>,
 }
@@ -36,6 +45,7 @@ pub(super) fn run(
     slice_bytes: f64,
     slices: usize,
     machine: &Machine,
+    hosts: Option<(&Topology, &Wire)>,
 ) -> Result<f64> {
     let runs = packed.nranks();
     let mut clock = Clock {
@@ -44,16 +54,23 @@ pub(super) fn run(
         slice_bytes,
         slices,
         machine,
+        hosts,
         connections: HashMap::default(),
         ranks: (0..runs).map(|rank| (0.0, 0, packed.steps(rank).start)).collect(),
+        ticks: (0..runs).map(|rank| slices + packed.stages(rank) - 1).collect(),
+        senders: hosts.map_or_else(Vec::new, |(topology, _)| senders(packed, topology)),
+        out: vec![0.0; runs],
         ready: (0..runs).rev().collect(),
         queued: vec![true; runs],
     };
+    if machine.depth < PIPELINE_DEPTH {
+        clock.ticks.fill(slices);
+    }
     while let Some(rank) = clock.ready.pop() {
         clock.queued[rank] = false;
         clock.advance(rank);
     }
-    if let Some(rank) = clock.ranks.iter().position(|rank| rank.1 < slices) {
+    if let Some(rank) = (0..runs).find(|rank| clock.ranks[*rank].1 < clock.ticks[*rank]) {
         return Err(Error::argument(format!(
             "the plans deadlock at rank {rank} with connections of {} slots",
             machine.depth
@@ -62,7 +79,7 @@ pub(super) fn run(
     Ok(clock.ranks.iter().map(|rank| rank.0).fold(0.0, f64::max))
 }
 
-impl Clock<'_> {
+impl<'a> Clock<'a> {
     /// One rank stands for all.
     fn symmetric(&self) -> bool {
         self.ranks.len() < self.nranks
@@ -80,17 +97,37 @@ impl Clock<'_> {
     fn advance(&mut self, rank: usize) {
         let packed = self.packed;
         let steps = packed.steps(rank);
-        while self.ranks[rank].1 < self.slices {
-            let (_, slice, at) = self.ranks[rank];
+        while self.ranks[rank].1 < self.ticks[rank] {
+            let (_, tick, at) = self.ranks[rank];
             if at == steps.end {
-                (self.ranks[rank].1, self.ranks[rank].2) = (slice + 1, steps.start);
+                (self.ranks[rank].1, self.ranks[rank].2) = (tick + 1, steps.start);
                 continue;
             }
             let step = packed.step(at);
-            let Some(start) = self.start(rank, step) else { return };
-            self.execute(rank, step, start);
+            // Before the step's first slice this wraps, which no step has as many slices as.
+            if tick.wrapping_sub(self.stage(step)) < self.slices {
+                let Some(start) = self.start(rank, step) else { return };
+                self.execute(rank, step, start);
+            }
             self.ranks[rank].2 += 1;
         }
+    }
+
+    /// The stage that a step runs in: the first where connections are too short for more.
+    fn stage(&self, step: PackedStep) -> usize {
+        if self.machine.depth < PIPELINE_DEPTH { 0 } else { usize::from(step.stage) }
+    }
+
+    /// The wire between two ranks and how many share its near end, if they are on two hosts.
+    fn wire(&self, from: usize, to: usize) -> Option<(&'a Wire, f64)> {
+        let (topology, wire) = self.hosts?;
+        let host = topology.host(from);
+        (host != topology.host(to)).then(|| (wire, self.senders[host] as f64))
+    }
+
+    /// A rank's own time for a message from or to another.
+    fn message_us(&self, rank: usize, other: usize) -> f64 {
+        self.wire(rank, other).map_or(self.machine.message_us, |(wire, _)| wire.message_us)
     }
 
     /// When a rank's step can start, if the others have come far enough to know.
@@ -119,17 +156,28 @@ impl Clock<'_> {
         let bytes = f64::from(step.len) * self.slice_bytes;
         let per_byte = f64::from(step.further) * machine.reduce_us_per_byte
             + f64::from(u8::from(step.copies)) * machine.copy_us_per_byte;
-        let mut now = start + sources.len() as f64 * machine.message_us + bytes * per_byte;
+        let taken: f64 = sources.iter().map(|from| self.message_us(rank, *from as usize)).sum();
+        let mut now = start + taken + bytes * per_byte;
         // Messages leave one after the other: the first target's is ahead of the last one's.
         for &to in targets {
-            now += machine.message_us + bytes * machine.send_us_per_byte;
+            now += self.message_us(rank, to as usize);
+            let arrival = match self.wire(rank, to as usize) {
+                None => {
+                    now += bytes * machine.send_us_per_byte;
+                    now + machine.alpha_us
+                }
+                Some((wire, share)) => {
+                    self.out[rank] = self.out[rank].max(now) + bytes * wire.us_per_byte * share;
+                    self.out[rank] + wire.alpha_us
+                }
+            };
             let key = self.key(rank, to as usize);
             let connection = self.connections.get_mut(&key).expect("start() made it");
             if connection.posted >= machine.depth {
                 connection.free.pop_front();
             }
             connection.posted += 1;
-            connection.arrivals.push_back(now + machine.alpha_us);
+            connection.arrivals.push_back(arrival);
             self.wake(to as usize);
         }
         for &from in sources {
@@ -149,6 +197,16 @@ impl Clock<'_> {
             self.ready.push(rank);
         }
     }
+}
+
+/// By host: how many of its ranks send to other hosts.
+fn senders(packed: &Packed, topology: &Topology) -> Vec<usize> {
+    let leaves = |rank: usize| {
+        let away = |to: &u32| topology.host(*to as usize) != topology.host(rank);
+        packed.steps(rank).any(|at| packed.targets(packed.step(at)).iter().any(away))
+    };
+    let count = |host| topology.ranks(host).iter().filter(|rank| leaves(**rank)).count();
+    (0..topology.nhosts()).map(count).collect()
 }
 
 /// A hash for keys that are no secret: one multiplication by the digits of the golden ratio.

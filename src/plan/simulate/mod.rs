@@ -4,6 +4,9 @@
 //! messages have arrived and its slots are free, and costs what its bytes cost; since plans form a
 //! Kahn network, ranks can be advanced in any order and the times come out the same.
 //!
+//! Between hosts a [`Wire`] takes the place of the machine's own links. Connections of
+//! [`PIPELINE_DEPTH`](super::PIPELINE_DEPTH) slots or more run plans in stages, as executors do.
+//!
 //! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
 //! one-shot, two-shot), all clocks are equal and **one rank is run for all**; its own posts stand
 //! for what arrives. Other plans (trees, doubling, halving: about log n steps a rank) are generated
@@ -14,6 +17,7 @@
 mod clock;
 mod packed;
 
+use super::topology::Topology;
 use super::{Collective, Plan};
 use crate::error::{Error, Result};
 use packed::Packed;
@@ -44,6 +48,19 @@ pub struct Machine {
     pub slot_bytes: usize,
 }
 
+/// The links between hosts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wire {
+    /// From leaving a host to a message's arrival.
+    pub alpha_us: f64,
+    /// A rank's own time to post or take one message.
+    pub message_us: f64,
+    /// A byte's time on a host's way out, of which its ranks that use it have equal shares. A rank
+    /// does not wait for what it has posted, but its messages leave one after the other. A host's
+    /// way in is as wide as all others' ways out.
+    pub us_per_byte: f64,
+}
+
 /// What came out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
@@ -69,6 +86,29 @@ pub fn simulate(
     machine: &Machine,
     plan: impl Fn(usize) -> Plan,
 ) -> Result<Outcome> {
+    run(collective, nranks, bytes, machine, None, plan)
+}
+
+/// As [`simulate`], for ranks that share hosts: `machine` is each of them.
+pub fn simulate_hosts(
+    collective: Collective,
+    topology: &Topology,
+    bytes: usize,
+    machine: &Machine,
+    wire: &Wire,
+    plan: impl Fn(usize) -> Plan,
+) -> Result<Outcome> {
+    run(collective, topology.nranks(), bytes, machine, Some((topology, wire)), plan)
+}
+
+fn run(
+    collective: Collective,
+    nranks: usize,
+    bytes: usize,
+    machine: &Machine,
+    hosts: Option<(&Topology, &Wire)>,
+    plan: impl Fn(usize) -> Plan,
+) -> Result<Outcome> {
     let first = plan(0);
     // AllToAll counts the blocks of one rank, of which its plan numbers all ranks' together.
     let parts = match collective {
@@ -76,7 +116,7 @@ pub fn simulate(
         _ => first.nchunks,
     };
     let chunk_bytes = bytes.div_ceil(parts);
-    let symmetric = nranks > 2 && is_symmetric(&first, &plan);
+    let symmetric = nranks > 2 && hosts.is_none() && is_symmetric(&first, &plan);
     let mut packed = Packed::default();
     packed.add(&first)?;
     if !symmetric {
@@ -86,7 +126,7 @@ pub fn simulate(
     }
     let slices = (chunk_bytes * packed.longest_span()).div_ceil(machine.slot_bytes).max(1);
     let slice_bytes = chunk_bytes as f64 / slices as f64;
-    let run = |slices| clock::run(&packed, nranks, slice_bytes, slices, machine);
+    let run = |slices| clock::run(&packed, nranks, slice_bytes, slices, machine, hosts);
     let time_us = if slices <= RUN_SLICES {
         run(slices)?
     } else {

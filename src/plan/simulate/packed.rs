@@ -17,6 +17,8 @@ pub(super) struct PackedStep {
     pub further: u32,
     /// A single operand is copied into local memory.
     pub copies: bool,
+    /// How many slices behind the first stage it runs.
+    pub stage: u16,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +60,7 @@ impl Packed {
             len: step.span.len as u32,
             further: step.sources.len() as u32 - 1,
             copies: step.sources.len() == 1 && ntargets < step.targets.len(),
+            stage: step.stage as u16,
         });
     }
 
@@ -80,6 +83,12 @@ impl Packed {
 
     pub fn targets(&self, step: PackedStep) -> &[u32] {
         &self.peers[(step.first_peer + step.nsources) as usize..][..step.ntargets as usize]
+    }
+
+    /// How many stages a rank's plan has.
+    pub fn stages(&self, rank: usize) -> usize {
+        let stages = self.steps[self.steps(rank)].iter().map(|step| usize::from(step.stage) + 1);
+        stages.max().unwrap_or(1)
     }
 
     pub fn longest_span(&self) -> usize {

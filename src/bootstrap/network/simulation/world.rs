@@ -55,6 +55,8 @@ struct Actor {
     started: Option<Instant>,
     over: Option<Instant>,
     outcome: Option<(Instant, Outcome)>,
+    /// Whether it had every contribution when it was last seen.
+    complete: bool,
     /// When the world will look after it by itself.
     wake: Option<Instant>,
 }
@@ -97,6 +99,7 @@ impl World {
             started: None,
             over: None,
             outcome: None,
+            complete: false,
             wake: None,
         });
         let (actors, strangers) = (actors.collect(), Vec::new());
@@ -157,7 +160,11 @@ impl World {
     /// Let it happen. Whether all ranks met; or what is wrong with how it ended.
     pub fn run(&mut self) -> Result<bool, String> {
         let limit = self.begin + 10 * PATIENCE;
-        loop {
+        for happened in 0.. {
+            // A hundred times what the busiest of meetings takes.
+            if happened > 5_000_000 {
+                return Err("somebody spins".into());
+            }
             let next = self.net.borrow_mut().next();
             let Some(what) = next else { break };
             let now = self.net.borrow().now;
@@ -172,8 +179,14 @@ impl World {
                 Happening::Wake(actor) => self.step(actor),
                 what => {
                     let concerned = self.net.borrow_mut().apply(what);
-                    if let Some(actor) = concerned {
-                        self.step(actor);
+                    // A rank looks at once, or when its machine gets round to it.
+                    match concerned {
+                        Some(actor) if self.numbers.chance(50) => self.step(actor),
+                        Some(actor) => {
+                            let late = Duration::from_micros(self.numbers.below(1000));
+                            self.net.borrow_mut().schedule(now + late, Happening::Wake(actor));
+                        }
+                        None => {}
                     }
                 }
             }
@@ -274,6 +287,7 @@ impl World {
             host.admit(arrival, now);
         }
         host.advance(now);
+        this.complete |= host.has_table();
         let mut deadlines = vec![this.lobby.next_deadline(now), host.next_deadline()];
         if let Some(outcome) = host.outcome().cloned() {
             let until = *this.over.get_or_insert(now + LAST_WORDS);
@@ -330,6 +344,11 @@ impl World {
         let lost = self.actors[..self.nranks].iter().any(|actor| actor.fate == Fate::Missing);
         if met > 0 && lost {
             return Err("ranks met without one that never came".into());
+        }
+        // Whoever succeeds knows that everybody had received everything.
+        let without = self.actors[..self.nranks].iter().position(|actor| !actor.complete);
+        if let (true, Some(rank)) = (met > 0, without) {
+            return Err(format!("a rank succeeded before rank {rank} had everything"));
         }
         Ok(met == self.nranks)
     }
