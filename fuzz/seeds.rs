@@ -30,6 +30,9 @@ use support::WORD;
 #[path = "../src/bin/ringrun/environment.rs"]
 mod environment;
 #[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/folder.rs"]
+mod folder;
+#[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../src/bin/ringrun/frame.rs"]
 mod frame;
 #[allow(dead_code, reason = "the program's other parts are its users")]
@@ -41,6 +44,9 @@ mod lines;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../src/bin/ringrun/placement.rs"]
 mod placement;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/processes.rs"]
+mod processes;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../src/bin/ringrun/wire.rs"]
 mod wire;
@@ -426,7 +432,7 @@ fn launcher() -> io::Result<()> {
         ToLauncher::Taken(5),
     ];
     let to_launcher: Vec<u8> = to_launcher.iter().flat_map(ToLauncher::frame).collect();
-    let greeting = Greeting { version: "0.1.0".into(), port: 4242 }.line();
+    let greeting = Greeting { version: "0.1.0".into(), port: 4242, second_port: 4243 }.line();
     // As the target reads it: a mode, then pieces with their lengths.
     let in_pieces = |mode: u8, bytes: &[u8], most: usize| {
         let pieces = bytes.chunks(most).flat_map(|piece| [&[piece.len() as u8], piece].concat());
