@@ -13,6 +13,7 @@ pub mod group;
 pub mod network;
 pub mod record;
 pub mod stream;
+pub mod together;
 
 mod agree;
 mod assembly;
@@ -34,6 +35,7 @@ use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::executor::links::Links;
 use crate::fork;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
@@ -79,7 +81,7 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "thread staged", "process mapped or staged", ...
+    /// How data moves: "thread direct", "process mapped or staged", "shared memory and tcp", ...
     pub transport: &'static str,
     pub channels: usize,
     pub chunks: usize,
@@ -317,14 +319,7 @@ impl Communicator {
         self.check_process()?;
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
-        let transport = match (engine.links.one_process(), &ready.way) {
-            (true, Way::Direct(_)) => "thread direct",
-            (true, Way::Staged) => "thread staged",
-            (true, Way::Messages(_)) => "thread messages",
-            (false, Way::Direct(_)) => "process mapped or staged",
-            (false, Way::Staged) => "process staged",
-            (false, Way::Messages(_)) => "process messages",
-        };
+        let transport = transport_of(&engine.links, &ready.way);
         Ok(Explanation {
             algorithm: ready.algorithm.name(),
             transport,
@@ -368,6 +363,23 @@ impl Communicator {
         self.watched.pages.mine().leave();
         self.watched.publish();
         Ok(())
+    }
+}
+
+/// How data moves, in words.
+fn transport_of(links: &Links, way: &Way) -> &'static str {
+    let mut peers = (0..links.nranks).filter(|peer| *peer != links.rank);
+    if !links.one_machine() {
+        let all_remote = peers.all(|peer| links.is_remote(peer));
+        return if all_remote { "tcp" } else { "shared memory and tcp" };
+    }
+    match (links.one_process(), way) {
+        (true, Way::Direct(_)) => "thread direct",
+        (true, Way::Staged) => "thread staged",
+        (true, Way::Messages(_)) => "thread messages",
+        (false, Way::Direct(_)) => "process mapped or staged",
+        (false, Way::Staged) => "process staged",
+        (false, Way::Messages(_)) => "process messages",
     }
 }
 

@@ -32,7 +32,8 @@ impl Watched {
     /// The same among the ranks that `matters` names.
     pub fn trouble_among(&self, matters: impl Fn(usize) -> bool) -> Option<Error> {
         let pages = &self.pages;
-        let mut others = (0..pages.nranks()).filter(|other| *other != pages.rank && matters(*other));
+        let mut others =
+            (0..pages.nranks()).filter(|other| *other != pages.rank && matters(*other));
         if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
