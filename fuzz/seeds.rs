@@ -6,12 +6,17 @@
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::{Message, Party};
 use ringcomm::bootstrap::wire::{self as rendezvous_wire, Challenge, Failure, Header, Hello, Kind};
+use ringcomm::communicator::network::frame::Item;
+use ringcomm::communicator::network::status::Status;
 use ringcomm::communicator::record::Descriptor;
-use ringcomm::executor::control::Control;
+use ringcomm::executor::announcement::Announcement;
+use ringcomm::executor::control::{Control, Life};
 use ringcomm::plan::Collective;
 use ringcomm::transport::fifo::{Geometry, Sender, Stamp};
 use ringcomm::types::{DataType, ReduceOp};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
@@ -25,6 +30,9 @@ use support::WORD;
 #[path = "../src/bin/ringrun/environment.rs"]
 mod environment;
 #[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/folder.rs"]
+mod folder;
+#[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../src/bin/ringrun/frame.rs"]
 mod frame;
 #[allow(dead_code, reason = "the program's other parts are its users")]
@@ -36,6 +44,9 @@ mod lines;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../src/bin/ringrun/placement.rs"]
 mod placement;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../src/bin/ringrun/processes.rs"]
+mod processes;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../src/bin/ringrun/wire.rs"]
 mod wire;
@@ -118,8 +129,122 @@ fn rendezvous() -> io::Result<()> {
     stranger.add("hello", hello)?;
     stranger.add("proof", [&hello[..], &tag, &offer].concat())?;
     stranger.add("web", "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
-    let id = UniqueId::generate().map_err(io::Error::other)?;
-    Corpus::of("unique_id")?.add("id", [&id.as_bytes()[..], b"label"].concat())
+    let corpus = Corpus::of("unique_id")?;
+    for (name, addresses) in [("id", Vec::new()), ("network", addresses())] {
+        let id = UniqueId::generate().map_err(io::Error::other)?;
+        let id = id.derive_at(b"seed", &addresses);
+        corpus.add(name, [&id.as_bytes()[..], b"label"].concat())?;
+    }
+    Ok(())
+}
+
+/// Where a rank listens.
+fn addresses() -> Vec<SocketAddr> {
+    ["10.0.0.1:5", "[fe80::1%3]:6"].map(|text| text.parse().expect("an address")).to_vec()
+}
+
+fn meeting() -> io::Result<()> {
+    let corpus = Corpus::of("meeting")?;
+    let (one, two) = (Party { rank: 1, pid: 20 }, Party { rank: 2, pid: 30 });
+    // Contributions: rank, process and bytes, and then those.
+    let entry = |rank: u8| [rank, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, 7, 8, 9];
+    let body = [entry(1), entry(2)].concat();
+    let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2] };
+    let messages = [
+        Message::Here { pid: 7, remaining_ms: 900, addresses: addresses() },
+        Message::Place { root: two, parent: one, addresses: addresses() },
+        Message::Join { pid: 8 },
+        Message::Adopted { parent: one, depth: 3 },
+        Message::Attached,
+        Message::Offers(body.clone().into()),
+        Message::Table { first: 1, count: 2, body: body.clone().into() },
+        Message::Failure(failure),
+    ];
+    for (index, message) in messages.iter().enumerate() {
+        corpus.add(&format!("message-{index}"), message.encode())?;
+    }
+    corpus.add("entries", body)?;
+    // An introduction, the host's identity, a process, one address (IP, port, scope) and a name.
+    let mut card = words(&[1; 24]);
+    card.extend([7; 32]);
+    card.extend([12, 0, 0, 0, 1]);
+    card.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 1, 80, 0, 0, 0, 0, 0]);
+    card.extend(b"node");
+    corpus.add("card", card)
+}
+
+fn status(life: Life, text: &str) -> Box<Status> {
+    Box::new(Status {
+        life,
+        culprit: Some(2),
+        text: text.into(),
+        pid: 77,
+        host: "node".into(),
+        completed: 3,
+        calls: Vec::new(),
+        batch: None,
+        board: Announcement::NOTHING,
+    })
+}
+
+fn gossip() -> io::Result<()> {
+    let corpus = Corpus::of("gossip")?;
+    let items = [
+        ("beat", Item::Beat),
+        ("working", Item::Status { rank: 2, version: 1, status: status(Life::Working, "") }),
+        ("failed", Item::Status { rank: 3, version: 9, status: status(Life::Failed, "no room") }),
+        ("gone", Item::Gone { rank: 4 }),
+    ];
+    for (name, item) in items {
+        let bytes = item.encode();
+        let length = (bytes.len() as u16).to_le_bytes();
+        // Two neighbours connect, one says it, in two pieces; then news is looked at and passed on.
+        let said = [&[2, 5, 0][..], &length, &bytes].concat();
+        let then = [7, 0, 0, 4 | 1 << 6, 255, 255];
+        corpus.add(name, [&[0, 0, 0, 1 << 6, 0, 0], &said[..], &then].concat())?;
+        corpus.add(&format!("raw-{name}"), [&[0, 0, 0, 3], &said[1..]].concat())?;
+    }
+    Ok(())
+}
+
+fn lanes() -> io::Result<()> {
+    let corpus = Corpus::of("lane")?;
+    // In turn: send, deliver so many bytes, receive, alter, insert, forge, want, want nowhere.
+    let scripts: [(&str, &[u8]); 5] = [
+        ("plain", &[0, 9, 0, 1, 60, 0, 2, 0, 0, 1, 9, 0, 2, 0, 0]),
+        ("landing", &[6, 8, 0, 0, 9, 0, 1, 200, 0, 2, 0, 0, 7, 0, 0]),
+        ("altered", &[0, 9, 0, 3, 54, 0, 1, 200, 0, 2, 0, 0]),
+        ("forged", &[5, 0, 0, 0, 9, 0, 0, 9, 0, 1, 200, 0, 2, 0, 0, 5, 9, 0, 1, 255, 255]),
+        ("many", &[0, 64, 0, 0, 0, 0, 0, 64, 0, 1, 99, 0, 2, 0, 0, 1, 255, 0, 2, 0, 0, 2, 0, 0]),
+    ];
+    for (name, script) in scripts {
+        for (mode, protection) in ["clear", "checksum", "encrypted"].iter().enumerate() {
+            corpus.add(&format!("{name}-{protection}"), [&[mode as u8, 0], script].concat())?;
+        }
+    }
+    let corpus = Corpus::of("proving")?;
+    corpus.add("whole", [2, 0, 0, 9, 0, 0, 9, 0, 0, 9, 0, 0, 9, 5, 0, 0, 0, 1, 2])?;
+    corpus.add("altered", [2, 0, 0, 9, 4 * 20 + 3, 1, 9])?;
+    let preamble = b"ringnet\0\x01\0\0\0";
+    corpus.add("gate", [&[0, 5], &preamble[..5], &[255], &preamble[5..], &[7; 80]].concat())?;
+    corpus.add("caller", [&[1, 20][..], &[7; 20], &[200], &[7; 60]].concat())
+}
+
+fn launches() -> io::Result<()> {
+    let corpus = Corpus::of("launch")?;
+    corpus.add("hosts", "node[01-03,7],gpu-[1-2]-x[3,5]")?;
+    corpus.add("tasks", "2(x3),1")?;
+    corpus.add("url", "tcp://[fe80::1%eth0]:29500?rank=1&world_size=4")?;
+    corpus.add("file", "file:///shared/job%207?rank=1&world_size=4")?;
+    corpus.add("ringcomm", "\n1\n4\n10.0.0.1:29500\n1\njob")?;
+    corpus.add("torch", "env://\n\n\n\n\n\n3\n4\n10.0.0.1\n29500\n1\n2")?;
+    let slurm = "slurm://\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n";
+    corpus.add("slurm", format!("{slurm}3\n4\n77\n0\na[1-2]\na[1-2]\na[1-2]\n2(x2)\n1\n1"))?;
+    let id = UniqueId::at(&addresses()).map_err(io::Error::other)?;
+    let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let note = "ringcomm rendezvous 1\njob=a\nnranks=2\nturn=0\nhost=h\nboot=b\n\
+                namespace=n\npid=7\nstarted=9\nid=";
+    corpus.add("note", format!("{note}{hex}\n"))
 }
 
 fn descriptor(collective: Option<Collective>) -> Descriptor {
@@ -140,9 +265,9 @@ fn records() -> io::Result<()> {
         let name = collective.map_or("batch", |collective| collective.name()).to_lowercase();
         corpus.add(&name, words(&[packed.pack(), packed.count as u64]))?;
     }
-    let mut introduction = vec![0; 21];
-    introduction[..5].copy_from_slice(&[1, 4 << 20, 0, 3, 1]);
-    introduction[5] = 3;
+    let mut introduction = vec![0; 24];
+    introduction[..8].copy_from_slice(&[1, 5, 4 << 20, 0, 3, 1, 1, 1]);
+    introduction[8] = 3;
     corpus.add("introduction", words(&introduction))
 }
 
@@ -307,7 +432,7 @@ fn launcher() -> io::Result<()> {
         ToLauncher::Taken(5),
     ];
     let to_launcher: Vec<u8> = to_launcher.iter().flat_map(ToLauncher::frame).collect();
-    let greeting = Greeting { version: "0.1.0".into(), port: 4242 }.line();
+    let greeting = Greeting { version: "0.1.0".into(), port: 4242, second_port: 4243 }.line();
     // As the target reads it: a mode, then pieces with their lengths.
     let in_pieces = |mode: u8, bytes: &[u8], most: usize| {
         let pieces = bytes.chunks(most).flat_map(|piece| [&[piece.len() as u8], piece].concat());
@@ -321,6 +446,10 @@ fn launcher() -> io::Result<()> {
 fn main() -> io::Result<()> {
     launcher()?;
     rendezvous()?;
+    meeting()?;
+    gossip()?;
+    lanes()?;
+    launches()?;
     records()?;
     pages()?;
     slots()?;

@@ -661,9 +661,9 @@ ringResult_t ringCommFinalize(ringComm_t comm);
  * New calls are refused from here on; those running, on other threads, and those that wait on a
  * host stream are done first. Finalizes, unless that was done or the communicator or a peer has
  * failed: only the call that runs is done then, and those that a stream still holds fail when
- * their turn comes, without touching a buffer. The handle is gone afterwards, also where finalizing
- * fails: its error is returned then, `ringAborted` where another thread called `ringCommAbort`
- * meanwhile. In every case this rank's buffers are the program's again.
+ * their turn comes, without touching a buffer. The handle is gone afterwards, also where
+ * finalizing fails: its error is returned then, `ringAborted` where another thread called
+ * `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
  * `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -1198,6 +1198,18 @@ ringResult_t ringCommExplain(ringComm_t comm,
  * `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
  */
 ringResult_t ringCommDump(ringComm_t comm, char *buffer, size_t size, size_t *needed);
+
+/**
+ * The same operations as a trace: open the text as a file in ui.perfetto.dev or chrome://tracing.
+ *
+ * JSON trace events: a process for each rank, a track for each communicator. Times are those of
+ * the system's monotonic clock, so traces of one machine's ranks lie side by side. Buffer and
+ * sizes as in `ringCommDump`. Never waits, from any thread.
+ *
+ * Requires:
+ * `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
+ */
+ringResult_t ringCommTrace(ringComm_t comm, char *buffer, size_t size, size_t *needed);
 
 #ifdef __cplusplus
 }  // extern "C"

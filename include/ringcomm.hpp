@@ -173,17 +173,9 @@ class Communicator {
         check(ringCommAbort(handle));
     }
     /** The flight record, as JSON. */
-    std::string dump() const {
-        std::string text;
-        std::size_t needed = 0;
-        do {
-            /* The record may grow between two calls: some room to spare, and again. */
-            text.resize(needed + 1024);
-            check_(ringCommDump(handle_, &text[0], text.size(), &needed));
-        } while (needed > text.size());
-        text.resize(needed - 1);
-        return text;
-    }
+    std::string dump() const { return text_of(ringCommDump); }
+    /** The flight record, as a trace for Perfetto. */
+    std::string trace() const { return text_of(ringCommTrace); }
 
     template <typename T>
     void allReduce(const T *send, T *recv, std::size_t count, ringRedOp_t op = ringSum,
@@ -235,6 +227,18 @@ class Communicator {
 
   private:
     void check_(ringResult_t result) const { check(result, handle_); }
+    std::string text_of(ringResult_t (*question)(ringComm_t, char *, std::size_t,
+                                                 std::size_t *)) const {
+        std::string text;
+        std::size_t needed = 0;
+        do {
+            /* The record may grow between two calls: some room to spare, and again. */
+            text.resize(needed + 1024);
+            check_(question(handle_, &text[0], text.size(), &needed));
+        } while (needed > text.size());
+        text.resize(needed - 1);
+        return text;
+    }
     int ask(ringResult_t (*question)(ringComm_t, int *)) const {
         int answer = 0;
         check_(question(handle_, &answer));

@@ -49,6 +49,23 @@ pub fn nanoseconds_per_tick() -> f64 {
     origin.instant.elapsed().as_nanos() as f64 / ticks.max(1) as f64
 }
 
+/// Microseconds on the system's monotonic clock, which all processes of a machine share.
+pub fn monotonic_us() -> f64 {
+    read_clock(libc::CLOCK_MONOTONIC)
+}
+
+/// Microseconds since 1970.
+pub fn wall_us() -> f64 {
+    read_clock(libc::CLOCK_REALTIME)
+}
+
+fn read_clock(which: libc::clockid_t) -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a live structure; the clocks named here always exist.
+    unsafe { libc::clock_gettime(which, &mut time) };
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

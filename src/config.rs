@@ -62,6 +62,15 @@ pub enum Protection {
 
 impl Protection {
     /// Its name in settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protection::Clear => "clear",
+            Protection::Checksum => "checksum",
+            Protection::Encrypted => "encrypted",
+        }
+    }
+
+    /// The protection of such a name.
     fn from_name(name: &str) -> std::result::Result<Protection, String> {
         match name {
             "clear" => Ok(Protection::Clear),
@@ -212,6 +221,12 @@ const RENDEZVOUS: [(&str, &str); 9] = [
     ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
 ];
 
+/// Variables for those who look on, which are no settings of a communicator either.
+const ONLOOKERS: [(&str, &str); 2] = [
+    ("RINGCOMM_STATUS_DIR", "folder for a socket that ringrun --status asks; ringrun sets it"),
+    ("RINGCOMM_TIMELINE", "file for a trace of every operation as it happens"),
+];
+
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
 fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     let text = text.trim();
@@ -270,7 +285,11 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        VARIABLES.iter().map(|variable| (variable.name, variable.help)).chain(RENDEZVOUS)
+        VARIABLES
+            .iter()
+            .map(|variable| (variable.name, variable.help))
+            .chain(RENDEZVOUS)
+            .chain(ONLOOKERS)
     }
 }
 

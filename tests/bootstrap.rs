@@ -181,6 +181,31 @@ fn descriptors_reach_the_ranks_of_other_processes_only() {
     }
 }
 
+/// Everybody learns everybody's token, so a token alone must make nobody a thread of a process.
+#[test]
+fn a_token_of_another_process_makes_no_rank_of_it() {
+    let id = &UniqueId::generate().unwrap();
+    let claimed = process_token().unwrap();
+    let claim = |rank: usize| {
+        let mut mine = contribution(rank);
+        (mine.process, mine.fds) = (claimed, vec![memfd("of its own")]);
+        let members = exchange(id, rank, 3, mine, patient()).unwrap();
+        let shared = |member: &Member| member.shares_process(&members[rank]);
+        let shared: Vec<bool> = members.iter().map(shared).collect();
+        let descriptors: Vec<usize> = members.iter().map(|member| member.fds.len()).collect();
+        format!("{shared:?} {descriptors:?}")
+    };
+    // Whichever of the three coordinates.
+    let forger = Child::start(|| claim(2));
+    thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| scope.spawn(move || claim(rank)));
+        let [first, second] = threads.map(|thread| thread.join().unwrap());
+        assert_eq!(first, "[true, true, false] [1, 0, 1]");
+        assert_eq!(second, "[true, true, false] [0, 1, 1]");
+    });
+    assert_eq!(forger.finish(), "[false, false, true] [1, 1, 1]");
+}
+
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -89,6 +89,24 @@ fn messages_of_every_length_cross_in_both_directions() {
     });
 }
 
+/// More than slots and socket buffers hold: what a rank has yet to write goes on while it reads.
+#[test]
+fn messages_that_no_buffer_holds_cross_at_once() {
+    const BYTES: usize = 64 << 20;
+    on_hosts(&[0, 1], &config(), |comm| {
+        let peer = 1 - comm.rank();
+        let (sent, mut received) = (vec![comm.rank() as u8 + 1; BYTES], vec![0u8; BYTES]);
+        let (count, data_type) = (BYTES, DataType::Uint8);
+        let batch = [
+            Message::Send { buffer: sent.as_ptr(), count, data_type, peer },
+            Message::Recv { buffer: received.as_mut_ptr(), count, data_type, peer },
+        ];
+        // SAFETY: both buffers hold `BYTES` bytes and outlive the batch.
+        unsafe { comm.exchange(&batch).expect("exchange") };
+        assert!(received.iter().all(|byte| *byte == peer as u8 + 1));
+    });
+}
+
 #[test]
 fn splits_make_groups_across_and_within_hosts() {
     let hosts = [0, 0, 1, 1, 2];

@@ -130,7 +130,7 @@ fn missing_ranks_are_listed_on_every_rank_that_came() {
             if missing.contains(&rank) {
                 return Ok(Vec::new());
             }
-            join(&id, rank, nranks, Duration::from_millis(1500))
+            join(&id, rank, nranks, Duration::from_secs(3))
         });
         for (rank, outcome) in met.into_iter().enumerate() {
             if missing.contains(&rank) {
@@ -147,7 +147,7 @@ fn missing_ranks_are_listed_on_every_rank_that_came() {
 #[test]
 fn a_late_rank_is_told_why_it_failed() {
     let id = Root::start(&Config::default()).unwrap();
-    let first = join(&id, 0, 2, Duration::from_millis(200)).unwrap_err();
+    let first = join(&id, 0, 2, Duration::from_secs(2)).unwrap_err();
     assert!(matches!(first, Error::Missing { .. }), "{first}");
     let late = join(&id, 1, 2, LONG).unwrap_err();
     assert!(matches!(late, Error::Missing { .. }), "{late}");

@@ -1,92 +1,181 @@
-//! Ranks that make different calls: an error on every rank that names both ranks and both calls.
+//! Ranks that make different calls: an error on every rank that names both ranks and both calls,
+//! whether they share memory or sockets, and never a byte outside their buffers.
 
 mod support;
 
-use ringcomm::communicator::{Call, Vector};
+use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use support::processes::Ranks;
 use support::scratch::{Scratch, run};
-use support::{config, on_threads};
+use support::threads::run_all;
+use support::{Guarded, config, joined_hosts, on_hosts, on_threads};
 
 /// One way in which rank 1 may differ, and what the two calls are called.
 type Slip = (&'static str, fn(&mut Call), &'static str, &'static str);
 
+const SLIPS: [(Collective, Slip); 10] = [
+    (
+        Collective::AllReduce,
+        (
+            "collective",
+            |call| call.collective = Collective::AllGather,
+            "AllReduce(count=100",
+            "AllGather(count=100",
+        ),
+    ),
+    (Collective::AllReduce, ("count", |call| call.count = 101, "count=100", "count=101")),
+    (Collective::AllToAll, ("count", |call| call.count = 3000, "count=100", "count=3000")),
+    (
+        Collective::AllReduce,
+        ("type", |call| call.data_type = DataType::Int32, "type=float", "type=int32"),
+    ),
+    (Collective::AllReduce, ("op", |call| call.op = ReduceOp::Max, "op=sum", "op=max")),
+    (Collective::Broadcast, ("root", |call| call.root = 1, "root=0", "root=1")),
+    (Collective::Reduce, ("root", |call| call.root = 1, "root=0", "root=1")),
+    (Collective::Gather, ("count", |call| call.count = 7, "count=100", "count=7")),
+    (
+        Collective::Broadcast,
+        (
+            "collective",
+            |call| call.collective = Collective::Barrier,
+            "Broadcast(count=100",
+            "Barrier(",
+        ),
+    ),
+    // Made by rank 1 before a call that the others make first.
+    (
+        Collective::AllReduce,
+        (
+            "order",
+            |call| (call.collective, call.count) = (Collective::AllReduce, 1),
+            "AllReduce(count=100",
+            "AllReduce(count=1,",
+        ),
+    ),
+];
+
+/// Buffers of exactly the length that a call on them may touch.
+struct Exact {
+    send: Guarded,
+    recv: Guarded,
+}
+
+impl Exact {
+    fn of(call: &Call, rank: usize, nranks: usize) -> Exact {
+        use Collective::*;
+        let (all, one) = (call.count * nranks, call.count);
+        let (send, recv) = match call.collective {
+            AllReduce | Broadcast | Reduce => (one, one),
+            AllGather | Gather => (one, all),
+            ReduceScatter | Scatter => (all, one),
+            AllToAll => (all, all),
+            Barrier => (0, 0),
+        };
+        let buffer = |elements: usize| Guarded::new(elements * call.data_type.size(), rank * 13);
+        Exact { send: buffer(send), recv: buffer(recv) }
+    }
+
+    /// The call, on these buffers.
+    fn on<'a>(&mut self, call: &Call<'a>) -> Call<'a> {
+        Call { send: self.send.pointer(), recv: self.recv.pointer(), ..call.clone() }
+    }
+
+    /// What was written outside of them, if anything was.
+    fn spilled(&self) -> Option<String> {
+        let outside = |buffer: &Guarded| buffer.differs(buffer.content(), 1);
+        outside(&self.send).or_else(|| outside(&self.recv))
+    }
+}
+
+/// Rank 1 slips, on a fresh communicator of these ranks; the longest time from the slip to an
+/// error.
+fn disagree(communicators: &[Communicator], collective: Collective, slip: Slip) -> Duration {
+    let (what, change, right, wrong) = slip;
+    let nranks = communicators.len();
+    let (agreed, longest) = (Barrier::new(nranks), Mutex::new(Duration::ZERO));
+    run_all(communicators, |comm| {
+        let rank = comm.rank();
+        let mut scratch = Scratch::new(nranks);
+        let good = scratch.call(collective, 100);
+        run(comm, &good).unwrap();
+        let mut call = good.clone();
+        if rank == 1 {
+            change(&mut call);
+        }
+        let mut exact = Exact::of(&call, rank, nranks);
+        agreed.wait();
+        let started = Instant::now();
+        // A rank that only sends may be through before anybody can know; it learns of it at its
+        // next call.
+        let next = scratch.call(Collective::AllReduce, 1);
+        let outcome = run(comm, &exact.on(&call)).and_then(|()| run(comm, &next));
+        let text = outcome.expect_err("a mismatch").to_string();
+        let took = started.elapsed();
+        let mut longest = longest.lock().unwrap_or_else(PoisonError::into_inner);
+        *longest = took.max(*longest);
+        let named = text.contains(right) && text.contains(wrong) && text.contains("rank 1");
+        let shown = collective.name();
+        assert!(named, "{shown}, {what}, rank {rank} of {nranks}: {text}");
+        assert_eq!(exact.spilled(), None, "{shown}, {what}, rank {rank} of {nranks}");
+    });
+    longest.into_inner().unwrap()
+}
+
 #[test]
 fn ranks_that_disagree_all_fail_and_name_both_ranks_and_both_calls() {
-    let slips: [(Collective, Slip); 8] = [
-        (
-            Collective::AllReduce,
-            (
-                "collective",
-                |call| call.collective = Collective::AllGather,
-                "AllReduce(count=100",
-                "AllGather(count=100",
-            ),
-        ),
-        (Collective::AllReduce, ("count", |call| call.count = 101, "count=100", "count=101")),
-        (
-            Collective::AllReduce,
-            ("type", |call| call.data_type = DataType::Int32, "type=float", "type=int32"),
-        ),
-        (Collective::AllReduce, ("op", |call| call.op = ReduceOp::Max, "op=sum", "op=max")),
-        (Collective::Broadcast, ("root", |call| call.root = 1, "root=0", "root=1")),
-        (Collective::Reduce, ("root", |call| call.root = 1, "root=0", "root=1")),
-        (Collective::Gather, ("count", |call| call.count = 7, "count=100", "count=7")),
-        (
-            Collective::Broadcast,
-            (
-                "collective",
-                |call| call.collective = Collective::Barrier,
-                "Broadcast(count=100",
-                "Barrier(",
-            ),
-        ),
-    ];
+    let config = Config { timeout_ms: 20_000, ..config() };
     for nranks in [2, 3, 5] {
-        for (collective, (what, change, right, wrong)) in slips {
-            let config = Config { timeout_ms: 20_000, ..config() };
-            let agreed = Barrier::new(nranks);
-            on_threads(nranks, &config, |comm| {
-                let mut scratch = Scratch::new(nranks);
-                let mut call = scratch.call(collective, 100);
-                run(comm, &call).unwrap();
-                agreed.wait();
-                if comm.rank() == 1 {
-                    change(&mut call);
-                }
-                // A rank that only sends may be through before anybody can know; it learns of it
-                // at its next call.
-                let next = scratch.call(Collective::AllReduce, 1);
-                let outcome = run(comm, &call).and_then(|()| run(comm, &next));
-                let text = outcome.expect_err("a mismatch").to_string();
-                let named = text.contains(right) && text.contains(wrong) && text.contains("rank 1");
-                let rank = comm.rank();
-                let shown = collective.name();
-                assert!(named, "{shown}, {what}, rank {rank} of {nranks}: {text}");
-            });
+        for (collective, slip) in SLIPS {
+            let communicators = Communicator::init_all(nranks, &config).unwrap();
+            disagree(&communicators, collective, slip);
         }
     }
 }
 
 #[test]
+fn ranks_of_several_hosts_that_disagree_all_fail_too() {
+    let config = Config { timeout_ms: 20_000, spins: Some(4), ..config() };
+    let mut took = Vec::new();
+    for hosts in [&[0, 1][..], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1, 2]] {
+        for (collective, slip) in SLIPS {
+            let longest = disagree(&joined_hosts(hosts, &config), collective, slip);
+            if longest > Duration::from_millis(500) {
+                println!("{collective:?}, {}, {hosts:?}: {longest:?}", slip.0);
+            }
+            took.push(longest);
+        }
+    }
+    took.sort_unstable();
+    println!("longest of {}: {:?}, median {:?}", took.len(), took.last(), took[took.len() / 2]);
+    // Five times what is promised, for a loaded machine; the deadline is twenty seconds.
+    assert!(took.last() < Some(&Duration::from_secs(5)), "{took:?}");
+}
+
+/// Rank 2 of three takes its own block for one element shorter than the others do.
+fn differing_v_forms(comm: &Communicator) {
+    let mut scratch = Scratch::new(3);
+    let counts = if comm.rank() == 2 { vec![5, 5, 6] } else { vec![5, 6, 6] };
+    let vector = Vector {
+        recv_displacements: vec![0, 10, 20],
+        recv_counts: counts.clone(),
+        ..Vector::default()
+    };
+    let call = scratch.call(Collective::AllGather, counts[comm.rank()]);
+    let call = Call { vector: Some(&vector), ..call };
+    let text = run(comm, &call).unwrap_err().to_string();
+    assert!(text.contains("AllGather") && text.contains("rank 2"), "{text}");
+}
+
+#[test]
 fn v_forms_whose_counts_disagree_fail_everywhere() {
-    on_threads(3, &Config { timeout_ms: 20_000, ..config() }, |comm| {
-        let mut scratch = Scratch::new(3);
-        let counts = if comm.rank() == 2 { vec![5, 5, 6] } else { vec![5, 6, 6] };
-        let vector = Vector {
-            recv_displacements: vec![0, 10, 20],
-            recv_counts: counts.clone(),
-            ..Vector::default()
-        };
-        let call = scratch.call(Collective::AllGather, counts[comm.rank()]);
-        let call = Call { vector: Some(&vector), ..call };
-        let text = run(comm, &call).unwrap_err().to_string();
-        assert!(text.contains("AllGather") && text.contains("rank 2"), "{text}");
-    });
+    let config = Config { timeout_ms: 20_000, ..config() };
+    on_threads(3, &config, differing_v_forms);
+    on_hosts(&[0, 1, 2], &config, differing_v_forms);
+    on_hosts(&[0, 1, 1], &config, differing_v_forms);
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn transfer(ranks: &mut [Network; 2], messages: &[Way]) {
         .map(|(number, (length, ..))| content(number as u64, *length))
         .collect();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let sending = scope.spawn(|| {
             for (number, (length, lent, _)) in messages.iter().enumerate() {
                 let (stamp, bytes) = (stamp(number as u64), &contents[number]);
                 if *lent {
@@ -122,6 +122,7 @@ fn transfer(ranks: &mut [Network; 2], messages: &[Way]) {
             assert!(got == contents[number], "message {number} of {length} bytes differs");
             receiver.connection(0).free();
         }
+        sending.join().expect("the sender's thread");
     });
 }
 

@@ -56,8 +56,8 @@ def machine():
     }
 
 
-def ringcomm_systems(command):
-    """ringcomm's three ways of running; cargo builds it first, unless it is up to date."""
+def ringcomm_systems(command, modes):
+    """ringcomm's ways of running; cargo builds it first, unless it is up to date."""
     if command is None:
         program = ROOT / "target/release/ring-perf"
         # Always: a binary older than the commit would be measured under its name.
@@ -69,7 +69,7 @@ def ringcomm_systems(command):
     limit = systems.RINGCOMM_LIMIT_S
     return command, [
         systems.System(f"ringcomm {mode}", "ringcomm", said, None, limit_s=limit)
-        for mode in launch.MODES
+        for mode in modes
     ]
 
 
@@ -98,11 +98,11 @@ class Comparison:
     def prepare(self):
         chosen = self.chosen
         chosen.cache.mkdir(parents=True, exist_ok=True)
-        self.systems, missing = systems.prepare(chosen.only, chosen.cache, chosen.torch)
+        self.systems, missing = systems.prepare(chosen.only, chosen.cache, chosen.torch, chosen.tcp)
         self.command = None
         if "ringcomm" in chosen.only:
             try:
-                self.command, own = ringcomm_systems(chosen.ringcomm)
+                self.command, own = ringcomm_systems(chosen.ringcomm, chosen.modes)
                 self.systems = own + self.systems
             except systems.Missing as why:
                 missing["ringcomm"] = str(why)
@@ -135,7 +135,7 @@ class Comparison:
         if self.command is None:
             return
         for ranks in chosen.ranks:
-            for mode in launch.MODES:
+            for mode in chosen.modes:
                 extra = ["--probe", "0", "-n", "3"]
                 sizes = [one for one in chosen.sizes if one <= 1 << 20]
                 rows, problem = launch.run_ringcomm(
@@ -214,12 +214,15 @@ class Comparison:
         out = self.chosen.out
         out.mkdir(parents=True, exist_ok=True)
         self.raw["summary"] = report.summary(self.raw)
-        target = out / f"peers-{self.raw['date']}.json"
+        kind = "peers-tcp" if self.chosen.tcp else "peers"
+        target = out / f"{kind}-{self.raw['date']}.json"
         target.write_text(json.dumps(self.raw, separators=(",", ":")) + "\n")
         words = report.table(self.raw)
         target.with_suffix(".txt").write_text(words)
         print(words)
         print(f"raw: {target}")
+        if self.chosen.tcp:
+            return
         for name, arguments in (("peers.svg", {}), ("peers-in-place.svg", {"in_place": True})):
             picture = chart.draw(self.raw, **arguments)
             if picture:

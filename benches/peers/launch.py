@@ -22,6 +22,9 @@ MODES = {
     "registered": lambda ranks: ["--procs", str(ranks), "--register"],
     "threads": lambda ranks: ["-t", str(ranks)],
 }
+# Over loopback TCP: every process a host of its own, under each protection.
+TCP_MODES = ("checksum", "clear", "encrypted")
+MODES.update({name: lambda ranks: ["--procs", str(ranks), "--tcp"] for name in TCP_MODES})
 
 
 def start(command, limit, environment=None):
@@ -150,13 +153,16 @@ def ringcomm_commands(command, mode, ranks, wishes, sizes, budget):
 def run_ringcomm(command, mode, ranks, wishes, sizes, budget, limit, extra=UNCHECKED):
     """(rows, problem or None)."""
     rows = []
+    environment = {"RINGCOMM_PROTECTION": mode} if mode in TCP_MODES else {}
     end = time.monotonic() + limit
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "rows.json"
         for line in ringcomm_commands(command, mode, ranks, wishes, sizes, budget):
             report.unlink(missing_ok=True)
             left = max(end - time.monotonic(), 1)
-            status, _, errors = start([*line, *extra, "--json", str(report)], left)
+            status, _, errors = start(
+                [*line, *extra, "--json", str(report)], left, environment
+            )
             if report.exists():
                 rows += rows_in(report.read_text())
             if status is None:

@@ -6,6 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
+import launch
 import systems
 
 ABOUT = "Compare ringcomm with the libraries that a user can install, in one run, as ratios."
@@ -22,6 +23,9 @@ ALSO = ["all_to_all", "all_gather:in", "reduce_scatter:in"]
 SIZES = "8,64,1K,8K,64K,1M,16M,64M"
 # Milliseconds for each cell: seven rows of eight sizes stay near three seconds a start.
 CELL_MS = 25
+OWN_MODES = ("processes", "registered", "threads")
+TCP_OPERATIONS = ["all_reduce", "send_recv"]
+TCP_SIZES = "8,64K,1M,64M,256M"
 NAMES = ["ringcomm", *(peer.key for peer in systems.PEERS)]
 
 
@@ -82,16 +86,20 @@ def parse(arguments):
     add = parser.add_argument
     operation = choice(OPERATIONS + ALSO)
     add(
+        "--tcp",
+        action="store_true",
+        help="over loopback TCP, ringcomm under every protection: by default 2 ranks, "
+        f"{','.join(TCP_OPERATIONS)}, {TCP_SIZES}",
+    )
+    add(
         "--ops",
         type=list_of(operation),
-        default=OPERATIONS,
         help="with :in for in place; " + ",".join(OPERATIONS + ALSO),
     )
-    add("--ranks", type=list_of(at_least(2)), default=[2, 4], help="numbers of ranks (default 2,4)")
+    add("--ranks", type=list_of(at_least(2)), help="numbers of ranks (default 2,4)")
     add(
         "--sizes",
         type=list_of(size),
-        default=list_of(size)(SIZES),
         help=f"in bytes (default {SIZES})",
     )
     add("--rounds", type=at_least(1), default=5, help="default 5")
@@ -130,4 +138,9 @@ def parse(arguments):
         action="store_true",
         help="install and build what is wanted, name it, measure nothing",
     )
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    chosen.modes = launch.TCP_MODES if chosen.tcp else OWN_MODES
+    chosen.ops = chosen.ops or (TCP_OPERATIONS if chosen.tcp else OPERATIONS)
+    chosen.ranks = chosen.ranks or ([2] if chosen.tcp else [2, 4])
+    chosen.sizes = chosen.sizes or list_of(size)(TCP_SIZES if chosen.tcp else SIZES)
+    return chosen

@@ -257,7 +257,48 @@ PEERS = [
 ]
 
 
-def prepare(wanted, cache, with_torch):
+# What makes a library take loopback TCP between the processes of one machine; gloo always does.
+OVER_TCP = {
+    # Its wheel has two ways over a network, of which only this one takes loopback.
+    "mpich": {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "FI_PROVIDER": "tcp",
+    },
+    # Its collectives would share memory within a machine whatever the fabric is.
+    "intelmpi": {
+        "I_MPI_FABRICS": "ofi",
+        "I_MPI_OFI_PROVIDER": "tcp",
+        "I_MPI_COLL_INTRANODE": "pt2pt",
+    },
+    "oneccl": {
+        "I_MPI_FABRICS": "ofi",
+        "I_MPI_OFI_PROVIDER": "tcp",
+        "FI_PROVIDER": "tcp",
+        "CCL_ATL_TRANSPORT": "ofi",
+    },
+}
+# Five calls of 256 MiB take seconds over TCP.
+TCP_LIMIT_S = 30
+
+
+def over_tcp(system):
+    """The same library between hosts, or None where that is no configuration of its own."""
+    if system.name == "Open MPI coll/sm":
+        return None
+    system.environment = {**system.environment, **OVER_TCP.get(system.peer, {})}
+    if "I_MPI_ROOT" in system.environment:
+        libraries = system.environment["I_MPI_ROOT"] + "/lib"
+        system.environment |= {"FI_PROVIDER_PATH": libraries, "LD_LIBRARY_PATH": libraries}
+    if system.peer == "openmpi":
+        system.environment["OMPI_MCA_pml"] = "ob1"
+        system.environment["OMPI_MCA_btl"] = "tcp,self"
+        system.environment["OMPI_MCA_btl_tcp_if_include"] = "lo"
+    system.limit_s = max(system.limit_s, TCP_LIMIT_S)
+    return system
+
+
+def prepare(wanted, cache, with_torch, with_tcp=False):
     """All systems of the wanted peers, and why the others are missing: `{title: reason}`."""
     systems, missing = [], {}
     for peer in PEERS:
@@ -269,4 +310,6 @@ def prepare(wanted, cache, with_torch):
             systems += peer.start(peer, cache)
         except Missing as why:
             missing[peer.title] = str(why)
+    if with_tcp:
+        systems = [system for system in map(over_tcp, systems) if system]
     return systems, missing

@@ -14,6 +14,7 @@ import compare
 import launch
 import options
 import report
+import systems
 
 
 def begin(number, system, time, probes=(50.0, 50.0), size=8, ranks=2):
@@ -150,6 +151,24 @@ class CommandLine(unittest.TestCase):
 
     def test_sizes(self):
         self.assertEqual(options.parse(["--sizes", "8,1K,16m"]).sizes, [8, 1024, 16 << 20])
+
+
+class OverTcp(unittest.TestCase):
+    def test_every_library_is_told(self):
+        for key, name in (("openmpi", "OMPI_MCA_btl"), ("mpich", "FI_PROVIDER")):
+            system = systems.System("one", key, "1", lambda *_: [], {"KEPT": "1"})
+            environment = systems.over_tcp(system).environment
+            self.assertIn("tcp", environment[name])
+            self.assertEqual(environment["KEPT"], "1")
+        shared = systems.System("Open MPI coll/sm", "openmpi", "1", lambda *_: [])
+        self.assertIsNone(systems.over_tcp(shared))
+
+    def test_ringcomm_runs_under_every_protection(self):
+        chosen = options.parse(["--tcp"])
+        self.assertEqual((chosen.ranks, chosen.sizes[-1]), ([2], 256 << 20))
+        self.assertEqual(chosen.modes, ("checksum", "clear", "encrypted"))
+        self.assertIn("--tcp", launch.MODES["clear"](2))
+        self.assertEqual(options.parse([]).ranks, [2, 4])
 
 
 if __name__ == "__main__":

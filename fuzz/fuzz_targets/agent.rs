@@ -9,6 +9,9 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../src/bin/ringrun/environment.rs"]
 mod environment;
 #[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../../src/bin/ringrun/folder.rs"]
+mod folder;
+#[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../../src/bin/ringrun/frame.rs"]
 mod frame;
 #[allow(dead_code, reason = "the program's other parts are its users")]
@@ -20,6 +23,9 @@ mod lines;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../../src/bin/ringrun/placement.rs"]
 mod placement;
+#[allow(dead_code, reason = "the program's other parts are its users")]
+#[path = "../../src/bin/ringrun/processes.rs"]
+mod processes;
 mod support;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../../src/bin/ringrun/wire.rs"]

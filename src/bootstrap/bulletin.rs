@@ -4,7 +4,7 @@
 //! process has no use for copies of them. So a member's stream is the shared bytes, sent in pieces
 //! that begin where descriptors have to be attached.
 
-use super::exchange::Member;
+use super::exchange::{Member, Origin};
 use super::socket::{Socket, is_not_yet};
 use super::wire::{self, Header, Kind};
 use std::io;
@@ -44,24 +44,24 @@ impl<'a> Bulletin<'a> {
         Bulletin { bytes, starts, members }
     }
 
-    fn has_fds_for(&self, rank: usize, process: u64) -> bool {
+    fn has_fds_for(&self, rank: usize, reader: Origin) -> bool {
         let member = &self.members[rank];
-        member.process != process && !member.fds.is_empty()
+        !member.origin().is(reader) && !member.fds.is_empty()
     }
 
-    /// The piece that begins at `at`, for a member of `process`, and its descriptors.
-    fn piece(&self, at: usize, end: usize, process: u64) -> (&[u8], &[OwnedFd]) {
+    /// The piece that begins at `at`, for the member `reader`, and its descriptors.
+    fn piece(&self, at: usize, end: usize, reader: Origin) -> (&[u8], &[OwnedFd]) {
         // The first frame that begins at or after `at`.
         let next = self.starts.partition_point(|start| *start < at);
         let mut fds: &[OwnedFd] = &[];
         let mut rest = next;
         if self.starts.get(next) == Some(&at) {
             rest += 1;
-            if self.has_fds_for(next, process) {
+            if self.has_fds_for(next, reader) {
                 fds = &self.members[next].fds;
             }
         }
-        let stop = (rest..self.starts.len()).find(|rank| self.has_fds_for(*rank, process));
+        let stop = (rest..self.starts.len()).find(|rank| self.has_fds_for(*rank, reader));
         let stop = stop.map_or(end, |rank| self.starts[rank].min(end));
         (&self.bytes[at..stop], fds)
     }
@@ -91,11 +91,11 @@ impl Outbox {
         &mut self,
         socket: &Socket,
         bulletin: Option<&Bulletin>,
-        process: u64,
+        reader: Origin,
     ) -> io::Result<bool> {
         while !self.is_empty() {
             let (piece, fds) = match bulletin {
-                Some(bulletin) if self.at < self.end => bulletin.piece(self.at, self.end, process),
+                Some(bulletin) if self.at < self.end => bulletin.piece(self.at, self.end, reader),
                 _ => (&self.last[self.last_at..], &[][..]),
             };
             match socket.send(piece, fds) {

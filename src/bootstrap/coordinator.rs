@@ -4,7 +4,7 @@
 
 use super::bulletin::{Bulletin, Outbox};
 use super::candidate::{Candidate, MAX_CANDIDATES, PROOF_TIME, Progress, SETTLED};
-use super::exchange::{Meeting, Member};
+use super::exchange::{Meeting, Member, Origin};
 use super::inbox::{Arrived, Inbox};
 use super::socket::{self, Peer, Socket};
 use super::wire::{self, Failure, Header, Hello, Kind};
@@ -31,6 +31,12 @@ struct Seat {
     inbox: Inbox,
     outbox: Outbox,
     done: bool,
+}
+
+impl Seat {
+    fn origin(&self) -> Origin {
+        Origin { process: self.process, pid: self.peer.pid }
+    }
 }
 
 pub(super) struct Coordinator<'a> {
@@ -69,9 +75,9 @@ impl<'a> Coordinator<'a> {
             self.announce(&failure, Some(&bulletin));
             return Err(failure.into_error(rank, nranks));
         }
-        let process = members[rank].process;
+        let mine = members[rank].origin();
         for (peer, member) in members.iter_mut().enumerate() {
-            if peer != rank && member.process == process {
+            if peer != rank && member.origin().is(mine) {
                 member.fds.clear();
             }
         }
@@ -282,7 +288,7 @@ impl<'a> Coordinator<'a> {
     /// member's last words or its end. True: try again soon.
     fn push_all(&mut self, bulletin: Option<&Bulletin>) -> bool {
         self.seats.iter_mut().fold(false, |throttled, seat| {
-            let pushed = seat.outbox.push(&seat.socket, bulletin, seat.process);
+            let pushed = seat.outbox.push(&seat.socket, bulletin, seat.origin());
             pushed.unwrap_or(false) || throttled
         })
     }
@@ -306,7 +312,7 @@ impl<'a> Coordinator<'a> {
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until {
             self.seats.retain_mut(|seat| {
-                let pushed = seat.outbox.push(&seat.socket, bulletin, seat.process);
+                let pushed = seat.outbox.push(&seat.socket, bulletin, seat.origin());
                 pushed.is_ok() && !seat.outbox.is_empty()
             });
             if self.seats.is_empty() {

@@ -54,6 +54,33 @@ pub struct Member {
     pub fds: Vec<OwnedFd>,
 }
 
+impl Member {
+    /// Whether both are ranks of one process.
+    pub fn shares_process(&self, other: &Member) -> bool {
+        self.origin().is(other.origin())
+    }
+
+    pub(super) fn origin(&self) -> Origin {
+        Origin { process: self.process, pid: self.pid }
+    }
+}
+
+/// Which process a rank lives in: what it says, and the process id that the kernel gives. Any rank
+/// learns the others' tokens, so a token alone proves nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    pub process: u64,
+    pub pid: u32,
+}
+
+impl Origin {
+    /// Whether both are one process. The kernel gives 0 for those that the coordinator's container
+    /// cannot see: they may be any.
+    pub fn is(self, other: Origin) -> bool {
+        self.process == other.process && self.pid == other.pid && self.pid != 0
+    }
+}
+
 /// What all parts of one rank's rendezvous know.
 pub(super) struct Meeting<'a> {
     pub id: &'a UniqueId,

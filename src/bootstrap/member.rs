@@ -135,11 +135,11 @@ fn receive(
     meeting: &Meeting,
     socket: &Socket,
     coordinator: &Coordinator,
-    process: u64,
+    process_of_mine: u64,
 ) -> Result<Outcome> {
     let until = meeting.deadline + GRACE;
     let mut inbox = Inbox::new();
-    let mut members: Vec<Member> = Vec::new();
+    let (mut members, mut counts) = (Vec::<Member>::new(), Vec::<usize>::new());
     loop {
         let Arrived { header, body, fds } = match inbox.advance(socket) {
             Ok(Some(arrived)) => arrived,
@@ -155,13 +155,16 @@ fn receive(
         };
         match header.kind {
             Kind::Member if header.rank as usize == members.len() => {
-                let expected = if header.process == process { 0 } else { header.fds.into() };
-                if fds.len() != expected || members.len() >= meeting.nranks {
+                if members.len() >= meeting.nranks {
                     return Err(confused(coordinator));
                 }
                 let Header { pid, process, .. } = header;
                 members.push(Member { payload: body, pid, process, fds });
+                counts.push(header.fds.into());
                 if members.len() == meeting.nranks {
+                    if !is_plausible(meeting, coordinator, process_of_mine, &members, &counts) {
+                        return Err(confused(coordinator));
+                    }
                     let done = Header::bare(Kind::Done).encode();
                     let _ = send(meeting, socket, &done, &[]);
                 }
@@ -175,6 +178,26 @@ fn receive(
             _ => return Err(confused(coordinator)),
         }
     }
+}
+
+/// Whether descriptors came with the members of other processes, and with no others; and whether
+/// the coordinator is in this process if it says so.
+fn is_plausible(
+    meeting: &Meeting,
+    coordinator: &Coordinator,
+    process: u64,
+    members: &[Member],
+    counts: &[usize],
+) -> bool {
+    let mine = &members[meeting.rank];
+    let is_elsewhere = coordinator.pid != std::process::id();
+    let mut peers = members.iter().zip(counts).enumerate();
+    mine.process == process
+        && peers.all(|(rank, (member, count))| match member.shares_process(mine) {
+            true if rank == coordinator.rank as usize && is_elsewhere => false,
+            true => member.fds.is_empty(),
+            false => member.fds.len() == *count,
+        })
 }
 
 fn confused(coordinator: &Coordinator) -> Error {

@@ -15,14 +15,23 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;
 
 /// Segments of this process by number, for ranks that are threads of it.
-static LOCAL: LazyLock<Mutex<HashMap<u64, Weak<Segment>>>> = LazyLock::new(Mutex::default);
+static LOCAL: LazyLock<Mutex<HashMap<u64, Local>>> = LazyLock::new(Mutex::default);
+
+/// A rank's segment, and which rank of which rendezvous it is: what another says of itself, this
+/// process knows of its own.
+struct Local {
+    meeting: Vec<u8>,
+    rank: usize,
+    segment: Weak<Segment>,
+}
 
 /// Numbers for `LOCAL`; never reused in a process.
 static NEXT_SEGMENT: AtomicU64 = AtomicU64::new(1);
 
-fn register_segment(segment: &Arc<Segment>) -> u64 {
+fn register_segment(segment: &Arc<Segment>, id: &UniqueId, rank: usize) -> u64 {
     let number = NEXT_SEGMENT.fetch_add(1, Relaxed);
-    LOCAL.lock().insert(number, Arc::downgrade(segment));
+    let (meeting, segment) = (bootstrap::rendezvous_name(id), Arc::downgrade(segment));
+    LOCAL.lock().insert(number, Local { meeting, rank, segment });
     number
 }
 
@@ -33,12 +42,14 @@ fn unregister_segment(number: u64, reach: &[Reach]) {
     if reach.iter().filter(|reach| **reach == Reach::Process).count() == 1 {
         local.remove(&number);
     }
-    local.retain(|_, segment| segment.strong_count() > 0);
+    local.retain(|_, local| local.segment.strong_count() > 0);
 }
 
-fn local_segment(number: u64, rank: usize) -> Result<Arc<Segment>> {
-    let found = LOCAL.lock().get(&number).and_then(Weak::upgrade);
-    found.ok_or_else(|| {
+fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>> {
+    let meeting = bootstrap::rendezvous_name(id);
+    let local = LOCAL.lock();
+    let found = local.get(&number).filter(|local| local.meeting == meeting && local.rank == rank);
+    found.and_then(|local| local.segment.upgrade()).ok_or_else(|| {
         Error::usage(format!("rank {rank} gave up while the communicator was being made"))
     })
 }
@@ -125,11 +136,10 @@ impl Assembly {
     ) -> Result<Vec<Introduction>> {
         let segment = Arc::new(Segment::create(self.map.bytes())?);
         let (mailbox, sender) = Mailbox::pair()?;
-        let mine = Introduction { segment: register_segment(&segment), ..*mine };
-        let token = bootstrap::process_token()?;
+        let mine = Introduction { segment: register_segment(&segment, id, self.rank), ..*mine };
         let contribution = Contribution {
             payload: mine.pack(),
-            process: token,
+            process: bootstrap::process_token()?,
             fds: vec![segment.descriptor()?, process::own_descriptor()?, sender],
         };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
@@ -143,17 +153,19 @@ impl Assembly {
             is_called_off,
         )
         .map_err(|error| error.renumbered(|place| locals.get(place).copied().unwrap_or(place)))?;
+        let near: Vec<bool> =
+            members.iter().map(|member| member.shares_process(&members[place])).collect();
         let mut introductions = Vec::with_capacity(locals.len());
-        for (&other, member) in locals.iter().zip(members) {
+        for ((&other, member), near) in locals.iter().zip(members).zip(near) {
             let theirs = Introduction::unpack(&member.payload)?;
             mine.check(self.rank, other, &theirs)?;
             introductions.push(theirs);
-            let same = member.process == token;
+            let same = near || other == self.rank;
             self.reach[other] = if same { Reach::Process } else { Reach::Machine };
             self.segments[other] = Some(if other == self.rank {
                 segment.clone()
             } else if same {
-                local_segment(theirs.segment, other)?
+                local_segment(theirs.segment, id, other)?
             } else {
                 self.adopt(other, member)?
             });

@@ -114,9 +114,12 @@ impl Engine {
             fingerprint: ready.fingerprint,
             source: self.links.rank as u32,
         };
+        let track = watched.track.as_ref().filter(|_| !self.setting_up);
+        track.zip(page.record(sequence)).inspect(|(track, record)| track.begun(record));
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.execute(call, in_place, &ready, &stamp, &watch) };
         self.cache.put_back(ready);
+        track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
         page.end(sequence, clock::ticks());
         Ok(())
@@ -204,6 +207,7 @@ impl Engine {
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
         self.batches = 0;
+        self.links.pages().mine().forget_batches();
     }
 
     #[cold]
@@ -236,7 +240,7 @@ impl Engine {
             element,
             reduction,
             scales,
-            slot_bytes: geometry.slot_bytes,
+            slot_bytes: self.links.longest_message(),
             pipelined: geometry.depth >= PIPELINE_DEPTH,
             cut: Cut::new(plans, &layout, element),
         };
@@ -341,8 +345,13 @@ impl Engine {
             self.transfers.push(transfer);
         }
         let watch = OperationWatch { watched, descriptor, sequence: batch };
+        let track = watched.track.as_ref().filter(|_| !self.setting_up);
+        track.zip(page.batch(batch)).inspect(|(track, record)| track.begun(record));
         // SAFETY: the caller's promise.
-        unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch)? };
+        let outcome =
+            unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch) };
+        track.inspect(|track| track.ended(outcome.is_ok()));
+        outcome?;
         page.end_batch(batch, clock::ticks());
         Ok(())
     }
@@ -364,6 +373,12 @@ impl Engine {
             return Err(Error::argument(format!("{name}: the buffer of {count} elements is NULL")));
         }
         Ok(())
+    }
+
+    /// Messages sent so far, those of set-up among them.
+    #[cfg(test)]
+    pub fn messages_sent(&self) -> u64 {
+        self.sent.iter().sum()
     }
 
     /// Number a checked message.

@@ -1,6 +1,7 @@
 //! Doors for the fuzz targets to what takes a peer's words, and is nobody else's to call.
 
 use super::introduction::Introduction;
+use super::join::Card;
 use super::memory::Memory;
 use super::record::Descriptor;
 use super::watch::{OperationWatch, Watched};
@@ -39,12 +40,18 @@ pub fn introduction(bytes: &[u8]) -> Option<Vec<u8>> {
     Introduction::unpack(bytes).ok().map(|introduction| introduction.pack())
 }
 
+/// What a rank tells the ranks of all hosts, read and written again.
+pub fn card(bytes: &[u8]) -> Option<Vec<u8>> {
+    Card::unpack(bytes).map(|card| card.pack())
+}
+
 /// What a rank that waits for rank 1 in collective `sequence` finds on everybody's page.
 pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
     let watched = Watched {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
         publisher: None,
+        track: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
     };

@@ -2,12 +2,14 @@
 
 use super::assembly::{Assembly, Crowd, Until};
 use super::engine::Engine;
+use super::flight::Flight;
 use super::introduction::Introduction;
 use super::join::Outside;
 use super::memory::Memory;
+use super::timeline::Track;
 use super::turn::Turns;
 use super::watch::Watched;
-use super::{Communicator, choose, together};
+use super::{Communicator, answer, choose, together};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::clock;
@@ -23,6 +25,7 @@ use crate::transport::process::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::wait::Patience;
 use parking_lot::Mutex;
+use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -138,7 +141,7 @@ impl Communicator {
 }
 
 /// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
-fn number_of(id: &UniqueId) -> u32 {
+pub(super) fn number_of(id: &UniqueId) -> u32 {
     // Ranks may know the meeting place by different addresses.
     let derived = id.derive_at(b"number", &[]);
     let fold = |hash: u64, byte: &u8| super::record::mix(hash ^ u64::from(*byte));
@@ -183,6 +186,15 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let hosts = config.hosts.as_ref().filter(|given| given.len() == map.nranks).unwrap_or(&hosts);
     let engine = Engine::new(links, memory, Topology::new(hosts), number_of(id));
+    let flight = Flight { pages: pages.clone(), number: number_of(id) };
+    let track = Track::new(&flight)?;
+    let exhibit = answer::show(flight).unwrap_or_else(|error| {
+        // A rank that cannot be looked at works as well as others.
+        if config.debug > 0 {
+            let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");
+        }
+        None
+    });
     let communicator = Communicator {
         rank,
         nranks: map.nranks,
@@ -195,6 +207,7 @@ pub(super) fn assemble(
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
+            track,
         },
         failure: Mutex::new(None),
         shrinking: Mutex::default(),
@@ -203,6 +216,7 @@ pub(super) fn assemble(
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
         outside,
+        exhibit,
         born: fork::generation(),
     };
     choose::calibrate(&communicator, profiled, crowd.cores)?;

@@ -37,7 +37,7 @@ pub(super) struct Post {
 }
 
 /// What a rank tells the ranks of all hosts.
-struct Card {
+pub(super) struct Card {
     introduction: Introduction,
     host: [u8; 32],
     pid: u32,
@@ -90,7 +90,7 @@ fn unpack_address(bytes: &[u8; ADDRESS]) -> SocketAddr {
 }
 
 impl Card {
-    fn pack(&self) -> Vec<u8> {
+    pub(super) fn pack(&self) -> Vec<u8> {
         let mut bytes = self.introduction.pack();
         bytes.extend(self.host);
         bytes.extend(self.pid.to_le_bytes());
@@ -100,7 +100,7 @@ impl Card {
         bytes
     }
 
-    fn unpack(bytes: &[u8]) -> Option<Card> {
+    pub(super) fn unpack(bytes: &[u8]) -> Option<Card> {
         let (introduction, rest) = bytes.split_at_checked(INTRODUCTION)?;
         let (host, rest) = rest.split_first_chunk::<32>()?;
         let (pid, rest) = rest.split_first_chunk::<4>()?;

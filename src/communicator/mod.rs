@@ -7,6 +7,7 @@
 
 pub mod call;
 pub mod deferred;
+pub mod flight;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod group;
@@ -16,6 +17,7 @@ pub mod stream;
 pub mod together;
 
 mod agree;
+mod answer;
 mod assembly;
 mod cache;
 mod choose;
@@ -28,6 +30,7 @@ mod memory;
 mod shrink;
 mod split;
 mod survivors;
+mod timeline;
 mod turn;
 mod watch;
 
@@ -43,6 +46,7 @@ use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
+use flight::Flight;
 pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
@@ -73,6 +77,8 @@ pub struct Communicator {
     outside: Option<join::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
+    /// Its place among what onlookers of this process see.
+    exhibit: Option<answer::Exhibit>,
     /// The process it was made in, as [`fork::generation`] tells them apart.
     born: u32,
 }
@@ -340,7 +346,16 @@ impl Communicator {
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
     pub fn dump(&self) -> String {
         let failure = self.async_error().map(|error| error.to_string());
-        record::dump(&self.watched.pages, failure)
+        self.flight().dump(failure)
+    }
+
+    /// The same operations as a trace for Perfetto. From any thread.
+    pub fn trace(&self) -> String {
+        flight::trace(&self.flight().events())
+    }
+
+    fn flight(&self) -> Flight {
+        Flight { pages: self.watched.pages.clone(), number: init::number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
@@ -389,6 +404,7 @@ impl Drop for Communicator {
             // The page is the parent's, which goes on.
             return;
         }
+        self.exhibit = None;
         self.close_board();
         self.watched.pages.mine().leave();
     }

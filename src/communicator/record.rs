@@ -2,10 +2,8 @@
 
 use super::engine::SETUP_OPERATIONS;
 use crate::algorithm::Algorithm;
-use crate::clock;
 use crate::error::Operation;
-use crate::executor::control::{Control, Life, RECORDS, Record};
-use crate::executor::links::Pages;
+use crate::executor::control::{Control, Life, Record};
 use crate::plan::Collective;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::{DataType, ReduceOp};
@@ -154,72 +152,4 @@ pub fn state_of(control: &Control, rank: usize) -> String {
             None => format!("rank {rank} has completed {} calls", number(completed)),
         },
     }
-}
-
-/// Text as a JSON string.
-pub fn quote(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for character in text.chars() {
-        match character {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            c if (c as u32) < 0x20 => {
-                let _ = write!(quoted, "\\u{:04x}", c as u32);
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-/// The flight record of one rank and the state of all, as JSON.
-pub fn dump(pages: &Pages, failure: Option<String>) -> String {
-    let rank = pages.rank;
-    let tick = clock::nanoseconds_per_tick();
-    let now = clock::ticks();
-    let mut json = format!("{{\"rank\":{rank},\"nranks\":{}", pages.nranks());
-    let failure = failure.map_or("null".into(), |text| quote(&text));
-    let _ = write!(json, ",\"failure\":{failure},\"ranks\":[");
-    for peer in 0..pages.nranks() {
-        let control = pages.of(peer);
-        let comma = if peer == 0 { "" } else { "," };
-        let _ = write!(
-            json,
-            "{comma}{{\"rank\":{peer},\"pid\":{},\"completed\":{},\"state\":{}}}",
-            control.pid.load(Relaxed),
-            number(control.completed()),
-            quote(&state_of(control, peer))
-        );
-    }
-    json.push_str("],\"operations\":[");
-    let control = pages.mine();
-    let completed = control.completed();
-    // The page is written by this rank alone, but in memory that its peers can write.
-    let first = completed.saturating_sub(RECORDS as u64 - 1).max(SETUP_OPERATIONS);
-    let mut comma = "";
-    for record in (first..=completed).filter_map(|sequence| control.record(sequence)) {
-        let operation = operation(record);
-        let microseconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * tick / 1000.0;
-        let (started, ended) = (record.started.load(Relaxed), record.ended.load(Relaxed));
-        let took =
-            if ended == 0 { "null".into() } else { format!("{:.3}", microseconds(started, ended)) };
-        let waiting = record.waiting_for.load(Relaxed).checked_sub(1);
-        let _ = write!(
-            json,
-            "{comma}{{\"sequence\":{},\"call\":{},\"fingerprint\":\"{:016x}\",\"age_us\":{:.1},\
-             \"took_us\":{took},\"waiting_for\":{},\"waited_ms\":{}}}",
-            operation.sequence,
-            quote(&operation.call),
-            record.fingerprint.load(Relaxed),
-            microseconds(started, now),
-            waiting.map_or("null".into(), |peer| peer.to_string()),
-            record.waited_ms.load(Relaxed)
-        );
-        comma = ",";
-    }
-    let waiting = control.open_batch().map(|_| quote(&state_of(control, rank)));
-    let _ = write!(json, "],\"messages\":{}}}", waiting.unwrap_or("null".into()));
-    json
 }

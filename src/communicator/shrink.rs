@@ -54,25 +54,20 @@ impl Communicator {
                 self.rank
             )));
         }
+        let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
         // It may have been aborted before: only another time matters.
         let aborts = self.aborts();
-        let trouble = || {
-            if self.aborts() != aborts {
-                return Some(self.aborted());
-            }
-            let dead = self.watched.dead().into_iter().find(|dead| !gone.contains(dead))?;
-            let peer = self.watched.who(dead);
-            Some(Error::PeerDied { rank: self.rank, peer, operation: None })
-        };
-        let is_called_off = || trouble().is_some();
+        let aborted = || (self.aborts() != aborts).then(|| self.aborted());
+        let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
         let until = Until { deadline, is_called_off: Some(&is_called_off) };
-        let made = self.shrink_by_list(&gone, config, until);
-        made.map_err(|error| trouble().unwrap_or(error))
+        let made = self.shrink_by_list(&gone, &left, config, until);
+        made.map_err(|error| aborted().or_else(|| self.watched.casualty(&left)).unwrap_or(error))
     }
 
     fn shrink_by_list(
         &self,
         gone: &[usize],
+        left: &[usize],
         config: &Config,
         until: Until,
     ) -> Result<Communicator> {
@@ -81,9 +76,8 @@ impl Communicator {
         // who is gone, and how often that was so before.
         let before = lists.iter().filter(|list| *list == gone).count();
         let label = format!("shrink {gone:?} {before}");
-        let left: Vec<usize> = (0..self.nranks).filter(|rank| !gone.contains(rank)).collect();
-        let door = self.door_by_list(&left, &label, config, until)?;
-        let made = self.make_of(&left, &label, door, config, until)?;
+        let door = self.door_by_list(left, &label, config, until)?;
+        let made = self.make_of(left, &label, door, config, until)?;
         lists.push(gone.to_vec());
         Ok(made)
     }

@@ -49,6 +49,7 @@ impl Communicator {
         let group: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
+        // Who dies before it comes is known here, and to nobody that it would meet there.
         let trouble = || match self.is_broken() {
             true => self.check().err(),
             false => self.watched.trouble_among(|rank| group.contains(&rank)),
@@ -68,7 +69,10 @@ impl Communicator {
             }
         };
         let number = |place: usize| group.get(place).copied().unwrap_or(place);
-        made.map(Some).map_err(|error| trouble().unwrap_or_else(|| error.renumbered(number)))
+        made.map(Some).map_err(|error| {
+            let told = || trouble().or_else(|| self.watched.casualty(&group));
+            told().unwrap_or_else(|| error.renumbered(number))
+        })
     }
 
     fn gather_wishes(&self, mine: Wish) -> Result<Vec<Wish>> {

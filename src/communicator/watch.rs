@@ -5,13 +5,14 @@
 
 use super::network::Publisher;
 use super::record::{self, Descriptor};
+use super::timeline::Track;
 use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::process::Liveness;
 use crate::transport::wait::Watch;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The parts of a communicator that a watch needs; shared with threads that look on.
 pub struct Watched {
@@ -21,7 +22,13 @@ pub struct Watched {
     pub timeout: Duration,
     /// Tells ranks on other hosts what this rank's page says, where there are any.
     pub publisher: Option<Publisher>,
+    /// Where its operations are written down as they happen.
+    pub track: Option<Track>,
 }
+
+/// How long the news of a death may take to come after a rank that left for it: it is spread within
+/// ten milliseconds; the rest is for a machine that does not run everybody at once.
+const NEWS: Duration = Duration::from_millis(300);
 
 impl Watched {
     /// What would break the next operation: a peer that has failed, or died without leaving.
@@ -66,6 +73,35 @@ impl Watched {
         let gone = (0..self.pages.nranks()).filter(|rank| self.pages.of(*rank).is_gone());
         dead.extend(gone);
         dead
+    }
+
+    /// Whether one of `ranks` has ended, so that they can do nothing together any more.
+    pub fn are_fewer(&self, ranks: &[usize]) -> bool {
+        self.dead().iter().any(|dead| ranks.contains(dead))
+    }
+
+    /// Why something that all of `ranks` have to do together has failed, if one of them has ended:
+    /// best one that died. One that failed first ended for a reason, which it told; one that left
+    /// may have seen a death that is not known here yet.
+    pub fn casualty(&self, ranks: &[usize]) -> Option<Error> {
+        let cause = |dead: &usize| match self.pages.of(*dead).life() {
+            Life::Working => 0,
+            Life::Failed => 1,
+            Life::Left => 2,
+        };
+        let started = Instant::now();
+        let dead = loop {
+            let dead = self.dead().into_iter().filter(|dead| ranks.contains(dead));
+            let dead = dead.min_by_key(cause)?;
+            if cause(&dead) < 2 || started.elapsed() > NEWS {
+                break dead;
+            }
+            std::thread::sleep(NEWS / 100);
+        };
+        Some(match self.pages.of(dead).life() {
+            Life::Failed => self.remote(dead, None),
+            _ => Error::PeerDied { rank: self.pages.rank, peer: self.who(dead), operation: None },
+        })
     }
 }
 

@@ -9,11 +9,12 @@ use super::announcement::Board;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::wait::Doorbell;
 
-/// Operations that the flight record remembers.
+/// Operations that the flight record remembers: 64 KiB, a few milliseconds of the smallest calls
+/// and a few minutes of a training step's.
 pub const RECORDS: usize = 1024;
 
-/// Point-to-point batches that the flight record remembers.
-pub const BATCHES: usize = 64;
+/// Point-to-point batches that the flight record remembers; memory that is not used costs none.
+pub const BATCHES: usize = RECORDS;
 
 /// Bytes of a failure text that peers can read; longer ones are cut.
 pub const TEXT_BYTES: usize = 1000;
@@ -262,6 +263,17 @@ impl Control {
     /// The record of the running point-to-point batch, if there is one.
     pub fn open_batch(&self) -> Option<&Record> {
         self.batch(self.open_batch.load(Relaxed).checked_sub(1)?)
+    }
+
+    /// The point-to-point batches that are remembered, in no order.
+    pub fn batches(&self) -> impl Iterator<Item = &Record> {
+        // Acquire: pairs with the Release in `Record::begin`.
+        self.batches.iter().filter(|record| record.sequence.load(Acquire) > 0)
+    }
+
+    /// Forget the batches so far: the next is number 0 again.
+    pub fn forget_batches(&self) {
+        self.batches().for_each(|record| record.sequence.store(0, Relaxed));
     }
 
     /// Note that point-to-point batch `sequence` is complete.

@@ -18,8 +18,14 @@ use std::time::{Duration, Instant};
 const BETWEEN: Duration = Duration::from_millis(1);
 
 /// How long an unexpected message waits for its sender's words: a rank that waits publishes its
-/// call within a tenth of a second.
-const EXPLANATION: Duration = Duration::from_millis(300);
+/// call within a tenth of a second; the rest is for a machine that does not run it at once, within
+/// the second that ranks which disagree may take.
+const EXPLANATION: Duration = Duration::from_millis(700);
+
+/// The longest message between hosts. With its frame it fills two of the kernel's segments, which
+/// are 65,160 bytes on Ethernet and 65,483 on loopback; a little more would be a third one that
+/// costs as much (`benches/results/tcp-2026-11-21.txt`).
+const LONGEST_MESSAGE: usize = 127 << 10;
 
 /// Waiting for a local peer's bell while messages to other machines have to be written.
 pub(super) struct OnBoth<'a, F> {
@@ -75,6 +81,14 @@ impl Links {
         self.network.is_some() && self.reach(peer) == Reach::Network
     }
 
+    /// The longest message of a plan's step: all ranks reach others through sockets, or none.
+    pub fn longest_message(&self) -> usize {
+        match self.one_machine() {
+            true => self.geometry.slot_bytes,
+            false => self.geometry.slot_bytes.min(LONGEST_MESSAGE),
+        }
+    }
+
     fn remote(&mut self) -> &mut Network {
         self.network.as_mut().expect("remote peers come with a network")
     }
@@ -116,7 +130,9 @@ impl Links {
     #[cold]
     pub(super) fn explained(&mut self, peer: usize, watch: &dyn Watch) -> Option<Message> {
         let started = Instant::now();
-        while started.elapsed() < EXPLANATION && watch.check(peer, Duration::ZERO).is_ok() {
+        // The peer may be here as well, with a message of this rank: time that is told of as waited
+        // makes both publish their calls.
+        while started.elapsed() < EXPLANATION && watch.check(peer, started.elapsed()).is_ok() {
             std::thread::sleep(BETWEEN);
         }
         self.remote().connection(peer).try_wait().map(|(message, _)| message)
@@ -204,7 +220,10 @@ impl Links {
         bytes: usize,
         watch: &dyn Watch,
     ) -> Result<bool> {
-        let connection = self.remote().connection(peer);
+        let network = self.remote();
+        // The peer may not send before it has what this rank still has to write.
+        network.flush();
+        let connection = network.connection(peer);
         connection.want_at(target, bytes, stamp);
         let Some(come) = connection.try_wait() else {
             let breach = connection.breach().map(str::to_string);

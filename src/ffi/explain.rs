@@ -92,3 +92,25 @@ pub unsafe extern "C" fn ringCommDump(
         Ok(())
     })
 }
+
+/// The same operations as a trace: open the text as a file in ui.perfetto.dev or chrome://tracing.
+///
+/// JSON trace events: a process for each rank, a track for each communicator. Times are those of
+/// the system's monotonic clock, so traces of one machine's ranks lie side by side. Buffer and
+/// sizes as in `ringCommDump`. Never waits, from any thread.
+///
+/// # Safety
+/// `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommTrace(
+    comm: ringComm_t,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> ringResult_t {
+    run_on(comm, |comm| -> Result<()> {
+        let out = convert::out(needed, "needed")?;
+        out.set(convert::write_text(&comm.communicator.trace(), buffer, size));
+        Ok(())
+    })
+}

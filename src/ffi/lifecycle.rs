@@ -279,9 +279,9 @@ fn finalize(comm: &Comm) -> Result<()> {
 /// New calls are refused from here on; those running, on other threads, and those that wait on a
 /// host stream are done first. Finalizes, unless that was done or the communicator or a peer has
 /// failed: only the call that runs is done then, and those that a stream still holds fail when
-/// their turn comes, without touching a buffer. The handle is gone afterwards, also where finalizing
-/// fails: its error is returned then, `ringAborted` where another thread called `ringCommAbort`
-/// meanwhile. In every case this rank's buffers are the program's again.
+/// their turn comes, without touching a buffer. The handle is gone afterwards, also where
+/// finalizing fails: its error is returned then, `ringAborted` where another thread called
+/// `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
 /// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.

@@ -143,3 +143,39 @@ unsafe fn descriptors_of(message: &libc::msghdr) -> Vec<OwnedFd> {
     }
     descriptors
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Post `bytes` with one descriptor, and read the mailbox.
+    fn post(bytes: &[u8]) -> Result<Option<(u64, usize, OwnedFd)>> {
+        let (mailbox, sender) = Mailbox::pair()?;
+        let mut part =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut ancillary = Ancillary::new([0; 3]);
+        let message = envelope(&mut part, &mut ancillary);
+        // SAFETY: as in `MailboxSender::send`; the message points to live memory.
+        let sent = unsafe {
+            let header = libc::CMSG_FIRSTHDR(&message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(sender.as_raw_fd());
+            libc::sendmsg(sender.as_raw_fd(), &message, libc::MSG_DONTWAIT)
+        };
+        assert_eq!(sent, bytes.len() as isize);
+        mailbox.receive()
+    }
+
+    /// What follows a message's first words must not pass for nothing, though it is cut off.
+    #[test]
+    fn a_message_of_any_other_length_is_refused() {
+        let (region, bytes, _descriptor) = post(&[1; 16]).unwrap().expect("it was sent");
+        assert_eq!((region, bytes), (0x0101_0101_0101_0101, 0x0101_0101_0101_0101));
+        for length in [1, 8, 15, 17, 24, 32, 4096] {
+            let error = post(&vec![1; length]).expect_err("no region is announced so");
+            assert!(error.to_string().contains("malformed"), "{length} bytes: {error}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Jobs as the tests start them, and what becomes of them.
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -67,6 +68,14 @@ pub fn command(options: &[&str], script: &str) -> Command {
     command.args(options).args(["sh", "-c", script]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("OMP_NUM_THREADS").env_remove("RINGCOMM_SSH");
+    let listens = || {
+        // SAFETY: the call takes no memory and is async-signal-safe.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: as above. A shell's background jobs, these tests perhaps, ignore SIGINT, and so would
+    // ringrun's ranks.
+    unsafe { command.pre_exec(listens) };
     command
 }
 

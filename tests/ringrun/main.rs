@@ -15,18 +15,20 @@ fn every_rank_gets_its_variables() {
     let folder = Folder::new("variables");
     let shell = folder.shell("shift; exec \"$@\"");
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK \
-        $RINGCOMM_RANK/$RINGCOMM_NRANKS $RINGCOMM_LOCAL_RANK $RINGCOMM_RESTART \
+        $RINGCOMM_RANK/$RINGCOMM_NRANKS $RINGCOMM_LOCAL_RANK/$RINGCOMM_LOCAL_SIZE \
+        $RINGCOMM_RESTART \
         $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \
-        $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE omp=$OMP_NUM_THREADS $MASTER_ADDR";
+        $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE omp=$OMP_NUM_THREADS $MASTER_ADDR \
+        ${RINGCOMM_ADDRESS%:*}";
     let options =
         ["-np", "3", "--hosts", "here.invalid:2,there.invalid:2", "--ssh-command", &shell];
     let result = run(&options, script).expect(0);
     assert_eq!(
         result.lines(),
         [
-            "[0]<stdout>:0/3 0/2 0 0/3 0 0 0/3 0/2 0/2 omp=1 here.invalid",
-            "[1]<stdout>:1/3 1/2 0 1/3 1 0 1/3 1/2 0/1 omp=1 here.invalid",
-            "[2]<stdout>:2/3 0/1 1 2/3 0 0 2/3 0/1 1/2 omp= here.invalid",
+            "[0]<stdout>:0/3 0/2 0 0/3 0/2 0 0/3 0/2 0/2 omp=1 here.invalid here.invalid",
+            "[1]<stdout>:1/3 1/2 0 1/3 1/2 0 1/3 1/2 0/1 omp=1 here.invalid here.invalid",
+            "[2]<stdout>:2/3 0/1 1 2/3 0/1 0 2/3 0/1 1/2 omp= here.invalid here.invalid",
         ]
     );
 }

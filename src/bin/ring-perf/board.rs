@@ -2,9 +2,11 @@
 //! where each rank leaves its times and its first wrong element.
 //!
 //! It is one shared mapping, inherited by rank processes, and owes nothing to the library that is
-//! measured: a broken collective cannot take the measurement with it.
+//! measured: a broken collective cannot take the measurement with it. Only the ranks of a launched
+//! job, which may be on several hosts, have a board each and tell each other through the library.
 #![allow(unsafe_code)]
 
+use crate::job;
 use ringcomm::error::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,6 +53,8 @@ pub struct Board {
     file: OwnedFd,
     /// Polls of the barrier before it sleeps.
     spins: u32,
+    /// In a launched job: the way to the boards of the other ranks.
+    job: Option<job::Rank>,
 }
 
 // SAFETY: the mapping holds atomics only and lives as long as the board.
@@ -62,9 +66,19 @@ fn length(nranks: usize) -> usize {
     size_of::<Header>().next_multiple_of(64) + nranks * size_of::<RankPage>()
 }
 
-/// A rank failed and the run is over; its own error has been reported by then.
+/// Why a measurement ended early.
 #[derive(Debug)]
-pub struct Stopped;
+pub enum Broken {
+    Library(Error),
+    /// Another rank failed and has said so.
+    Stopped,
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Broken {
+        Broken::Library(error)
+    }
+}
 
 impl Board {
     pub fn new(nranks: usize) -> Result<Board> {
@@ -110,7 +124,14 @@ impl Board {
         // 20,000 polls are a fraction of a millisecond, longer than the checks of two ranks differ.
         // Where ranks share a core, whoever polls keeps the others from arriving.
         let spins = if nranks <= cores { 20_000 } else { 0 };
-        Ok(Board { base: base.cast(), bytes, nranks, file, spins })
+        Ok(Board { base: base.cast(), bytes, nranks, file, spins, job: None })
+    }
+
+    /// The board of one rank of a launched job.
+    pub fn of_job(rank: job::Rank) -> Result<Board> {
+        let mut board = Board::new(rank.0.nranks())?;
+        board.job = Some(rank);
+        Ok(board)
     }
 
     pub fn descriptor(&self) -> i32 {
@@ -145,7 +166,10 @@ impl Board {
     }
 
     /// Wait until all ranks have come; what they wrote before is visible after.
-    pub fn barrier(&self) -> std::result::Result<(), Stopped> {
+    pub fn barrier(&self) -> std::result::Result<(), Broken> {
+        if let Some(job) = &self.job {
+            return Ok(job.barrier()?);
+        }
         let header = self.header();
         // Acquire: pairs with the Release increment of the generation below.
         let generation = header.generation.load(Ordering::Acquire);
@@ -167,7 +191,7 @@ impl Board {
         // Acquire: pairs with the increment above, made by the last rank.
         while header.generation.load(Ordering::Acquire) == generation {
             if self.stopped() {
-                return Err(Stopped);
+                return Err(Broken::Stopped);
             }
             polls += 1;
             if polls > self.spins {
@@ -180,8 +204,11 @@ impl Board {
     }
 
     /// Two barriers: whoever slept in the first is awake in the second, so that all leave together.
-    pub fn start_together(&self) -> std::result::Result<(), Stopped> {
-        self.barrier()?;
+    pub fn start_together(&self) -> std::result::Result<(), Broken> {
+        match &self.job {
+            None => self.barrier()?,
+            Some(job) => self.hear_decision(job)?,
+        }
         self.barrier()
     }
 
@@ -218,6 +245,38 @@ impl Board {
     pub fn decision(&self, block: usize) -> u64 {
         // Relaxed: written before a barrier that this rank has passed.
         self.header().decisions[block % 2].load(Ordering::Relaxed)
+    }
+
+    /// Take rank 0's decisions over from its board.
+    fn hear_decision(&self, job: &job::Rank) -> Result<()> {
+        let decisions = &self.header().decisions;
+        // Relaxed: the board of a launched job has one thread.
+        let mut words = [0, 1].map(|block: usize| decisions[block].load(Ordering::Relaxed));
+        job.broadcast(&mut words)?;
+        for (decision, word) in decisions.iter().zip(words) {
+            // Relaxed: as above.
+            decision.store(word, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Bring the first `kept` times of both lists, and what was wrong, from all ranks to every
+    /// board: nothing to do where there is one board.
+    pub fn share(&self, rank: usize, kept: [usize; 2]) -> Result<()> {
+        let Some(job) = &self.job else { return Ok(()) };
+        // Relaxed, all of them: the board of a launched job has one thread.
+        let places = |rank: usize| {
+            let page = self.page(rank);
+            let [typical, single] = &page.samples;
+            let times = typical.iter().take(kept[0]).chain(single.iter().take(kept[1]));
+            [&page.wrong].into_iter().chain(&page.first).chain(times)
+        };
+        let mine: Vec<u64> = places(rank).map(|word| word.load(Ordering::Relaxed)).collect();
+        let all = job.gather(&mine)?;
+        for (other, words) in all.chunks(mine.len()).enumerate() {
+            places(other).zip(words).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
+        }
+        Ok(())
     }
 
     pub fn publish_id(&self, id: &[u8; 128]) {

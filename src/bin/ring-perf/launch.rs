@@ -1,5 +1,5 @@
-//! Bringing the ranks to life: as threads of this process, or as processes that are this program
-//! again.
+//! Bringing the ranks to life: as threads of this process, as processes that are this program
+//! again, or as the one rank of a launched job that this process is.
 //!
 //! A rank process inherits two descriptors, the board and the report pipe; the unique id is on the
 //! board, so that no argument list and no environment carries a secret. The parent reads the report
@@ -8,11 +8,14 @@
 
 use crate::board::Board;
 use crate::endpoint::{Endpoint, Naive};
+use crate::job;
 use crate::json::{self, Value, object};
 use crate::layout::Cell;
 use crate::options::{Child, Options};
 use crate::worker;
 use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::rendezvous::Found;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use ringcomm::error::{Error, Result};
@@ -21,7 +24,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// How the ranks of a run are spread.
@@ -30,6 +33,8 @@ pub struct Mode {
     /// `None`: threads of this process.
     pub procs: Option<usize>,
     pub threads: usize,
+    /// The ranks are those of a launched job.
+    pub launched: bool,
 }
 
 impl Mode {
@@ -39,6 +44,7 @@ impl Mode {
 
     pub fn name(self) -> &'static str {
         match (self.procs, self.threads) {
+            _ if self.launched => "launched",
             (None, _) => "threads",
             (Some(_), 1) => "processes",
             (Some(_), _) => "processes of threads",
@@ -47,20 +53,24 @@ impl Mode {
 
     /// Threads if only `-t` is given, processes with `--procs`, and one after the other by default.
     pub fn chosen(options: &Options) -> Vec<Mode> {
-        let threads = options.threads.unwrap_or(1);
+        let mode = |procs, threads| Mode { procs, threads, launched: false };
         match (options.procs, options.threads) {
-            (None, None) if options.naive => vec![Mode { procs: None, threads: 2 }],
-            (None, None) => {
-                vec![Mode { procs: Some(2), threads: 1 }, Mode { procs: None, threads: 2 }]
-            }
-            (None, Some(_)) => vec![Mode { procs: None, threads }],
-            (Some(procs), _) => vec![Mode { procs: Some(procs), threads }],
+            (None, None) if options.naive => vec![mode(None, 2)],
+            (None, None) if options.tcp => vec![mode(Some(2), 1)],
+            (None, None) => vec![mode(Some(2), 1), mode(None, 2)],
+            (None, Some(threads)) => vec![mode(None, threads)],
+            (Some(procs), threads) => vec![mode(Some(procs), threads.unwrap_or(1))],
         }
+    }
+
+    /// As many ranks of a launched job, each a process.
+    pub fn of_job(nranks: usize) -> Mode {
+        Mode { procs: Some(nranks), threads: 1, launched: true }
     }
 }
 
 /// The communicators' config: the environment, then the command line.
-fn config(options: &Options) -> Result<Config> {
+pub fn config(options: &Options) -> Result<Config> {
     let mut config = Config::from_environment()?;
     if let Some(timeout_ms) = options.timeout_ms {
         config.timeout_ms = timeout_ms;
@@ -68,7 +78,34 @@ fn config(options: &Options) -> Result<Config> {
     config.algorithm = options.algorithm.clone().or(config.algorithm);
     config.profile = options.profile.clone().or(config.profile);
     config.deterministic |= options.deterministic;
+    if options.tcp {
+        // Hosts that are one machine meet there, whatever its other interfaces are.
+        config.interfaces.get_or_insert_with(|| "lo".into());
+    }
     Ok(config)
+}
+
+/// The config of one rank: with `--tcp` it says that it is on a host of its own.
+fn config_of(rank: usize, nranks: usize, config: &Config, options: &Options) -> Config {
+    let mut config = config.clone();
+    if options.tcp {
+        let host = rank / options.ranks_per_host.unwrap_or(1);
+        config.host_id.get_or_insert_with(|| format!("ring-perf host {host}"));
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        if nranks > cores {
+            // Such hosts do not know that they share the cores, where polling keeps others waiting.
+            config.spins.get_or_insert(1);
+        }
+    }
+    config
+}
+
+/// A new id: of a meeting place of this process where the ranks are on several hosts.
+fn new_id(options: &Options) -> Result<UniqueId> {
+    match options.tcp {
+        true => Root::start(&config(options)?),
+        false => UniqueId::generate(),
+    }
 }
 
 /// Bind the calling thread to a core, where every rank can have its own.
@@ -100,7 +137,7 @@ fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpo
         let all = Naive::all(nranks).into_iter();
         return Ok(Some(all.map(|rank| Box::new(rank) as Box<dyn Endpoint>).collect()));
     }
-    if options.parallel_init {
+    if options.parallel_init || options.tcp {
         return Ok(None);
     }
     let all = Communicator::init_all(nranks, &config(options)?)?.into_iter();
@@ -132,8 +169,9 @@ fn run_threads(
     };
     std::thread::scope(|scope| {
         for (thread, endpoint) in ready.drain(..).enumerate() {
-            let (config, id) = (&config, &id);
+            let id = &id;
             let rank = process * mode.threads + thread;
+            let config = config_of(rank, nranks, &config, options);
             scope.spawn(move || {
                 pin(options, rank, nranks);
                 let endpoint = match endpoint {
@@ -141,7 +179,7 @@ fn run_threads(
                     None => id
                         .as_ref()
                         .ok_or_else(|| Error::Internal("no unique id was made".into()))
-                        .and_then(|id| Communicator::init_rank(nranks, id, rank, config))
+                        .and_then(|id| Communicator::init_rank(nranks, id, rank, &config))
                         .map(|communicator| Box::new(communicator) as Box<dyn Endpoint>),
                 };
                 match endpoint {
@@ -167,8 +205,8 @@ pub fn run(
     receive: &mut dyn FnMut(Value),
 ) -> Result<()> {
     let board = Board::new(mode.nranks())?;
-    if mode.procs.is_some() || options.parallel_init {
-        board.publish_id(UniqueId::generate()?.as_bytes());
+    if mode.procs.is_some() || options.parallel_init || options.tcp {
+        board.publish_id(new_id(options)?.as_bytes());
     }
     match mode.procs {
         None => {
@@ -190,6 +228,27 @@ pub fn run(
         }
         Some(procs) => run_processes(options, cells, procs, &board, receive),
     }
+}
+
+/// Be the rank of a launched job that was found. Rank 0's `receive` gets the rows, the others' what
+/// failed on them.
+pub fn run_job(
+    options: &Options,
+    found: &Found,
+    cells: &[Cell],
+    receive: &mut dyn FnMut(Value),
+) -> Result<()> {
+    let rank = found.rank;
+    let communicator = Communicator::init_found(found, &config(options)?)?;
+    if options.pin == Some(true) {
+        pin(options, found.local_rank.unwrap_or(rank), found.nranks);
+    }
+    let endpoint = job::Rank(Arc::new(communicator));
+    let board = Board::of_job(endpoint.clone())?;
+    let receive = std::cell::RefCell::new(receive);
+    let sink = |value| (receive.borrow_mut())(value);
+    worker::run(options, cells, (rank, "launched"), &board, &endpoint, &sink);
+    Ok(())
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {

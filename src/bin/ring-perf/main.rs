@@ -1,8 +1,8 @@
 //! ring-perf: the bandwidth and latency benchmark, which checks every result that it times.
 //!
-//! The program makes its own ranks, as threads or as processes, and gives every one of them the
-//! same list of cells to measure. `measure` says how a time is taken, `pattern` what is sent,
-//! `layout` how much of the memory's bandwidth a row is held against.
+//! The program makes its own ranks, as threads or as processes, or is one rank of a launched job;
+//! every rank has the same list of cells to measure. `measure` says how a time is taken, `pattern`
+//! what is sent, `layout` how much of the memory's bandwidth a row is held against.
 
 #![deny(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod arena;
 mod board;
 mod compare;
 mod endpoint;
+mod job;
 mod json;
 mod launch;
 mod layout;

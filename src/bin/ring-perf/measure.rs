@@ -8,7 +8,7 @@
 //! make the 99th percentile. A time is the longest of the ranks' (`-a` chooses another); the median
 //! and the least are taken over these.
 
-use crate::board::{Board, List, SAMPLES, Stopped};
+use crate::board::{Board, Broken, List, SAMPLES};
 use crate::options::{Average, Options};
 use crate::stage::Stage;
 use ringcomm::error::Error;
@@ -21,25 +21,6 @@ const SINGLE: f64 = 20e-6;
 const LEAST_ITERATIONS: usize = 5;
 /// Blocks of short calls per block of single times.
 const TAIL_EVERY: usize = 4;
-
-/// Why a measurement ended early.
-pub enum Broken {
-    Library(Error),
-    /// Another rank failed and has said so.
-    Stopped,
-}
-
-impl From<Error> for Broken {
-    fn from(error: Error) -> Broken {
-        Broken::Library(error)
-    }
-}
-
-impl From<Stopped> for Broken {
-    fn from(_: Stopped) -> Broken {
-        Broken::Stopped
-    }
-}
 
 /// What the next block is, as rank 0 decides it for all.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -250,6 +231,7 @@ impl<'a> Clock<'a> {
         if self.options.check {
             stage.check_inputs(iteration as u64);
         }
+        self.board.share(self.rank, kept.map(|kept| kept.min(SAMPLES)))?;
         Ok(self.collect(kept, director.done))
     }
 

@@ -47,6 +47,10 @@ pub static OPTIONS: &[Entry] = &[
     row(' ', "procs", Value("N"), "ranks as processes (times -t)", |o, v| {
         at_least(number(v)?, 1).map(|count| o.procs = Some(count))
     }),
+    row(' ', "tcp", Nothing, "every rank as a host of its own: loopback TCP", |o, _| {
+        o.tcp = true;
+        Ok(())
+    }),
     row('g', "ngpus", Value("N"), "GPUs per thread (0: host memory)", |_, v| match number(v)? {
         0 => Ok(()),
         _ => Err("no CUDA device on this machine; -g 0 with -t or --procs uses host memory".into()),
@@ -163,8 +167,11 @@ pub static OPTIONS: &[Entry] = &[
         ' ',
         "ranks_per_host",
         Value("RANKS"),
-        "of --simulate: the network is between hosts",
-        |o, v| at_least(number(v)?, 1).map(|ranks| o.ranks_per_host = Some(ranks)),
+        "of --tcp (which it implies) or --simulate: so many on a host",
+        |o, v| {
+            o.ranks_per_host = Some(at_least(number(v)?, 1)?);
+            Ok(())
+        },
     ),
     row(' ', "network", Value("SPEC"), "as alpha=2us,beta=12.5GB/s (the default)", |o, v| {
         o.network = v.into();
@@ -295,7 +302,9 @@ pub fn help() -> String {
     let mut text = String::from(
         "ring-perf: measure and check collectives, with nccl-tests' options and columns\n\n\
          usage: ring-perf [OPERATION...] [OPTION...]\n\n\
-         With no ranks given it runs twice: 2 processes, then 2 threads.\n\noperations: all",
+         With no ranks given it is one rank of the job that a launcher (ringrun, torchrun,\n\
+         mpirun, srun) started; without one it runs twice: 2 processes, then 2 threads.\n\n\
+         operations: all",
     );
     let mut column = 15;
     for operation in crate::operation::Operation::ALL {

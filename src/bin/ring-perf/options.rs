@@ -3,6 +3,7 @@
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.
 
+use crate::job;
 use crate::nearest::nearest;
 use crate::operation::Operation;
 use ringcomm::types::{DataType, ReduceOp};
@@ -51,6 +52,8 @@ pub struct Options {
     pub aggregate: usize,
     pub threads: Option<usize>,
     pub procs: Option<usize>,
+    /// Ranks are on hosts of their own, so many on each, and between them is loopback TCP.
+    pub tcp: bool,
     pub types: Vec<DataType>,
     pub reductions: Vec<ReduceOp>,
     pub roots: Roots,
@@ -111,6 +114,7 @@ impl Default for Options {
             aggregate: 1,
             threads: None,
             procs: None,
+            tcp: false,
             types: vec![DataType::Float32],
             reductions: vec![ReduceOp::Sum],
             roots: Roots::One(0),
@@ -181,8 +185,8 @@ impl Options {
         if self.compare.is_some() && self.simulate.is_some() {
             return Err("--compare needs measured times; it does not go with --simulate".into());
         }
-        if self.ranks_per_host.is_some() && self.simulate.is_none() {
-            return Err("--ranks_per_host goes with --simulate".into());
+        if self.tcp && self.simulate.is_some() {
+            return Err("--tcp runs, --simulate does not: give one of them".into());
         }
         if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
             return Err(
@@ -198,7 +202,11 @@ impl Options {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
         }
         if let Roots::One(root) = self.roots {
-            let ranks = if self.procs.is_none() && self.threads.is_none() { 2 } else { ranks };
+            let ranks = match job::found(self) {
+                Some(job) => job.map_or(usize::MAX, |job| job.nranks),
+                None if self.procs.is_none() && self.threads.is_none() => 2,
+                None => ranks,
+            };
             if root >= self.simulate.unwrap_or(ranks) {
                 return Err(format!("-r {root}: there are {ranks} ranks, from 0"));
             }
@@ -271,6 +279,8 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
     if options.operations.is_empty() {
         options.operations.push(Operation::AllReduce);
     }
+    // Hosts that are measured are there; the others are simulated.
+    options.tcp |= options.ranks_per_host.is_some() && options.simulate.is_none();
     options.consistent()?;
     Ok(Parsed::Run(Box::new(options)))
 }

@@ -1,6 +1,6 @@
 //! The table, in nccl-tests' columns, and the same rows as comma-separated values.
 
-use crate::launch::Mode;
+use crate::launch::{self, Mode};
 use crate::layout::{Placement, least_traffic};
 use crate::machine::Machine;
 use crate::operation::Operation;
@@ -19,12 +19,28 @@ pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
     if bytes == 0.0 { f64::NAN } else { bytes / (gbs * 1e9) / (row.time_us * 1e-6) * 100.0 }
 }
 
+/// With `--tcp`: how the ranks reach each other.
+pub fn network(options: &Options) -> Option<String> {
+    let config = launch::config(options).ok().filter(|_| options.tcp)?;
+    let sockets = match config.sockets {
+        1 => "1 socket".into(),
+        several => format!("{several} sockets"),
+    };
+    let hosts = match options.ranks_per_host.unwrap_or(1) {
+        1 => "a host for each rank".into(),
+        several => format!("a host for every {several} ranks"),
+    };
+    let protection = config.protection.name();
+    Some(format!("tcp over loopback, {hosts}; protection {protection}, {sockets} to a peer"))
+}
+
 /// The lines above all tables.
 pub fn header(options: &Options, machine: &Machine) -> String {
     let mut lines = vec![
         format!("# ring-perf {} {}", env!("CARGO_PKG_VERSION"), options.arguments.join(" ")),
         format!("# {}, {} cores", machine.cpu, machine.cores),
     ];
+    lines.extend(network(options).map(|network| format!("# transport: {network}")));
     match machine.cross_core_ns {
         Some((near, far)) if far - near > 10.0 => {
             lines.push(format!("# cache line from core to core: {near:.0} to {far:.0} ns"));
@@ -83,6 +99,7 @@ pub fn place(mode: Mode, options: &Options) -> String {
     let memory = if options.register { ", registered buffers" } else { "" };
     let nranks = mode.nranks();
     let ranks = match mode.procs {
+        _ if mode.launched => format!("{nranks} ranks of a launched job"),
         Some(procs) if mode.threads > 1 => {
             format!("{nranks} ranks: {procs} processes of {} threads", mode.threads)
         }

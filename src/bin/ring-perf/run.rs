@@ -1,6 +1,7 @@
 //! One invocation from the facts of the machine to the last file written.
 
 use crate::compare;
+use crate::job;
 use crate::json::{Value, object};
 use crate::launch::{self, Mode};
 use crate::layout::Cell;
@@ -16,6 +17,7 @@ use crate::worker;
 use crate::{Status, complain, say, trace};
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Costs;
+use ringcomm::bootstrap::rendezvous::Found;
 
 /// Why there is no report.
 pub enum Failure {
@@ -40,7 +42,11 @@ fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
 }
 
 pub fn everything(options: &Options) -> Result<Status, Failure> {
-    let modes = Mode::chosen(options);
+    let found = job::found(options).transpose()?;
+    let modes = match &found {
+        Some(found) => vec![Mode::of_job(found.nranks)],
+        None => Mode::chosen(options),
+    };
     if let Some(child) = options.child {
         let mode = modes[0];
         launch::be_child(options, child, &cells(options, mode)?, mode)?;
@@ -59,18 +65,36 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
     if let Some(nranks) = options.simulate {
         return simulated(options, nranks);
     }
+    if let Some(found) = found.as_ref().filter(|found| found.rank > 0) {
+        return follow(options, found, modes[0]);
+    }
     let old = options.compare.as_ref().map(|path| compare::read(path)).transpose();
     let old = old.map_err(|text| Failure::Option(format!("--compare {text}")))?;
-    let machine = if options.probe { Machine::probed() } else { Machine::described() };
+    // Of a job that may be on several machines, one machine's bandwidth says nothing.
+    let probe = options.probe && found.is_none();
+    let machine = if probe { Machine::probed() } else { Machine::described() };
     let quiet = options.csv == Some(Csv::Output);
     if !quiet {
         say(&report::header(options, &machine));
     }
-    let mut session = Session { options, machine, rows: Vec::new(), failed: false, quiet };
+    let mut session = Session { options, machine, found, rows: Vec::new(), failed: false, quiet };
     for mode in modes {
         session.measure(mode)?;
     }
     session.finish(old)
+}
+
+/// The life of a rank that does not report: it says nothing unless it fails.
+fn follow(options: &Options, found: &Found, mode: Mode) -> Result<Status, Failure> {
+    let mut status = Status::Fine;
+    let mut receive = |value: Value| {
+        if let Some(text) = value.text("failed") {
+            complain(text);
+            status = Status::Wrong;
+        }
+    };
+    launch::run_job(options, found, &cells(options, mode)?, &mut receive)?;
+    Ok(status)
 }
 
 /// The table of a job that is not run.
@@ -83,7 +107,8 @@ fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
     }
     let quiet = options.csv == Some(Csv::Output);
     let machine = Machine::described();
-    let mut session = Session { options, machine, rows: Vec::new(), failed: false, quiet };
+    let found = None;
+    let mut session = Session { options, machine, found, rows: Vec::new(), failed: false, quiet };
     if !quiet {
         say(&format!(
             "# ring-perf {} {}\n# simulated, not measured: {network:?}",
@@ -113,6 +138,8 @@ fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
 struct Session<'a> {
     options: &'a Options,
     machine: Machine,
+    /// The launched job that this process is rank 0 of.
+    found: Option<Found>,
     rows: Vec<Row>,
     failed: bool,
     /// Comma-separated values have the output to themselves.
@@ -163,7 +190,10 @@ impl Session<'_> {
             }
             halves.clear();
         };
-        launch::run(options, &cells, mode, &mut receive)?;
+        match &self.found {
+            Some(found) => launch::run_job(options, found, &cells, &mut receive)?,
+            None => launch::run(options, &cells, mode, &mut receive)?,
+        }
         progress.clear();
         if awaited.next().is_some() {
             self.failed = true;
@@ -221,6 +251,7 @@ fn json_report(options: &Options, machine: &Machine, rows: &[Row]) -> String {
         ("commit", commit),
         ("command", options.arguments.join(" ").as_str().into()),
         ("machine", machine.to_json()),
+        ("network", report::network(options).as_deref().map_or(Value::Null, Value::from)),
     ]);
     let rows: Vec<String> = rows.iter().map(|row| row.to_json().to_string()).collect();
     format!("{{\"header\": {header},\n\"rows\": [\n{}\n]}}\n", rows.join(",\n"))

@@ -1,11 +1,11 @@
 //! What one rank does: every cell in order, out of place and in place; rank 0 reports.
 
 use crate::arena::Arena;
-use crate::board::Board;
+use crate::board::{Board, Broken};
 use crate::endpoint::Endpoint;
 use crate::json::{Value, object};
 use crate::layout::{Cell, Layout, Placement};
-use crate::measure::{Broken, Clock, Times};
+use crate::measure::{Clock, Times};
 use crate::numeric;
 use crate::options::{Options, Roots};
 use crate::report::time;
@@ -136,6 +136,7 @@ fn measure_all(
             let mut stage = Stage::new(endpoint, &arena, (rank, nranks), what, options);
             let times = clock.measure(&mut stage)?;
             board.report_wrong(rank, stage.wrong as u64, stage.first.unwrap_or_default());
+            board.share(rank, [0; 2])?;
             board.barrier()?;
             if rank == 0 {
                 report(&mut stage, &times, what, (nranks, mode), options, (endpoint, board), sink);
@@ -180,7 +181,7 @@ fn report(
         mem: f64::NAN,
         iterations: times.iterations,
         predicted_us: f64::NAN,
-        transport: "messages".into(),
+        transport: if options.tcp { "tcp" } else { "messages" }.into(),
         algorithm: "direct".into(),
         ..Row::default()
     };

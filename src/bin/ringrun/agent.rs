@@ -5,6 +5,7 @@
 
 use crate::crew::Crew;
 use crate::descriptors::{self, Chunk, Outbox, Watch};
+use crate::folder::{self, Folder};
 use crate::frame::{Greeting, Inbox};
 use crate::processes;
 use crate::signals::Signals;
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 /// More than this is not read from the ranks before the launcher has taken what there is: some
@@ -35,6 +37,7 @@ struct Agent {
     outbox: Outbox,
     crew: Crew,
     job: Option<Job>,
+    folder: Option<Folder>,
     heard: Instant,
     /// The ranks were stopped with the launcher, which therefore cannot say anything.
     stopped: bool,
@@ -43,11 +46,27 @@ struct Agent {
 /// Why an agent ends before its ranks.
 struct Gone;
 
-/// A port that nobody has at the moment. Whoever takes it later may be late; nothing can hold it
+/// Ports that nobody has at the moment. Whoever takes them later may be late; nothing can hold them
 /// for a program that has not started.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
-    listener.map_or(0, |address| address.port())
+fn free_ports() -> [u16; 2] {
+    // Both are held until both are known, so that they differ.
+    let listeners = [(); 2].map(|()| TcpListener::bind("0.0.0.0:0"));
+    let port = |listener: &io::Result<TcpListener>| {
+        Some(listener.as_ref().ok()?.local_addr().ok()?.port())
+    };
+    listeners.each_ref().map(|listener| port(listener).unwrap_or(0))
+}
+
+/// Make the folder in which the ranks answer for their status, and tell them of it. A machine that
+/// has no room for one runs the job without.
+fn show_folder(job: &mut Job) -> Option<Folder> {
+    let name = job.ranks.first()?.variables.iter().find(|(name, _)| name == b"RINGCOMM_JOB")?;
+    let folder = Folder::make(&String::from_utf8_lossy(&name.1)).ok()?;
+    let path = folder.path.as_os_str().as_bytes();
+    for rank in &mut job.ranks {
+        rank.variables.push((folder::VARIABLE.into(), path.to_vec()));
+    }
+    Some(folder)
 }
 
 /// Serve the launcher at standard input and output; true if every rank ran to its end.
@@ -56,7 +75,8 @@ pub fn serve() -> io::Result<bool> {
     let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
     let mut outbox = Outbox::default();
     let version = env!("CARGO_PKG_VERSION").to_string();
-    outbox.push(&Greeting { version, port: free_port() }.line());
+    let [port, second_port] = free_ports();
+    outbox.push(&Greeting { version, port, second_port }.line());
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     descriptors::set_nonblocking(&output)?;
     let mut agent = Agent {
@@ -67,6 +87,7 @@ pub fn serve() -> io::Result<bool> {
         outbox,
         crew: Crew::default(),
         job: None,
+        folder: None,
         heard: Instant::now(),
         stopped: false,
     };
@@ -180,7 +201,8 @@ impl Agent {
         match message {
             // One job is all that an agent runs.
             ToAgent::Job(_) if self.job.is_some() => {}
-            ToAgent::Job(job) => {
+            ToAgent::Job(mut job) => {
+                self.folder = show_folder(&mut job);
                 self.crew = Crew::start(&job, &mut tell);
                 self.job = Some(job);
             }

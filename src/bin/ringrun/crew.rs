@@ -77,7 +77,11 @@ impl Crew {
         rank: &RankJob,
         raw: Option<&OwnedFd>,
     ) -> Result<u32, (String, u8)> {
-        let program = OsStr::from_bytes(job.command.first().map_or(b"", |word| word.as_slice()));
+        let own = std::env::current_exe().unwrap_or_default();
+        let program = match job.command.first() {
+            Some(word) if !word.is_empty() => OsStr::from_bytes(word),
+            _ => own.as_os_str(),
+        };
         let directory = Path::new(OsStr::from_bytes(&job.directory));
         // Otherwise a missing directory would look like a missing program.
         if !directory.is_dir() {

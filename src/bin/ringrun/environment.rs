@@ -3,6 +3,7 @@
 //! A rank must find one launcher only. Variables in which another launcher around this one says
 //! which process somebody is are removed; everything else is left alone.
 
+use crate::folder;
 use crate::placement::Place;
 
 /// A variable, in the bytes that the kernel hands on.
@@ -46,6 +47,8 @@ pub struct Facts {
     pub secret: String,
     pub job: String,
     pub restart: usize,
+    /// RINGCOMM_ADDRESS, where the ranks do not find each other without.
+    pub meeting: Option<String>,
 }
 
 /// Whether an outer launcher's variable is removed.
@@ -61,7 +64,7 @@ pub fn variables(place: &Place, facts: &Facts) -> Vec<(&'static str, String)> {
     let text = |number: usize| number.to_string();
     let (rank, size) = (text(place.rank), text(facts.nranks));
     let (local_rank, local_size) = (text(place.local_rank), text(place.local_size));
-    vec![
+    let mut all = vec![
         ("RANK", rank.clone()),
         ("WORLD_SIZE", size.clone()),
         ("LOCAL_RANK", local_rank.clone()),
@@ -72,6 +75,7 @@ pub fn variables(place: &Place, facts: &Facts) -> Vec<(&'static str, String)> {
         ("RINGCOMM_RANK", rank.clone()),
         ("RINGCOMM_NRANKS", size.clone()),
         ("RINGCOMM_LOCAL_RANK", local_rank.clone()),
+        ("RINGCOMM_LOCAL_SIZE", local_size.clone()),
         ("RINGCOMM_SECRET", facts.secret.clone()),
         ("RINGCOMM_JOB", facts.job.clone()),
         ("RINGCOMM_RESTART", text(facts.restart)),
@@ -81,7 +85,9 @@ pub fn variables(place: &Place, facts: &Facts) -> Vec<(&'static str, String)> {
         ("HOROVOD_LOCAL_SIZE", local_size),
         ("HOROVOD_CROSS_RANK", text(place.cross_rank)),
         ("HOROVOD_CROSS_SIZE", text(place.cross_size)),
-    ]
+    ];
+    all.extend(facts.meeting.clone().map(|meeting| ("RINGCOMM_ADDRESS", meeting)));
+    all
 }
 
 /// Whether a variable is the launcher's own to set.
@@ -89,9 +95,18 @@ pub fn is_own(name: &str) -> bool {
     let place =
         Place { rank: 0, host: 0, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 };
     let none = String::new;
-    let facts =
-        Facts { nranks: 1, address: none(), port: none(), secret: none(), job: none(), restart: 0 };
-    variables(&place, &facts).iter().any(|(own, _)| *own == name)
+    let facts = Facts {
+        nranks: 1,
+        address: none(),
+        port: none(),
+        secret: none(),
+        job: none(),
+        restart: 0,
+        // Whoever sets it knows a better place.
+        meeting: None,
+    };
+    // An agent's own.
+    name == folder::VARIABLE || variables(&place, &facts).iter().any(|(own, _)| *own == name)
 }
 
 /// The whole environment of a rank. A later source wins: what the machine has, what the user

@@ -144,8 +144,9 @@ impl Inbox {
         let mut words = line.split(' ');
         let version = words.next().unwrap_or("").to_string();
         let port = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let second_port = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
         self.used = at + GREETING.len() + end + 1;
-        Some(Greeting { version, port })
+        Some(Greeting { version, port, second_port })
     }
 
     /// What has arrived and was not given out.
@@ -162,11 +163,14 @@ pub struct Greeting {
     pub version: String,
     /// A TCP port that was free on the agent's host.
     pub port: u16,
+    /// Another one.
+    pub second_port: u16,
 }
 
 impl Greeting {
     pub fn line(&self) -> Vec<u8> {
-        [GREETING, format!("{} {}\n", self.version, self.port).as_bytes()].concat()
+        let line = format!("{} {} {}\n", self.version, self.port, self.second_port);
+        [GREETING, line.as_bytes()].concat()
     }
 }
 
@@ -196,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_greeting_is_found_behind_a_shells_chatter() {
-        let greeting = Greeting { version: "1.2.3".into(), port: 4242 };
+        let greeting = Greeting { version: "1.2.3".into(), port: 4242, second_port: 7 };
         let text = [b"Welcome!\n".to_vec(), greeting.line(), Writer::new(4).frame()].concat();
         let mut inbox = Inbox::default();
         inbox.push(&text[..20]);

@@ -9,9 +9,11 @@
 
 mod agent;
 mod attempt;
+mod check;
 mod crew;
 mod descriptors;
 mod environment;
+mod folder;
 mod frame;
 mod hosts;
 mod input;
@@ -29,6 +31,7 @@ mod remote;
 mod report;
 mod setup;
 mod signals;
+mod status;
 mod wire;
 mod writer;
 
@@ -82,6 +85,17 @@ fn main() -> ExitCode {
             say(&format!("ringrun {}", env!("CARGO_PKG_VERSION")));
             0
         }
+        Ok(Parsed::Status(wanted)) => match status::answer(&wanted) {
+            Ok(text) => {
+                say(&text);
+                0
+            }
+            Err(text) => {
+                complain(&text);
+                1
+            }
+        },
+        Ok(Parsed::CheckRank) => check::serve(),
         Ok(Parsed::Agent) => u8::from(!agent::serve().unwrap_or(false)),
         Ok(Parsed::Run(options)) => begin(*options),
         Err(text) => {

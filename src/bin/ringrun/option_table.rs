@@ -117,6 +117,11 @@ pub static OPTIONS: &[Entry] = &[
             Ok(())
         },
     ),
+    row(&["--check"], Nothing, "run no program: measure every pair of ranks", |o, _| {
+        o.check = true;
+        o.tagging = Tagging::Never;
+        Ok(())
+    }),
     row(&["--dry-run"], Nothing, "print who would start where, and with what", |o, _| {
         o.dry_run = true;
         Ok(())
@@ -180,10 +185,14 @@ const BEGINNING: &str = "\
 ringrun: start a program as the ranks of one job, here and on other hosts
 
 usage: ringrun [OPTION...] [--] PROGRAM [ARGUMENT...]
+       ringrun --check [OPTION...]
+       ringrun --status [JOB|PID] [--json] [--trace FILE]
 
   ringrun python train.py                      a rank for every core of this machine
   ringrun -np 4 python train.py                four ranks here
   ringrun -np 4 -H a:2,b:2 python train.py     two on each of two hosts, through ssh
+  ringrun --check -H a:2,b:2                   latency and bandwidth between all pairs
+  ringrun --status                             who waits for whom in the job that runs here
   ringrun -np 4 -x DATA=/data --max-restarts 3 --output-filename logs ./train
 
 options:
@@ -191,8 +200,9 @@ options:
 
 const REST: &str = "
 environment: every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-  MASTER_ADDR, MASTER_PORT; RINGCOMM_RANK, _NRANKS, _LOCAL_RANK, _SECRET, _JOB, _RESTART;
-  HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE; and, where several
+  MASTER_ADDR, MASTER_PORT; RINGCOMM_RANK, _NRANKS, _LOCAL_RANK, _LOCAL_SIZE, _SECRET, _JOB,
+  _RESTART, _STATUS_DIR, and _ADDRESS where there are several hosts, unless it or --master-port is
+  given; HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE; and, where several
   ranks share a host and it is not set, OMP_NUM_THREADS=1, as torchrun does. Ranks here inherit
   the rest of the environment; ranks on other hosts have what a login there has, the variables
   that begin with RINGCOMM_, and those of -x. What an outer launcher says of its own processes
@@ -212,6 +222,10 @@ other hosts: ringrun must be there, in the same version. They are asked through
   `ssh -o BatchMode=yes HOST RINGRUN --agent`, so ssh must log in without a password; the job
   and its secret go over that connection, never on a command line. When it ends, or has been
   silent for a minute, the ranks there are ended: TERM, and KILL after --kill-grace.
+
+status: every process with a communicator serves a socket in a folder of its own user's, which
+  goes with the job. --status shows the newest job's ranks on this machine, also while they hang;
+  for those on another host, run it there. --trace writes what they did last, for Perfetto.
 
 exit status: that of the first rank that failed (128 + signal if it was killed); 0 if none did;
   2 a bad option; 126, 127 the program cannot be run, is not there; 255 a host was lost

@@ -2,9 +2,11 @@
 //!
 //! Options end where the program's name begins; everything from there on is the program's.
 
+use crate::check;
 use crate::hosts::Host;
 use crate::nearest::nearest;
 use crate::option_table::OPTIONS;
+use crate::status::Wanted;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,6 +42,8 @@ pub struct Options {
     pub ssh_identity: Option<String>,
     pub remote_path: Option<String>,
     pub dry_run: bool,
+    /// Measure every pair of ranks instead of running a program.
+    pub check: bool,
     pub command: Vec<OsString>,
 }
 
@@ -66,6 +70,7 @@ impl Default for Options {
             ssh_identity: None,
             remote_path: None,
             dry_run: false,
+            check: false,
             command: Vec::new(),
         }
     }
@@ -93,8 +98,12 @@ pub enum Parsed {
     Run(Box<Options>),
     Help,
     Version,
+    /// What the ranks of a job that runs already are doing.
+    Status(Wanted),
     /// This process serves a launcher.
     Agent,
+    /// This process is a rank of a check.
+    CheckRank,
 }
 
 pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
@@ -111,6 +120,8 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
             "-h" | "--help" => return Ok(Parsed::Help),
             "-V" | "--version" => return Ok(Parsed::Version),
             "--agent" => return Ok(Parsed::Agent),
+            check::ARGUMENT => return Ok(Parsed::CheckRank),
+            "--status" => return wanted(rest.as_slice()).map(Parsed::Status),
             "--" => {
                 options.command = rest.cloned().collect();
                 break;
@@ -137,10 +148,38 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
     Ok(Parsed::Run(Box::new(options)))
 }
 
+/// What follows `--status`.
+fn wanted(arguments: &[OsString]) -> Result<Wanted, String> {
+    let mut wanted = Wanted::default();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.to_str().unwrap_or("") {
+            "--json" => wanted.json = true,
+            "--trace" => {
+                let path = rest.next().ok_or("--trace needs FILE")?;
+                wanted.trace = Some(path.into());
+            }
+            job if wanted.job.is_none() && !job.is_empty() && !job.starts_with('-') => {
+                wanted.job = Some(job.to_string());
+            }
+            _ => {
+                return Err(format!(
+                    "--status does not know {}; it takes a job or a process, --json, --trace FILE",
+                    argument.to_string_lossy()
+                ));
+            }
+        }
+    }
+    Ok(wanted)
+}
+
 impl Options {
     /// What makes no sense together.
     fn consistent(&self) -> Result<(), String> {
-        if self.command.is_empty() {
+        if self.check && !self.command.is_empty() {
+            return Err("--check runs no program: leave it out".into());
+        }
+        if self.command.is_empty() && !self.check {
             return Err("there is no program to run; see ringrun --help".into());
         }
         if self.keep_going && self.max_restarts > 0 {
@@ -213,6 +252,8 @@ mod tests {
             ("--keep-going=1 p", "takes no value"),
             ("--keep-going --max-restarts 1 p", "choose one"),
             ("-n 2", "no program"),
+            ("--check p", "leave it out"),
+            ("--status --jso", "does not know --jso"),
             ("-x RANK=3 p", "sets RANK"),
         ] {
             let error = run(text).unwrap_err();

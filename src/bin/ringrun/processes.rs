@@ -55,6 +55,12 @@ pub fn prepare(command: &mut Command, orphan: Orphan, keep: Option<RawFd>) {
     };
 }
 
+/// The user that this process runs as.
+pub fn user() -> u32 {
+    // SAFETY: the call takes nothing and always succeeds.
+    unsafe { libc::geteuid() }
+}
+
 /// Send a signal to a process group whose leader this process started and has not reaped.
 pub fn signal_group(leader: u32, signal: i32) {
     // A group that is gone needs no signal.

@@ -1,5 +1,6 @@
 //! A job before it starts: who runs where, with what, reached how.
 
+use crate::check;
 use crate::environment::{self, Facts, Variable};
 use crate::hosts::Host;
 use crate::options::Options;
@@ -58,7 +59,11 @@ impl Setup {
             places,
             forwarded: forwarded(options)?,
             directory: directory.into_vec(),
-            command: options.command.iter().cloned().map(OsString::into_vec).collect(),
+            command: match options.check {
+                // An agent takes an empty name for its own program.
+                true => vec![Vec::new(), check::ARGUMENT.into()],
+                false => options.command.iter().cloned().map(OsString::into_vec).collect(),
+            },
         })
     }
 
@@ -73,7 +78,19 @@ impl Setup {
     /// What all ranks of one start have in common; `port` as text, `secret` in hexadecimal.
     pub fn facts(&self, port: String, secret: String, job: String, restart: usize) -> Facts {
         let address = self.address.clone();
-        Facts { nranks: self.nranks(), address, port, secret, job, restart }
+        Facts { nranks: self.nranks(), address, port, secret, job, restart, meeting: None }
+    }
+
+    /// RINGCOMM_ADDRESS, on a port of its own: PyTorch may use those from MASTER_PORT on. Ranks of
+    /// one machine need none, nor does who has set it.
+    pub fn meeting(&self, options: &Options, port: u16) -> Option<String> {
+        let given = self.forwarded.iter().any(|(name, _)| name == b"RINGCOMM_ADDRESS");
+        let needed = self.stations.len() > 1 && options.port.is_none() && port > 0 && !given;
+        let host = match self.address.contains(':') {
+            true => format!("[{}]", self.address),
+            false => self.address.clone(),
+        };
+        needed.then(|| format!("{host}:{port}"))
     }
 
     /// What the agent of a station is told.
@@ -99,7 +116,9 @@ impl Setup {
     /// The answer to `--dry-run`.
     pub fn describe(&self, options: &Options) -> String {
         let port = options.port.map_or("(chosen at start)".into(), |port| port.to_string());
-        let facts = self.facts(port, "(secret)".into(), "(random)".into(), 0);
+        let mut facts = self.facts(port, "(secret)".into(), "(random)".into(), 0);
+        facts.meeting =
+            self.meeting(options, 1).map(|_| format!("{}:(chosen at start)", self.address));
         let show = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
         let mut text = String::new();
         let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");

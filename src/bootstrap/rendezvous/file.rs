@@ -117,6 +117,12 @@ impl Note {
     }
 }
 
+/// A file's text, read and written again.
+#[cfg(any(test, fuzzing))]
+pub fn rewritten(text: &str) -> Option<String> {
+    Note::read(text).map(|note| note.write())
+}
+
 /// A file that this process has written; gone when this value is.
 #[derive(Debug)]
 pub(super) struct Published {

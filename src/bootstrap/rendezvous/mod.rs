@@ -18,6 +18,8 @@ mod url;
 mod tests;
 
 pub use detect::{detect, launched};
+#[cfg(any(test, fuzzing))]
+pub use file::rewritten;
 pub use invite::{Invitation, Network, invite};
 pub use nodelist::{hosts, tasks_per_node};
 pub use secret::Secret;

@@ -9,7 +9,7 @@ pub mod frame;
 pub mod gossip;
 pub mod status;
 
-mod descriptor;
+pub(super) mod descriptor;
 mod engine;
 mod worker;
 

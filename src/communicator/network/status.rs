@@ -35,7 +35,8 @@ impl Status {
             Life::Working | Life::Left => (None, String::new()),
         };
         let completed = page.completed();
-        let first = (completed + 1).saturating_sub(CALLS as u64);
+        // Peers of this machine can write the page: any number may stand there.
+        let first = completed.saturating_add(1).saturating_sub(CALLS as u64);
         let calls = (first..=completed).filter_map(|sequence| page.record(sequence));
         Status {
             life,

@@ -25,14 +25,19 @@ use std::time::{Duration, Instant};
 /// takes a tenth, with a lost first packet (sent again after a second) half of it.
 const SUSPICION: Duration = Duration::from_secs(3);
 
-/// How long the lower of two ranks may take to connect before the higher looks after it.
-const FIRST_LINK: Duration = Duration::from_secs(2);
+/// How long the lower of two ranks may take to connect before the higher looks after it: it may
+/// have died since they met, and its survivors name it within a second.
+const FIRST_LINK: Duration = Duration::from_millis(500);
 
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);
 
 /// The longest that a rank which ends waits for its neighbours to have read its last words.
 const FAREWELL: Duration = Duration::from_millis(200);
+
+/// The longest that a rank which ends waits for neighbours that it never had a connection with:
+/// only one that is stopped takes as long.
+const LATE_LINKS: Duration = Duration::from_secs(1);
 
 /// What a call to another rank's gate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +105,7 @@ impl Worker {
         block_signals();
         loop {
             if !self.obey() {
+                self.finish_links();
                 return self.say_goodbye();
             }
             #[cfg(test)]
@@ -412,6 +418,30 @@ impl Worker {
             }
         }
         all
+    }
+
+    /// A rank may end before all its neighbours are connected. Those who come in vain would take it
+    /// for dead, so they get a little time; who has gone itself is not waited for.
+    fn finish_links(&mut self) {
+        let until = Instant::now() + LATE_LINKS;
+        self.publish();
+        loop {
+            let neighbours = self.gossip.neighbours();
+            let is_missed = |peer: &usize| {
+                let gossip = &self.gossip;
+                !gossip.is_linked(*peer) && !gossip.has_left(*peer) && !gossip.is_gone(*peer)
+            };
+            if Instant::now() >= until || !neighbours.iter().any(is_missed) {
+                return;
+            }
+            self.admit();
+            self.advance_calls();
+            self.read_all();
+            self.tend();
+            self.write_all();
+            self.next_beat = self.next_beat.min(until);
+            self.sleep();
+        }
     }
 
     /// Tell the neighbours this rank's last words, and wait a little for them to be read.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::inbound::Inbound;
-use super::lane::Lane;
+use super::lane::{Broken, Lane};
 use super::network::{NewLane, Settings};
 use super::outbound::Outbound;
 use crate::transport::fifo::{Geometry, Message, Stamp};
@@ -32,6 +32,8 @@ pub struct Connection {
     lanes: Vec<Lane>,
     settings: Settings,
     broken: Option<Breach>,
+    /// A bit for each lane that gives nothing any more. Others may still hold what was sent before.
+    ended: u32,
     polls: u32,
 }
 
@@ -45,6 +47,7 @@ impl Connection {
             lanes: Vec::with_capacity(settings.lanes),
             settings,
             broken: None,
+            ended: 0,
             polls: 0,
         }
     }
@@ -113,17 +116,27 @@ impl Connection {
     /// The next message, if it has come, and whether it lies where `want_at` said.
     pub fn try_wait(&mut self) -> Option<(Message, bool)> {
         let ready = self.inbound.ready();
-        if ready.is_some() || self.broken.is_some() {
+        if ready.is_some() {
             return ready;
         }
         self.polls = self.polls.wrapping_add(1);
-        let all = self.polls.is_multiple_of(OTHER_LANES);
-        let worth = |(index, lane): &(usize, &mut Lane)| all || *index == 0 || lane.is_reading();
-        for (_, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
+        let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_LANES);
+        let ended = self.ended;
+        let worth = |(index, lane): &(usize, &mut Lane)| {
+            ended & 1 << index == 0 && (all || *index == 0 || lane.is_reading())
+        };
+        let mut failure = None;
+        for (index, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
             if let Err(why) = lane.read(&mut self.inbound) {
-                self.breaks(&why.to_string());
-                break;
+                self.ended |= 1 << index;
+                failure = Some(why);
             }
+        }
+        if let Some(why) = failure {
+            if matches!(why, Broken::Damaged(_)) {
+                self.ended = u32::MAX;
+            }
+            self.breaks(&why.to_string());
         }
         self.inbound.ready()
     }

@@ -1,0 +1,118 @@
+//! The folder in which an agent's ranks answer `ringrun --status`: made for one job, gone with it.
+//!
+//! Its name says user, job and agent. A file in it is locked as long as the agent lives, which the
+//! kernel undoes however it dies, so a folder whose lock is free is left over and is removed by the
+//! next agent.
+
+use crate::processes;
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// The variable that tells ranks of it.
+pub const VARIABLE: &str = "RINGCOMM_STATUS_DIR";
+
+const LOCK: &str = "lock";
+
+/// Between the folder and its lock an agent takes microseconds; a loaded machine no minute.
+const UNLOCKED: Duration = Duration::from_secs(60);
+
+/// An agent's own folder; dropping it removes it.
+pub struct Folder {
+    pub path: PathBuf,
+    _lock: File,
+}
+
+/// A folder of some job of this user on this machine.
+pub struct Found {
+    pub path: PathBuf,
+    pub job: String,
+    pub agent: u32,
+    pub since: SystemTime,
+}
+
+/// Where folders are: the user's own place for such things, or everybody's.
+fn places() -> Vec<PathBuf> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    own.into_iter().filter(|path| path.is_dir()).chain([PathBuf::from("/tmp")]).collect()
+}
+
+fn beginning() -> String {
+    format!("ringrun-{}-", processes::user())
+}
+
+impl Folder {
+    /// Make one, and remove what others left over.
+    pub fn make(job: &str) -> io::Result<Folder> {
+        for place in places() {
+            of_place(&place).for_each(|found| remove_if_left(&found.path));
+        }
+        let mut refused = io::Error::from(io::ErrorKind::NotFound);
+        for place in places() {
+            let path = place.join(format!("{}{job}-{}", beginning(), std::process::id()));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => {
+                    let lock = File::create(path.join(LOCK))?;
+                    lock.lock()?;
+                    return Ok(Folder { path, _lock: lock });
+                }
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed now is left over, and the next agent's business.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The folders in a place that are this user's alone.
+fn of_place(place: &Path) -> impl Iterator<Item = Found> {
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    let beginning = beginning();
+    entries.filter_map(move |entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let (job, agent) = name.strip_prefix(&beginning)?.rsplit_once('-')?;
+        let about = entry.path().symlink_metadata().ok()?;
+        let private =
+            about.is_dir() && about.uid() == processes::user() && about.mode() & 0o77 == 0;
+        let since = entry.path().join(LOCK).metadata().or(Ok::<_, io::Error>(about));
+        private.then(|| Found {
+            path: entry.path(),
+            job: job.to_string(),
+            agent: agent.parse().unwrap_or(0),
+            since: since.and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH),
+        })
+    })
+}
+
+fn is_left(path: &Path) -> bool {
+    match File::open(path.join(LOCK)) {
+        Ok(lock) => lock.try_lock().is_ok(),
+        Err(_) => {
+            let age = path.metadata().and_then(|about| about.modified()).map(|at| at.elapsed());
+            age.is_ok_and(|age| age.is_ok_and(|age| age > UNLOCKED))
+        }
+    }
+}
+
+fn remove_if_left(path: &Path) {
+    if is_left(path) {
+        // Another agent may be removing it too.
+        let _ = std::fs::remove_dir_all(path);
+    }
+}
+
+/// The folders of this user's jobs that run here, the newest first.
+pub fn all() -> Vec<Found> {
+    let mut all: Vec<Found> = places().iter().flat_map(|place| of_place(place)).collect();
+    all.retain(|found| !is_left(&found.path));
+    all.sort_by_key(|found| std::cmp::Reverse(found.since));
+    all
+}

@@ -1,0 +1,127 @@
+//! A file of every operation as it happens, for those who ask for one: RINGCOMM_TIMELINE, or
+//! Horovod's HOROVOD_TIMELINE.
+//!
+//! The file is a JSON array of trace events, a beginning and an end for each operation. Every event
+//! is one write that replaces the closing bracket by itself and another one, so what a process
+//! leaves is valid JSON wherever it died, and the operation that it died in has only begun.
+
+use super::flight::{self, Flight};
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::executor::control::Record;
+use crate::fork;
+use parking_lot::Mutex;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
+
+/// What follows the last event.
+const END: &str = "\n]\n";
+
+struct Timeline {
+    file: File,
+    /// Where [`END`] begins.
+    end: u64,
+    /// The process that it is of, as [`fork::generation`] tells them apart.
+    born: u32,
+}
+
+/// This process's timeline, once there is one.
+static TIMELINE: OnceLock<Option<Arc<Mutex<Timeline>>>> = OnceLock::new();
+
+/// A communicator's track on the timeline.
+pub struct Track {
+    timeline: Arc<Mutex<Timeline>>,
+    process: usize,
+    number: u32,
+    born: u32,
+}
+
+/// The file that the environment asks for; rank 0 writes to that name, others append their rank.
+fn path(flight: &Flight) -> Option<String> {
+    let variable = |name| std::env::var(name).ok().filter(|path| !path.is_empty());
+    // Horovod's word for a timeline that the program itself starts.
+    let of_horovod = || variable("HOROVOD_TIMELINE").filter(|path| path != "DYNAMIC");
+    let path = variable("RINGCOMM_TIMELINE").or_else(of_horovod)?;
+    // Ranks that are threads share a file.
+    let rank = if flight.is_threads() { 0 } else { flight.process() };
+    Some(if rank == 0 { path } else { format!("{path}.{rank}") })
+}
+
+impl Track {
+    /// The track of a communicator, where the environment asks for a timeline. A forked child's
+    /// communicators have none: the file is its parent's.
+    pub fn new(flight: &Flight) -> Result<Option<Track>> {
+        let mut refused = None;
+        let timeline = TIMELINE.get_or_init(|| {
+            let path = path(flight)?;
+            match Timeline::create(&path) {
+                Ok(timeline) => Some(Arc::new(Mutex::new(timeline))),
+                Err(error) => {
+                    refused = Some(Error::System {
+                        what: format!("writing the timeline {path}"),
+                        errno: error.raw_os_error().unwrap_or(0),
+                    });
+                    None
+                }
+            }
+        });
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        let Some(timeline) = timeline else { return Ok(None) };
+        let born = timeline.lock().born;
+        if born != fork::generation() {
+            return Ok(None);
+        }
+        let (process, number) = (flight.process(), flight.number);
+        timeline.lock().write(&flight.names());
+        Ok(Some(Track { timeline: timeline.clone(), process, number, born }))
+    }
+
+    /// An operation has begun.
+    pub fn begun(&self, record: &Record) {
+        let (call, arguments) = flight::described(record);
+        self.write(&format!(
+            "{{\"ph\":\"B\",\"name\":{call},\"cat\":\"ringcomm\",\"pid\":{},\"tid\":{},\
+             \"ts\":{:.3},\"args\":{arguments}}}",
+            self.process,
+            self.number,
+            clock::monotonic_us()
+        ));
+    }
+
+    /// The operation that began last has ended.
+    pub fn ended(&self, is_complete: bool) {
+        self.write(&format!(
+            "{{\"ph\":\"E\",\"pid\":{},\"tid\":{},\"ts\":{:.3},\"args\":{{\"complete\":{}}}}}",
+            self.process,
+            self.number,
+            clock::monotonic_us(),
+            is_complete
+        ));
+    }
+
+    fn write(&self, event: &str) {
+        if self.born == fork::generation() {
+            self.timeline.lock().write(event);
+        }
+    }
+}
+
+impl Timeline {
+    fn create(path: &str) -> std::io::Result<Timeline> {
+        let file = File::create(path)?;
+        file.write_all_at(format!("[{END}").as_bytes(), 0)?;
+        Ok(Timeline { file, end: 1, born: fork::generation() })
+    }
+
+    /// Add events. A full disk stops the timeline, not the program.
+    fn write(&mut self, events: &str) {
+        let comma = if self.end == 1 { "\n" } else { ",\n" };
+        let text = format!("{comma}{events}{END}");
+        if self.file.write_all_at(text.as_bytes(), self.end).is_ok() {
+            self.end += (comma.len() + events.len()) as u64;
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Ranks on other hosts that die, stop or miss a call: every survivor names the rank, soon, and
+//! holds nothing.
+//!
+//! `RINGCOMM_ROUNDS=1000 cargo test --release --test network_failures kills` is the long run.
+
+mod support;
+
+use ringcomm::communicator::{Call, Communicator};
+use ringcomm::config::Config;
+use ringcomm::error::Error;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+use support::holdings::Holdings;
+use support::processes::{Ranks, Seat, say};
+use support::scratch::{ROOM, Scratch, run};
+use support::{Case, Prepared, Random, config, on_hosts, small_slots};
+
+/// What a rank is doing, again and again, when one of them is killed.
+const PHASES: [&str; 5] = ["init", "calls", "split", "shrink", "destroy"];
+
+/// Two to eight ranks, alone on their hosts and not.
+const HOSTS: [&[usize]; 9] = [
+    &[0, 1],
+    &[0, 1, 2],
+    &[0, 0, 1],
+    &[0, 0, 1, 1],
+    &[0, 1, 2, 3],
+    &[0, 1, 0, 1, 2],
+    &[0, 1, 2, 3, 4, 5],
+    &[0, 0, 0, 1, 1, 2, 2],
+    &[0, 0, 1, 1, 2, 2, 3, 3],
+];
+
+/// Rounds of the killing test: a few of every phase, or as many as the long run asks for.
+fn rounds() -> usize {
+    let asked = std::env::var("RINGCOMM_ROUNDS").ok();
+    asked.map_or(45, |rounds| rounds.parse().expect("RINGCOMM_ROUNDS is a number"))
+}
+
+/// A rank of the killing test, until something fails; what `destroy` does may well succeed.
+fn live(seat: &Seat, phase: &str, random: &mut Random) -> Result<(), Error> {
+    let comm = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config)?;
+    let mut scratch = Scratch::new(seat.nranks);
+    let barrier = scratch.call(Collective::Barrier, 0);
+    run(&comm, &barrier)?;
+    say("ready");
+    let last = seat.nranks - 1;
+    if phase == "shrink" && seat.rank == last {
+        return Ok(());
+    }
+    loop {
+        match phase {
+            "init" | "calls" => {
+                let collective = random.pick(&Collective::ALL);
+                let count = random.pick(&[1, 100, 3000, ROOM]);
+                let root = random.below(seat.nranks);
+                run(&comm, &Call { root, ..scratch.call(collective, count) })?;
+            }
+            "split" => {
+                let child = comm.split(0, 0, None)?.expect("a member");
+                run(&child, &scratch.call(Collective::AllReduce, 100))?;
+                child.finalize()?;
+            }
+            "shrink" => {
+                let fewer = comm.shrink(&[last], None)?;
+                run(&fewer, &scratch.call(Collective::AllReduce, 100))?;
+            }
+            _ => return comm.finalize(),
+        }
+    }
+}
+
+/// `live`, and what it leaves behind; the last thing said is how it ended.
+fn live_and_tell(seat: &Seat, argument: &str) -> String {
+    let (phase, seed) = argument.split_once(' ').expect("phase and seed");
+    let before = Holdings::now();
+    say("here");
+    let outcome = live(seat, phase, &mut Random(seed.parse().expect("a seed")));
+    say(&outcome.map_or_else(|error| format!("error: {error}"), |()| "over".into()));
+    assert_eq!(Holdings::now(), before, "nothing is left behind");
+    String::new()
+}
+
+/// How long survivors took to learn of a death.
+#[derive(Default)]
+struct Delays(Vec<Duration>);
+
+impl Delays {
+    fn print(&mut self, phase: &str) {
+        let delays = &mut self.0;
+        delays.sort_unstable();
+        let Some(last) = delays.len().checked_sub(1) else { return };
+        let at = |percent: usize| delays[last * percent / 100];
+        println!(
+            "{phase}: {} survivors, p50 {:?}, p99 {:?}, longest {:?}",
+            last + 1,
+            at(50),
+            at(99),
+            at(100)
+        );
+        // Five times what is promised: a loaded machine may not run a survivor for a while. The
+        // deadline of an operation is a minute. A meeting gives a rank that was cut off before it
+        // had said anything five seconds to come again.
+        let most = Duration::from_secs(if phase == "init" { 10 } else { 5 });
+        assert!(at(100) < most, "{:?}", at(100));
+    }
+}
+
+/// Whether this is what a survivor may say of the death of `victim`, `who` in full.
+fn names(text: &str, phase: &str, victim: usize, who: &str) -> bool {
+    match phase {
+        // A rank that dies before it has told anybody its process id has no more than a number.
+        "init" => {
+            text.contains(&format!("rank {victim} "))
+                || text.contains(&format!("missing: [{victim}]"))
+        }
+        "calls" => text.contains(who) && text.contains('#') && text.contains('('),
+        // Who has its own part done leaves in peace.
+        "destroy" | "shrink" => text == "over" || text.contains(who),
+        _ => text.contains(who),
+    }
+}
+
+/// Kill one of the ranks at a random moment of the phase and hear the others.
+fn kill(ranks: &mut Ranks, phase: &str, nranks: usize, random: &mut Random, delays: &mut Delays) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // In the phase of shrinks the last rank is the one that is left out.
+    let victim = random.below(nranks - usize::from(phase == "shrink"));
+    let first = if phase == "init" { "here" } else { "ready" };
+    for rank in 0..nranks {
+        while ranks.hear(rank, deadline).1 != first {}
+    }
+    // Meeting and measuring takes tens of milliseconds, a split or a shrink some, an end one.
+    let span = match phase {
+        "init" => random.pick(&[1, 10_000, 50_000, 150_000]),
+        "destroy" => 1500,
+        _ => 20_000,
+    };
+    std::thread::sleep(Duration::from_micros(random.below(span) as u64));
+    let who = ranks.who(victim);
+    let killed = Instant::now();
+    ranks.signal(victim, libc::SIGKILL);
+    for rank in (0..nranks).filter(|rank| *rank != victim) {
+        let (at, text) = loop {
+            let (at, text) = ranks.hear(rank, deadline);
+            if text != "ready" {
+                break (at, text);
+            }
+        };
+        let said = format!("{phase}, rank {rank} of {nranks} on the death of {victim}: {text}");
+        assert!(names(&text, phase, victim, &who), "{said}");
+        // Nobody knows of a rank that has not come; the deadline speaks of it.
+        if text != "over" && !text.contains("missing") {
+            let delay = at.saturating_duration_since(killed);
+            delays.0.push(delay);
+            if delay > Duration::from_millis(500) {
+                println!("{delay:?}: {said}");
+            }
+        }
+    }
+    for rank in 0..nranks {
+        let end = ranks.end(rank, deadline);
+        assert!(end.killed == (rank == victim) || phase == "destroy", "{phase}: {:?}", end.result);
+        if rank != victim {
+            end.result.unwrap_or_else(|why| panic!("{phase}, rank {rank}: {why}"));
+        }
+    }
+}
+
+#[test]
+fn survivors_of_kills_in_every_phase_name_the_dead_rank_and_hold_nothing() {
+    let mut random = Random(3);
+    let mut delays = PHASES.map(|phase| (phase, Delays::default()));
+    for round in 0..rounds() {
+        let (phase, delays) = &mut delays[round % PHASES.len()];
+        let hosts = loop {
+            let hosts = random.pick(&HOSTS);
+            if *phase != "shrink" || hosts.len() > 2 {
+                break hosts;
+            }
+        };
+        let timeout_ms = if *phase == "init" { 8000 } else { 60_000 };
+        let config = Config { timeout_ms, ..small_slots(hosts.len(), 4096) };
+        let argument = format!("{phase} {}", random.next());
+        let mut ranks = Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| {
+            live_and_tell(seat, argument)
+        });
+        kill(&mut ranks, phase, hosts.len(), &mut random, delays);
+    }
+    delays.iter_mut().for_each(|(phase, delays)| delays.print(phase));
+}
+
+/// A rank of the stopping tests: checks 200 calls, with a word after the first twenty.
+fn check_results(seat: &Seat) -> String {
+    let comm = seat.join();
+    for seed in 0..200 {
+        let collective = Collective::ALL[seed as usize % Collective::ALL.len()];
+        let case = Case::new(collective, seat.nranks, 1500, DataType::Int32);
+        Prepared::of(Case { seed, ..case }, comm.rank()).run(&comm);
+        if seed == 20 {
+            say("going");
+        }
+    }
+    String::new()
+}
+
+#[test]
+fn a_rank_of_another_host_that_stops_for_a_while_changes_nothing() {
+    for hosts in [&[0, 1, 2], &[0, 0, 1]] {
+        let mut ranks = Ranks::start_on_hosts(hosts, &config(), "", |seat, _| check_results(seat));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        (0..3).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "going"));
+        // The last for several heartbeats.
+        for (rank, stop_ms) in [(2, 60), (0, 60), (1, 2500)] {
+            ranks.signal(rank, libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(stop_ms));
+            ranks.signal(rank, libc::SIGCONT);
+        }
+        for rank in 0..3 {
+            ranks.end(rank, deadline).result.unwrap();
+        }
+    }
+}
+
+/// A rank of the dumping test: calls until one fails, and tells who waits for whom meanwhile.
+fn work_and_tell(seat: &Seat) -> String {
+    let comm = &seat.join();
+    let mut scratch = Scratch::new(comm.nranks());
+    let call = scratch.call(Collective::AllReduce, 1000);
+    run(comm, &call).unwrap();
+    say("ready");
+    std::thread::scope(|scope| {
+        let (done, finished) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            let timeout = std::sync::mpsc::RecvTimeoutError::Timeout;
+            while finished.recv_timeout(Duration::from_millis(10)) == Err(timeout) {
+                let dump = comm.dump();
+                if dump.contains("waiting for rank 1") {
+                    return say(&dump);
+                }
+            }
+        });
+        let error = loop {
+            if let Err(error) = run(comm, &call) {
+                break error;
+            }
+        };
+        drop(done);
+        error.to_string()
+    })
+}
+
+#[test]
+fn a_stopped_rank_of_another_host_is_named_at_the_deadline_and_in_the_dump_before_it() {
+    let config = Config { timeout_ms: 2500, ..config() };
+    let hosts = [0, 1, 2, 2];
+    let mut ranks = Ranks::start_on_hosts(&hosts, &config, "", |seat, _| work_and_tell(seat));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    (0..4).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "ready"));
+    ranks.signal(1, libc::SIGSTOP);
+    for rank in [0, 2, 3] {
+        let (_, dump) = ranks.hear(rank, deadline);
+        assert!(dump.contains("\"failure\":null"), "before the deadline: {dump}");
+    }
+    for rank in [0, 2, 3] {
+        let text = ranks.end(rank, deadline).result.unwrap();
+        assert!(text.contains("timeout") && text.contains("rank 1"), "{text}");
+        assert!(text.contains("AllReduce(count=1000") && text.contains('#'), "{text}");
+    }
+    ranks.signal(1, libc::SIGCONT);
+    let text = ranks.end(1, deadline).result.unwrap();
+    assert!(text.contains("timeout"), "the stopped rank learns why it is alone: {text}");
+}
+
+#[test]
+fn a_call_that_a_rank_of_another_host_skips_is_named_at_the_deadline_by_everybody() {
+    for hosts in [&[0, 1][..], &[0, 1, 2], &[0, 1, 1, 0, 2]] {
+        let together = Barrier::new(hosts.len());
+        let config = Config { timeout_ms: 700, ..config() };
+        on_hosts(hosts, &config, |comm| {
+            let mut scratch = Scratch::new(hosts.len());
+            let call = scratch.call(Collective::AllReduce, 10);
+            run(comm, &call).unwrap();
+            if comm.rank() == 1 {
+                together.wait();
+                return;
+            }
+            let text = run(comm, &call).unwrap_err().to_string();
+            together.wait();
+            assert!(text.contains("timeout"), "{text}");
+            assert!(text.contains("rank 1 has not made call #1"), "{text}");
+            assert!(text.contains("AllReduce(count=10") && text.contains("#1"), "{text}");
+        });
+    }
+}

@@ -1,0 +1,242 @@
+//! Ranks behind a proxy that delays, cuts and damages what goes between them: every run is exact to
+//! the bit or ends in an error with a name, none hangs.
+//!
+//! The proxy stands between by `connect`: this program defines it, so that the linker gives it to
+//! the library as well, and every connection to a gate goes through a relay of this process. Each
+//! relay forwards at a pace of its own, so what goes over different connections changes its order.
+//!
+//! `RINGCOMM_ROUNDS=500 cargo test --release --test proxy` is the long run.
+
+mod support;
+
+use ringcomm::bootstrap::network::Root;
+use ringcomm::communicator::Communicator;
+use ringcomm::config::{Config, Protection};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{LazyLock, Mutex, mpsc};
+use std::time::{Duration, Instant};
+use support::samples::sample;
+use support::{Prepared, Random, config};
+
+/// What the relays do at present.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trouble {
+    None,
+    /// Up to so many microseconds before every piece.
+    Delay(usize),
+    /// One connection in so many ends after some bytes.
+    Cut(usize),
+    /// One connection in so many has a bit flipped.
+    Flip(usize),
+}
+
+static TROUBLE: Mutex<(Trouble, u64)> = Mutex::new((Trouble::None, 0));
+
+/// By port of a gate, the port of the relay before it.
+static RELAYS: LazyLock<Mutex<HashMap<u16, u16>>> = LazyLock::new(Mutex::default);
+
+/// Connections through relays, cut ones, and flipped bits.
+static COUNTS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+thread_local! {
+    /// This thread is a relay's.
+    static DIRECT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The library's `connect`, and everybody else's here.
+///
+/// # Safety
+/// As the system's: `address` is valid for `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(
+    fd: libc::c_int,
+    address: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> libc::c_int {
+    // SAFETY: the caller's promise; an address of this family has this layout.
+    let mut inet = unsafe {
+        let is_inet = length as usize >= size_of::<libc::sockaddr_in>()
+            && i32::from((*address).sa_family) == libc::AF_INET
+            && !DIRECT.get();
+        is_inet.then(|| address.cast::<libc::sockaddr_in>().read_unaligned())
+    };
+    let mut address = address;
+    if let Some(inet) = &mut inet {
+        inet.sin_port = relay_before(u16::from_be(inet.sin_port)).to_be();
+        address = (&raw const *inet).cast();
+    }
+    // SAFETY: the caller's arguments, or an address of the same length.
+    unsafe { libc::syscall(libc::SYS_connect, fd, address, length) as libc::c_int }
+}
+
+/// The relay before a gate of this machine, a new one if there is none.
+fn relay_before(gate: u16) -> u16 {
+    let mut relays = RELAYS.lock().expect("no relay panics");
+    *relays.entry(gate).or_insert_with(|| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || {
+            DIRECT.set(true);
+            for caller in listener.incoming().map_while(Result::ok) {
+                // Without a gate behind, the caller sees its connection end.
+                if let Ok(called) = TcpStream::connect(SocketAddrV4::new(Ipv4Addr::LOCALHOST, gate))
+                {
+                    join(caller, called);
+                }
+            }
+        });
+        port
+    })
+}
+
+/// Forward between two sockets, with the trouble of the time.
+fn join(caller: TcpStream, called: TcpStream) {
+    COUNTS[0].fetch_add(1, Relaxed);
+    let (trouble, seed) = {
+        let mut trouble = TROUBLE.lock().expect("no relay panics");
+        trouble.1 += 1;
+        *trouble
+    };
+    for (number, (from, to)) in [(&caller, &called), (&called, &caller)].into_iter().enumerate() {
+        let (from, to) = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
+        let _ = (from.set_nodelay(true), to.set_nodelay(true));
+        let random = Random(seed.wrapping_mul(0x9e37_79b9) + number as u64 + 1);
+        std::thread::spawn(move || forward(from, to, trouble, random));
+    }
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, trouble: Trouble, mut random: Random) {
+    // Handshakes are some hundred bytes, a run's payloads some hundred thousand.
+    let magnitude = 6 + random.below(11);
+    let place = random.below(1 << magnitude);
+    let is_hit = match trouble {
+        Trouble::Cut(one_in) | Trouble::Flip(one_in) => random.below(one_in) == 0,
+        _ => false,
+    };
+    let (mut bytes, mut before) = ([0; 8192], 0);
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if let Trouble::Delay(most) = trouble {
+            std::thread::sleep(Duration::from_micros(random.below(most + 1) as u64));
+        }
+        let here = is_hit && (before..before + count).contains(&place);
+        match trouble {
+            Trouble::Cut(_) if here => {
+                COUNTS[1].fetch_add(1, Relaxed);
+                let _ = to.write_all(&bytes[..place - before]);
+                let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                return;
+            }
+            Trouble::Flip(_) if here => {
+                COUNTS[2].fetch_add(1, Relaxed);
+                bytes[place - before] ^= 1 << random.below(8);
+            }
+            _ => {}
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+        before += count;
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// The longest that an operation or a meeting may wait.
+const TIMEOUT_MS: u64 = 4000;
+
+/// A rank of one run: the calls that were exact, and the error that ended it, if one did.
+fn take_part(comm: &Communicator, prepared: &[Prepared]) -> (usize, Option<String>) {
+    for (done, case) in prepared.iter().enumerate() {
+        if let Err(text) = case.try_run(comm) {
+            // A difference to the oracle is no error of the library.
+            assert!(comm.async_error().is_some(), "a wrong result: {text}");
+            comm.abort();
+            return (done, Some(text));
+        }
+    }
+    (prepared.len(), None)
+}
+
+/// One run on threads that take each other for other hosts; how many ranks failed.
+fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
+    let id = Root::start(config).expect("an id");
+    let cases: Vec<Prepared> =
+        sample(nranks, seed).into_iter().take(25).map(Prepared::new).collect();
+    let ends = std::thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let (id, cases) = (&id, &cases);
+            let config = Config { host_id: Some(format!("host {rank}")), ..config.clone() };
+            scope.spawn(move || {
+                let joined = Communicator::init_rank(nranks, id, rank, &config);
+                match joined {
+                    Ok(comm) => take_part(&comm, cases),
+                    Err(error) => (0, Some(error.to_string())),
+                }
+            })
+        };
+        let ranks: Vec<_> = (0..nranks).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("an exact result")).collect::<Vec<_>>()
+    });
+    let calls = ends.iter().map(|(done, _)| done).sum();
+    (calls, ends.into_iter().filter_map(|(_, error)| error).collect())
+}
+
+#[test]
+fn every_run_through_the_proxy_is_exact_or_ends_in_an_error_with_a_name() {
+    let asked = std::env::var("RINGCOMM_ROUNDS").ok();
+    let most = asked.map_or(usize::MAX, |rounds| rounds.parse().expect("a number"));
+    let (started, mut random) = (Instant::now(), Random(5));
+    let troubles = [
+        Trouble::None,
+        Trouble::Delay(300),
+        Trouble::Delay(3000),
+        Trouble::Cut(10),
+        Trouble::Cut(40),
+        Trouble::Flip(10),
+        Trouble::Flip(40),
+    ];
+    let (mut runs, mut exact, mut calls, mut longest) = (0, 0, 0, Duration::ZERO);
+    while runs < most && (most != usize::MAX || started.elapsed() < Duration::from_secs(25)) {
+        let trouble = troubles[runs % troubles.len()];
+        TROUBLE.lock().expect("no relay panics").0 = trouble;
+        let nranks = 2 + random.below(3);
+        let protection = random.pick(&[Protection::Checksum, Protection::Encrypted]);
+        let config = Config {
+            timeout_ms: TIMEOUT_MS,
+            interfaces: Some("lo".into()),
+            spins: Some(4),
+            sockets: 1 + random.below(2),
+            protection,
+            ..config()
+        };
+        let begun = Instant::now();
+        let (done, heard) = mpsc::channel();
+        let seed = random.next();
+        std::thread::spawn(move || done.send(run_once(nranks, seed, &config)));
+        let told = format!("run {runs}, {nranks} ranks, {trouble:?}, {protection:?}");
+        let (exact_calls, errors) = heard
+            .recv_timeout(Duration::from_secs(60))
+            .unwrap_or_else(|why| panic!("{told} hangs or is wrong: {why}"));
+        let took = begun.elapsed();
+        longest = longest.max(took);
+        for text in &errors {
+            // The root of a meeting is no rank.
+            let names = ["rank", "root", "missing"].iter().any(|name| text.contains(name));
+            assert!(names, "{told}: {text}");
+        }
+        let harmless = matches!(trouble, Trouble::None | Trouble::Delay(_));
+        assert!(!harmless || errors.is_empty(), "{told}: {errors:?}");
+        if took > Duration::from_secs(2) {
+            println!("{told}: {took:?}, {:?}", errors.first());
+        }
+        (runs, calls) = (runs + 1, calls + exact_calls);
+        exact += usize::from(errors.is_empty());
+        RELAYS.lock().expect("no relay panics").clear();
+    }
+    let counts = COUNTS.each_ref().map(|count| count.load(Relaxed));
+    println!("{runs} runs, {exact} exact, {calls} calls, longest {longest:?}; {counts:?}");
+    assert!(counts[1] > 0 && counts[2] > 0, "connections, cuts, flips: {counts:?}");
+}
