@@ -532,7 +532,9 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
  * Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
  * carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
  * network the ranks may be on any host: a thread of the calling process introduces them to each
- * other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+ * other, so the process has to live until all have joined; the thread and its socket stay that
+ * long, at most the deadline from when the first one came; where none ever comes, as long as the
+ * process. `RINGCOMM_SOCKET_IFNAME`,
  * `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
  *
  * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
@@ -582,7 +584,8 @@ ringResult_t ringCommInitRankConfig(ringComm_t *comm,
  * The ends are usually given to a thread each; one thread that makes the calls of several ranks
  * makes them in a group.
  *
- * Errors: `ringInvalidArgument` for NULL, `ndev` below 1, a device that is not there.
+ * Errors: `ringInvalidArgument` for NULL, `ndev` below 1 or above 1024, a device that is not
+ * there; `ringSystemError` where there is not a thread for each rank to start on.
  *
  * Requires:
  * `comm` has room for `ndev` handles; `devlist` is NULL or has `ndev` numbers.
@@ -656,10 +659,11 @@ ringResult_t ringCommFinalize(ringComm_t comm);
  * End this rank's part in a communicator and give its memory back.
  *
  * New calls are refused from here on; those running, on other threads, and those that wait on a
- * host stream are done first. Finalizes, unless that was done or the communicator has failed. The
- * handle is gone afterwards, also where finalizing fails: its error is returned then,
- * `ringAborted` where another thread called `ringCommAbort` meanwhile. Calls that a stream then
- * still holds fail when their turn comes, without touching a buffer.
+ * host stream are done first. Finalizes, unless that was done or the communicator or a peer has
+ * failed: only the call that runs is done then, and those that a stream still holds fail when
+ * their turn comes, without touching a buffer. The handle is gone afterwards, also where
+ * finalizing fails: its error is returned then, `ringAborted` where another thread called
+ * `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
  * `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -673,7 +677,8 @@ ringResult_t ringCommDestroy(ringComm_t comm);
  * Make every call that runs on this rank of the communicator return `ringAborted` soon, tell the
  * other ranks, and destroy the handle.
  *
- * From any thread, also while another one is in `ringCommDestroy` for the same handle.
+ * Returns when the calls that ran have ended, also those of a group or a host stream. From any
+ * thread, also while another one is in `ringCommDestroy` for the same handle.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
  *
@@ -1087,6 +1092,9 @@ ringResult_t ringStreamDestroy(ringStream_t stream);
  *
  * `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
  *
+ * A rank that gives up waits for peers that are writing here. One that is stopped (SIGSTOP) in the
+ * middle of that is waited for two seconds, and finishes its write when it goes on.
+ *
  * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where there is not enough memory.
  *
  * Requires:
@@ -1110,9 +1118,11 @@ ringResult_t ringMemFree(void *ptr);
  *
  * Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
  * buffer stays allocated until then. Destroying or aborting the communicator takes back what is
- * left; the handle is gone then.
+ * left; the handle is gone then. Of a peer that is stopped in the middle of a write, see
+ * `ringMemAlloc`.
  *
- * Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
+ * Errors: `ringInvalidArgument` for NULL, and a range that is not whole pages or not private,
+ * writable memory throughout (not mapped, mapped from a shared file, partly registered already).
  *
  * Requires:
  * `buff` is valid for `size` bytes; `handle` has room for a pointer.

@@ -69,12 +69,15 @@ fn a_root_that_the_job_does_not_have_is_refused() {
 
 #[test]
 fn ranks_that_are_hosts_of_their_own_measure_tcp() {
-    let hosts = [("--tcp", "a host for each rank"), ("--procs 4 --ranks_per_host 2", "every 2")];
-    for (mode, said) in hosts {
+    let hosts = [
+        ("--tcp", "a host for each rank", " over tcp, "),
+        ("--procs 4 --ranks_per_host 2", "every 2", " over shared memory and tcp, "),
+    ];
+    for (mode, said, over) in hosts {
         let (output, text) = run(RING_PERF, &format!("{mode} {SMALL} --explain"));
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(rows(&text).1 && rows(&text).0.len() == 3, "{text}");
         assert!(text.contains("# transport: tcp over loopback, ") && text.contains(said), "{text}");
-        assert!(text.contains("protection checksum") && text.contains(" over tcp, "), "{text}");
+        assert!(text.contains("protection checksum") && text.contains(over), "{text}");
     }
 }

@@ -93,7 +93,7 @@ pub(super) struct Meeting<'a> {
 }
 
 /// Between two looks at whether the rendezvous is called off: what a rank may take longer to notice
-/// another's death in the middle of it, beside the promised 10 ms little.
+/// another's death in the middle of it, little beside the time of a rendezvous.
 const GLANCE: Duration = Duration::from_millis(2);
 
 impl Meeting<'_> {

@@ -9,7 +9,7 @@ use super::memory::Memory;
 use super::timeline::Track;
 use super::turn::Turns;
 use super::watch::Watched;
-use super::{Communicator, answer, choose};
+use super::{Communicator, answer, choose, together};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::clock;
@@ -127,22 +127,16 @@ impl Communicator {
         let segments: Vec<Arc<Segment>> = (0..nranks)
             .map(|_| Segment::anonymous(map.bytes()).map(Arc::new))
             .collect::<Result<_>>()?;
-        let join = |rank: usize| {
+        let join = &|rank: usize| {
             let mut assembly = Assembly::new(rank, map);
             assembly.segments = segments.iter().cloned().map(Some).collect();
             assembly.profiled = config.profile.is_some();
             assemble(assembly, None, &id, config)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
-        std::thread::scope(|scope| {
-            let ranks: Vec<_> = (0..nranks).map(|rank| scope.spawn(move || join(rank))).collect();
-            ranks
-                .into_iter()
-                .map(|rank| {
-                    rank.join().unwrap_or_else(|_| Err(Error::Internal("init panicked".into())))
-                })
-                .collect()
-        })
+        let joined = together::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
+        let panicked = |_| Err(Error::Internal("init panicked".into()));
+        joined.into_iter().map(|rank| rank.unwrap_or_else(panicked)).collect()
     }
 }
 

@@ -14,6 +14,7 @@ pub mod group;
 pub mod network;
 pub mod record;
 pub mod stream;
+pub mod together;
 
 mod agree;
 mod answer;
@@ -37,6 +38,7 @@ use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::executor::links::Links;
 use crate::fork;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
@@ -85,7 +87,7 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "thread staged", "process mapped or staged", ...
+    /// How data moves: "thread direct", "process mapped or staged", "shared memory and tcp", ...
     pub transport: &'static str,
     pub channels: usize,
     pub chunks: usize,
@@ -323,15 +325,7 @@ impl Communicator {
         self.check_process()?;
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
-        let transport = match (engine.links.one_process(), &ready.way) {
-            _ if !engine.links.one_machine() => "tcp",
-            (true, Way::Direct(_)) => "thread direct",
-            (true, Way::Staged) => "thread staged",
-            (true, Way::Messages(_)) => "thread messages",
-            (false, Way::Direct(_)) => "process mapped or staged",
-            (false, Way::Staged) => "process staged",
-            (false, Way::Messages(_)) => "process messages",
-        };
+        let transport = transport_of(&engine.links, &ready.way);
         Ok(Explanation {
             algorithm: ready.algorithm.name(),
             transport,
@@ -384,6 +378,23 @@ impl Communicator {
         self.watched.pages.mine().leave();
         self.watched.publish();
         Ok(())
+    }
+}
+
+/// How data moves, in words.
+fn transport_of(links: &Links, way: &Way) -> &'static str {
+    let mut peers = (0..links.nranks).filter(|peer| *peer != links.rank);
+    if !links.one_machine() {
+        let all_remote = peers.all(|peer| links.is_remote(peer));
+        return if all_remote { "tcp" } else { "shared memory and tcp" };
+    }
+    match (links.one_process(), way) {
+        (true, Way::Direct(_)) => "thread direct",
+        (true, Way::Staged) => "thread staged",
+        (true, Way::Messages(_)) => "thread messages",
+        (false, Way::Direct(_)) => "process mapped or staged",
+        (false, Way::Staged) => "process staged",
+        (false, Way::Messages(_)) => "process messages",
     }
 }
 

@@ -108,6 +108,9 @@ fn is_of(record: &Record, sequence: u64) -> bool {
     sequence.checked_add(1) == Some(record.sequence.load(Acquire))
 }
 
+/// The value of `life` while a failure is being written; a reader takes it for work.
+const FAILING: u32 = 3;
+
 /// The page. Zeroed memory is a valid one.
 #[repr(C, align(128))]
 pub struct Control {
@@ -138,17 +141,28 @@ impl Control {
     pub fn life(&self) -> Life {
         // Acquire: pairs with the Release in `fail`, so that the text is whole.
         match self.life.load(Acquire) {
-            0 => Life::Working,
+            0 | FAILING => Life::Working,
             2 => Life::Left,
             _ => Life::Failed,
         }
     }
 
-    /// Publish a failure. The first one stays.
+    /// Publish a failure. The first one stays, also where two threads come at once; it is there to
+    /// be seen when either returns.
     pub fn fail(&self, culprit: usize, text: &str) {
-        if self.life() != Life::Working {
-            return;
+        let (from, to) = (Life::Working as u32, FAILING);
+        // Acquire: pairs with the Release below. The winner alone writes the text.
+        if self.life.compare_exchange(from, to, Acquire, Acquire).is_ok() {
+            self.write_failure(culprit, text);
         }
+        while self.life.load(Acquire) == FAILING {
+            std::thread::yield_now();
+        }
+        // Pairs with the fence in `visit`.
+        fence(SeqCst);
+    }
+
+    fn write_failure(&self, culprit: usize, text: &str) {
         let mut end = text.len().min(TEXT_BYTES);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -160,8 +174,6 @@ impl Control {
         self.culprit.store(culprit as u32 + 1, Relaxed);
         // Release: pairs with the Acquire in `life`.
         self.life.store(Life::Failed as u32, Release);
-        // Pairs with the fence in `visit`.
-        fence(SeqCst);
     }
 
     /// Begin to use peers' buffers. The caller then asks whether their owners still work.
@@ -298,5 +310,42 @@ impl Control {
     pub fn completed(&self) -> u64 {
         // Acquire: pairs with the Release in `end`.
         self.completed.load(Acquire)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::transport::segment::Segment;
+    use std::sync::Barrier;
+
+    #[test]
+    fn of_failures_at_once_one_is_seen_whole() {
+        let texts = ["a".repeat(TEXT_BYTES), "b".repeat(TEXT_BYTES)];
+        for _ in 0..500 {
+            let segment = Segment::anonymous(size_of::<Control>()).unwrap();
+            #[allow(unsafe_code)]
+            // SAFETY: zeroed memory is a page, and the segment holds one.
+            let page = unsafe { &*segment.address().cast::<Control>() };
+            let barrier = Barrier::new(3);
+            std::thread::scope(|scope| {
+                for (culprit, text) in texts.iter().enumerate() {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        page.fail(culprit, text);
+                        assert_eq!(page.life(), Life::Failed);
+                    });
+                }
+                barrier.wait();
+                while page.life() != Life::Failed {
+                    std::hint::spin_loop();
+                }
+                let (culprit, text) = page.failure();
+                assert!(text == texts[culprit.unwrap()], "{culprit:?}: {text}");
+            });
+            let (culprit, text) = page.failure();
+            assert!(text == texts[culprit.unwrap()], "{culprit:?}: {text}");
+        }
     }
 }

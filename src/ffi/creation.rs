@@ -6,7 +6,7 @@
 //! parent happens in the order of the calls, on one thread: it uses the parent's own operations,
 //! whose order must be the same on all ranks.
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, together};
 use crate::error::Result;
 use crate::ffi::boundary::caught;
 use crate::ffi::convert::Out;
@@ -114,12 +114,9 @@ pub fn finish_group() -> Result<()> {
     let (places, makes): (Vec<_>, Vec<_>) =
         pending.into_iter().map(|one| ((one.out, one.debug), (one.parent, one.make))).unzip();
     let chains = chains(makes.into_iter());
-    let mut made: Vec<Made> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            chains.into_iter().map(|chain| scope.spawn(move || chain.run())).collect();
-        // All are joined before the first error leaves: the scope would wait for them anyway.
-        threads.into_iter().flat_map(|thread| thread.join().expect("panics are caught")).collect()
-    });
+    let made = together::all_or_none(chains.into_iter().map(|chain| move || chain.run()))?;
+    let mut made: Vec<Made> =
+        made.into_iter().flat_map(|chain| chain.expect("panics are caught")).collect();
     made.sort_unstable_by_key(|(place, _)| *place);
     let made = made.into_iter().map(|(_, made)| made).collect::<Result<Vec<_>>>()?;
     let (outs, debug): (Vec<_>, Vec<_>) = places.into_iter().unzip();

@@ -17,7 +17,9 @@ use std::sync::{Arc, PoisonError};
 /// Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
 /// carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
 /// network the ranks may be on any host: a thread of the calling process introduces them to each
-/// other, so the process has to live until all have joined. `RINGCOMM_SOCKET_IFNAME`,
+/// other, so the process has to live until all have joined; the thread and its socket stay that
+/// long, at most the deadline from when the first one came; where none ever comes, as long as the
+/// process. `RINGCOMM_SOCKET_IFNAME`,
 /// `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
 ///
 /// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
@@ -92,6 +94,10 @@ fn init_rank(
     })
 }
 
+/// Ranks that `ringCommInitAll` makes: more than the largest machines have cores, and at the usual
+/// 4 MiB of slots a rank still 4 GiB of memory at most.
+const MOST_RANKS_HERE: usize = 1024;
+
 /// Make a communicator whose ranks are all in this process, and hand out every rank's end.
 ///
 /// `comm` is an array of `ndev` places; rank i's end is written to `comm[i]`, all of them on
@@ -99,7 +105,8 @@ fn init_rank(
 /// The ends are usually given to a thread each; one thread that makes the calls of several ranks
 /// makes them in a group.
 ///
-/// Errors: `ringInvalidArgument` for NULL, `ndev` below 1, a device that is not there.
+/// Errors: `ringInvalidArgument` for NULL, `ndev` below 1 or above 1024, a device that is not
+/// there; `ringSystemError` where there is not a thread for each rank to start on.
 ///
 /// # Safety
 /// `comm` has room for `ndev` handles; `devlist` is NULL or has `ndev` numbers.
@@ -111,6 +118,11 @@ pub unsafe extern "C" fn ringCommInitAll(
 ) -> ringResult_t {
     run(|| {
         let nranks = convert::number_of_ranks(ndev)?;
+        if nranks > MOST_RANKS_HERE {
+            return Err(Error::argument(format!(
+                "{nranks} ranks in one process; the limit is {MOST_RANKS_HERE}"
+            )));
+        }
         let outs = convert::out_array(comm, nranks, "comm")?;
         if !devlist.is_null() {
             let mut devices = Vec::new();

@@ -15,6 +15,9 @@ use std::sync::{MutexGuard, PoisonError};
 ///
 /// `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
 ///
+/// A rank that gives up waits for peers that are writing here. One that is stopped (SIGSTOP) in the
+/// middle of that is waited for two seconds, and finishes its write when it goes on.
+///
 /// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where there is not enough memory.
 ///
 /// # Safety
@@ -44,9 +47,11 @@ pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
 ///
 /// Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
 /// buffer stays allocated until then. Destroying or aborting the communicator takes back what is
-/// left; the handle is gone then.
+/// left; the handle is gone then. Of a peer that is stopped in the middle of a write, see
+/// `ringMemAlloc`.
 ///
-/// Errors: `ringInvalidArgument` for NULL, or a range that is not mapped.
+/// Errors: `ringInvalidArgument` for NULL, and a range that is not whole pages or not private,
+/// writable memory throughout (not mapped, mapped from a shared file, partly registered already).
 ///
 /// # Safety
 /// `buff` is valid for `size` bytes; `handle` has room for a pointer.
