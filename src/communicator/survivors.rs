@@ -13,8 +13,7 @@ use crate::executor::control::Life;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the others' pages: short beside making a communicator (about 2 ms), long
-/// beside a look.
+/// Between two looks at the others' pages: short beside making a communicator, long beside a look.
 const GLANCE: Duration = Duration::from_micros(100);
 
 /// The longest pause between two looks, when the others are long in coming.

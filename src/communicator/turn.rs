@@ -2,12 +2,17 @@
 //!
 //! Threads that call on one communicator at once take turns. Nobody is expected to wait here (ranks
 //! must agree on the order of their calls, so a program that races has no meaning), so this is a
-//! flag and a yield, not a queue.
+//! flag that is asked again, not a queue; whoever waits long sleeps in between.
 #![allow(unsafe_code)]
 
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+/// Longer than most calls; another thread's call that takes longer may take for ever, and the core
+/// is not to be kept busy so long.
+const SHORT: Duration = Duration::from_micros(200);
 
 pub struct Turns<T> {
     taken: AtomicBool,
@@ -25,10 +30,23 @@ impl<T> Turns<T> {
     #[inline]
     pub fn take(&self) -> Turn<'_, T> {
         // Acquire: pairs with the Release in `Turn::drop`.
-        while self.taken.swap(true, Acquire) {
-            std::thread::yield_now();
+        if self.taken.swap(true, Acquire) {
+            self.wait();
         }
         Turn { turns: self }
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let started = Instant::now();
+        // Acquire: as in `take`.
+        while self.taken.swap(true, Acquire) {
+            if started.elapsed() < SHORT {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(SHORT);
+            }
+        }
     }
 }
 
