@@ -145,7 +145,10 @@ fn receive(
             Ok(Some(arrived)) => arrived,
             Ok(None) if Instant::now() >= until => return Err(coordinator.stuck(meeting)),
             Ok(None) => {
-                socket::wait(socket, libc::POLLIN, meeting.pause(until)?)?;
+                // Once this rank has confirmed, the others may go on with it: there is no way back.
+                let confirmed = members.len() == meeting.nranks;
+                let pause = if confirmed { until } else { meeting.pause(until)? };
+                socket::wait(socket, libc::POLLIN, pause)?;
                 continue;
             }
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {

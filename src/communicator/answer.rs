@@ -182,7 +182,11 @@ fn serve(listener: &UnixListener, stop: &Event) {
         if is_stopped(stop, listener.as_raw_fd(), libc::POLLIN, until) {
             return;
         }
-        let Ok((asker, _)) = listener.accept() else { continue };
+        let Ok((asker, _)) = listener.accept() else {
+            // No descriptor is free, perhaps: the asker still waits then.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
         fork::let_go_in_child(asker.as_raw_fd());
         if is_same_user(&asker) && asker.set_nonblocking(true).is_ok() {
             let until = Instant::now() + PATIENCE;

@@ -115,7 +115,10 @@ impl Engine {
             source: self.links.rank as u32,
         };
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
-        track.zip(page.record(sequence)).inspect(|(track, record)| track.begun(record));
+        if let Some((track, record)) = track.and_then(|track| Some((track, page.record(sequence)?)))
+        {
+            track.begun(record);
+        }
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.execute(call, in_place, &ready, &stamp, &watch) };
         self.cache.put_back(ready);
@@ -346,7 +349,9 @@ impl Engine {
         }
         let watch = OperationWatch { watched, descriptor, sequence: batch };
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
-        track.zip(page.batch(batch)).inspect(|(track, record)| track.begun(record));
+        if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
+            track.begun(record);
+        }
         // SAFETY: the caller's promise.
         let outcome =
             unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch) };

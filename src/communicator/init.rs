@@ -15,7 +15,7 @@ use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::links::{Links, SegmentMap};
+use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::fork;
 use crate::host;
 use crate::plan::topology::Topology;
@@ -23,7 +23,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::transport::fifo::Geometry;
 use crate::transport::process::Liveness;
 use crate::transport::segment::Segment;
-use crate::transport::wait::Patience;
+use crate::transport::wait::{self, Patience};
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
@@ -182,12 +182,14 @@ pub(super) fn assemble(
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
-    let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose()?;
+    let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
+    let outside = outside.inspect_err(|error| tell(&pages, error))?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let hosts = config.hosts.as_ref().filter(|given| given.len() == map.nranks).unwrap_or(&hosts);
     let engine = Engine::new(links, memory, Topology::new(hosts), number_of(id));
     let flight = Flight { pages: pages.clone(), number: number_of(id) };
-    let track = Track::new(&flight)?;
+    // The others are about to measure the machine with this rank.
+    let track = Track::new(&flight).inspect_err(|error| tell(&pages, error))?;
     let exhibit = answer::show(flight).unwrap_or_else(|error| {
         // A rank that cannot be looked at works as well as others.
         if config.debug > 0 {
@@ -221,4 +223,12 @@ pub(super) fn assemble(
     };
     choose::calibrate(&communicator, profiled, crowd.cores)?;
     Ok(communicator)
+}
+
+/// Tell the ranks of this machine why this one does not come any further.
+fn tell(pages: &Pages, error: &Error) {
+    pages.mine().fail(pages.rank, &error.to_string());
+    for peer in (0..pages.nranks()).filter(|peer| *peer != pages.rank) {
+        wait::ring_bell(&pages.of(peer).bell);
+    }
 }

@@ -236,6 +236,8 @@ impl Communicator {
         let _turn = self.engine.take();
         // Release: pairs with the Acquire in `check`.
         self.watched.aborted.store(true, Release);
+        self.watched.pages.mine().leave();
+        self.watched.publish();
     }
 
     /// Keep the error and tell the peers, unless the call never started.

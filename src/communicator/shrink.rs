@@ -61,7 +61,7 @@ impl Communicator {
         let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
         let until = Until { deadline, is_called_off: Some(&is_called_off) };
         let made = self.shrink_by_list(&gone, &left, config, until);
-        made.map_err(|error| aborted().or_else(|| self.watched.casualty(&left)).unwrap_or(error))
+        made.map_err(|error| aborted().unwrap_or_else(|| self.watched.explained(&left, error)))
     }
 
     fn shrink_by_list(

@@ -5,7 +5,7 @@ use super::assembly::Until;
 use super::{Call, Communicator};
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::DataType;
@@ -33,11 +33,16 @@ impl Communicator {
         let label = format!("split {child} {color}");
         let local_id = self.id.derive_at(label.as_bytes(), &[]);
         let gate = match &self.outside {
-            Some(_) if color >= 0 => Some(Gate::open(&local_id, &NetworkConfig::from(config))?),
-            _ => None,
+            Some(_) if color >= 0 => Gate::open(&local_id, &NetworkConfig::from(config)).map(Some),
+            _ => Ok(None),
         };
-        let port = gate.as_ref().and_then(|gate| gate.addresses().first()).map_or(0, |a| a.port());
+        // A rank without a gate says so before it fails: the others would wait for it.
+        let port = match &gate {
+            Ok(Some(gate)) => gate.addresses().first().map_or(0, |address| address.port()),
+            _ => 0,
+        };
         let all = self.gather_wishes([color, key, i32::from(port)])?;
+        let gate = gate?;
         if color < 0 {
             return Ok(None);
         }
@@ -49,6 +54,13 @@ impl Communicator {
         let group: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
+        if gate.is_some()
+            && let Some(shut) = group.iter().find(|rank| all[**rank][2] == 0)
+        {
+            return Err(Error::usage(format!(
+                "split: rank {shut} cannot listen for the others; its own error says why"
+            )));
+        }
         // Who dies before it comes is known here, and to nobody that it would meet there.
         let trouble = || match self.is_broken() {
             true => self.check().err(),
@@ -70,8 +82,8 @@ impl Communicator {
         };
         let number = |place: usize| group.get(place).copied().unwrap_or(place);
         made.map(Some).map_err(|error| {
-            let told = || trouble().or_else(|| self.watched.casualty(&group));
-            told().unwrap_or_else(|| error.renumbered(number))
+            let error = error.renumbered(number);
+            trouble().unwrap_or_else(|| self.watched.explained(&group, error))
         })
     }
 

@@ -22,12 +22,17 @@ struct Timeline {
     file: File,
     /// Where [`END`] begins.
     end: u64,
+}
+
+/// What came of opening it: the same for all ranks of the process.
+struct Opened {
     /// The process that it is of, as [`fork::generation`] tells them apart.
     born: u32,
+    timeline: Result<Option<Arc<Mutex<Timeline>>>>,
 }
 
 /// This process's timeline, once there is one.
-static TIMELINE: OnceLock<Option<Arc<Mutex<Timeline>>>> = OnceLock::new();
+static TIMELINE: OnceLock<Opened> = OnceLock::new();
 
 /// A communicator's track on the timeline.
 pub struct Track {
@@ -52,28 +57,22 @@ impl Track {
     /// The track of a communicator, where the environment asks for a timeline. A forked child's
     /// communicators have none: the file is its parent's.
     pub fn new(flight: &Flight) -> Result<Option<Track>> {
-        let mut refused = None;
-        let timeline = TIMELINE.get_or_init(|| {
-            let path = path(flight)?;
-            match Timeline::create(&path) {
-                Ok(timeline) => Some(Arc::new(Mutex::new(timeline))),
-                Err(error) => {
-                    refused = Some(Error::System {
-                        what: format!("writing the timeline {path}"),
-                        errno: error.raw_os_error().unwrap_or(0),
-                    });
-                    None
-                }
-            }
+        let opened = TIMELINE.get_or_init(|| {
+            let open = |path: String| match Timeline::create(&path) {
+                Ok(timeline) => Ok(Arc::new(Mutex::new(timeline))),
+                Err(error) => Err(Error::System {
+                    what: format!("writing the timeline {path}"),
+                    errno: error.raw_os_error().unwrap_or(0),
+                }),
+            };
+            Opened { born: fork::generation(), timeline: path(flight).map(open).transpose() }
         });
-        if let Some(error) = refused {
-            return Err(error);
-        }
-        let Some(timeline) = timeline else { return Ok(None) };
-        let born = timeline.lock().born;
+        let born = opened.born;
+        // A forked child must not ask for the lock, which a thread of its parent may have held.
         if born != fork::generation() {
             return Ok(None);
         }
+        let Some(timeline) = &opened.timeline.clone()? else { return Ok(None) };
         let (process, number) = (flight.process(), flight.number);
         timeline.lock().write(&flight.names());
         Ok(Some(Track { timeline: timeline.clone(), process, number, born }))
@@ -113,7 +112,7 @@ impl Timeline {
     fn create(path: &str) -> std::io::Result<Timeline> {
         let file = File::create(path)?;
         file.write_all_at(format!("[{END}").as_bytes(), 0)?;
-        Ok(Timeline { file, end: 1, born: fork::generation() })
+        Ok(Timeline { file, end: 1 })
     }
 
     /// Add events. A full disk stops the timeline, not the program.

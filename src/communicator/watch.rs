@@ -80,6 +80,26 @@ impl Watched {
         self.dead().iter().any(|dead| ranks.contains(dead))
     }
 
+    /// The same as an error, for something that failed with `error` here: where that can be what a
+    /// death looks like from afar (a connection that is refused or closed), its news is waited for.
+    pub fn explained(&self, ranks: &[usize], error: Error) -> Error {
+        let is_distant = matches!(
+            error,
+            Error::System { .. }
+                | Error::NotMet { .. }
+                | Error::InvalidUsage(_)
+                | Error::Disconnected { .. }
+        );
+        let started = Instant::now();
+        loop {
+            match self.casualty(ranks) {
+                Some(casualty) => return casualty,
+                None if !is_distant || started.elapsed() > NEWS => return error,
+                None => std::thread::sleep(NEWS / 100),
+            }
+        }
+    }
+
     /// Why something that all of `ranks` have to do together has failed, if one of them has ended:
     /// best one that died. One that failed first ended for a reason, which it told; one that left
     /// may have seen a death that is not known here yet.
@@ -157,7 +177,7 @@ impl Watch for OperationWatch<'_> {
             peer: self.watched.who(peer),
             operation: self.operation(),
             waited_ms: waited.as_millis() as u64,
-            peer_state: record::state_of(pages.of(peer), peer),
+            peer_state: self.states_from(peer),
         })
     }
 
@@ -179,6 +199,27 @@ impl OperationWatch<'_> {
 
     fn is_collective(&self) -> bool {
         self.descriptor.collective.is_some()
+    }
+
+    /// What a peer is doing, and, where it waits too, the rank that it waits for, and so on: the
+    /// last one is the reason.
+    fn states_from(&self, peer: usize) -> String {
+        let pages = &self.watched.pages;
+        let mut text = record::state_of(pages.of(peer), peer);
+        let mut seen = vec![pages.rank, peer];
+        let awaited = |rank: usize| {
+            let record = self.record_of(rank).filter(|_| self.is_collective())?;
+            let next = (record.waiting_for.load(Relaxed) as usize).checked_sub(1)?;
+            (next < pages.nranks()).then_some(next)
+        };
+        let mut at = peer;
+        while let Some(next) = awaited(at).filter(|next| !seen.contains(next)) {
+            text += "; ";
+            text += &record::state_of(pages.of(next), next);
+            seen.push(next);
+            at = next;
+        }
+        text
     }
 
     /// Tell onlookers whom this rank waits for.

@@ -324,6 +324,8 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
             .ok_or_else(|| object::not_a("communicator", comm.cast()))?;
         inside.communicator.check_process()?;
         inside.communicator.abort();
+        // Where another thread is in `ringCommDestroy`, the running call ends here too.
+        inside.communicator.settle();
         drop(inside);
         // Where another thread is destroying it already, that one gives the memory back.
         drop(COMMUNICATORS.close(comm.cast()));
