@@ -3,11 +3,12 @@
 
 mod support;
 
+use parking_lot::Mutex;
 use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::processes::Ranks;
 use support::scratch::{Scratch, run};
@@ -115,14 +116,14 @@ fn disagree(communicators: &[Communicator], collective: Collective, slip: Slip) 
         let outcome = run(comm, &exact.on(&call)).and_then(|()| run(comm, &next));
         let text = outcome.expect_err("a mismatch").to_string();
         let took = started.elapsed();
-        let mut longest = longest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut longest = longest.lock();
         *longest = took.max(*longest);
         let named = text.contains(right) && text.contains(wrong) && text.contains("rank 1");
         let shown = collective.name();
         assert!(named, "{shown}, {what}, rank {rank} of {nranks}: {text}");
         assert_eq!(exact.spilled(), None, "{shown}, {what}, rank {rank} of {nranks}");
     });
-    longest.into_inner().unwrap()
+    longest.into_inner()
 }
 
 #[test]

@@ -128,7 +128,8 @@ fn wrong_exclusions_are_refused_by_name() {
 
 /// Take part in what the ranks of a split tell each other, and not in what they do then.
 fn tell_a_wish(comm: &Communicator) {
-    let (mine, mut all) = ([0i32; 3], vec![0i32; 3 * comm.nranks()]);
+    // Color, key, and the port of a gate: of one that is open, for all that the others know.
+    let (mine, mut all) = ([0i32, 0, 1], vec![0i32; 3 * comm.nranks()]);
     let call = Call {
         send: mine.as_ptr().cast(),
         recv: all.as_mut_ptr().cast(),

@@ -11,10 +11,11 @@
 
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering};
+use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ops::Deref;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// What a handle names; part of the handle, so that one kind cannot pass for another.
@@ -210,7 +211,7 @@ impl<T: Send + Sync> Closing<T> {
             }
         };
         if self.generation < LAST_GENERATION {
-            let mut free = self.table.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut free = self.table.free.lock();
             free.0.push(self.index);
         }
         value
@@ -242,7 +243,7 @@ impl<T: Send + Sync> Table<T> {
     /// Keep `value` and give its handle.
     pub fn insert(&'static self, value: T) -> Result<*mut c_void> {
         let index = {
-            let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut free = self.free.lock();
             match free.0.pop() {
                 Some(index) => index,
                 None if free.1 == SEGMENT * SEGMENTS => {
