@@ -1,6 +1,8 @@
 //! The ends of communicators: finalized, destroyed with work to do, aborted meanwhile.
 
 use super::*;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
 fn abort_reaches_a_destroy_that_waits_for_a_stream() {
@@ -33,6 +35,9 @@ fn abort_reaches_a_destroy_that_waits_for_a_stream() {
     destroy(all[1].comm());
 }
 
+/// Calls that [`abort_behind`]'s thread has put behind the first.
+static QUEUED: AtomicUsize = AtomicUsize::new(0);
+
 /// Let a stream's first call wait for ever, and put calls of another communicator behind it; gives
 /// the first communicator, and what `abort` of the second made of `end` called meanwhile.
 fn abort_behind(end: impl FnOnce(ringComm_t, ringStream_t) -> ringResult_t + Send) {
@@ -47,10 +52,18 @@ fn abort_behind(end: impl FnOnce(ringComm_t, ringStream_t) -> ringResult_t + Sen
     let (waiting, queue) = (behind[0], Handle(stream.cast()));
     std::thread::scope(|scope| {
         let ended = scope.spawn(move || end(waiting.comm(), queue.comm().cast()));
-        std::thread::sleep(Duration::from_millis(50));
+        // Until it queues no more calls and waits.
+        loop {
+            let queued = QUEUED.load(SeqCst);
+            std::thread::sleep(Duration::from_millis(100));
+            if queued > 0 && QUEUED.load(SeqCst) == queued {
+                break;
+            }
+        }
         assert!(!ended.is_finished());
         // SAFETY: safe for any argument.
         succeeds(unsafe { ringCommAbort(waiting.comm()) });
+        QUEUED.store(0, SeqCst);
         assert_eq!(ended.join().unwrap(), ringAborted);
     });
     // SAFETY: safe for any argument.
@@ -69,8 +82,11 @@ fn abort_behind(end: impl FnOnce(ringComm_t, ringStream_t) -> ringResult_t + Sen
 fn abort_ends_what_waits_behind_another_communicator() {
     let queue = |comm: ringComm_t, stream: ringStream_t| {
         let buffer = Box::leak(Box::new([1f32])).as_mut_ptr();
+        let buffer = buffer.cast();
         // SAFETY: the buffer lives for ever.
-        unsafe { ringAllReduce(buffer.cast(), buffer.cast(), 1, FLOAT, SUM, comm, stream) }
+        let result = unsafe { ringAllReduce(buffer, buffer, 1, FLOAT, SUM, comm, stream) };
+        QUEUED.fetch_add(usize::from(result == ringSuccess), SeqCst);
+        result
     };
     abort_behind(|comm, stream| {
         succeeds(queue(comm, stream));
