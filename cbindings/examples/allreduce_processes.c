@@ -29,18 +29,27 @@ static void work(int rank, ringUniqueId id) {
 }
 
 int main(void) {
-    /* The id is 128 bytes; here fork hands it on, elsewhere a file, a pipe or MPI does. */
+    /* The id is 128 bytes; here a pipe hands it on, elsewhere a file or MPI does. It is made after
+       the forks: a thread of its maker introduces the ranks to each other. */
     ringUniqueId id;
     pid_t children[RANKS];
-    int failed = 0;
-    CHECK(NULL, ringGetUniqueId(&id));
+    int pipes[RANKS][2], failed = 0;
     for (int rank = 0; rank < RANKS; rank++) {
+        EXPECT(pipe(pipes[rank]) == 0);
         children[rank] = fork();
         EXPECT(children[rank] >= 0);
         if (children[rank] == 0) {
+            close(pipes[rank][1]);
+            EXPECT(read(pipes[rank][0], &id, sizeof(id)) == (ssize_t)sizeof(id));
             work(rank, id);
             return 0;
         }
+        close(pipes[rank][0]);
+    }
+    CHECK(NULL, ringGetUniqueId(&id));
+    for (int rank = 0; rank < RANKS; rank++) {
+        EXPECT(write(pipes[rank][1], &id, sizeof(id)) == (ssize_t)sizeof(id));
+        close(pipes[rank][1]);
     }
     for (int rank = 0; rank < RANKS; rank++) {
         int status = 0;

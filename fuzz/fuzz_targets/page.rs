@@ -3,8 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use ringcomm::communicator::flight::Flight;
 use ringcomm::communicator::fuzzing::look;
-use ringcomm::communicator::record::{dump, state_of};
+use ringcomm::communicator::record::state_of;
 use ringcomm::executor::control::Control;
 use ringcomm::executor::links::{Links, Pages, Reach, SegmentMap};
 use ringcomm::transport::fifo::Geometry;
@@ -53,7 +54,7 @@ fuzz_target!(|data: &[u8]| {
         for rank in 0..NRANKS {
             assert!(!state_of(pages.of(rank), rank).is_empty());
         }
-        let text = dump(pages, None);
+        let text = Flight { pages: pages.clone(), number: 1 }.dump(None);
         assert!(json::parse(&text).is_ok(), "{text}");
         // A rank's own sequence numbers begin at 0: the last ones are out of reach.
         let sequence = sequence & u64::MAX >> 1;
