@@ -86,7 +86,17 @@ fn main() -> ExitCode {
             say(&format!("ring-perf {}", env!("CARGO_PKG_VERSION")));
             Status::Fine
         }
-        Ok(Parsed::Run(options)) => begin(&options),
+        Ok(Parsed::Run(options)) => {
+            // A job that cannot be joined says so when it is.
+            let launched = job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
+            match options.has_its_root(launched) {
+                Ok(()) => begin(&options),
+                Err(text) => {
+                    complain(&text);
+                    Status::BadOption
+                }
+            }
+        }
         Err(text) => {
             complain(&text);
             Status::BadOption

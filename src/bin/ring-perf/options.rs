@@ -3,7 +3,6 @@
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.
 
-use crate::job;
 use crate::nearest::nearest;
 use crate::operation::Operation;
 use ringcomm::types::{DataType, ReduceOp};
@@ -201,17 +200,21 @@ impl Options {
         if ranks > 1024 {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
         }
-        if let Roots::One(root) = self.roots {
-            let ranks = match job::found(self) {
-                Some(job) => job.map_or(usize::MAX, |job| job.nranks),
-                None if self.procs.is_none() && self.threads.is_none() => 2,
-                None => ranks,
-            };
-            if root >= self.simulate.unwrap_or(ranks) {
-                return Err(format!("-r {root}: there are {ranks} ranks, from 0"));
-            }
-        }
         Ok(())
+    }
+
+    /// Whether the root is a rank; of a launched job with so many ranks, where it is part of one.
+    pub fn has_its_root(&self, launched: Option<usize>) -> Result<(), String> {
+        let Roots::One(root) = self.roots else { return Ok(()) };
+        let own = match (self.procs, self.threads) {
+            (None, None) => 2,
+            (procs, threads) => procs.unwrap_or(1).saturating_mul(threads.unwrap_or(1)),
+        };
+        let ranks = launched.or(self.simulate).unwrap_or(own);
+        match root < ranks {
+            true => Ok(()),
+            false => Err(format!("-r {root}: there are {ranks} ranks, from 0")),
+        }
     }
 }
 
