@@ -27,8 +27,9 @@ pub struct Watched {
 }
 
 /// How long the news of a death may take to come after a rank that left for it: it is spread within
-/// ten milliseconds; the rest is for a machine that does not run everybody at once.
-const NEWS: Duration = Duration::from_millis(300);
+/// ten milliseconds where control connections are made, half a second where one still has to be;
+/// the rest is for a machine that does not run everybody at once.
+const NEWS: Duration = Duration::from_millis(1500);
 
 impl Watched {
     /// What would break the next operation: a peer that has failed, or died without leaving.
@@ -89,6 +90,8 @@ impl Watched {
                 | Error::NotMet { .. }
                 | Error::InvalidUsage(_)
                 | Error::Disconnected { .. }
+                // What another rank says of a death counts ranks as the new communicator does.
+                | Error::Remote { .. }
         );
         let started = Instant::now();
         loop {
