@@ -152,6 +152,8 @@ impl Survivor<'_> {
             // deadline, which the next look sees.
             Err(Error::PeerDied { .. } | Error::Remote { .. }) => true,
             Err(Error::Missing { .. } | Error::Timeout { .. }) => true,
+            // What a death looks like from another host, before its news has come.
+            Err(Error::System { errno, .. }) if is_gone(*errno) => true,
             Err(_) => self.is_aborted() || self.agreement.is_stale(self.others.look()),
         };
         if passing {
@@ -236,4 +238,9 @@ impl Communicator {
             peer_state: state,
         }
     }
+}
+
+/// Whether a connection failed as it does where the other end's process has ended.
+fn is_gone(errno: i32) -> bool {
+    matches!(errno, libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT)
 }
