@@ -32,8 +32,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Children of the root and of every rank. Larger is fewer rounds, smaller is fewer copies of the
-/// table that one rank sends; among 2 to 16 it makes less than a tenth of the time of a simulated
-/// meeting.
+/// table that one rank sends.
 pub const ARITY: usize = 8;
 
 /// One connection of this rank's, by a number of its own.
