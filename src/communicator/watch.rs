@@ -81,8 +81,9 @@ impl Watched {
         self.dead().iter().any(|dead| ranks.contains(dead))
     }
 
-    /// The same as an error, for something that failed with `error` here: where that can be what a
-    /// death looks like from afar (a connection that is refused or closed), its news is waited for.
+    /// The error for something that all of `ranks` have to do together and that failed with `error`
+    /// here: where that can be what a death looks like from afar (a connection that is refused or
+    /// closed), the news of one is waited for.
     pub fn explained(&self, ranks: &[usize], error: Error) -> Error {
         let is_distant = matches!(
             error,
