@@ -15,13 +15,15 @@ from torch._C._distributed_c10d import PrefixStore
 
 from .._native import lib
 from ..errors import RingUsageError
+from .backward import watch
+from .futures import level
 from .lane import Lane, Step
 from .meet import join
 from .messages import Messages
 from .profiling import active, recorded
 from .rooted import RootedCollectives
 from .types import Staging
-from .work import Finisher, Joined, Work, level
+from .work import Finisher, Joined, Work
 
 
 class Core(RootedCollectives):
@@ -105,6 +107,7 @@ class Core(RootedCollectives):
                 mark = lane.give(steps, held)
                 work = Work(lane, mark, result, after, self._finisher(device), name)
                 recorded(self.getBackendName(), name, tensors, work)
+                watch(work)
                 if batch is not None:
                     batch.append(work)
                 return work
