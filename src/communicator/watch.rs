@@ -93,6 +93,8 @@ impl Watched {
                 | Error::Disconnected { .. }
                 // What another rank says of a death counts ranks as the new communicator does.
                 | Error::Remote { .. }
+                // Who is gone from a meeting has died, or has left it for a death not known here yet.
+                | Error::PeerDied { .. }
         );
         let started = Instant::now();
         loop {
