@@ -5,6 +5,7 @@ use super::Communicator;
 use super::agree::{Act, Agreement, Peer};
 use super::assembly::Until;
 use super::shrink::{Door, port_of};
+use super::watch::Unless;
 use crate::bootstrap::network::Gate;
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
@@ -143,7 +144,8 @@ impl Survivor<'_> {
             let (agreement, others) = (&self.agreement, RefCell::new(&mut self.others));
             let is_aborted = || communicator.aborts() != self.aborts;
             let is_stale = || is_aborted() || agreement.is_stale(others.borrow_mut().look());
-            let until = Until { deadline: self.deadline, is_called_off: Some(&is_stale) };
+            let off: Unless = Some(&is_stale);
+            let until = Until { deadline: self.deadline, is_called_off: off, is_broken_off: off };
             communicator.make_of(&left, &Survivor::label(attempt), door, self.config, until)
         };
         let passing = match &made {
