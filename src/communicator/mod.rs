@@ -252,16 +252,20 @@ impl Communicator {
     /// use is about to go. Those that a group or a stream still holds fail when their turn comes.
     ///
     /// Ends soon where the communicator is broken or a peer is: the call that runs ends then, and
-    /// with it the peers' use of its buffers.
+    /// with it the peers' use of its buffers. A split or a shrink that another thread is in ends
+    /// with an error, and survivors who shrink do not wait for this rank.
     pub fn retire(&self) {
         if !self.is_of_this_process() {
             return;
         }
-        let _turn = self.engine.take();
+        let turn = self.engine.take();
         // Release: pairs with the Acquire in `check`.
         self.watched.aborted.store(true, Release);
+        drop(turn);
+        self.aborts.fetch_add(1, Release);
+        let _alone = self.shrinking.lock();
         self.watched.pages.mine().leave();
-        self.watched.publish();
+        self.close_board();
     }
 
     /// Keep the error and tell the peers, unless the call never started.

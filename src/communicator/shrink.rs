@@ -76,7 +76,7 @@ impl Communicator {
         config: &Config,
         until: Until,
     ) -> Result<Communicator> {
-        let mut lists = self.shrinking.lock();
+        let mut lists = self.begin_shrink()?;
         // Survivors of a failure may have split differently often, so the label is what they share:
         // who is gone, and how often that was so before.
         let before = lists.iter().filter(|list| *list == gone).count();

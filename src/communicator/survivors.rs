@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
 use crate::executor::control::Life;
+use parking_lot::MutexGuard;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -181,7 +182,7 @@ impl Communicator {
             )));
         }
         let aborts = self.aborts();
-        let _alone = self.shrinking.lock();
+        let _alone = self.begin_shrink()?;
         let mut others = Others::new(self);
         let before = self.watched.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         let agreement = Agreement::begin(self.rank, before, others.look());
@@ -193,6 +194,16 @@ impl Communicator {
             self.announce(survivor.agreement.mine());
         }
         outcome
+    }
+
+    /// Take the right to shrink, unless this rank has ended its part.
+    pub(super) fn begin_shrink(&self) -> Result<MutexGuard<'_, Vec<Vec<usize>>>> {
+        let alone = self.shrinking.lock();
+        let said = self.watched.pages.mine().board.read();
+        match said.is_some_and(|said| said.phase == Phase::Closed) {
+            true => Err(Error::usage("this communicator was destroyed; it cannot be shrunk")),
+            false => Ok(alone),
+        }
     }
 
     /// Tell the others that this rank will take no part in any shrink.
