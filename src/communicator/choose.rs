@@ -183,11 +183,7 @@ pub fn calibrate(
 
 /// Measure what takes two ranks: rank 0 with one of its host and with one of another. What the
 /// other ranks get is not looked at: rank 0 gives them its own.
-fn measure_crossings(
-    communicator: &Communicator,
-    costs: &mut Costs,
-    unless: Unless,
-) -> Result<()> {
+fn measure_crossings(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
     let topology = communicator.engine.take().topology.clone();
     if let Some(&companion) = topology.ranks(0).get(1) {
         let crossing = crossing(communicator, companion, 8, ROUND_TRIPS, unless)?;
@@ -201,8 +197,7 @@ fn measure_crossings(
     if topology.nhosts() > 1 {
         let opposite = topology.ranks(1)[0];
         let short = crossing(communicator, opposite, 8, WIRE_ROUND_TRIPS, unless)?;
-        let long =
-            crossing(communicator, opposite, WIRE_SAMPLE_BYTES, WIRE_ROUND_TRIPS, unless)?;
+        let long = crossing(communicator, opposite, WIRE_SAMPLE_BYTES, WIRE_ROUND_TRIPS, unless)?;
         let further = (long.half_trip_us - short.half_trip_us).max(0.0);
         costs.wire_message_us = short.send_us;
         costs.wire_alpha_us = (short.half_trip_us - 2.0 * short.send_us).max(0.0);
