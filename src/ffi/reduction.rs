@@ -301,10 +301,10 @@ mod tests {
         let last = AtomicI32::new(all.make(made).unwrap().0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for round in 1..20_000 {
+                for round in 1..3_000_000 {
+                    all.destroy(RawRedOp(last.load(SeqCst))).unwrap();
                     let factor = Factor::Known(f64::from(round));
-                    let next = all.make(PreMulSum { factor, ..made }).unwrap();
-                    all.destroy(RawRedOp(last.swap(next.0, SeqCst))).unwrap();
+                    last.store(all.make(PreMulSum { factor, ..made }).unwrap().0, SeqCst);
                 }
                 last.store(0, SeqCst);
             });
