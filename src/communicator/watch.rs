@@ -45,9 +45,19 @@ impl Watched {
         if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
-        let missed = |dead: &usize| matters(*dead) && pages.of(*dead).life() != Life::Left;
-        let dead = self.dead().into_iter().find(missed)?;
+        let dead = self.missed(matters)?;
         Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
+    }
+
+    /// A rank that has died without leaving, of those that `matters` names.
+    fn missed(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
+        let missed = |dead: &usize| matters(*dead) && self.pages.of(*dead).life() != Life::Left;
+        self.dead().into_iter().find(missed)
+    }
+
+    /// Whether one of `ranks` has died without leaving.
+    pub fn died_among(&self, ranks: &[usize]) -> bool {
+        self.missed(|rank| ranks.contains(&rank)).is_some()
     }
 
     /// The error for a peer that has failed: it tells what it was told, so that a chain of ranks
@@ -142,9 +152,13 @@ fn tidings(waited_ms: u64) -> u64 {
         + waited_ms / 1000
 }
 
+/// Says that an operation has no point any more, where something beside its ranks can say so.
+pub type Unless<'a> = Option<&'a dyn Fn() -> bool>;
+
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
     pub watched: &'a Watched,
+    pub unless: Unless<'a>,
     pub descriptor: Descriptor,
     pub sequence: u64,
 }
@@ -154,7 +168,8 @@ impl Watch for OperationWatch<'_> {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let pages = &self.watched.pages;
         // Acquire: pairs with the Release in `Communicator::abort`.
-        if self.watched.aborted.load(Acquire) {
+        let aborted = self.watched.aborted.load(Acquire);
+        if aborted || self.unless.is_some_and(|is_called_off| is_called_off()) {
             return Err(Error::Aborted { rank: pages.rank, operation: Some(self.operation()) });
         }
         self.note(peer, waited);
