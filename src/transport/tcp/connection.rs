@@ -65,6 +65,15 @@ impl Connection {
         self.lanes.iter()
     }
 
+    /// As [`Lane::end`] and [`Lane::is_delivered`], of all lanes.
+    pub fn end(&self) {
+        self.lanes.iter().for_each(Lane::end);
+    }
+
+    pub fn is_delivered(&self) -> bool {
+        self.is_broken() || self.lanes.iter().all(Lane::is_delivered)
+    }
+
     pub fn is_written(&self) -> bool {
         self.outbound.is_written()
     }
