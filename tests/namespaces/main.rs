@@ -82,7 +82,7 @@ fn live(seat: &Seat, argument: &str) -> String {
 
 /// One run: who lives where, and what happens to them.
 #[derive(Debug)]
-#[allow(dead_code)] // The number is for who reads a failure.
+#[allow(dead_code)] // What only who reads a failure looks at.
 struct Run {
     number: usize,
     /// The host of every rank.
@@ -138,6 +138,7 @@ fn placed(nranks: usize, random: &mut Random) -> Vec<usize> {
 }
 
 /// How a rank ended, and how long after the silence, if there was one.
+#[derive(Debug)]
 struct End {
     calls: usize,
     error: String,
@@ -147,9 +148,6 @@ struct End {
 impl Run {
     /// Make the run, on these hosts.
     fn make(&mut self, lab: &Lab, crew: &Crew) -> Vec<End> {
-        if asked("RINGCOMM_FIRST").is_some() {
-            println!("{self:?}");
-        }
         let config = Config {
             timeout_ms: TIMEOUT_MS,
             spins: Some(4),
@@ -203,6 +201,9 @@ impl Run {
             End { calls: calls.parse().expect("a number"), error: error.into(), after }
         };
         let ends: Vec<End> = (0..self.hosts.len()).map(hear).collect();
+        if asked("RINGCOMM_FIRST").is_some() {
+            println!("{self:?}: {ends:#?}");
+        }
         for (rank, End { error, .. }) in ends.iter().enumerate() {
             assert!(self.is_named(rank, error, cut), "{self:?}: rank {rank}: {error}");
         }
