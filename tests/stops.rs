@@ -55,12 +55,8 @@ fn work(seat: &Seat, argument: &str) -> String {
     calls.to_string()
 }
 
-/// One job, in which random ranks are stopped for random times.
-fn job(hosts: &[usize], random: &mut Random, seconds: usize) -> usize {
-    let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
-    let words: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-    let argument = format!("{seconds} {}", words.join(" "));
-    let mut ranks = Ranks::start_on_hosts(hosts, &config, &argument, work);
+/// Stop random ranks of a job for random times; how many calls were exact.
+fn disturb(mut ranks: Ranks, hosts: &[usize], random: &mut Random) -> usize {
     let deadline = Instant::now() + Duration::from_secs(120);
     for rank in 0..hosts.len() {
         assert_eq!(ranks.hear(rank, deadline).1, "ready");
@@ -89,7 +85,15 @@ fn ranks_that_stop_and_go_on_change_nothing_and_are_taken_for_dead_by_nobody() {
     let (started, mut random) = (Instant::now(), Random(11));
     let (mut jobs, mut calls) = (0, 0);
     while started.elapsed() < Duration::from_secs(seconds) {
-        calls += job(HOSTS[jobs % HOSTS.len()], &mut random, 4);
+        let hosts = HOSTS[jobs % HOSTS.len()];
+        let words: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+        // As long as the stops take.
+        let argument = format!("4 {}", words.join(" "));
+        let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
+        let ranks = Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| {
+            work(seat, argument)
+        });
+        calls += disturb(ranks, hosts, &mut random);
         jobs += 1;
     }
     println!("{jobs} jobs, {} stops, {calls} calls, all exact, no alarm", jobs * STOPS);
