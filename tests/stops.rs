@@ -90,9 +90,8 @@ fn ranks_that_stop_and_go_on_change_nothing_and_are_taken_for_dead_by_nobody() {
         // As long as the stops take.
         let argument = format!("4 {}", words.join(" "));
         let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
-        let ranks = Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| {
-            work(seat, argument)
-        });
+        let ranks =
+            Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| work(seat, argument));
         calls += disturb(ranks, hosts, &mut random);
         jobs += 1;
     }

@@ -28,8 +28,8 @@ pub struct Watched {
 }
 
 /// How long the news of a death may take to come after a rank that left for it: it is spread within
-/// ten milliseconds where control connections are made, half a second where one still has to be;
-/// the rest is for a machine that does not run everybody at once.
+/// ten milliseconds where control connections are made, a tenth of a second where one still has to
+/// be; the rest is for a machine that does not run everybody at once.
 const NEWS: Duration = Duration::from_millis(1500);
 
 impl Watched {

@@ -216,13 +216,13 @@ impl Run {
         match self.trouble {
             _ if alone => error.is_empty(),
             Trouble::Resets | Trouble::Loss(20) => {
-                // The root of a meeting is no rank.
-                error.is_empty()
-                    || ["rank ", "root", "missing"].iter().any(|name| error.contains(name))
+                // The root of a meeting is no rank, but the process that made the id.
+                let names = ["rank ", "root", "missing", "unique id"];
+                error.is_empty() || names.iter().any(|name| error.contains(name))
             }
             Trouble::Partition => {
                 let (silent, _) = cut.expect("somebody was cut off");
-                let met = !["root", "missing"].iter().any(|name| error.contains(name));
+                let met = !["root", "missing", "unique id"].iter().any(|name| error.contains(name));
                 let across = |other: &usize| {
                     (self.hosts[*other] == silent) != (self.hosts[rank] == silent)
                         && error.contains(&format!("rank {other} "))

@@ -39,8 +39,7 @@ pub fn batch(nranks: usize, random: &mut Random) -> Vec<Planned> {
 /// Run this rank's part: its sends and receives, each kind in the batch's order for each peer, but
 /// the two kinds and the peers mixed by `random`.
 pub fn run(comm: &Communicator, batch: &[Planned], random: &mut Random) {
-    try_run(comm, batch, random)
-        .unwrap_or_else(|error| panic!("rank {}: {error}", comm.rank()));
+    try_run(comm, batch, random).unwrap_or_else(|error| panic!("rank {}: {error}", comm.rank()));
 }
 
 /// As `run`, with the library's error; panics if what came is wrong.

@@ -116,7 +116,11 @@ pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {
     for collective in WITH_V_FORM {
         let case = Case::new(collective, nranks, 0, random.pick(&DataType::ALL));
         let in_place = collective != Collective::AllToAll && random.chance(2);
-        cases.push(Case { blocks: Some(blocks(collective, nranks, &mut random)), in_place, ..case });
+        cases.push(Case {
+            blocks: Some(blocks(collective, nranks, &mut random)),
+            in_place,
+            ..case
+        });
     }
     for collective in REDUCING.into_iter().chain(COPYING) {
         let data_type = random.pick(&DataType::ALL);

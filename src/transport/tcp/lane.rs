@@ -92,7 +92,7 @@ impl Lane {
 
     /// Whether a message has begun to come, or waits for its slot.
     pub fn is_reading(&self) -> bool {
-        self.stalled || self.body.is_some()
+        self.stalled || self.body.is_some() || self.start < self.end
     }
 
     pub fn is_writing(&self) -> bool {
@@ -109,8 +109,7 @@ impl Lane {
     pub fn is_delivered(&self) -> bool {
         let mut unacknowledged: libc::c_int = 0;
         // SAFETY: the call writes one integer. A socket that is of no more use delivers nothing.
-        let result =
-            unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
+        let result = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
         result != 0 || unacknowledged == 0
     }
 
