@@ -86,7 +86,8 @@ def cmake():
 
 
 # The Debian package of a program, where they differ.
-PACKAGES = {"nm": "binutils", "readelf": "binutils"}
+PACKAGES = {"nm": "binutils", "readelf": "binutils", "ip": "iproute2", "tc": "iproute2",
+            "nft": "nftables", "unshare": "util-linux"}
 
 
 def debian(package):
@@ -245,6 +246,17 @@ def install():
     return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
 
 
+def namespaces():
+    """Ranks on four hosts of network namespaces, over wires that lose, reset, slow and cut."""
+    if os.geteuid() != 0:
+        raise Skip("only root makes network namespaces")
+    need("ip", "tc", "nft", "unshare")
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    if made.returncode:
+        raise Skip(f"no network namespaces here ({made.stderr.strip()})")
+    return [cargo("test", "--test", "namespaces", "--", "--nocapture", "--test-threads=1")]
+
+
 def peers():
     """The comparison with other libraries: its parsers and figures, not its measurements."""
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
@@ -257,7 +269,7 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
