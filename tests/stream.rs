@@ -123,6 +123,30 @@ fn query_tells_progress_and_keeps_the_error() {
 }
 
 #[test]
+fn a_mark_is_reached_while_later_jobs_run() {
+    let _alone = ALONE.lock();
+    let stream = Stream::<Boxed>::new().unwrap();
+    let gates: [Arc<Barrier>; 2] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    let marks = gates.each_ref().map(|gate| {
+        let theirs = Arc::clone(gate);
+        let work = move || {
+            theirs.wait();
+            Err(failure("failed jobs are done, too"))
+        };
+        stream.submit(job(work)).unwrap();
+        stream.mark().unwrap()
+    });
+    let moment = Some(std::time::Duration::from_millis(1));
+    assert_eq!(stream.reached(marks[0], moment), Ok(false));
+    gates[0].wait();
+    assert_eq!(stream.reached(marks[0], None), Ok(true));
+    assert_eq!(stream.reached(marks[1], moment), Ok(false));
+    gates[1].wait();
+    assert_eq!(stream.reached(marks[1], None), Ok(true));
+    assert_eq!(stream.reached(0, None), Ok(true));
+}
+
+#[test]
 fn destroy_runs_what_was_submitted_and_then_refuses() {
     let _alone = ALONE.lock();
     let stream = Stream::<Boxed>::new().unwrap();

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, Thread, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Jobs that may wait in a stream; whoever submits one more waits for a place. A model has a few
 /// hundred gradient buckets a step, and a caller further ahead than that gains nothing.
@@ -162,6 +162,33 @@ impl<J: Job> Stream<J> {
             return Ok(None);
         }
         Ok(Some(self.shared.failure.lock().clone().map_or(Ok(()), Err)))
+    }
+
+    /// How many jobs were submitted so far: what [`Stream::reached`] is asked for.
+    pub fn mark(&self) -> Result<u64> {
+        self.check_process()?;
+        Ok(self.shared.accepted.load(SeqCst))
+    }
+
+    /// Wait until as many jobs are done as `mark` says, whatever became of them, or until
+    /// `patience` ends; whether they are done.
+    pub fn reached(&self, mark: u64, patience: Option<Duration>) -> Result<bool> {
+        self.check_process()?;
+        let shared = &*self.shared;
+        // A submission that came to nothing takes its number back.
+        let done = || shared.completed.load(SeqCst) >= mark.min(shared.accepted.load(SeqCst));
+        if done() {
+            return Ok(true);
+        }
+        if self.is_worker() {
+            return Err(Error::usage("a job of a host stream waits for its own stream"));
+        }
+        // A patience past the end of time is none.
+        match patience.map(|patience| Instant::now().checked_add(patience)) {
+            Some(Some(end)) => shared.wait(|| done() || Instant::now() >= end),
+            _ => shared.wait(done),
+        }
+        Ok(done())
     }
 
     /// Run what was submitted, end the thread, and return the first error.
