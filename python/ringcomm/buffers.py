@@ -69,6 +69,7 @@ def unfit(buffer: Any, why: str) -> RingArgumentError:
 
 def _reader_for(buffer: Any) -> _Reader:
     kind = type(buffer)
+    reader: _Reader
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
         reader = _tensor
     elif hasattr(kind, "__array_struct__") and hasattr(kind, "flags"):
@@ -223,10 +224,8 @@ def _read_only_address(view: memoryview) -> int:
     """ctypes takes writable buffers only: ask CPython itself."""
     raw = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(raw), 0)
-    address = raw.buf
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
-    assert address is not None
-    return address
+    return int(raw.buf)
 
 
 def _dlpack(array: Any, write: bool) -> Buffer:

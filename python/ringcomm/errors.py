@@ -7,7 +7,7 @@ is the exception's text; the facts in it are its attributes, so that a program c
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Type
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
 
 class RingError(RuntimeError):
@@ -43,7 +43,7 @@ class RingError(RuntimeError):
         self.sequence = sequence
         self.missing = missing or []
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> Tuple[Any, ...]:
         facts = (self.message, self.result, self.rank, self.peer, self.operation, self.sequence)
         return _restored, (type(self), facts, self.missing)
 
@@ -148,7 +148,7 @@ def error_of(result: int, text: str, rank: Optional[int] = None) -> RingError:
     )
 
 
-def _restored(kind: Type[RingError], facts: tuple, missing: List[int]) -> RingError:
+def _restored(kind: Type[RingError], facts: Tuple[Any, ...], missing: List[int]) -> RingError:
     message, result, rank, peer, operation, sequence = facts
     return kind(
         message, result, rank=rank, peer=peer, operation=operation, sequence=sequence, missing=missing
