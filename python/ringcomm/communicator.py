@@ -14,9 +14,9 @@ from ._native import Collective, DataType, ReduceOp, Result, check, lib
 from .objects import Objects
 from .collectives import wrong
 from .config import Config, Explanation, pointer
-from .errors import RingError
+from .errors import RingError, RingUsageError
 from .memory import PreMulSum, Registration
-from .streams import Handle, Stream
+from .streams import Handle, Stream, groups
 
 
 class Communicator(Objects):
@@ -50,10 +50,10 @@ class Communicator(Objects):
 
         `unique_id` is what `ringcomm.get_unique_id()` gave on one rank.
         """
-        made = ctypes.c_void_p()
+        made = _place()
         native = _native.unique_id_of(unique_id)
         check(lib.ringCommInitRankConfig(ctypes.byref(made), nranks, native, rank, pointer(config)), rank)
-        return cls._of(made)
+        return cls(made.value or 0)
 
     @classmethod
     def from_url(
@@ -64,10 +64,10 @@ class Communicator(Objects):
         config: Optional[Config] = None,
     ) -> "Communicator":
         """Join the ranks that meet at `url`; None: where the launcher says. As `ringcomm.init`."""
-        made = ctypes.c_void_p()
+        made = _place()
         text = None if url is None else url.encode()
         check(lib.ringCommInitUrl(ctypes.byref(made), text, nranks, rank, pointer(config)))
-        return cls._of(made)
+        return cls(made.value or 0)
 
     @classmethod
     def all(
@@ -95,16 +95,6 @@ class Communicator(Objects):
             lib.ringCommInitRankConfig(place, nranks, native, rank, ctypes.byref(settings))
         check(lib.ringGroupEnd())
         return [cls(handle or 0) for handle in made]
-
-    @classmethod
-    def _of(cls, made: ctypes.c_void_p) -> "Communicator":
-        if made.value is None:
-            raise RingError(
-                "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a "
-                "thread for each rank",
-                Result.INVALID_USAGE,
-            )
-        return cls(made.value)
 
     @property
     def rank(self) -> int:
@@ -139,10 +129,10 @@ class Communicator(Objects):
         Every rank calls it. A rank whose color is None joins none, and gets None.
         """
         self._catch_up()
-        made = ctypes.c_void_p()
+        made = _place()
         number = _native.SPLIT_NOCOLOR if color is None else color
         self._check(lib.ringCommSplit(self._handle, number, key, ctypes.byref(made), pointer(config)))
-        return None if color is None else type(self)._of(made)
+        return None if color is None else type(self)(made.value or 0)
 
     def shrink(
         self, exclude: Sequence[int] = (), *, abort: bool = False, config: Optional[Config] = None
@@ -154,7 +144,7 @@ class Communicator(Objects):
         """
         if not abort:
             self._catch_up()
-        made = ctypes.c_void_p()
+        made = _place()
         ranks = (ctypes.c_int * max(len(exclude), 1))(*exclude)
         flags = _native.SHRINK_ABORT if abort else _native.SHRINK_DEFAULT
         self._check(
@@ -162,7 +152,7 @@ class Communicator(Objects):
                 self._handle, ranks, len(exclude), ctypes.byref(made), pointer(config), flags
             )
         )
-        return type(self)._of(made)
+        return type(self)(made.value or 0)
 
     def finalize(self) -> None:
         """Wait for every call that was started on this rank, then say goodbye to the others."""
@@ -274,6 +264,17 @@ class Communicator(Objects):
     def __repr__(self) -> str:
         state = "" if self._handle is not None else ", ended"
         return f"<ringcomm.Communicator rank {self._rank} of {self._nranks}{state}>"
+
+
+def _place() -> ctypes.c_void_p:
+    """Where the library writes a new communicator: at once, which it would not do in a group."""
+    if groups.depth:
+        raise RingUsageError(
+            "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a thread for "
+            "each rank",
+            Result.INVALID_USAGE,
+        )
+    return ctypes.c_void_p()
 
 
 def _destroy_quietly(handle: int) -> None:
