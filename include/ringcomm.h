@@ -1079,6 +1079,28 @@ ringResult_t ringStreamSynchronize(ringStream_t stream);
 ringResult_t ringStreamQuery(ringStream_t stream);
 
 /**
+ * A mark behind every call that was given to the stream so far, for `ringStreamReached`.
+ *
+ * `*mark` is written on success.
+ *
+ * Requires:
+ * `mark` has room for a `uint64_t`.
+ */
+ringResult_t ringStreamMark(ringStream_t stream, uint64_t *mark);
+
+/**
+ * Wait until the calls before the mark are done, at most `timeoutMs` milliseconds; less than 0 is
+ * without end, 0 does not wait. Calls behind the mark are not waited for.
+ *
+ * Returns `ringInProgress` where they are not, else the first error of those calls since the last
+ * `ringStreamSynchronize`.
+ *
+ * Requires:
+ * Safe for any arguments.
+ */
+ringResult_t ringStreamReached(ringStream_t stream, uint64_t mark, int64_t timeoutMs);
+
+/**
  * Wait as `ringStreamSynchronize` does, then end the stream. The handle is gone afterwards, also
  * where a call had failed.
  *

@@ -282,8 +282,9 @@ SKIPPED = re.compile(r"^skipped: (.*)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
 
 # Lines that say what failed, or what was running when a suite was killed.
-FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test)"
-                     f"|{SANITIZER.pattern}")
+FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test"
+                     r"|thread '.*panicked at|SUMMARY: )"
+                     f"|{SANITIZER.pattern}|^    #[0-9]+ (?!.*/rustc/).*/(src|tests)/")
 
 
 def count(text):
@@ -371,7 +372,7 @@ def run(suite):
     if failed:
         failing = [line for line in log.read_text(errors="replace").splitlines()
                    if FAILING.search(line)]
-        print("".join(f"    {line}\n" for line in failing[:20]), end="", flush=True)
+        print("".join(f"    {line}\n" for line in failing[:40]), end="", flush=True)
     return passed, failed
 
 

@@ -1,6 +1,7 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
 use super::introduction::{Cores, Introduction, own_cores};
+use super::watch::Unless;
 use crate::bootstrap::{self, Contribution, Member, UniqueId};
 use crate::error::{Error, Result};
 use crate::executor::links::{Reach, SegmentMap};
@@ -103,8 +104,18 @@ impl Crowd {
 /// When to stop waiting for the other ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
+    /// When they have to have come.
     pub deadline: Instant,
-    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    /// Asked while they come.
+    pub is_called_off: Unless<'a>,
+    /// Asked once all have come: the first to be ready may end its part in what they came from.
+    pub is_broken_off: Unless<'a>,
+}
+
+impl Until<'_> {
+    pub fn deadline(deadline: Instant) -> Until<'static> {
+        Until { deadline, is_called_off: None, is_broken_off: None }
+    }
 }
 
 impl Assembly {
@@ -143,7 +154,7 @@ impl Assembly {
             fds: vec![segment.descriptor()?, process::own_descriptor()?, sender],
         };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
-        let Until { deadline, is_called_off } = until;
+        let Until { deadline, is_called_off, .. } = until;
         let members = bootstrap::exchange_unless(
             id,
             place,

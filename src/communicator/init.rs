@@ -8,7 +8,7 @@ use super::join::Outside;
 use super::memory::Memory;
 use super::timeline::Track;
 use super::turn::Turns;
-use super::watch::Watched;
+use super::watch::{Unless, Watched};
 use super::{Communicator, answer, choose, together};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{Gate, NetworkConfig};
@@ -68,18 +68,16 @@ impl Communicator {
         config: &Config,
     ) -> Result<Communicator> {
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        Communicator::init_unless(nranks, id, rank, config, deadline, None)
+        Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))
     }
 
-    /// As [`Communicator::init_rank`], with a deadline for the ranks to come and a reason to stop
-    /// waiting for them.
+    /// As [`Communicator::init_rank`], with reasons to stop waiting for the others.
     pub(super) fn init_unless(
         nranks: usize,
         id: &UniqueId,
         rank: usize,
         config: &Config,
-        deadline: Instant,
-        is_called_off: Option<&dyn Fn() -> bool>,
+        until: Until,
     ) -> Result<Communicator> {
         check_rank(nranks, rank)?;
         clock::start();
@@ -87,9 +85,8 @@ impl Communicator {
         let mut assembly = Assembly::new(rank, map);
         if nranks == 1 {
             assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
-            return assemble(assembly, None, id, config);
+            return assemble(assembly, None, id, config, None);
         }
-        let until = Until { deadline, is_called_off };
         if !id.addresses().is_empty() {
             let gate = Gate::open(id, &NetworkConfig::from(config))?;
             return Communicator::join_hosts(assembly, id, config, until, gate);
@@ -99,7 +96,7 @@ impl Communicator {
         let introductions = assembly.meet_locals(&all, id, &mine, until)?;
         assembly.profiled = introductions[0].profiled == 1;
         assembly.crowd = Crowd::of(&introductions, &mine);
-        assemble(assembly, None, id, config)
+        assemble(assembly, None, id, config, until.is_broken_off)
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
@@ -131,7 +128,7 @@ impl Communicator {
             let mut assembly = Assembly::new(rank, map);
             assembly.segments = segments.iter().cloned().map(Some).collect();
             assembly.profiled = config.profile.is_some();
-            assemble(assembly, None, &id, config)
+            assemble(assembly, None, &id, config, None)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
         let joined = together::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
@@ -163,6 +160,7 @@ pub(super) fn assemble(
     outside: Option<Outside>,
     id: &UniqueId,
     config: &Config,
+    unless: Unless,
 ) -> Result<Communicator> {
     let Assembly {
         rank,
@@ -221,7 +219,7 @@ pub(super) fn assemble(
         exhibit,
         born: fork::generation(),
     };
-    choose::calibrate(&communicator, profiled, crowd.cores)?;
+    choose::calibrate(&communicator, profiled, crowd.cores, unless)?;
     Ok(communicator)
 }
 

@@ -173,7 +173,7 @@ impl Communicator {
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
         assembly.meet_locals(&locals, &local_id, &mine, until)?;
         if locals.len() == nranks {
-            return super::init::assemble(assembly, None, id, config);
+            return super::init::assemble(assembly, None, id, config, until.is_broken_off);
         }
         for other in (0..nranks).filter(|other| hosts[*other] != here) {
             let mirror = Segment::anonymous(SegmentMap::mirror_bytes())?;
@@ -182,7 +182,7 @@ impl Communicator {
         }
         assembly.hosts = hosts.clone();
         let outside = Outside { gate, cards, hosts };
-        super::init::assemble(assembly, Some(outside), id, config)
+        super::init::assemble(assembly, Some(outside), id, config, until.is_broken_off)
     }
 }
 

@@ -54,7 +54,7 @@ use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use turn::Turns;
-use watch::Watched;
+use watch::{Unless, Watched};
 
 /// One rank's end of a communicator. Calls from several threads take turns.
 pub struct Communicator {
@@ -153,7 +153,19 @@ impl Communicator {
     /// # Safety
     /// The buffers of `call` are valid for the extents its collective defines.
     #[allow(unsafe_code)]
+    #[inline]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_unless(call, None) }
+    }
+
+    /// As [`Communicator::run`], ended soon with an error once it is called off.
+    ///
+    /// # Safety
+    /// As for [`Communicator::run`].
+    #[allow(unsafe_code)]
+    #[inline]
+    unsafe fn run_unless(&self, call: &Call, unless: Unless) -> Result<()> {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
@@ -162,7 +174,7 @@ impl Communicator {
         }
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.collective(call, &self.config, &self.watched) };
+        let outcome = unsafe { engine.collective(call, &self.config, &self.watched, unless) };
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
     }
@@ -172,13 +184,25 @@ impl Communicator {
     /// # Safety
     /// Every buffer is valid for its count.
     #[allow(unsafe_code)]
+    #[inline]
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange_unless(messages, None) }
+    }
+
+    /// As [`Communicator::exchange`], ended soon with an error once it is called off.
+    ///
+    /// # Safety
+    /// As for [`Communicator::exchange`].
+    #[allow(unsafe_code)]
+    #[inline]
+    unsafe fn exchange_unless(&self, messages: &[Message], unless: Unless) -> Result<()> {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.exchange(messages, &self.watched) };
+        let outcome = unsafe { engine.exchange(messages, &self.watched, unless) };
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
     }
@@ -229,17 +253,21 @@ impl Communicator {
     /// use is about to go. Those that a group or a stream still holds fail when their turn comes.
     ///
     /// Ends soon where the communicator is broken or a peer is: the call that runs ends then, and
-    /// with it the peers' use of its buffers.
+    /// with it the peers' use of its buffers. A split or a shrink that another thread is in ends
+    /// with an error, and survivors who shrink do not wait for this rank.
     pub fn retire(&self) {
         if !self.is_of_this_process() {
             return;
         }
-        let mut engine = self.engine.take();
-        self.part(&mut engine);
+        let mut turn = self.engine.take();
+        self.part(&mut turn);
         // Release: pairs with the Acquire in `check`.
         self.watched.aborted.store(true, Release);
+        drop(turn);
+        self.aborts.fetch_add(1, Release);
+        let _alone = self.shrinking.lock();
         self.watched.pages.mine().leave();
-        self.watched.publish();
+        self.close_board();
     }
 
     /// Before this rank leaves: have its last messages with those who may still need them.

@@ -59,7 +59,12 @@ impl Communicator {
         let aborts = self.aborts();
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
         let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
-        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        let is_broken_off = || aborted().is_some() || self.watched.died_among(&left);
+        let until = Until {
+            deadline,
+            is_called_off: Some(&is_called_off),
+            is_broken_off: Some(&is_broken_off),
+        };
         let made = self.shrink_by_list(&gone, &left, config, until);
         made.map_err(|error| aborted().unwrap_or_else(|| self.watched.explained(&left, error)))
     }
@@ -71,7 +76,7 @@ impl Communicator {
         config: &Config,
         until: Until,
     ) -> Result<Communicator> {
-        let mut lists = self.shrinking.lock();
+        let mut lists = self.begin_shrink()?;
         // Survivors of a failure may have split differently often, so the label is what they share:
         // who is gone, and how often that was so before.
         let before = lists.iter().filter(|list| *list == gone).count();
@@ -141,7 +146,6 @@ impl Communicator {
             let place = place.map(|(outside, port)| outside.at_port(left[0], port));
             self.id.derive_at(label.as_bytes(), &place.unwrap_or_default())
         };
-        let Until { deadline, is_called_off } = until;
         match door {
             Door::Mine(gate) => {
                 let id = id_at(Some(port_of(&gate)));
@@ -149,11 +153,11 @@ impl Communicator {
             }
             Door::At(port) => {
                 let id = id_at(Some(port));
-                Communicator::init_unless(nranks, &id, rank, config, deadline, is_called_off)
+                Communicator::init_unless(nranks, &id, rank, config, until)
             }
             Door::Here => {
                 let id = id_at(None);
-                Communicator::init_unless(nranks, &id, rank, config, deadline, is_called_off)
+                Communicator::init_unless(nranks, &id, rank, config, until)
             }
         }
     }

@@ -46,9 +46,19 @@ impl Watched {
         if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
-        let missed = |dead: &usize| matters(*dead) && pages.of(*dead).life() != Life::Left;
-        let dead = self.dead().into_iter().find(missed)?;
+        let dead = self.missed(matters)?;
         Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
+    }
+
+    /// A rank that has died without leaving, of those that `matters` names.
+    fn missed(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
+        let missed = |dead: &usize| matters(*dead) && self.pages.of(*dead).life() != Life::Left;
+        self.dead().into_iter().find(missed)
+    }
+
+    /// Whether one of `ranks` has died without leaving.
+    pub fn died_among(&self, ranks: &[usize]) -> bool {
+        self.missed(|rank| ranks.contains(&rank)).is_some()
     }
 
     /// The error for a peer that has failed: it tells what it was told, so that a chain of ranks
@@ -94,6 +104,9 @@ impl Watched {
                 | Error::Disconnected { .. }
                 // What another rank says of a death counts ranks as the new communicator does.
                 | Error::Remote { .. }
+                // Who is gone from a meeting has died, or has left it for a death not known here
+                // yet.
+                | Error::PeerDied { .. }
         );
         let started = Instant::now();
         loop {
@@ -141,6 +154,9 @@ fn tidings(waited_ms: u64) -> u64 {
         + waited_ms / 1000
 }
 
+/// Says that an operation has no point any more, where something beside its ranks can say so.
+pub type Unless<'a> = Option<&'a dyn Fn() -> bool>;
+
 /// How long a rank goes on looking for the messages of one that has left: several looks, also on a
 /// machine that does not run it at once.
 const LAST_LOOK: Duration = Duration::from_millis(50);
@@ -148,6 +164,7 @@ const LAST_LOOK: Duration = Duration::from_millis(50);
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
     watched: &'a Watched,
+    unless: Unless<'a>,
     descriptor: Descriptor,
     sequence: u64,
     /// When this wait has found that its peer has left.
@@ -159,7 +176,8 @@ impl Watch for OperationWatch<'_> {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let pages = &self.watched.pages;
         // Acquire: pairs with the Release in `Communicator::abort`.
-        if self.watched.aborted.load(Acquire) {
+        let aborted = self.watched.aborted.load(Acquire);
+        if aborted || self.unless.is_some_and(|is_called_off| is_called_off()) {
             return Err(Error::Aborted { rank: pages.rank, operation: Some(self.operation()) });
         }
         self.note(peer, waited);
@@ -196,8 +214,13 @@ impl Watch for OperationWatch<'_> {
 }
 
 impl<'a> OperationWatch<'a> {
-    pub fn new(watched: &'a Watched, descriptor: Descriptor, sequence: u64) -> OperationWatch<'a> {
-        OperationWatch { watched, descriptor, sequence, departure: Cell::new(None) }
+    pub fn new(
+        watched: &'a Watched,
+        unless: Unless<'a>,
+        descriptor: Descriptor,
+        sequence: u64,
+    ) -> OperationWatch<'a> {
+        OperationWatch { watched, unless, descriptor, sequence, departure: Cell::new(None) }
     }
 
     pub fn operation(&self) -> Operation {

@@ -282,8 +282,8 @@ impl Links {
         Ok(())
     }
 
-    /// Send nothing more, and wait until the machines of the peers that `matters` names have all that
-    /// was sent: the news that this rank has left goes another way and would come before it.
+    /// Send nothing more, and wait until the machines of the peers that `matters` names have all
+    /// that was sent: the news that this rank has left goes another way and would come before it.
     pub fn deliver(&mut self, matters: impl Fn(usize) -> bool) {
         let Some(network) = &mut self.network else { return };
         network.end();
