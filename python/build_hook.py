@@ -38,6 +38,8 @@ class CargoHook(BuildHookInterface):
             strip(built / name, part)
             if version != "editable":
                 build_data["force_include"][str(part)] = where
+        for licence in ("LICENSE-MIT", "LICENSE-APACHE"):
+            build_data["force_include"][str(root / licence)] = f"ringcomm/{licence}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(built / name for name in PARTS)}"
 

@@ -43,21 +43,56 @@ _LETTERS = {"b": "i", "h": "i", "i": "i", "l": "i", "q": "i", "B": "u", "H": "u"
             "Q": "u", "c": "u", "e": "f", "f": "f", "d": "f", "?": "b"}
 
 _Reader = Callable[[Any, bool], Buffer]
-_readers: Dict[type, _Reader] = {}
+#: How a type is read, for those that were seen.
+readers: Dict[type, _Reader] = {}
 _from_buffer = ctypes.c_char.from_buffer
 _address = ctypes.addressof
 
 
 def source(buffer: Any) -> Buffer:
     """A buffer that is read."""
-    reader = _readers.get(type(buffer)) or _reader_for(buffer)
+    reader = readers.get(type(buffer)) or reader_for(buffer)
     return reader(buffer, False)
 
 
 def target(buffer: Any) -> Buffer:
     """A buffer that is written."""
-    reader = _readers.get(type(buffer)) or _reader_for(buffer)
+    reader = readers.get(type(buffer)) or reader_for(buffer)
     return reader(buffer, True)
+
+
+def pair(send: Any, recv: Any) -> Tuple[int, int, int, DataType, int, Any]:
+    """Two buffers of one type, length and device: both addresses, elements, type, device, owners."""
+    kind = type(send)
+    if kind is type(recv) and readers.get(kind) is _ndarray:
+        # What training calls most, written out, since a call of Python's costs as much as the rest.
+        try:
+            dtype, count = send.dtype, send.size
+            if recv.dtype is dtype and recv.size == count:
+                out, into = _address(_from_buffer(send)), _address(_from_buffer(recv))
+                return (out, into, count, _types[dtype], CPU, (send, recv))
+        except (KeyError, TypeError, ValueError, BufferError):
+            pass
+    one, other = source(send), target(recv)
+    belong(one, other)
+    if other[1] != one[1]:
+        raise unfit(recv, f"it has {other[1]} elements, and send has {one[1]}; give both the same")
+    return (one[0], other[0], one[1], one[2], one[3], (one[4], other[4]))
+
+
+def belong(send: Buffer, recv: Buffer) -> None:
+    """Refuse two buffers of one call that differ in type or device."""
+    for index, kind in ((2, "type"), (3, "device")):
+        if send[index] != recv[index]:
+            named = (place(side[3]) if index == 3 else side[2].name.lower() for side in (send, recv))
+            raise RingArgumentError(
+                "send is {} and recv is {}; use one {}".format(*named, kind), Result.INVALID_ARGUMENT
+            )
+
+
+def place(device: int) -> str:
+    """A device's name."""
+    return "on the CPU" if device == CPU else f"on CUDA device {device}"
 
 
 def unfit(buffer: Any, why: str) -> RingArgumentError:
@@ -67,7 +102,8 @@ def unfit(buffer: Any, why: str) -> RingArgumentError:
     return RingArgumentError(f"this {name} cannot be used as a buffer: {why}", Result.INVALID_ARGUMENT)
 
 
-def _reader_for(buffer: Any) -> _Reader:
+def reader_for(buffer: Any) -> _Reader:
+    """How this buffer's type is read; found out once."""
     kind = type(buffer)
     reader: _Reader
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
@@ -88,7 +124,7 @@ def _reader_for(buffer: Any) -> _Reader:
             "it has none of the buffer protocol, __array_interface__, __cuda_array_interface__ and "
             "__dlpack__; make an array of it (numpy.asarray), or use the ..._object methods",
         )
-    _readers[kind] = reader
+    readers[kind] = reader
     return reader
 
 

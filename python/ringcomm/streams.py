@@ -20,6 +20,9 @@ from .errors import RingError, RingUsageError
 #: what more calls than these used is not in use any more.
 _MOST_IN_USE = 512
 
+#: How long a wait goes on before it looks whether somebody pressed Ctrl-C: unnoticed by who did.
+_LOOK_MS = 200
+
 
 class Stream:
     """A host stream: calls given to it return at once and run in order, on a thread of its own.
@@ -71,11 +74,18 @@ class Stream:
             if self._error is not None:
                 raise self._error
             return True
-        result = lib.ringStreamReached(self._handle, mark, -1 if timeout is None else int(timeout * 1000))
-        if result == Result.IN_PROGRESS:
-            return False
-        check(result)
-        return True
+        left = None if timeout is None else int(timeout * 1000)
+        while True:
+            # Python looks at its signals between two calls only.
+            piece = _LOOK_MS if left is None else min(left, _LOOK_MS)
+            result = lib.ringStreamReached(self._handle, mark, piece)
+            if result != Result.IN_PROGRESS:
+                check(result)
+                return True
+            if left is not None:
+                left -= piece
+                if left <= 0:
+                    return False
 
     def close(self) -> None:
         """Wait as `synchronize` does, then end the stream. A second time it does nothing."""

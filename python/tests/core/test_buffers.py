@@ -188,13 +188,13 @@ def test_results_are_not_written_to_what_is_read_only(one, name):
 def test_buffers_that_do_not_go_together(ranks):
     one = ranks(1)[0]
     wrong = [
-        (lambda: one.all_reduce(np.zeros(3), np.zeros(4)), "4 elements, and this call needs 3"),
+        (lambda: one.all_reduce(np.zeros(3), np.zeros(4)), "4 elements, and send has 3"),
         (lambda: one.all_reduce(np.zeros(3), np.zeros(3, "f4")), "send is float64 and recv is float32"),
-        (lambda: one.all_gather(np.zeros(3), np.zeros(2)), "3 elements, and this call needs 2"),
-        (lambda: one.broadcast(np.zeros(3), np.zeros(2)), "3 elements"),
-        (lambda: one.reduce(np.zeros(3), np.zeros(2)), "3"),
-        (lambda: one.all_to_all(np.zeros(3), np.zeros(2)), "3"),
-        (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [2]), "3 elements, and this rank's count"),
+        (lambda: one.all_gather(np.zeros(3), np.zeros(2)), "3 elements, and the block of recv has 2"),
+        (lambda: one.broadcast(np.zeros(3), np.zeros(2)), "it has 2 elements, and send has 3"),
+        (lambda: one.reduce(np.zeros(3), np.zeros(2)), "it has 2 elements, and send has 3"),
+        (lambda: one.all_to_all(np.zeros(3), np.zeros(2)), "it has 2 elements, and send has 3"),
+        (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [2]), "3 elements, and the count of this rank has 2"),
         (lambda: one.all_gather_v(np.zeros(3), np.zeros(2), [3]), "reach to element 3"),
         (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [3, 4]), "2 counts and 2 displacements for 1"),
         (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [-1]), "not negative"),
