@@ -1,8 +1,9 @@
 """Where a user's buffer lies, how long it is and what is in it, without importing whose it is.
 
-Anything will do that has `data_ptr` (PyTorch), `__array_interface__` (NumPy), `__cuda_array_interface__`
-(CuPy, Numba), the buffer protocol (bytearray, array, memoryview, ctypes) or `__dlpack__` (JAX): nothing
-is copied. Which of these a type speaks is found out once and remembered by type.
+Anything will do that has `data_ptr` (PyTorch), `__array_interface__` (NumPy),
+`__cuda_array_interface__` (CuPy, Numba), the buffer protocol (bytearray, array, memoryview, ctypes)
+or `__dlpack__` (JAX): nothing is copied. Which of these a type speaks is found out once and
+remembered by type.
 """
 
 from __future__ import annotations
@@ -18,19 +19,32 @@ from .errors import RingArgumentError
 CPU = -1
 
 
-#: What the library needs to know of a buffer: address, elements, their type, device, and what must stay
-#: alive for as long as the memory is used. A plain tuple, since it is made for every call.
+#: What the library needs to know of a buffer: address, elements, their type, device, and what must
+#: stay alive for as long as the memory is used. A plain tuple, since it is made for every call.
 Buffer = Tuple[int, int, DataType, int, Any]
 
 
 _D = DataType
 #: By the names of NumPy, PyTorch and ml_dtypes.
 NAMES: Dict[str, DataType] = {
-    "int8": _D.INT8, "uint8": _D.UINT8, "int16": _D.INT16, "uint16": _D.UINT16,
-    "int32": _D.INT32, "uint32": _D.UINT32, "int64": _D.INT64, "uint64": _D.UINT64,
-    "float16": _D.FLOAT16, "float32": _D.FLOAT32, "float64": _D.FLOAT64,
-    "bfloat16": _D.BFLOAT16, "bool": _D.BOOL, "half": _D.FLOAT16, "float": _D.FLOAT32,
-    "double": _D.FLOAT64, "float8_e4m3fn": _D.FLOAT8E4M3, "float8_e5m2": _D.FLOAT8E5M2,
+    "int8": _D.INT8,
+    "uint8": _D.UINT8,
+    "int16": _D.INT16,
+    "uint16": _D.UINT16,
+    "int32": _D.INT32,
+    "uint32": _D.UINT32,
+    "int64": _D.INT64,
+    "uint64": _D.UINT64,
+    "float16": _D.FLOAT16,
+    "float32": _D.FLOAT32,
+    "float64": _D.FLOAT64,
+    "bfloat16": _D.BFLOAT16,
+    "bool": _D.BOOL,
+    "half": _D.FLOAT16,
+    "float": _D.FLOAT32,
+    "double": _D.FLOAT64,
+    "float8_e4m3fn": _D.FLOAT8E4M3,
+    "float8_e5m2": _D.FLOAT8E5M2,
 }
 #: By kind and bytes, as in `__array_interface__`'s typestr.
 KINDS: Dict[str, DataType] = {
@@ -39,8 +53,23 @@ KINDS: Dict[str, DataType] = {
     "f8": _D.FLOAT64, "b1": _D.BOOL,
 }  # fmt: skip
 #: By the letters of the struct module, of which some have the C compiler's size.
-_LETTERS = {"b": "i", "h": "i", "i": "i", "l": "i", "q": "i", "B": "u", "H": "u", "I": "u", "L": "u",
-            "Q": "u", "c": "u", "e": "f", "f": "f", "d": "f", "?": "b"}
+_LETTERS = {
+    "b": "i",
+    "h": "i",
+    "i": "i",
+    "l": "i",
+    "q": "i",
+    "B": "u",
+    "H": "u",
+    "I": "u",
+    "L": "u",
+    "Q": "u",
+    "c": "u",
+    "e": "f",
+    "f": "f",
+    "d": "f",
+    "?": "b",
+}
 
 _Reader = Callable[[Any, bool], Buffer]
 #: How a type is read, for those that were seen.
@@ -62,7 +91,7 @@ def target(buffer: Any) -> Buffer:
 
 
 def pair(send: Any, recv: Any) -> Tuple[int, int, int, DataType, int, Any]:
-    """Two buffers of one type, length and device: both addresses, elements, type, device, owners."""
+    """Two buffers that belong together: both addresses, elements, type, device, owners."""
     kind = type(send)
     if kind is type(recv) and readers.get(kind) is _ndarray:
         # What training calls most, written out, since a call of Python's costs as much as the rest.
@@ -84,9 +113,12 @@ def belong(send: Buffer, recv: Buffer) -> None:
     """Refuse two buffers of one call that differ in type or device."""
     for index, kind in ((2, "type"), (3, "device")):
         if send[index] != recv[index]:
-            named = (place(side[3]) if index == 3 else side[2].name.lower() for side in (send, recv))
+            named = (
+                place(side[3]) if index == 3 else side[2].name.lower() for side in (send, recv)
+            )
             raise RingArgumentError(
-                "send is {} and recv is {}; use one {}".format(*named, kind), Result.INVALID_ARGUMENT
+                "send is {} and recv is {}; use one {}".format(*named, kind),
+                Result.INVALID_ARGUMENT,
             )
 
 
@@ -99,7 +131,9 @@ def unfit(buffer: Any, why: str) -> RingArgumentError:
     """The error for a buffer that cannot be used."""
     kind = type(buffer)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return RingArgumentError(f"this {name} cannot be used as a buffer: {why}", Result.INVALID_ARGUMENT)
+    return RingArgumentError(
+        f"this {name} cannot be used as a buffer: {why}", Result.INVALID_ARGUMENT
+    )
 
 
 def reader_for(buffer: Any) -> _Reader:
@@ -147,14 +181,18 @@ def _type_of(buffer: Any, dtype: Any) -> DataType:
     if found is None:
         raise unfit(buffer, f"ringcomm has no type {dtype}; it has {', '.join(sorted(NAMES))}")
     if getattr(dtype, "isnative", True) is False:
-        raise unfit(buffer, f"its bytes are in foreign order ({dtype}); use .astype(dtype.newbyteorder('='))")
+        raise unfit(
+            buffer,
+            f"its bytes are in foreign order ({dtype}); use .astype(dtype.newbyteorder('='))",
+        )
     _types[dtype] = found
     return found
 
 
 def _ndarray(array: Any, write: bool) -> Buffer:
     try:
-        # Refused for what is read-only, empty, not contiguous, or of a type that only ml_dtypes has.
+        # Refused for what is read-only, empty, not contiguous, or of a type that only ml_dtypes
+        # has.
         return (_address(_from_buffer(array)), array.size, _types[array.dtype], CPU, array)
     except (KeyError, TypeError, ValueError, BufferError):
         pass
@@ -167,7 +205,9 @@ def _ndarray(array: Any, write: bool) -> Buffer:
     return (array.__array_interface__["data"][0], array.size, datatype, CPU, array)
 
 
-NOT_CONTIGUOUS = "its elements do not lie one after the other (a slice or a transpose); use {} first"
+NOT_CONTIGUOUS = (
+    "its elements do not lie one after the other (a slice or a transpose); use {} first"
+)
 READ_ONLY = "it is read-only, and the result is written there; use a copy"
 
 
@@ -187,7 +227,9 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
 def _cuda_index(tensor: Any) -> int:
     device = tensor.device
     if device.type != "cuda":
-        raise unfit(tensor, f"it lies on {device}, and ringcomm knows cpu and cuda; use .cpu() first")
+        raise unfit(
+            tensor, f"it lies on {device}, and ringcomm knows cpu and cuda; use .cpu() first"
+        )
     return int(device.index or 0)
 
 

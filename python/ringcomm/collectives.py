@@ -33,9 +33,9 @@ class Collectives:
     """The calls of a communicator that move data; `Communicator` has them all.
 
     For every one: buffers are anything contiguous with the buffer protocol, `__dlpack__`,
-    `__array_interface__` or `__cuda_array_interface__`, or a PyTorch tensor, and nothing is copied. All
-    ranks make the same calls in the same order. `stream=` queues the call on a host stream; with
-    `async_op=True` it returns a `Handle` at once. Otherwise it returns None when it is done.
+    `__array_interface__` or `__cuda_array_interface__`, or a PyTorch tensor, and nothing is copied.
+    All ranks make the same calls in the same order. `stream=` queues the call on a host stream;
+    with `async_op=True` it returns a `Handle` at once. Otherwise it returns None when it is done.
     """
 
     _handle: Optional[int]
@@ -148,8 +148,8 @@ class Collectives:
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks; rank r gets block r of the result in `recv`.
 
-        `send` holds nranks times as many elements. Without `recv`: in place, in the rank's own block of
-        `send`, which is all of it that means anything afterwards.
+        `send` holds nranks times as many elements. Without `recv`: in place, in the rank's own
+        block of `send`, which is all of it that means anything afterwards.
         """
         found = target(send) if recv is None else source(send)
         into, count, owner = self._block(recv, found, self._rank, "send")
@@ -234,7 +234,9 @@ class Collectives:
         """
         found = source(buffer)
         self._placed(found[3], buffer)
-        return self._run(lib.ringSend, (found[0], found[1], found[2], peer), found[4], stream, async_op)
+        return self._run(
+            lib.ringSend, (found[0], found[1], found[2], peer), found[4], stream, async_op
+        )
 
     def recv(
         self, buffer: Any, peer: int, *, stream: Optional[Stream] = None, async_op: bool = False
@@ -242,14 +244,23 @@ class Collectives:
         """Receive into a buffer what `peer` sends, of the same length and type."""
         found = target(buffer)
         self._placed(found[3], buffer)
-        return self._run(lib.ringRecv, (found[0], found[1], found[2], peer), found[4], stream, async_op)
+        return self._run(
+            lib.ringRecv, (found[0], found[1], found[2], peer), found[4], stream, async_op
+        )
 
-    def barrier(self, *, stream: Optional[Stream] = None, async_op: bool = False) -> Optional[Handle]:
+    def barrier(
+        self, *, stream: Optional[Stream] = None, async_op: bool = False
+    ) -> Optional[Handle]:
         """Return on every rank after every rank has called."""
         return self._run(lib.ringBarrier, (), None, stream, async_op)
 
     def _run(
-        self, function: Any, arguments: Tuple[Any, ...], owners: Any, stream: Optional[Stream], async_op: bool
+        self,
+        function: Any,
+        arguments: Tuple[Any, ...],
+        owners: Any,
+        stream: Optional[Stream],
+        async_op: bool,
     ) -> Optional[Handle]:
         """Make the call now, in the thread's group, or on a stream."""
         if async_op and stream is None:
@@ -281,13 +292,15 @@ class Collectives:
             try:
                 handle.wait()
             except RingError:
-                pass  # the handle's owner is told; this call fails by itself if the communicator has
+                pass  # the handle's owner is told; this call fails by itself if the communicator
+                has
 
     def _own_stream(self) -> Stream:
         raise NotImplementedError
 
     def _block(self, part: Any, whole: Buffer, index: int, side: str) -> Tuple[int, int, Any]:
-        """One rank's part of a call whose other buffer, `side`, is the whole: address, elements, owner.
+        """One rank's part of a call whose other buffer, `side`, is the whole: address, elements,
+        owner.
 
         Without `part` it is block `index` of the whole.
         """
@@ -312,7 +325,8 @@ class Collectives:
         if count % self._nranks:
             raise unfit(
                 buffer,
-                f"its {count} elements do not divide among {self._nranks} ranks; pad it, or use the _v form",
+                f"its {count} elements do not divide among {self._nranks} ranks; pad it, or use "
+                "the _v form",
             )
         return count // self._nranks
 

@@ -28,7 +28,8 @@ class Vectors(Collectives):
         stream: Optional[Stream] = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
-        """Every rank gets the `send` of all ranks: `counts[r]` elements of rank r, the same everywhere.
+        """Every rank gets the `send` of all ranks: `counts[r]` elements of rank r, the same
+        everywhere.
 
         `send` None: in place, the rank's own block of `recv`.
         """
@@ -104,7 +105,8 @@ class Vectors(Collectives):
         stream: Optional[Stream] = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
-        """The root gets the `send` of all ranks; `recv`, `counts` and `displacements` are the root's.
+        """The root gets the `send` of all ranks; `recv`, `counts` and `displacements` are the
+        root's.
 
         `send` None on the root: in place, its own block of `recv`.
         """
@@ -164,11 +166,13 @@ class Vectors(Collectives):
     ) -> Tuple[Sequence[int], Sequence[int]]:
         """Counts and displacements of all ranks, which lie inside the buffer."""
         counts = [int(length) for length in counts]
-        starts = [0, *accumulate(counts[:-1])] if starts is None else [int(start) for start in starts]
+        starts = (
+            [0, *accumulate(counts[:-1])] if starts is None else [int(start) for start in starts]
+        )
         if len(counts) != self._nranks or len(starts) != self._nranks:
             raise wrong(
-                f"{len(counts)} counts and {len(starts)} displacements for {self._nranks} ranks; give "
-                "one of each for every rank"
+                f"{len(counts)} counts and {len(starts)} displacements for {self._nranks} ranks; "
+                "give one of each for every rank"
             )
         if min(counts) < 0 or min(starts) < 0:
             raise wrong("counts and displacements are not negative")

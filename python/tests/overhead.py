@@ -1,7 +1,7 @@
 """What Python adds to a call: an all-reduce of one element, by a communicator of one rank.
 
-Such a call moves nothing, so its time is that of the way there and back. `python overhead.py` prints the
-median and the least of many rounds; the machine should do nothing else.
+Such a call moves nothing, so its time is that of the way there and back. `python overhead.py`
+prints the median and the least of many rounds; the machine should do nothing else.
 """
 
 import statistics

@@ -13,7 +13,9 @@ PAGES = Path(__file__).resolve().parents[3] / "docs/python"
 PROGRAMS = {
     f"{page.stem}-{number}": text
     for page in sorted(PAGES.glob("*.md"))
-    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M))
+    for number, text in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
+    )
     if "import torch" not in text and "ringcomm.torch" not in text
 }
 
@@ -23,9 +25,18 @@ def test_programs(name, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[name])
     # Those that start ranks by themselves are started once, the others as two ranks.
-    launched = [] if "ringcomm.init(" not in PROGRAMS[name] else ["-m", "ringcomm.run", "-np", "2", sys.executable]
-    done = subprocess.run([sys.executable, *launched, str(program)], capture_output=True, text=True,
-                          timeout=120, check=False)
+    launched = (
+        []
+        if "ringcomm.init(" not in PROGRAMS[name]
+        else ["-m", "ringcomm.run", "-np", "2", sys.executable]
+    )
+    done = subprocess.run(
+        [sys.executable, *launched, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
