@@ -107,7 +107,7 @@ impl Engine {
         self.sequence += 1;
         let page = watched.pages.mine();
         page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
-        let watch = OperationWatch { watched, unless, descriptor: ready.descriptor, sequence };
+        let watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
         let stamp = Stamp {
             communicator: self.communicator,
             epoch: self.epoch,
@@ -353,7 +353,7 @@ impl Engine {
             let transfer = self.transfer(message);
             self.transfers.push(transfer);
         }
-        let watch = OperationWatch { watched, unless, descriptor, sequence: batch };
+        let watch = OperationWatch::new(watched, unless, descriptor, batch);
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
             track.begun(record);

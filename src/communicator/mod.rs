@@ -38,6 +38,7 @@ use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::executor::control::Life;
 use crate::executor::links::Links;
 use crate::fork;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -258,7 +259,8 @@ impl Communicator {
         if !self.is_of_this_process() {
             return;
         }
-        let turn = self.engine.take();
+        let mut turn = self.engine.take();
+        self.part(&mut turn);
         // Release: pairs with the Acquire in `check`.
         self.watched.aborted.store(true, Release);
         drop(turn);
@@ -266,6 +268,17 @@ impl Communicator {
         let _alone = self.shrinking.lock();
         self.watched.pages.mine().leave();
         self.close_board();
+    }
+
+    /// Before this rank leaves: have its last messages with those who may still need them.
+    fn part(&self, engine: &mut Engine) {
+        let started = Instant::now();
+        let needs = |peer| {
+            let page = self.watched.pages.of(peer);
+            page.life() == Life::Working && !page.is_gone()
+        };
+        let goes_on = || !self.is_broken() && started.elapsed() < self.watched.timeout;
+        engine.links.deliver(|peer| goes_on() && needs(peer));
     }
 
     /// Keep the error and tell the peers, unless the call never started.
@@ -401,8 +414,9 @@ impl Communicator {
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
         self.check_process()?;
-        let _turn = self.engine.take();
+        let mut engine = self.engine.take();
         self.check()?;
+        self.part(&mut engine);
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
         self.watched.pages.mine().leave();
@@ -436,6 +450,7 @@ impl Drop for Communicator {
         }
         self.exhibit = None;
         self.close_board();
+        self.part(&mut self.engine.take());
         self.watched.pages.mine().leave();
     }
 }

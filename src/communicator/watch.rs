@@ -13,6 +13,7 @@ use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::process::Liveness;
 use crate::transport::wait::Watch;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// The parts of a communicator that a watch needs; shared with threads that look on.
@@ -28,8 +29,8 @@ pub struct Watched {
 }
 
 /// How long the news of a death may take to come after a rank that left for it: it is spread within
-/// ten milliseconds where control connections are made, half a second where one still has to be;
-/// the rest is for a machine that does not run everybody at once.
+/// ten milliseconds where control connections are made, a tenth of a second where one still has to
+/// be; the rest is for a machine that does not run everybody at once.
 const NEWS: Duration = Duration::from_millis(1500);
 
 impl Watched {
@@ -145,12 +146,18 @@ fn tidings(waited_ms: u64) -> u64 {
 /// Says that an operation has no point any more, where something beside its ranks can say so.
 pub type Unless<'a> = Option<&'a dyn Fn() -> bool>;
 
+/// How long a rank goes on looking for the messages of one that has left: several looks, also on a
+/// machine that does not run it at once.
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
-    pub watched: &'a Watched,
-    pub unless: Unless<'a>,
-    pub descriptor: Descriptor,
-    pub sequence: u64,
+    watched: &'a Watched,
+    unless: Unless<'a>,
+    descriptor: Descriptor,
+    sequence: u64,
+    /// When this wait has found that its peer has left.
+    departure: Cell<Option<Duration>>,
 }
 
 impl Watch for OperationWatch<'_> {
@@ -169,10 +176,7 @@ impl Watch for OperationWatch<'_> {
         for dead in self.watched.dead() {
             self.check_dead(dead)?;
         }
-        // Between machines the news that a peer left may come before its last messages.
-        let page = pages.of(peer);
-        let has_done_its_part = self.is_collective() && page.completed() > self.sequence;
-        if page.life() == Life::Left && !has_done_its_part {
+        if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(Error::Remote {
                 rank: pages.rank,
                 peer,
@@ -198,7 +202,16 @@ impl Watch for OperationWatch<'_> {
     }
 }
 
-impl OperationWatch<'_> {
+impl<'a> OperationWatch<'a> {
+    pub fn new(
+        watched: &'a Watched,
+        unless: Unless<'a>,
+        descriptor: Descriptor,
+        sequence: u64,
+    ) -> OperationWatch<'a> {
+        OperationWatch { watched, unless, descriptor, sequence, departure: Cell::new(None) }
+    }
+
     pub fn operation(&self) -> Operation {
         Operation { call: self.descriptor.text(), sequence: self.number() }
     }
@@ -231,6 +244,17 @@ impl OperationWatch<'_> {
             at = next;
         }
         text
+    }
+
+    /// Whether a peer that has left may have done so after its part of this operation. All that it
+    /// sent is on this machine by then, but was perhaps not yet when this rank last looked.
+    fn has_done_its_part(&self, peer: usize, waited: Duration) -> bool {
+        if self.is_collective() {
+            return self.watched.pages.of(peer).completed() > self.sequence;
+        }
+        let seen = self.departure.get().unwrap_or(waited);
+        self.departure.set(Some(seen.min(waited)));
+        waited - seen.min(waited) < LAST_LOOK
     }
 
     /// Tell onlookers whom this rank waits for.

@@ -103,7 +103,7 @@ pub fn own_failure(rank: u32, error: &Error) -> Failure {
 }
 
 pub fn garbled(me: u32, from: Party, why: Refusal) -> Failure {
-    let what = format!("{} sent {why}", name(from));
+    let what = format!("{} got {why} from {}", name(Party { rank: me, pid: 0 }), name(from));
     Failure::System { rank: me, errno: libc::EBADMSG, what }
 }
 
