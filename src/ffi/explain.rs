@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use crate::communicator::{Call, Communicator, Explanation};
-use crate::error::Result;
 use crate::ffi::boundary::run_on;
 use crate::ffi::config::check_head;
 use crate::ffi::convert;

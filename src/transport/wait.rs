@@ -396,6 +396,62 @@ mod tests {
         assert_eq!(error, Error::usage("gave up on 7"));
     }
 
+    /// Gives a value at its twentieth poll, and counts how often its core was given away.
+    struct Counting {
+        is_peer_at_work: bool,
+        polls: u32,
+        given_away: u32,
+    }
+
+    impl Waiting for Counting {
+        type Value = ();
+
+        fn poll(&mut self) -> Option<()> {
+            self.polls += 1;
+            (self.polls >= 20).then_some(())
+        }
+
+        fn sleep(&mut self, _: Duration) -> Option<()> {
+            unreachable!("it may give its core away for longer")
+        }
+
+        fn give_way(&mut self) {
+            self.given_away += 1;
+        }
+
+        fn is_peer_at_work(&self) -> bool {
+            self.is_peer_at_work
+        }
+    }
+
+    #[test]
+    fn a_core_is_kept_for_a_peer_that_is_at_work_on_another() {
+        let watch = Deadline(Duration::from_secs(60));
+        let given_away = |is_peer_at_work: bool, crossing: u32| {
+            let patience = Patience { spins: 4, yielding: Duration::from_secs(60), crossing };
+            let mut waiting = Counting { is_peer_at_work, polls: 0, given_away: 0 };
+            wait_on(patience, 0, &watch, &mut waiting).unwrap();
+            waiting.given_away
+        };
+        assert_eq!(given_away(true, 100), 0);
+        assert_eq!(given_away(false, 100), 15);
+        // Only once: what is not there after that takes longer.
+        assert_eq!(given_away(true, 10), 5);
+    }
+
+    #[test]
+    fn a_peer_is_at_work_unless_it_says_otherwise() {
+        let (mine, theirs) = (bell(), bell());
+        let is_at_work =
+            |theirs| OnBell { bell: &mine, theirs, poll: || None::<()> }.is_peer_at_work();
+        assert!(is_at_work(Some(&theirs)) && !is_at_work(None));
+        theirs.away.store(1, Relaxed);
+        assert!(!is_at_work(Some(&theirs)));
+        theirs.away.store(0, Relaxed);
+        theirs.sleeping.store(1, Relaxed);
+        assert!(!is_at_work(Some(&theirs)));
+    }
+
     #[test]
     fn what_came_before_the_end_counts() {
         // The condition becomes true between the last poll and the watch's refusal.
