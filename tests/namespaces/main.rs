@@ -111,6 +111,7 @@ impl Run {
         ];
         let trouble = troubles[number % troubles.len()];
         let hosts = placed(random.below(2 * HOSTS) + 1, &mut random);
+        let alone = hosts.iter().all(|host| *host == hosts[0]);
         let protections = [Protection::Clear, Protection::Checksum, Protection::Encrypted];
         Run {
             number,
@@ -120,6 +121,7 @@ impl Run {
             sockets: 1 + random.below(3),
             // What comes at some moment finds the ranks at work for a while.
             rounds: match trouble {
+                _ if alone => 1,
                 Trouble::Resets => 8,
                 Trouble::Partition => 1000,
                 _ => 1,
