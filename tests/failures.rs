@@ -12,7 +12,7 @@ use ringcomm::types::{DataType, ReduceOp};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::holdings::Holdings;
-use support::processes::{Ranks, say};
+use support::processes::{Ranks, Seat, say};
 use support::scratch::{ROOM, Scratch, run};
 use support::{Case, Prepared, Random, config, on_threads, small_slots};
 
@@ -24,7 +24,7 @@ fn any_call(scratch: &mut Scratch, nranks: usize, random: &mut Random) -> Call<'
 }
 
 /// A rank of the killing test: works until a call fails; its last word is the error.
-fn work_until_a_call_fails(seat: &support::processes::Seat, seed: &str) -> String {
+fn work_until_a_call_fails(seat: &Seat, seed: &str) -> String {
     let before = Holdings::now();
     let comm = seat.join();
     let mut random = Random(seed.parse().unwrap());
@@ -321,6 +321,50 @@ fn ranks_that_never_came_are_named() {
     for error in [first, second] {
         let text = error.to_string();
         assert!(text.contains("missing: [1, 2]"), "{text}");
+    }
+}
+
+/// Join four ranks, of which rank 1 has memory for its own segment only; the error.
+fn join_with_little_memory(seat: &Seat) -> String {
+    if seat.rank == 1 {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        // A segment of rings for four ranks takes 17 MiB.
+        let most = pages * 4096 + (25 << 20);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: a valid limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+    }
+    let joined = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config);
+    joined.err().expect("rank 1 cannot join").to_string()
+}
+
+/// What the ranks say of rank 1, before their own deadline.
+fn say_who_has_no_memory(mut ranks: Ranks) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let own = "mapping 1";
+    for rank in 0..4 {
+        let text = ranks.end(rank, deadline).result.unwrap_or_else(|why| panic!("{rank}: {why}"));
+        assert!(text.contains(own), "rank {rank}: {text}");
+        assert!(rank == 1 || text.contains("rank 1 failed"), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_map_the_others_memory_tells_them() {
+    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    say_who_has_no_memory(Ranks::start_apart(4, &config, "", |seat, _| {
+        join_with_little_memory(seat)
+    }));
+}
+
+#[test]
+fn a_rank_that_cannot_map_the_others_memory_tells_those_of_other_hosts() {
+    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    for hosts in [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 2]] {
+        say_who_has_no_memory(Ranks::start_on_hosts(&hosts, &config, "", |seat, _| {
+            join_with_little_memory(seat)
+        }));
     }
 }
 

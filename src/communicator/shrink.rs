@@ -6,6 +6,7 @@
 use super::Communicator;
 use super::assembly::Until;
 use super::record::mix;
+use crate::bootstrap::Unmet;
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -66,7 +67,7 @@ impl Communicator {
             is_broken_off: Some(&is_broken_off),
         };
         let made = self.shrink_by_list(&gone, &left, config, until);
-        made.map_err(|error| aborted().unwrap_or_else(|| self.watched.explained(&left, error)))
+        made.map_err(|unmet| aborted().unwrap_or_else(|| self.watched.explained(&left, unmet)))
     }
 
     fn shrink_by_list(
@@ -75,7 +76,7 @@ impl Communicator {
         left: &[usize],
         config: &Config,
         until: Until,
-    ) -> Result<Communicator> {
+    ) -> Result<Communicator, Unmet> {
         let mut lists = self.begin_shrink()?;
         // Survivors of a failure may have split differently often, so the label is what they share:
         // who is gone, and how often that was so before.
@@ -94,7 +95,7 @@ impl Communicator {
         label: &str,
         config: &Config,
         until: Until,
-    ) -> Result<Door> {
+    ) -> Result<Door, Unmet> {
         if self.share_a_host(left) {
             return Ok(Door::Here);
         }
@@ -114,7 +115,8 @@ impl Communicator {
             }
             if Instant::now() >= until.deadline || until.is_called_off.is_some_and(|off| off()) {
                 let waited_ms = config.timeout_ms;
-                return Err(Error::Missing { nranks: self.nranks, missing: vec![root], waited_ms });
+                let (nranks, missing) = (self.nranks, vec![root]);
+                return Err(Unmet::late(Error::Missing { nranks, missing, waited_ms }));
             }
             std::thread::sleep(GLANCE);
         }
@@ -138,7 +140,7 @@ impl Communicator {
         door: Door,
         config: &Config,
         until: Until,
-    ) -> Result<Communicator> {
+    ) -> Result<Communicator, Unmet> {
         let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
         let nranks = left.len();
         let id_at = |port: Option<u16>| {

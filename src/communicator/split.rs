@@ -4,6 +4,7 @@
 use super::assembly::Until;
 use super::watch::Unless;
 use super::{Call, Communicator};
+use crate::bootstrap::Unmet;
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -80,9 +81,9 @@ impl Communicator {
             _ => Communicator::init_unless(group.len(), &local_id, rank, config, until),
         };
         let number = |place: usize| group.get(place).copied().unwrap_or(place);
-        made.map(Some).map_err(|error| {
-            let error = error.renumbered(number);
-            trouble().unwrap_or_else(|| self.watched.explained(&group, error))
+        made.map(Some).map_err(|unmet| {
+            let unmet = Unmet { error: unmet.error.renumbered(number), ..unmet };
+            trouble().unwrap_or_else(|| self.watched.explained(&group, unmet))
         })
     }
 

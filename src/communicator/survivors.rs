@@ -7,6 +7,7 @@ use super::assembly::Until;
 use super::shrink::{Door, port_of};
 use super::watch::Unless;
 use crate::bootstrap::network::Gate;
+use crate::bootstrap::{Cause, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
@@ -153,10 +154,7 @@ impl Survivor<'_> {
             Ok(_) => false,
             // Another rank's trouble: it has died, or has found out first that one has; or the
             // deadline, which the next look sees.
-            Err(Error::PeerDied { .. } | Error::Remote { .. }) => true,
-            Err(Error::Missing { .. } | Error::Timeout { .. }) => true,
-            // What a death looks like from another host, before its news has come.
-            Err(Error::System { errno, .. }) if is_gone(*errno) => true,
+            Err(Unmet { cause: Cause::There | Cause::Late, .. }) => true,
             Err(_) => self.is_aborted() || self.agreement.is_stale(self.others.look()),
         };
         if passing {
@@ -164,7 +162,7 @@ impl Survivor<'_> {
             return Ok(None);
         }
         self.agreement.made();
-        made.map(Some)
+        Ok(Some(made?))
     }
 }
 
@@ -251,9 +249,4 @@ impl Communicator {
             peer_state: state,
         }
     }
-}
-
-/// Whether a connection failed as it does where the other end's process has ended.
-fn is_gone(errno: i32) -> bool {
-    matches!(errno, libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT)
 }

@@ -6,6 +6,7 @@
 use super::network::Publisher;
 use super::record::{self, Descriptor};
 use super::timeline::Track;
+use crate::bootstrap::{Cause, Unmet};
 use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
 use crate::executor::links::Pages;
@@ -92,27 +93,15 @@ impl Watched {
         self.dead().iter().any(|dead| ranks.contains(dead))
     }
 
-    /// The error for something that all of `ranks` have to do together and that failed with `error`
-    /// here: where that can be what a death looks like from afar (a connection that is refused or
-    /// closed), the news of one is waited for.
-    pub fn explained(&self, ranks: &[usize], error: Error) -> Error {
-        let is_distant = matches!(
-            error,
-            Error::System { .. }
-                | Error::NotMet { .. }
-                | Error::InvalidUsage(_)
-                | Error::Disconnected { .. }
-                // What another rank says of a death counts ranks as the new communicator does.
-                | Error::Remote { .. }
-                // Who is gone from a meeting has died, or has left it for a death not known here
-                // yet.
-                | Error::PeerDied { .. }
-        );
+    /// The error for a meeting of `ranks` that failed here: on another rank's account, the news of
+    /// its death is waited for, which tells more than what its end looks like from afar.
+    pub fn explained(&self, ranks: &[usize], unmet: Unmet) -> Error {
+        let Unmet { error, cause } = unmet;
         let started = Instant::now();
         loop {
             match self.casualty(ranks) {
                 Some(casualty) => return casualty,
-                None if !is_distant || started.elapsed() > NEWS => return error,
+                None if cause != Cause::There || started.elapsed() > NEWS => return error,
                 None => std::thread::sleep(NEWS / 100),
             }
         }

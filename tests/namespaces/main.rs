@@ -357,7 +357,7 @@ fn every_run_over_bad_wires_is_exact_or_ends_in_an_error_with_a_name() {
                     let number = next.fetch_add(1, Relaxed);
                     let is_over = match most {
                         Some(most) => number >= most,
-                        None => started.elapsed() > Duration::from_secs(50),
+                        None => started.elapsed() > Duration::from_secs(40),
                     };
                     if is_over {
                         return;
