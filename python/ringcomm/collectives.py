@@ -292,8 +292,8 @@ class Collectives:
             try:
                 handle.wait()
             except RingError:
-                pass  # the handle's owner is told; this call fails by itself if the communicator
-                has
+                # Whoever has the handle is told; a broken communicator refuses this call, too.
+                pass
 
     def _own_stream(self) -> Stream:
         raise NotImplementedError

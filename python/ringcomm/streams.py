@@ -38,6 +38,8 @@ class Stream:
         self._error: Optional[RingError] = None
         self._kept: Deque[Any] = deque(maxlen=_MOST_IN_USE)
         self._end = weakref.finalize(self, _destroy_quietly, self._handle)
+        # A program that ends waits for its communicators, not for what is queued behind them.
+        self._end.atexit = False
 
     @property
     def handle(self) -> Optional[int]:
