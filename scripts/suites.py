@@ -46,9 +46,9 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(*requirements):
-    """The tests' virtual environment, with these from PyPI in it; installed once."""
-    place = TARGET / "venv"
+def venv(*requirements, name="venv"):
+    """One of the tests' virtual environments, with these from PyPI in it; installed once."""
+    place = TARGET / name
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
@@ -269,6 +269,21 @@ def python():
     return [Command("scripts/test-python", str(tools))]
 
 
+def torch():
+    """The backend of torch.distributed: its tests, and PyTorch's own tests of a backend."""
+    # PyTorch's wheel wants its CUDA libraries also on the CPU: 5.4 GB, a minute.
+    place = venv("torch", "numpy", "expecttest", "pytest<10", name="venv-torch")
+    interpreter = str(place / "bin/python")
+    env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
+           "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    tests = ROOT / "python/tests/torch"
+    return [
+        cargo("build", "--release"),
+        Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), env=env),
+        Command(interpreter, str(tests / "distributed_suite.py"), env=env),
+    ]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -276,8 +291,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
-          namespaces]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, torch,
+          peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.

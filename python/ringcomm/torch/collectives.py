@@ -125,7 +125,9 @@ class Collectives:
             steps.append((lib.ringBroadcast, (place, place, count, kind, root)))
         return self._start("broadcast", tensors, steps, opts, staging)
 
-    def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None) -> Optional[Work]:
+    def reduce(
+        self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Reduce each tensor over all ranks; the root's holds the result."""
         root = opts if isinstance(opts, int) else opts.rootRank
         op = getattr(opts, "reduceOp", op)
@@ -143,7 +145,9 @@ class Collectives:
         """The inputs of all ranks, one after the other, on every rank."""
         return self._all_gather_flat([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> Optional[Work]:
         """As `all_gather_single`, of several pairs."""
         return self._all_gather_flat(listed(outputs), listed(inputs), opts)
 
@@ -161,7 +165,9 @@ class Collectives:
             steps.append((lib.ringAllGather, (read.data_ptr(), write.data_ptr(), count, kind)))
         return self._start("all_gather_single", inputs, steps, opts, staging, outputs)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Every rank gets the inputs of all ranks, in a list of tensors for each input."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -188,7 +194,9 @@ class Collectives:
         """Reduce over all ranks; rank r gets block r of the result."""
         return self._reduce_scatter_flat([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> Optional[Work]:
         """As `reduce_scatter_single`, of several pairs."""
         return self._reduce_scatter_flat(listed(outputs), listed(inputs), opts)
 

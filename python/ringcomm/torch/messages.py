@@ -29,7 +29,9 @@ SHORTEST, LONGEST = 20e-6, 2e-3
 class Message(Work):
     """A send or a receive that is on its way."""
 
-    def __init__(self, post: "Messages", tensors: List[torch.Tensor], tag: int, peer: Optional[int]) -> None:
+    def __init__(
+        self, post: "Messages", tensors: List[torch.Tensor], tag: int, peer: Optional[int]
+    ) -> None:
         TorchWork.__init__(self)
         self._post = post
         self._tensors = tensors
@@ -151,7 +153,9 @@ class Messages:
 
     def receivers(self, peer: Optional[int]) -> List[Receiver]:
         """The channel from this rank; None: from every other."""
-        peers = [other for other in range(self.size) if other != self.rank] if peer is None else [peer]
+        peers = (
+            [other for other in range(self.size) if other != self.rank] if peer is None else [peer]
+        )
         with self._making:
             for each in peers:
                 if each not in self._receivers:
@@ -220,7 +224,9 @@ class Carrier:
     def wake(self) -> None:
         """There is something to bring on."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="ringcomm messages", daemon=True)
+            self._thread = threading.Thread(
+                target=self._serve, name="ringcomm messages", daemon=True
+            )
             self._thread.start()
         if not self._event.is_set():
             self._event.set()

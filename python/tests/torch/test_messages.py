@@ -91,7 +91,9 @@ def other_shape(rank):
         dist.barrier()
     else:
         if rank == 1:
-            with pytest.raises(ringcomm.RingError, match="rank 0 sent 3 float32.*receives 4 torch.float64"):
+            with pytest.raises(
+                ringcomm.RingError, match="rank 0 sent 3 float32.*receives 4 torch.float64"
+            ):
                 dist.recv(torch.zeros(4, dtype=torch.float64), 0)
         dist.barrier()
 

@@ -17,7 +17,9 @@ STEPS = 6
 
 def network():
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5)
+    )
 
 
 def batches():
