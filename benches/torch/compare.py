@@ -21,12 +21,11 @@ import sys
 import time
 from pathlib import Path
 
+import resnet
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
-
-import resnet
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [4, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]

@@ -17,8 +17,9 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from ..errors import RingTimeoutError
-from .channel import Receiver, Sender
+from .channel import Sender
 from .futures import Future
+from .receiver import Receiver
 from .types import Staging, check
 from .work import TorchWork, Work
 

@@ -8,13 +8,14 @@ import torch
 
 from .._native import counts_array, lib
 from . import types
-from .collectives import Collectives, listed
+from .collectives import listed
 from .lane import Step
+from .scattered import ScatteredReductions
 from .types import Staging
 from .work import Work
 
 
-class RootedCollectives(Collectives):
+class RootedCollectives(ScatteredReductions):
     """Gather, scatter and all-to-all."""
 
     def gather(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Optional[Work]:

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
-
 from ranks import run
+from torch.distributed import ReduceOp
 
 RANKS = 3
 TYPES = [

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from test_launchers import LIMIT_S, ringrun
 
 PAGES = Path(__file__).resolve().parents[3] / "docs/python"

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
-from ranks import run
 
 
 def dies_in_training(rank, hook):

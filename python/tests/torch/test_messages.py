@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 
 import ringcomm
-from ranks import run
 
 
 def tags(rank):

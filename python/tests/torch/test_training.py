@@ -6,10 +6,9 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from ranks import run
 
 RANKS = 2
 STEPS = 6
