@@ -47,7 +47,7 @@ def cargo(*words, target=None, **more):
 
 
 def venv(*requirements, name="venv"):
-    """One of the tests' virtual environments, with these from PyPI in it; installed once."""
+    """The tests' virtual environment, with these from PyPI in it; installed once."""
     place = TARGET / name
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
@@ -67,6 +67,12 @@ def venv(*requirements, name="venv"):
         names = ", ".join(requirements)
         raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
+
+
+def torch_venv():
+    """The virtual environment of what uses PyTorch, which is large and so has its own."""
+    return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
+                name="venv-torch")
 
 
 def libclang():
@@ -272,8 +278,7 @@ def python():
 def torch():
     """The backend of torch.distributed: its tests, and PyTorch's own tests of a backend."""
     # PyTorch's wheel wants its CUDA libraries also on the CPU: 5.4 GB, a minute.
-    place = venv("torch", "numpy", "expecttest", "pytest<10", name="venv-torch")
-    interpreter = str(place / "bin/python")
+    interpreter = str(torch_venv() / "bin/python")
     env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
            "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
     tests = ROOT / "python/tests/torch"
