@@ -46,9 +46,9 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(*requirements):
+def venv(*requirements, name="venv"):
     """The tests' virtual environment, with these from PyPI in it; installed once."""
-    place = TARGET / "venv"
+    place = TARGET / name
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
@@ -67,6 +67,12 @@ def venv(*requirements):
         names = ", ".join(requirements)
         raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
+
+
+def torch_venv():
+    """The virtual environment of what uses PyTorch, which is large and so has its own."""
+    return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
+                name="venv-torch")
 
 
 def libclang():
@@ -269,6 +275,20 @@ def python():
     return [Command("scripts/test-python", str(tools))]
 
 
+def torch():
+    """The backend of torch.distributed: its tests, and PyTorch's own tests of a backend."""
+    # PyTorch's wheel wants its CUDA libraries also on the CPU: 5.4 GB, a minute.
+    interpreter = str(torch_venv() / "bin/python")
+    env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
+           "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    tests = ROOT / "python/tests/torch"
+    return [
+        cargo("build", "--release"),
+        Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), env=env),
+        Command(interpreter, str(tests / "distributed_suite.py"), env=env),
+    ]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -276,8 +296,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
-          namespaces]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, torch,
+          peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
