@@ -1,0 +1,80 @@
+"""Copies of a module, one for each device, and running them at once.
+
+A replica is a shallow copy whose parameters are outputs of `moves.Broadcast`, so gradients flow through
+it to the module. Rank 0's replica has the module's own buffers: what it writes there (running
+statistics) stays; what the others write is lost, as under torch.nn.DataParallel.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, List, Sequence, Tuple
+
+import torch
+
+from . import moves
+
+
+def replicate(
+    module: torch.nn.Module, ranks: moves.Ranks, devices: moves.Devices
+) -> List[torch.nn.Module]:
+    """A replica of the module on each device."""
+    parameters = list(module.parameters())
+    flat = moves.Broadcast.apply(ranks, devices, *parameters) if parameters else ()
+    placed = {}
+    for index, parameter in enumerate(parameters):
+        placed[id(parameter)] = flat[index :: len(parameters)]
+    buffers = list(module.buffers())
+    for buffer, copies in zip(buffers, moves.copies_of(buffers, ranks, devices)):
+        placed[id(buffer)] = copies
+    originals = list(module.modules())
+    return [_assembled(originals, placed, rank) for rank in range(len(ranks))]
+
+
+def _assembled(originals: List[torch.nn.Module], placed: Any, rank: int) -> torch.nn.Module:
+    copies = {id(one): one._replicate_for_data_parallel() for one in originals}
+    for original in originals:
+        copy = copies[id(original)]
+        for name, child in original._modules.items():
+            copy._modules[name] = None if child is None else copies[id(child)]
+        for name, parameter in original._parameters.items():
+            if parameter is None:
+                copy._parameters[name] = None
+            else:
+                # No leaf of the graph any more, and so no Parameter.
+                setattr(copy, name, placed[id(parameter)][rank])
+        for name, buffer in original._buffers.items():
+            copy._buffers[name] = None if buffer is None else placed[id(buffer)][rank]
+    return copies[id(originals[0])]
+
+
+def apply(
+    copies: Sequence[torch.nn.Module],
+    pieces: Sequence[Tuple[Tuple[Any, ...], Any]],
+    devices: moves.Devices,
+) -> List[Any]:
+    """Run each replica on its piece, each in a thread of its own; the first error is raised."""
+    settings = _Settings(devices[0].type)
+    with ThreadPoolExecutor(len(copies), "ringcomm-replica") as pool:
+        started = [
+            pool.submit(settings.run, copy, args, kwargs, device)
+            for copy, (args, kwargs), device in zip(copies, pieces, devices)
+        ]
+    return [one.result() for one in started]
+
+
+class _Settings:
+    """What holds in the calling thread only, for the threads of the replicas."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._grad = torch.is_grad_enabled()
+        self._autocast = torch.is_autocast_enabled(kind)
+        self._type = torch.get_autocast_dtype(kind)
+
+    def run(self, module: torch.nn.Module, args: Any, kwargs: Any, device: torch.device) -> Any:
+        where: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with where, torch.set_grad_enabled(self._grad):
+            with torch.autocast(self._kind, self._type, enabled=self._autocast):
+                return module(*args, **kwargs)
