@@ -158,7 +158,7 @@ class _Normalize(torch.autograd.Function):
         bias_grad = sums[0].to(grad.dtype if weight is None else weight.dtype)
         input_grad = None
         if ctx.needs_input_grad[0]:
-            totals = sums.double()
+            totals = sums.to(torch.float64, copy=True)
             ctx.ranks.all_reduce(totals)
             means = (totals / count).to(wide)
             factor = scale if weight is None else scale * weight.to(wide)
