@@ -50,10 +50,10 @@ def network(args, batchnorm=False):
     return model.double() if args.double else model
 
 
-def loader(dataset, args, rank=0, size=1):
-    """This rank's part of every batch, in an order drawn anew for every epoch (`sampler.set_epoch`)."""
+def loader(dataset, args, rank=0, size=1, passes=1):
+    """This rank's part of every batch, or of every pass of one, in an order of each epoch's own."""
     sampler = DistributedSampler(dataset, size, rank, seed=2)
-    return DataLoader(dataset, args.batch // size, sampler=sampler, drop_last=True)
+    return DataLoader(dataset, args.batch // size // passes, sampler=sampler, drop_last=True)
 
 
 def optimizer(model, args):
@@ -80,8 +80,9 @@ class Progress:
                 done = 30 * number // len(batches)
                 bar = "#" * done + "." * (30 - done)
                 loss = "" if self.loss is None else f" loss {float(self.loss):.4f}"
-                text = f"\r[{bar}] epoch {epoch + 1}/{self.epochs}{loss}"
-                print(text if not last else text + "\n", end="", file=sys.stderr, flush=True)
+                text = f"[{bar}] epoch {epoch + 1}/{self.epochs}{loss}"
+                start, end = ("\r" if sys.stderr.isatty() else ""), ("\n" if last else "")
+                print(start + text, end=end, file=sys.stderr, flush=True)
 
     def done(self):
         """The one line with the speed."""

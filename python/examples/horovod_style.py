@@ -48,12 +48,13 @@ def main():
     broadcast_parameters(model)
     compression = getattr(Compression, args.compression)
     step = DistributedOptimizer(digits.optimizer(model, args), args.update_cycle, compression)
-    batches = digits.loader(digits.data(args)[0], args, rank, size)
+    # A step of `--batch` samples is `update_cycle` passes on every rank.
+    batches = digits.loader(digits.data(args)[0], args, rank, size, args.update_cycle)
     progress = digits.Progress("Horovod-style", args, rank, size)
     for epoch in range(args.epochs):
         for number, (x, y) in enumerate(progress.epoch(batches, epoch), 1):
             loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
+            loss.backward()  # adds to the gradients of the passes before
             if number % args.update_cycle == 0:
                 step.step()
                 step.zero_grad()
