@@ -48,6 +48,7 @@ class DataParallel(torch.nn.Module):
             raise ValueError(f"output_device {output} is not one of the devices {self.devices}")
         self._root = self.devices.index(output)
         self._ranks: List[Communicator] = []
+        self._workers: Optional[replicas.Workers] = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on pieces of the inputs, and put its outputs together."""
@@ -59,7 +60,9 @@ class DataParallel(torch.nn.Module):
             args, options = pieces[0]
             return self.module(*args, **options)
         copies = replicas.replicate(self.module, self._communicators(), self.devices)
-        outputs = replicas.apply(copies[: len(pieces)], pieces, self.devices)
+        if self._workers is None:
+            self._workers = replicas.Workers(self.devices)
+        outputs = self._workers.apply(copies[: len(pieces)], pieces)
         return moves.gather(outputs, self._communicators(), self.devices, self._root, self.dim)
 
     def _communicators(self) -> List[Communicator]:
@@ -76,8 +79,8 @@ class DataParallel(torch.nn.Module):
                 )
 
     def __getstate__(self) -> Dict[str, Any]:
-        # Communicators belong to this object and process; a copy makes its own.
-        return {**self.__dict__, "_ranks": []}
+        # Communicators and threads belong to this object and process; a copy makes its own.
+        return {**self.__dict__, "_ranks": [], "_workers": None}
 
 
 def _devices(given: Optional[Sequence[Device]]) -> List[torch.device]:

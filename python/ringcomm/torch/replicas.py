@@ -7,7 +7,7 @@ statistics) stays; what the others write is lost, as under torch.nn.DataParallel
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from typing import Any, List, Sequence, Tuple
 
@@ -49,19 +49,34 @@ def _assembled(originals: List[torch.nn.Module], placed: Any, rank: int) -> torc
     return copies[id(originals[0])]
 
 
-def apply(
-    copies: Sequence[torch.nn.Module],
-    pieces: Sequence[Tuple[Tuple[Any, ...], Any]],
-    devices: moves.Devices,
-) -> List[Any]:
-    """Run each replica on its piece, each in a thread of its own; the first error is raised."""
-    settings = _Settings(devices[0].type)
-    with ThreadPoolExecutor(len(copies), "ringcomm-replica") as pool:
+class Workers:
+    """A thread for each replica, which stay from one batch to the next."""
+
+    def __init__(self, devices: moves.Devices) -> None:
+        self._devices = devices
+        self._total = torch.get_num_threads()
+        # Replicas on the CPU share its cores: each takes its part of torch's threads.
+        each = max(1, self._total // len(devices)) if devices[0].type == "cpu" else self._total
+        self._pool = ThreadPoolExecutor(
+            len(devices), "ringcomm-replica", initializer=torch.set_num_threads, initargs=(each,)
+        )
+        self._ready = False
+
+    def apply(
+        self, copies: Sequence[torch.nn.Module], pieces: Sequence[Tuple[Tuple[Any, ...], Any]]
+    ) -> List[Any]:
+        """Run each replica on its piece, all at once; the first error is raised."""
+        settings = _Settings(self._devices[0].type)
         started = [
-            pool.submit(settings.run, copy, args, kwargs, device)
-            for copy, (args, kwargs), device in zip(copies, pieces, devices)
+            self._pool.submit(settings.run, copy, args, kwargs, device)
+            for copy, (args, kwargs), device in zip(copies, pieces, self._devices)
         ]
-    return [one.result() for one in started]
+        wait(started)
+        if not self._ready:
+            # A thread's number of threads is also that of threads to come, which the workers changed.
+            torch.set_num_threads(self._total)
+            self._ready = len(copies) == len(self._devices)
+        return [one.result() for one in started]
 
 
 class _Settings:
@@ -74,6 +89,7 @@ class _Settings:
         self._type = torch.get_autocast_dtype(kind)
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any, device: torch.device) -> Any:
+        """Run the replica in this thread."""
         where: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with where, torch.set_grad_enabled(self._grad):
             with torch.autocast(self._kind, self._type, enabled=self._autocast):
