@@ -1092,8 +1092,8 @@ ringResult_t ringStreamMark(ringStream_t stream, uint64_t *mark);
  * Wait until the calls before the mark are done, at most `timeoutMs` milliseconds; less than 0 is
  * without end, 0 does not wait. Calls behind the mark are not waited for.
  *
- * Returns `ringSuccess` where they are done, also where one of them failed, as
- * `ringCommGetAsyncError` and `ringStreamSynchronize` tell; `ringInProgress` where they are not.
+ * Returns `ringInProgress` where they are not, else the first error of those calls since the last
+ * `ringStreamSynchronize`.
  *
  * Requires:
  * Safe for any arguments.

@@ -86,7 +86,8 @@ def cmake():
 
 
 # The Debian package of a program, where they differ.
-PACKAGES = {"nm": "binutils", "readelf": "binutils"}
+PACKAGES = {"nm": "binutils", "readelf": "binutils", "ip": "iproute2", "tc": "iproute2",
+            "nft": "nftables", "unshare": "util-linux"}
 
 
 def debian(package):
@@ -245,6 +246,17 @@ def install():
     return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
 
 
+def namespaces():
+    """Ranks on four hosts of network namespaces, over wires that lose, reset, slow and cut."""
+    if os.geteuid() != 0:
+        raise Skip("only root makes network namespaces")
+    need("ip", "tc", "nft", "unshare")
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    if made.returncode:
+        raise Skip(f"no network namespaces here ({made.stderr.strip()})")
+    return [cargo("test", "--test", "namespaces", "--", "--nocapture", "--test-threads=1")]
+
+
 def peers():
     """The comparison with other libraries: its parsers and figures, not its measurements."""
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
@@ -257,7 +269,7 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
@@ -270,8 +282,9 @@ SKIPPED = re.compile(r"^skipped: (.*)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
 
 # Lines that say what failed, or what was running when a suite was killed.
-FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test)"
-                     f"|{SANITIZER.pattern}")
+FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test"
+                     r"|thread '.*panicked at|SUMMARY: )"
+                     f"|{SANITIZER.pattern}|^    #[0-9]+ (?!.*/rustc/).*/(src|tests)/")
 
 
 def count(text):
@@ -359,7 +372,7 @@ def run(suite):
     if failed:
         failing = [line for line in log.read_text(errors="replace").splitlines()
                    if FAILING.search(line)]
-        print("".join(f"    {line}\n" for line in failing[:20]), end="", flush=True)
+        print("".join(f"    {line}\n" for line in failing[:40]), end="", flush=True)
     return passed, failed
 
 

@@ -183,7 +183,7 @@ _P = ctypes.c_void_p  # buffers, communicators and streams: addresses and handle
 _N = ctypes.c_size_t
 _I = ctypes.c_int
 _COUNTS = ctypes.POINTER(ctypes.c_size_t)
-_OUT = ctypes.POINTER(ctypes.c_void_p)
+OUT = ctypes.POINTER(ctypes.c_void_p)
 _INT_OUT = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT = ctypes.POINTER(ctypes.c_size_t)
 _CONFIG = ctypes.POINTER(Config)
@@ -198,16 +198,16 @@ SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "ringCommUserRank": (_P, _INT_OUT),
     "ringCommCuDevice": (_P, _INT_OUT),
     "ringGetUniqueId": (ctypes.POINTER(UniqueId),),
-    "ringCommInitRank": (_OUT, _I, UniqueId, _I),
-    "ringCommInitRankConfig": (_OUT, _I, UniqueId, _I, _CONFIG),
-    "ringCommInitAll": (_OUT, _I, _INT_OUT),
-    "ringCommSplit": (_P, _I, _I, _OUT, _CONFIG),
-    "ringCommShrink": (_P, _INT_OUT, _I, _OUT, _CONFIG, _I),
+    "ringCommInitRank": (OUT, _I, UniqueId, _I),
+    "ringCommInitRankConfig": (OUT, _I, UniqueId, _I, _CONFIG),
+    "ringCommInitAll": (OUT, _I, _INT_OUT),
+    "ringCommSplit": (_P, _I, _I, OUT, _CONFIG),
+    "ringCommShrink": (_P, _INT_OUT, _I, OUT, _CONFIG, _I),
     "ringCommFinalize": (_P,),
     "ringCommDestroy": (_P,),
     "ringCommAbort": (_P,),
     "ringCommGetAsyncError": (_P, _INT_OUT),
-    "ringCommInitUrl": (_OUT, _TEXT, _I, _I, _CONFIG),
+    "ringCommInitUrl": (OUT, _TEXT, _I, _I, _CONFIG),
     "ringLauncherInfo": (_INT_OUT, _INT_OUT, _INT_OUT, _TEXT, _N),
     "ringGroupStart": (),
     "ringGroupEnd": (),
@@ -227,13 +227,15 @@ SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "ringAllToAllv": (_P, _COUNTS, _COUNTS, _P, _COUNTS, _COUNTS, _I, _P, _P),
     "ringGatherv": (_P, _N, _P, _COUNTS, _COUNTS, _I, _I, _P, _P),
     "ringScatterv": (_P, _COUNTS, _COUNTS, _P, _N, _I, _I, _P, _P),
-    "ringStreamCreate": (_OUT,),
+    "ringStreamCreate": (OUT,),
     "ringStreamSynchronize": (_P,),
     "ringStreamQuery": (_P,),
+    "ringStreamMark": (_P, ctypes.POINTER(ctypes.c_uint64)),
+    "ringStreamReached": (_P, ctypes.c_uint64, ctypes.c_int64),
     "ringStreamDestroy": (_P,),
-    "ringMemAlloc": (_OUT, _N),
+    "ringMemAlloc": (OUT, _N),
     "ringMemFree": (_P,),
-    "ringCommRegister": (_P, _P, _N, _OUT),
+    "ringCommRegister": (_P, _P, _N, OUT),
     "ringCommDeregister": (_P, _P),
     "ringRedOpCreatePreMulSum": (_INT_OUT, _P, _I, _I, _P),
     "ringRedOpDestroy": (_I, _P),
@@ -334,7 +336,7 @@ def counts_array(values: Any) -> Any:
     return (ctypes.c_size_t * len(values))(*values)
 
 
-def text_of(function: Any, comm: int) -> str:
+def text_of(function: Any, comm: Optional[int]) -> str:
     """What a function that writes a text of unknown length says (`ringCommDump`, `ringCommTrace`)."""
     needed = ctypes.c_size_t()
     check(function(comm, None, 0, ctypes.byref(needed)))

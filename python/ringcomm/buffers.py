@@ -8,7 +8,7 @@ is copied. Which of these a type speaks is found out once and remembered by type
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import dlpack
 from ._native import DataType, Result
@@ -18,19 +18,9 @@ from .errors import RingArgumentError
 CPU = -1
 
 
-class Buffer(NamedTuple):
-    """What the library needs to know of a buffer."""
-
-    address: int
-    count: int
-    datatype: DataType
-    device: int
-    #: What must stay alive for as long as the memory is used.
-    owner: Any
-
-
-class Unfit(Exception):
-    """Why a buffer cannot be used; becomes a `RingArgumentError`."""
+#: What the library needs to know of a buffer: address, elements, their type, device, and what must stay
+#: alive for as long as the memory is used. A plain tuple, since it is made for every call.
+Buffer = Tuple[int, int, DataType, int, Any]
 
 
 _D = DataType
@@ -54,23 +44,19 @@ _LETTERS = {"b": "i", "h": "i", "i": "i", "l": "i", "q": "i", "B": "u", "H": "u"
 
 _Reader = Callable[[Any, bool], Buffer]
 _readers: Dict[type, _Reader] = {}
-_char = ctypes.c_char
+_from_buffer = ctypes.c_char.from_buffer
 _address = ctypes.addressof
 
 
-def source(buffer: Any) -> Tuple[int, int, DataType, int, Any]:
+def source(buffer: Any) -> Buffer:
     """A buffer that is read."""
-    reader = _readers.get(type(buffer))
-    if reader is None:
-        reader = _reader_for(buffer)
+    reader = _readers.get(type(buffer)) or _reader_for(buffer)
     return reader(buffer, False)
 
 
-def target(buffer: Any) -> Tuple[int, int, DataType, int, Any]:
+def target(buffer: Any) -> Buffer:
     """A buffer that is written."""
-    reader = _readers.get(type(buffer))
-    if reader is None:
-        reader = _reader_for(buffer)
+    reader = _readers.get(type(buffer)) or _reader_for(buffer)
     return reader(buffer, True)
 
 
@@ -83,6 +69,7 @@ def unfit(buffer: Any, why: str) -> RingArgumentError:
 
 def _reader_for(buffer: Any) -> _Reader:
     kind = type(buffer)
+    reader: _Reader
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
         reader = _tensor
     elif hasattr(kind, "__array_struct__") and hasattr(kind, "flags"):
@@ -130,20 +117,18 @@ def _type_of(buffer: Any, dtype: Any) -> DataType:
 
 
 def _ndarray(array: Any, write: bool) -> Buffer:
-    datatype = _types.get(array.dtype)
-    if datatype is None:
-        datatype = _type_of(array, array.dtype)
     try:
         # Refused for what is read-only, empty, not contiguous, or of a type that only ml_dtypes has.
-        return (_address(_char.from_buffer(array)), array.size, datatype, CPU, array)  # type: ignore
-    except (TypeError, ValueError, BufferError):
+        return (_address(_from_buffer(array)), array.size, _types[array.dtype], CPU, array)
+    except (KeyError, TypeError, ValueError, BufferError):
         pass
+    datatype = _types.get(array.dtype) or _type_of(array, array.dtype)
     flags = array.flags
     if not flags.c_contiguous:
         raise unfit(array, NOT_CONTIGUOUS.format("numpy.ascontiguousarray(...)"))
     if write and not flags.writeable:
         raise unfit(array, READ_ONLY)
-    return Buffer(array.__array_interface__["data"][0], array.size, datatype, CPU, array)
+    return (array.__array_interface__["data"][0], array.size, datatype, CPU, array)
 
 
 NOT_CONTIGUOUS = "its elements do not lie one after the other (a slice or a transpose); use {} first"
@@ -160,7 +145,7 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
         device = CPU
     else:
         device = _cuda_index(tensor)
-    return (tensor.data_ptr(), tensor.numel(), datatype, device, tensor)  # type: ignore
+    return (tensor.data_ptr(), tensor.numel(), datatype, device, tensor)
 
 
 def _cuda_index(tensor: Any) -> int:
@@ -196,7 +181,7 @@ def _described(array: Any, fields: Dict[str, Any], device: int, write: bool) -> 
         raise unfit(array, "its interface says no address")
     if write and read_only:
         raise unfit(array, READ_ONLY)
-    return Buffer(address, count, datatype, device, array)
+    return (address, count, datatype, device, array)
 
 
 def _contiguous(shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]], itemsize: int) -> bool:
@@ -223,10 +208,10 @@ def _memory(buffer: Any, write: bool) -> Buffer:
         raise unfit(buffer, f"ringcomm has no type for the format {view.format!r}")
     count = view.nbytes // view.itemsize
     if count == 0:
-        return Buffer(0, 0, datatype, CPU, view)
+        return (0, 0, datatype, CPU, view)
     if view.readonly:
-        return Buffer(_read_only_address(view), count, datatype, CPU, view)
-    return Buffer(_address(_char.from_buffer(view)), count, datatype, CPU, view)
+        return (_read_only_address(view), count, datatype, CPU, view)
+    return (_address(_from_buffer(view)), count, datatype, CPU, view)
 
 
 class _PyBuffer(ctypes.Structure):
@@ -239,10 +224,8 @@ def _read_only_address(view: memoryview) -> int:
     """ctypes takes writable buffers only: ask CPython itself."""
     raw = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(raw), 0)
-    address = raw.buf
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
-    assert address is not None
-    return address
+    return int(raw.buf)
 
 
 def _dlpack(array: Any, write: bool) -> Buffer:
@@ -261,4 +244,4 @@ def _dlpack(array: Any, write: bool) -> Buffer:
     count = 1
     for length in found.shape:
         count *= length
-    return Buffer(found.address, count, datatype, found.device, found.owner)
+    return (found.address, count, datatype, found.device, found.owner)

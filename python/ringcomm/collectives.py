@@ -11,7 +11,7 @@ from typing import Any, Optional, Tuple
 from . import streams
 from ._native import DataType, ReduceOp, Result, failure, last_error, lib
 from .buffers import CPU, source, target, unfit
-from .errors import RingArgumentError
+from .errors import RingArgumentError, RingError
 from .streams import Handle, Stream, keep_in_group
 
 _SUM = ReduceOp.SUM
@@ -43,6 +43,9 @@ class Collectives:
     _device: int
     _rank: int
     _nranks: int
+    #: What `async_op` calls run on, and the last of them, unless it is known to be done.
+    _stream: Optional[Stream]
+    _behind: Optional[Handle]
 
     def all_reduce(
         self,
@@ -64,7 +67,7 @@ class Collectives:
                 self._refuse(send, recv, count)
         if device != self._device:
             self._misplaced(send, device)
-        if stream is None and not async_op and not streams.open_groups:
+        if stream is None and not async_op and not streams.open_groups and self._behind is None:
             result = lib.ringAllReduce(address, into, count, datatype, op, self._handle, None)
             if result:
                 raise failure(result, last_error(), self._rank)
@@ -201,6 +204,7 @@ class Collectives:
 
         `recv` counts on the root only. `send` None on the root: in place, its own block of `recv`.
         """
+        arguments: Tuple[Any, ...]
         if self._rank == root:
             into = target(recv)
             address, count = self._block(send, recv, into, root)
@@ -224,6 +228,7 @@ class Collectives:
 
         `send` counts on the root only. `recv` None on the root: in place, its own block of `send`.
         """
+        arguments: Tuple[Any, ...]
         if self._rank == root:
             found = source(send)
             into, count = self._block(recv, send, found, root, write=True)
@@ -263,16 +268,34 @@ class Collectives:
         """Make the call now, in the thread's group, or on a stream."""
         if async_op and stream is None:
             stream = self._own_stream()
+        elif self._behind is not None:
+            self._catch_up()
         where = None if stream is None else stream.handle
         result = function(*arguments, self._handle, where)
         if result:
             raise failure(result, last_error(), self._rank)
-        grouped = bool(streams.open_groups) and keep_in_group((owners,), stream)
+        grouped = bool(streams.open_groups) and keep_in_group(owners, stream)
         if stream is None:
             return None
         if not grouped:
             stream.keep(owners)
-        return Handle(stream, owners, self._rank) if async_op else None
+        if not async_op:
+            return None
+        handle = Handle(stream, owners, self._rank, grouped)
+        if grouped:
+            streams.groups.handles.append(handle)
+        if stream is self._stream:
+            self._behind = handle
+        return handle
+
+    def _catch_up(self) -> None:
+        """Wait for what `async_op` has under way: all ranks must make their calls in one order."""
+        handle, self._behind = self._behind, None
+        if handle is not None:
+            try:
+                handle.wait()
+            except RingError:
+                pass  # the handle's owner is told; this call fails by itself if the communicator has
 
     def _own_stream(self) -> Stream:
         raise NotImplementedError

@@ -11,13 +11,15 @@ from typing import Any, Dict, List, Optional, Sequence, Type
 
 from . import _native
 from ._native import Collective, DataType, ReduceOp, Result, check, lib
-from .collectives import Collectives
+from .objects import Objects
+from .collectives import wrong
 from .config import Config, Explanation, pointer
-from .errors import RingError
-from .streams import Stream
+from .errors import RingError, RingUsageError
+from .memory import PreMulSum, Registration
+from .streams import Handle, Stream, groups
 
 
-class Communicator(Collectives):
+class Communicator(Objects):
     """One rank's end of a communicator.
 
     Made by `ringcomm.init()`, which finds the launcher; by `Communicator.init`, from a unique id; or by
@@ -36,6 +38,7 @@ class Communicator(Collectives):
         check(lib.ringCommCuDevice(handle, ctypes.byref(number)))
         self._device = number.value
         self._stream: Optional[Stream] = None
+        self._behind: Optional[Handle] = None
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _destroy_quietly, handle)
 
@@ -47,10 +50,10 @@ class Communicator(Collectives):
 
         `unique_id` is what `ringcomm.get_unique_id()` gave on one rank.
         """
-        made = ctypes.c_void_p()
+        made = _place()
         native = _native.unique_id_of(unique_id)
         check(lib.ringCommInitRankConfig(ctypes.byref(made), nranks, native, rank, pointer(config)), rank)
-        return cls._of(made)
+        return cls(made.value or 0)
 
     @classmethod
     def from_url(
@@ -61,33 +64,37 @@ class Communicator(Collectives):
         config: Optional[Config] = None,
     ) -> "Communicator":
         """Join the ranks that meet at `url`; None: where the launcher says. As `ringcomm.init`."""
-        made = ctypes.c_void_p()
+        made = _place()
         text = None if url is None else url.encode()
         check(lib.ringCommInitUrl(ctypes.byref(made), text, nranks, rank, pointer(config)))
-        return cls._of(made)
+        return cls(made.value or 0)
 
     @classmethod
-    def all(cls, nranks: int, devices: Optional[Sequence[int]] = None) -> List["Communicator"]:
+    def all(
+        cls,
+        nranks: int,
+        devices: Optional[Sequence[int]] = None,
+        config: Optional[Config] = None,
+    ) -> List["Communicator"]:
         """A communicator whose ranks are all in this process: every rank's end, for a thread each.
 
         `devices` names the device of each rank; -1, as where it is None, is the CPU.
         """
-        if devices is not None and len(devices) != nranks:
-            raise ValueError(f"{nranks} ranks, and devices for {len(devices)}")
+        if devices is not None and (len(devices) != nranks or config is not None):
+            raise wrong(f"devices are one for each of the {nranks} ranks, and go without a config")
         made = (ctypes.c_void_p * max(nranks, 1))()
-        listed = None if devices is None else (ctypes.c_int * nranks)(*devices)
-        check(lib.ringCommInitAll(made, nranks, listed))
-        return [cls(handle) for handle in made]
-
-    @classmethod
-    def _of(cls, made: ctypes.c_void_p) -> "Communicator":
-        if made.value is None:
-            raise RingError(
-                "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a "
-                "thread for each rank",
-                Result.INVALID_USAGE,
-            )
-        return cls(made.value)
+        if config is None:
+            listed = None if devices is None else (ctypes.c_int * nranks)(*devices)
+            check(lib.ringCommInitAll(made, nranks, listed))
+            return [cls(handle or 0) for handle in made]
+        native, settings = _native.unique_id_of(get_unique_id()), config.native()
+        check(lib.ringGroupStart())
+        for rank in range(nranks):
+            place = ctypes.cast(ctypes.byref(made, rank * ctypes.sizeof(ctypes.c_void_p)), _native.OUT)
+            # A call that is refused makes the whole group fail.
+            lib.ringCommInitRankConfig(place, nranks, native, rank, ctypes.byref(settings))
+        check(lib.ringGroupEnd())
+        return [cls(handle or 0) for handle in made]
 
     @property
     def rank(self) -> int:
@@ -114,15 +121,18 @@ class Communicator(Collectives):
         """The library's `ringComm_t`, as a number; None once destroyed or aborted."""
         return self._handle
 
-    def split(self, color: Optional[int], key: int = 0, config: Optional[Config] = None) -> Optional["Communicator"]:
+    def split(
+        self, color: Optional[int], key: int = 0, config: Optional[Config] = None
+    ) -> Optional["Communicator"]:
         """The ranks that give the same `color` form a new communicator, ordered by `key`, then rank.
 
         Every rank calls it. A rank whose color is None joins none, and gets None.
         """
-        made = ctypes.c_void_p()
+        self._catch_up()
+        made = _place()
         number = _native.SPLIT_NOCOLOR if color is None else color
         self._check(lib.ringCommSplit(self._handle, number, key, ctypes.byref(made), pointer(config)))
-        return None if color is None else type(self)._of(made)
+        return None if color is None else type(self)(made.value or 0)
 
     def shrink(
         self, exclude: Sequence[int] = (), *, abort: bool = False, config: Optional[Config] = None
@@ -132,7 +142,9 @@ class Communicator(Collectives):
         Without `exclude` the survivors agree on who is dead. `abort` aborts first what is running, as
         after a failure.
         """
-        made = ctypes.c_void_p()
+        if not abort:
+            self._catch_up()
+        made = _place()
         ranks = (ctypes.c_int * max(len(exclude), 1))(*exclude)
         flags = _native.SHRINK_ABORT if abort else _native.SHRINK_DEFAULT
         self._check(
@@ -140,7 +152,7 @@ class Communicator(Collectives):
                 self._handle, ranks, len(exclude), ctypes.byref(made), pointer(config), flags
             )
         )
-        return type(self)._of(made)
+        return type(self)(made.value or 0)
 
     def finalize(self) -> None:
         """Wait for every call that was started on this rank, then say goodbye to the others."""
@@ -194,6 +206,20 @@ class Communicator(Collectives):
         )
         return Explanation.of(native)
 
+    def pre_mul_sum(self, factor: Any, datatype: DataType = DataType.FLOAT32) -> PreMulSum:
+        """A reduction that multiplies this rank's input by `factor` before summing; pass it as `op`.
+
+        `factor` is a number, or an array of one element. Each rank makes its own, and they may differ.
+        """
+        return PreMulSum(self, factor, datatype)
+
+    def register(self, buffer: Any) -> Registration:
+        """Tell the communicator about a buffer that is used again and again; never needed.
+
+        The buffer is whole pages of private memory, as an anonymous `mmap.mmap` has; or use `Memory`.
+        """
+        return Registration(self, buffer)
+
     def dump(self) -> Dict[str, Any]:
         """The flight record of this rank: the last operations, and who waits for whom. Never waits."""
         found: Dict[str, Any] = json.loads(_native.text_of(lib.ringCommDump, self._handle))
@@ -238,6 +264,17 @@ class Communicator(Collectives):
     def __repr__(self) -> str:
         state = "" if self._handle is not None else ", ended"
         return f"<ringcomm.Communicator rank {self._rank} of {self._nranks}{state}>"
+
+
+def _place() -> ctypes.c_void_p:
+    """Where the library writes a new communicator: at once, which it would not do in a group."""
+    if groups.depth:
+        raise RingUsageError(
+            "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a thread for "
+            "each rank",
+            Result.INVALID_USAGE,
+        )
+    return ctypes.c_void_p()
 
 
 def _destroy_quietly(handle: int) -> None:

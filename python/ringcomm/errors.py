@@ -7,7 +7,7 @@ is the exception's text; the facts in it are its attributes, so that a program c
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Type
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
 
 class RingError(RuntimeError):
@@ -43,7 +43,7 @@ class RingError(RuntimeError):
         self.sequence = sequence
         self.missing = missing or []
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> Tuple[Any, ...]:
         facts = (self.message, self.result, self.rank, self.peer, self.operation, self.sequence)
         return _restored, (type(self), facts, self.missing)
 
@@ -92,13 +92,14 @@ class Facts(NamedTuple):
     missing: Optional[List[int]] = None
 
 
-_CALL = r"(?P<call>\w+(?:\([^#]*?\))?) #(?P<number>\d+)"
+_CALL = r"(?P<call>[\w/]+(?:\([^#]*?\))?) #(?P<number>\d+)"
 _WHO = r"rank (?P<peer>\d+)(?: \([^)]*\))?"
 # One for each sentence in which the library names ranks; `rank` is this one, `peer` the one at fault.
 _SENTENCES = [
     re.compile(rf"ranks disagree: rank (?P<rank>\d+) called {_CALL} but rank (?P<peer>\d+) called"),
     re.compile(rf"{_WHO} died: rank (?P<rank>\d+) cannot go on(?: in {_CALL})?"),
     re.compile(rf"timeout: rank (?P<rank>\d+) waited \d+ ms for {_WHO} in {_CALL}"),
+    re.compile(r"rank (?P<rank>\d+) expected message .* from rank (?P<peer>\d+) but got"),
     re.compile(rf"the connection to rank (?P<peer>\d+) broke(?: in {_CALL})?"),
     re.compile(rf"the communicator of rank (?P<rank>\d+) was aborted(?: in {_CALL})?"),
     re.compile(r"only \d+ of \d+ ranks had arrived; missing: \[(?P<missing>[\d, ]*)\]"),
@@ -148,7 +149,7 @@ def error_of(result: int, text: str, rank: Optional[int] = None) -> RingError:
     )
 
 
-def _restored(kind: Type[RingError], facts: tuple, missing: List[int]) -> RingError:
+def _restored(kind: Type[RingError], facts: Tuple[Any, ...], missing: List[int]) -> RingError:
     message, result, rank, peer, operation, sequence = facts
     return kind(
         message, result, rank=rank, peer=peer, operation=operation, sequence=sequence, missing=missing

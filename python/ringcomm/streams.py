@@ -11,9 +11,10 @@ import threading
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import Any, Deque, List, Optional, Tuple, Type
+from typing import Any, Deque, List, Optional, Type
 
-from ._native import Result, check, failure, last_error, lib
+from ._native import Result, check, lib
+from .errors import RingError, RingUsageError
 
 #: A stream holds 256 calls that wait, one that runs and one for each thread that waits for a place;
 #: what more calls than these used is not in use any more.
@@ -30,7 +31,8 @@ class Stream:
     def __init__(self) -> None:
         handle = ctypes.c_void_p()
         check(lib.ringStreamCreate(ctypes.byref(handle)))
-        self._handle = handle.value
+        self._handle: Optional[int] = handle.value or 0
+        self._error: Optional[RingError] = None
         self._kept: Deque[Any] = deque(maxlen=_MOST_IN_USE)
         self._end = weakref.finalize(self, _destroy_quietly, self._handle)
 
@@ -54,14 +56,40 @@ class Stream:
         check(result)
         return True
 
+    def mark(self) -> int:
+        """A mark behind the calls given so far, for `reached`."""
+        mark = ctypes.c_uint64()
+        check(lib.ringStreamMark(self._handle, ctypes.byref(mark)))
+        return mark.value
+
+    def reached(self, mark: int, timeout: Optional[float] = None) -> bool:
+        """Wait until the calls before a mark are done, at most `timeout` seconds; whether they are.
+
+        Raises the first error of those calls since the last `synchronize`.
+        """
+        if self._handle is None:
+            if self._error is not None:
+                raise self._error
+            return True
+        result = lib.ringStreamReached(self._handle, mark, -1 if timeout is None else int(timeout * 1000))
+        if result == Result.IN_PROGRESS:
+            return False
+        check(result)
+        return True
+
     def close(self) -> None:
         """Wait as `synchronize` does, then end the stream. A second time it does nothing."""
         handle, self._handle = self._handle, None
-        if handle is not None:
-            self._end.detach()
-            result = lib.ringStreamDestroy(handle)
+        if handle is None:
+            return
+        self._end.detach()
+        try:
+            check(lib.ringStreamDestroy(handle))
+        except RingError as error:
+            self._error = error
+            raise
+        finally:
             self._kept.clear()
-            check(result)
 
     def keep(self, owners: Any) -> None:
         """Keep these alive until the calls given so far are done."""
@@ -81,31 +109,53 @@ def _destroy_quietly(handle: int) -> None:
 class Handle:
     """A call that was made with `async_op=True`: `wait` for it before its buffers are used."""
 
-    def __init__(self, stream: Stream, owners: Any, rank: Optional[int]) -> None:
-        self._stream: Optional[Stream] = stream
+    def __init__(self, stream: Stream, owners: Any, rank: Optional[int], grouped: bool = False) -> None:
+        self._stream = stream
         self._owners = owners
         self._rank = rank
-        self._error: Optional[BaseException] = None
+        self._error: Optional[RingError] = None
+        # A group gives its calls to the stream when it ends.
+        self._mark: Optional[int] = None if grouped else stream.mark()
+        self._settled = False
 
-    def wait(self) -> None:
-        """Wait until the call is done; raises its error."""
-        if self._stream is not None:
-            result = lib.ringStreamSynchronize(self._stream.handle)
-            self._settle(result)
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        """Wait until the call is done, at most `timeout` seconds; whether it is. Raises its error.
+
+        Calls that were made later are not waited for. How long the call itself waits for the other ranks
+        is the communicator's `timeout_ms`.
+        """
+        if not self._settled:
+            if self._mark is None:
+                raise RingUsageError(
+                    "this call waits for the end of its group: wait after `with ringcomm.group():`",
+                    Result.INVALID_USAGE,
+                )
+            try:
+                if not self._stream.reached(self._mark, timeout):
+                    return False
+            except RingError as error:
+                error.rank = self._rank if error.rank is None else error.rank
+                self._error = error
+            self._settled, self._owners = True, None
         if self._error is not None:
             raise self._error
+        return True
 
     def done(self) -> bool:
         """Whether the call is done, without waiting; `wait` says how it went."""
-        if self._stream is None:
+        if self._mark is None:
+            return False
+        try:
+            return self.wait(0)
+        except RingError:
             return True
-        result = lib.ringStreamQuery(self._stream.handle)
-        return result != Result.IN_PROGRESS
 
-    def _settle(self, result: int) -> None:
-        if result:
-            self._error = failure(result, last_error(), self._rank)
-        self._stream = self._owners = None
+    #: mpi4py's name.
+    test = done
+
+    def grouped(self) -> None:
+        """The group of the call has ended."""
+        self._mark = self._stream.mark()
 
 
 class _Groups(threading.local):
@@ -116,6 +166,7 @@ class _Groups(threading.local):
     def __init__(self) -> None:
         self.owners: List[Any] = []
         self.streams: List[Stream] = []
+        self.handles: List[Handle] = []
 
 
 groups = _Groups()
@@ -143,7 +194,9 @@ def group_end() -> None:
     if groups.depth == 0:
         for stream in groups.streams:
             stream.keep(tuple(groups.owners))
-        groups.owners, groups.streams = [], []
+        for handle in groups.handles:
+            handle.grouped()
+        groups.owners, groups.streams, groups.handles = [], [], []
     check(result)
 
 
@@ -167,7 +220,7 @@ class group:
         group_end()
 
 
-def keep_in_group(owners: Tuple[Any, ...], stream: Optional[Stream]) -> bool:
+def keep_in_group(owners: Any, stream: Optional[Stream]) -> bool:
     """Keep what a call of this thread's group uses; False where the thread has none."""
     if groups.depth == 0:
         return False

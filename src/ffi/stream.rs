@@ -68,8 +68,8 @@ pub unsafe extern "C" fn ringStreamMark(stream: ringStream_t, mark: *mut u64) ->
 /// Wait until the calls before the mark are done, at most `timeoutMs` milliseconds; less than 0 is
 /// without end, 0 does not wait. Calls behind the mark are not waited for.
 ///
-/// Returns `ringSuccess` where they are done, also where one of them failed, as
-/// `ringCommGetAsyncError` and `ringStreamSynchronize` tell; `ringInProgress` where they are not.
+/// Returns `ringInProgress` where they are not, else the first error of those calls since the last
+/// `ringStreamSynchronize`.
 ///
 /// # Safety
 /// Safe for any arguments.
