@@ -23,6 +23,10 @@ def monitored_barrier(
         _wait_for_rank_0(store, prefix, rank, timeout, end)
         return
     missing: List[int] = []
+    if timeout.total_seconds() <= 0:
+        store.set(f"{prefix}/over", b"failed")
+        text = f"Rank {rank} timed out in monitoredBarrier: its timeout of {timeout} leaves no time to come"
+        raise RingTimeoutError(text, 8, rank=rank)
     for peer in range(1, size):
         came = _comes(store, f"{prefix}/{peer}", end)
         if not came:
@@ -48,8 +52,8 @@ def _wait_for_rank_0(store: Any, prefix: str, rank: int, timeout: timedelta, end
     if came and store.get(f"{prefix}/over") == b"passed":
         return
     text = (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
-        "from rank 0. Please check rank 0 logs for faulty rank."
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for rank 0, "
+        "which says which rank is at fault"
     )
     if not came:
         text = f"Rank {rank} timed out in monitoredBarrier after {timeout}: rank 0 did not come. {text}"

@@ -14,9 +14,10 @@ from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions
 
 from .._native import counts_array, lib
 from . import types
+from .futures import level
 from .lane import Lane, Step
 from .types import OPS, TYPES, Staging
-from .work import Work, level
+from .work import Work
 
 Tensors = List[torch.Tensor]
 _all_reduce = lib.ringAllReduce

@@ -15,13 +15,15 @@ from torch._C._distributed_c10d import PrefixStore
 
 from .._native import lib
 from ..errors import RingUsageError
+from .backward import watch
+from .futures import level
 from .lane import Lane, Step
 from .meet import join
 from .messages import Messages
-from .profiling import active, recorded
+from .profiling import span, track
 from .rooted import RootedCollectives
 from .types import Staging
-from .work import Finisher, Joined, Work, level
+from .work import Finisher, Joined, Work
 
 
 class Core(RootedCollectives):
@@ -100,15 +102,17 @@ class Core(RootedCollectives):
         after = None if staging is None else staging.after()
         batch = getattr(self._coalescing, "works", None)
         try:
-            if getattr(options, "asyncOp", True) or batch is not None or active():
+            if getattr(options, "asyncOp", True) or batch is not None:
                 held = (tensors, result, None if staging is None else staging.keep)
                 mark = lane.give(steps, held)
                 work = Work(lane, mark, result, after, self._finisher(device), name)
-                recorded(self.getBackendName(), name, tensors, work)
+                track(name, work)
+                watch(work)
                 if batch is not None:
                     batch.append(work)
                 return work
-            lane.run(steps)
+            with span(name, tensors):
+                lane.run(steps)
         finally:
             self._forget_scaled()
         if after is not None:
@@ -136,21 +140,20 @@ class Core(RootedCollectives):
 
     def send(self, tensors: Any, target: int, tag: int = 0) -> Work:
         """Send each tensor to a rank."""
-        return self._message(self._post().send(list(tensors), target, tag), "send", tensors)
+        return self._message("send", self._post().send(list(tensors), target, tag))
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         """Receive each tensor from a rank."""
-        return self._message(self._post().receive(list(tensors), source, tag), "recv", tensors)
+        return self._message("recv", self._post().receive(list(tensors), source, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive each tensor from whoever sends one."""
-        work = self._post().receive(list(tensors), None, tag)
-        return self._message(work, "recvAnySource", tensors)
+        return self._message("recvAnySource", self._post().receive(list(tensors), None, tag))
 
     recvAnysource = recv_anysource
 
-    def _message(self, work: Work, name: str, tensors: Any) -> Work:
-        recorded(self.getBackendName(), name, list(tensors), work)
+    def _message(self, name: str, work: Work) -> Work:
+        track(name, work)
         batch = getattr(self._coalescing, "works", None)
         if batch is not None:
             batch.append(work)

@@ -66,7 +66,8 @@ class _Common(Core):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that did not come."""
-        limit = getattr(timeout, "timeout", timeout) or self._timeout
+        limit = getattr(timeout, "timeout", timeout)
+        limit = self._timeout if limit is None else limit
         self._barriers += 1
         monitored_barrier(self._store, self._barriers, self._rank, self._size, limit, wait_all_ranks)
 

@@ -23,6 +23,10 @@ Step = Tuple[Callable[..., int], Tuple[Any, ...]]
 #: Works that may be remembered before those that are done are looked for: a few buckets of a step.
 _MOST_REMEMBERED = 16
 
+#: What to do about a deadline: for the library's programs, and for those of torch.
+_ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
+_OURS = "give the group a longer timeout in init_process_group or new_group"
+
 for _name, _arguments in [
     ("ringStreamMark", (ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))),
     ("ringStreamReached", (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64)),
@@ -112,7 +116,7 @@ class Lane:
         answer = lib.ringCommGetAsyncError(comm, ctypes.byref(result))
         if answer:
             return failure(answer, last_error(), self.rank)
-        return failure(result.value, last_error(comm), self.rank) if result.value else None
+        return self._named(result.value, last_error(comm)) if result.value else None
 
     def check(self) -> None:
         """Raise what broke the communicator, if anything has."""
@@ -124,7 +128,11 @@ class Lane:
         """The error of the call that this thread has just made."""
         if self.comm is None:
             return RingUsageError("the process group was destroyed", 5, rank=self.rank)
-        return failure(result, last_error(), self.rank)
+        return self._named(result, last_error())
+
+    def _named(self, result: int, text: str) -> RingError:
+        # What a program of torch sets is the group's own deadline, not the library's.
+        return failure(result, text.replace(_ADVICE, _OURS), self.rank)
 
     def close(self) -> None:
         """Wait for what is on the stream, then say goodbye to the other ranks."""

@@ -18,8 +18,9 @@ import torch
 
 from ..errors import RingTimeoutError
 from .channel import Receiver, Sender
+from .futures import Future
 from .types import Staging, check
-from .work import Failure, TorchWork, Work, devices_of, raise_failure
+from .work import TorchWork, Work
 
 #: Between two looks at several channels, in seconds: short at first, for messages that are under way.
 SHORTEST, LONGEST = 20e-6, 2e-3
@@ -36,7 +37,7 @@ class Message(Work):
         self.tag, self.peer = tag, peer
         self._over = False
         self._error: Optional[BaseException] = None
-        self._future: Optional[torch.futures.Future] = None
+        self._future: Optional[Future] = None
         self._ending = threading.Lock()
 
     def is_completed(self) -> bool:
@@ -79,13 +80,12 @@ class Message(Work):
 
     def _complete(self) -> None:
         assert self._future is not None
-        self._future.set_result(self._tensors if self._error is None else Failure(self._error))
+        self._future.settle(self._error)
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> Future:
         with self._ending:
             if self._future is None:
-                self._future = torch.futures.Future(devices=devices_of(self._tensors))
-                self._future._set_unwrap_func(raise_failure)
+                self._future = Future(self._tensors, 0)
                 if self._over:
                     self._complete()
                 else:

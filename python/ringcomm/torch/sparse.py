@@ -22,10 +22,9 @@ def all_reduce_sparse(group: Any, tensors: List[torch.Tensor], op: Any) -> Done:
         total = _sum_of_all(group, tensor)
         if kind_of(op) == TorchOp.RedOpType.AVG:
             total = (total / group.size()).coalesce()
-        # The tensor itself, not only its entries: its owner looks at it afterwards.
-        tensor.detach().sparse_resize_and_clear_(
-            total.shape, total.sparse_dim(), total.dense_dim()
-        ).copy_(total)
+        with torch.no_grad():
+            tensor.sparse_resize_and_clear_(total.shape, total.sparse_dim(), total.dense_dim())
+            tensor.copy_(total)
     return Done(tensors)
 
 

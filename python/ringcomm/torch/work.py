@@ -15,46 +15,8 @@ import torch
 from torch._C._distributed_c10d import Work as TorchWork
 
 from ..errors import RingError, RingTimeoutError
+from .futures import Future, level
 from .lane import Lane
-
-
-class Level(threading.local):
-    """How deep in callbacks of futures this thread is: their operations have a lane of their own.
-
-    Callbacks run in the order of the operations on every rank, but at any moment relative to the
-    program that made those. On one lane the order of both would differ from rank to rank.
-    """
-
-    depth = 0
-
-
-level = Level()
-
-
-class Failure:
-    """The value of a future whose operation failed: raises the error wherever it is looked into.
-
-    torch's C++ code takes a future's value apart by pickling it, so that the error comes out there as
-    what it is.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self.error
-
-    def __getitem__(self, index: Any) -> Any:
-        raise self.error
-
-    def __iter__(self) -> Any:
-        raise self.error
-
-
-def raise_failure(value: Any) -> None:
-    """Raise what a future's value says went wrong, if it says that."""
-    if isinstance(value, Failure):
-        raise value.error
 
 
 class Work(TorchWork):
@@ -80,7 +42,7 @@ class Work(TorchWork):
         self._waited = False
         self._error: Optional[BaseException] = None
         self._ending = threading.Lock()
-        self._future: Optional[torch.futures.Future] = None
+        self._future: Optional[Future] = None
 
     def is_completed(self) -> bool:
         """Whether the operation is done. Does not wait."""
@@ -116,6 +78,12 @@ class Work(TorchWork):
             self._future.wait()
         return True
 
+    def failure(self) -> Optional[BaseException]:
+        """Wait until the calls are done; their error."""
+        if not self._over:
+            self._lane.reached(self._mark, -1)
+        return self._error or self._lane.error()
+
     def finish(self) -> None:
         """The calls are done: see how they went, and bring the results where they belong."""
         with self._ending:
@@ -130,12 +98,11 @@ class Work(TorchWork):
             self._after = None
             self._over = True
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> Future:
         """A future with the list of the result's tensors; completes by itself."""
         if self._future is None:
-            future = torch.futures.Future(devices=devices_of(self._tensors))
-            future._set_unwrap_func(raise_failure)
-            self._future = future
+            depth = 0 if self._finisher is None else self._finisher.depth
+            self._future = Future(self._tensors, depth)
             # What was waited for is done for every rank at this point of the program; what merely
             # happens to be done is not, and must not run its callbacks here.
             if self._finisher is None or self._waited:
@@ -150,7 +117,7 @@ class Work(TorchWork):
             self._lane.reached(self._mark, -1)
             self.finish()
         assert self._future is not None
-        self._future.set_result(self._tensors if self._error is None else Failure(self._error))
+        self._future.settle(self._error)
 
     def result(self) -> List[torch.Tensor]:
         """The tensors that hold the result."""
@@ -170,11 +137,6 @@ class Work(TorchWork):
 
     def _source_rank(self) -> int:
         return self.source_rank()
-
-
-def devices_of(tensors: List[torch.Tensor]) -> List[torch.device]:
-    """The accelerators that these tensors are on."""
-    return sorted({tensor.device for tensor in tensors if tensor.device.type != "cpu"}, key=str)
 
 
 class Done(Work):
@@ -219,7 +181,7 @@ class Joined(Work):
             self._error = error
         self._over = True
         assert self._future is not None
-        self._future.set_result(self._tensors if self._error is None else Failure(self._error))
+        self._future.settle(self._error)
 
 
 class Finisher:
@@ -230,7 +192,7 @@ class Finisher:
     """
 
     def __init__(self, depth: int) -> None:
-        self._depth = depth
+        self.depth = depth
         self._queue: "queue.SimpleQueue[Optional[Work]]" = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         self._starting = threading.Lock()
@@ -251,7 +213,7 @@ class Finisher:
         return threading.current_thread() is self._thread
 
     def _serve(self) -> None:
-        level.depth = self._depth + 1
+        level.depth = self.depth + 1
         while True:
             work = self._queue.get()
             if work is None:
