@@ -46,10 +46,10 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(requirement):
-    """The tests' virtual environment, with this from PyPI in it; installed once."""
+def venv(*requirements):
+    """The tests' virtual environment, with these from PyPI in it; installed once."""
     place = TARGET / "venv"
-    ready = place / f"ready-{requirement}"
+    ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
         if not (place / "bin/pip").exists():
@@ -61,10 +61,11 @@ def venv(requirement):
                 shutil.rmtree(place, ignore_errors=True)
                 subprocess.run(make, **quiet)
         if not ready.exists():
-            subprocess.run([str(place / "bin/pip"), "-q", "install", requirement], **quiet)
+            subprocess.run([str(place / "bin/pip"), "-q", "install", *requirements], **quiet)
             ready.touch()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Missing(f"{requirement} does not install from PyPI ({error})") from error
+        names = ", ".join(requirements)
+        raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
 
 
@@ -262,6 +263,12 @@ def peers():
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
 
 
+def python():
+    """The Python package: its wheel, built and installed; its tests, types and documentation."""
+    tools = venv("numpy<3", "ml_dtypes<1", "pytest<10", "mypy<3", "mkdocs<2")
+    return [Command("scripts/test-python", str(tools))]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -269,7 +276,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers, namespaces]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
+          namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
@@ -278,11 +286,13 @@ KILLED = re.compile(r"^  process didn't exit successfully: .* \(signal: ")
 RESULT = re.compile(r"^(ok|FAILED): ")
 UNITTEST = re.compile(r"^Ran (\d+) tests? in ")
 UNITTEST_FAILED = re.compile(r"^FAILED \((?:(?:failures|errors)=\d+(?:, )?)+")
+PYTEST = re.compile(r"^(?:=+ )?\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s")
 SKIPPED = re.compile(r"^skipped: (.*)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
 
 # Lines that say what failed, or what was running when a suite was killed.
-FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test"
+FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED:? "
+                     r"|(ERROR|FAIL): test"
                      r"|thread '.*panicked at|SUMMARY: )"
                      f"|{SANITIZER.pattern}|^    #[0-9]+ (?!.*/rustc/).*/(src|tests)/")
 
@@ -303,6 +313,10 @@ def count(text):
         elif match := UNITTEST_FAILED.match(line):
             bad = sum(map(int, re.findall(r"\d+", match[0])))
             passed, failed = passed - bad, failed + bad
+        elif PYTEST.match(line):
+            for number, what in re.findall(r"(\d+) (passed|failed|error)", line):
+                passed += int(number) * (what == "passed")
+                failed += int(number) * (what != "passed")
         elif match := SKIPPED.match(line):
             notes.append(match[0])
         reports += bool(SANITIZER.search(line))

@@ -4,21 +4,21 @@ and hosts.
     import numpy as np
     import ringcomm
 
-    with ringcomm.init() as comm:                # a rank of ringrun, torchrun, mpirun, horovodrun, srun
+    with ringcomm.init() as comm:                # a rank of ringrun, torchrun, mpirun or srun
         gradients = np.full(4, comm.rank, np.float32)
         comm.all_reduce(gradients)               # in place, the sum; or (send, recv, ringcomm.MAX)
         handle = comm.all_reduce(gradients, async_op=True)
         ...                                      # meanwhile, compute
         handle.wait()
 
-- `init()` joins the job that this process is a rank of; `spawn(function, nprocs)` starts ranks from one
-  process; `Communicator.all(n)` makes many ranks in one process, for a thread each; `get_unique_id` and
-  `Communicator.init` are NCCL's way.
-- `Communicator` has every collective, for anything contiguous with the buffer protocol, `__dlpack__`,
-  `__array_interface__` or `__cuda_array_interface__`, and for PyTorch tensors: nothing is copied. Python
-  objects go by `all_gather_object` and its like.
-- Nothing hangs: a dead rank, one that does not come and one that makes another call end in a `RingError`
-  that names it.
+- `init()` joins the job that this process is a rank of; `spawn(function, nprocs)` starts ranks from
+  one process; `Communicator.all(n)` makes many ranks in one process, for a thread each;
+  `get_unique_id` and `Communicator.init` are NCCL's way.
+- `Communicator` has every collective, for anything contiguous with the buffer protocol,
+  `__dlpack__`, `__array_interface__` or `__cuda_array_interface__`, and for PyTorch tensors:
+  nothing is copied. Python objects go by `all_gather_object` and its like.
+- Nothing hangs: a dead rank, one that does not come and one that makes another call end in a
+  `RingError` that names it.
 - The GIL is released in every call of the library.
 """
 
@@ -45,8 +45,8 @@ BAND, BOR, BXOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
 
 __all__ = [
     "AVG", "BAND", "BOR", "BXOR", "MAX", "MIN", "PROD", "SUM",
-    "Collective", "Communicator", "Config", "DataType", "Explanation", "Handle", "Launcher", "Memory",
-    "PreMulSum", "Protection", "ReduceOp", "Registration", "Result",
+    "Collective", "Communicator", "Config", "DataType", "Explanation", "Handle", "Launcher",
+    "Memory", "PreMulSum", "Protection", "ReduceOp", "Registration", "Result",
     "RingAbortedError", "RingArgumentError", "RingError", "RingRemoteError", "RingSystemError",
     "RingTimeoutError", "RingUsageError", "SpawnError", "Stream",
     "get_unique_id", "group", "group_end", "group_start", "init", "launcher", "spawn", "version",

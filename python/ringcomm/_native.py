@@ -1,8 +1,8 @@
 """The C interface of libringcomm, through ctypes: the only file that knows its ABI.
 
 Everything else sees numbers (`Result`, `DataType`, `ReduceOp`, `Collective`), structures (`Config`,
-`Explain`, `UniqueId`), the functions of the header as attributes of `lib`, and `check`, which turns a
-result into an exception. ctypes releases the GIL around each of these functions.
+`Explain`, `UniqueId`), the functions of the header as attributes of `lib`, and `check`, which turns
+a result into an exception. ctypes releases the GIL around each of these functions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,23 @@ class DataType(IntEnum):
         return _ITEMSIZE[self]
 
 
-_ITEMSIZE = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 1, 11: 1, 64: 2, 65: 2, 66: 1}
+_ITEMSIZE = {
+    0: 1,
+    1: 1,
+    2: 4,
+    3: 4,
+    4: 8,
+    5: 8,
+    6: 2,
+    7: 4,
+    8: 8,
+    9: 2,
+    10: 1,
+    11: 1,
+    64: 2,
+    65: 2,
+    66: 1,
+}
 
 
 class ReduceOp(IntEnum):
@@ -166,7 +182,21 @@ def new_config() -> Config:
     """A `Config` in which nothing is set."""
     u = UNDEFINED
     return Config(
-        ctypes.sizeof(Config), MAGIC, _version_code(), u, u, u, u, u, u, None, None, None, None, u, u
+        ctypes.sizeof(Config),
+        MAGIC,
+        _version_code(),
+        u,
+        u,
+        u,
+        u,
+        u,
+        u,
+        None,
+        None,
+        None,
+        None,
+        u,
+        u,
     )
 
 
@@ -253,8 +283,8 @@ def library_path() -> str:
     if not path.exists():
         said = "RINGCOMM_LIBRARY names" if named else "this package should have"
         raise ImportError(
-            f"{said} {path}, which is not there: reinstall with `pip install ./python` (needs Rust), "
-            "or set RINGCOMM_LIBRARY to a libringcomm.so"
+            f"{said} {path}, which is not there: reinstall with `pip install ./python` (needs "
+            "Rust), or set RINGCOMM_LIBRARY to a libringcomm.so"
         )
     return str(path)
 
@@ -267,8 +297,8 @@ def load() -> ctypes.CDLL:
         loaded.ringGetVersion.argtypes = SIGNATURES["ringGetVersion"]
     except (OSError, AttributeError) as error:
         raise ImportError(
-            f"{path} is not a libringcomm.so that loads here ({error}): reinstall with `pip install "
-            "./python`, or set RINGCOMM_LIBRARY to another"
+            f"{path} is not a libringcomm.so that loads here ({error}): reinstall with `pip "
+            "install ./python`, or set RINGCOMM_LIBRARY to another"
         ) from None
     code = ctypes.c_int()
     loaded.ringGetVersion(ctypes.byref(code))
@@ -277,14 +307,16 @@ def load() -> ctypes.CDLL:
     if version[0] != HEADER_VERSION[0] or version < HEADER_VERSION:
         raise ImportError(
             f"{path} is release {version[0]}.{version[1]}, and this package needs "
-            f"{HEADER_VERSION[0]}.{HEADER_VERSION[1]} or a later {HEADER_VERSION[0]}.x: reinstall with "
-            "`pip install ./python`, or set RINGCOMM_LIBRARY to that release's libringcomm.so"
+            f"{HEADER_VERSION[0]}.{HEADER_VERSION[1]} or a later {HEADER_VERSION[0]}.x: reinstall "
+            "with `pip install ./python`, or set RINGCOMM_LIBRARY to that release's libringcomm.so"
         )
     for name, arguments in SIGNATURES.items():
         try:
             function = getattr(loaded, name)
         except AttributeError:
-            raise ImportError(f"{path} has no {name}: reinstall with `pip install ./python`") from None
+            raise ImportError(
+                f"{path} has no {name}: reinstall with `pip install ./python`"
+            ) from None
         function.argtypes = arguments
         function.restype = ctypes.c_char_p if name in _TEXTS else ctypes.c_int
     return loaded
@@ -308,7 +340,7 @@ def last_error(comm: Optional[int] = None) -> str:
 
 
 def check(result: int, rank: Optional[int] = None) -> None:
-    """Raise what `result`, of the call that this thread has just made, means; nothing for success."""
+    """Raise what `result`, of this thread's last call, means; nothing for success."""
     if result:
         raise failure(result, last_error(), rank)
 
@@ -337,11 +369,12 @@ def counts_array(values: Any) -> Any:
 
 
 def text_of(function: Any, comm: Optional[int]) -> str:
-    """What a function that writes a text of unknown length says (`ringCommDump`, `ringCommTrace`)."""
+    """What a function says that writes a text of unknown length (`ringCommDump`)."""
     needed = ctypes.c_size_t()
     check(function(comm, None, 0, ctypes.byref(needed)))
     while True:
-        # The record grows while calls run: room for a sixteenth more, and again where that was short.
+        # The record grows while calls run: room for a sixteenth more, and again where that was
+        # short.
         room = needed.value + needed.value // 16 + 256
         text = ctypes.create_string_buffer(room)
         check(function(comm, text, room, ctypes.byref(needed)))
@@ -350,7 +383,24 @@ def text_of(function: Any, comm: Optional[int]) -> str:
 
 
 __all__ = [
-    "Collective", "Config", "DataType", "Explain", "Protection", "ReduceOp", "Residence", "Result",
-    "SIGNATURES", "UniqueId", "check", "counts_array", "failure", "last_error", "lib", "load",
-    "new_config", "new_explain", "text_of", "version",
+    "Collective",
+    "Config",
+    "DataType",
+    "Explain",
+    "Protection",
+    "ReduceOp",
+    "Residence",
+    "Result",
+    "SIGNATURES",
+    "UniqueId",
+    "check",
+    "counts_array",
+    "failure",
+    "last_error",
+    "lib",
+    "load",
+    "new_config",
+    "new_explain",
+    "text_of",
+    "version",
 ]

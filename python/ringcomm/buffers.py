@@ -1,8 +1,9 @@
 """Where a user's buffer lies, how long it is and what is in it, without importing whose it is.
 
-Anything will do that has `data_ptr` (PyTorch), `__array_interface__` (NumPy), `__cuda_array_interface__`
-(CuPy, Numba), the buffer protocol (bytearray, array, memoryview, ctypes) or `__dlpack__` (JAX): nothing
-is copied. Which of these a type speaks is found out once and remembered by type.
+Anything will do that has `data_ptr` (PyTorch), `__array_interface__` (NumPy),
+`__cuda_array_interface__` (CuPy, Numba), the buffer protocol (bytearray, array, memoryview, ctypes)
+or `__dlpack__` (JAX): nothing is copied. Which of these a type speaks is found out once and
+remembered by type.
 """
 
 from __future__ import annotations
@@ -18,19 +19,32 @@ from .errors import RingArgumentError
 CPU = -1
 
 
-#: What the library needs to know of a buffer: address, elements, their type, device, and what must stay
-#: alive for as long as the memory is used. A plain tuple, since it is made for every call.
+#: What the library needs to know of a buffer: address, elements, their type, device, and what must
+#: stay alive for as long as the memory is used. A plain tuple, since it is made for every call.
 Buffer = Tuple[int, int, DataType, int, Any]
 
 
 _D = DataType
 #: By the names of NumPy, PyTorch and ml_dtypes.
 NAMES: Dict[str, DataType] = {
-    "int8": _D.INT8, "uint8": _D.UINT8, "int16": _D.INT16, "uint16": _D.UINT16,
-    "int32": _D.INT32, "uint32": _D.UINT32, "int64": _D.INT64, "uint64": _D.UINT64,
-    "float16": _D.FLOAT16, "float32": _D.FLOAT32, "float64": _D.FLOAT64,
-    "bfloat16": _D.BFLOAT16, "bool": _D.BOOL, "half": _D.FLOAT16, "float": _D.FLOAT32,
-    "double": _D.FLOAT64, "float8_e4m3fn": _D.FLOAT8E4M3, "float8_e5m2": _D.FLOAT8E5M2,
+    "int8": _D.INT8,
+    "uint8": _D.UINT8,
+    "int16": _D.INT16,
+    "uint16": _D.UINT16,
+    "int32": _D.INT32,
+    "uint32": _D.UINT32,
+    "int64": _D.INT64,
+    "uint64": _D.UINT64,
+    "float16": _D.FLOAT16,
+    "float32": _D.FLOAT32,
+    "float64": _D.FLOAT64,
+    "bfloat16": _D.BFLOAT16,
+    "bool": _D.BOOL,
+    "half": _D.FLOAT16,
+    "float": _D.FLOAT32,
+    "double": _D.FLOAT64,
+    "float8_e4m3fn": _D.FLOAT8E4M3,
+    "float8_e5m2": _D.FLOAT8E5M2,
 }
 #: By kind and bytes, as in `__array_interface__`'s typestr.
 KINDS: Dict[str, DataType] = {
@@ -39,35 +53,91 @@ KINDS: Dict[str, DataType] = {
     "f8": _D.FLOAT64, "b1": _D.BOOL,
 }  # fmt: skip
 #: By the letters of the struct module, of which some have the C compiler's size.
-_LETTERS = {"b": "i", "h": "i", "i": "i", "l": "i", "q": "i", "B": "u", "H": "u", "I": "u", "L": "u",
-            "Q": "u", "c": "u", "e": "f", "f": "f", "d": "f", "?": "b"}
+_LETTERS = {
+    "b": "i",
+    "h": "i",
+    "i": "i",
+    "l": "i",
+    "q": "i",
+    "B": "u",
+    "H": "u",
+    "I": "u",
+    "L": "u",
+    "Q": "u",
+    "c": "u",
+    "e": "f",
+    "f": "f",
+    "d": "f",
+    "?": "b",
+}
 
 _Reader = Callable[[Any, bool], Buffer]
-_readers: Dict[type, _Reader] = {}
+#: How a type is read, for those that were seen.
+readers: Dict[type, _Reader] = {}
 _from_buffer = ctypes.c_char.from_buffer
 _address = ctypes.addressof
 
 
 def source(buffer: Any) -> Buffer:
     """A buffer that is read."""
-    reader = _readers.get(type(buffer)) or _reader_for(buffer)
+    reader = readers.get(type(buffer)) or reader_for(buffer)
     return reader(buffer, False)
 
 
 def target(buffer: Any) -> Buffer:
     """A buffer that is written."""
-    reader = _readers.get(type(buffer)) or _reader_for(buffer)
+    reader = readers.get(type(buffer)) or reader_for(buffer)
     return reader(buffer, True)
+
+
+def pair(send: Any, recv: Any) -> Tuple[int, int, int, DataType, int, Any]:
+    """Two buffers that belong together: both addresses, elements, type, device, owners."""
+    kind = type(send)
+    if kind is type(recv) and readers.get(kind) is _ndarray:
+        # What training calls most, written out, since a call of Python's costs as much as the rest.
+        try:
+            dtype, count = send.dtype, send.size
+            if recv.dtype is dtype and recv.size == count:
+                out, into = _address(_from_buffer(send)), _address(_from_buffer(recv))
+                return (out, into, count, _types[dtype], CPU, (send, recv))
+        except (KeyError, TypeError, ValueError, BufferError):
+            pass
+    one, other = source(send), target(recv)
+    belong(one, other)
+    if other[1] != one[1]:
+        raise unfit(recv, f"it has {other[1]} elements, and send has {one[1]}; give both the same")
+    return (one[0], other[0], one[1], one[2], one[3], (one[4], other[4]))
+
+
+def belong(send: Buffer, recv: Buffer) -> None:
+    """Refuse two buffers of one call that differ in type or device."""
+    for index, kind in ((2, "type"), (3, "device")):
+        if send[index] != recv[index]:
+            named = (
+                place(side[3]) if index == 3 else side[2].name.lower() for side in (send, recv)
+            )
+            raise RingArgumentError(
+                "send is {} and recv is {}; use one {}".format(*named, kind),
+                Result.INVALID_ARGUMENT,
+            )
+
+
+def place(device: int) -> str:
+    """A device's name."""
+    return "on the CPU" if device == CPU else f"on CUDA device {device}"
 
 
 def unfit(buffer: Any, why: str) -> RingArgumentError:
     """The error for a buffer that cannot be used."""
     kind = type(buffer)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return RingArgumentError(f"this {name} cannot be used as a buffer: {why}", Result.INVALID_ARGUMENT)
+    return RingArgumentError(
+        f"this {name} cannot be used as a buffer: {why}", Result.INVALID_ARGUMENT
+    )
 
 
-def _reader_for(buffer: Any) -> _Reader:
+def reader_for(buffer: Any) -> _Reader:
+    """How this buffer's type is read; found out once."""
     kind = type(buffer)
     reader: _Reader
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
@@ -88,7 +158,7 @@ def _reader_for(buffer: Any) -> _Reader:
             "it has none of the buffer protocol, __array_interface__, __cuda_array_interface__ and "
             "__dlpack__; make an array of it (numpy.asarray), or use the ..._object methods",
         )
-    _readers[kind] = reader
+    readers[kind] = reader
     return reader
 
 
@@ -111,14 +181,18 @@ def _type_of(buffer: Any, dtype: Any) -> DataType:
     if found is None:
         raise unfit(buffer, f"ringcomm has no type {dtype}; it has {', '.join(sorted(NAMES))}")
     if getattr(dtype, "isnative", True) is False:
-        raise unfit(buffer, f"its bytes are in foreign order ({dtype}); use .astype(dtype.newbyteorder('='))")
+        raise unfit(
+            buffer,
+            f"its bytes are in foreign order ({dtype}); use .astype(dtype.newbyteorder('='))",
+        )
     _types[dtype] = found
     return found
 
 
 def _ndarray(array: Any, write: bool) -> Buffer:
     try:
-        # Refused for what is read-only, empty, not contiguous, or of a type that only ml_dtypes has.
+        # Refused for what is read-only, empty, not contiguous, or of a type that only ml_dtypes
+        # has.
         return (_address(_from_buffer(array)), array.size, _types[array.dtype], CPU, array)
     except (KeyError, TypeError, ValueError, BufferError):
         pass
@@ -131,7 +205,9 @@ def _ndarray(array: Any, write: bool) -> Buffer:
     return (array.__array_interface__["data"][0], array.size, datatype, CPU, array)
 
 
-NOT_CONTIGUOUS = "its elements do not lie one after the other (a slice or a transpose); use {} first"
+NOT_CONTIGUOUS = (
+    "its elements do not lie one after the other (a slice or a transpose); use {} first"
+)
 READ_ONLY = "it is read-only, and the result is written there; use a copy"
 
 
@@ -151,7 +227,9 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
 def _cuda_index(tensor: Any) -> int:
     device = tensor.device
     if device.type != "cuda":
-        raise unfit(tensor, f"it lies on {device}, and ringcomm knows cpu and cuda; use .cpu() first")
+        raise unfit(
+            tensor, f"it lies on {device}, and ringcomm knows cpu and cuda; use .cpu() first"
+        )
     return int(device.index or 0)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple
 
 from . import streams
-from ._native import DataType, ReduceOp, Result, failure, last_error, lib
-from .buffers import CPU, source, target, unfit
+from ._native import ReduceOp, Result, failure, last_error, lib
+from .buffers import Buffer, belong, pair, place, source, target, unfit
 from .errors import RingArgumentError, RingError
 from .streams import Handle, Stream, keep_in_group
 
 _SUM = ReduceOp.SUM
-#: Buffers of a call and their facts, as `source` and `target` answer.
-_Facts = Tuple[int, int, DataType, int, Any]
+_all_reduce = lib.ringAllReduce
 
 
 def wrong(text: str) -> RingArgumentError:
@@ -27,16 +26,16 @@ def wrong(text: str) -> RingArgumentError:
 def count_of(buffer: Any, needed: int, have: int, what: str) -> None:
     """Refuse a buffer that is too short or too long."""
     if have != needed:
-        raise unfit(buffer, f"it has {have} elements, and {what} needs {needed}")
+        raise unfit(buffer, f"it has {have} elements, and the {what} has {needed}")
 
 
 class Collectives:
     """The calls of a communicator that move data; `Communicator` has them all.
 
     For every one: buffers are anything contiguous with the buffer protocol, `__dlpack__`,
-    `__array_interface__` or `__cuda_array_interface__`, or a PyTorch tensor, and nothing is copied. All
-    ranks make the same calls in the same order. `stream=` queues the call on a host stream; with
-    `async_op=True` it returns a `Handle` at once. Otherwise it returns None when it is done.
+    `__array_interface__` or `__cuda_array_interface__`, or a PyTorch tensor, and nothing is copied.
+    All ranks make the same calls in the same order. `stream=` queues the call on a host stream;
+    with `async_op=True` it returns a `Handle` at once. Otherwise it returns None when it is done.
     """
 
     _handle: Optional[int]
@@ -58,22 +57,19 @@ class Collectives:
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks into `recv` on every rank; without `recv`, in place."""
         if recv is None:
-            address, count, datatype, device, owner = target(send)
+            address, count, datatype, device, owners = target(send)
             into = address
         else:
-            address, count, datatype, device, owner = source(send)
-            into, room, kind, where, _ = target(recv)
-            if kind is not datatype or room != count or where != device:
-                self._refuse(send, recv, count)
+            address, into, count, datatype, device, owners = pair(send, recv)
         if device != self._device:
             self._misplaced(send, device)
         if stream is None and not async_op and not streams.open_groups and self._behind is None:
-            result = lib.ringAllReduce(address, into, count, datatype, op, self._handle, None)
+            result = _all_reduce(address, into, count, datatype, op, self._handle, None)
             if result:
                 raise failure(result, last_error(), self._rank)
             return None
         return self._run(
-            lib.ringAllReduce, (address, into, count, datatype, op), (send, recv), stream, async_op
+            _all_reduce, (address, into, count, datatype, op), owners, stream, async_op
         )
 
     def broadcast(
@@ -91,16 +87,16 @@ class Collectives:
         """
         if recv is None:
             found = target(send)
-            address = found[0]
+            address, into, count, datatype, device = found[0], *found[:4]
+            owners = found[4]
+        elif self._rank == root:
+            address, into, count, datatype, device, owners = pair(send, recv)
         else:
-            found = target(recv)
-            address = found[0]
-            if self._rank == root:
-                address = self._pair(send, recv, source(send), found, found[1])
-        self._placed(found, send if recv is None else recv)
-        return self._run(
-            lib.ringBroadcast, (address, found[0], found[1], found[2], root), (send, recv), stream, async_op
-        )
+            into, count, datatype, device, owners = target(recv)
+            address = into
+        self._placed(device, send)
+        arguments = (address, into, count, datatype, root)
+        return self._run(lib.ringBroadcast, arguments, owners, stream, async_op)
 
     def reduce(
         self,
@@ -113,20 +109,15 @@ class Collectives:
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks into the root's `recv`; without, in place on the root."""
-        here = self._rank == root
-        if recv is None and here:
-            found = target(send)
-            into = found[0]
+        if self._rank == root and recv is not None:
+            address, into, count, datatype, device, owners = pair(send, recv)
         else:
-            found = source(send)
-            into = found[0]
-            if here:
-                received = target(recv)
-                self._pair(send, recv, found, received, found[1])
-                into = received[0]
-        self._placed(found, send)
-        arguments = (found[0], into, found[1], found[2], op, root)
-        return self._run(lib.ringReduce, arguments, (send, recv), stream, async_op)
+            found = target(send) if self._rank == root else source(send)
+            address, count, datatype, device, owners = found
+            into = address
+        self._placed(device, send)
+        arguments = (address, into, count, datatype, op, root)
+        return self._run(lib.ringReduce, arguments, owners, stream, async_op)
 
     def all_gather(
         self,
@@ -142,10 +133,9 @@ class Collectives:
         `recv`.
         """
         into = target(recv)
-        address, count = self._block(send, recv, into, self._rank)
-        return self._run(
-            lib.ringAllGather, (address, into[0], count, into[2]), (send, recv), stream, async_op
-        )
+        address, count, owner = self._block(send, into, self._rank, "recv")
+        arguments = (address, into[0], count, into[2])
+        return self._run(lib.ringAllGather, arguments, (owner, into[4]), stream, async_op)
 
     def reduce_scatter(
         self,
@@ -158,14 +148,13 @@ class Collectives:
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks; rank r gets block r of the result in `recv`.
 
-        `send` holds nranks times as many elements. Without `recv`: in place, in the rank's own block of
-        `send`, which is all of it that means anything afterwards.
+        `send` holds nranks times as many elements. Without `recv`: in place, in the rank's own
+        block of `send`, which is all of it that means anything afterwards.
         """
         found = target(send) if recv is None else source(send)
-        into, count = self._block(recv, send, found, self._rank, write=True)
-        return self._run(
-            lib.ringReduceScatter, (found[0], into, count, found[2], op), (send, recv), stream, async_op
-        )
+        into, count, owner = self._block(recv, found, self._rank, "send")
+        arguments = (found[0], into, count, found[2], op)
+        return self._run(lib.ringReduceScatter, arguments, (found[4], owner), stream, async_op)
 
     def all_to_all(
         self,
@@ -179,17 +168,14 @@ class Collectives:
 
         Without `recv`: in place.
         """
-        found = target(send) if recv is None else source(send)
-        into = found[0]
-        if recv is not None:
-            received = target(recv)
-            self._pair(send, recv, found, received, found[1])
-            into = received[0]
-        self._placed(found, send)
-        count = self._divided(send, found[1])
-        return self._run(
-            lib.ringAllToAll, (found[0], into, count, found[2]), (send, recv), stream, async_op
-        )
+        if recv is None:
+            address, count, datatype, device, owners = target(send)
+            into = address
+        else:
+            address, into, count, datatype, device, owners = pair(send, recv)
+        self._placed(device, send)
+        arguments = (address, into, self._divided(send, count), datatype)
+        return self._run(lib.ringAllToAll, arguments, owners, stream, async_op)
 
     def gather(
         self,
@@ -207,13 +193,13 @@ class Collectives:
         arguments: Tuple[Any, ...]
         if self._rank == root:
             into = target(recv)
-            address, count = self._block(send, recv, into, root)
-            arguments = (address, into[0], count, into[2], root)
+            address, count, owner = self._block(send, into, root, "recv")
+            arguments, owners = (address, into[0], count, into[2], root), (owner, into[4])
         else:
             found = source(send)
-            self._placed(found, send)
-            arguments = (found[0], None, found[1], found[2], root)
-        return self._run(lib.ringGather, arguments, (send, recv), stream, async_op)
+            self._placed(found[3], send)
+            arguments, owners = (found[0], None, found[1], found[2], root), found[4]
+        return self._run(lib.ringGather, arguments, owners, stream, async_op)
 
     def scatter(
         self,
@@ -230,14 +216,14 @@ class Collectives:
         """
         arguments: Tuple[Any, ...]
         if self._rank == root:
-            found = source(send)
-            into, count = self._block(recv, send, found, root, write=True)
-            arguments = (found[0], into, count, found[2], root)
+            found = source(send) if recv is not None else target(send)
+            into, count, owner = self._block(recv, found, root, "send")
+            arguments, owners = (found[0], into, count, found[2], root), (found[4], owner)
         else:
             received = target(recv)
-            self._placed(received, recv)
-            arguments = (None, received[0], received[1], received[2], root)
-        return self._run(lib.ringScatter, arguments, (send, recv), stream, async_op)
+            self._placed(received[3], recv)
+            arguments, owners = (None, received[0], received[1], received[2], root), received[4]
+        return self._run(lib.ringScatter, arguments, owners, stream, async_op)
 
     def send(
         self, buffer: Any, peer: int, *, stream: Optional[Stream] = None, async_op: bool = False
@@ -247,23 +233,34 @@ class Collectives:
         Sends and receives that wait for each other belong in one `ringcomm.group()`.
         """
         found = source(buffer)
-        self._placed(found, buffer)
-        return self._run(lib.ringSend, (found[0], found[1], found[2], peer), buffer, stream, async_op)
+        self._placed(found[3], buffer)
+        return self._run(
+            lib.ringSend, (found[0], found[1], found[2], peer), found[4], stream, async_op
+        )
 
     def recv(
         self, buffer: Any, peer: int, *, stream: Optional[Stream] = None, async_op: bool = False
     ) -> Optional[Handle]:
         """Receive into a buffer what `peer` sends, of the same length and type."""
         found = target(buffer)
-        self._placed(found, buffer)
-        return self._run(lib.ringRecv, (found[0], found[1], found[2], peer), buffer, stream, async_op)
+        self._placed(found[3], buffer)
+        return self._run(
+            lib.ringRecv, (found[0], found[1], found[2], peer), found[4], stream, async_op
+        )
 
-    def barrier(self, *, stream: Optional[Stream] = None, async_op: bool = False) -> Optional[Handle]:
+    def barrier(
+        self, *, stream: Optional[Stream] = None, async_op: bool = False
+    ) -> Optional[Handle]:
         """Return on every rank after every rank has called."""
         return self._run(lib.ringBarrier, (), None, stream, async_op)
 
     def _run(
-        self, function: Any, arguments: Tuple[Any, ...], owners: Any, stream: Optional[Stream], async_op: bool
+        self,
+        function: Any,
+        arguments: Tuple[Any, ...],
+        owners: Any,
+        stream: Optional[Stream],
+        async_op: bool,
     ) -> Optional[Handle]:
         """Make the call now, in the thread's group, or on a stream."""
         if async_op and stream is None:
@@ -295,59 +292,51 @@ class Collectives:
             try:
                 handle.wait()
             except RingError:
-                pass  # the handle's owner is told; this call fails by itself if the communicator has
+                pass  # the handle's owner is told; this call fails by itself if the communicator
+                has
 
     def _own_stream(self) -> Stream:
         raise NotImplementedError
 
-    def _block(
-        self, part: Any, whole: Any, facts: _Facts, index: int, write: bool = False
-    ) -> Tuple[int, int]:
-        """Address and elements of one rank's part, which without `part` is block `index` of `whole`."""
-        self._placed(facts, whole)
-        count = self._divided(whole, facts[1])
+    def _block(self, part: Any, whole: Buffer, index: int, side: str) -> Tuple[int, int, Any]:
+        """One rank's part of a call whose other buffer, `side`, is the whole: address, elements,
+        owner.
+
+        Without `part` it is block `index` of the whole.
+        """
+        self._placed(whole[3], whole[4])
+        count = self._divided(whole[4], whole[1])
         if part is None:
-            return facts[0] + index * count * facts[2].itemsize, count
-        found = target(part) if write else source(part)
-        return self._pair(part, whole, found, facts, count), count
+            return whole[0] + index * count * whole[2].itemsize, count, None
+        found = self._part(part, whole, side)
+        count_of(part, count, found[1], f"block of {side}")
+        return found[0], count, found[4]
 
-    def _pair(self, first: Any, second: Any, facts: _Facts, others: _Facts, count: int) -> int:
-        """Check that two buffers belong together, and the first one's length; its address."""
-        if facts[2] is not others[2] or facts[3] != others[3]:
-            self._refuse(first, second, facts[1])
-        count_of(first, count, facts[1], "this call")
-        if count == facts[1] and others[1] not in (count, count * self._nranks):
-            count_of(second, count, others[1], "this call")
-        return facts[0]
-
-    def _refuse(self, send: Any, recv: Any, count: int) -> None:
-        one, other = source(send), source(recv)
-        if one[2] is not other[2]:
-            raise wrong(f"send is {one[2].name.lower()} and recv is {other[2].name.lower()}; use one type")
-        if one[3] != other[3]:
-            raise wrong(f"send lies on {place(one[3])} and recv on {place(other[3])}; use one device")
-        count_of(recv, count, other[1], "this call")
+    def _part(self, part: Any, whole: Buffer, side: str) -> Buffer:
+        """A part, of the type and on the device of the whole."""
+        found = source(part) if side == "recv" else target(part)
+        if side == "recv":
+            belong(found, whole)
+        else:
+            belong(whole, found)
+        return found
 
     def _divided(self, buffer: Any, count: int) -> int:
         if count % self._nranks:
             raise unfit(
                 buffer,
-                f"its {count} elements do not divide among {self._nranks} ranks; pad it, or use the _v form",
+                f"its {count} elements do not divide among {self._nranks} ranks; pad it, or use "
+                "the _v form",
             )
         return count // self._nranks
 
-    def _placed(self, facts: _Facts, buffer: Any) -> None:
-        if facts[3] != self._device:
-            self._misplaced(buffer, facts[3])
+    def _placed(self, device: int, buffer: Any) -> None:
+        if device != self._device:
+            self._misplaced(buffer, device)
 
     def _misplaced(self, buffer: Any, device: int) -> None:
         raise unfit(
             buffer,
-            f"it lies on {place(device)}, and rank {self._rank} of this communicator works on "
+            f"it lies {place(device)}, and rank {self._rank} of this communicator works "
             f"{place(self._device)}; move it there first",
         )
-
-
-def place(device: int) -> str:
-    """A device's name."""
-    return "the CPU" if device == CPU else f"CUDA device {device}"

@@ -11,20 +11,21 @@ from typing import Any, Dict, List, Optional, Sequence, Type
 
 from . import _native
 from ._native import Collective, DataType, ReduceOp, Result, check, lib
-from .objects import Objects
 from .collectives import wrong
 from .config import Config, Explanation, pointer
 from .errors import RingError, RingUsageError
 from .memory import PreMulSum, Registration
+from .objects import Objects
 from .streams import Handle, Stream, groups
 
 
 class Communicator(Objects):
     """One rank's end of a communicator.
 
-    Made by `ringcomm.init()`, which finds the launcher; by `Communicator.init`, from a unique id; or by
-    `Communicator.all`, for many ranks in one process. A context manager: leaving it destroys the
-    communicator, leaving it by an exception aborts it, so that the other ranks learn of it at once.
+    Made by `ringcomm.init()`, which finds the launcher; by `Communicator.init`, from a unique id;
+    or by `Communicator.all`, for many ranks in one process. A context manager: leaving it destroys
+    the communicator, leaving it by an exception aborts it, so that the other ranks learn of it at
+    once.
     """
 
     def __init__(self, handle: int) -> None:
@@ -52,7 +53,10 @@ class Communicator(Objects):
         """
         made = _place()
         native = _native.unique_id_of(unique_id)
-        check(lib.ringCommInitRankConfig(ctypes.byref(made), nranks, native, rank, pointer(config)), rank)
+        check(
+            lib.ringCommInitRankConfig(ctypes.byref(made), nranks, native, rank, pointer(config)),
+            rank,
+        )
         return cls(made.value or 0)
 
     @classmethod
@@ -90,7 +94,9 @@ class Communicator(Objects):
         native, settings = _native.unique_id_of(get_unique_id()), config.native()
         check(lib.ringGroupStart())
         for rank in range(nranks):
-            place = ctypes.cast(ctypes.byref(made, rank * ctypes.sizeof(ctypes.c_void_p)), _native.OUT)
+            place = ctypes.cast(
+                ctypes.byref(made, rank * ctypes.sizeof(ctypes.c_void_p)), _native.OUT
+            )
             # A call that is refused makes the whole group fail.
             lib.ringCommInitRankConfig(place, nranks, native, rank, ctypes.byref(settings))
         check(lib.ringGroupEnd())
@@ -124,14 +130,17 @@ class Communicator(Objects):
     def split(
         self, color: Optional[int], key: int = 0, config: Optional[Config] = None
     ) -> Optional["Communicator"]:
-        """The ranks that give the same `color` form a new communicator, ordered by `key`, then rank.
+        """The ranks that give the same `color` form a new communicator, ordered by `key`, then
+        rank.
 
         Every rank calls it. A rank whose color is None joins none, and gets None.
         """
         self._catch_up()
         made = _place()
         number = _native.SPLIT_NOCOLOR if color is None else color
-        self._check(lib.ringCommSplit(self._handle, number, key, ctypes.byref(made), pointer(config)))
+        self._check(
+            lib.ringCommSplit(self._handle, number, key, ctypes.byref(made), pointer(config))
+        )
         return None if color is None else type(self)(made.value or 0)
 
     def shrink(
@@ -139,8 +148,8 @@ class Communicator(Objects):
     ) -> "Communicator":
         """A communicator of the ranks that are left, in their old order.
 
-        Without `exclude` the survivors agree on who is dead. `abort` aborts first what is running, as
-        after a failure.
+        Without `exclude` the survivors agree on who is dead. `abort` aborts first what is running,
+        as after a failure.
         """
         if not abort:
             self._catch_up()
@@ -173,7 +182,7 @@ class Communicator(Objects):
     close = destroy
 
     def abort(self) -> None:
-        """Make every call that runs here fail soon, tell the other ranks, and end this one's part."""
+        """Make every call that runs here fail soon, tell the others, and end this rank's part."""
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -182,7 +191,7 @@ class Communicator(Objects):
         self._end_stream()
 
     def error(self) -> Optional[RingError]:
-        """The error that broke the communicator on this rank; None while it works. Does not wait."""
+        """The error that broke the communicator on this rank; None while it works."""
         result = ctypes.c_int()
         self._check(lib.ringCommGetAsyncError(self._handle, ctypes.byref(result)))
         if not result.value:
@@ -207,21 +216,24 @@ class Communicator(Objects):
         return Explanation.of(native)
 
     def pre_mul_sum(self, factor: Any, datatype: DataType = DataType.FLOAT32) -> PreMulSum:
-        """A reduction that multiplies this rank's input by `factor` before summing; pass it as `op`.
+        """A reduction that multiplies this rank's input by `factor` before summing; pass it as
+        `op`.
 
-        `factor` is a number, or an array of one element. Each rank makes its own, and they may differ.
+        `factor` is a number, or an array of one element. Each rank makes its own, and they may
+        differ.
         """
         return PreMulSum(self, factor, datatype)
 
     def register(self, buffer: Any) -> Registration:
         """Tell the communicator about a buffer that is used again and again; never needed.
 
-        The buffer is whole pages of private memory, as an anonymous `mmap.mmap` has; or use `Memory`.
+        The buffer is whole pages of private memory, as an anonymous `mmap.mmap` has; or use
+        `Memory`.
         """
         return Registration(self, buffer)
 
     def dump(self) -> Dict[str, Any]:
-        """The flight record of this rank: the last operations, and who waits for whom. Never waits."""
+        """The flight record: the last operations, and who waits for whom. Never waits."""
         found: Dict[str, Any] = json.loads(_native.text_of(lib.ringCommDump, self._handle))
         return found
 
@@ -270,8 +282,8 @@ def _place() -> ctypes.c_void_p:
     """Where the library writes a new communicator: at once, which it would not do in a group."""
     if groups.depth:
         raise RingUsageError(
-            "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a thread for "
-            "each rank",
+            "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a "
+            "thread for each rank",
             Result.INVALID_USAGE,
         )
     return ctypes.c_void_p()

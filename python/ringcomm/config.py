@@ -1,4 +1,4 @@
-"""The settings of a communicator, and what the library answers when it is asked how it would run."""
+"""The settings of a communicator, and the library's answer to how it would run a call."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Explanation:
     slice_bytes: int
     #: The cost model's time.
     predicted_us: float
-    #: What runs instead where all buffers are memory that processes share, if anything does; whether
-    #: also in place.
+    #: What runs instead where all buffers are memory that processes share, if anything does;
+    #: whether also in place.
     direct_algorithm: str
     direct_predicted_us: float
     direct_in_place: bool

@@ -85,7 +85,9 @@ def read(array: Any) -> Tensor:
     elif tensor.device_type in _CUDA:
         device = tensor.device_id
     else:
-        raise Unfit(f"it lies on a device of DLPack's type {tensor.device_type}; move it to the CPU")
+        raise Unfit(
+            f"it lies on a device of DLPack's type {tensor.device_type}; move it to the CPU"
+        )
     if tensor.lanes != 1:
         raise Unfit("its elements are vectors")
     if tensor.code == 4 and tensor.bits == 16:
@@ -95,5 +97,11 @@ def read(array: Any) -> Tensor:
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides and tensor.ndim else None
     return Tensor(
-        (tensor.data or 0) + tensor.byte_offset, shape, strides, kind, device, read_only, (array, capsule)
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        strides,
+        kind,
+        device,
+        read_only,
+        (array, capsule),
     )

@@ -1,7 +1,8 @@
 """What is raised when a call fails: `RingError`, with the facts of the failure as attributes.
 
-The library says in one sentence who, what, which rank, which operation, and what to do. The sentence
-is the exception's text; the facts in it are its attributes, so that a program can act on them.
+The library says in one sentence who, what, which rank, which operation, and what to do. The
+sentence is the exception's text; the facts in it are its attributes, so that a program can act on
+them.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class Facts(NamedTuple):
 
 _CALL = r"(?P<call>[\w/]+(?:\([^#]*?\))?) #(?P<number>\d+)"
 _WHO = r"rank (?P<peer>\d+)(?: \([^)]*\))?"
-# One for each sentence in which the library names ranks; `rank` is this one, `peer` the one at fault.
+# One for each sentence in which the library names ranks; `rank` is this one, `peer` the one at
+# fault.
 _SENTENCES = [
     re.compile(rf"ranks disagree: rank (?P<rank>\d+) called {_CALL} but rank (?P<peer>\d+) called"),
     re.compile(rf"{_WHO} died: rank (?P<rank>\d+) cannot go on(?: in {_CALL})?"),
@@ -105,7 +107,8 @@ _SENTENCES = [
     re.compile(r"only \d+ of \d+ ranks had arrived; missing: \[(?P<missing>[\d, ]*)\]"),
 ]
 _REMOTE = re.compile(
-    rf"rank (?P<peer>\d+) failed and rank (?P<rank>\d+) cannot go on(?: in {_CALL})?: (?P<text>.*)", re.S
+    rf"rank (?P<peer>\d+) failed and rank (?P<rank>\d+) cannot go on(?: in {_CALL})?: (?P<text>.*)",
+    re.S,
 )
 
 
@@ -132,7 +135,9 @@ def _named(match: "re.Match[str]") -> Facts:
         return int(found[name]) if found.get(name) else None
 
     missing = [int(rank) for rank in re.findall(r"\d+", found.get("missing") or "")]
-    return Facts(number("rank"), number("peer"), found.get("call"), number("number"), missing or None)
+    return Facts(
+        number("rank"), number("peer"), found.get("call"), number("number"), missing or None
+    )
 
 
 def error_of(result: int, text: str, rank: Optional[int] = None) -> RingError:
@@ -152,5 +157,11 @@ def error_of(result: int, text: str, rank: Optional[int] = None) -> RingError:
 def _restored(kind: Type[RingError], facts: Tuple[Any, ...], missing: List[int]) -> RingError:
     message, result, rank, peer, operation, sequence = facts
     return kind(
-        message, result, rank=rank, peer=peer, operation=operation, sequence=sequence, missing=missing
+        message,
+        result,
+        rank=rank,
+        peer=peer,
+        operation=operation,
+        sequence=sequence,
+        missing=missing,
     )

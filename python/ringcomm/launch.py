@@ -31,7 +31,7 @@ class Launcher(NamedTuple):
 
 
 def launcher() -> Launcher:
-    """What `init` would find in the environment; joins nobody. Raises where there is no launcher."""
+    """What `init` would find in the environment; joins nobody. Raises without a launcher."""
     rank, nranks, local = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     text = ctypes.create_string_buffer(1024)
     check(
@@ -60,8 +60,8 @@ class SpawnError(RuntimeError):
     """A rank of `spawn` failed; the text is the first failure, `failures` has every rank's.
 
     Attributes:
-        rank: the rank that failed first.
-        failures: what became of each rank that failed: the text of its exception with its traceback, or
+        rank: the rank that failed first. failures: what became of each rank that failed: the text
+        of its exception with its traceback, or
             how its process ended.
         exception: the first failure's exception, if it has one that can be pickled.
     """
@@ -93,9 +93,9 @@ def spawn(
 ) -> List[Any]:
     """Call `function(comm, *args, **kwargs)` in `nprocs` new processes; what each rank returned.
 
-    `comm` is the rank's `Communicator`. The function has a name in a module (not a lambda), and a script
-    that spawns does so under `if __name__ == "__main__":`, since the processes are started anew. Where a
-    rank fails the others are ended, and `SpawnError` says which and why.
+    `comm` is the rank's `Communicator`. The function has a name in a module (not a lambda), and a
+    script that spawns does so under `if __name__ == "__main__":`, since the processes are started
+    anew. Where a rank fails the others are ended, and `SpawnError` says which and why.
     """
     if nprocs < 1:
         raise ValueError(f"{nprocs} processes cannot be started")
@@ -114,7 +114,10 @@ def spawn(
                 here, there = context.Pipe(duplex=False)
                 settings["RINGCOMM_RANK"] = str(rank)
                 process = context.Process(
-                    target=_rank, args=(there, dict(settings), *job), name=f"rank {rank}", daemon=False
+                    target=_rank,
+                    args=(there, dict(settings), *job),
+                    name=f"rank {rank}",
+                    daemon=False,
                 )
                 process.start()
                 there.close()

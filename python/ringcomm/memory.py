@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Memory:
     """Bytes that other processes of the machine reach directly: collectives on them copy less.
 
-    `numpy.asarray(memory).view(numpy.float32)`, `torch.from_numpy(...)` of that, and `memory.view("f")`
-    use them as they are. They go when nothing uses them any more.
+    `numpy.asarray(memory).view(numpy.float32)`, `torch.from_numpy(...)` of that, and
+    `memory.view("f")` use them as they are. They go when nothing uses them any more.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -32,7 +32,12 @@ class Memory:
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
-        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
+        return {
+            "version": 3,
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+        }
 
     def view(self, format: str = "B") -> memoryview:
         """The same bytes as a memoryview of a format of the struct module."""

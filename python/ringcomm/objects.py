@@ -95,7 +95,8 @@ class Objects(Vectors):
 
 
 def _pickled(value: Any) -> bytes:
-    # Protocol 5 is the highest of every Python that this package runs on: ranks may have different ones.
+    # Protocol 5 is the highest of every Python that this package runs on: ranks may have different
+    # ones.
     return pickle.dumps(value, protocol=5)
 
 

@@ -1,7 +1,7 @@
 """Calls that run beside the program: host streams, the handles of what runs on them, and groups.
 
-A stream is a queue with a thread of the library's own, which never needs the GIL. What a queued call
-reads and writes is kept alive here until the call is done.
+A stream is a queue with a thread of the library's own, which never needs the GIL. What a queued
+call reads and writes is kept alive here until the call is done.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from .errors import RingError, RingUsageError
 #: what more calls than these used is not in use any more.
 _MOST_IN_USE = 512
 
+#: How long a wait goes on before it looks whether somebody pressed Ctrl-C: unnoticed by who did.
+_LOOK_MS = 200
+
 
 class Stream:
     """A host stream: calls given to it return at once and run in order, on a thread of its own.
 
-    The buffers of those calls are left alone until `synchronize`. A context manager: leaving it waits
-    for what is queued and ends the stream.
+    The buffers of those calls are left alone until `synchronize`. A context manager: leaving it
+    waits for what is queued and ends the stream.
     """
 
     def __init__(self) -> None:
@@ -49,7 +52,7 @@ class Stream:
             self._kept.popleft()
 
     def query(self) -> bool:
-        """Whether every call given to the stream is done; raises the first error of those that are."""
+        """Whether every call given to the stream is done; raises the first error of them."""
         result = lib.ringStreamQuery(self._handle)
         if result == Result.IN_PROGRESS:
             return False
@@ -71,11 +74,18 @@ class Stream:
             if self._error is not None:
                 raise self._error
             return True
-        result = lib.ringStreamReached(self._handle, mark, -1 if timeout is None else int(timeout * 1000))
-        if result == Result.IN_PROGRESS:
-            return False
-        check(result)
-        return True
+        left = None if timeout is None else int(timeout * 1000)
+        while True:
+            # Python looks at its signals between two calls only.
+            piece = _LOOK_MS if left is None else min(left, _LOOK_MS)
+            result = lib.ringStreamReached(self._handle, mark, piece)
+            if result != Result.IN_PROGRESS:
+                check(result)
+                return True
+            if left is not None:
+                left -= piece
+                if left <= 0:
+                    return False
 
     def close(self) -> None:
         """Wait as `synchronize` does, then end the stream. A second time it does nothing."""
@@ -109,7 +119,9 @@ def _destroy_quietly(handle: int) -> None:
 class Handle:
     """A call that was made with `async_op=True`: `wait` for it before its buffers are used."""
 
-    def __init__(self, stream: Stream, owners: Any, rank: Optional[int], grouped: bool = False) -> None:
+    def __init__(
+        self, stream: Stream, owners: Any, rank: Optional[int], grouped: bool = False
+    ) -> None:
         self._stream = stream
         self._owners = owners
         self._rank = rank
@@ -121,8 +133,8 @@ class Handle:
     def wait(self, timeout: Optional[float] = None) -> bool:
         """Wait until the call is done, at most `timeout` seconds; whether it is. Raises its error.
 
-        Calls that were made later are not waited for. How long the call itself waits for the other ranks
-        is the communicator's `timeout_ms`.
+        Calls that were made later are not waited for. How long the call itself waits for the other
+        ranks is the communicator's `timeout_ms`.
         """
         if not self._settled:
             if self._mark is None:
@@ -203,8 +215,8 @@ def group_end() -> None:
 class group:
     """`with ringcomm.group():` the calls in it start together at its end.
 
-    Needed where one thread makes the calls of several ranks, and for sends and receives that wait for
-    each other. The buffers of the calls are left alone until the end.
+    Needed where one thread makes the calls of several ranks, and for sends and receives that wait
+    for each other. The buffers of the calls are left alone until the end.
     """
 
     def __enter__(self) -> "group":

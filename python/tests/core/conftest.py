@@ -11,7 +11,7 @@ PATIENCE_MS = 60_000
 
 
 def on_threads(comms, function):
-    """Call `function(comm)` for every rank on a thread of its own; their results, or the first error."""
+    """Call `function(comm)` for every rank on its thread; their results, or the first error."""
     results, errors = [None] * len(comms), [None] * len(comms)
 
     def run(index):

@@ -38,7 +38,9 @@ def die(comm, folder, who):
         total = np.ones(1)
         survivors.all_reduce(total)
         with open(f"{folder}/{comm.rank}", "w") as out:
-            facts = {name: getattr(error, name) for name in ("rank", "peer", "operation", "sequence")}
+            facts = {
+                name: getattr(error, name) for name in ("rank", "peer", "operation", "sequence")
+            }
             kind = type(error).__name__
             json.dump({"kind": kind, "text": str(error), "left": total[0], **facts}, out)
         raise

@@ -42,7 +42,9 @@ def test_every_call_has_a_handle(ranks):
             comm.all_to_all_v(whole, counts, whole.copy(), counts, async_op=True),
             comm.gather_v(block, whole, counts, async_op=True),
             comm.scatter_v(whole, block, counts, async_op=True),
-            comm.recv(block, 1, async_op=True) if comm.rank == 0 else comm.send(block, 0, async_op=True),
+            comm.recv(block, 1, async_op=True)
+            if comm.rank == 0
+            else comm.send(block, 0, async_op=True),
         ]
         for handle in handles:
             assert isinstance(handle, ringcomm.Handle)

@@ -99,7 +99,9 @@ def test_sources(one, name):
     given = SOURCES[name]
     address, count, datatype, device, _ = buffers.source(given)
     assert device == buffers.CPU
-    assert datatype is (DataType.UINT8 if name in ("bytes", "bytearray", "mmap") else DataType.FLOAT32)
+    assert datatype is (
+        DataType.UINT8 if name in ("bytes", "bytearray", "mmap") else DataType.FLOAT32
+    )
     length = count * datatype.itemsize
     if name == "mmap":
         assert length == 4096
@@ -110,8 +112,18 @@ def test_sources(one, name):
     assert out.tobytes() == floats().tobytes()
 
 
-TARGETS = ["numpy", "numpy, two dimensions", "bytearray", "memoryview", "array", "ctypes", "interface",
-           "dlpack", "tensor", "mmap"]
+TARGETS = [
+    "numpy",
+    "numpy, two dimensions",
+    "bytearray",
+    "memoryview",
+    "array",
+    "ctypes",
+    "interface",
+    "dlpack",
+    "tensor",
+    "mmap",
+]
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -188,15 +200,27 @@ def test_results_are_not_written_to_what_is_read_only(one, name):
 def test_buffers_that_do_not_go_together(ranks):
     one = ranks(1)[0]
     wrong = [
-        (lambda: one.all_reduce(np.zeros(3), np.zeros(4)), "4 elements, and this call needs 3"),
-        (lambda: one.all_reduce(np.zeros(3), np.zeros(3, "f4")), "send is float64 and recv is float32"),
-        (lambda: one.all_gather(np.zeros(3), np.zeros(2)), "3 elements, and this call needs 2"),
-        (lambda: one.broadcast(np.zeros(3), np.zeros(2)), "3 elements"),
-        (lambda: one.reduce(np.zeros(3), np.zeros(2)), "3"),
-        (lambda: one.all_to_all(np.zeros(3), np.zeros(2)), "3"),
-        (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [2]), "3 elements, and this rank's count"),
+        (lambda: one.all_reduce(np.zeros(3), np.zeros(4)), "4 elements, and send has 3"),
+        (
+            lambda: one.all_reduce(np.zeros(3), np.zeros(3, "f4")),
+            "send is float64 and recv is float32",
+        ),
+        (
+            lambda: one.all_gather(np.zeros(3), np.zeros(2)),
+            "3 elements, and the block of recv has 2",
+        ),
+        (lambda: one.broadcast(np.zeros(3), np.zeros(2)), "it has 2 elements, and send has 3"),
+        (lambda: one.reduce(np.zeros(3), np.zeros(2)), "it has 2 elements, and send has 3"),
+        (lambda: one.all_to_all(np.zeros(3), np.zeros(2)), "it has 2 elements, and send has 3"),
+        (
+            lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [2]),
+            "3 elements, and the count of this rank has 2",
+        ),
         (lambda: one.all_gather_v(np.zeros(3), np.zeros(2), [3]), "reach to element 3"),
-        (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [3, 4]), "2 counts and 2 displacements for 1"),
+        (
+            lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [3, 4]),
+            "2 counts and 2 displacements for 1",
+        ),
         (lambda: one.all_gather_v(np.zeros(3), np.zeros(9), [-1]), "not negative"),
         (lambda: one.gather_v(np.zeros(3), np.zeros(3)), "the root gives counts"),
         (lambda: one.scatter_object([1, 2]), "scatters 1 objects"),

@@ -1,4 +1,4 @@
-"""Every collective against NumPy: types, operations, numbers of ranks, in place and not, odd counts."""
+"""Every collective against NumPy: types, operations, ranks, in place and not, odd counts."""
 
 import functools
 
@@ -87,8 +87,10 @@ def test_every_other_collective(ranks, dtype, nranks):
             return np.zeros(count, dtype)
 
         def check(got, expected):
-            np.testing.assert_array_equal(got.ravel(), np.concatenate(expected) if isinstance(
-                expected, list) else expected.ravel())
+            np.testing.assert_array_equal(
+                got.ravel(),
+                np.concatenate(expected) if isinstance(expected, list) else expected.ravel(),
+            )
 
         block, whole = empty(COUNT), empty(nranks * COUNT)
         comm.broadcast(blocks[rank].copy() if at_root else None, block, root)
@@ -114,8 +116,10 @@ def test_every_other_collective(ranks, dtype, nranks):
         check(block, reduced(wholes, op)[rank * COUNT : (rank + 1) * COUNT])
         whole = wholes[rank].copy()
         comm.reduce_scatter(whole, op=op)
-        check(whole[rank * COUNT : (rank + 1) * COUNT],
-              reduced(wholes, op)[rank * COUNT : (rank + 1) * COUNT])
+        check(
+            whole[rank * COUNT : (rank + 1) * COUNT],
+            reduced(wholes, op)[rank * COUNT : (rank + 1) * COUNT],
+        )
 
         comm.all_to_all(wholes[rank].copy(), whole)
         check(whole, [cut[other][rank] for other in range(nranks)])
@@ -127,7 +131,7 @@ def test_every_other_collective(ranks, dtype, nranks):
         comm.gather(blocks[rank].copy(), whole if at_root else None, root)
         check(whole, blocks if at_root else empty(nranks * COUNT))
         if at_root:
-            whole[:root * COUNT] = 0
+            whole[: root * COUNT] = 0
         comm.gather(None if at_root else blocks[rank].copy(), whole, root)
         check(whole, blocks if at_root else empty(nranks * COUNT))
 
@@ -173,10 +177,14 @@ def test_blocks_of_different_lengths(ranks, dtype, nranks):
         np.testing.assert_array_equal(back, np.concatenate([cut[rank] for cut in cuts]))
 
         packed[:] = 0
-        comm.gather_v(parts[rank], packed if at_root else None, counts if at_root else None, root=root)
+        comm.gather_v(
+            parts[rank], packed if at_root else None, counts if at_root else None, root=root
+        )
         if at_root:
             np.testing.assert_array_equal(packed, np.concatenate(parts))
-        comm.scatter_v(wholes[root] if at_root else None, mine, counts if at_root else None, root=root)
+        comm.scatter_v(
+            wholes[root] if at_root else None, mine, counts if at_root else None, root=root
+        )
         np.testing.assert_array_equal(mine, cuts[root][rank])
 
     on_threads(ranks(nranks), work)

@@ -17,7 +17,9 @@ def run(*words, **more):
 
 
 def test_spawn():
-    results = ringcomm.spawn(processes.add, 3, (1,), {"scale": 2}, config=ringcomm.Config(deterministic=True))
+    results = ringcomm.spawn(
+        processes.add, 3, (1,), {"scale": 2}, config=ringcomm.Config(deterministic=True)
+    )
     assert results == [(rank, 12, 3) for rank in range(3)]
 
 
@@ -25,14 +27,20 @@ def test_spawn_tells_which_rank_failed():
     with pytest.raises(ringcomm.SpawnError) as caught:
         ringcomm.spawn(processes.fail, 3)
     error = caught.value
-    assert error.rank == 1 and isinstance(error.exception, KeyError) and error.__cause__ is error.exception
+    assert (
+        error.rank == 1
+        and isinstance(error.exception, KeyError)
+        and error.__cause__ is error.exception
+    )
     assert "rank 1 failed first: KeyError: 'a defect'" in str(error) and "in fail" in str(error)
     assert "RingRemoteError" in error.failures[0] and "rank 1 failed" in error.failures[0]
 
 
 def test_spawn_ends_the_others():
     started = time.monotonic()
-    with pytest.raises(ringcomm.SpawnError, match="ended with status 3 before its function returned"):
+    with pytest.raises(
+        ringcomm.SpawnError, match="ended with status 3 before its function returned"
+    ):
         ringcomm.spawn(processes.leave, 2)
     # Far below the ten minutes for which the other rank sleeps.
     assert time.monotonic() - started < 300
@@ -64,13 +72,26 @@ def test_ringrun(tmp_path):
 
 def test_ringrun_tells_which_rank_failed(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM + "    import os\n    if comm.rank == 1: os._exit(7)\n    comm.barrier()\n")
+    program.write_text(
+        PROGRAM + "    import os\n    if comm.rank == 1: os._exit(7)\n    comm.barrier()\n"
+    )
     done = run("-m", "ringcomm.run", "-np", "2", sys.executable, str(program))
     assert done.returncode == 7 and "rank 1" in done.stderr
 
 
 def test_the_programs():
-    perf = run("-m", "ringcomm.perf", "--minbytes", "1K", "--maxbytes", "1K", "--iters", "2", "--probe", "0")
+    perf = run(
+        "-m",
+        "ringcomm.perf",
+        "--minbytes",
+        "1K",
+        "--maxbytes",
+        "1K",
+        "--iters",
+        "2",
+        "--probe",
+        "0",
+    )
     assert perf.returncode == 0 and "1024" in perf.stdout, perf.stderr
     assert run("-m", "ringcomm.perf", "--help").returncode == 0
     assert "ringrun" in run("-m", "ringcomm.run", "--help").stdout

@@ -129,7 +129,9 @@ def test_explain(ranks):
     one = ranks(4)[0]
     answer = one.explain(Collective.ALL_REDUCE, 1 << 20, DataType.FLOAT32, ringcomm.SUM)
     assert answer.algorithm and "thread" in answer.transport
-    assert answer.predicted_us > 0 and answer.chunks >= 1 and isinstance(answer.direct_in_place, bool)
+    assert (
+        answer.predicted_us > 0 and answer.chunks >= 1 and isinstance(answer.direct_in_place, bool)
+    )
     forced = ranks(4, algorithm="ring")[0].explain(Collective.ALL_REDUCE, 1000)
     assert forced.algorithm == "ring"
 

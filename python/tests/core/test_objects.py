@@ -17,7 +17,9 @@ def test_all_kinds(ranks):
             assert [other for other, _ in got] == [0, 1, 2]
             assert all(repr(one) == repr(value) for _, one in got)
             for root in range(n):
-                assert repr(comm.broadcast_object(value if rank == root else "no", root)) == repr(value)
+                assert repr(comm.broadcast_object(value if rank == root else "no", root)) == repr(
+                    value
+                )
                 got = comm.gather_object((rank, repr(value)), root)
                 everything = [(other, repr(value)) for other in range(n)]
                 assert got == (everything if rank == root else None)

@@ -16,7 +16,9 @@ HEADER = (ROOT / "include/ringcomm.h").read_text()
 
 def enum(name):
     """Members of one of the header's enums."""
-    body = re.search(rf"enum {name}\b[^{{]*\{{(.*?)\}};", re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S), re.S)
+    body = re.search(
+        rf"enum {name}\b[^{{]*\{{(.*?)\}};", re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S), re.S
+    )
     return {member: int(value) for member, value in re.findall(r"(\w+) = (-?\d+)", body[1])}
 
 
@@ -32,7 +34,9 @@ ENUMS = {
 @pytest.mark.parametrize("name", ENUMS)
 def test_enums_are_the_headers(name):
     def plain(word):
-        return re.sub(r"^(ring)?(Coll)?|^Scalar|_", "", re.sub(r"^ring(Coll|Scalar)?", "", word)).lower()
+        return re.sub(
+            r"^(ring)?(Coll)?|^Scalar|_", "", re.sub(r"^ring(Coll|Scalar)?", "", word)
+        ).lower()
 
     theirs = {plain(member): value for member, value in enum(name).items()}
     ours = {member.name.replace("_", "").lower(): member.value for member in ENUMS[name]}
@@ -41,11 +45,17 @@ def test_enums_are_the_headers(name):
 
 def test_every_function_of_the_header_is_there_with_its_arguments():
     text = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
-    found = dict(re.findall(r"^(?:ringResult_t|const char \*) ?\*?(ring\w+)\(([^)]*)\);", text, re.M))
+    found = dict(
+        re.findall(r"^(?:ringResult_t|const char \*) ?\*?(ring\w+)\(([^)]*)\);", text, re.M)
+    )
     assert set(found) == set(_native.SIGNATURES)
     pointer, size, number = _native._P, _native._N, _native._I
     for name, arguments in found.items():
-        words = [] if arguments.strip() == "void" else [" ".join(word.split()) for word in arguments.split(",")]
+        words = (
+            []
+            if arguments.strip() == "void"
+            else [" ".join(word.split()) for word in arguments.split(",")]
+        )
         ours = _native.SIGNATURES[name]
         assert len(words) == len(ours), name
         for word, kind in zip(words, ours):
@@ -58,7 +68,9 @@ def test_every_function_of_the_header_is_there_with_its_arguments():
                 assert kind is number or kind_of_c in ("uint64_t", "int64_t"), (name, word)
 
 
-@pytest.mark.parametrize("name,ours", [("ringConfig_t", _native.Config), ("ringExplain_t", _native.Explain)])
+@pytest.mark.parametrize(
+    "name,ours", [("ringConfig_t", _native.Config), ("ringExplain_t", _native.Explain)]
+)
 def test_structures_are_the_headers(name, ours):
     text = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
     body = re.search(rf"typedef struct {name} \{{(.*?)\}}", text, re.S)[1]
@@ -89,8 +101,9 @@ def test_only_one_file_knows_the_abi():
     for module in package.glob("*.py"):
         if module.name != "_native.py":
             text = module.read_text()
-            assert "CDLL" not in text and "argtypes" not in text.replace("_pointer.argtypes", "").replace(
-                "_valid.argtypes", ""), module.name
+            assert "CDLL" not in text and "argtypes" not in text.replace(
+                "_pointer.argtypes", ""
+            ).replace("_valid.argtypes", ""), module.name
 
 
 def test_everything_is_documented():
@@ -114,7 +127,9 @@ def wheel():
 
 def test_the_wheels_tag(wheel):
     machine = os.uname().machine
-    assert re.fullmatch(rf"ringcomm-[\d.]+-py3-none-(manylinux_2_\d+|linux)_{machine}\.whl", wheel.name)
+    assert re.fullmatch(
+        rf"ringcomm-[\d.]+-py3-none-(manylinux_2_\d+|linux)_{machine}\.whl", wheel.name
+    )
     with zipfile.ZipFile(wheel) as files:
         named = next(name for name in files.namelist() if name.endswith("/WHEEL"))
         assert "Root-Is-Purelib: false" in files.read(named).decode()
