@@ -46,9 +46,9 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(*requirements):
+def venv(*requirements, name="venv"):
     """The tests' virtual environment, with these from PyPI in it; installed once."""
-    place = TARGET / "venv"
+    place = TARGET / name
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
@@ -67,6 +67,12 @@ def venv(*requirements):
         names = ", ".join(requirements)
         raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
+
+
+def torch_venv():
+    """The virtual environment of what uses PyTorch, which is large and so has its own."""
+    return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
+                name="venv-torch")
 
 
 def libclang():
@@ -269,6 +275,17 @@ def python():
     return [Command("scripts/test-python", str(tools))]
 
 
+def training():
+    """The tools for training with PyTorch, and every example of it, against one process."""
+    library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    env = {**library, "PYTHONPATH": str(ROOT / "python")}
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/train"]
+    return [
+        cargo("build", "--release"),
+        Command(str(torch_venv() / "bin/python"), *tests, env=env),
+    ]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -276,7 +293,7 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, training, peers,
           namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of

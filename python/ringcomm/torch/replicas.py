@@ -7,6 +7,7 @@ statistics) stays; what the others write is lost, as under torch.nn.DataParallel
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from typing import Any, List, Sequence, Tuple
@@ -54,13 +55,14 @@ class Workers:
 
     def __init__(self, devices: moves.Devices) -> None:
         self._devices = devices
-        self._total = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(len(devices), "ringcomm-replica")
+        total = torch.get_num_threads()
         # Replicas on the CPU share its cores: each takes its part of torch's threads.
-        each = max(1, self._total // len(devices)) if devices[0].type == "cpu" else self._total
-        self._pool = ThreadPoolExecutor(
-            len(devices), "ringcomm-replica", initializer=torch.set_num_threads, initargs=(each,)
-        )
-        self._ready = False
+        each = max(1, total // len(devices)) if devices[0].type == "cpu" else total
+        everyone = threading.Barrier(len(devices))
+        wait([self._pool.submit(_take_threads, everyone, each) for _ in devices])
+        # The workers' number became also that of threads to come.
+        torch.set_num_threads(total)
 
     def apply(
         self, copies: Sequence[torch.nn.Module], pieces: Sequence[Tuple[Tuple[Any, ...], Any]]
@@ -72,11 +74,13 @@ class Workers:
             for copy, (args, kwargs), device in zip(copies, pieces, self._devices)
         ]
         wait(started)
-        if not self._ready:
-            # A thread's number of threads is also that of threads to come, which the workers changed.
-            torch.set_num_threads(self._total)
-            self._ready = len(copies) == len(self._devices)
         return [one.result() for one in started]
+
+
+def _take_threads(everyone: threading.Barrier, count: int) -> None:
+    """The number of threads that operations of this thread use; each worker does it once."""
+    everyone.wait()
+    torch.set_num_threads(count)
 
 
 class _Settings:

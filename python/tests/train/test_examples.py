@@ -5,9 +5,12 @@ batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how far
 the batch in one go.
 """
 
+import json
 import os
 import re
+import statistics
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -48,7 +51,8 @@ def test_parts_of_a_batch_are_the_batch(by_parts):
 
 
 def test_data_parallel(tmp_path):
-    run([sys.executable, EXAMPLES / "data_parallel.py", "--devices", "3", "--double", "--save", "w"], tmp_path)
+    words = ["--devices", "3", "--double", "--save", "w"]
+    run([sys.executable, EXAMPLES / "data_parallel.py", *words], tmp_path)
     expected = digits.alone(settings("--double"))
     assert difference(weights(tmp_path / "w"), expected) < FLOAT64
 
@@ -173,6 +177,23 @@ def test_the_ring_is_that_of_the_textbooks(tmp_path):
 @pytest.mark.parametrize("ranks", ["2", "7"])
 def test_the_ring_has_any_number_of_ranks(tmp_path, ranks):
     run([sys.executable, EXAMPLES / "ring_allreduce.py", "--ranks", ranks, "--length", "3"], tmp_path)
+
+
+def test_the_comparison_draws_what_it_measured(tmp_path):
+    words = ["--epochs", "2", "--rounds", "1", "--hidden", "16", "--out", "chart"]
+    output, _ = run([sys.executable, EXAMPLES / "compare.py", *words], tmp_path)
+    found = json.loads((tmp_path / "chart.json").read_text())
+    assert list(found["times"]) == ["one process", "DataParallel", "DDP, gloo", "DDP, ringcomm"]
+    assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
+    chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    texts = [one.text for one in chart.iter("{http://www.w3.org/2000/svg}text")]
+    heights = [float(one.get("height")) for one in chart.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    # The bars are as high as the medians, which are written above them and in the output.
+    medians = [statistics.median(times) for times in found["times"].values()]
+    for way, median, height in zip(found["times"], medians, heights):
+        assert f"{way}: {median * 1000:.1f} ms per epoch" in output
+        assert way in texts and f"{median * 1000:.1f} ms" in texts
+        assert height / max(heights) == pytest.approx(median / max(medians), abs=0.01)
 
 
 def test_every_example_is_tested():
