@@ -32,7 +32,10 @@ COLOURS = ["#9aa5b1", "#7b8794", "#e8a33d", "#2f6fb5"]
 
 def epochs(model, args, rank=0, size=1):
     """Train; returns the seconds of each epoch but the first, in which everything is met anew."""
-    step, batches = digits.optimizer(model, args), digits.loader(digits.data(args)[0], args, rank, size)
+    step, batches = (
+        digits.optimizer(model, args),
+        digits.loader(digits.data(args)[0], args, rank, size),
+    )
     times = []
     for epoch in range(args.epochs + 1):
         batches.sampler.set_epoch(epoch)
@@ -71,8 +74,12 @@ def run_here(way, args):
 
 def run_apart(way, words):
     """Train in one way, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *words, "--way", way], check=True,
-                          stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, *words, "--way", way],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     return json.loads(done.stdout)
 
 
@@ -81,21 +88,25 @@ def chart(times, title):
     width, height, left, bottom, top = 640, 360, 60, 50, 60
     tallest = max(max(values) for values in times.values())
     scale = (height - top - bottom) / tallest
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-             'font-family="sans-serif" font-size="13">',
-             f'<rect width="{width}" height="{height}" fill="white"/>',
-             f'<text x="{width / 2}" y="26" text-anchor="middle" font-size="16">time per epoch</text>',
-             f'<text x="{width / 2}" y="45" text-anchor="middle" fill="#555">{escape(title)}</text>']
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<text x="{width / 2}" y="26" text-anchor="middle" font-size="16">time per epoch</text>',
+        f'<text x="{width / 2}" y="45" text-anchor="middle" fill="#555">{escape(title)}</text>',
+    ]
     floor, gap = height - bottom, (width - left) / len(times)
     for index, (way, values) in enumerate(times.items()):
         middle, median = left / 2 + gap * (index + 0.5), statistics.median(values)
         high, low = floor - max(values) * scale, floor - min(values) * scale
-        lines += [f'<rect x="{middle - 45:.1f}" y="{floor - median * scale:.1f}" width="90" '
-                  f'height="{median * scale:.1f}" fill="{COLOURS[index % len(COLOURS)]}"/>',
-                  f'<path d="M{middle:.1f} {high:.1f}V{low:.1f}" stroke="#333"/>',
-                  f'<text x="{middle + 6:.1f}" y="{floor - median * scale - 6:.1f}">'
-                  f'{median * 1000:.1f} ms</text>',
-                  f'<text x="{middle:.1f}" y="{floor + 20}" text-anchor="middle">{escape(way)}</text>']
+        lines += [
+            f'<rect x="{middle - 45:.1f}" y="{floor - median * scale:.1f}" width="90" '
+            f'height="{median * scale:.1f}" fill="{COLOURS[index % len(COLOURS)]}"/>',
+            f'<path d="M{middle:.1f} {high:.1f}V{low:.1f}" stroke="#333"/>',
+            f'<text x="{middle + 6:.1f}" y="{floor - median * scale - 6:.1f}">'
+            f"{median * 1000:.1f} ms</text>",
+            f'<text x="{middle:.1f}" y="{floor + 20}" text-anchor="middle">{escape(way)}</text>',
+        ]
     lines += [f'<path d="M{left / 2} {floor}H{width - left / 2}" stroke="#333"/>', "</svg>"]
     return "\n".join(lines) + "\n"
 
@@ -122,8 +133,14 @@ def main():
         print(f"{way}: {median * 1000:.1f} ms per epoch, {samples / median:.0f} samples per second")
     size = sum(parameter.numel() for parameter in digits.network(args).parameters())
     title = f"{size} parameters, batch {args.batch}, {args.ranks} ranks on {os.cpu_count()} cores"
-    facts = {"parameters": size, "batch": args.batch, "ranks": args.ranks, "cores": os.cpu_count(),
-             "machine": platform.processor() or platform.machine(), "torch": torch.__version__}
+    facts = {
+        "parameters": size,
+        "batch": args.batch,
+        "ranks": args.ranks,
+        "cores": os.cpu_count(),
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+    }
     with open(f"{args.out}.json", "w", encoding="utf-8") as file:
         json.dump({**facts, "unit": "seconds of an epoch", "times": times}, file, indent=1)
     with open(f"{args.out}.svg", "w", encoding="utf-8") as file:

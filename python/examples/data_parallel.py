@@ -1,7 +1,7 @@
 """DataParallel: one process, and a replica of the network for each device, in a thread.
 
-The loop is that of one process; only the line that wraps the network is new. Without GPUs the CPU is
-taken several times.
+The loop is that of one process; only the line that wraps the network is new. Without GPUs the CPU
+is taken several times.
 
     python data_parallel.py --devices 2
 """

@@ -22,7 +22,9 @@ def train(args, name):
     """What every rank does, once there is a process group."""
     rank, size = dist.get_rank(), dist.get_world_size()
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if gpu else torch.device("cpu")
+    )
     network = digits.network(args).to(device)
     model = DistributedDataParallel(network, device_ids=[device.index] if gpu else None)
     step = digits.optimizer(model, args)

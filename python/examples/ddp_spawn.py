@@ -1,6 +1,6 @@
-"""DistributedDataParallel without a launcher: the program starts its own ranks, which meet at tcp://.
+"""DistributedDataParallel without a launcher: the program starts its ranks, met through tcp://.
 
-    python ddp_spawn.py --ranks 2
+python ddp_spawn.py --ranks 2
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The job that the examples share: scikit-learn's digits, a small network, and training in one process.
+"""The job that the examples share: scikit-learn's digits, and training on them in one process.
 
 Every example trains this network on these batches in its own way, and comes to the weights that
 `alone` comes to. Run it to see the plain job: `python digits.py`.
@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-#: Of the 1797 digits; the others are for tests. It divides by 96 and by most numbers of ranks, so that
-#: no sample counts twice; those for tests do not divide, as data seldom does.
+#: Of the 1797 digits; the others are for tests. It divides by 96 and by most numbers of ranks, so
+#: that no sample counts twice; those for tests do not divide, as data seldom does.
 TRAINED_ON = 1440
 MOMENTUM = 0.9
 
@@ -39,14 +39,18 @@ def data(args):
     x, y = load_digits(return_X_y=True)
     x = torch.tensor(x / 16, dtype=torch.float64 if args.double else torch.float32)
     y = torch.tensor(y)
-    return TensorDataset(x[:TRAINED_ON], y[:TRAINED_ON]), TensorDataset(x[TRAINED_ON:], y[TRAINED_ON:])
+    return TensorDataset(x[:TRAINED_ON], y[:TRAINED_ON]), TensorDataset(
+        x[TRAINED_ON:], y[TRAINED_ON:]
+    )
 
 
 def network(args, batchnorm=False):
     """The same first weights on every call."""
     torch.manual_seed(1)
     middle = [nn.BatchNorm1d(args.hidden)] if batchnorm else []
-    model = nn.Sequential(nn.Linear(64, args.hidden), *middle, nn.Tanh(), nn.Linear(args.hidden, 10))
+    model = nn.Sequential(
+        nn.Linear(64, args.hidden), *middle, nn.Tanh(), nn.Linear(args.hidden, 10)
+    )
     return model.double() if args.double else model
 
 
@@ -101,8 +105,8 @@ def save(model, args, rank=0):
 def alone(args, *, shards=1, model=None, schedule=None, autocast=None):
     """Train in one process on whole batches: what every example is measured against.
 
-    With `shards`, a batch is that many parts whose gradients are added in order, as ranks do: the same
-    arithmetic, so that the weights can be compared bit for bit.
+    With `shards`, a batch is that many parts whose gradients are added in order, as ranks do: the
+    same arithmetic, so that the weights can be compared bit for bit.
     """
     model = model or network(args)
     step, batches = optimizer(model, args), loader(data(args)[0], args)

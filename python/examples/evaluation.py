@@ -1,8 +1,9 @@
 """Training that is evaluated by all ranks, seen in TensorBoard, and goes on after a crash.
 
-After every epoch each rank evaluates its own share of the test digits, which are not a multiple of the
-ranks; sums and counts are added up, so that every digit counts once. Rank 0 writes TensorBoard's
-file and a checkpoint. When a rank dies, ringrun starts the job anew, and it goes on from there:
+After every epoch each rank evaluates its own share of the test digits, which are not a multiple of
+the ranks; sums and counts are added up, so that every digit counts once. Rank 0 writes
+TensorBoard's file and a checkpoint. When a rank dies, ringrun starts the job anew, and it goes on
+from there:
 
     ringrun -np 2 --max-restarts 1 python evaluation.py --kill-in-epoch 2
     tensorboard --logdir runs
@@ -75,7 +76,9 @@ def main():
     parser = digits.options(__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", metavar="FILE", default="digits.checkpoint")
     parser.add_argument("--logs", metavar="FOLDER", default="runs/digits", help="for TensorBoard")
-    parser.add_argument("--kill-in-epoch", type=int, metavar="N", help="the last rank dies there, once")
+    parser.add_argument(
+        "--kill-in-epoch", type=int, metavar="N", help="the last rank dies there, once"
+    )
     args = parser.parse_args()
     dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()

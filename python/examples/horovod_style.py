@@ -1,7 +1,7 @@
 """A Horovod-style optimizer: gradients are averaged just before the step, whatever came before it.
 
-Several backward passes may add up (`update_cycle`) before one exchange, which can be compressed. All
-ranks begin with the parameters of rank 0.
+Several backward passes may add up (`update_cycle`) before one exchange, which can be compressed.
+All ranks begin with the parameters of rank 0.
 
     ringrun -np 2 python horovod_style.py --update-cycle 2 --compression fp16
 """
@@ -15,7 +15,7 @@ from ringcomm.torch import Compression, broadcast_parameters, reduce_gradients
 
 
 class DistributedOptimizer:
-    """Averages the gradients over all ranks, then lets the optimizer step; all else is the optimizer's."""
+    """Averages gradients over all ranks, then lets the optimizer step; all else is its own."""
 
     def __init__(self, optimizer, update_cycle=1, compression=Compression.none):
         self._optimizer = optimizer
@@ -44,7 +44,9 @@ def main():
     model = digits.network(args)
     if rank != 0:
         # Other weights on purpose: those of rank 0 are to count.
-        model.apply(lambda one: one.reset_parameters() if hasattr(one, "reset_parameters") else None)
+        model.apply(
+            lambda one: one.reset_parameters() if hasattr(one, "reset_parameters") else None
+        )
     broadcast_parameters(model)
     compression = getattr(Compression, args.compression)
     step = DistributedOptimizer(digits.optimizer(model, args), args.update_cycle, compression)

@@ -1,7 +1,8 @@
 """Mixed precision, with everything that halves the traffic and batch normalization over all ranks.
 
-The network runs in bf16 on the CPU, and in fp16 with loss scaling on a GPU. Gradients are exchanged in
-one go after the whole backward pass (as `delay_allreduce`), rounded to the same type on their way.
+The network runs in bf16 on the CPU, and in fp16 with loss scaling on a GPU. Gradients are exchanged
+in one go after the whole backward pass (as `delay_allreduce`), rounded to the same type on their
+way.
 
     ringrun -np 2 python mixed_precision.py
 """
@@ -13,7 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 import digits
-from ringcomm.torch import broadcast_parameters, convert_sync_batchnorm, reduce_gradients, reduce_mean
+from ringcomm.torch import (
+    broadcast_parameters,
+    convert_sync_batchnorm,
+    reduce_gradients,
+    reduce_mean,
+)
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "none": None}
 
@@ -27,11 +33,14 @@ def main():
     low = TYPES[args.precision]
     dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if gpu else torch.device("cpu")
+    )
     model = convert_sync_batchnorm(digits.network(args, batchnorm=True)).to(device)
     broadcast_parameters(model)
     step = digits.optimizer(model, args)
-    # fp16 has few small numbers: the loss is scaled up, and the scale halved when a gradient overflows.
+    # fp16 has few small numbers: the loss is scaled up, and the scale halved when a gradient
+    # overflows.
     scaler = torch.amp.GradScaler(device.type, enabled=low is torch.float16)
     batches = digits.loader(digits.data(args)[0], args, rank, size)
     progress = digits.Progress(f"mixed precision ({args.precision})", args, rank, size)

@@ -1,9 +1,9 @@
 """The ring all-reduce step by step, as the textbooks draw it, with real messages between 4 ranks.
 
 Rank r's vector is cut into as many chunks as there are ranks: a, b, c, d. In each step every rank
-sends one chunk to its right neighbour. Scatter-reduce adds what comes in; after N-1 steps rank r holds
-the whole sum of chunk r+1. All-gather then sends the sums around; after N-1 more steps everyone has all
-of them. Each rank sends 2 (N-1)/N of its vector, whatever N is.
+sends one chunk to its right neighbour. Scatter-reduce adds what comes in; after N-1 steps rank r
+holds the whole sum of chunk r+1. All-gather then sends the sums around; after N-1 more steps
+everyone has all of them. Each rank sends 2 (N-1)/N of its vector, whatever N is.
 
     python ring_allreduce.py
 """
@@ -22,21 +22,26 @@ def show(title, vectors, length):
         cells = []
         for chunk in range(len(vectors)):
             digits = reversed(f"{int(vector[chunk * length]):d}")
-            parts = [f"{ascii_lowercase[chunk]}{r}" for r, digit in enumerate(digits) if digit != "0"]
+            parts = [
+                f"{ascii_lowercase[chunk]}{r}" for r, digit in enumerate(digits) if digit != "0"
+            ]
             cells.append("+".join(parts).ljust(3 * len(vectors)))
         print(f"  rank {rank}: {' '.join(cells)}".rstrip())
 
 
-def exchange(ranks, vectors, incoming, length, leaving):
-    """Every rank sends chunk `leaving(rank)` to its right, and receives what its left sends."""
+def exchange(ranks, vectors, incoming, length, first):
+    """Rank r sends chunk `r + first` to its right, and receives what its left sends.
+
+    Yields for each rank where the chunk that came belongs.
+    """
     count = len(ranks)
     with ringcomm.group():
         for rank, comm in enumerate(ranks):
-            start = leaving(rank) % count * length
+            start = (rank + first) % count * length
             comm.send(memoryview(vectors[rank])[start : start + length], (rank + 1) % count)
             comm.recv(incoming[rank], (rank - 1) % count)
     for rank in range(count):
-        yield rank, leaving(rank - 1) % count * length
+        yield rank, (rank - 1 + first) % count * length
 
 
 def main():
@@ -53,12 +58,12 @@ def main():
 
     show("start", vectors, length)
     for step in range(count - 1):
-        for rank, start in exchange(ranks, vectors, incoming, length, lambda rank: rank - step):
+        for rank, start in exchange(ranks, vectors, incoming, length, -step):
             for index in range(length):
                 vectors[rank][start + index] += incoming[rank][index]
         show(f"scatter-reduce, step {step + 1}", vectors, length)
     for step in range(count - 1):
-        for rank, start in exchange(ranks, vectors, incoming, length, lambda rank: rank + 1 - step):
+        for rank, start in exchange(ranks, vectors, incoming, length, 1 - step):
             vectors[rank][start : start + length] = incoming[rank]
         show(f"all-gather, step {step + 1}", vectors, length)
 

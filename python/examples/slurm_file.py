@@ -1,6 +1,6 @@
-"""DistributedDataParallel under Slurm: ranks from its variables, met through a file that all of them see.
+"""DistributedDataParallel under Slurm: ranks from its variables, met through a shared file.
 
-    srun -n 2 python slurm_file.py --meet /shared/folder
+srun -n 2 python slurm_file.py --meet /shared/folder
 """
 
 import os
@@ -19,7 +19,7 @@ def main():
     args = parser.parse_args()
     rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     # A file for each step: what an earlier job left behind must not be taken for this one's.
-    step = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', 0)}"
+    step = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
     place = os.path.join(os.path.abspath(args.meet), f"ringcomm-{step}")
     os.environ.setdefault("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
     dist.init_process_group(args.backend, init_method=f"file://{place}", rank=rank, world_size=size)

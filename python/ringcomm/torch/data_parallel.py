@@ -3,8 +3,9 @@
     inputs -- scatter --> pieces -- replicas, in parallel --> outputs -- gather --> output
                  parameters -- broadcast --> replicas; gradients -- reduce --> parameters
 
-The devices are the ranks of one communicator in this process. Each move is an autograd function whose
-backward is the opposite move, so the gradients come back to the module's own parameters by themselves.
+The devices are the ranks of one communicator in this process. Each move is an autograd function
+whose backward is the opposite move, so the gradients come back to the module's own parameters by
+themselves.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class DataParallel(torch.nn.Module):
     Args:
         module: its parameters lie on the first device.
         device_ids: a device for each replica: CUDA devices, each once, or `"cpu"` as often as
-            replicas are wanted, as `["cpu"] * 4`. None is every CUDA device, and where there is none,
-            a replica for each thread that torch uses.
+            replicas are wanted, as `["cpu"] * 4`. None is every CUDA device, and where there is
+            none, a replica for each thread that torch uses.
         output_device: where the outputs come together, one of the devices; None is the first.
         dim: the dimension along which tensors of the inputs are cut.
     """

@@ -1,4 +1,4 @@
-"""Gradients of hand-written loops: one call, just before the step, that averages them over all ranks.
+"""Gradients of hand-written loops: one call, just before the step, averages them over all ranks.
 
 Nothing is exchanged during the backward passes, so a loop may run as many of them as it likes, over
 models of any shape, and pays for one exchange. Every rank gets the same bits, so each one sees for
@@ -7,7 +7,7 @@ itself whether a gradient overflowed anywhere, and all of them decide alike.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 
@@ -40,10 +40,10 @@ def reduce_gradients(
 ) -> bool:
     """Average the gradients of a model, or of these parameters, over all ranks.
 
-    Call it on every rank once the backward passes are done and before `step`. The answer is whether all
-    gradients are finite; it is the same on every rank, and a loop that scales its loss by hand skips
-    the step where it is False. torch's GradScaler finds the same by itself; give it as `scaler` if its
-    `unscale_` was called before, so that what one rank found is known to all.
+    Call it on every rank once the backward passes are done and before `step`. The answer is whether
+    all gradients are finite; it is the same on every rank, and a loop that scales its loss by hand
+    skips the step where it is False. torch's GradScaler finds the same by itself; give it as
+    `scaler` if its `unscale_` was called before, so that what one rank found is known to all.
 
     Args:
         update_cycle: how many backward passes were accumulated; the result is their average.
@@ -99,7 +99,7 @@ def _wanted(model: Parameters) -> List[torch.nn.Parameter]:
 
 def _buckets(parameters: List[torch.nn.Parameter], most_bytes: int) -> Iterator[List[int]]:
     """Indexes of parameters that travel together: of one type and device, to so many bytes."""
-    open_buckets: dict = {}
+    open_buckets: Dict[Any, Tuple[List[int], int]] = {}
     for index, parameter in enumerate(parameters):
         key = (parameter.dtype, parameter.device)
         members, held = open_buckets.get(key, ([], 0))

@@ -22,9 +22,9 @@ def reduce_mean(
 ) -> Dict[str, Any]:
     """The mean of each metric over all ranks: `reduce_mean({"loss": loss, "accuracy": 0.9})`.
 
-    With `weight`, as the number of samples behind this rank's figures, it is the weighted mean, right
-    for ranks that saw different numbers of samples. Numbers come back as floats, tensors as tensors.
-    Means are taken in float64, in the order of ranks, and are the same bits on every rank.
+    With `weight`, as the number of samples behind this rank's figures, it is the weighted mean,
+    right for ranks that saw different numbers of samples. Numbers come back as floats, tensors as
+    tensors. Means are taken in float64, in the order of ranks, and are the same bits on every rank.
     """
     ranks = ranks_of(group)
     parts: List[torch.Tensor] = []
@@ -40,8 +40,9 @@ def reduce_mean(
     others = (heads[:, 0] != heads[0, 0]).nonzero().flatten().tolist()
     if others:
         raise ValueError(
-            f"reduce_mean: ranks disagree on the metrics; rank {others[0]} gives others than rank 0, "
-            f"and rank {ranks.rank} gives {names}; give the same names and shapes in the same order"
+            f"reduce_mean: ranks disagree on the metrics; rank {others[0]} gives others than rank "
+            f"0, and rank {ranks.rank} gives {names}; give the same names and shapes in the same "
+            "order"
         )
     gathered = ranks.all_gather(torch.cat([part.to(device) for part in parts])) if parts else None
     weights = heads[:, 1:].to(device)
@@ -69,14 +70,12 @@ def _like(value: Value, mean: torch.Tensor) -> Any:
 def all_gather_object(value: Any, group: Group = None) -> List[Any]:
     """Every rank's Python object, in the order of ranks. Objects may be large, and of any sizes.
 
-    As `pickle` does, it runs what the objects say on being loaded: among ranks that trust each other.
+    Loading a pickle runs what it says, so this is for ranks that trust each other.
     """
     ranks = ranks_of(group)
     mine = _bytes_of(value)
     sizes = ranks.all_gather(torch.tensor([mine.numel()])).flatten().tolist()
-    return [
-        _received(ranks, mine, size, root, value) for root, size in enumerate(sizes)
-    ]
+    return [_received(ranks, mine, size, root, value) for root, size in enumerate(sizes)]
 
 
 def broadcast_object(value: Any = None, root: int = 0, group: Group = None) -> Any:
@@ -96,6 +95,9 @@ def _bytes_of(value: Any) -> torch.Tensor:
 
 def _received(ranks: Ranks, mine: torch.Tensor, size: int, root: int, value: Any) -> Any:
     here = ranks.rank == root
-    tensor = mine if here else torch.empty(size, dtype=torch.uint8)
-    ranks.broadcast(tensor, root)
-    return value if here else pickle.loads(memoryview(tensor.numpy()))
+    if here:
+        ranks.broadcast(mine, root)
+        return value
+    room = bytearray(size)
+    ranks.broadcast(torch.frombuffer(room, dtype=torch.uint8), root)
+    return pickle.loads(room)

@@ -1,7 +1,7 @@
-"""The moves between the devices of one process: broadcast, scatter and gather, each with its backward.
+"""The moves between devices of one process: broadcast, scatter, gather, each with its backward.
 
-One thread makes the calls of every rank, in one group. Rank r is device r, and the module lies on rank
-0: broadcast's backward is a reduce to rank 0, scatter's a gather there, gather's a scatter.
+One thread makes the calls of every rank, in one group. Rank r is device r, and the module lies on
+rank 0: broadcast's backward is a reduce to rank 0, scatter's a gather there, gather's a scatter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ Ranks = Sequence[Communicator]
 Devices = Sequence[torch.device]
 
 
-def _deliver(ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]) -> None:
-    """Fill (rank, source, target): the target, on that rank's device, from the source on the root's."""
+def _deliver(
+    ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]
+) -> None:
+    """For each (rank, source, target): fill the target, on that rank, from the root's source."""
     with group():
         for rank, source, target in parts:
             if rank != root and source.numel():
@@ -29,8 +31,10 @@ def _deliver(ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, t
             target.copy_(source)
 
 
-def _collect(ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]) -> None:
-    """Fill (rank, source, target): the target, on the root's device, from the source on that rank's."""
+def _collect(
+    ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]
+) -> None:
+    """For each (rank, source, target): fill the target, on the root, from that rank's source."""
     with group():
         for rank, source, target in parts:
             if rank != root and source.numel():
@@ -68,8 +72,10 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         count = len(ctx.shapes)
-        rows = [[grad.contiguous() for grad in grads[start : start + count]]
-                for start in range(0, len(grads), count)]
+        rows = [
+            [grad.contiguous() for grad in grads[start : start + count]]
+            for start in range(0, len(grads), count)
+        ]
         sums = [torch.empty_like(grad) for grad in rows[0]]
         with group():
             for index, total in enumerate(sums):
@@ -115,18 +121,23 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        sources = [part.contiguous() for part in grad.split(ctx.sizes, ctx.dim)]
-        targets = [torch.empty_like(part, device=where) for part, where in zip(sources, ctx.devices)]
-        _deliver(ctx.ranks, ctx.root, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))])
+        sources = [part.contiguous() for part in torch.split(grad, ctx.sizes, ctx.dim)]
+        targets = [
+            torch.empty_like(part, device=where) for part, where in zip(sources, ctx.devices)
+        ]
+        _deliver(
+            ctx.ranks, ctx.root, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))]
+        )
         return (None, None, None, None, *targets)
 
 
 def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
     """The value's piece for each device that gets one: tensors are cut, all else is the same.
 
-    As torch.nn.DataParallel does, in tuples, lists and dicts too, and with as many pieces as the shortest
-    tensor makes. Without any tensor there is one piece.
+    As torch.nn.DataParallel does, in tuples, lists and dicts too, and with as many pieces as the
+    shortest tensor makes. Without any tensor there is one piece.
     """
+
     def cut(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if tensor.device != devices[0] and tensor.device.type == "cpu":
             tensor = tensor.to(devices[0])
@@ -151,7 +162,9 @@ def _spread(
         return [_rebuilt(value, row) for row in rows]
     if isinstance(value, dict):
         columns = [_spread(one, most, cut, lengths) for one in value.values()]
-        return [type(value)(zip(value, (column[index] for column in columns))) for index in range(most)]
+        return [
+            type(value)(zip(value, (column[index] for column in columns))) for index in range(most)
+        ]
     return [value] * most
 
 
@@ -182,6 +195,6 @@ def gather(outputs: Sequence[Any], ranks: Ranks, devices: Devices, root: int, di
         columns = zip(*outputs)
         return _rebuilt(first, [gather(one, ranks, devices, root, dim) for one in columns])
     raise TypeError(
-        f"a replica's output has a {type(first).__name__}, and only tensors can be gathered; return "
-        "tensors, in tuples, lists or dicts"
+        f"a replica's output has a {type(first).__name__}, and only tensors can be gathered; "
+        "return tensors, in tuples, lists or dicts"
     )

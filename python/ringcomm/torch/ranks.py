@@ -1,8 +1,8 @@
 """`Ranks`: those who take part in a call, whether they are a process group or a communicator.
 
 The tools for training need few collectives. This makes them the same over a process group of
-torch.distributed, of any backend, and over a plain `ringcomm.Communicator`, with which many ranks can
-be threads of one process.
+torch.distributed, of any backend, and over a plain `ringcomm.Communicator`, with which many ranks
+can be threads of one process.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class _GroupRanks(Ranks):
         return gathered
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        group = self._group or dist.group.WORLD
-        dist.broadcast(tensor, dist.get_global_rank(group, root), group=self._group)
+        if self._group is not None:
+            root = dist.get_global_rank(self._group, root)
+        dist.broadcast(tensor, root, group=self._group)
 
 
 def ranks_of(group: Group) -> Ranks:
@@ -81,7 +82,7 @@ def ranks_of(group: Group) -> Ranks:
         return Ranks(group)
     if group is None and not dist.is_initialized():
         raise RuntimeError(
-            'there is no process group: call torch.distributed.init_process_group("ringcomm") first, '
-            "or give a ringcomm.Communicator as group="
+            'there is no process group: call torch.distributed.init_process_group("ringcomm") '
+            "first, or give a ringcomm.Communicator as group="
         )
     return _GroupRanks(group)

@@ -1,8 +1,8 @@
 """Copies of a module, one for each device, and running them at once.
 
-A replica is a shallow copy whose parameters are outputs of `moves.Broadcast`, so gradients flow through
-it to the module. Rank 0's replica has the module's own buffers: what it writes there (running
-statistics) stays; what the others write is lost, as under torch.nn.DataParallel.
+A replica is a shallow copy whose parameters are outputs of `moves.Broadcast`, so gradients flow
+through it to the module. Rank 0's replica has the module's own buffers: what it writes there
+(running statistics) stays; what the others write is lost, as under torch.nn.DataParallel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -34,7 +34,10 @@ def replicate(
 
 
 def _assembled(originals: List[torch.nn.Module], placed: Any, rank: int) -> torch.nn.Module:
-    copies = {id(one): one._replicate_for_data_parallel() for one in originals}
+    copies: Dict[int, torch.nn.Module] = {
+        id(one): one._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        for one in originals
+    }
     for original in originals:
         copy = copies[id(original)]
         for name, child in original._modules.items():

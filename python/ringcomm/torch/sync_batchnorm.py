@@ -1,9 +1,9 @@
 """`SyncBatchNorm`: batch normalization over the batches of all ranks, on the CPU as well.
 
-Each rank's mean, spread and count travel once, forward; two sums per channel travel once, backward. The
-ranks' figures are combined in the order of ranks, so every rank normalizes with the same bits:
+Each rank's mean, spread and count travel once, forward; two sums per channel travel once, backward.
+The ranks' figures are combined in the order of ranks, so every rank normalizes with the same bits:
 
-    count = sum n_r      mean = sum n_r mean_r / count      spread = sum spread_r + n_r (mean_r - mean)^2
+    count = sum n_r   mean = sum n_r mean_r / count   spread = sum spread_r + n_r (mean_r - mean)^2
 
 which is what one process finds on the whole batch, without the cancellation of a sum of squares.
 """
@@ -21,10 +21,10 @@ from .ranks import Group, Ranks, ranks_of
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization of (N, C, ...) inputs over the batches of all ranks.
 
-    Equal to `torch.nn.BatchNorm*d` in one process on the full batch, forward and backward; ranks' batches
-    may differ in size and be empty. In evaluation it is `BatchNorm*d`. Affine parameters get this
-    rank's part of their gradient, as all parameters do: DistributedDataParallel or `reduce_gradients`
-    averages it.
+    Equal to `torch.nn.BatchNorm*d` in one process on the full batch, forward and backward; ranks'
+    batches may differ in size and be empty. In evaluation it is `BatchNorm*d`. Affine parameters
+    get this rank's part of their gradient, as all parameters do: DistributedDataParallel or
+    `reduce_gradients` averages it.
     """
 
     def __init__(
@@ -50,28 +50,30 @@ class SyncBatchNorm(_BatchNorm):
         ranks = ranks_of(self.group) if self.training else None
         if ranks is None or ranks.size == 1:
             return super().forward(input)
+        output: torch.Tensor
         output, mean, variance, count = _Normalize.apply(
             input, self.weight, self.bias, self.eps, ranks
         )
-        if self.running_mean is not None:
-            self._track(mean, variance, count)
+        self._track(mean, variance * (count / (count - 1)))
         return output
 
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Let the running statistics follow; they are None where they are not wanted."""
+        if self.running_mean is None or self.running_var is None:
+            return
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         momentum = self.momentum
         if momentum is None:
             momentum = 1.0 / float(self.num_batches_tracked)
-        unbiased = variance * (count / (count - 1))
-        self.running_mean.mul_(1 - momentum).add_(mean.to(self.running_mean.dtype), alpha=momentum)
-        self.running_var.mul_(1 - momentum).add_(unbiased.to(self.running_var.dtype), alpha=momentum)
+        for running, now in ((self.running_mean, mean), (self.running_var, variance)):
+            running.mul_(1 - momentum).add_(now.to(running.dtype), alpha=momentum)
 
 
 def convert_sync_batchnorm(module: torch.nn.Module, group: Group = None) -> torch.nn.Module:
-    """The module with each BatchNorm in it, torch's SyncBatchNorm too, as ours, on the same parameters.
+    """The module, with each BatchNorm and torch SyncBatchNorm in it ours, on the same parameters.
 
-    Before it is handed to DistributedDataParallel or to an optimizer, as torch's own.
+    As with torch's own, before the module is handed to DistributedDataParallel.
     """
     if isinstance(module, _BatchNorm):
         return _converted(module, group)

@@ -1,7 +1,7 @@
 """Every example, started as its users do, comes to the weights of one process on the full batch.
 
-Bit for bit where one process can do the same arithmetic: it adds the gradients of as many parts of the
-batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how far that is from
+Bit for bit where one process can do the same arithmetic: it adds the gradients of as many parts of
+the batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how far that is from
 the batch in one go.
 """
 
@@ -81,8 +81,10 @@ def test_ddp_by_spawn(tmp_path):
 def test_slurm_and_a_file(tmp_path, by_parts):
     words = [sys.executable, EXAMPLES / "slurm_file.py", "--meet", tmp_path, "--save", "w"]
     slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
-    ranks = [started(words, tmp_path, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), **slurm)
-             for rank in range(2)]
+    ranks = [
+        started(words, tmp_path, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), **slurm)
+        for rank in range(2)
+    ]
     outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     check_output(outputs[0], "DDP under Slurm")
@@ -123,8 +125,9 @@ def test_warmup(tmp_path):
     check_output(output, "DDP with warm-up")
     rates = [warmup.rate_at(step, 0.05, 2, 20) for step in (0, 10, 20, 99)]
     assert rates == pytest.approx([0.05, 0.075, 0.1, 0.1])
-    expected = digits.alone(settings(batch=64), shards=2,
-                            schedule=lambda step: warmup.rate_at(step, 0.05, 2, 20))
+    expected = digits.alone(
+        settings(batch=64), shards=2, schedule=lambda step: warmup.rate_at(step, 0.05, 2, 20)
+    )
     assert same_bits(weights(tmp_path / "w"), expected)
 
 
@@ -142,7 +145,9 @@ def test_evaluation_and_a_restart(tmp_path, by_parts):
         logits = by_parts(x)
     loss = torch.nn.functional.cross_entropy(logits, y).item()
     assert float(epochs[-1][1]) == pytest.approx(loss, abs=2e-6)
-    assert float(epochs[-1][2]) == pytest.approx(float((logits.argmax(1) == y).double().mean()), abs=1e-4)
+    assert float(epochs[-1][2]) == pytest.approx(
+        float((logits.argmax(1) == y).double().mean()), abs=1e-4
+    )
     check_board(tmp_path / "runs/digits", loss)
 
 
@@ -159,9 +164,12 @@ def test_the_ring_is_that_of_the_textbooks(tmp_path):
     output, _ = run([sys.executable, EXAMPLES / "ring_allreduce.py"], tmp_path)
     tables = re.split(r"^(?=\w)", output, flags=re.MULTILINE)[1:]
     titles = [table.splitlines()[0] for table in tables]
-    assert titles == (["start"] + [f"scatter-reduce, step {step}" for step in (1, 2, 3)]
-                      + [f"all-gather, step {step}" for step in (1, 2, 3)]
-                      + ["the library's own all_reduce gives the same"])
+    assert titles == (
+        ["start"]
+        + [f"scatter-reduce, step {step}" for step in (1, 2, 3)]
+        + [f"all-gather, step {step}" for step in (1, 2, 3)]
+        + ["the library's own all_reduce gives the same"]
+    )
     cells = [[line.split()[2:] for line in table.splitlines()[1:]] for table in tables[:-1]]
     assert cells[0] == [[f"{chunk}{rank}" for chunk in "abcd"] for rank in range(4)]
     assert cells[1][1] == ["a0+a1", "b1", "c1", "d1"]
@@ -176,7 +184,10 @@ def test_the_ring_is_that_of_the_textbooks(tmp_path):
 
 @pytest.mark.parametrize("ranks", ["2", "7"])
 def test_the_ring_has_any_number_of_ranks(tmp_path, ranks):
-    run([sys.executable, EXAMPLES / "ring_allreduce.py", "--ranks", ranks, "--length", "3"], tmp_path)
+    run(
+        [sys.executable, EXAMPLES / "ring_allreduce.py", "--ranks", ranks, "--length", "3"],
+        tmp_path,
+    )
 
 
 def test_the_comparison_draws_what_it_measured(tmp_path):
@@ -187,7 +198,9 @@ def test_the_comparison_draws_what_it_measured(tmp_path):
     assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
     chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
     texts = [one.text for one in chart.iter("{http://www.w3.org/2000/svg}text")]
-    heights = [float(one.get("height")) for one in chart.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    heights = [float(one.get("height")) for one in chart.iter("{http://www.w3.org/2000/svg}rect")][
+        1:
+    ]
     # The bars are as high as the medians, which are written above them and in the output.
     medians = [statistics.median(times) for times in found["times"].values()]
     for way, median, height in zip(found["times"], medians, heights):

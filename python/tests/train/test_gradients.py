@@ -127,8 +127,10 @@ def test_what_some_or_no_ranks_used():
 
 def test_types_may_be_mixed_and_sums_asked_for():
     def rank(comm):
-        parameters = [nn.Parameter(torch.zeros(3, dtype=dtype).t()) for dtype in
-                      (torch.float32, torch.float64, torch.bfloat16, torch.float32)]
+        parameters = [
+            nn.Parameter(torch.zeros(3, dtype=dtype).t())
+            for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32)
+        ]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         reduce_gradients(parameters, average=False, group=comm)

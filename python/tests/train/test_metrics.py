@@ -12,8 +12,11 @@ from ringcomm.torch.metrics import all_gather_object, broadcast_object, reduce_m
 
 def test_means_of_numbers_and_tensors():
     def rank(comm):
-        given = {"loss": torch.tensor(float(comm.rank)), "accuracy": comm.rank / 4,
-                 "by_class": torch.full((2, 3), comm.rank, dtype=torch.int64)}
+        given = {
+            "loss": torch.tensor(float(comm.rank)),
+            "accuracy": comm.rank / 4,
+            "by_class": torch.full((2, 3), comm.rank, dtype=torch.int64),
+        }
         return reduce_mean(given, group=comm)
 
     for found in run(4, rank):

@@ -53,8 +53,12 @@ def test_forward_and_backward_are_those_of_the_full_batch(kind, sizes, dtype):
     (plain, output, grad), parts = both(kind, sizes, dtype)
     close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     wide = torch.float64
-    torch.testing.assert_close(torch.cat([part[1] for part in parts]).to(wide), output.to(wide), **close)
-    torch.testing.assert_close(torch.cat([part[2] for part in parts]).to(wide), grad.to(wide), **close)
+    torch.testing.assert_close(
+        torch.cat([part[1] for part in parts]).to(wide), output.to(wide), **close
+    )
+    torch.testing.assert_close(
+        torch.cat([part[2] for part in parts]).to(wide), grad.to(wide), **close
+    )
     total = {"rtol": 4 * TOLERANCE[dtype], "atol": 10 * TOLERANCE[dtype]}
     weight = sum(part[0].weight.grad.double() for part in parts)
     bias = sum(part[0].bias.grad.double() for part in parts)
