@@ -103,12 +103,34 @@ def test_it_trains_as_the_module_does():
         torch.testing.assert_close(mine, its)
 
 
+class Witness(nn.Module):
+    """Notes what each replica sees."""
+
+    seen = []
+
+    def forward(self, x):
+        mode = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        self.seen.append((len(x), torch.is_grad_enabled(), mode))
+        return x
+
+
+def witnessed(module, x):
+    Witness.seen.clear()
+    module(x)
+    return sorted(Witness.seen, key=str)
+
+
 def test_the_callers_modes_hold_in_the_replicas():
-    parallel = DataParallel(nn.Linear(3, 2), ["cpu"] * 2)
-    with torch.no_grad():
-        assert not parallel(torch.ones(4, 3)).requires_grad
-    with torch.autocast("cpu", torch.bfloat16):
-        assert parallel(torch.ones(4, 3)).dtype == torch.bfloat16
+    parallel, x = DataParallel(Witness(), ["cpu"] * 2), torch.ones(4, 3)
+    assert witnessed(parallel, x) == [(2, True, False)] * 2
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert witnessed(parallel, x) == [(2, False, torch.bfloat16)] * 2
+
+
+def test_no_replica_runs_on_nothing():
+    parallel = DataParallel(Witness(), ["cpu"] * 4)
+    sizes = [[one[0] for one in witnessed(parallel, torch.ones(n, 3))] for n in (1, 5, 6)]
+    assert sizes == [[1], [1, 2, 2], [2, 2, 2]]
 
 
 def test_copies_and_states():
