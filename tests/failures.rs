@@ -42,7 +42,7 @@ fn work_until_a_call_fails(seat: &Seat, seed: &str) -> String {
     assert_eq!(comm.async_error().as_ref(), Some(&error), "the error is kept");
     assert_eq!(run(&comm, &barrier), Err(error.clone()), "and given again");
     drop(comm);
-    assert_eq!(Holdings::now(), before, "nothing is left behind");
+    assert_eq!(Holdings::back_to(&before), before, "nothing is left behind");
     String::new()
 }
 

@@ -82,7 +82,7 @@ fn live_and_tell(seat: &Seat, argument: &str) -> String {
     say("here");
     let outcome = live(seat, phase, &mut Random(seed.parse().expect("a seed")));
     say(&outcome.map_or_else(|error| format!("error: {error}"), |()| "over".into()));
-    assert_eq!(Holdings::now(), before, "nothing is left behind");
+    assert_eq!(Holdings::back_to(&before), before, "nothing is left behind");
     String::new()
 }
 

@@ -47,13 +47,13 @@ impl Lab {
         let mut wires = "link add hub type bridge\nlink set hub up\n".to_string();
         for (number, host) in lab.hosts.iter().enumerate() {
             let path = format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
-            wires += &format!("link add host{number} type veth peer name eth0 netns {path}\n");
+            let peer = format!("name eth0 address {} netns {path}", mac(number));
+            wires += &format!("link add host{number} type veth peer {peer}\n");
             wires += &format!("link set host{number} master hub up\n");
         }
         feed(&lab.hub, &["ip", "-batch", "-"], &wires)?;
         for (number, host) in lab.hosts.iter().enumerate() {
-            // Of the addresses that RFC 2544 sets aside for tests of networks.
-            let address = format!("addr add 198.18.0.{}/24 dev eth0", number + 1);
+            let address = format!("addr add {}/24 dev eth0", address(number));
             let lines = format!("link set lo up\n{address}\nlink set eth0 up\n");
             feed(host, &["ip", "-batch", "-"], &lines)?;
         }
@@ -111,13 +111,36 @@ impl Lab {
 
     /// Let nothing through to or from this host, and tell nobody.
     pub fn cut(&self, host: usize) -> Result<(), String> {
-        let address = format!("198.18.0.{}", host + 1);
-        for (number, other) in self.hosts.iter().enumerate() {
-            let from = format!("ip saddr {address} drop");
-            filter(other, if number == host { "drop" } else { &from })?;
+        for other in (0..HOSTS).filter(|other| *other != host) {
+            self.part(other, host)?;
         }
-        Ok(())
+        filter(&self.hosts[host], "drop")
     }
+
+    /// Let nothing from one host through to another, and tell nobody.
+    pub fn part(&self, host: usize, other: usize) -> Result<(), String> {
+        filter(&self.hosts[host], &format!("ether saddr {} drop", mac(other)))
+    }
+
+    /// A program that runs another on the host with the address that it is given first.
+    pub fn shell(&self) -> String {
+        let mut text = "#!/bin/sh\nhost=$1\nshift\ncase $host in\n".to_string();
+        for (number, host) in self.hosts.iter().enumerate() {
+            let path = format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
+            text += &format!("{}) exec nsenter --net={path} \"$@\" ;;\n", address(number));
+        }
+        text + "esac\nexit 1\n"
+    }
+}
+
+/// Of the addresses that RFC 2544 sets aside for tests of networks.
+pub fn address(host: usize) -> String {
+    format!("198.18.0.{}", host + 1)
+}
+
+/// An address of the kind that whoever runs a network gives out.
+fn mac(host: usize) -> String {
+    format!("02:00:00:00:00:{:02x}", host + 1)
 }
 
 /// Replace what a host does with packets that come from the wire, in one step.

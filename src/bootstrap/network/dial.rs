@@ -108,8 +108,8 @@ impl<S: super::stream::Stream> Dialling<S> {
                 State::Pausing { .. } => self.begin(now, network)?,
                 State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
                     Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
-                    // Once it has our proof, the gate takes the connection for made: it is not given
-                    // up for a welcome that is late.
+                    // Once it has our proof, the gate takes the connection for made: it is not
+                    // given up for a welcome that is late.
                     Ok(None)
                         if may_change && !handshake.is_proved() && now >= *since + patience =>
                     {

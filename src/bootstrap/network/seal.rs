@@ -4,8 +4,9 @@
 //! length (4 bytes) | its complement (4) | ChaCha20-Poly1305 of that many bytes | tag (16 bytes)
 //! ```
 //!
-//! A length that was damaged is found before as many bytes are waited for. The nonce counts the frames of a direction and the length is authenticated with them, so that a
-//! frame that was altered, repeated, left out or moved does not open.
+//! A length that was damaged is found before as many bytes are waited for. The nonce counts the
+//! frames of a direction and the length is authenticated with them, so that a frame that was
+//! altered, repeated, left out or moved does not open.
 
 use super::Refusal;
 use super::handshake::Keys;

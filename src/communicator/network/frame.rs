@@ -1,8 +1,8 @@
 //! What neighbours say to each other, as bytes: encrypted frames of one item each.
 //!
-//! A frame is its length with the complement of that, so that nobody waits for the bytes of a length
-//! that was damaged, and a sealed item. The seal covers the length, and numbers the frames of a connection, so that none is
-//! changed, left out, repeated or moved unnoticed.
+//! A frame is its length with the complement of that, so that nobody waits for the bytes of a
+//! length that was damaged, and a sealed item. The seal covers the length, and numbers the frames
+//! of a connection, so that none is changed, left out, repeated or moved unnoticed.
 
 use super::status::{CALLS, Status};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
