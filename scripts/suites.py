@@ -289,6 +289,17 @@ def torch():
     ]
 
 
+def training():
+    """The tools for training with PyTorch, and every example of it, against one process."""
+    library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    env = {**library, "PYTHONPATH": str(ROOT / "python")}
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/train"]
+    return [
+        cargo("build", "--release"),
+        Command(str(torch_venv() / "bin/python"), *tests, env=env),
+    ]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -297,7 +308,7 @@ def fuzz():
 
 
 SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, torch,
-          peers, namespaces]
+          training, peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
