@@ -154,7 +154,7 @@ typedef struct {
 #define RINGCOMM_PEER 3u
 
 typedef struct {
-    uint32_t where;
+    uint32_t place;
     uint32_t peer;
 } ringcomm_end;
 

@@ -130,7 +130,7 @@ pub struct Connection {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct End {
-    pub where: u32,
+    pub place: u32,
     pub peer: u32,
 }
 

@@ -88,7 +88,7 @@ DEVICE bool receive(const Operation &op, const Exchange &exchange, bool reduces,
     const uint64_t left = exchange.bytes - unit * 8;
     const uint64_t own = own_unit<K>(op, exchange, unit);
     const bool passes = call.nranks == 1 && !op.scales && !op.divides && !op.is_truth;
-    Unit<K> to, next;
+    Unit<K> to = {}, next;
     for (uint32_t first = 0; first < call.nranks; first += POLLED) {
         ringcomm_line lines[POLLED] = {};
         if (!poll(exchange, unit, first, lines)) return false;

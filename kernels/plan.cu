@@ -38,7 +38,7 @@ DEVICE uint64_t address_of(const Run &run, const ringcomm_end &end, bool source,
     const ringcomm_plan_call &call = *run.call;
     const ringcomm_program &program = *run.program;
     const uint64_t sliced = slice * program.slice_bytes;
-    switch (end.where) {
+    switch (end.place) {
     case RINGCOMM_INPUT: return call.input + span.input + sliced;
     case RINGCOMM_OUTPUT: return call.output + span.output + sliced;
     case RINGCOMM_SCRATCH:
@@ -57,7 +57,7 @@ DEVICE bool open_step(const Run &run, const ringcomm_step &step, const ringcomm_
     bool came = true;
     if (thread_index() < nends) {
         for (uint32_t e = thread_index(); e < nends; e += thread_count()) {
-            if (ends[e].where != RINGCOMM_PEER) continue;
+            if (ends[e].place != RINGCOMM_PEER) continue;
             const uint32_t peer = ends[e].peer;
             const Waiting waiting = {0, peer, block_index(), index};
             const ringcomm_watch &watch = run.call->watch;
@@ -78,7 +78,7 @@ DEVICE void close_step(const Run &run, const ringcomm_step &step, const ringcomm
     if (thread_index() < nends) {
         fence_system();
         for (uint32_t e = thread_index(); e < nends; e += thread_count()) {
-            if (ends[e].where != RINGCOMM_PEER) continue;
+            if (ends[e].place != RINGCOMM_PEER) continue;
             const uint32_t peer = ends[e].peer;
             if (e < step.nsources) {
                 free_slot(run.receives[peer], run.channel->received[peer]++);
