@@ -9,22 +9,20 @@
 #include "fifo.cuh"
 #include "reduce.cuh"
 
-/* What the threads of a channel share. */
-struct Channel {
-    /* Where the ends of the step are, in the span at hand. */
-    uint64_t ends[RINGCOMM_STEP_ENDS];
-    /* By peer: messages posted and freed. */
-    uint64_t sent[RINGCOMM_PLAN_PEERS];
-    uint64_t received[RINGCOMM_PLAN_PEERS];
-};
-
-/* What a channel runs, as all its threads see it. */
+/* What the threads of a channel share, and what all of them know: registers are for vectors. */
 struct Run {
     const ringcomm_plan_call *call;
     const ringcomm_program *program;
     const ringcomm_connection *sends;
     const ringcomm_connection *receives;
-    Channel *channel;
+    /* What happens to the elements of the step at hand. */
+    Operation op;
+    Job job;
+    /* Where its ends are, in the span at hand. */
+    uint64_t ends[RINGCOMM_STEP_ENDS];
+    /* By peer: messages posted and freed. */
+    uint64_t sent[RINGCOMM_PLAN_PEERS];
+    uint64_t received[RINGCOMM_PLAN_PEERS];
 };
 
 DEVICE uint64_t bytes_of_slice(const ringcomm_span &span, uint64_t sliced, uint64_t slice_bytes) {
@@ -33,7 +31,7 @@ DEVICE uint64_t bytes_of_slice(const ringcomm_span &span, uint64_t sliced, uint6
 }
 
 /* Where an end is for a slice of a span, `packed` bytes into its message. */
-DEVICE uint64_t address_of(const Run &run, const ringcomm_end &end, bool source, uint32_t slice,
+DEVICE uint64_t address_of(Run &run, const ringcomm_end &end, bool source, uint32_t slice,
                            const ringcomm_span &span, uint64_t packed) {
     const ringcomm_plan_call &call = *run.call;
     const ringcomm_program &program = *run.program;
@@ -44,15 +42,15 @@ DEVICE uint64_t address_of(const Run &run, const ringcomm_end &end, bool source,
     case RINGCOMM_SCRATCH:
         return call.scratch + program.scratch + slice % program.lives * program.scratch_share + span.scratch;
     default:
-        return packed + (source ? slot(run.receives[end.peer], run.channel->received[end.peer],
+        return packed + (source ? slot(run.receives[end.peer], run.received[end.peer],
                                        call.depth, call.slot_bytes)
-                                : slot(run.sends[end.peer], run.channel->sent[end.peer], call.depth,
+                                : slot(run.sends[end.peer], run.sent[end.peer], call.depth,
                                        call.slot_bytes));
     }
 }
 
 /* Wait for the messages and slots of a step; whether all came. */
-DEVICE bool open_step(const Run &run, const ringcomm_step &step, const ringcomm_end *ends, uint32_t index) {
+DEVICE bool open_step(Run &run, const ringcomm_step &step, const ringcomm_end *ends, uint32_t index) {
     const uint32_t nends = step.nsources + step.ntargets;
     bool came = true;
     if (thread_index() < nends) {
@@ -62,8 +60,8 @@ DEVICE bool open_step(const Run &run, const ringcomm_step &step, const ringcomm_
             const Waiting waiting = {0, peer, block_index(), index};
             const ringcomm_watch &watch = run.call->watch;
             came = came && (e < step.nsources
-                                ? wait(watch, run.receives[peer], run.channel->received[peer], waiting)
-                                : reserve(watch, run.sends[peer], run.channel->sent[peer],
+                                ? wait(watch, run.receives[peer], run.received[peer], waiting)
+                                : reserve(watch, run.sends[peer], run.sent[peer],
                                           run.call->depth, waiting));
         }
         fence_system();
@@ -72,7 +70,7 @@ DEVICE bool open_step(const Run &run, const ringcomm_step &step, const ringcomm_
 }
 
 /* Post and free what a step wrote and read. */
-DEVICE void close_step(const Run &run, const ringcomm_step &step, const ringcomm_end *ends) {
+DEVICE void close_step(Run &run, const ringcomm_step &step, const ringcomm_end *ends) {
     const uint32_t nends = step.nsources + step.ntargets;
     sync_block();
     if (thread_index() < nends) {
@@ -81,74 +79,83 @@ DEVICE void close_step(const Run &run, const ringcomm_step &step, const ringcomm
             if (ends[e].place != RINGCOMM_PEER) continue;
             const uint32_t peer = ends[e].peer;
             if (e < step.nsources) {
-                free_slot(run.receives[peer], run.channel->received[peer]++);
+                free_slot(run.receives[peer], run.received[peer]++);
             } else {
-                post(run.sends[peer], run.channel->sent[peer]++);
+                post(run.sends[peer], run.sent[peer]++);
             }
         }
     }
     sync_block();
 }
 
+/* What happens to the elements of a step. */
+DEVICE void describe(Run &run, const Operation &op, const ringcomm_step &step) {
+    run.op = op;
+    if (step.flags & RINGCOMM_COPY) run.op.scales = run.op.is_truth = false;
+    if (step.scaled == RINGCOMM_NONE) run.op.scales = false;
+    run.job = {run.ends, step.nsources, step.ntargets, nullptr, step.scaled, run.call->scalar,
+               (step.flags & RINGCOMM_FINISH) && op.divides};
+}
+
 template <class K>
-DEVICE void move_spans(const Run &run, const Operation &op, const ringcomm_step &step,
-                       const ringcomm_end *ends, uint32_t slice) {
+DEVICE void move_spans(Run &run, const ringcomm_step &step, const ringcomm_end *ends, uint32_t slice) {
     const ringcomm_span *spans = at<const ringcomm_span>(run.program->spans) + step.first_span;
     const uint32_t nends = step.nsources + step.ntargets;
-    const bool divides = (step.flags & RINGCOMM_FINISH) && op.divides;
-    const Job job = {run.channel->ends, step.nsources, step.ntargets, nullptr,
-                     step.scaled, run.call->scalar, divides};
-    Operation now = op;
-    if (step.flags & RINGCOMM_COPY) now.scales = now.is_truth = false;
-    if (step.scaled == RINGCOMM_NONE) now.scales = false;
     uint64_t packed = 0;
     for (uint32_t s = 0; s < step.nspans; s++) {
         for (uint32_t e = thread_index(); e < nends; e += thread_count()) {
-            run.channel->ends[e] = address_of(run, ends[e], e < step.nsources, slice, spans[s], packed);
+            run.ends[e] = address_of(run, ends[e], e < step.nsources, slice, spans[s], packed);
         }
         sync_block();
         const uint64_t slice_bytes = run.program->slice_bytes;
         const uint64_t bytes = bytes_of_slice(spans[s], slice * slice_bytes, slice_bytes);
-        reduce_range<K>(now, job, 0, uint32_t(bytes / K::SIZE));
+        reduce_range<K>(run.op, run.job, 0, uint32_t(bytes / K::SIZE));
         packed += bytes;
         if (s + 1 < step.nspans) sync_block();
     }
 }
 
 /* Bring the positions of all connections in, or out again. */
-DEVICE void load_positions(const Run &run) {
+DEVICE void load_positions(Run &run) {
     for (uint32_t peer = thread_index(); peer < run.call->npeers; peer += thread_count()) {
-        run.channel->sent[peer] = run.sends[peer].position;
-        run.channel->received[peer] = run.receives[peer].position;
+        run.sent[peer] = run.sends[peer].position;
+        run.received[peer] = run.receives[peer].position;
     }
     sync_block();
 }
-DEVICE void store_positions(const Run &run) {
+DEVICE void store_positions(Run &run) {
     for (uint32_t peer = thread_index(); peer < run.call->npeers; peer += thread_count()) {
-        const_cast<ringcomm_connection *>(run.sends)[peer].position = run.channel->sent[peer];
-        const_cast<ringcomm_connection *>(run.receives)[peer].position = run.channel->received[peer];
+        const_cast<ringcomm_connection *>(run.sends)[peer].position = run.sent[peer];
+        const_cast<ringcomm_connection *>(run.receives)[peer].position = run.received[peer];
     }
 }
 
-template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Channel &channel) {
-    const Operation op = resolve(args.data_type, args.op, args.parts);
-    const ringcomm_plan_call &call =
-        args.calls ? at<const ringcomm_plan_call>(args.calls)[row_index()] : args.call;
-    const uint64_t first = uint64_t(block_index()) * call.npeers;
-    const Run run = {&call, at<const ringcomm_program>(call.programs) + block_index(),
-                     at<const ringcomm_connection>(call.sends) + first,
-                     at<const ringcomm_connection>(call.receives) + first, &channel};
-    const ringcomm_step *steps = at<const ringcomm_step>(run.program->steps);
+DEVICE void begin(Run &run, const ringcomm_plan_args &args) {
+    if (thread_index() == 0) {
+        const ringcomm_plan_call &call =
+            args.calls ? at<const ringcomm_plan_call>(args.calls)[row_index()] : args.call;
+        const uint64_t first = uint64_t(block_index()) * call.npeers;
+        run.call = &call;
+        run.program = at<const ringcomm_program>(call.programs) + block_index();
+        run.sends = at<const ringcomm_connection>(call.sends) + first;
+        run.receives = at<const ringcomm_connection>(call.receives) + first;
+    }
+    sync_block();
     load_positions(run);
+}
+
+template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Run &run) {
+    begin(run, args);
     for (uint32_t tick = 0; tick < run.program->ticks; tick++) {
         for (uint32_t index = 0; index < run.program->nsteps; index++) {
-            const ringcomm_step &step = steps[index];
+            const ringcomm_step &step = at<const ringcomm_step>(run.program->steps)[index];
             /* Before the step's first slice this wraps, which no step has as many slices as. */
             const uint32_t slice = tick - step.stage;
             if (slice >= step.slices) continue;
             const ringcomm_end *ends = at<const ringcomm_end>(run.program->ends) + step.first_end;
             if (!open_step(run, step, ends, index)) return;
-            move_spans<K>(run, op, step, ends, slice);
+            if (thread_index() == 0) describe(run, resolve(args.data_type, args.op, args.parts), step);
+            move_spans<K>(run, step, ends, slice);
             close_step(run, step, ends);
         }
     }
@@ -157,8 +164,8 @@ template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Chann
 
 #define PLAN(KIND, TYPE)                                                                                \
     KERNEL(ringcomm_plan_##KIND, ringcomm_plan_args) {                                                  \
-        SHARED(Channel, channel);                                                                       \
-        plan_kernel<TYPE>(args, channel);                                                               \
+        SHARED(Run, run);                                                                               \
+        plan_kernel<TYPE>(args, run);                                                                   \
     }
 
 PLAN(w1, W1)

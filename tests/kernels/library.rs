@@ -32,6 +32,7 @@ impl Field {
 pub struct Kernels {
     launch: Launch,
     args_bytes: unsafe extern "C" fn(*const c_char) -> usize,
+    block: unsafe extern "C" fn(u32),
     pub layout: &'static [Field],
 }
 
@@ -64,6 +65,12 @@ impl Kernels {
         let code =
             unsafe { (self.launch)(name.as_ptr(), blocks, rows, threads, pointer, size_of::<A>()) };
         assert_eq!(code, 0, "{symbol} was not launched");
+    }
+
+    /// How many threads really run in a block of the launches that follow.
+    pub fn threads(&self, count: u32) {
+        // SAFETY: the function stores a number.
+        unsafe { (self.block)(count) };
     }
 
     pub fn args_bytes(&self, symbol: &str) -> usize {
@@ -134,6 +141,9 @@ fn load(library: &Path) -> Kernels {
                 *mut c_void,
                 unsafe extern "C" fn(*const c_char) -> usize,
             >(symbol(c"ringcomm_host_args_bytes")),
+            block: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u32)>(symbol(
+                c"ringcomm_host_block",
+            )),
             layout: std::slice::from_raw_parts(fields, count),
         }
     }

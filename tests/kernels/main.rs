@@ -6,7 +6,11 @@
 mod abi;
 mod arithmetic;
 mod data;
+mod exchanges;
 mod library;
+mod plans;
+mod reference;
+mod wires;
 
 use library::kernels;
 use std::collections::HashMap;
