@@ -73,6 +73,7 @@ template <class T> T *at(uint64_t address) { return reinterpret_cast<T *>(addres
 
 DEVICE Quad load_quad(uint64_t address) { return *at<const Quad>(address); }
 DEVICE void store_quad(uint64_t address, const Quad &quad) { *at<Quad>(address) = quad; }
+DEVICE void keep_order(Quad &) {}
 template <class T> T load_scalar(uint64_t address) { return *at<const T>(address); }
 template <class T> void store_scalar(uint64_t address, T value) { *at<T>(address) = value; }
 

@@ -49,6 +49,10 @@ DEVICE Quad load_quad(uint64_t address) {
 DEVICE void store_quad(uint64_t address, const Quad &q) {
     *at<uint4>(address) = make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
 }
+/* What is done with the value comes after the loads that come before. */
+DEVICE void keep_order(Quad &q) {
+    asm volatile("" : "+r"(q.words[0]), "+r"(q.words[1]), "+r"(q.words[2]), "+r"(q.words[3])::"memory");
+}
 template <class T> DEVICE T load_scalar(uint64_t address) { return __ldcg(at<const T>(address)); }
 template <class T> DEVICE void store_scalar(uint64_t address, T value) { *at<T>(address) = value; }
 
@@ -67,7 +71,7 @@ DEVICE void store_flag32(uint64_t address, uint32_t value) {
 }
 /* Between the accesses to payload and the flags: after a poll that succeeded, and before stores of
    flags, once for all of them. */
-DEVICE void fence_system() { __threadfence_system(); }
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 DEVICE uint64_t swap_if_zero(uint64_t address, uint64_t value) {
     return atomicCAS(at<unsigned long long>(address), 0ull, value);

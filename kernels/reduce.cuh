@@ -40,7 +40,14 @@ DEVICE bool copies(const Operation &op, const Job &job) {
 /* Whether there is more to do than to combine and to multiply by the reciprocal of a power of two,
    which is the same number: then half a vector at a time, for divisions take many registers. */
 template <class K> DEVICE bool is_full(const Operation &op, const Job &job) {
-    return op.scales || (job.divides && !(K::IS_FLOAT && (op.parts & (op.parts - 1)) == 0));
+    return op.scales || job.nsources == 1 ||
+           (job.divides && !(K::IS_FLOAT && (op.parts & (op.parts - 1)) == 0));
+}
+
+/* The values that loads give are used from here on, not before: else the compiler would use the first
+   before it asks for the next. */
+template <int U> DEVICE void after_loads(Quad (&quads)[U]) {
+    UNROLL for (int u = 0; u < U; u++) keep_order(quads[u]);
 }
 
 /* Source `index`, multiplied where it is to be. */
@@ -105,30 +112,37 @@ struct Vectors {
     }
 };
 
-/* The hot path: nothing to multiply, and nothing to divide but by a power of two. */
+/* One source's bytes to all targets. */
+template <class K> DEVICE void copy_batch(const Job &job, const Vectors &vectors) {
+    Quad here[BATCH<K>] = {};
+    vectors.load(job.source(0), here);
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+}
+
+/* The hot path: two sources or more, nothing to multiply, and nothing to divide but by a power of
+   two. */
 template <class K>
 DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vectors) {
     constexpr int U = BATCH<K>;
-    Quad here[U] = {};
+    Quad here[U] = {}, coming[U] = {};
     vectors.load(job.source(0), here);
-    if (!copies(op, job)) {
-        Quad coming[U] = {};
-        if (job.nsources > 1) vectors.load(job.source(1), coming);
-        typename K::Acc to[U][K::ACCS];
-        UNROLL for (int u = 0; u < U; u++) K::unpack(op, here[u], to[u]);
-        ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
-            UNROLL for (int u = 0; u < U; u++) here[u] = coming[u];
-            if (s + 1 < job.nsources) vectors.load(job.source(s + 1), coming);
-            UNROLL for (int u = 0; u < U; u++) {
-                typename K::Acc next[K::ACCS];
-                K::unpack(op, here[u], next);
-                combine<K, K::ACCS>(op.code, to[u], next);
-            }
-        }
+    vectors.load(job.source(1), coming);
+    after_loads(here);
+    typename K::Acc to[U][K::ACCS];
+    UNROLL for (int u = 0; u < U; u++) K::unpack(op, here[u], to[u]);
+    ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
+        UNROLL for (int u = 0; u < U; u++) here[u] = coming[u];
+        if (s + 1 < job.nsources) vectors.load(job.source(s + 1), coming);
+        after_loads(here);
         UNROLL for (int u = 0; u < U; u++) {
-            if (job.divides) halve<K, K::ACCS>(to[u], op.shift);
-            here[u] = K::pack(to[u]);
+            typename K::Acc next[K::ACCS];
+            K::unpack(op, here[u], next);
+            combine<K, K::ACCS>(op.code, to[u], next);
         }
+    }
+    UNROLL for (int u = 0; u < U; u++) {
+        if (job.divides) halve<K, K::ACCS>(to[u], op.shift);
+        here[u] = K::pack(to[u]);
     }
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
 }
@@ -185,12 +199,14 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
     const uint32_t lead = lead_of<K>(job, offset, count);
     const uint32_t nvectors = (count - lead) / K::LANES;
     Vectors vectors = {offset + lead * K::SIZE, tid, nthreads, nvectors};
-    if (is_full<K>(op, job)) {
+    const uint32_t step = nthreads * BATCH<K>;
+    if (copies(op, job)) {
+        ROLLED for (; vectors.index < nvectors; vectors.index += step) copy_batch<K>(job, vectors);
+    } else if (is_full<K>(op, job)) {
         ROLLED for (uint32_t unit = tid; unit < 2 * nvectors; unit += nthreads) {
             reduce_unit<K>(op, job, vectors.offset + uint64_t(unit) * 8);
         }
     } else {
-        const uint32_t step = nthreads * BATCH<K>;
         ROLLED for (; vectors.index < nvectors; vectors.index += step) reduce_batch<K>(op, job, vectors);
     }
     /* What is before the vectors, and what is after them. */
