@@ -642,7 +642,8 @@ ringResult_t ringCommShrink(ringComm_t comm,
                             int shrinkFlags);
 
 /**
- * Wait for every call that was started on this rank, then say goodbye to the other ranks.
+ * Wait for every call that was started on this rank, then say goodbye to the other ranks. Between
+ * hosts it waits until the machines of the others have all that this rank sent.
  *
  * Calls that wait on a host stream are done first. The handle stays valid for questions and for
  * `ringCommDestroy`; new calls are refused. A second time it does nothing.
@@ -1077,6 +1078,28 @@ ringResult_t ringStreamSynchronize(ringStream_t stream);
  * Safe for any argument.
  */
 ringResult_t ringStreamQuery(ringStream_t stream);
+
+/**
+ * A mark behind every call that was given to the stream so far, for `ringStreamReached`.
+ *
+ * `*mark` is written on success.
+ *
+ * Requires:
+ * `mark` has room for a `uint64_t`.
+ */
+ringResult_t ringStreamMark(ringStream_t stream, uint64_t *mark);
+
+/**
+ * Wait until the calls before the mark are done, at most `timeoutMs` milliseconds; less than 0 is
+ * without end, 0 does not wait. Calls behind the mark are not waited for.
+ *
+ * Returns `ringInProgress` where they are not, else the first error of those calls since the last
+ * `ringStreamSynchronize`.
+ *
+ * Requires:
+ * Safe for any arguments.
+ */
+ringResult_t ringStreamReached(ringStream_t stream, uint64_t mark, int64_t timeoutMs);
 
 /**
  * Wait as `ringStreamSynchronize` does, then end the stream. The handle is gone afterwards, also

@@ -46,10 +46,10 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(requirement):
-    """The tests' virtual environment, with this from PyPI in it; installed once."""
+def venv(*requirements):
+    """The tests' virtual environment, with these from PyPI in it; installed once."""
     place = TARGET / "venv"
-    ready = place / f"ready-{requirement}"
+    ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
         if not (place / "bin/pip").exists():
@@ -61,10 +61,11 @@ def venv(requirement):
                 shutil.rmtree(place, ignore_errors=True)
                 subprocess.run(make, **quiet)
         if not ready.exists():
-            subprocess.run([str(place / "bin/pip"), "-q", "install", requirement], **quiet)
+            subprocess.run([str(place / "bin/pip"), "-q", "install", *requirements], **quiet)
             ready.touch()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Missing(f"{requirement} does not install from PyPI ({error})") from error
+        names = ", ".join(requirements)
+        raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
 
 
@@ -86,7 +87,8 @@ def cmake():
 
 
 # The Debian package of a program, where they differ.
-PACKAGES = {"nm": "binutils", "readelf": "binutils"}
+PACKAGES = {"nm": "binutils", "readelf": "binutils", "ip": "iproute2", "tc": "iproute2",
+            "nft": "nftables", "unshare": "util-linux"}
 
 
 def debian(package):
@@ -245,9 +247,26 @@ def install():
     return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
 
 
+def namespaces():
+    """Ranks on four hosts of network namespaces, over wires that lose, reset, slow and cut."""
+    if os.geteuid() != 0:
+        raise Skip("only root makes network namespaces")
+    need("ip", "tc", "nft", "unshare")
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    if made.returncode:
+        raise Skip(f"no network namespaces here ({made.stderr.strip()})")
+    return [cargo("test", "--test", "namespaces", "--", "--nocapture", "--test-threads=1")]
+
+
 def peers():
     """The comparison with other libraries: its parsers and figures, not its measurements."""
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
+
+
+def python():
+    """The Python package: its wheel, built and installed; its tests, types and documentation."""
+    tools = venv("numpy<3", "ml_dtypes<1", "pytest<10", "mypy<3", "mkdocs<2")
+    return [Command("scripts/test-python", str(tools))]
 
 
 def fuzz():
@@ -257,7 +276,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, peers]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
+          namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
@@ -266,12 +286,15 @@ KILLED = re.compile(r"^  process didn't exit successfully: .* \(signal: ")
 RESULT = re.compile(r"^(ok|FAILED): ")
 UNITTEST = re.compile(r"^Ran (\d+) tests? in ")
 UNITTEST_FAILED = re.compile(r"^FAILED \((?:(?:failures|errors)=\d+(?:, )?)+")
+PYTEST = re.compile(r"^(?:=+ )?\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s")
 SKIPPED = re.compile(r"^skipped: (.*)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
 
 # Lines that say what failed, or what was running when a suite was killed.
-FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED: |(ERROR|FAIL): test)"
-                     f"|{SANITIZER.pattern}")
+FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED:? "
+                     r"|(ERROR|FAIL): test"
+                     r"|thread '.*panicked at|SUMMARY: )"
+                     f"|{SANITIZER.pattern}|^    #[0-9]+ (?!.*/rustc/).*/(src|tests)/")
 
 
 def count(text):
@@ -290,6 +313,10 @@ def count(text):
         elif match := UNITTEST_FAILED.match(line):
             bad = sum(map(int, re.findall(r"\d+", match[0])))
             passed, failed = passed - bad, failed + bad
+        elif PYTEST.match(line):
+            for number, what in re.findall(r"(\d+) (passed|failed|error)", line):
+                passed += int(number) * (what == "passed")
+                failed += int(number) * (what != "passed")
         elif match := SKIPPED.match(line):
             notes.append(match[0])
         reports += bool(SANITIZER.search(line))
@@ -359,7 +386,7 @@ def run(suite):
     if failed:
         failing = [line for line in log.read_text(errors="replace").splitlines()
                    if FAILING.search(line)]
-        print("".join(f"    {line}\n" for line in failing[:20]), end="", flush=True)
+        print("".join(f"    {line}\n" for line in failing[:40]), end="", flush=True)
     return passed, failed
 
 

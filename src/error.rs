@@ -67,7 +67,7 @@ pub enum Error {
     NotMet { place: String, why: String, waited_ms: u64 },
 }
 
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// The last operating system error, with what was being done.

@@ -7,8 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
 /// Descriptors from here on are not listed: more than programs are allowed to open but for servers
 /// of many connections. The list is half a megabyte of address space that is used as needed.
@@ -45,13 +44,26 @@ pub fn let_go_in_child(socket: RawFd) {
 }
 
 /// Watch for forks from here on.
+///
+/// No `Once`: a child that is forked while another thread is within one would wait in it for ever.
 pub fn prepare() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler does only what it may in a child of a process with threads. It fails
-        // without memory only, and then children are what they would be without it.
+    // All accesses are relaxed and have no partner: the handler's list is the C library's.
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    /// The process that is about to, so that its child does not wait for it.
+    static WATCHER: AtomicI32 = AtomicI32::new(0);
+    while !WATCHED.load(Relaxed) {
+        let me = std::process::id() as i32;
+        if WATCHER.swap(me, Relaxed) == me {
+            // Another thread of this process is.
+            std::thread::yield_now();
+            continue;
+        }
+        // SAFETY: the handler does only what it may in a child of a process with threads; that it
+        // runs twice is no harm. It fails without memory only, and then children are what they
+        // would be without it.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+        WATCHED.store(true, Relaxed);
+    }
 }
 
 /// The inode of a socket; `None` where the descriptor is none.

@@ -30,6 +30,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::config;
 use support::processes::{Ranks, Seat};
+use support::threads::join_all;
 
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
 const FLOAT: RawDataType = RawDataType(ringDataType_t::ringFloat32 as i32);

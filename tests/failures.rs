@@ -12,7 +12,7 @@ use ringcomm::types::{DataType, ReduceOp};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::holdings::Holdings;
-use support::processes::{Ranks, say};
+use support::processes::{Ranks, Seat, say};
 use support::scratch::{ROOM, Scratch, run};
 use support::{Case, Prepared, Random, config, on_threads, small_slots};
 
@@ -24,7 +24,7 @@ fn any_call(scratch: &mut Scratch, nranks: usize, random: &mut Random) -> Call<'
 }
 
 /// A rank of the killing test: works until a call fails; its last word is the error.
-fn work_until_a_call_fails(seat: &support::processes::Seat, seed: &str) -> String {
+fn work_until_a_call_fails(seat: &Seat, seed: &str) -> String {
     let before = Holdings::now();
     let comm = seat.join();
     let mut random = Random(seed.parse().unwrap());
@@ -42,7 +42,7 @@ fn work_until_a_call_fails(seat: &support::processes::Seat, seed: &str) -> Strin
     assert_eq!(comm.async_error().as_ref(), Some(&error), "the error is kept");
     assert_eq!(run(&comm, &barrier), Err(error.clone()), "and given again");
     drop(comm);
-    assert_eq!(Holdings::now(), before, "nothing is left behind");
+    assert_eq!(Holdings::back_to(&before), before, "nothing is left behind");
     String::new()
 }
 
@@ -75,6 +75,12 @@ fn kill_one(round: usize, random: &mut Random, mut ranks: Ranks, nranks: usize) 
     delays
 }
 
+/// As many as usual, or as a long run asks for.
+fn rounds(usual: usize) -> usize {
+    let asked = std::env::var("RINGCOMM_ROUNDS").ok();
+    asked.map_or(usual, |rounds| rounds.parse().expect("RINGCOMM_ROUNDS is a number"))
+}
+
 fn judge(mut delays: Vec<Duration>) {
     delays.sort_unstable();
     let at = |percent: usize| delays[(delays.len() - 1) * percent / 100];
@@ -91,10 +97,10 @@ fn judge(mut delays: Vec<Duration>) {
 }
 
 #[test]
-fn survivors_of_200_kills_name_the_dead_rank_and_the_operation_and_hold_nothing() {
+fn survivors_of_kills_name_the_dead_rank_and_the_operation_and_hold_nothing() {
     let mut random = Random(1);
     let mut delays = Vec::new();
-    for round in 0..200 {
+    for round in 0..rounds(200) {
         let nranks = 2 + round % 7;
         let seed = random.next().to_string();
         let config = small_slots(nranks, 4096);
@@ -107,12 +113,12 @@ fn survivors_of_200_kills_name_the_dead_rank_and_the_operation_and_hold_nothing(
 }
 
 #[test]
-fn survivors_of_80_kills_on_several_hosts_name_the_dead_rank_and_the_operation() {
+fn survivors_of_kills_on_several_hosts_name_the_dead_rank_and_the_operation() {
     const HOSTS: [&[usize]; 6] =
         [&[0, 1], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1], &[0, 1, 0, 1, 2], &[0, 1, 2, 3, 4, 5, 6]];
     let mut random = Random(2);
     let mut delays = Vec::new();
-    for round in 0..80 {
+    for round in 0..rounds(80) {
         let hosts = HOSTS[round % HOSTS.len()];
         let seed = random.next().to_string();
         let config = small_slots(hosts.len(), 4096);
@@ -315,6 +321,50 @@ fn ranks_that_never_came_are_named() {
     for error in [first, second] {
         let text = error.to_string();
         assert!(text.contains("missing: [1, 2]"), "{text}");
+    }
+}
+
+/// Join four ranks, of which rank 1 has memory for its own segment only; the error.
+fn join_with_little_memory(seat: &Seat) -> String {
+    if seat.rank == 1 {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        // A segment of rings for four ranks takes 17 MiB.
+        let most = pages * 4096 + (25 << 20);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: a valid limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+    }
+    let joined = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config);
+    joined.err().expect("rank 1 cannot join").to_string()
+}
+
+/// What the ranks say of rank 1, before their own deadline.
+fn say_who_has_no_memory(mut ranks: Ranks) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let own = "mapping 1";
+    for rank in 0..4 {
+        let text = ranks.end(rank, deadline).result.unwrap_or_else(|why| panic!("{rank}: {why}"));
+        assert!(text.contains(own), "rank {rank}: {text}");
+        assert!(rank == 1 || text.contains("rank 1 failed"), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_map_the_others_memory_tells_them() {
+    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    say_who_has_no_memory(Ranks::start_apart(4, &config, "", |seat, _| {
+        join_with_little_memory(seat)
+    }));
+}
+
+#[test]
+fn a_rank_that_cannot_map_the_others_memory_tells_those_of_other_hosts() {
+    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    for hosts in [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 2]] {
+        say_who_has_no_memory(Ranks::start_on_hosts(&hosts, &config, "", |seat, _| {
+            join_with_little_memory(seat)
+        }));
     }
 }
 

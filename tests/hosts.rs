@@ -142,7 +142,7 @@ fn communicators_of_several_hosts_work_side_by_side() {
     let made: Vec<Vec<Communicator>> =
         (0..3).map(|_| joined_hosts(&hosts, &patient(config()))).collect();
     std::thread::scope(|scope| {
-        for (seed, communicators) in made.iter().enumerate() {
+        threads::join_all(made.iter().enumerate().map(|(seed, communicators)| {
             scope.spawn(move || {
                 let cases = sample(hosts.len(), 30 + seed as u64);
                 let prepared: Vec<Prepared> =
@@ -150,8 +150,8 @@ fn communicators_of_several_hosts_work_side_by_side() {
                 threads::run_all(communicators, |comm| {
                     prepared.iter().for_each(|case| case.run(comm))
                 });
-            });
-        }
+            })
+        }));
     });
 }
 

@@ -19,7 +19,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{LazyLock, Mutex, mpsc};
 use std::time::{Duration, Instant};
-use support::samples::sample;
+use support::samples::mixed;
 use support::{Prepared, Random, config};
 
 /// What the relays do at present.
@@ -163,8 +163,8 @@ fn take_part(comm: &Communicator, prepared: &[Prepared]) -> (usize, Option<Strin
 /// One run on threads that take each other for other hosts; how many ranks failed.
 fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
     let id = Root::start(config).expect("an id");
-    let cases: Vec<Prepared> =
-        sample(nranks, seed).into_iter().take(25).map(Prepared::new).collect();
+    let hosts: Vec<usize> = (0..nranks).collect();
+    let cases: Vec<Prepared> = mixed(&hosts, seed).into_iter().map(Prepared::new).collect();
     let ends = std::thread::scope(|scope| {
         let rank = |rank: usize| {
             let (id, cases) = (&id, &cases);

@@ -4,7 +4,7 @@ mod support;
 
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Config;
-use ringcomm::error::Result;
+use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::sync::Barrier;
@@ -68,7 +68,7 @@ fn sum_and_shrink(seat: &Seat) -> String {
         }
     };
     drop(comm);
-    assert_eq!(Holdings::now(), before, "nothing is left behind");
+    assert_eq!(Holdings::back_to(&before), before, "nothing is left behind");
     format!("{last:?};{took:?}")
 }
 
@@ -179,6 +179,40 @@ fn a_rank_that_has_destroyed_its_communicator_is_left_out() {
         let mut scratch = Scratch::new(2);
         run(&fewer, &scratch.call(Collective::AllReduce, 100)).unwrap();
     });
+}
+
+#[test]
+fn a_rank_that_ended_its_part_is_left_out_though_something_still_holds_it() {
+    let comms = Communicator::init_all(3, &Config { timeout_ms: 5_000, ..config() }).unwrap();
+    // As a stream does that has not come to its calls yet.
+    comms[1].retire();
+    support::threads::run_all(&comms, |comm| {
+        if comm.rank() == 1 {
+            return;
+        }
+        let fewer = comm.shrink(&[], None).unwrap();
+        assert_eq!((fewer.rank(), fewer.nranks()), (comm.rank() / 2, 2));
+    });
+    for excluded in [&[][..], &[0]] {
+        let error = comms[1].shrink(excluded, None).err().expect("it has ended its part");
+        assert!(error.to_string().contains("was destroyed"), "{error}");
+    }
+}
+
+#[test]
+fn the_end_of_a_ranks_part_ends_its_shrinks_and_splits() {
+    for excluded in [&[][..], &[2]] {
+        let comms = Communicator::init_all(3, &config()).unwrap();
+        let comm = &comms[0];
+        std::thread::scope(|scope| {
+            let shrink = scope.spawn(|| comm.shrink(excluded, None));
+            // Long enough for it to be where it waits.
+            std::thread::sleep(Duration::from_millis(50));
+            comm.retire();
+            let error = shrink.join().unwrap().err().expect("nobody else came");
+            assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
+        });
+    }
 }
 
 #[test]

@@ -7,6 +7,8 @@ use ringcomm::config::Config;
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, Seat, say};
 use support::{Random, config, joined_hosts, on_joined_threads, on_processes, on_threads};
@@ -185,6 +187,58 @@ fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
         let error = first.join().unwrap().err().expect("nobody to meet");
         assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
     });
+}
+
+/// A profile that rank 0 waits for in the middle of making a communicator, until `end` was called
+/// with both ranks and rank 1 has returned; rank 1's error.
+fn ended_in_the_end(
+    nranks: usize,
+    divide: impl Fn(&Communicator, &Config) -> Result<(), Error> + Sync,
+    end: impl FnOnce(&[Communicator]),
+) -> Error {
+    let both = Communicator::init_all(nranks, &config()).unwrap();
+    let path = std::env::temp_dir().join(format!("profile-{}-pipe", std::process::id()));
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: a path that ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let waits = Config { profile: path.to_str().map(String::from), ..config() };
+    std::thread::scope(|scope| {
+        let (divide, both, waits) = (&divide, &both, &waits);
+        let zero = scope.spawn(move || divide(&both[0], waits));
+        let one = scope.spawn(move || divide(&both[1], &config()));
+        // Long enough for rank 1 to be where it waits.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!one.is_finished());
+        end(both);
+        let until = Instant::now() + Duration::from_secs(10);
+        while !one.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let is_stuck = !one.is_finished();
+        // No profile, but the end of the wait for one.
+        drop(std::fs::write(&path, "nothing"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(zero.join().unwrap().is_err());
+        let error = one.join().unwrap().expect_err("rank 0 did not come any further");
+        assert!(!is_stuck, "only rank 0 ended it: {error}");
+        error
+    })
+}
+
+#[test]
+fn an_abort_ends_a_split_and_a_shrink_whose_other_ranks_stop_after_they_met() {
+    let shrink = |comm: &Communicator, config: &Config| comm.shrink(&[], Some(config)).map(drop);
+    let error = ended_in_the_end(2, shrink, |both| both[1].abort());
+    assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error}");
+    let list = |comm: &Communicator, config: &Config| comm.shrink(&[2], Some(config)).map(drop);
+    let error = ended_in_the_end(3, list, |both| both[1].abort());
+    assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error}");
+    let split = |comm: &Communicator, config: &Config| comm.split(0, 0, Some(config)).map(drop);
+    let error = ended_in_the_end(2, split, |both| both[1].abort());
+    assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error}");
+    // Rank 0 tells rank 1.
+    let error = ended_in_the_end(2, split, |both| both[0].abort());
+    assert!(matches!(error, Error::Remote { rank: 1, peer: 0, .. }), "{error}");
 }
 
 /// Split again and again; the error that ends it.

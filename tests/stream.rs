@@ -123,6 +123,49 @@ fn query_tells_progress_and_keeps_the_error() {
 }
 
 #[test]
+fn a_mark_is_reached_while_later_jobs_run() {
+    let _alone = ALONE.lock();
+    let stream = Stream::<Boxed>::new().unwrap();
+    let gates: [Arc<Barrier>; 2] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    let marks = gates.each_ref().map(|gate| {
+        let theirs = Arc::clone(gate);
+        let work = move || {
+            theirs.wait();
+            Err(failure("failed jobs are done, too"))
+        };
+        stream.submit(job(work)).unwrap();
+        stream.mark().unwrap()
+    });
+    let moment = Some(std::time::Duration::from_millis(1));
+    assert_eq!(stream.reached(marks[0], moment), Ok(false));
+    gates[0].wait();
+    let failed = Err(failure("failed jobs are done, too"));
+    assert_eq!(stream.reached(marks[0], None), failed);
+    assert_eq!(stream.reached(marks[1], moment), Ok(false));
+    gates[1].wait();
+    assert_eq!(stream.reached(marks[1], None), failed);
+    assert_eq!(stream.reached(0, None), Ok(true));
+}
+
+#[test]
+fn a_mark_tells_the_errors_of_the_jobs_before_it_alone() {
+    let _alone = ALONE.lock();
+    let stream = Stream::<Boxed>::new().unwrap();
+    let marks: Vec<u64> = (0..4)
+        .map(|index| {
+            let result = if index == 1 || index == 2 { Err(failure("a job")) } else { Ok(()) };
+            stream.submit(job(move || result)).unwrap();
+            stream.mark().unwrap()
+        })
+        .collect();
+    assert_eq!(stream.reached(marks[3], None), Err(failure("a job")));
+    assert_eq!(stream.reached(marks[1], None), Err(failure("a job")));
+    assert_eq!(stream.reached(marks[0], None), Ok(true));
+    assert_eq!(stream.synchronize(), Err(failure("a job")));
+    assert_eq!(stream.reached(marks[3], None), Ok(true));
+}
+
+#[test]
 fn destroy_runs_what_was_submitted_and_then_refuses() {
     let _alone = ALONE.lock();
     let stream = Stream::<Boxed>::new().unwrap();
@@ -149,7 +192,8 @@ fn many_threads_submit_and_wait() {
     let stream = Stream::<Boxed>::new().unwrap();
     let ran = Arc::new(AtomicU64::new(0));
     std::thread::scope(|scope| {
-        for _ in 0..4 {
+        // Joined one by one: ThreadSanitizer does not see how a scope waits for its threads.
+        let submit = |_| {
             scope.spawn(|| {
                 for _ in 0..500 {
                     let mine = Arc::new(AtomicU64::new(0));
@@ -163,8 +207,10 @@ fn many_threads_submit_and_wait() {
                     stream.synchronize().unwrap();
                     assert_eq!(mine.load(SeqCst), 1, "synchronize came back too early");
                 }
-            });
-        }
+            })
+        };
+        let threads: Vec<_> = (0..4).map(submit).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("a thread panicked"));
     });
     assert_eq!(ran.load(SeqCst), 2000);
 }

@@ -85,7 +85,7 @@ fn frames(send: &[u8; 32], receive: &[u8; 32], input: &mut Input) {
     let (length, sealed) = frame.split_first_chunk().unwrap();
     assert_eq!(Opener::rest(*length), Ok(sealed.len()));
     assert_eq!(opener.open(*length, sealed).as_deref(), Ok(input.0));
-    let Some(length) = input.array::<4>() else { return };
+    let Some(length) = input.array::<8>() else { return };
     if let Ok(rest) = Opener::rest(length) {
         let sealed = input.some(rest);
         assert!(opener.open(length, sealed).is_err(), "nobody sealed it");

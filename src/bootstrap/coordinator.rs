@@ -7,6 +7,7 @@ use super::candidate::{Candidate, MAX_CANDIDATES, PROOF_TIME, Progress, SETTLED}
 use super::exchange::{Meeting, Member, Origin};
 use super::inbox::{Arrived, Inbox};
 use super::socket::{self, Peer, Socket};
+use super::unmet::Unmet;
 use super::wire::{self, Failure, Header, Hello, Kind};
 use crate::error::{Error, Result};
 use std::io;
@@ -20,7 +21,7 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 const THROTTLE: Duration = Duration::from_millis(1);
 
 /// A step of the rendezvous, or why it failed for everybody.
-type Attempt = std::result::Result<(), Failure>;
+type Attempt = Result<(), Failure>;
 
 /// A member: a connection that has proved itself.
 struct Seat {
@@ -61,11 +62,11 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Meet everybody.
-    pub fn run(mut self) -> Result<Vec<Member>> {
+    pub fn run(mut self) -> Result<Vec<Member>, Unmet> {
         let (rank, nranks) = (self.meeting.rank, self.meeting.nranks);
         if let Err(failure) = self.gather() {
             self.announce(&failure, None);
-            return Err(failure.into_error(rank, nranks));
+            return Err(failure.into_unmet(rank, nranks));
         }
         self.close_door();
         let gathered = std::mem::take(&mut self.gathered);
@@ -73,7 +74,7 @@ impl<'a> Coordinator<'a> {
         let bulletin = Bulletin::new(&members);
         if let Err(failure) = self.deliver(&bulletin) {
             self.announce(&failure, Some(&bulletin));
-            return Err(failure.into_error(rank, nranks));
+            return Err(failure.into_unmet(rank, nranks));
         }
         let mine = members[rank].origin();
         for (peer, member) in members.iter_mut().enumerate() {

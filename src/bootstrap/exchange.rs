@@ -24,6 +24,7 @@ use super::id::UniqueId;
 use super::member::{Outcome, join};
 use super::process::random;
 use super::socket::{self, Connected};
+use super::unmet::Unmet;
 use super::wire::{Failure, MAX_PAYLOAD};
 use crate::error::{Error, Result};
 use std::os::fd::OwnedFd;
@@ -102,7 +103,7 @@ impl Meeting<'_> {
     }
 
     /// How long to sleep at most where one could sleep until `until`.
-    pub fn glance(&self, until: Instant) -> std::result::Result<Instant, Failure> {
+    pub fn glance(&self, until: Instant) -> Result<Instant, Failure> {
         match self.is_called_off {
             Some(is_called_off) if is_called_off() => {
                 Err(Failure::CalledOff { rank: self.rank as u32 })
@@ -113,8 +114,8 @@ impl Meeting<'_> {
     }
 
     /// As [`Meeting::glance`], for a rank that is not the coordinator.
-    pub fn pause(&self, until: Instant) -> Result<Instant> {
-        self.glance(until).map_err(|failure| failure.into_error(self.rank, self.nranks))
+    pub fn pause(&self, until: Instant) -> Result<Instant, Unmet> {
+        self.glance(until).map_err(|failure| failure.into_unmet(self.rank, self.nranks))
     }
 
     /// The proof of `role` for this handshake; roles differ, so no proof can be sent back.
@@ -149,7 +150,7 @@ pub fn exchange(
     mine: Contribution,
     deadline: Instant,
 ) -> Result<Vec<Member>> {
-    exchange_unless(id, rank, nranks, mine, deadline, None)
+    Ok(exchange_unless(id, rank, nranks, mine, deadline, None)?)
 }
 
 /// As [`exchange`], ended soon with an error once `is_called_off` says so.
@@ -160,7 +161,7 @@ pub fn exchange_unless(
     mine: Contribution,
     deadline: Instant,
     is_called_off: Option<&dyn Fn() -> bool>,
-) -> Result<Vec<Member>> {
+) -> Result<Vec<Member>, Unmet> {
     check(rank, nranks, &mine)?;
     let started = Instant::now();
     let meeting = Meeting { id, rank, nranks, started, deadline, is_called_off };
@@ -187,7 +188,7 @@ pub fn exchange_unless(
         if Instant::now() >= deadline {
             let missing = (0..nranks as u32).filter(|peer| *peer != rank as u32).collect();
             let failure = Failure::Missing { waited_ms: meeting.waited_ms(), missing };
-            return Err(failure.into_error(rank, nranks));
+            return Err(failure.into_unmet(rank, nranks));
         }
         meeting.pause(deadline)?;
         // Long enough for whoever just bound the name to listen, short beside a process's start.

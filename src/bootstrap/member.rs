@@ -3,6 +3,7 @@
 use super::exchange::{COORDINATOR, Contribution, MEMBER, Meeting, Member, nonce};
 use super::inbox::{Arrived, Inbox};
 use super::socket::{self, Socket, is_not_yet};
+use super::unmet::Unmet;
 use super::wire::{self, CHALLENGE, Challenge, Failure, Header, Hello, Kind};
 use crate::error::{Error, Result};
 use std::io;
@@ -26,20 +27,24 @@ struct Coordinator {
 }
 
 impl Coordinator {
-    fn died(&self, meeting: &Meeting) -> Error {
+    fn died(&self, meeting: &Meeting) -> Unmet {
         let failure = Failure::Died { rank: self.rank, pid: self.pid };
-        failure.into_error(meeting.rank, meeting.nranks)
+        failure.into_unmet(meeting.rank, meeting.nranks)
     }
 
-    fn stuck(&self, meeting: &Meeting) -> Error {
+    fn stuck(&self, meeting: &Meeting) -> Unmet {
         let waited_ms = meeting.waited_ms();
         let failure = Failure::Stuck { rank: self.rank, pid: self.pid, waited_ms };
-        failure.into_error(meeting.rank, meeting.nranks)
+        failure.into_unmet(meeting.rank, meeting.nranks)
     }
 }
 
 /// One connection to whoever listens under the name.
-pub(super) fn join(meeting: &Meeting, socket: Socket, mine: &Contribution) -> Result<Outcome> {
+pub(super) fn join(
+    meeting: &Meeting,
+    socket: Socket,
+    mine: &Contribution,
+) -> Result<Outcome, Unmet> {
     let Some((coordinator, proof)) = authenticate(meeting, &socket)? else {
         return Ok(Outcome::Retry);
     };
@@ -55,7 +60,7 @@ pub(super) fn join(meeting: &Meeting, socket: Socket, mine: &Contribution) -> Re
     let _ = send(meeting, &socket, &proof, &[]);
     let _ = send(meeting, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
     let result = receive(meeting, &socket, &coordinator, mine.process);
-    if let Err(Error::System { what, errno }) = &result {
+    if let Err(Unmet { error: Error::System { what, errno }, .. }) = &result {
         let (rank, what) = (meeting.rank as u32, what.clone());
         let failure = Failure::System { rank, errno: *errno, what };
         let _ = send(meeting, &socket, &wire::failure_frame(&failure), &[]);
@@ -65,7 +70,10 @@ pub(super) fn join(meeting: &Meeting, socket: Socket, mine: &Contribution) -> Re
 
 /// Greet, check the coordinator's proof, and make our own. `None`: whoever listens is not it, or it
 /// hung up before it had proved anything.
-fn authenticate(meeting: &Meeting, socket: &Socket) -> Result<Option<(Coordinator, [u8; 32])>> {
+fn authenticate(
+    meeting: &Meeting,
+    socket: &Socket,
+) -> Result<Option<(Coordinator, [u8; 32])>, Unmet> {
     let Ok(peer) = socket.peer() else { return Ok(None) };
     if !peer.is_ours() {
         return Ok(None);
@@ -136,7 +144,7 @@ fn receive(
     socket: &Socket,
     coordinator: &Coordinator,
     process_of_mine: u64,
-) -> Result<Outcome> {
+) -> Result<Outcome, Unmet> {
     let until = meeting.deadline + GRACE;
     let mut inbox = Inbox::new();
     let (mut members, mut counts) = (Vec::<Member>::new(), Vec::<usize>::new());
@@ -152,21 +160,21 @@ fn receive(
                 continue;
             }
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-                return Err(socket::system("receiving the other ranks' descriptors", &error));
+                return Err(socket::system("receiving the other ranks' descriptors", &error).into());
             }
             Err(_) => return Err(coordinator.died(meeting)),
         };
         match header.kind {
             Kind::Member if header.rank as usize == members.len() => {
                 if members.len() >= meeting.nranks {
-                    return Err(confused(coordinator));
+                    return Err(confused(coordinator).into());
                 }
                 let Header { pid, process, .. } = header;
                 members.push(Member { payload: body, pid, process, fds });
                 counts.push(header.fds.into());
                 if members.len() == meeting.nranks {
                     if !is_plausible(meeting, coordinator, process_of_mine, &members, &counts) {
-                        return Err(confused(coordinator));
+                        return Err(confused(coordinator).into());
                     }
                     let done = Header::bare(Kind::Done).encode();
                     let _ = send(meeting, socket, &done, &[]);
@@ -174,11 +182,11 @@ fn receive(
             }
             Kind::Failure => {
                 let failure = Failure::decode(&body).map_err(|_| confused(coordinator))?;
-                return Err(failure.into_error(meeting.rank, meeting.nranks));
+                return Err(failure.into_unmet(meeting.rank, meeting.nranks));
             }
             Kind::Retry => return Ok(Outcome::Retry),
             Kind::Go if members.len() == meeting.nranks => return Ok(Outcome::Received(members)),
-            _ => return Err(confused(coordinator)),
+            _ => return Err(confused(coordinator).into()),
         }
     }
 }

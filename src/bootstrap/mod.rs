@@ -16,9 +16,11 @@ pub mod network;
 mod process;
 pub mod rendezvous;
 mod socket;
+mod unmet;
 pub mod wire;
 
 pub use exchange::{Contribution, MAX_FDS, Member, exchange, exchange_unless, rendezvous_name};
 pub use id::UniqueId;
 pub use process::process_token;
+pub use unmet::{Cause, Unmet};
 pub use wire::MAX_PAYLOAD;

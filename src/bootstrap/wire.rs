@@ -4,6 +4,7 @@
 //! does a length mean anything, and even then none above [`MAX_PAYLOAD`] is believed. Everything
 //! here is pure, so that it can be fuzzed.
 
+use super::unmet::{Cause, Unmet};
 use crate::error::{Error, Operation, Who};
 use crate::host;
 
@@ -272,8 +273,22 @@ impl Failure {
         }
     }
 
-    /// The error of rank `me` of `nranks`.
-    pub fn into_error(self, me: usize, nranks: usize) -> Error {
+    /// On whose account it is, as rank `me` sees it.
+    fn cause(&self, me: usize) -> Cause {
+        match self {
+            Failure::Missing { .. } | Failure::Stuck { .. } => Cause::Late,
+            Failure::Died { .. } | Failure::CalledOff { .. } => Cause::There,
+            Failure::System { rank, .. } if *rank as usize != me => Cause::There,
+            Failure::System { .. } | Failure::Usage { .. } => Cause::Here,
+        }
+    }
+
+    /// What it is to rank `me` of `nranks`.
+    pub fn into_unmet(self, me: usize, nranks: usize) -> Unmet {
+        Unmet { cause: self.cause(me), error: self.into_error(me, nranks) }
+    }
+
+    fn into_error(self, me: usize, nranks: usize) -> Error {
         let operation = || Operation { call: "the rendezvous".into(), sequence: 0 };
         // These ranks meet on one machine.
         let who = |rank, pid| Who { rank: rank as usize, host: host::name().into(), pid };
@@ -377,7 +392,7 @@ mod tests {
             }
             if let Ok(failure) = Failure::decode(&bytes) {
                 prop_assert_eq!(Failure::decode(&failure.encode()).unwrap(), failure.clone());
-                let _ = failure.into_error(0, 4).to_string();
+                let _ = failure.into_unmet(0, 4).error.to_string();
             }
         }
     }

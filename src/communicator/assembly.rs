@@ -1,9 +1,10 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
 use super::introduction::{Cores, Introduction, own_cores};
-use crate::bootstrap::{self, Contribution, Member, UniqueId};
+use super::watch::Unless;
+use crate::bootstrap::{self, Contribution, Member, UniqueId, Unmet};
 use crate::error::{Error, Result};
-use crate::executor::links::{Reach, SegmentMap};
+use crate::executor::links::{Pages, Reach, SegmentMap};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
 use crate::transport::process;
@@ -45,12 +46,13 @@ fn unregister_segment(number: u64, reach: &[Reach]) {
     local.retain(|_, local| local.segment.strong_count() > 0);
 }
 
-fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>> {
+fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>, Unmet> {
     let meeting = bootstrap::rendezvous_name(id);
     let local = LOCAL.lock();
     let found = local.get(&number).filter(|local| local.meeting == meeting && local.rank == rank);
     found.and_then(|local| local.segment.upgrade()).ok_or_else(|| {
-        Error::usage(format!("rank {rank} gave up while the communicator was being made"))
+        let text = format!("rank {rank} gave up while the communicator was being made");
+        Unmet::there(Error::usage(text))
     })
 }
 
@@ -100,11 +102,38 @@ impl Crowd {
     }
 }
 
+/// What a rank shares with those of its machine, made before any of them counts on it.
+pub(super) struct Share {
+    segment: Arc<Segment>,
+    mailbox: Mailbox,
+    process: u64,
+    fds: Vec<OwnedFd>,
+}
+
+impl Share {
+    pub fn new(map: SegmentMap) -> Result<Share> {
+        let segment = Arc::new(Segment::create(map.bytes())?);
+        let (mailbox, sender) = Mailbox::pair()?;
+        let fds = vec![segment.descriptor()?, process::own_descriptor()?, sender];
+        Ok(Share { segment, mailbox, process: bootstrap::process_token()?, fds })
+    }
+}
+
 /// When to stop waiting for the other ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
+    /// When they have to have come.
     pub deadline: Instant,
-    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    /// Asked while they come.
+    pub is_called_off: Unless<'a>,
+    /// Asked once all have come: the first to be ready may end its part in what they came from.
+    pub is_broken_off: Unless<'a>,
+}
+
+impl Until<'_> {
+    pub fn deadline(deadline: Instant) -> Until<'static> {
+        Until { deadline, is_called_off: None, is_broken_off: None }
+    }
 }
 
 impl Assembly {
@@ -129,21 +158,17 @@ impl Assembly {
     /// share. Returns what they said of themselves, in the same order.
     pub fn meet_locals(
         &mut self,
+        share: Share,
         locals: &[usize],
         id: &UniqueId,
         mine: &Introduction,
         until: Until,
-    ) -> Result<Vec<Introduction>> {
-        let segment = Arc::new(Segment::create(self.map.bytes())?);
-        let (mailbox, sender) = Mailbox::pair()?;
+    ) -> Result<Vec<Introduction>, Unmet> {
+        let Share { segment, mailbox, process, fds } = share;
         let mine = Introduction { segment: register_segment(&segment, id, self.rank), ..*mine };
-        let contribution = Contribution {
-            payload: mine.pack(),
-            process: bootstrap::process_token()?,
-            fds: vec![segment.descriptor()?, process::own_descriptor()?, sender],
-        };
+        let contribution = Contribution { payload: mine.pack(), process, fds };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
-        let Until { deadline, is_called_off } = until;
+        let Until { deadline, is_called_off, .. } = until;
         let members = bootstrap::exchange_unless(
             id,
             place,
@@ -152,7 +177,28 @@ impl Assembly {
             deadline,
             is_called_off,
         )
-        .map_err(|error| error.renumbered(|place| locals.get(place).copied().unwrap_or(place)))?;
+        .map_err(|unmet| {
+            let number = |place: usize| locals.get(place).copied().unwrap_or(place);
+            Unmet { error: unmet.error.renumbered(number), ..unmet }
+        })?;
+        let taken = self.take(locals, id, &mine, members, &segment);
+        let taken = taken.inspect_err(|unmet| self.tell(&segment, &unmet.error))?;
+        self.mailbox = Some(mailbox);
+        let reach: Vec<Reach> = locals.iter().map(|rank| self.reach[*rank]).collect();
+        unregister_segment(mine.segment, &reach);
+        Ok(taken)
+    }
+
+    /// Take what the ranks of this machine share.
+    fn take(
+        &mut self,
+        locals: &[usize],
+        id: &UniqueId,
+        mine: &Introduction,
+        members: Vec<Member>,
+        segment: &Arc<Segment>,
+    ) -> Result<Vec<Introduction>, Unmet> {
+        let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
         let near: Vec<bool> =
             members.iter().map(|member| member.shares_process(&members[place])).collect();
         let mut introductions = Vec::with_capacity(locals.len());
@@ -170,10 +216,26 @@ impl Assembly {
                 self.adopt(other, member)?
             });
         }
-        self.mailbox = Some(mailbox);
-        let reach: Vec<Reach> = locals.iter().map(|rank| self.reach[*rank]).collect();
-        unregister_segment(mine.segment, &reach);
         Ok(introductions)
+    }
+
+    /// Give the ranks of other hosts a mirror each.
+    pub fn mirror(&mut self, hosts: &[usize]) -> Result<(), Unmet> {
+        for other in (0..hosts.len()).filter(|other| hosts[*other] != hosts[self.rank]) {
+            let mirror = Segment::anonymous(SegmentMap::mirror_bytes()).inspect_err(|error| {
+                self.tell(self.segments[self.rank].as_ref().expect("its own"), error);
+            })?;
+            self.segments[other] = Some(Arc::new(mirror));
+            self.reach[other] = Reach::Network;
+        }
+        self.hosts = hosts.to_vec();
+        Ok(())
+    }
+
+    /// Say why this rank goes no further, to ranks of this machine that have its segment and go on
+    /// to where its page is looked at.
+    fn tell(&self, segment: &Arc<Segment>, error: &Error) {
+        Pages::new(0, vec![segment.clone()]).mine().fail(self.rank, &error.to_string());
     }
 
     /// Take a peer's descriptors: its segment, its process, its mailbox.

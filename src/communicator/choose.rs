@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::engine::Engine;
+use super::watch::Unless;
 use super::{Call, Communicator, Message};
 use crate::algorithm::select::{Choice, Costs, Hosts, Question, choose as fastest, predict};
 use crate::algorithm::{self, Algorithm};
@@ -145,7 +146,13 @@ fn paces() -> (f64, f64) {
 /// Agree on the constants: all ranks of a new communicator call it, and leave it together.
 ///
 /// `profiled` says that rank 0 has a profile; it is the same on all ranks.
-pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> Result<()> {
+/// Ended soon with an error once it is called off.
+pub fn calibrate(
+    communicator: &Communicator,
+    profiled: bool,
+    cores: usize,
+    unless: Unless,
+) -> Result<()> {
     if communicator.nranks == 1 {
         communicator.engine.take().settle(Costs { cores, ..Costs::default() });
         return Ok(());
@@ -153,7 +160,7 @@ pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> R
     let mut costs = Costs { cores, ..Costs::default() };
     if !profiled {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
-        measure_crossings(communicator, &mut costs)?;
+        measure_crossings(communicator, &mut costs, unless)?;
     } else if let (0, Some(path)) = (communicator.rank, &communicator.config.profile) {
         // The others wait for these constants: they fail with the same words.
         costs = Costs::read(path).inspect_err(|error| communicator.tell(error))?;
@@ -167,8 +174,8 @@ pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> R
     };
     // SAFETY: both buffers are the words; a barrier has none.
     unsafe {
-        communicator.run(&give)?;
-        communicator.run(&Call::new(Collective::Barrier, DataType::Uint8))?;
+        communicator.run_unless(&give, unless)?;
+        communicator.run_unless(&Call::new(Collective::Barrier, DataType::Uint8), unless)?;
     }
     communicator.engine.take().settle(Costs::from_words(words));
     Ok(())
@@ -176,10 +183,10 @@ pub fn calibrate(communicator: &Communicator, profiled: bool, cores: usize) -> R
 
 /// Measure what takes two ranks: rank 0 with one of its host and with one of another. What the
 /// other ranks get is not looked at: rank 0 gives them its own.
-fn measure_crossings(communicator: &Communicator, costs: &mut Costs) -> Result<()> {
+fn measure_crossings(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
     let topology = communicator.engine.take().topology.clone();
     if let Some(&companion) = topology.ranks(0).get(1) {
-        let crossing = crossing(communicator, companion, 8, ROUND_TRIPS)?;
+        let crossing = crossing(communicator, companion, 8, ROUND_TRIPS, unless)?;
         if communicator.nranks <= costs.cores {
             costs.alpha_us = crossing.half_trip_us.min(SLOWEST_CROSSING);
         } else {
@@ -189,8 +196,8 @@ fn measure_crossings(communicator: &Communicator, costs: &mut Costs) -> Result<(
     }
     if topology.nhosts() > 1 {
         let opposite = topology.ranks(1)[0];
-        let short = crossing(communicator, opposite, 8, WIRE_ROUND_TRIPS)?;
-        let long = crossing(communicator, opposite, WIRE_SAMPLE_BYTES, WIRE_ROUND_TRIPS)?;
+        let short = crossing(communicator, opposite, 8, WIRE_ROUND_TRIPS, unless)?;
+        let long = crossing(communicator, opposite, WIRE_SAMPLE_BYTES, WIRE_ROUND_TRIPS, unless)?;
         let further = (long.half_trip_us - short.half_trip_us).max(0.0);
         costs.wire_message_us = short.send_us;
         costs.wire_alpha_us = (short.half_trip_us - 2.0 * short.send_us).max(0.0);
@@ -214,6 +221,7 @@ fn crossing(
     other: usize,
     bytes: usize,
     round_trips: usize,
+    unless: Unless,
 ) -> Result<Crossing> {
     let rank = communicator.rank;
     if rank != 0 && rank != other {
@@ -227,7 +235,7 @@ fn crossing(
     let timed = |message| {
         let started = Instant::now();
         // SAFETY: both buffers hold as many bytes.
-        unsafe { communicator.exchange(&[message])? };
+        unsafe { communicator.exchange_unless(&[message], unless)? };
         Ok::<f64, Error>(started.elapsed().as_secs_f64() * 1e6)
     };
     for _ in 0..round_trips {

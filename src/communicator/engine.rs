@@ -4,7 +4,7 @@
 use super::cache::{Cache, Key, Ready, Way};
 use super::call::{Call, Extents};
 use super::record::{Descriptor, mix};
-use super::watch::{OperationWatch, Watched};
+use super::watch::{OperationWatch, Unless, Watched};
 use super::{Mapped, Message, choose};
 use crate::algorithm::select::{Choice, Costs};
 use crate::algorithm::{self, Algorithm};
@@ -93,6 +93,7 @@ impl Engine {
         call: &Call,
         config: &Config,
         watched: &Watched,
+        unless: Unless,
     ) -> Result<()> {
         let ready = self.ready(call, config)?;
         let in_place = match ready.extents.check(call, self.links.rank) {
@@ -106,7 +107,7 @@ impl Engine {
         self.sequence += 1;
         let page = watched.pages.mine();
         page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
-        let watch = OperationWatch { watched, descriptor: ready.descriptor, sequence };
+        let watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
         let stamp = Stamp {
             communicator: self.communicator,
             epoch: self.epoch,
@@ -327,7 +328,12 @@ impl Engine {
     ///
     /// # Safety
     /// Every buffer is valid for its count.
-    pub unsafe fn exchange(&mut self, messages: &[Message], watched: &Watched) -> Result<()> {
+    pub unsafe fn exchange(
+        &mut self,
+        messages: &[Message],
+        watched: &Watched,
+        unless: Unless,
+    ) -> Result<()> {
         // A refused batch must not have numbered a message.
         messages.iter().try_for_each(|message| self.check_message(message))?;
         let batch = self.batches;
@@ -347,7 +353,7 @@ impl Engine {
             let transfer = self.transfer(message);
             self.transfers.push(transfer);
         }
-        let watch = OperationWatch { watched, descriptor, sequence: batch };
+        let watch = OperationWatch::new(watched, unless, descriptor, batch);
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
             track.begun(record);

@@ -66,5 +66,5 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         root: 0,
         count: 1,
     };
-    OperationWatch { watched: &watched, descriptor, sequence }.check(1, waited)
+    OperationWatch::new(&watched, None, descriptor, sequence).check(1, waited)
 }

@@ -1,6 +1,6 @@
 //! Making communicators: by id and rank, all at once, and from another one.
 
-use super::assembly::{Assembly, Crowd, Until};
+use super::assembly::{Assembly, Crowd, Share, Until};
 use super::engine::Engine;
 use super::flight::Flight;
 use super::introduction::Introduction;
@@ -8,10 +8,10 @@ use super::join::Outside;
 use super::memory::Memory;
 use super::timeline::Track;
 use super::turn::Turns;
-use super::watch::Watched;
+use super::watch::{Unless, Watched};
 use super::{Communicator, answer, choose, together};
-use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::bootstrap::{Cause, UniqueId, Unmet};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -68,38 +68,36 @@ impl Communicator {
         config: &Config,
     ) -> Result<Communicator> {
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        Communicator::init_unless(nranks, id, rank, config, deadline, None)
+        Ok(Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?)
     }
 
-    /// As [`Communicator::init_rank`], with a deadline for the ranks to come and a reason to stop
-    /// waiting for them.
+    /// As [`Communicator::init_rank`], with reasons to stop waiting for the others.
     pub(super) fn init_unless(
         nranks: usize,
         id: &UniqueId,
         rank: usize,
         config: &Config,
-        deadline: Instant,
-        is_called_off: Option<&dyn Fn() -> bool>,
-    ) -> Result<Communicator> {
+        until: Until,
+    ) -> Result<Communicator, Unmet> {
         check_rank(nranks, rank)?;
         clock::start();
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         let mut assembly = Assembly::new(rank, map);
         if nranks == 1 {
             assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
-            return assemble(assembly, None, id, config);
+            return assemble(assembly, None, id, config, None);
         }
-        let until = Until { deadline, is_called_off };
         if !id.addresses().is_empty() {
             let gate = Gate::open(id, &NetworkConfig::from(config))?;
             return Communicator::join_hosts(assembly, id, config, until, gate);
         }
         let mine = Introduction::new(config)?;
         let all: Vec<usize> = (0..nranks).collect();
-        let introductions = assembly.meet_locals(&all, id, &mine, until)?;
+        let share = Share::new(map)?;
+        let introductions = assembly.meet_locals(share, &all, id, &mine, until)?;
         assembly.profiled = introductions[0].profiled == 1;
         assembly.crowd = Crowd::of(&introductions, &mine);
-        assemble(assembly, None, id, config)
+        assemble(assembly, None, id, config, until.is_broken_off)
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
@@ -111,7 +109,7 @@ impl Communicator {
         rank: usize,
         config: &Config,
         until: Until,
-    ) -> Result<Communicator> {
+    ) -> Result<Communicator, Unmet> {
         check_rank(nranks, rank)?;
         clock::start();
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
@@ -131,7 +129,7 @@ impl Communicator {
             let mut assembly = Assembly::new(rank, map);
             assembly.segments = segments.iter().cloned().map(Some).collect();
             assembly.profiled = config.profile.is_some();
-            assemble(assembly, None, &id, config)
+            assemble(assembly, None, &id, config, None).map_err(Error::from)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
         let joined = together::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
@@ -163,7 +161,8 @@ pub(super) fn assemble(
     outside: Option<Outside>,
     id: &UniqueId,
     config: &Config,
-) -> Result<Communicator> {
+    unless: Unless,
+) -> Result<Communicator, Unmet> {
     let Assembly {
         rank,
         map,
@@ -221,8 +220,20 @@ pub(super) fn assemble(
         exhibit,
         born: fork::generation(),
     };
-    choose::calibrate(&communicator, profiled, crowd.cores)?;
-    Ok(communicator)
+    match choose::calibrate(&communicator, profiled, crowd.cores, unless) {
+        Ok(()) => Ok(communicator),
+        Err(error) => Err(Unmet { cause: cause(&error), error }),
+    }
+}
+
+/// On whose account an operation failed.
+fn cause(error: &Error) -> Cause {
+    use Error::{Aborted, Disconnected, PeerDied, Remote, Timeout};
+    match error {
+        Aborted { .. } | Disconnected { .. } | PeerDied { .. } | Remote { .. } => Cause::There,
+        Timeout { .. } => Cause::Late,
+        _ => Cause::Here,
+    }
 }
 
 /// Tell the ranks of this machine why this one does not come any further.

@@ -5,17 +5,19 @@
 //! thread keeps, and a connection, which is made at its first use.
 
 use super::Communicator;
-use super::assembly::{Assembly, Crowd, Until};
+use super::assembly::{Assembly, Crowd, Share, Until};
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
-use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{Gate, meet_unless};
+use crate::bootstrap::{UniqueId, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, Reach, SegmentMap};
 use crate::host;
+use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
 use crate::transport::tcp::{Inbox, Network, Settings};
+use crate::transport::wait::Patience;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,7 +140,7 @@ impl Communicator {
         config: &Config,
         until: Until,
         mut gate: Gate,
-    ) -> Result<Communicator> {
+    ) -> Result<Communicator, Unmet> {
         let (rank, nranks) = (assembly.rank, assembly.map.nranks);
         let mine = Introduction::new(config)?;
         let card = Card {
@@ -148,6 +150,7 @@ impl Communicator {
             addresses: gate.addresses().to_vec(),
             host_name: host::name().to_string(),
         };
+        let share = Share::new(assembly.map)?;
         let (deadline, is_called_off) = (until.deadline, until.is_called_off);
         let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;
         let unreadable = |other: usize| {
@@ -171,22 +174,33 @@ impl Communicator {
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
-        assembly.meet_locals(&locals, &local_id, &mine, until)?;
-        if locals.len() == nranks {
-            return super::init::assemble(assembly, None, id, config);
+        let met = assembly.meet_locals(share, &locals, &local_id, &mine, until);
+        let met = met.and_then(|_| assembly.mirror(&hosts));
+        let outside = (locals.len() < nranks).then_some(Outside { gate, cards, hosts });
+        if let Err(unmet) = met {
+            outside.into_iter().for_each(|outside| outside.tell(rank, &unmet.error, id, config));
+            return Err(unmet);
         }
-        for other in (0..nranks).filter(|other| hosts[*other] != here) {
-            let mirror = Segment::anonymous(SegmentMap::mirror_bytes())?;
-            assembly.segments[other] = Some(Arc::new(mirror));
-            assembly.reach[other] = Reach::Network;
-        }
-        assembly.hosts = hosts.clone();
-        let outside = Outside { gate, cards, hosts };
-        super::init::assemble(assembly, Some(outside), id, config)
+        super::init::assemble(assembly, outside, id, config, until.is_broken_off)
     }
 }
 
 impl Outside {
+    /// Tell the ranks of other hosts, who have met this one, why it does not come any further.
+    fn tell(self, rank: usize, error: &Error, id: &UniqueId, config: &Config) {
+        let nranks = self.hosts.len();
+        let mirror = |_| Segment::anonymous(SegmentMap::mirror_bytes()).map(Arc::new);
+        // A rank that cannot even do this is found to have gone.
+        let Ok(mirrors) = (0..nranks).map(mirror).collect::<Result<Vec<_>>>() else { return };
+        let geometry = Geometry { depth: 2, slot_bytes: 64 };
+        let (map, reach) = (SegmentMap { nranks, geometry }, vec![Reach::Network; nranks]);
+        let patience = Patience::new(nranks, nranks, None);
+        let mut links = Links::new(rank, map, mirrors, &reach, patience);
+        links.pages().mine().fail(rank, &error.to_string());
+        // Ends with this rank's last words.
+        drop(self.attach(&mut links, id, config));
+    }
+
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
         let Outside { gate, cards, hosts } = self;

@@ -89,7 +89,7 @@ fn meet(found: &Found, config: &Config) -> Result<(Communicator, Invitation)> {
     let through_file = matches!(found.place, Place::File(_));
     let communicator = if hosts_root && !through_file {
         let gate = Gate::open_root(id, &NetworkConfig::from(config))?;
-        let until = Until { deadline, is_called_off: None };
+        let until = Until::deadline(deadline);
         Communicator::init_through(gate, nranks, id, rank, config, until)?
     } else {
         Communicator::init_rank(nranks, id, rank, config)?

@@ -38,6 +38,7 @@ use crate::algorithm::select::Costs;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::executor::control::Life;
 use crate::executor::links::Links;
 use crate::fork;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -53,7 +54,7 @@ use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use turn::Turns;
-use watch::Watched;
+use watch::{Unless, Watched};
 
 /// One rank's end of a communicator. Calls from several threads take turns.
 pub struct Communicator {
@@ -152,7 +153,19 @@ impl Communicator {
     /// # Safety
     /// The buffers of `call` are valid for the extents its collective defines.
     #[allow(unsafe_code)]
+    #[inline]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_unless(call, None) }
+    }
+
+    /// As [`Communicator::run`], ended soon with an error once it is called off.
+    ///
+    /// # Safety
+    /// As for [`Communicator::run`].
+    #[allow(unsafe_code)]
+    #[inline]
+    unsafe fn run_unless(&self, call: &Call, unless: Unless) -> Result<()> {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
@@ -161,7 +174,7 @@ impl Communicator {
         }
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.collective(call, &self.config, &self.watched) };
+        let outcome = unsafe { engine.collective(call, &self.config, &self.watched, unless) };
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
     }
@@ -171,13 +184,25 @@ impl Communicator {
     /// # Safety
     /// Every buffer is valid for its count.
     #[allow(unsafe_code)]
+    #[inline]
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.exchange_unless(messages, None) }
+    }
+
+    /// As [`Communicator::exchange`], ended soon with an error once it is called off.
+    ///
+    /// # Safety
+    /// As for [`Communicator::exchange`].
+    #[allow(unsafe_code)]
+    #[inline]
+    unsafe fn exchange_unless(&self, messages: &[Message], unless: Unless) -> Result<()> {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.exchange(messages, &self.watched) };
+        let outcome = unsafe { engine.exchange(messages, &self.watched, unless) };
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
     }
@@ -228,16 +253,32 @@ impl Communicator {
     /// use is about to go. Those that a group or a stream still holds fail when their turn comes.
     ///
     /// Ends soon where the communicator is broken or a peer is: the call that runs ends then, and
-    /// with it the peers' use of its buffers.
+    /// with it the peers' use of its buffers. A split or a shrink that another thread is in ends
+    /// with an error, and survivors who shrink do not wait for this rank.
     pub fn retire(&self) {
         if !self.is_of_this_process() {
             return;
         }
-        let _turn = self.engine.take();
+        let mut turn = self.engine.take();
+        self.part(&mut turn);
         // Release: pairs with the Acquire in `check`.
         self.watched.aborted.store(true, Release);
+        drop(turn);
+        self.aborts.fetch_add(1, Release);
+        let _alone = self.shrinking.lock();
         self.watched.pages.mine().leave();
-        self.watched.publish();
+        self.close_board();
+    }
+
+    /// Before this rank leaves: have its last messages with those who may still need them.
+    fn part(&self, engine: &mut Engine) {
+        let started = Instant::now();
+        let needs = |peer| {
+            let page = self.watched.pages.of(peer);
+            page.life() == Life::Working && !page.is_gone()
+        };
+        let goes_on = || !self.is_broken() && started.elapsed() < self.watched.timeout;
+        engine.links.deliver(|peer| goes_on() && needs(peer));
     }
 
     /// Keep the error and tell the peers, unless the call never started.
@@ -373,8 +414,9 @@ impl Communicator {
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
         self.check_process()?;
-        let _turn = self.engine.take();
+        let mut engine = self.engine.take();
         self.check()?;
+        self.part(&mut engine);
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
         self.watched.pages.mine().leave();
@@ -408,6 +450,7 @@ impl Drop for Communicator {
         }
         self.exhibit = None;
         self.close_board();
+        self.part(&mut self.engine.take());
         self.watched.pages.mine().leave();
     }
 }

@@ -6,6 +6,7 @@
 use super::Communicator;
 use super::assembly::Until;
 use super::record::mix;
+use crate::bootstrap::Unmet;
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -59,9 +60,14 @@ impl Communicator {
         let aborts = self.aborts();
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
         let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
-        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        let is_broken_off = || aborted().is_some() || self.watched.died_among(&left);
+        let until = Until {
+            deadline,
+            is_called_off: Some(&is_called_off),
+            is_broken_off: Some(&is_broken_off),
+        };
         let made = self.shrink_by_list(&gone, &left, config, until);
-        made.map_err(|error| aborted().unwrap_or_else(|| self.watched.explained(&left, error)))
+        made.map_err(|unmet| aborted().unwrap_or_else(|| self.watched.explained(&left, unmet)))
     }
 
     fn shrink_by_list(
@@ -70,8 +76,8 @@ impl Communicator {
         left: &[usize],
         config: &Config,
         until: Until,
-    ) -> Result<Communicator> {
-        let mut lists = self.shrinking.lock();
+    ) -> Result<Communicator, Unmet> {
+        let mut lists = self.begin_shrink()?;
         // Survivors of a failure may have split differently often, so the label is what they share:
         // who is gone, and how often that was so before.
         let before = lists.iter().filter(|list| *list == gone).count();
@@ -89,7 +95,7 @@ impl Communicator {
         label: &str,
         config: &Config,
         until: Until,
-    ) -> Result<Door> {
+    ) -> Result<Door, Unmet> {
         if self.share_a_host(left) {
             return Ok(Door::Here);
         }
@@ -109,7 +115,8 @@ impl Communicator {
             }
             if Instant::now() >= until.deadline || until.is_called_off.is_some_and(|off| off()) {
                 let waited_ms = config.timeout_ms;
-                return Err(Error::Missing { nranks: self.nranks, missing: vec![root], waited_ms });
+                let (nranks, missing) = (self.nranks, vec![root]);
+                return Err(Unmet::late(Error::Missing { nranks, missing, waited_ms }));
             }
             std::thread::sleep(GLANCE);
         }
@@ -133,7 +140,7 @@ impl Communicator {
         door: Door,
         config: &Config,
         until: Until,
-    ) -> Result<Communicator> {
+    ) -> Result<Communicator, Unmet> {
         let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
         let nranks = left.len();
         let id_at = |port: Option<u16>| {
@@ -141,7 +148,6 @@ impl Communicator {
             let place = place.map(|(outside, port)| outside.at_port(left[0], port));
             self.id.derive_at(label.as_bytes(), &place.unwrap_or_default())
         };
-        let Until { deadline, is_called_off } = until;
         match door {
             Door::Mine(gate) => {
                 let id = id_at(Some(port_of(&gate)));
@@ -149,11 +155,11 @@ impl Communicator {
             }
             Door::At(port) => {
                 let id = id_at(Some(port));
-                Communicator::init_unless(nranks, &id, rank, config, deadline, is_called_off)
+                Communicator::init_unless(nranks, &id, rank, config, until)
             }
             Door::Here => {
                 let id = id_at(None);
-                Communicator::init_unless(nranks, &id, rank, config, deadline, is_called_off)
+                Communicator::init_unless(nranks, &id, rank, config, until)
             }
         }
     }

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::assembly::Until;
+use super::watch::Unless;
 use super::{Call, Communicator};
+use crate::bootstrap::Unmet;
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -68,22 +70,20 @@ impl Communicator {
         };
         let is_called_off = || trouble().is_some();
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        let until = Until { deadline, is_called_off: Some(&is_called_off) };
+        let off: Unless = Some(&is_called_off);
+        let until = Until { deadline, is_called_off: off, is_broken_off: off };
         let made = match (&self.outside, gate) {
             (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
                 let root = outside.at_port(group[0], all[group[0]][2] as u16);
                 let id = self.id.derive_at(label.as_bytes(), &root);
                 Communicator::init_through(gate, group.len(), &id, rank, config, until)
             }
-            _ => {
-                let off = until.is_called_off;
-                Communicator::init_unless(group.len(), &local_id, rank, config, deadline, off)
-            }
+            _ => Communicator::init_unless(group.len(), &local_id, rank, config, until),
         };
         let number = |place: usize| group.get(place).copied().unwrap_or(place);
-        made.map(Some).map_err(|error| {
-            let error = error.renumbered(number);
-            trouble().unwrap_or_else(|| self.watched.explained(&group, error))
+        made.map(Some).map_err(|unmet| {
+            let unmet = Unmet { error: unmet.error.renumbered(number), ..unmet };
+            trouble().unwrap_or_else(|| self.watched.explained(&group, unmet))
         })
     }
 

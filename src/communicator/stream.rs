@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, Thread, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Jobs that may wait in a stream; whoever submits one more waits for a place. A model has a few
 /// hundred gradient buckets a step, and a caller further ahead than that gains nothing.
@@ -58,8 +58,8 @@ struct Shared<J> {
     /// Somebody waits on `progress`. SeqCst on both sides: either the waiter sees the counter or
     /// the worker sees the flag.
     watched: AtomicBool,
-    /// The first error since the last `synchronize`.
-    failure: Mutex<Option<Error>>,
+    /// The first error since the last `synchronize`, with its job's number, from 1.
+    failure: Mutex<Option<(u64, Error)>>,
     progress: Condvar,
 }
 
@@ -150,7 +150,7 @@ impl<J: Job> Stream<J> {
         let target = shared.accepted.load(SeqCst);
         // A submission that came to nothing takes its number back.
         shared.wait(|| shared.completed.load(SeqCst) >= target.min(shared.accepted.load(SeqCst)));
-        shared.failure.lock().take().map_or(Ok(()), Err)
+        shared.take_failure()
     }
 
     /// Whether all is done: `None` while it is not, else as `synchronize`, which alone clears the
@@ -161,7 +161,37 @@ impl<J: Job> Stream<J> {
         if self.shared.completed.load(Acquire) < self.shared.accepted.load(SeqCst) {
             return Ok(None);
         }
-        Ok(Some(self.shared.failure.lock().clone().map_or(Ok(()), Err)))
+        Ok(Some(self.shared.failure_until(u64::MAX)))
+    }
+
+    /// How many jobs were submitted so far: what [`Stream::reached`] is asked for.
+    pub fn mark(&self) -> Result<u64> {
+        self.check_process()?;
+        Ok(self.shared.accepted.load(SeqCst))
+    }
+
+    /// Wait until as many jobs are done as `mark` says, or until `patience` ends; whether they are
+    /// done, or the first error among them since the last `synchronize`, which alone clears it.
+    pub fn reached(&self, mark: u64, patience: Option<Duration>) -> Result<bool> {
+        self.check_process()?;
+        let shared = &*self.shared;
+        // A submission that came to nothing takes its number back.
+        let done = || shared.completed.load(SeqCst) >= mark.min(shared.accepted.load(SeqCst));
+        if done() {
+            return shared.failure_until(mark).map(|()| true);
+        }
+        if self.is_worker() {
+            return Err(Error::usage("a job of a host stream waits for its own stream"));
+        }
+        // A patience past the end of time is none.
+        match patience.map(|patience| Instant::now().checked_add(patience)) {
+            Some(Some(end)) => shared.wait(|| done() || Instant::now() >= end),
+            _ => shared.wait(done),
+        }
+        if !done() {
+            return Ok(false);
+        }
+        shared.failure_until(mark).map(|()| true)
     }
 
     /// Run what was submitted, end the thread, and return the first error.
@@ -171,7 +201,7 @@ impl<J: Job> Stream<J> {
             return Err(Error::usage("a job of a host stream destroys its own stream"));
         }
         self.stop();
-        self.shared.failure.lock().take().map_or(Ok(()), Err)
+        self.shared.take_failure()
     }
 
     fn is_worker(&self) -> bool {
@@ -212,7 +242,9 @@ impl<J: Job> Shared<J> {
             let result = catch_unwind(AssertUnwindSafe(|| job.run()))
                 .unwrap_or_else(|_| Err(Error::Internal("a job of a host stream panicked".into())));
             if let Err(error) = result {
-                self.failure.lock().get_or_insert(error);
+                // Relaxed: this thread alone writes it.
+                let number = self.completed.load(Relaxed) + 1;
+                self.failure.lock().get_or_insert((number, error));
             }
             self.completed.fetch_add(1, SeqCst);
             self.announce();
@@ -239,6 +271,18 @@ impl<J: Job> Shared<J> {
                 thread::park();
             }
             self.sleeping.store(false, SeqCst);
+        }
+    }
+
+    fn take_failure(&self) -> Result<()> {
+        self.failure.lock().take().map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// The first error, if a job up to `mark` had it.
+    fn failure_until(&self, mark: u64) -> Result<()> {
+        match &*self.failure.lock() {
+            Some((number, error)) if *number <= mark => Err(error.clone()),
+            _ => Ok(()),
         }
     }
 

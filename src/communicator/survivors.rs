@@ -5,11 +5,14 @@ use super::Communicator;
 use super::agree::{Act, Agreement, Peer};
 use super::assembly::Until;
 use super::shrink::{Door, port_of};
+use super::watch::Unless;
 use crate::bootstrap::network::Gate;
+use crate::bootstrap::{Cause, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
 use crate::executor::control::Life;
+use parking_lot::MutexGuard;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -143,17 +146,15 @@ impl Survivor<'_> {
             let (agreement, others) = (&self.agreement, RefCell::new(&mut self.others));
             let is_aborted = || communicator.aborts() != self.aborts;
             let is_stale = || is_aborted() || agreement.is_stale(others.borrow_mut().look());
-            let until = Until { deadline: self.deadline, is_called_off: Some(&is_stale) };
+            let off: Unless = Some(&is_stale);
+            let until = Until { deadline: self.deadline, is_called_off: off, is_broken_off: off };
             communicator.make_of(&left, &Survivor::label(attempt), door, self.config, until)
         };
         let passing = match &made {
             Ok(_) => false,
             // Another rank's trouble: it has died, or has found out first that one has; or the
             // deadline, which the next look sees.
-            Err(Error::PeerDied { .. } | Error::Remote { .. }) => true,
-            Err(Error::Missing { .. } | Error::Timeout { .. }) => true,
-            // What a death looks like from another host, before its news has come.
-            Err(Error::System { errno, .. }) if is_gone(*errno) => true,
+            Err(Unmet { cause: Cause::There | Cause::Late, .. }) => true,
             Err(_) => self.is_aborted() || self.agreement.is_stale(self.others.look()),
         };
         if passing {
@@ -161,7 +162,7 @@ impl Survivor<'_> {
             return Ok(None);
         }
         self.agreement.made();
-        made.map(Some)
+        Ok(Some(made?))
     }
 }
 
@@ -179,7 +180,7 @@ impl Communicator {
             )));
         }
         let aborts = self.aborts();
-        let _alone = self.shrinking.lock();
+        let _alone = self.begin_shrink()?;
         let mut others = Others::new(self);
         let before = self.watched.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         let agreement = Agreement::begin(self.rank, before, others.look());
@@ -191,6 +192,16 @@ impl Communicator {
             self.announce(survivor.agreement.mine());
         }
         outcome
+    }
+
+    /// Take the right to shrink, unless this rank has ended its part.
+    pub(super) fn begin_shrink(&self) -> Result<MutexGuard<'_, Vec<Vec<usize>>>> {
+        let alone = self.shrinking.lock();
+        let said = self.watched.pages.mine().board.read();
+        match said.is_some_and(|said| said.phase == Phase::Closed) {
+            true => Err(Error::usage("this communicator was destroyed; it cannot be shrunk")),
+            false => Ok(alone),
+        }
     }
 
     /// Tell the others that this rank will take no part in any shrink.
@@ -238,9 +249,4 @@ impl Communicator {
             peer_state: state,
         }
     }
-}
-
-/// Whether a connection failed as it does where the other end's process has ended.
-fn is_gone(errno: i32) -> bool {
-    matches!(errno, libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT)
 }

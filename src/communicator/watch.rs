@@ -6,12 +6,14 @@
 use super::network::Publisher;
 use super::record::{self, Descriptor};
 use super::timeline::Track;
+use crate::bootstrap::{Cause, Unmet};
 use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::process::Liveness;
 use crate::transport::wait::Watch;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// The parts of a communicator that a watch needs; shared with threads that look on.
@@ -27,8 +29,8 @@ pub struct Watched {
 }
 
 /// How long the news of a death may take to come after a rank that left for it: it is spread within
-/// ten milliseconds where control connections are made, half a second where one still has to be;
-/// the rest is for a machine that does not run everybody at once.
+/// ten milliseconds where control connections are made, a tenth of a second where one still has to
+/// be; the rest is for a machine that does not run everybody at once.
 const NEWS: Duration = Duration::from_millis(1500);
 
 impl Watched {
@@ -45,9 +47,19 @@ impl Watched {
         if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
-        let missed = |dead: &usize| matters(*dead) && pages.of(*dead).life() != Life::Left;
-        let dead = self.dead().into_iter().find(missed)?;
+        let dead = self.missed(matters)?;
         Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
+    }
+
+    /// A rank that has died without leaving, of those that `matters` names.
+    fn missed(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
+        let missed = |dead: &usize| matters(*dead) && self.pages.of(*dead).life() != Life::Left;
+        self.dead().into_iter().find(missed)
+    }
+
+    /// Whether one of `ranks` has died without leaving.
+    pub fn died_among(&self, ranks: &[usize]) -> bool {
+        self.missed(|rank| ranks.contains(&rank)).is_some()
     }
 
     /// The error for a peer that has failed: it tells what it was told, so that a chain of ranks
@@ -81,24 +93,15 @@ impl Watched {
         self.dead().iter().any(|dead| ranks.contains(dead))
     }
 
-    /// The error for something that all of `ranks` have to do together and that failed with `error`
-    /// here: where that can be what a death looks like from afar (a connection that is refused or
-    /// closed), the news of one is waited for.
-    pub fn explained(&self, ranks: &[usize], error: Error) -> Error {
-        let is_distant = matches!(
-            error,
-            Error::System { .. }
-                | Error::NotMet { .. }
-                | Error::InvalidUsage(_)
-                | Error::Disconnected { .. }
-                // What another rank says of a death counts ranks as the new communicator does.
-                | Error::Remote { .. }
-        );
+    /// The error for a meeting of `ranks` that failed here: on another rank's account, the news of
+    /// its death is waited for, which tells more than what its end looks like from afar.
+    pub fn explained(&self, ranks: &[usize], unmet: Unmet) -> Error {
+        let Unmet { error, cause } = unmet;
         let started = Instant::now();
         loop {
             match self.casualty(ranks) {
                 Some(casualty) => return casualty,
-                None if !is_distant || started.elapsed() > NEWS => return error,
+                None if cause != Cause::There || started.elapsed() > NEWS => return error,
                 None => std::thread::sleep(NEWS / 100),
             }
         }
@@ -140,11 +143,21 @@ fn tidings(waited_ms: u64) -> u64 {
         + waited_ms / 1000
 }
 
+/// Says that an operation has no point any more, where something beside its ranks can say so.
+pub type Unless<'a> = Option<&'a dyn Fn() -> bool>;
+
+/// How long a rank goes on looking for the messages of one that has left: several looks, also on a
+/// machine that does not run it at once.
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
-    pub watched: &'a Watched,
-    pub descriptor: Descriptor,
-    pub sequence: u64,
+    watched: &'a Watched,
+    unless: Unless<'a>,
+    descriptor: Descriptor,
+    sequence: u64,
+    /// When this wait has found that its peer has left.
+    departure: Cell<Option<Duration>>,
 }
 
 impl Watch for OperationWatch<'_> {
@@ -152,7 +165,8 @@ impl Watch for OperationWatch<'_> {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let pages = &self.watched.pages;
         // Acquire: pairs with the Release in `Communicator::abort`.
-        if self.watched.aborted.load(Acquire) {
+        let aborted = self.watched.aborted.load(Acquire);
+        if aborted || self.unless.is_some_and(|is_called_off| is_called_off()) {
             return Err(Error::Aborted { rank: pages.rank, operation: Some(self.operation()) });
         }
         self.note(peer, waited);
@@ -162,10 +176,7 @@ impl Watch for OperationWatch<'_> {
         for dead in self.watched.dead() {
             self.check_dead(dead)?;
         }
-        // Between machines the news that a peer left may come before its last messages.
-        let page = pages.of(peer);
-        let has_done_its_part = self.is_collective() && page.completed() > self.sequence;
-        if page.life() == Life::Left && !has_done_its_part {
+        if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(Error::Remote {
                 rank: pages.rank,
                 peer,
@@ -191,7 +202,16 @@ impl Watch for OperationWatch<'_> {
     }
 }
 
-impl OperationWatch<'_> {
+impl<'a> OperationWatch<'a> {
+    pub fn new(
+        watched: &'a Watched,
+        unless: Unless<'a>,
+        descriptor: Descriptor,
+        sequence: u64,
+    ) -> OperationWatch<'a> {
+        OperationWatch { watched, unless, descriptor, sequence, departure: Cell::new(None) }
+    }
+
     pub fn operation(&self) -> Operation {
         Operation { call: self.descriptor.text(), sequence: self.number() }
     }
@@ -224,6 +244,17 @@ impl OperationWatch<'_> {
             at = next;
         }
         text
+    }
+
+    /// Whether a peer that has left may have done so after its part of this operation. All that it
+    /// sent is on this machine by then, but was perhaps not yet when this rank last looked.
+    fn has_done_its_part(&self, peer: usize, waited: Duration) -> bool {
+        if self.is_collective() {
+            return self.watched.pages.of(peer).completed() > self.sequence;
+        }
+        let seen = self.departure.get().unwrap_or(waited);
+        self.departure.set(Some(seen.min(waited)));
+        waited - seen.min(waited) < LAST_LOOK
     }
 
     /// Tell onlookers whom this rank waits for.

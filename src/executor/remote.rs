@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// The longest sleep on one thing while another may need this thread too.
 const BETWEEN: Duration = Duration::from_millis(1);
 
+/// The time in which bytes and their acknowledgement cross loopback or a fast local network.
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+
 /// How long an unexpected message waits for its sender's words: a rank that waits publishes its
 /// call within a tenth of a second; the rest is for a machine that does not run it at once, within
 /// the second that ranks which disagree may take.
@@ -277,6 +280,18 @@ impl Links {
             })?;
         }
         Ok(())
+    }
+
+    /// Send nothing more, and wait until the machines of the peers that `matters` names have all
+    /// that was sent: the news that this rank has left goes another way and would come before it.
+    pub fn deliver(&mut self, matters: impl Fn(usize) -> bool) {
+        let Some(network) = &mut self.network else { return };
+        network.end();
+        let mut pause = FIRST_PAUSE;
+        while network.undelivered(&matters).is_some() {
+            std::thread::sleep(pause);
+            pause = BETWEEN.min(2 * pause);
+        }
     }
 
     /// Sleep until a socket has news or the time is over.

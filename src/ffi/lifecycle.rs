@@ -234,7 +234,8 @@ pub unsafe extern "C" fn ringCommShrink(
     })
 }
 
-/// Wait for every call that was started on this rank, then say goodbye to the other ranks.
+/// Wait for every call that was started on this rank, then say goodbye to the other ranks. Between
+/// hosts it waits until the machines of the others have all that this rank sent.
 ///
 /// Calls that wait on a host stream are done first. The handle stays valid for questions and for
 /// `ringCommDestroy`; new calls are refused. A second time it does nothing.

@@ -5,10 +5,10 @@ use crate::error::{Error, Result};
 use crate::ffi::boundary::run_on;
 use crate::ffi::convert;
 use crate::ffi::types::*;
+use crate::sync::atomic::{AtomicI32, AtomicU64, Ordering::*, fence};
 use crate::types::{DataType, ReduceOp};
-use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The first number of a made reduction; the built-in ones stay far below.
 const FIRST: i32 = 1024;
@@ -27,11 +27,71 @@ struct PreMulSum {
     factor: Factor,
 }
 
+/// A place for a made reduction. Zeros are a free one.
+#[derive(Default)]
+struct Place {
+    /// The number of what it holds, 0 for nothing.
+    number: AtomicI32,
+    /// The type's number, and above it whether `factor` is an address.
+    kind: AtomicU64,
+    /// A number's bits, or an address.
+    factor: AtomicU64,
+}
+
+/// Places made at a time: more than most programs make reductions.
+const PLACES: usize = 16;
+
+#[derive(Default)]
+struct Shelf {
+    places: [Place; PLACES],
+    next: OnceLock<Box<Shelf>>,
+}
+
 /// The reductions made on one communicator. Numbers are never used twice, so that one that was
-/// destroyed is told apart.
+/// destroyed is told apart, and calls look theirs up without a lock.
 #[derive(Default)]
 pub struct Reductions {
-    made: RwLock<(HashMap<i32, PreMulSum>, i32)>,
+    first: Shelf,
+    /// How many were made so far; held by the thread that makes or destroys one.
+    made: Mutex<i32>,
+}
+
+/// In `Place::kind`: the factor is an address.
+const AT: u64 = 1 << 32;
+
+impl Place {
+    /// Only by the thread that holds `Reductions::made`.
+    fn put(&self, number: i32, made: PreMulSum) {
+        let (kind, factor) = match made.factor {
+            Factor::Known(factor) => (0, factor.to_bits()),
+            Factor::At(address) => (AT, address as u64),
+        };
+        // Pairs with the Acquire fence in `get`: who sees a word of this one sees that the place
+        // was freed.
+        fence(Release);
+        self.kind.store(kind | made.data_type as u64, Relaxed);
+        self.factor.store(factor, Relaxed);
+        // Release: pairs with the Acquire in `get`.
+        self.number.store(number, Release);
+    }
+
+    fn get(&self, number: i32) -> Option<PreMulSum> {
+        // Acquire: pairs with the Release in `put`.
+        if self.number.load(Acquire) != number {
+            return None;
+        }
+        let (kind, factor) = (self.kind.load(Relaxed), self.factor.load(Relaxed));
+        // Pairs with the Release fence in `put`.
+        fence(Acquire);
+        if self.number.load(Relaxed) != number {
+            return None;
+        }
+        let factor = match kind & AT {
+            0 => Factor::Known(f64::from_bits(factor)),
+            _ => Factor::At(factor as usize),
+        };
+        Some(PreMulSum { data_type: DataType::from_raw(kind as i32)?, factor })
+    }
 }
 
 impl Reductions {
@@ -45,8 +105,8 @@ impl Reductions {
     }
 
     fn resolve_made(&self, raw: RawRedOp, data_type: DataType) -> Result<(ReduceOp, f64)> {
-        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
-        let found = made.0.get(&raw.0).copied().ok_or_else(|| never_made(raw))?;
+        let mut places = self.places();
+        let found = places.find_map(|place| place.get(raw.0)).ok_or_else(|| never_made(raw))?;
         if found.data_type != data_type {
             return Err(Error::argument(format!(
                 "reduction {} was made for {}, not {data_type}",
@@ -60,19 +120,39 @@ impl Reductions {
         Ok((ReduceOp::PreMulSum, factor))
     }
 
+    fn shelves(&self) -> impl Iterator<Item = &Shelf> {
+        std::iter::successors(Some(&self.first), |shelf| shelf.next.get().map(Box::as_ref))
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        self.shelves().flat_map(|shelf| &shelf.places)
+    }
+
+    /// The place that holds a number; a free one for 0. Only under the lock.
+    fn holding(&self, number: i32) -> Option<&Place> {
+        self.places().find(|place| place.number.load(Relaxed) == number)
+    }
+
     fn make(&self, made: PreMulSum) -> Result<RawRedOp> {
-        let mut all = self.made.write().unwrap_or_else(PoisonError::into_inner);
-        let number = all.1.checked_add(FIRST).ok_or_else(|| {
+        let mut count = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = count.checked_add(FIRST).ok_or_else(|| {
             Error::usage("every number of a made reduction was used; make fewer, and keep them")
         })?;
-        all.1 += 1;
-        all.0.insert(number, made);
+        *count += 1;
+        let place = self.holding(0).unwrap_or_else(|| {
+            let last = self.shelves().last().expect("there is a first");
+            &last.next.get_or_init(Box::default).places[0]
+        });
+        place.put(number, made);
         Ok(RawRedOp(number))
     }
 
     fn destroy(&self, raw: RawRedOp) -> Result<()> {
-        let mut all = self.made.write().unwrap_or_else(PoisonError::into_inner);
-        all.0.remove(&raw.0).map(|_| ()).ok_or_else(|| never_made(raw))
+        let _alone = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = Some(raw.0).filter(|number| *number >= FIRST);
+        let place = place.and_then(|number| self.holding(number)).ok_or_else(|| never_made(raw))?;
+        place.number.store(0, Relaxed);
+        Ok(())
     }
 }
 
@@ -196,6 +276,45 @@ mod tests {
         assert!(all.resolve(first, DataType::Float32).is_err());
         assert_eq!(make(Factor::Known(1.0)).0, 1025);
         assert_eq!(all.resolve(RawRedOp(0), DataType::Int8), Ok((ReduceOp::Sum, 1.0)));
+    }
+
+    #[test]
+    fn calls_find_their_reduction_without_a_lock() {
+        let all = Reductions::default();
+        let factor = |number: usize| Factor::Known(number as f64 / 2.0);
+        let made = (0..3 * PLACES).map(|number| {
+            let factor = factor(number);
+            all.make(PreMulSum { data_type: DataType::Float64, factor }).unwrap()
+        });
+        let made: Vec<RawRedOp> = made.collect();
+        let _held = all.made.lock().unwrap();
+        for (number, op) in made.iter().enumerate() {
+            let resolved = all.resolve(*op, DataType::Float64);
+            assert_eq!(resolved, Ok((ReduceOp::PreMulSum, number as f64 / 2.0)));
+        }
+    }
+
+    #[test]
+    fn places_are_used_again_and_never_mixed_up() {
+        let all = Reductions::default();
+        let made = PreMulSum { data_type: DataType::Float64, factor: Factor::Known(0.0) };
+        let last = AtomicI32::new(all.make(made).unwrap().0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..3_000_000 {
+                    all.destroy(RawRedOp(last.load(SeqCst))).unwrap();
+                    let factor = Factor::Known(f64::from(round));
+                    last.store(all.make(PreMulSum { factor, ..made }).unwrap().0, SeqCst);
+                }
+                last.store(0, SeqCst);
+            });
+            while let number @ FIRST.. = last.load(SeqCst) {
+                if let Ok((_, factor)) = all.resolve(RawRedOp(number), DataType::Float64) {
+                    assert_eq!(factor, f64::from(number - FIRST));
+                }
+            }
+        });
+        assert_eq!(all.shelves().count(), 1);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::ffi::boundary::{run, run_for};
 use crate::ffi::convert;
 use crate::ffi::object::{self, STREAMS};
 use crate::ffi::types::*;
+use std::time::Duration;
 
 /// Make a host stream: calls that are given it return at once and run in order, on a thread of the
 /// stream. Their buffers stay untouched until `ringStreamSynchronize`.
@@ -46,6 +47,44 @@ pub unsafe extern "C" fn ringStreamQuery(stream: ringStream_t) -> ringResult_t {
     run_for(|| match object::enter_stream(stream)?.query()? {
         Some(result) => result.map(|()| ringResult_t::ringSuccess),
         None => Ok(ringResult_t::ringInProgress),
+    })
+}
+
+/// A mark behind every call that was given to the stream so far, for `ringStreamReached`.
+///
+/// `*mark` is written on success.
+///
+/// # Safety
+/// `mark` has room for a `uint64_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringStreamMark(stream: ringStream_t, mark: *mut u64) -> ringResult_t {
+    run(|| {
+        let out = convert::out(mark, "mark")?;
+        out.set(object::enter_stream(stream)?.mark()?);
+        Ok(())
+    })
+}
+
+/// Wait until the calls before the mark are done, at most `timeoutMs` milliseconds; less than 0 is
+/// without end, 0 does not wait. Calls behind the mark are not waited for.
+///
+/// Returns `ringInProgress` where they are not, else the first error of those calls since the last
+/// `ringStreamSynchronize`.
+///
+/// # Safety
+/// Safe for any arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringStreamReached(
+    stream: ringStream_t,
+    mark: u64,
+    timeoutMs: i64,
+) -> ringResult_t {
+    run_for(|| {
+        let patience = u64::try_from(timeoutMs).ok().map(Duration::from_millis);
+        match object::enter_stream(stream)?.reached(mark, patience)? {
+            true => Ok(ringResult_t::ringSuccess),
+            false => Ok(ringResult_t::ringInProgress),
+        }
     })
 }
 

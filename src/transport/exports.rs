@@ -328,7 +328,7 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
 /// address and with its content; nothing else may touch it meanwhile.
 pub fn deregister(handle: u64) -> Result<()> {
     let _moving = MOVING.lock();
-    let last = with_table(|table| {
+    let last = with_table(|table| -> Result<_> {
         let index = table.handles.iter().position(|(known, _)| *known == handle);
         let index = index.ok_or_else(|| {
             Error::argument(format!("{handle:#x} is not the handle of a registration"))

@@ -219,7 +219,6 @@ mod asymmetric {
     mod kernel {
         use super::*;
         use crate::sync::ordering;
-        use std::sync::Once;
         use std::sync::atomic::AtomicBool;
 
         /// `membarrier` commands, from linux/membarrier.h.
@@ -235,8 +234,10 @@ mod asymmetric {
         }
 
         pub fn prepare() {
-            static ONCE: Once = Once::new();
-            ONCE.call_once(|| REGISTERED.store(membarrier(REGISTER_GLOBAL_EXPEDITED), SeqCst));
+            // To register twice is no harm; a child that is forked within a `Once` waits in it.
+            if !REGISTERED.load(Relaxed) {
+                REGISTERED.store(membarrier(REGISTER_GLOBAL_EXPEDITED), SeqCst);
+            }
         }
 
         #[inline]

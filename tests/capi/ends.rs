@@ -163,9 +163,11 @@ fn queue_and_destroy(rank: usize, comm: ringComm_t) {
 fn destroy_completes_what_is_queued_on_threads() {
     let all = init_all(2);
     std::thread::scope(|scope| {
-        for (rank, comm) in all.iter().enumerate() {
-            scope.spawn(move || queue_and_destroy(rank, comm.comm()));
-        }
+        join_all(
+            all.iter()
+                .enumerate()
+                .map(|(rank, comm)| scope.spawn(move || queue_and_destroy(rank, comm.comm()))),
+        );
     });
 }
 

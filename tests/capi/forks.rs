@@ -26,9 +26,9 @@ fn handles_of_the_parent_are_refused_in_a_child_by_name() {
     assert!(text.starts_with("true") && text.contains(reason), "{text}");
     reap(child);
     std::thread::scope(|scope| {
-        for (rank, comm) in all.iter().enumerate() {
-            scope.spawn(move || assert_eq!(gather(comm.comm(), rank as i32), [0, 1]));
-        }
+        join_all(all.iter().enumerate().map(|(rank, comm)| {
+            scope.spawn(move || assert_eq!(gather(comm.comm(), rank as i32), [0, 1]))
+        }));
     });
     end_all(&all);
 }

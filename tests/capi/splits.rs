@@ -7,9 +7,11 @@ fn splits_of_one_communicator_in_one_group_keep_their_order() {
     let all = init_all(4);
     for _ in 0..10 {
         std::thread::scope(|scope| {
-            for (rank, comm) in all.iter().enumerate() {
-                scope.spawn(move || split_twice(rank as i32, comm.comm()));
-            }
+            join_all(
+                all.iter()
+                    .enumerate()
+                    .map(|(rank, comm)| scope.spawn(move || split_twice(rank as i32, comm.comm()))),
+            );
         });
     }
     end_all(&all);
@@ -69,13 +71,13 @@ fn a_shrink_that_names_nobody_keeps_all_who_live() {
     };
     for flags in [RING_SHRINK_DEFAULT, RING_SHRINK_ABORT] {
         std::thread::scope(|scope| {
-            for (rank, comm) in all.iter().enumerate() {
+            join_all(all.iter().enumerate().map(|(rank, comm)| {
                 scope.spawn(move || {
                     let fewer = shrink(comm.comm(), flags);
                     assert_eq!(gather(fewer, rank as i32), [0, 1, 2]);
                     destroy(fewer);
-                });
-            }
+                })
+            }));
         });
     }
     end_all(&all);

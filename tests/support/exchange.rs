@@ -3,6 +3,7 @@
 use super::data::Random;
 use super::guarded::Guarded;
 use ringcomm::communicator::{Communicator, Message};
+use ringcomm::error::Error;
 use ringcomm::types::DataType;
 
 /// One message of a batch, known to all ranks.
@@ -38,6 +39,11 @@ pub fn batch(nranks: usize, random: &mut Random) -> Vec<Planned> {
 /// Run this rank's part: its sends and receives, each kind in the batch's order for each peer, but
 /// the two kinds and the peers mixed by `random`.
 pub fn run(comm: &Communicator, batch: &[Planned], random: &mut Random) {
+    try_run(comm, batch, random).unwrap_or_else(|error| panic!("rank {}: {error}", comm.rank()));
+}
+
+/// As `run`, with the library's error; panics if what came is wrong.
+pub fn try_run(comm: &Communicator, batch: &[Planned], random: &mut Random) -> Result<(), Error> {
     let rank = comm.rank();
     let mut lanes: Vec<Vec<(bool, Planned)>> = Vec::new();
     for peer in 0..comm.nranks() {
@@ -79,10 +85,11 @@ pub fn run(comm: &Communicator, batch: &[Planned], random: &mut Random) {
         })
         .collect();
     // SAFETY: every buffer holds its message.
-    unsafe { comm.exchange(&messages) }.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+    unsafe { comm.exchange(&messages) }?;
     for ((sends, message), buffer) in order.iter().zip(&buffers) {
         if let Some(text) = buffer.differs(&message.content(), 1) {
             panic!("rank {rank} sends {sends} {message:?}: {text}");
         }
     }
+    Ok(())
 }

@@ -9,8 +9,9 @@ use super::HARD_DEADLINE_S;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::Communicator;
-use ringcomm::config::Config;
+use ringcomm::config::{Config, Protection};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::process::{Child, Command, Stdio};
@@ -63,6 +64,51 @@ pub struct End {
     pub killed: bool,
 }
 
+/// Where a rank lives.
+#[derive(Default)]
+struct Place<'a> {
+    /// What it is to take for its host; the machine where that is empty.
+    host: String,
+    namespace: Option<BorrowedFd<'a>>,
+}
+
+/// A body for ranks that several calls start, in network namespaces.
+pub struct Crew {
+    site: String,
+    test: String,
+}
+
+impl Crew {
+    /// In a child this runs the body and does not return.
+    #[track_caller]
+    pub fn new<F>(body: F) -> Crew
+    where
+        F: Fn(&Seat, &str) -> String,
+    {
+        assert_eq!(size_of::<F>(), 0, "a body that runs in another process captures nothing");
+        let site = Location::caller().to_string();
+        if is_child() {
+            serve(&site, body);
+        }
+        Crew { site, test: test_name::<F>() }
+    }
+
+    /// Start a rank in each of these namespaces.
+    pub fn start(
+        &self,
+        namespaces: &[BorrowedFd],
+        id: &UniqueId,
+        config: &Config,
+        argument: &str,
+    ) -> Ranks {
+        let places: Vec<Place> = namespaces
+            .iter()
+            .map(|namespace| Place { host: String::new(), namespace: Some(*namespace) })
+            .collect();
+        Ranks::launch_as(&places, id, config, argument, &self.site, &self.test)
+    }
+}
+
 /// Processes under way. Dropping it kills and reaps all of them.
 pub struct Ranks {
     children: Vec<Child>,
@@ -113,28 +159,30 @@ impl Ranks {
         }
         let id = Root::start(&Config { interfaces: Some("lo".into()), ..config.clone() });
         let id = id.expect("an id");
-        Ranks::launch_as(hosts, true, &id, config, argument, &site, &test_name::<F>())
+        let place = |host: &usize| Place { host: format!("host {host}"), namespace: None };
+        let places: Vec<Place> = hosts.iter().map(place).collect();
+        Ranks::launch_as(&places, &id, config, argument, &site, &test_name::<F>())
     }
 
     fn launch(nranks: usize, config: &Config, argument: &str, site: &str, test: &str) -> Ranks {
         let id = UniqueId::generate().expect("an id");
-        Ranks::launch_as(&vec![0; nranks], false, &id, config, argument, site, test)
+        let places: Vec<Place> = (0..nranks).map(|_| Place::default()).collect();
+        Ranks::launch_as(&places, &id, config, argument, site, test)
     }
 
     fn launch_as(
-        hosts: &[usize],
-        apart: bool,
+        places: &[Place],
         id: &UniqueId,
         config: &Config,
         argument: &str,
         site: &str,
         test: &str,
     ) -> Ranks {
-        let nranks = hosts.len();
+        let nranks = places.len();
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut ranks =
             Ranks { children: vec![], lines: vec![], errors: vec![], ended: vec![false; nranks] };
-        for (rank, host) in hosts.iter().enumerate() {
+        for (rank, place) in places.iter().enumerate() {
             let mut command = Command::new(std::env::current_exe().expect("this binary's path"));
             command
                 .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -144,14 +192,20 @@ impl Ranks {
                 .env(ID, &hex)
                 .env(ARGUMENT, argument)
                 .env(CONFIG, write_config(config))
-                .env(HOST, if apart { format!("host {host}") } else { String::new() })
+                .env(HOST, &place.host)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
             let parent = std::process::id();
-            // SAFETY: `prctl`, `getppid` and `_exit` are async-signal-safe.
+            let namespace = place.namespace.map(|namespace| namespace.as_raw_fd());
+            // SAFETY: these calls are async-signal-safe.
             unsafe {
                 command.pre_exec(move || {
+                    if let Some(namespace) = namespace
+                        && libc::setns(namespace, libc::CLONE_NEWNET) != 0
+                    {
+                        return Err(std::io::Error::last_os_error());
+                    }
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     if libc::getppid() as u32 != parent {
                         libc::_exit(1);
@@ -355,7 +409,7 @@ fn read_id(hex: &str) -> UniqueId {
 
 fn write_config(config: &Config) -> String {
     format!(
-        "{} {} {} {} {} {} {}",
+        "{} {} {} {} {} {} {} {} {}",
         config.timeout_ms,
         config.buffer_bytes,
         u8::from(config.deterministic),
@@ -364,7 +418,9 @@ fn write_config(config: &Config) -> String {
         config.profile.as_deref().unwrap_or("-"),
         config.hosts.as_ref().map_or("-".into(), |hosts| {
             hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-        })
+        }),
+        config.sockets,
+        config.protection.name()
     )
 }
 
@@ -380,6 +436,12 @@ fn read_config(text: &str) -> Config {
         profile: set(words[5]),
         hosts: set(words[6])
             .map(|hosts| hosts.split(',').map(|host| host.parse().expect("a host")).collect()),
+        sockets: words[7].parse().expect("sockets"),
+        protection: match words[8] {
+            "clear" => Protection::Clear,
+            "encrypted" => Protection::Encrypted,
+            _ => Protection::Checksum,
+        },
         ..Config::default()
     }
 }

@@ -1,7 +1,7 @@
 //! The calls that suites make: every type, operation and count, and samples of them.
 
 use super::case::{Blocks, Case, Prepared};
-use super::data::Random;
+use super::data::{Data, Random};
 use super::threads::on_threads;
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
@@ -106,4 +106,54 @@ pub fn sample(nranks: usize, seed: u64) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Every collective and every `v` form once, in an order and with the rest by `seed`; sums are of
+/// numbers whose order of reduction shows, which is that of `hosts` where there is company.
+pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {
+    let (nranks, mut random) = (hosts.len(), Random(seed));
+    let mut cases = vec![Case::new(Collective::Barrier, nranks, 0, DataType::Uint8)];
+    for collective in WITH_V_FORM {
+        let case = Case::new(collective, nranks, 0, random.pick(&DataType::ALL));
+        let in_place = collective != Collective::AllToAll && random.chance(2);
+        cases.push(Case {
+            blocks: Some(blocks(collective, nranks, &mut random)),
+            in_place,
+            ..case
+        });
+    }
+    for collective in REDUCING.into_iter().chain(COPYING) {
+        let data_type = random.pick(&DataType::ALL);
+        // A header's worth, several slots, and what takes a slow wire a while.
+        let bytes = random.pick(&[3, 1000, 40_000, 300_000]);
+        let count = random.below(bytes / data_type.size() / nranks + 2);
+        let in_place = random.chance(2);
+        cases.push(Case { in_place, ..Case::new(collective, nranks, count, data_type) });
+    }
+    for case in &mut cases {
+        let supported = |op: &ReduceOp| op.supports(case.data_type);
+        case.op = random.pick(&operations().filter(supported).collect::<Vec<_>>());
+        (case.root, case.seed) = (random.below(nranks), random.next() >> 8);
+        (case.data, case.hosts) = (Data::Special, in_host_order(hosts));
+    }
+    for index in (1..cases.len()).rev() {
+        cases.swap(index, random.below(index + 1));
+    }
+    cases
+}
+
+/// Hosts by number in the order of their first ranks; none where every rank is alone on its host,
+/// or all are on one.
+fn in_host_order(hosts: &[usize]) -> Vec<usize> {
+    let mut known = Vec::new();
+    for host in hosts {
+        if !known.contains(host) {
+            known.push(*host);
+        }
+    }
+    if known.len() == hosts.len() || known.len() == 1 {
+        return Vec::new();
+    }
+    let number = |host| known.iter().position(|other| other == host).expect("known");
+    hosts.iter().map(number).collect()
 }

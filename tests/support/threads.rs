@@ -8,7 +8,7 @@ use ringcomm::config::Config;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 /// Run `body` on every rank of a communicator made all at once; what each returned, by rank.
@@ -96,6 +96,12 @@ pub fn run_all<T: Send>(
         Ok(panic) => resume_unwind(panic),
         Err(_) => results.into_iter().map(|result| result.expect("no panic")).collect(),
     }
+}
+
+/// Join each: ThreadSanitizer sees the end of a thread in its join, not in the end of its scope.
+pub fn join_all<'scope, T>(threads: impl IntoIterator<Item = ScopedJoinHandle<'scope, T>>) {
+    let threads: Vec<_> = threads.into_iter().collect();
+    threads.into_iter().for_each(|thread| drop(thread.join().expect("a thread panicked")));
 }
 
 /// Threads cannot be killed: when they are stuck, say where, and end the process.

@@ -1,7 +1,8 @@
 //! `ringrun --check`: the ranks that it starts measure every pair of them.
 //!
 //! Rank 0 leads: it tells all ranks which pair is next and hears what the pair found, so only one
-//! pair is on the wire at a time, and a pair that cannot talk is known by its numbers.
+//! pair is on the wire at a time. A pair that cannot talk ends this, and then `pairs` looks at
+//! each.
 #![allow(unsafe_code)]
 
 use ringcomm::bootstrap::rendezvous::detect;
@@ -36,12 +37,12 @@ const OVER: u64 = u64::MAX;
 
 /// What a pair found.
 #[derive(Clone, Copy, Default)]
-struct Found {
+pub struct Found {
     /// One way, for eight bytes.
-    microseconds: f64,
+    pub microseconds: f64,
     /// From the lower to the higher rank, and back, gigabytes per second.
-    there: f64,
-    back: f64,
+    pub there: f64,
+    pub back: f64,
 }
 
 /// Run a rank of a check; the exit status.
@@ -108,12 +109,16 @@ fn measure(comm: &Communicator) -> Result<(), String> {
 }
 
 fn apart(names: &[String], pair: [u64; 2], text: &str) -> String {
-    let name = |rank: u64| names.get(rank as usize).map_or("", |name| name.as_str());
+    let name = |rank: u64| {
+        let host = names.get(rank as usize).map_or(String::new(), |name| format!(" ({name})"));
+        format!("rank {rank}{host}")
+    };
     let [low, high] = pair;
     if low == OVER {
         return text.to_string();
     }
-    format!("rank {low} ({}) and rank {high} ({}) cannot talk: {text}", name(low), name(high))
+    // Who is at fault is in the text: it need not be one of the two.
+    format!("while {} and {} were measured: {text}", name(low), name(high))
 }
 
 /// The host of every rank, on rank 0.
@@ -191,31 +196,39 @@ fn bandwidth(
     Ok((REPEATS * BYTES) as f64 / started.elapsed().as_secs_f64() / 1e9)
 }
 
-/// Both matrices.
+/// What all ranks found.
 fn report(names: &[String], all: &[Found]) -> String {
     let nranks = names.len();
     let mut text = format!("{nranks} ranks, every pair talks\n");
     for (rank, name) in names.iter().enumerate() {
         let _ = writeln!(text, "  rank {rank}: {name}");
     }
-    let microseconds = |from: usize, to: usize| {
-        format!("{:.1}", all[from.min(to) * nranks + from.max(to)].microseconds)
-    };
-    let gigabytes = |from: usize, to: usize| {
-        let found = all[from.min(to) * nranks + from.max(to)];
-        format!("{:.2}", if from < to { found.there } else { found.back })
+    let all: Vec<Option<Found>> = all.iter().copied().map(Some).collect();
+    text + &matrices("rank", nranks, &all)
+}
+
+/// Both matrices; a row's and a column's number is that of `what`, and pairs are found at the row
+/// of the lower and the column of the higher. Those that found nothing cannot talk.
+pub fn matrices(what: &str, count: usize, all: &[Option<Found>]) -> String {
+    let mut text = String::new();
+    let cell = |from: usize, to: usize, value: &dyn Fn(&Found) -> String| {
+        let found = all[from.min(to) * count + from.max(to)].as_ref();
+        if from == to { "-".into() } else { found.map_or("FAILS".into(), value) }
     };
     let mut matrix = |title: &str, value: &dyn Fn(usize, usize) -> String| {
         let _ = writeln!(text, "\n{title}");
-        let heads: String = (0..nranks).map(|to| format!("{to:>9}")).collect();
+        let heads: String = (0..count).map(|to| format!("{to:>9}")).collect();
         let _ = writeln!(text, "{:8}{heads}", "");
-        for from in 0..nranks {
-            let cell = |to: usize| if from == to { "-".into() } else { value(from, to) };
-            let cells: String = (0..nranks).map(|to| format!("{:>9}", cell(to))).collect();
-            let _ = writeln!(text, "rank {from:<3}{cells}");
+        for from in 0..count {
+            let cells: String = (0..count).map(|to| format!("{:>9}", value(from, to))).collect();
+            let _ = writeln!(text, "{what} {from:<3}{cells}");
         }
     };
-    matrix("latency, microseconds one way, 8 bytes", &microseconds);
-    matrix("bandwidth, GB/s, from row to column", &gigabytes);
+    matrix("latency, microseconds one way, 8 bytes", &|from, to| {
+        cell(from, to, &|found| format!("{:.1}", found.microseconds))
+    });
+    matrix("bandwidth, GB/s, from row to column", &|from, to| {
+        cell(from, to, &|found| format!("{:.2}", if from < to { found.there } else { found.back }))
+    });
     text
 }

@@ -24,6 +24,7 @@ mod link;
 mod nearest;
 mod option_table;
 mod options;
+mod pairs;
 mod placement;
 mod policy;
 mod processes;
@@ -68,10 +69,13 @@ fn begin(options: Options) -> u8 {
         say(&setup.describe(&options));
         return 0;
     }
-    launcher::run(options, setup).unwrap_or_else(|text| {
+    let names: Vec<String> = setup.stations.iter().map(|station| station.name.clone()).collect();
+    let goes_on = options.check && options.pair.is_none() && names.len() > 2;
+    let status = launcher::run(options, setup).unwrap_or_else(|text| {
         complain(&text);
         1
-    })
+    });
+    if goes_on && pairs::is_finding(status) { pairs::check(&names) } else { status }
 }
 
 fn main() -> ExitCode {

@@ -1,7 +1,7 @@
 //! The options themselves, in the order of the help text.
 
 use crate::options::{Entry, Options, Tagging, Takes};
-use crate::{environment, hosts};
+use crate::{environment, hosts, pairs};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -122,6 +122,11 @@ pub static OPTIONS: &[Entry] = &[
         o.tagging = Tagging::Never;
         Ok(())
     }),
+    row(&[pairs::ARGUMENT], Value("LOW,HIGH"), "", |o, v| {
+        let (low, high) = v.split_once(',').ok_or("write two hosts' places")?;
+        o.pair = Some((number(low)?, number(high)?));
+        Ok(())
+    }),
     row(&["--dry-run"], Nothing, "print who would start where, and with what", |o, _| {
         o.dry_run = true;
         Ok(())
@@ -234,7 +239,7 @@ exit status: that of the first rank that failed (128 + signal if it was killed);
 pub fn help() -> String {
     let mut text = String::from(BEGINNING);
     let always = [("-h, --help".to_string(), "this"), ("-V, --version".to_string(), "the version")];
-    let shown = OPTIONS.iter().map(|entry| {
+    let shown = OPTIONS.iter().filter(|entry| !entry.help.is_empty()).map(|entry| {
         let value = match entry.takes {
             Nothing => String::new(),
             Value(what) => format!(" {what}"),

@@ -44,6 +44,8 @@ pub struct Options {
     pub dry_run: bool,
     /// Measure every pair of ranks instead of running a program.
     pub check: bool,
+    /// Of the hosts, only these two, with a rank each.
+    pub pair: Option<(usize, usize)>,
     pub command: Vec<OsString>,
 }
 
@@ -71,6 +73,7 @@ impl Default for Options {
             remote_path: None,
             dry_run: false,
             check: false,
+            pair: None,
             command: Vec::new(),
         }
     }

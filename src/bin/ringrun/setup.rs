@@ -34,8 +34,14 @@ pub struct Setup {
 
 impl Setup {
     pub fn new(options: &Options) -> Result<Setup, String> {
-        let hosts = options.hosts.clone().unwrap_or_else(|| vec![here(options.ranks)]);
-        let places = placement::place(options.ranks, &hosts)?;
+        let mut hosts = options.hosts.clone().unwrap_or_else(|| vec![here(options.ranks)]);
+        let mut ranks = options.ranks;
+        if let Some((low, high)) = options.pair {
+            let alone = |place: usize| hosts.get(place).map(|h| Host { slots: 1, ..h.clone() });
+            let pair = alone(low).zip(alone(high)).ok_or("there are fewer hosts")?;
+            (hosts, ranks) = (vec![pair.0, pair.1], Some(2));
+        }
+        let places = placement::place(ranks, &hosts)?;
         let used = places.last().map_or(0, |place| place.host + 1);
         let program = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
         let (own_name, program) = (remote::own_name(), program.to_string_lossy().into_owned());

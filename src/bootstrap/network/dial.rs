@@ -102,13 +102,17 @@ impl<S: super::stream::Stream> Dialling<S> {
             if now >= self.deadline || self.to.is_empty() {
                 return Err(self.failure(now));
             }
-            let patience = self.patience();
+            let (patience, may_change) = (self.patience(), self.to.len() > 1);
             match &mut self.state {
                 State::Pausing { until } if now < *until => return Ok(None),
                 State::Pausing { .. } => self.begin(now, network)?,
                 State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
                     Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
-                    Ok(None) if self.to.len() > 1 && now >= *since + patience => {
+                    // Once it has our proof, the gate takes the connection for made: it is not
+                    // given up for a welcome that is late.
+                    Ok(None)
+                        if may_change && !handshake.is_proved() && now >= *since + patience =>
+                    {
                         self.next(now, Broken::Network(std::io::ErrorKind::TimedOut.into()))?;
                     }
                     Ok(None) => return Ok(None),
@@ -207,7 +211,9 @@ impl<S: super::stream::Stream> Dialling<S> {
     pub fn next_deadline(&self) -> Instant {
         match &self.state {
             State::Pausing { until } => (*until).min(self.deadline),
-            State::Shaking { since, .. } if self.to.len() > 1 => {
+            State::Shaking { since, handshake, .. }
+                if self.to.len() > 1 && !handshake.is_proved() =>
+            {
                 (*since + self.patience()).min(self.deadline)
             }
             State::Shaking { .. } => self.deadline,
@@ -246,3 +252,7 @@ impl Dial {
         Ok(self.0.advance(Instant::now(), &mut Kernel)?.map(Proved::from))
     }
 }
+
+#[cfg(test)]
+#[path = "dial_tests.rs"]
+mod tests;

@@ -271,6 +271,11 @@ impl Handshake {
         self.unsent.start += count;
     }
 
+    /// At the caller: whether the proof has been given, so that the gate may have let us in.
+    pub fn is_proved(&self) -> bool {
+        matches!(self.awaited, Awaited::Welcome(_))
+    }
+
     /// At the gate: whether a hello made with the secret has come, though perhaps a recorded one.
     pub fn is_greeted(&self) -> bool {
         self.greeting.is_some()

@@ -13,6 +13,7 @@ use super::registry::Registry;
 use super::seal::{End, Framed};
 use super::stream::Network;
 use super::tree::{Action, Event, Link, Table};
+use crate::bootstrap::unmet::Unmet;
 use crate::error::Result;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -45,7 +46,7 @@ impl Role {
         }
     }
 
-    fn outcome(&self) -> Option<&Result<()>> {
+    fn outcome(&self) -> Option<&Result<(), Unmet>> {
         match self {
             Role::Root(registry) => registry.outcome(),
             Role::Member(member) => member.outcome(),
@@ -203,7 +204,7 @@ impl<N: Network> Host<N> {
         });
     }
 
-    pub fn outcome(&self) -> Option<&Result<()>> {
+    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
         self.role.outcome()
     }
 

@@ -12,6 +12,7 @@ use super::registry::Registry;
 use super::socket::{self, Kernel, Socket, entry};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::process::random;
+use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::{Failure, MAX_PAYLOAD};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -47,7 +48,7 @@ pub fn meet(
     gate: &mut Gate,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>> {
-    meet_unless(id, rank, nranks, mine, gate, deadline, None)
+    Ok(meet_unless(id, rank, nranks, mine, gate, deadline, None)?)
 }
 
 /// As [`meet`], ended soon with an error once `is_called_off` says so.
@@ -59,7 +60,7 @@ pub fn meet_unless(
     gate: &mut Gate,
     deadline: Instant,
     is_called_off: Option<&dyn Fn() -> bool>,
-) -> Result<Vec<Vec<u8>>> {
+) -> Result<Vec<Vec<u8>>, Unmet> {
     check(rank, nranks, &mine)?;
     gate.set_rank(rank);
     if nranks == 1 {
@@ -78,11 +79,11 @@ pub fn meet_unless(
     let mut others = Vec::new();
     let interrupt = || match is_called_off {
         Some(is_called_off) if is_called_off() => {
-            Err(Failure::CalledOff { rank: me.rank }.into_error(rank, nranks))
+            Err(Failure::CalledOff { rank: me.rank }.into_unmet(rank, nranks))
         }
         _ => Ok(()),
     };
-    let interrupt: Option<&dyn Fn() -> Result<()>> = is_called_off.map(|_| &interrupt as _);
+    let interrupt: Option<&dyn Fn() -> Result<(), Unmet>> = is_called_off.map(|_| &interrupt as _);
     let met = run(&mut host, gate, &mut others, interrupt);
     gate.keep(others);
     met?;
@@ -127,8 +128,8 @@ fn run(
     host: &mut Host<Kernel>,
     gate: &mut Gate,
     others: &mut Vec<Proved>,
-    interrupt: Option<&dyn Fn() -> Result<()>>,
-) -> Result<()> {
+    interrupt: Option<&dyn Fn() -> Result<(), Unmet>>,
+) -> Result<(), Unmet> {
     let mut entries = Vec::new();
     let mut over: Option<Instant> = None;
     loop {

@@ -3,8 +3,9 @@
 use super::message::{Entry, Message, Party, entries, entry_bytes, push_entry};
 use super::registry::margin;
 use super::tree::{
-    Action, Branches, Event, Link, Table, garbled, into_error, out_of_turn, own_failure,
+    Action, Branches, Event, Link, Table, garbled, into_unmet, out_of_turn, own_failure,
 };
+use crate::bootstrap::unmet::{Cause, Unmet};
 use crate::bootstrap::wire::Failure;
 use crate::error::{Error, Result};
 use std::net::SocketAddr;
@@ -47,7 +48,7 @@ pub struct Member {
     parts: Vec<Arc<[u8]>>,
     received: usize,
     actions: Vec<Action>,
-    outcome: Option<Result<()>>,
+    outcome: Option<Result<(), Unmet>>,
 }
 
 impl Member {
@@ -83,7 +84,7 @@ impl Member {
         }
     }
 
-    pub fn outcome(&self) -> Option<&Result<()>> {
+    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
         self.outcome.as_ref()
     }
 
@@ -155,7 +156,8 @@ impl Member {
                 self.nranks - 1,
                 self.root
             );
-            self.fail(Failure::System { rank: self.me.rank, errno: libc::ETIMEDOUT, what }, None);
+            let failure = Failure::System { rank: self.me.rank, errno: libc::ETIMEDOUT, what };
+            self.fail_waiting(failure, Cause::Late);
         } else {
             self.fail(Failure::Stuck { rank, pid, waited_ms }, None);
         }
@@ -179,14 +181,15 @@ impl Member {
             let message = Message::Failure(failure.clone());
             self.actions.push(Action::Say { link, message });
         }
-        self.outcome = Some(Err(into_error(failure, self.me.rank, self.nranks)));
+        self.outcome = Some(Err(into_unmet(failure, self.me.rank, self.nranks)));
     }
 
-    /// Nothing was told to others, since nobody is there to be told.
-    fn fail_alone(&mut self, error: Error) {
-        let failure = own_failure(self.me.rank, &error);
+    /// As [`Member::fail`], where this rank's own words are for what it waited for in vain.
+    fn fail_waiting(&mut self, failure: Failure, cause: Cause) {
         self.fail(failure, None);
-        self.outcome = Some(Err(error));
+        if let Some(Err(unmet)) = &mut self.outcome {
+            unmet.cause = cause;
+        }
     }
 
     pub fn on(&mut self, event: Event, now: Instant) {
@@ -201,7 +204,7 @@ impl Member {
             Event::Reached { link } => self.reached(link, now),
             Event::Unreachable { error } => match self.stage {
                 Stage::Joining { parent, .. } if is_time(&error) => self.stuck(parent, now),
-                _ => self.fail_alone(error),
+                _ => self.fail_waiting(own_failure(self.me.rank, &error), Cause::There),
             },
             Event::Said { link, message } => self.heard(link, message),
             Event::Lost { link } => self.lost(link),

@@ -3,18 +3,19 @@
 use super::greeting::Greeting;
 use super::message::{Entry, Message, NO_RANK, Party, entries};
 use super::tree::{
-    ARITY, Action, Branches, Event, Link, Table, garbled, into_error, name, out_of_turn,
+    ARITY, Action, Branches, Event, Link, Table, garbled, into_unmet, name, out_of_turn,
     table_messages,
 };
+use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::Failure;
 use crate::error::Result;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long a contact that was cut off before it had said anything may take to come again: some
-/// attempts of its dial.
-const RETURN_TIME: Duration = Duration::from_secs(5);
+/// How long a contact that was cut off before it had said anything may take to come again: it dials
+/// at once, and a first packet that is lost is sent again after a second.
+const RETURN_TIME: Duration = Duration::from_millis(1500);
 
 /// What the root knows of a rank that has come.
 struct Known {
@@ -61,7 +62,7 @@ pub struct Registry {
     table: Table,
     actions: Vec<Action>,
     failure: Option<Failure>,
-    outcome: Option<Result<()>>,
+    outcome: Option<Result<(), Unmet>>,
 }
 
 impl Registry {
@@ -113,7 +114,7 @@ impl Registry {
         }
     }
 
-    pub fn outcome(&self) -> Option<&Result<()>> {
+    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
         self.outcome.as_ref()
     }
 
@@ -198,7 +199,7 @@ impl Registry {
             self.say(link, message.clone());
         }
         let nranks = self.nranks.unwrap_or(0);
-        self.outcome = Some(Err(into_error(failure.clone(), self.me.rank, nranks)));
+        self.outcome = Some(Err(into_unmet(failure.clone(), self.me.rank, nranks)));
         self.failure = Some(failure);
     }
 

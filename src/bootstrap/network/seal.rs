@@ -1,11 +1,12 @@
 //! Frames on a proved connection: sealed by one end, opened by the other, in order.
 //!
 //! ```text
-//! length (4 bytes) | ChaCha20-Poly1305 of that many bytes | tag (16 bytes)
+//! length (4 bytes) | its complement (4) | ChaCha20-Poly1305 of that many bytes | tag (16 bytes)
 //! ```
 //!
-//! The nonce counts the frames of a direction and the length is authenticated with them, so that a
-//! frame that was altered, repeated, left out or moved does not open.
+//! A length that was damaged is found before as many bytes are waited for. The nonce counts the
+//! frames of a direction and the length is authenticated with them, so that a frame that was
+//! altered, repeated, left out or moved does not open.
 
 use super::Refusal;
 use super::handshake::Keys;
@@ -15,12 +16,19 @@ use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::Cipher;
 use std::io;
 
-/// Most bytes in a frame: large enough that its 20 bytes of overhead do not count.
+/// Most bytes in a frame: large enough that its 24 bytes of overhead do not count.
 pub const MAX_FRAME: usize = 64 << 10;
 /// Bytes that a frame takes on the wire beside its own.
 pub const OVERHEAD: usize = LENGTH + TAG;
-const LENGTH: usize = 4;
+const LENGTH: usize = 8;
 const TAG: usize = 16;
+
+const ALTERED: Refusal = "a frame that was altered on its way";
+
+/// A length and its complement.
+fn encoded(length: u32) -> [u8; LENGTH] {
+    (u64::from(length) | u64::from(!length) << 32).to_le_bytes()
+}
 
 fn cipher(key: &[u8; 32]) -> Box<dyn Cipher> {
     let mut cipher =
@@ -43,7 +51,7 @@ impl Sealer {
     /// Append the frame of `bytes`, at most [`MAX_FRAME`] of them, to `into`.
     pub fn seal(&mut self, bytes: &[u8], into: &mut Vec<u8>) {
         assert!(bytes.len() <= MAX_FRAME, "a frame longer than any can be");
-        let length = (bytes.len() as u32).to_le_bytes();
+        let length = encoded(bytes.len() as u32);
         into.extend(length);
         let start = into.len();
         into.resize(start + bytes.len() + TAG, 0);
@@ -65,7 +73,11 @@ impl Opener {
 
     /// Bytes that follow the length of a frame.
     pub fn rest(length: [u8; LENGTH]) -> Result<usize, Refusal> {
-        let length = u32::from_le_bytes(length) as usize;
+        let number = u32::from_le_bytes(length[..4].try_into().expect("four of them"));
+        if length != encoded(number) {
+            return Err(ALTERED);
+        }
+        let length = number as usize;
         if length > MAX_FRAME { Err("a frame longer than any can be") } else { Ok(length + TAG) }
     }
 
@@ -73,9 +85,7 @@ impl Opener {
     pub fn open(&mut self, length: [u8; LENGTH], sealed: &[u8]) -> Result<Vec<u8>, Refusal> {
         let plain = sealed.len().checked_sub(TAG).ok_or("a frame cut short")?;
         let mut bytes = vec![0; plain];
-        self.cipher
-            .decrypt(self.count, &length, sealed, &mut bytes)
-            .map_err(|_| "a frame that was altered on its way")?;
+        self.cipher.decrypt(self.count, &length, sealed, &mut bytes).map_err(|_| ALTERED)?;
         self.count += 1;
         Ok(bytes)
     }
@@ -201,7 +211,9 @@ mod tests {
             altered[bit / 8] ^= 1 << (bit % 8);
             let (length, sealed) = altered.split_first_chunk().unwrap();
             assert!(Opener::new(&KEY).open(*length, sealed).is_err(), "bit {bit}");
+            // Nobody waits for bytes that were never sent.
+            assert_eq!(Opener::rest(*length).is_err(), bit < LENGTH * 8, "bit {bit}");
         }
-        assert!(Opener::rest([0, 0, 2, 0]).is_err());
+        assert!(Opener::rest(encoded(2 << 16)).is_err());
     }
 }

@@ -25,6 +25,7 @@
 use super::Refusal;
 use super::greeting::Greeting;
 use super::message::{Entry, MAX_BODY, Message, Party, entry_bytes, push_entry};
+use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::Failure;
 use crate::error::Error;
 use std::net::SocketAddr;
@@ -102,7 +103,7 @@ pub fn own_failure(rank: u32, error: &Error) -> Failure {
 }
 
 pub fn garbled(me: u32, from: Party, why: Refusal) -> Failure {
-    let what = format!("{} sent {why}", name(from));
+    let what = format!("{} got {why} from {}", name(Party { rank: me, pid: 0 }), name(from));
     Failure::System { rank: me, errno: libc::EBADMSG, what }
 }
 
@@ -120,17 +121,17 @@ pub fn name(party: Party) -> String {
     }
 }
 
-/// The error that the failure of a meeting is on one rank.
-pub fn into_error(failure: Failure, me: u32, nranks: usize) -> Error {
+/// What the failure of a meeting is to one rank.
+pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> Unmet {
     match failure {
-        Failure::Died { rank: super::message::NO_RANK, pid } => Error::System {
+        Failure::Died { rank: super::message::NO_RANK, pid } => Unmet::there(Error::System {
             what: format!(
                 "the process that made the unique id (pid {pid}) ended or hung up before all \
                  {nranks} ranks had met"
             ),
             errno: libc::ECONNRESET,
-        },
-        other => other.into_error(me as usize, nranks),
+        }),
+        other => other.into_unmet(me as usize, nranks),
     }
 }
 

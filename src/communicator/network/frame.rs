@@ -1,8 +1,8 @@
 //! What neighbours say to each other, as bytes: encrypted frames of one item each.
 //!
-//! A frame is its length, which is checked against a bound before anything is done with it, and a
-//! sealed item. The seal covers the length, and numbers the frames of a connection, so that none is
-//! changed, left out, repeated or moved unnoticed.
+//! A frame is its length with the complement of that, so that nobody waits for the bytes of a
+//! length that was damaged, and a sealed item. The seal covers the length, and numbers the frames
+//! of a connection, so that none is changed, left out, repeated or moved unnoticed.
 
 use super::status::{CALLS, Status};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
@@ -29,8 +29,14 @@ pub const MOST_ITEM: usize = 256 + TEXT_BYTES + HOST_BYTES + 41 * (CALLS + 1) + 
 
 const TAG_BYTES: usize = 16;
 
-/// Bytes before the sealed item: its length, without the tag.
+/// Bytes before the sealed item: its length, without the tag, and the complement.
 const HEAD_BYTES: usize = 4;
+
+const _: () = assert!(MOST_ITEM <= u16::MAX as usize, "half of a head is a length");
+
+fn head(length: u16) -> [u8; HEAD_BYTES] {
+    (u32::from(length) | u32::from(!length) << 16).to_le_bytes()
+}
 
 /// The longest frame.
 pub const MOST_FRAME: usize = HEAD_BYTES + MOST_ITEM + TAG_BYTES;
@@ -236,7 +242,7 @@ impl Sealer {
     pub fn seal(&mut self, item: &Item, into: &mut Vec<u8>) {
         let mut bytes = item.encode();
         debug_assert!(bytes.len() <= MOST_ITEM);
-        let head = (bytes.len() as u32).to_le_bytes();
+        let head = head(bytes.len() as u16);
         let nonce = self.0.nonce();
         let sealed =
             self.0.key.encrypt_in_place_detached(Nonce::from_slice(&nonce), &head, &mut bytes);
@@ -263,18 +269,19 @@ impl Opener {
     pub fn feed(&mut self, bytes: &[u8], mut take: impl FnMut(Item)) -> Result<(), Refusal> {
         self.bytes.extend(bytes);
         let mut done = 0;
-        while let Some(head) = self.bytes[done..].first_chunk::<HEAD_BYTES>() {
-            let (head, length) = (*head, u32::from_le_bytes(*head) as usize);
-            if length > MOST_ITEM {
-                return Err("a frame longer than any can be");
+        while let Some(came) = self.bytes[done..].first_chunk::<HEAD_BYTES>().copied() {
+            let length = u16::from_le_bytes([came[0], came[1]]);
+            if came != head(length) || usize::from(length) > MOST_ITEM {
+                return Err("a frame of a length that none has");
             }
+            let length = usize::from(length);
             let end = done + HEAD_BYTES + length + TAG_BYTES;
             let Some(sealed) = self.bytes.get_mut(done + HEAD_BYTES..end) else { break };
             let (item, tag) = sealed.split_at_mut(length);
             let nonce = self.cipher.nonce();
             let tag = Tag::from_slice(tag);
             let key = &self.cipher.key;
-            key.decrypt_in_place_detached(Nonce::from_slice(&nonce), &head, item, tag)
+            key.decrypt_in_place_detached(Nonce::from_slice(&nonce), &came, item, tag)
                 .map_err(|_| "a frame that the neighbour did not seal")?;
             take(Item::decode(item)?);
             done = end;

@@ -61,8 +61,18 @@ impl Connection {
         self.flush();
     }
 
-    pub fn lanes(&self) -> impl Iterator<Item = &Lane> {
-        self.lanes.iter()
+    /// The lanes, each with whether something may still come over it.
+    pub fn lanes(&self) -> impl Iterator<Item = (&Lane, bool)> {
+        self.lanes.iter().enumerate().map(|(index, lane)| (lane, !self.has_ended(index)))
+    }
+
+    /// As [`Lane::end`] and [`Lane::is_delivered`], of all lanes.
+    pub fn end(&self) {
+        self.lanes.iter().for_each(Lane::end);
+    }
+
+    pub fn is_delivered(&self) -> bool {
+        self.is_broken() || self.lanes.iter().all(Lane::is_delivered)
     }
 
     pub fn is_written(&self) -> bool {
@@ -129,16 +139,25 @@ impl Connection {
         for (index, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
             if let Err(why) = lane.read(&mut self.inbound) {
                 self.ended |= 1 << index;
-                failure = Some(why);
+                // A peer that has left closes all lanes, and what it sent over another may still be
+                // on its way.
+                if !matches!(why, Broken::Closed) || lane.is_reading() {
+                    failure = Some(why);
+                }
             }
         }
-        if let Some(why) = failure {
+        let all_ended = self.ended != 0 && (0..self.lanes.len()).all(|lane| self.has_ended(lane));
+        if let Some(why) = failure.or(all_ended.then_some(Broken::Closed)) {
             if matches!(why, Broken::Damaged(_)) {
                 self.ended = u32::MAX;
             }
             self.breaks(&why.to_string());
         }
         self.inbound.ready()
+    }
+
+    fn has_ended(&self, lane: usize) -> bool {
+        self.ended & 1 << lane != 0
     }
 
     pub fn want_at(&mut self, address: *mut u8, length: usize, stamp: &Stamp) {
@@ -166,5 +185,74 @@ impl Connection {
 
     pub fn is_broken(&self) -> bool {
         self.broken.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LaneKeys;
+    use super::super::frame::Frame;
+    use super::*;
+    use crate::config::Protection;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+
+    /// A connection of two lanes, and the other ends of both.
+    fn connection() -> (Connection, [TcpStream; 2]) {
+        let geometry = Geometry { depth: 4, slot_bytes: 64 };
+        let mut connection =
+            Connection::new(Settings { geometry, protection: Protection::Clear, lanes: 2 });
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ends = [(); 2].map(|()| {
+            let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let socket = OwnedFd::from(listener.accept().unwrap().0);
+            let keys = LaneKeys { send: [1; 32], receive: [2; 32] };
+            connection.add_lane(NewLane { peer: 1, socket, keys });
+            end
+        });
+        (connection, ends)
+    }
+
+    fn message(position: u64) -> [u8; super::super::frame::FRAME_BYTES] {
+        Frame { position, ..Frame::default() }.encode()
+    }
+
+    fn until(connection: &mut Connection, is_done: impl Fn(&mut Connection) -> bool) {
+        let started = Instant::now();
+        while !is_done(connection) {
+            assert!(started.elapsed() < Duration::from_secs(60), "nothing happens any more");
+        }
+    }
+
+    #[test]
+    fn what_is_on_its_way_over_one_lane_outlives_the_end_of_another() {
+        let (mut connection, [mut first, mut second]) = connection();
+        first.write_all(&message(1)).unwrap();
+        drop(first);
+        until(&mut connection, |connection| {
+            connection.try_wait().is_some() || connection.ended == 1
+        });
+        assert!(connection.try_wait().is_none() && !connection.is_broken());
+        second.write_all(&message(0)).unwrap();
+        for _ in 0..2 {
+            until(&mut connection, |connection| connection.try_wait().is_some());
+            connection.free();
+        }
+        assert!(!connection.is_broken());
+        drop(second);
+        until(&mut connection, |connection| {
+            connection.try_wait().is_none() && connection.is_broken()
+        });
+    }
+
+    #[test]
+    fn a_lane_that_ends_within_a_message_breaks_the_connection() {
+        let (mut connection, [mut first, _second]) = connection();
+        first.write_all(&message(0)[..9]).unwrap();
+        drop(first);
+        until(&mut connection, |connection| {
+            connection.try_wait().is_none() && connection.is_broken()
+        });
     }
 }

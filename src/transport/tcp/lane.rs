@@ -92,11 +92,25 @@ impl Lane {
 
     /// Whether a message has begun to come, or waits for its slot.
     pub fn is_reading(&self) -> bool {
-        self.stalled || self.body.is_some()
+        self.stalled || self.body.is_some() || self.start < self.end
     }
 
     pub fn is_writing(&self) -> bool {
         self.writing.is_some()
+    }
+
+    /// Say that nothing more is written, so that the other end acknowledges at once what came.
+    pub fn end(&self) {
+        // SAFETY: the call takes no pointer. One that has ended already is no harm.
+        unsafe { libc::shutdown(self.fd(), libc::SHUT_WR) };
+    }
+
+    /// Whether the other end's kernel has every byte that was written.
+    pub fn is_delivered(&self) -> bool {
+        let mut unacknowledged: libc::c_int = 0;
+        // SAFETY: the call writes one integer. A socket that is of no more use delivers nothing.
+        let result = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
+        result != 0 || unacknowledged == 0
     }
 
     /// Write what is posted, as far as the socket takes it.

@@ -190,6 +190,21 @@ impl Network {
         self.unwritten.first().copied()
     }
 
+    /// Send nothing more to anybody.
+    pub fn end(&self) {
+        self.connections.iter().flatten().for_each(|connection| connection.end());
+    }
+
+    /// A peer whose kernel does not have all that was written to it, among those that `matters`
+    /// names.
+    pub fn undelivered(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
+        let lacks = |peer: &usize| {
+            let connection = self.connections[*peer].as_ref();
+            connection.is_some_and(|c| !c.is_delivered()) && matters(*peer)
+        };
+        (0..self.connections.len()).find(lacks)
+    }
+
     /// Let go of this memory of the user's, which is about to be overwritten.
     #[inline]
     pub fn settle(&mut self, address: *const u8, bytes: usize) {
@@ -209,8 +224,8 @@ impl Network {
         for (other, connection) in self.connections.iter().enumerate() {
             let Some(connection) = connection.as_ref().filter(|c| !c.is_broken()) else { continue };
             let reads = peer.is_none_or(|peer| peer == other);
-            for lane in connection.lanes() {
-                let reads = if reads && lane.wants_input() { libc::POLLIN } else { 0 };
+            for (lane, open) in connection.lanes() {
+                let reads = if reads && open && lane.wants_input() { libc::POLLIN } else { 0 };
                 let events = reads | if lane.is_writing() { libc::POLLOUT } else { 0 };
                 if events != 0 {
                     self.polled.push(libc::pollfd { fd: lane.fd(), events, revents: 0 });

@@ -299,7 +299,7 @@ impl World {
                 };
                 let failed = outcome.is_err();
                 let outcome = outcome.map(|()| table(host));
-                this.outcome.get_or_insert((now, outcome));
+                this.outcome.get_or_insert((now, outcome.map_err(Error::from)));
                 deadlines.pop();
                 // A root apart stays for those who come late.
                 if !(failed && apart) {

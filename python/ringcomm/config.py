@@ -1,0 +1,107 @@
+"""The settings of a communicator, and the library's answer to how it would run a call."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from . import _native
+
+
+@dataclass
+class Config:
+    """Settings of one communicator; what is None comes from the environment, else the default.
+
+    Every rank needs the same values, except of `spins`, `debug`, `interfaces` and `ports`.
+    """
+
+    #: Milliseconds that one operation waits for its peers before it fails.
+    timeout_ms: Optional[int] = None
+    #: Bytes of connection buffers of one rank, over all its peers.
+    buffer_bytes: Optional[int] = None
+    #: Every result equals the serial loop over ranks 0, 1, 2, ... bit for bit.
+    deterministic: Optional[bool] = None
+    #: Polls before a waiting rank first yields its core.
+    spins: Optional[int] = None
+    #: 1 prints errors to standard error, 2 every call too.
+    debug: Optional[int] = None
+    #: What guards payloads between hosts.
+    protection: Optional[_native.Protection] = None
+    #: The algorithm to use where it exists for the collective.
+    algorithm: Optional[str] = None
+    #: A file with the cost model's constants.
+    profile: Optional[str] = None
+    #: Network interfaces between hosts, in NCCL's syntax.
+    interfaces: Optional[str] = None
+    #: Ports to listen on, as `20000-20100`.
+    ports: Optional[str] = None
+    #: Sockets to each peer on another host, 1 to 16.
+    sockets: Optional[int] = None
+
+    def native(self) -> Any:
+        """The library's structure."""
+        native = _native.new_config()
+        for ours, theirs in _FIELDS.items():
+            value = getattr(self, ours)
+            if value is not None:
+                setattr(native, theirs, value.encode() if isinstance(value, str) else int(value))
+        return native
+
+
+_FIELDS = {
+    "timeout_ms": "timeoutMs",
+    "buffer_bytes": "bufferBytes",
+    "deterministic": "deterministic",
+    "spins": "spins",
+    "debug": "debug",
+    "protection": "protection",
+    "algorithm": "algorithm",
+    "profile": "profile",
+    "interfaces": "interfaces",
+    "ports": "ports",
+    "sockets": "sockets",
+}
+
+
+def pointer(config: Optional[Config]) -> Any:
+    """What a function of the library takes for a config, or None."""
+    return None if config is None else ctypes.byref(config.native())
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a collective would run; the answer of `Communicator.explain`."""
+
+    algorithm: str
+    transport: str
+    #: Parallel lanes.
+    channels: int
+    #: Parts that the buffer is cut into.
+    chunks: int
+    #: Passes over the chunks, and most bytes that a chunk moves in one.
+    slices: int
+    slice_bytes: int
+    #: The cost model's time.
+    predicted_us: float
+    #: What runs instead where all buffers are memory that processes share, if anything does;
+    #: whether also in place.
+    direct_algorithm: str
+    direct_predicted_us: float
+    direct_in_place: bool
+
+    @classmethod
+    def of(cls, native: Any) -> "Explanation":
+        """From the library's structure."""
+        return cls(
+            native.algorithm.decode(),
+            native.transport.decode(),
+            native.channels,
+            native.chunks,
+            native.slices,
+            native.sliceBytes,
+            native.predictedUs,
+            native.directAlgorithm.decode(),
+            native.directPredictedUs,
+            bool(native.directInPlace),
+        )

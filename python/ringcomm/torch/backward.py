@@ -1,0 +1,46 @@
+"""Failures of operations that were started inside a backward pass, raised by `backward()` as they are.
+
+DistributedDataParallel's C++ code starts operations from the pass and looks at their futures at its end,
+where an error becomes a RuntimeError with its text in it. What is queued here looks first.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, List
+
+import torch
+from torch.autograd import Variable
+
+
+class _Pass(threading.local):
+    """The backward pass that this thread is in, and the operations that it has started."""
+
+    task = -1
+
+    def __init__(self) -> None:
+        self.works: List[Any] = []
+
+
+_current = _Pass()
+_task_of_thread = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def watch(work: Any) -> None:
+    """Where this thread is in a backward pass, see to it that the pass ends with the work's error."""
+    task = _task_of_thread()
+    if task < 0:
+        return
+    if task != _current.task:
+        _current.task, works = task, []
+        _current.works = works
+        # Queued before DistributedDataParallel queues its own: that comes with the last operation.
+        Variable._execution_engine.queue_callback(lambda: _raise_first(works))
+    _current.works.append(work)
+
+
+def _raise_first(works: List[Any]) -> None:
+    for work in works:
+        error = work.failure()
+        if error is not None:
+            raise error

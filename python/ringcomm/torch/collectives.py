@@ -1,0 +1,258 @@
+"""c10d's collectives, as calls of the library: what every kind of group of torch inherits.
+
+Each method says which calls make the operation and which tensors hold its result; `_start` makes the
+calls. torch has had two names for some of them, and knows both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions
+
+from .._native import counts_array, lib
+from . import types
+from .futures import level
+from .lane import Lane, Step
+from .types import OPS, TYPES, Staging
+from .work import Work
+
+Tensors = List[torch.Tensor]
+_all_reduce = lib.ringAllReduce
+_profiled = torch._C._autograd._profiler_enabled
+#: Whether torch says that a call is waited for at once; older releases do not.
+_TELLS = hasattr(AllreduceOptions(), "asyncOp")
+
+
+def listed(tensors: Any) -> Tensors:
+    """A list of tensors; c10d takes a single one for it, too."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+class Collectives:
+    """Collectives over lanes; the group says which lane."""
+
+    def _lane(self, device: torch.device) -> Lane:
+        raise NotImplementedError
+
+    def _start(
+        self,
+        name: str,
+        tensors: Tensors,
+        steps: Sequence[Step],
+        options: Any,
+        staging: Optional[Staging] = None,
+        result: Optional[Tensors] = None,
+        keep: Any = None,
+    ) -> Optional[Work]:
+        raise NotImplementedError
+
+    def _reduction(self, op: Any, tensor: torch.Tensor) -> int:
+        """The library's number of this reduction."""
+        number = OPS.get(types.kind_of(op))
+        return self._scaled_sum(op, tensor) if number is None else number
+
+    def _scaled_sum(self, op: Any, tensor: torch.Tensor) -> int:
+        if not str(types.kind_of(op)).endswith("PREMUL_SUM"):
+            raise ValueError(f"ringcomm has no reduction {op}")
+        factor = getattr(op, "factor", None)
+        if factor is None:
+            factor = op.__getstate__()[1]
+        dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
+        scalar = torch.as_tensor(factor, dtype=dtype).reshape(1).cpu()
+        number = ctypes.c_int()
+        lane = self._lane(tensor.device)
+        made = lib.ringRedOpCreatePreMulSum(
+            ctypes.byref(number), scalar.data_ptr(), TYPES[dtype][0], 1, lane.comm
+        )
+        if made:
+            raise lane.refusal(made)
+        return number.value
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+        """Reduce each tensor over all ranks, in place, on every rank."""
+        if _TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
+            tensor = tensors[0]
+            known = TYPES.get(tensor.dtype)
+            op = OPS.get(opts.reduceOp.op)
+            # The plain case, without detours: half of a small call's time would go into them.
+            if known is not None and known[1] == 1 and op is not None and tensor.is_cpu:
+                if tensor.is_contiguous() and level.depth == 0 and not _profiled():
+                    self._now(_all_reduce, tensor.data_ptr(), tensor.numel(), known[0], op)
+                    return None
+        return self._all_reduce(listed(tensors), opts)
+
+    def _now(self, call: Callable[..., int], place: int, count: int, kind: int, op: int) -> None:
+        lane = self._lane(torch.device("cpu"))
+        if lane._running:
+            lane.run([(call, (place, place, count, kind, op))])
+            return
+        with lane.lock:
+            result = call(place, place, count, kind, op, lane.comm, None)
+        if result:
+            raise lane.refusal(result)
+
+    def _all_reduce(self, tensors: Tensors, opts: Any) -> Optional[Work]:
+        op = getattr(opts, "reduceOp", opts)
+        op = AllreduceOptions().reduceOp if op is None else op
+        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+            from .sparse import all_reduce_sparse
+
+            return all_reduce_sparse(self, tensors, op)
+        staging = Staging()
+        steps = []
+        for tensor in tensors:
+            kind, count = types.reducible(types.check(tensor, "all_reduce"), op)
+            place = staging.target(tensor).data_ptr()
+            steps.append((_all_reduce, (place, place, count, kind, self._reduction(op, tensor))))
+        return self._start("all_reduce", tensors, steps, opts, staging)
+
+    allreduce_coalesced = allreduce_sparse = allreduce
+
+    def broadcast(self, tensors: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
+        """Every rank gets the root's tensors."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        staging = Staging()
+        steps = []
+        for tensor in (tensors := listed(tensors)):
+            kind, count = types.movable(types.check(tensor, "broadcast"))
+            place = staging.target(tensor).data_ptr()
+            steps.append((lib.ringBroadcast, (place, place, count, kind, root)))
+        return self._start("broadcast", tensors, steps, opts, staging)
+
+    def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None) -> Optional[Work]:
+        """Reduce each tensor over all ranks; the root's holds the result."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        op = getattr(opts, "reduceOp", op)
+        op = AllreduceOptions().reduceOp if op is None else op
+        staging = Staging()
+        steps = []
+        for tensor in (tensors := listed(tensors)):
+            kind, count = types.reducible(types.check(tensor, "reduce"), op)
+            place = staging.target(tensor).data_ptr()
+            number = self._reduction(op, tensor)
+            steps.append((lib.ringReduce, (place, place, count, kind, number, root)))
+        return self._start("reduce", tensors, steps, opts, staging)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Optional[Work]:
+        """The inputs of all ranks, one after the other, on every rank."""
+        return self._all_gather_flat([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+        """As `all_gather_single`, of several pairs."""
+        return self._all_gather_flat(listed(outputs), listed(inputs), opts)
+
+    def _all_gather_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Optional[Work]:
+        staging = Staging()
+        steps = []
+        for output, source in zip(outputs, inputs):
+            kind, count = types.movable(types.check(source, "all_gather_single"))
+            if output.numel() != source.numel() * self.size() or output.dtype != source.dtype:
+                raise ValueError(
+                    f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} do not fill "
+                    f"an output of {output.numel()} {output.dtype}"
+                )
+            read, write = staging.source(source), staging.target(output)
+            steps.append((lib.ringAllGather, (read.data_ptr(), write.data_ptr(), count, kind)))
+        return self._start("all_gather_single", inputs, steps, opts, staging, outputs)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+        """Every rank gets the inputs of all ranks, in a list of tensors for each input."""
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        staging = Staging()
+        steps = []
+        for row, source in zip(outputs, inputs):
+            if len(row) != self.size():
+                raise ValueError(f"all_gather: {len(row)} outputs for {self.size()} ranks")
+            kind, _ = types.movable(types.check(source, "all_gather"))
+            if any(tensor.dtype != source.dtype for tensor in row):
+                raise TypeError("all_gather: tensors of different types (invalid tensor type)")
+            counts = [types.movable(tensor)[1] for tensor in row]
+            read, block = staging.source(source), staging.row(row, read=False)
+            steps.append(_gather_to_all(self.rank(), read, block, counts, kind))
+        flat = [tensor for row in outputs for tensor in row]
+        return self._start("all_gather", listed(inputs), steps, opts, staging, flat)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+        """As `allgather`, of several inputs; the outputs are a list for each rank."""
+        rows = [[tensors[index] for tensors in outputs] for index in range(len(inputs))]
+        return self.allgather(rows, inputs, opts)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Optional[Work]:
+        """Reduce over all ranks; rank r gets block r of the result."""
+        return self._reduce_scatter_flat([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+        """As `reduce_scatter_single`, of several pairs."""
+        return self._reduce_scatter_flat(listed(outputs), listed(inputs), opts)
+
+    def _reduce_scatter_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Optional[Work]:
+        op = AllreduceOptions().reduceOp if opts is None else opts.reduceOp
+        staging = Staging()
+        steps = []
+        for output, source in zip(outputs, inputs):
+            kind, count = types.reducible(types.check(output, "reduce_scatter_single"), op)
+            if source.numel() != output.numel() * self.size() or output.dtype != source.dtype:
+                raise ValueError(
+                    f"reduce_scatter_single: an input of {source.numel()} {source.dtype} is not {self.size()} "
+                    f"outputs of {output.numel()} {output.dtype}"
+                )
+            read, write = staging.source(source), staging.target(output)
+            number = self._reduction(op, output)
+            steps.append(
+                (lib.ringReduceScatter, (read.data_ptr(), write.data_ptr(), count, kind, number))
+            )
+        return self._start("reduce_scatter_single", inputs, steps, opts, staging, outputs)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
+        """Reduce lists of a tensor for each rank; rank r gets the result of tensor r."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        op = getattr(opts, "reduceOp", opts)
+        op = AllreduceOptions().reduceOp if op is None else op
+        staging = Staging()
+        steps = []
+        for output, row in zip(outputs, inputs):
+            if len(row) != self.size():
+                raise ValueError(f"reduce_scatter: {len(row)} inputs for {self.size()} ranks")
+            kind, _ = types.reducible(types.check(output, "reduce_scatter"), op)
+            counts = counts_array([types.numbers(tensor)[1] for tensor in row])
+            block, write = staging.row(row, read=True), staging.target(output)
+            number = self._reduction(op, output)
+            arguments = (block.data_ptr(), write.data_ptr(), counts, kind, number)
+            steps.append((lib.ringReduceScatterv, arguments))
+        flat = [tensor for row in inputs for tensor in row]
+        return self._start("reduce_scatter", flat, steps, opts, staging, list(outputs))
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+        """Every rank waits for every rank."""
+        opts = opts if isinstance(opts, BarrierOptions) else BarrierOptions()
+        return self._start("barrier", [], [(lib.ringBarrier, ())], opts)
+
+    # Names that torch had for these, or has for a list of them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _gather_to_all(
+    rank: int, read: torch.Tensor, block: torch.Tensor, counts: List[int], kind: int
+) -> Step:
+    """The call that gathers blocks of these lengths on every rank."""
+    if len(set(counts)) == 1:
+        return lib.ringAllGather, (read.data_ptr(), block.data_ptr(), counts[0], kind)
+    displacements = [sum(counts[:index]) for index in range(len(counts))]
+    return lib.ringAllGatherv, (
+        read.data_ptr(),
+        counts[rank],
+        block.data_ptr(),
+        counts_array(counts),
+        counts_array(displacements),
+        kind,
+    )

@@ -1,0 +1,168 @@
+"""The two shapes in which torch takes a backend, and which of them it gets.
+
+`Group` is a whole ProcessGroup: calls from Python reach it with nothing between, and its works are the
+caller's own. `Inner` is a Backend, for one device of a group that torch makes: `cpu:gloo,cuda:ringcomm`.
+Where torch looks for the Backend of a `Group`, it finds an `Inner` on the same lanes.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any, List, Optional
+
+import torch
+from torch._C._distributed_c10d import Backend as TorchBackend
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup
+
+from .barrier import monitored_barrier
+from .core import Core
+
+DEVICES = ["cpu", "cuda"]
+
+
+class _Common(Core):
+    """What both shapes answer. torch's own properties would ask Python again, for ever."""
+
+    supports_splitting = property(lambda self: True)
+    supports_coalescing = property(lambda self: False)
+    supports_shrinking = property(lambda self: False)
+    supports_reconfigure = property(lambda self: False)
+    supports_window = property(lambda self: False)
+    supports_abort_hooks = property(lambda self: False)
+    _supports_time_estimate = property(lambda self: False)
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Whether tensors are to be allocated by the backend."""
+        return False
+
+    @property
+    def options(self) -> Any:
+        """c10d's options of this backend."""
+        made = TorchBackend.Options("ringcomm", self._timeout)
+        return made
+
+    def name(self) -> str:
+        """`ringcomm`."""
+        return "ringcomm"
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of what is made from now on: lanes, barriers, messages."""
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _wait_for_pending_works(self) -> None:
+        return None
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Nothing to do: ranks meet when the group is made."""
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names the ranks that did not come."""
+        limit = getattr(timeout, "timeout", timeout)
+        limit = self._timeout if limit is None else limit
+        self._barriers += 1
+        monitored_barrier(self._store, self._barriers, self._rank, self._size, limit, wait_all_ranks)
+
+
+class Inner(_Common, TorchBackend):
+    """ringcomm as the Backend of one device, or of all."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, device: str) -> None:
+        TorchBackend.__init__(self, rank, size)
+        self._set_up(store, rank, size, timeout, device)
+
+    @classmethod
+    def of(cls, group: "Group") -> "Inner":
+        """The Backend that a group shows, on the group's own lanes."""
+        made = cls.__new__(cls)
+        TorchBackend.__init__(made, group.rank(), group.size())
+        made.__dict__ = group.__dict__
+        return made
+
+    def split(self, store: Any, ranks: List[int], options: Any) -> Optional["Inner"]:
+        """The Backend of some of the ranks; for a rank that is not among them, none."""
+        if self._rank not in ranks:
+            return None
+        place = PrefixStore("split", store)
+        return Inner(place, ranks.index(self._rank), len(ranks), self._timeout, "cpu")
+
+
+class Group(_Common, ProcessGroup):
+    """ringcomm as a whole ProcessGroup."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        try:
+            ProcessGroup.__init__(self, store, rank, size)
+        except TypeError:
+            ProcessGroup.__init__(self, rank, size)
+        self._set_up(store, rank, size, timeout)
+        self._inner = None
+        try:
+            inner = Inner.of(self)
+            for device in DEVICES:
+                self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, inner)
+            self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+            self._inner = inner
+        except (TypeError, AttributeError, RuntimeError):
+            pass  # releases in which a Backend cannot be made in Python do not ask for one
+
+    def getRank(self) -> int:
+        """This rank, for torch's C++ code."""
+        return self._rank
+
+    def getSize(self) -> int:
+        """The number of ranks, for torch's C++ code."""
+        return self._size
+
+    def get_group_store(self) -> Any:
+        """The store in which the ranks of the group met."""
+        return self._store
+
+    def split_group(
+        self,
+        new_ranks: List[int],
+        timeout: Optional[timedelta] = None,
+        opts: Any = None,
+        group_name: Optional[str] = None,
+        group_desc: Optional[str] = None,
+        device_types: Any = None,
+    ) -> Optional["Group"]:
+        """A group of some of the ranks, in the order given; for a rank that is not among them, none."""
+        if self._rank not in new_ranks:
+            return None
+        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
+        store = PrefixStore(f"split/{name}", self._store)
+        made = Group(store, new_ranks.index(self._rank), len(new_ranks), timeout or self._timeout)
+        made._set_group_name(name)
+        made._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return made
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """What torch calls for every group of backend `ringcomm`."""
+    device = _only_device()
+    arguments = options.store, options.group_rank, options.group_size, options.timeout
+    return Group(*arguments) if device is None else Inner(*arguments, device)
+
+
+def _only_device() -> Optional[str]:
+    """The device that a group of several backends wants this one for; None if it wants no other.
+
+    torch does not say; it is in the variables of the function that asks.
+    """
+    frame = sys._getframe(2)
+    config = frame.f_locals.get("backend_config")
+    if config is None:
+        return None
+    wanted = config.get_device_backend_map()
+    if len(set(wanted.values())) == 1:
+        return None
+    return str(frame.f_locals.get("device", "cpu"))

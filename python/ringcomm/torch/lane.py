@@ -1,0 +1,156 @@
+"""A lane: a communicator, a host stream, and the order of what goes through both.
+
+A call that its caller waits for is made directly, on the caller's thread. One that nobody waits for
+yet goes to the stream, whose thread needs no GIL; a mark behind it tells when it is done. A direct
+call waits behind what is on the stream, so all ranks see the order in which the calls were made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from typing import Any, Callable, Deque, List, Optional, Sequence, Tuple
+
+from .._native import Result, failure, last_error, lib
+from ..communicator import Communicator
+from ..errors import RingError, RingUsageError
+from ..streams import Stream
+
+#: A call of the library without its last two arguments, the communicator and the stream.
+Step = Tuple[Callable[..., int], Tuple[Any, ...]]
+
+#: Works that may be remembered before those that are done are looked for: a few buckets of a step.
+_MOST_REMEMBERED = 16
+
+#: What to do about a deadline: for the library's programs, and for those of torch.
+_ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
+_OURS = "give the group a longer timeout in init_process_group or new_group"
+
+for _name, _arguments in [
+    ("ringStreamMark", (ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))),
+    ("ringStreamReached", (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64)),
+]:
+    getattr(lib, _name).argtypes = _arguments
+
+
+class Lane:
+    """Calls on one communicator, in the order in which they come."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.comm: Optional[int] = communicator.handle
+        self.rank = communicator.rank
+        self.lock = threading.Lock()
+        self.stream: Optional[Stream] = None
+        #: What is, or was a moment ago, on the stream, with the mark behind it.
+        self._running: Deque[Tuple[int, Any]] = deque()
+        self._mark = ctypes.c_uint64()
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Make these calls, one after another, and return when they are done."""
+        with self.lock:
+            if self._running and not self.idle():
+                mark = self._give(steps, None)
+            else:
+                for function, arguments in steps:
+                    result = function(*arguments, self.comm, None)
+                    if result:
+                        raise self.refusal(result)
+                return
+        self.reached(mark, -1)
+        self.check()
+
+    def give(self, steps: Sequence[Step], keep: Any) -> int:
+        """Put these calls on the stream as one; the mark behind them."""
+        with self.lock:
+            return self._give(steps, keep)
+
+    def _give(self, steps: Sequence[Step], keep: Any) -> int:
+        if self.stream is None:
+            self.stream = Stream()
+        stream = self.stream.handle
+        for function, arguments in steps:
+            result = function(*arguments, self.comm, stream)
+            if result:
+                raise self.refusal(result)
+        result = lib.ringStreamMark(stream, ctypes.byref(self._mark))
+        if result:
+            raise self.refusal(result)
+        mark = self._mark.value
+        self._running.append((mark, keep))
+        if len(self._running) > _MOST_REMEMBERED:
+            self._forget()
+        return mark
+
+    def _forget(self) -> None:
+        while self._running and self.reached(self._running[0][0], 0):
+            self._running.popleft()
+
+    def idle(self) -> bool:
+        """Whether nothing is on the stream; the lock is held."""
+        if self._running:
+            if not self.reached(self._running[-1][0], 0):
+                return False
+            self._running.clear()
+        return True
+
+    def reached(self, mark: int, timeout_ms: int) -> bool:
+        """Whether the calls before the mark are done, after at most so long; -1 is without end."""
+        if self.stream is None:
+            return True
+        result = lib.ringStreamReached(self.stream.handle, mark, timeout_ms)
+        if result == 0:
+            return True
+        if result == Result.IN_PROGRESS:
+            return False
+        # The stream was ended: its calls were, too.
+        return True
+
+    def error(self) -> Optional[RingError]:
+        """What broke the communicator, if anything has."""
+        comm = self.comm
+        if comm is None:
+            return RingUsageError("the process group was destroyed", 5, rank=self.rank)
+        result = ctypes.c_int()
+        answer = lib.ringCommGetAsyncError(comm, ctypes.byref(result))
+        if answer:
+            return failure(answer, last_error(), self.rank)
+        return self._named(result.value, last_error(comm)) if result.value else None
+
+    def check(self) -> None:
+        """Raise what broke the communicator, if anything has."""
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def refusal(self, result: int) -> RingError:
+        """The error of the call that this thread has just made."""
+        if self.comm is None:
+            return RingUsageError("the process group was destroyed", 5, rank=self.rank)
+        return self._named(result, last_error())
+
+    def _named(self, result: int, text: str) -> RingError:
+        # What a program of torch sets is the group's own deadline, not the library's.
+        return failure(result, text.replace(_ADVICE, _OURS), self.rank)
+
+    def close(self) -> None:
+        """Wait for what is on the stream, then say goodbye to the other ranks."""
+        self._end(self.communicator.destroy)
+
+    def abort(self) -> None:
+        """End what runs, at once, and tell the other ranks."""
+        self._end(self.communicator.abort)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        if self.comm is None:
+            return
+        self.comm = None
+        errors: List[RingError] = []
+        for action in [end] + ([self.stream.close] if self.stream is not None else []):
+            try:
+                action()
+            except RingError as error:
+                # Each call's own error was raised where it was waited for.
+                errors.append(error)
+        self._running.clear()

@@ -1,0 +1,61 @@
+"""How ranks that share a store of torch find each other: the unique id goes through the store.
+
+So whatever torch meets by (env://, tcp://, file://, a store of the caller's) serves as it is, and
+whoever can read that store can join: it is what the job trusts.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Optional
+
+from ..communicator import Communicator, get_unique_id
+from ..config import Config
+from ..errors import RingTimeoutError
+
+#: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs run.
+LONGEST_MS = 50 * 24 * 3600 * 1000
+
+
+def milliseconds(limit: Optional[timedelta]) -> int:
+    """A deadline as the library takes it."""
+    if limit is None:
+        return LONGEST_MS
+    return max(1, min(int(limit.total_seconds() * 1000), LONGEST_MS))
+
+
+def join(
+    store: Any, key: str, rank: int, size: int, timeout: Optional[timedelta], patience: Optional[timedelta] = None
+) -> Communicator:
+    """The communicator of the ranks that meet under `key`; `patience` is its deadline afterwards."""
+    if size == 1:
+        unique_id = get_unique_id()
+    elif rank == 0:
+        unique_id = get_unique_id()
+        store.set(key, unique_id)
+    else:
+        unique_id = _wait_for_id(store, key, rank, timeout)
+    config = Config(timeout_ms=milliseconds(patience or timeout))
+    made = Communicator.init(size, rank, bytes(unique_id), config)
+    if rank == 0 and size > 1:
+        # All have read it. A store that outlives the job must not show it to the next one.
+        try:
+            store.delete_key(key)
+        except RuntimeError:
+            pass  # stores that cannot delete give every job a store of its own
+    return made
+
+
+def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
+    try:
+        if timeout is not None:
+            store.wait([key], timeout)
+        return store.get(key)
+    except RuntimeError as error:
+        raise RingTimeoutError(
+            f"rank {rank} found no word of rank 0 in torch's store ({str(error).splitlines()[0]}): is rank 0 "
+            "there, and does it make the same groups in the same order?",
+            8,
+            rank=rank,
+            peer=0,
+        ) from error

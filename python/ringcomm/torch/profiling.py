@@ -1,0 +1,31 @@
+"""Operations in torch's profiler, as `ringcomm:all_reduce` and so on.
+
+An operation that its caller waits for is a span with the shapes of its tensors; one that nobody waits
+for yet is an asynchronous span, until its future is complete.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, List
+
+import torch
+
+#: Whether a profiler looks.
+active: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+def span(name: str, tensors: List[torch.Tensor]) -> ContextManager[Any]:
+    """What shows an operation to the profiler, if there is one, while it runs."""
+    if not active():
+        return nullcontext()
+    made: ContextManager[Any] = torch._C._profiler._RecordFunctionFast(f"ringcomm:{name}", tensors)
+    return made
+
+
+def track(name: str, work: Any) -> None:
+    """Show the operation to the profiler, if there is one, until its future is complete."""
+    if active():
+        record = torch.autograd.profiler.record_function(f"ringcomm:{name}")
+        record.__enter__()
+        record._call_end_callbacks_on_future(work.get_future())

@@ -1,0 +1,140 @@
+"""c10d's collectives that have a root, and its exchanges between all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import torch
+
+from .._native import counts_array, lib
+from . import types
+from .collectives import Collectives, listed
+from .lane import Step
+from .types import Staging
+from .work import Work
+
+
+class RootedCollectives(Collectives):
+    """Gather, scatter and all-to-all."""
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
+        """The root gets the inputs of all ranks, in a list of tensors."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        staging = Staging()
+        steps: List[Step] = []
+        flat = []
+        for index, source in enumerate(inputs):
+            kind, count = types.movable(types.check(source, "gather"))
+            block = None
+            if self.rank() == root:
+                row = outputs[index]
+                if len(row) != self.size() or any(t.numel() != source.numel() for t in row):
+                    raise ValueError(f"gather: the root needs {self.size()} outputs of {source.numel()}")
+                block = staging.row(row, read=False).data_ptr()
+                flat += row
+            steps.append((lib.ringGather, (staging.source(source).data_ptr(), block, count, kind, root)))
+        return self._start("gather", listed(inputs), steps, opts, staging, flat)
+
+    def gather_single(self, output: Any, input: Any, opts: Any) -> Optional[Work]:
+        """The root gets the inputs of all ranks, one after the other."""
+        root = opts.rootRank
+        staging = Staging()
+        kind, count = types.movable(types.check(input, "gather_single"))
+        place = staging.target(output).data_ptr() if self.rank() == root else None
+        step = (lib.ringGather, (staging.source(input).data_ptr(), place, count, kind, root))
+        return self._start("gather_single", [input], [step], opts, staging, [output])
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
+        """Rank r gets tensor r of the root's list."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        staging = Staging()
+        steps: List[Step] = []
+        for index, output in enumerate(outputs):
+            kind, count = types.movable(types.check(output, "scatter"))
+            block = None
+            if self.rank() == root:
+                row = inputs[index]
+                if len(row) != self.size() or any(t.numel() != output.numel() for t in row):
+                    raise ValueError(f"scatter: the root needs {self.size()} inputs of {output.numel()}")
+                block = staging.row(row, read=True).data_ptr()
+            steps.append((lib.ringScatter, (block, staging.target(output).data_ptr(), count, kind, root)))
+        flat = [tensor for row in inputs for tensor in row] or list(outputs)
+        return self._start("scatter", flat, steps, opts, staging, list(outputs))
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_splits: Optional[List[int]],
+        input_splits: Optional[List[int]],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Optional[Work]:
+        """Block d of the input goes to rank d; the blocks of all ranks make the output."""
+        staging = Staging()
+        kind, _ = types.movable(types.check(input, "all_to_all_single"))
+        if input.dtype != output.dtype:
+            raise TypeError(f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}")
+        read, write = staging.source(input), staging.target(output)
+        if not output_splits and not input_splits:
+            count = types.movable(input)[1]
+            if count % self.size() or output.numel() != input.numel():
+                raise ValueError(
+                    f"all_to_all_single: {tuple(input.shape)} does not divide into {self.size()} equal "
+                    f"blocks that fill {tuple(output.shape)}; say which with split sizes"
+                )
+            step: Step = (
+                lib.ringAllToAll,
+                (read.data_ptr(), write.data_ptr(), count // self.size(), kind),
+            )
+        else:
+            sent = self._blocks(input, input_splits, "input")
+            got = self._blocks(output, output_splits, "output")
+            step = (
+                lib.ringAllToAllv,
+                (read.data_ptr(), *sent, write.data_ptr(), *got, kind),
+            )
+        return self._start("all_to_all_single", [input], [step], opts, staging, [output])
+
+    alltoall_base = all_to_all_single
+
+    def _blocks(self, tensor: torch.Tensor, splits: Optional[List[int]], what: str) -> List[Any]:
+        """Counts and displacements of blocks that are cut along the first dimension."""
+        rows = tensor.shape[0] if tensor.dim() else tensor.numel()
+        if not splits:
+            if rows % self.size():
+                raise ValueError(f"all_to_all_single: {what} rows {rows} for {self.size()} ranks")
+            splits = [rows // self.size()] * self.size()
+        if len(splits) != self.size() or sum(splits) != rows:
+            raise ValueError(
+                f"all_to_all_single: {what} split sizes {list(splits)} do not divide {rows} rows among "
+                f"{self.size()} ranks"
+            )
+        total = types.movable(tensor)[1]
+        width = total // rows if rows else 0
+        counts = [rows * width for rows in splits]
+        return [counts_array(counts), counts_array([sum(counts[:i]) for i in range(len(counts))])]
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+        """Tensor d of the inputs goes to rank d; output s comes from rank s."""
+        if len(inputs) != self.size() or len(outputs) != self.size():
+            raise ValueError(f"all_to_all: a tensor for each of {self.size()} ranks is needed, both ways")
+        staging = Staging()
+        types.check(inputs[0], "all_to_all")
+        kind, _ = types.movable(inputs[0])
+        sent = [types.movable(tensor)[1] for tensor in inputs]
+        got = [types.movable(tensor)[1] for tensor in outputs]
+        read, write = staging.row(list(inputs), read=True), staging.row(list(outputs), read=False)
+        arguments: List[Any] = [read.data_ptr(), *_layout(sent), write.data_ptr(), *_layout(got), kind]
+        step = (lib.ringAllToAllv, tuple(arguments))
+        return self._start("all_to_all", list(inputs), [step], opts, staging, list(outputs))
+
+
+def _layout(counts: List[int]) -> List[Any]:
+    return [counts_array(counts), counts_array([sum(counts[:i]) for i in range(len(counts))])]

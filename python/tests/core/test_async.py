@@ -1,0 +1,207 @@
+"""Handles, streams, groups, and the GIL."""
+
+import threading
+
+import numpy as np
+import pytest
+from conftest import on_threads
+
+import ringcomm
+from ringcomm import streams
+
+
+def test_handles(ranks):
+    def work(comm):
+        arrays = [np.full(1000, float(comm.rank + index)) for index in range(20)]
+        handles = [comm.all_reduce(array, async_op=True) for array in arrays]
+        for index, (array, handle) in enumerate(zip(arrays, handles)):
+            assert handle.wait()
+            assert handle.done() and handle.test()
+            assert (array == 3 + 3 * index).all()
+            assert handle.wait()
+
+    on_threads(ranks(3), work)
+
+
+def test_every_call_has_a_handle(ranks):
+    def work(comm):
+        block, whole = np.ones(4), np.ones(8)
+        counts = [4, 4]
+        handles = [
+            comm.all_reduce(block, async_op=True),
+            comm.broadcast(block, async_op=True),
+            comm.reduce(block, async_op=True),
+            comm.all_gather(block, whole, async_op=True),
+            comm.reduce_scatter(whole, block, async_op=True),
+            comm.all_to_all(whole, async_op=True),
+            comm.gather(block, whole, async_op=True),
+            comm.scatter(whole, block, async_op=True),
+            comm.barrier(async_op=True),
+            comm.all_gather_v(block, whole, counts, async_op=True),
+            comm.reduce_scatter_v(whole, block, counts, async_op=True),
+            comm.all_to_all_v(whole, counts, whole.copy(), counts, async_op=True),
+            comm.gather_v(block, whole, counts, async_op=True),
+            comm.scatter_v(whole, block, counts, async_op=True),
+            comm.recv(block, 1, async_op=True)
+            if comm.rank == 0
+            else comm.send(block, 0, async_op=True),
+        ]
+        for handle in handles:
+            assert isinstance(handle, ringcomm.Handle)
+            handle.wait()
+
+    on_threads(ranks(2), work)
+
+
+def test_a_handle_does_not_wait_for_later_calls(ranks):
+    """Rank 1 makes its second call only after rank 0 has seen the end of the first."""
+    seen = threading.Event()
+
+    def work(comm):
+        first, second = np.ones(3), np.ones(3)
+        one = comm.all_reduce(first, async_op=True)
+        if comm.rank == 1:
+            one.wait()
+            seen.wait()
+        two = comm.all_reduce(second, async_op=True)
+        if comm.rank == 0:
+            assert one.wait()
+            assert not two.wait(timeout=0.05) and not two.done()
+            seen.set()
+        assert two.wait()
+        assert (first == 2).all() and (second == 2).all()
+
+    on_threads(ranks(2), work)
+
+
+def test_a_call_comes_after_the_ones_under_way(ranks):
+    """All ranks make their calls in one order, whichever of them is the slower to start its own."""
+
+    def work(comm):
+        for size in (100_000, 10, 50_000, 1):
+            queued, now = np.full(size, 1.0), np.full(7, 2.0)
+            handle = comm.all_reduce(queued, async_op=True)
+            comm.all_reduce(now)
+            assert (now == 6).all() and handle.done() and (queued == 3).all()
+            comm.all_reduce(queued, async_op=True)
+            assert comm.split(0).nranks == 3
+
+    on_threads(ranks(3), work)
+
+
+def test_buffers_of_calls_under_way_stay_alive(ranks):
+    def work(comm):
+        out = np.zeros(200_000)
+        handle = comm.all_reduce(np.full(200_000, 1.0), out, async_op=True)
+        # What numpy would hand out if the buffer above were free again.
+        noise = [np.full(200_000, 9.0) for _ in range(3)]
+        handle.wait()
+        assert (out == 2).all() and len(noise) == 3
+
+    on_threads(ranks(2), work)
+
+
+def test_a_handle_tells_its_own_error(ranks):
+    comms = ranks(2, timeout_ms=1500)
+    handle = comms[0].barrier(async_op=True)
+    with pytest.raises(ringcomm.RingTimeoutError) as caught:
+        handle.wait()
+    assert (caught.value.rank, caught.value.peer, caught.value.sequence) == (0, 1, 0)
+    assert caught.value.operation == "Barrier()"
+    assert handle.done()
+    with pytest.raises(ringcomm.RingTimeoutError):
+        handle.wait()
+
+
+def test_a_handle_of_a_communicator_that_ended(ranks):
+    def work(comm):
+        array = np.ones(10)
+        handle = comm.all_reduce(array, async_op=True)
+        comm.destroy()
+        assert handle.wait() and (array == 2).all()
+
+    on_threads(ranks(2), work)
+
+
+def test_streams(ranks):
+    def work(comm):
+        with ringcomm.Stream() as stream:
+            arrays = [np.full(100, 1.0) for _ in range(300)]
+            for array in arrays:
+                assert comm.all_reduce(array, stream=stream) is None
+            mark = stream.mark()
+            assert stream.reached(mark)
+            stream.synchronize()
+            assert stream.query()
+            assert all((array == 2).all() for array in arrays)
+            handle = comm.all_reduce(arrays[0], stream=stream, async_op=True)
+            handle.wait()
+            assert (arrays[0] == 4).all()
+        assert stream.handle is None
+        stream.close()
+
+    on_threads(ranks(2), work)
+
+
+def test_a_stream_tells_the_first_error(ranks):
+    comms = ranks(2, timeout_ms=1500)
+    stream = ringcomm.Stream()
+    comms[0].barrier(stream=stream)
+    with pytest.raises(ringcomm.RingTimeoutError):
+        stream.synchronize()
+    stream.synchronize()
+    stream.close()
+
+
+def test_groups_of_handles(ranks):
+    def work(comm):
+        peer = 1 - comm.rank
+        got = np.zeros(50)
+        with ringcomm.group():
+            handles = [
+                comm.send(np.full(50, float(comm.rank)), peer, async_op=True),
+                comm.recv(got, peer, async_op=True),
+            ]
+            with pytest.raises(ringcomm.RingUsageError, match="end of its group"):
+                handles[0].wait()
+            assert not handles[0].done()
+        for handle in handles:
+            handle.wait()
+        assert (got == peer).all()
+
+    on_threads(ranks(2), work)
+    assert streams.open_groups == 0 and streams.groups.depth == 0
+
+
+def test_nested_groups(ranks):
+    comms = ranks(2)
+    arrays = [np.ones(3), np.ones(3)]
+    with ringcomm.group():
+        with ringcomm.group():
+            comms[0].all_reduce(arrays[0])
+        assert (arrays[0] == 1).all()
+        comms[1].all_reduce(arrays[1])
+    assert (arrays[0] == 2).all() and (arrays[1] == 2).all()
+    with pytest.raises(ringcomm.RingUsageError):
+        ringcomm.group_end()
+    assert streams.open_groups == 0 and streams.groups.depth == 0
+
+
+def test_a_call_that_waits_lets_other_threads_run(ranks):
+    """If the GIL were held, rank 0 would wait until its deadline and nobody would send."""
+    comms = ranks(2)
+    inside, counted = threading.Event(), []
+    got = np.zeros(1)
+
+    def receive():
+        inside.set()
+        comms[0].recv(got, 1)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    inside.wait()
+    for number in range(200_000):
+        counted.append(number)
+    comms[1].send(np.full(1, 5.0), 0)
+    thread.join()
+    assert got[0] == 5 and len(counted) == 200_000

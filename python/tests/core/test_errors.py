@@ -1,0 +1,257 @@
+"""What goes wrong ends in one sentence that names who and what; attributes say the same."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import ranks as processes
+from conftest import on_threads, outcomes
+
+import ringcomm
+from ringcomm import errors
+
+
+def python(text, **env):
+    """Run a program with these variables; a value of None takes one away."""
+    merged = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
+    for name, value in env.items():
+        if value is None:
+            merged.pop(name, None)
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=merged,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_line(text, **env):
+    """The last line that a program leaves on standard error, and its status."""
+    process = python(text, **env)
+    _, said = process.communicate(timeout=120)
+    return said.strip().splitlines()[-1], process.returncode
+
+
+def test_ranks_that_disagree(ranks):
+    disagreements = [
+        lambda comm: comm.all_reduce(np.zeros(8 + comm.rank)),
+        lambda comm: comm.all_reduce(np.zeros(8, ["f4", "f8"][comm.rank])),
+        lambda comm: comm.all_reduce(np.zeros(8), op=[ringcomm.SUM, ringcomm.MAX][comm.rank]),
+        # Each of them is a root that has sent all it has to: the next call tells.
+        lambda comm: (comm.broadcast(np.zeros(8), root=comm.rank), comm.barrier()),
+        lambda comm: comm.barrier() if comm.rank else comm.all_reduce(np.zeros(8)),
+    ]
+    for call in disagreements:
+        found = outcomes(ranks(2), call)
+        assert all(isinstance(error, ringcomm.RingError) for error in found), found
+        error = next(error for error in found if isinstance(error, ringcomm.RingUsageError))
+        assert "ranks disagree: rank" in str(error) and "\n" not in str(error)
+        assert {error.rank, error.peer} == {0, 1} and error.sequence == 0
+        assert error.operation.split("(")[0] in ("AllReduce", "Broadcast", "Barrier")
+
+
+def test_a_rank_that_does_not_come(ranks):
+    comms = ranks(3, timeout_ms=1500)
+    found = outcomes(comms[:2], lambda comm: comm.all_reduce(np.zeros(8, np.float32)))
+    error = next(error for error in found if isinstance(error, ringcomm.RingTimeoutError))
+    assert isinstance(error, TimeoutError) and error.result == ringcomm.Result.TIMEOUT
+    assert error.peer == 2 and error.operation.startswith("AllReduce(count=8, type=float, op=sum")
+    for comm in comms[:2]:
+        assert comm.error().peer == 2
+    with pytest.raises(ringcomm.RingError, match="2"):
+        comms[0].barrier()
+
+
+def test_a_rank_that_was_killed_is_named_on_every_other_one(tmp_path):
+    with pytest.raises(ringcomm.SpawnError) as caught:
+        ringcomm.spawn(processes.die, 4, (str(tmp_path), 2))
+    assert caught.value.rank == 2 and "killed by SIGKILL" in str(caught.value)
+    assert set(caught.value.failures) == {0, 1, 2, 3}
+    for rank in (0, 1, 3):
+        facts = json.loads((tmp_path / str(rank)).read_text())
+        assert facts["kind"] == "RingRemoteError"
+        assert (facts["rank"], facts["peer"], facts["sequence"]) == (rank, 2, 1)
+        assert facts["operation"].startswith("AllReduce(count=8")
+        assert "rank 2" in facts["text"] and "died" in facts["text"] and "\n" not in facts["text"]
+        assert facts["left"] == 3
+
+
+def test_abort(ranks):
+    comms = ranks(2)
+
+    def work(comm):
+        if comm.rank == 1:
+            comm.abort()
+            return None
+        comm.barrier()
+
+    first, second = outcomes(comms, work)
+    assert isinstance(first, ringcomm.RingRemoteError) and first.peer == 1 and second is None
+    assert comms[1].handle is None
+    comms[1].abort()
+    with pytest.raises(ringcomm.RingArgumentError, match="NULL"):
+        comms[1].barrier()
+
+
+def test_leaving_by_an_exception_aborts(ranks):
+    def work(comm):
+        with comm:
+            if comm.rank == 1:
+                raise KeyError("a defect")
+            comm.barrier()
+
+    first, second = outcomes(ranks(2), work)
+    assert isinstance(first, ringcomm.RingRemoteError) and isinstance(second, KeyError)
+
+
+def test_a_forked_child_is_told(ranks):
+    comm = ranks(1)[0]
+    comm.barrier()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.barrier()
+            os.write(writer, b"no error")
+        except ringcomm.RingError as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    assert text.startswith("Ring") and "fork" in text and "\n" not in text, text
+    comm.barrier()
+
+
+def test_a_missing_library():
+    line, status = last_line("import ringcomm", RINGCOMM_LIBRARY="/nowhere/libringcomm.so")
+    assert status == 1
+    assert line.startswith("ImportError: RINGCOMM_LIBRARY names /nowhere/libringcomm.so")
+    assert "pip install" in line
+
+
+def test_another_library(tmp_path):
+    other = tmp_path / "libringcomm.so"
+    other.write_bytes(b"not a library")
+    line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
+    assert line.startswith("ImportError: ") and "is not a libringcomm.so that loads here" in line
+    source = tmp_path / "old.c"
+    source.write_text("int ringGetVersion(int *version) { *version = 90000; return 0; }")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", other, source], check=True)
+    line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
+    assert "is release 9.0, and this package needs 0.1" in line
+    source.write_text("int ringGetVersion(int *version) { *version = 100; return 0; }")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", other, source], check=True)
+    line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
+    assert "has no ring" in line and "pip install" in line
+
+
+def test_a_missing_launcher():
+    none = {
+        name: None for name in os.environ if name.startswith(("RINGCOMM_R", "RINGCOMM_N", "PMI"))
+    }
+    line, status = last_line("import ringcomm; ringcomm.init()", **none)
+    assert status == 1
+    assert "nothing says which rank this is" in line and "ringrun" in line
+
+
+def test_a_missing_secret():
+    """The address is another host's, by all that is known here (it is kept for documentation)."""
+    text = "import ringcomm; ringcomm.init('tcp://192.0.2.1:4567', 2, 1)"
+    line, status = last_line(text, RINGCOMM_SECRET=None, RINGCOMM_SECRET_FILE=None)
+    assert status == 1
+    assert line.startswith("ringcomm.errors.RingUsageError: ")
+    assert "set RINGCOMM_SECRET to the same text on every rank" in line
+
+
+def test_a_bad_argument_of_every_kind(ranks):
+    one = ranks(1)[0]
+    wrong = [
+        lambda: one.broadcast(np.zeros(1), root=1),
+        lambda: one.send(np.zeros(1), 5),
+        lambda: one.split(-7),
+        lambda: one.all_reduce(np.zeros(1), op=99),
+        lambda: ringcomm.Communicator.init(2, 7, ringcomm.get_unique_id()),
+        lambda: ringcomm.Communicator.init(1, 0, bytes(128)),
+        lambda: ringcomm.Communicator.init(1, 0, b"short"),
+        lambda: ringcomm.Communicator.all(0),
+        lambda: ringcomm.Communicator.all(2, devices=[-1]),
+        lambda: ringcomm.init("nonsense://x", 1, 0),
+        lambda: ringcomm.init(nranks=1, config=ringcomm.Config(sockets=99)),
+    ]
+    for call in wrong:
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    one.barrier()
+
+
+SENTENCES = {
+    "rank 2 (host node7, pid 5) died: rank 0 cannot go on in AllReduce(count=8, type=f32, op=sum) "
+    "#12; shrink": (0, 2, "AllReduce(count=8, type=f32, op=sum)", 12),
+    "rank 2 (pid 5) died: rank 0 cannot go on; shrink": (0, 2, None, None),
+    "rank 1 failed and rank 0 cannot go on in Barrier() #3: rank 2 (pid 9) died: rank 1 cannot go "
+    "on in Barrier() #3; shrink": (0, 2, "Barrier()", 3),
+    "rank 1 failed and rank 0 cannot go on in Barrier() #3: timeout: rank 1 waited 5 ms for rank 0 "
+    "(pid 9) in Barrier() #3; x": (0, 1, "Barrier()", 3),
+    "rank 1 failed and rank 0 cannot go on: the communicator of rank 1 was aborted": (
+        0, 1, None, None),
+    "timeout: rank 1 waited 300 ms for rank 3 (pid 4) in Send/Recv(2 messages) #7; rank 3": (
+        1, 3, "Send/Recv(2 messages)", 7),
+    "invalid usage: rank 0 expected message #64 of 64 bytes from rank 1 but got #64 of 72 bytes": (
+        0, 1, None, None),
+    "ranks disagree: rank 0 called AllReduce(count=1) #0 but rank 1 called Barrier() #0; every": (
+        0, 1, "AllReduce(count=1)", 0),
+    "the connection to rank 4 broke in Send(count=3, peer=4) #9: reset": (
+        None, 4, "Send(count=3, peer=4)", 9),
+    "something else": (None, None, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+def test_facts_of_sentences(text):
+    facts = errors.facts_of(text)
+    assert (facts.rank, facts.peer, facts.operation, facts.sequence) == SENTENCES[text]
+
+
+def test_missing_ranks():
+    error = errors.error_of(8, "after 5 ms only 1 of 3 ranks had arrived; missing: [1, 2]; start")
+    assert isinstance(error, ringcomm.RingTimeoutError) and error.missing == [1, 2]
+
+
+def test_errors_travel_between_processes():
+    for text in SENTENCES:
+        for result in (2, 3, 4, 5, 6, 8, 64):
+            error = errors.error_of(result, text, 9)
+            copy = pickle.loads(pickle.dumps(error))
+            assert type(copy) is type(error) and copy.__dict__ == error.__dict__
+            assert str(copy) == str(error) == text and copy.rank == 9
+
+
+def test_a_wait_can_be_interrupted(ranks):
+    """Nobody comes for ten minutes, and Ctrl-C ends the wait before."""
+    comms = ranks(2, timeout_ms=600_000)
+    handle = comms[0].barrier(async_op=True)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not handle.done()
+    comms[1].barrier()
+    assert handle.wait()
+
+
+def test_on_threads_tells_errors(ranks):
+    with pytest.raises(ZeroDivisionError):
+        on_threads(ranks(1), lambda comm: 1 // 0)

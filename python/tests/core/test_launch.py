@@ -1,0 +1,98 @@
+"""Ranks that are processes: by `spawn`, by ringrun, and the programs of the package."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import ranks as processes
+
+import ringcomm
+
+
+def run(*words, **more):
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False, **more
+    )
+
+
+def test_spawn():
+    results = ringcomm.spawn(
+        processes.add, 3, (1,), {"scale": 2}, config=ringcomm.Config(deterministic=True)
+    )
+    assert results == [(rank, 12, 3) for rank in range(3)]
+
+
+def test_spawn_tells_which_rank_failed():
+    with pytest.raises(ringcomm.SpawnError) as caught:
+        ringcomm.spawn(processes.fail, 3)
+    error = caught.value
+    assert (
+        error.rank == 1
+        and isinstance(error.exception, KeyError)
+        and error.__cause__ is error.exception
+    )
+    assert "rank 1 failed first: KeyError: 'a defect'" in str(error) and "in fail" in str(error)
+    assert "RingRemoteError" in error.failures[0] and "rank 1 failed" in error.failures[0]
+
+
+def test_spawn_ends_the_others():
+    started = time.monotonic()
+    with pytest.raises(
+        ringcomm.SpawnError, match="ended with status 3 before its function returned"
+    ):
+        ringcomm.spawn(processes.leave, 2)
+    # Far below the ten minutes for which the other rank sleeps.
+    assert time.monotonic() - started < 300
+
+
+def test_spawn_of_nobody():
+    with pytest.raises(ValueError, match="0 processes"):
+        ringcomm.spawn(processes.add, 0)
+
+
+PROGRAM = """
+import numpy as np, ringcomm
+with ringcomm.init() as comm:
+    array = np.full(3, comm.rank + 1.0)
+    comm.all_reduce(array)
+    place = ringcomm.launcher()
+    print("sum", array[0], "rank", place.rank, "of", place.nranks, "local", place.local_rank)
+"""
+
+
+def test_ringrun(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = run("-m", "ringcomm.run", "-np", "3", sys.executable, str(program))
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        assert f"[{rank}]<stdout>:sum 6.0 rank {rank} of 3 local {rank}" in done.stdout
+
+
+def test_ringrun_tells_which_rank_failed(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        PROGRAM + "    import os\n    if comm.rank == 1: os._exit(7)\n    comm.barrier()\n"
+    )
+    done = run("-m", "ringcomm.run", "-np", "2", sys.executable, str(program))
+    assert done.returncode == 7 and "rank 1" in done.stderr
+
+
+def test_the_programs():
+    perf = run(
+        "-m",
+        "ringcomm.perf",
+        "--minbytes",
+        "1K",
+        "--maxbytes",
+        "1K",
+        "--iters",
+        "2",
+        "--probe",
+        "0",
+    )
+    assert perf.returncode == 0 and "1024" in perf.stdout, perf.stderr
+    assert run("-m", "ringcomm.perf", "--help").returncode == 0
+    assert "ringrun" in run("-m", "ringcomm.run", "--help").stdout
+    assert run("-m", "ringcomm.run", "--nonsense").returncode != 0

@@ -1,0 +1,49 @@
+"""What Python adds to a call: an all-reduce of one element, by a communicator of one rank.
+
+Such a call moves nothing, so its time is that of the way there and back. `python overhead.py`
+prints the median and the least of many rounds; the machine should do nothing else.
+"""
+
+import statistics
+import timeit
+
+import numpy as np
+
+import ringcomm
+from ringcomm import _native
+
+#: Short rounds, many of them: some fall into moments in which nobody else needs the core.
+ROUNDS, CALLS = 400, 500
+
+
+def nanoseconds(statements, names):
+    """Median and least time of one run of each statement; rounds take turns."""
+    timers = [timeit.Timer(statement, globals=names) for statement in statements]
+    rounds = [[1e9 * timer.timeit(CALLS) / CALLS for timer in timers] for _ in range(ROUNDS)]
+    return [(statistics.median(times), min(times)) for times in zip(*rounds)]
+
+
+def main():
+    """Measure and print."""
+    with ringcomm.init(nranks=1) as comm:
+        send, recv = np.ones(1, np.float32), np.ones(1, np.float32)
+        names = {
+            "comm": comm, "send": send, "recv": recv,
+            "call": _native.lib.ringAllReduce, "handle": comm.handle,
+            "a": send.ctypes.data, "b": recv.ctypes.data,
+            "nothing": lambda *arguments: None,
+        }  # fmt: skip
+        rows = {
+            "all_reduce(send, recv)": "comm.all_reduce(send, recv)",
+            "all_reduce(buffer)": "comm.all_reduce(send)",
+            "barrier()": "comm.barrier()",
+            "the library's function through ctypes": "call(a, b, 1, 7, 0, handle, None)",
+            "a Python function that does nothing": "nothing(a, b, 1, 7, 0, handle, None)",
+        }
+        print(f"{'nanoseconds':40} median    least")
+        for title, (median, least) in zip(rows, nanoseconds(rows.values(), names)):
+            print(f"{title:40} {median:6.0f}   {least:6.0f}")
+
+
+if __name__ == "__main__":
+    main()

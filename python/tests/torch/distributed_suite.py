@@ -1,0 +1,132 @@
+"""PyTorch's own tests of a backend (torch.testing._internal.distributed) on ringcomm, 2 ranks.
+
+    python distributed_suite.py [--backend gloo] [--ranks 2] [NAME ...]
+
+Tests that torch keeps for backends that it knows by name are run, too: to the question whether it is
+gloo the backend's name says yes, and remains ringcomm. Prints a line for each test that ran, then the
+counts. What is skipped wants GPUs, or more ranks.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import unittest
+
+import torch
+
+
+class Answering(str):
+    """A backend's name that also answers to gloo's."""
+
+    def __eq__(self, other):
+        return str.__eq__(self, other) or other == "gloo"
+
+    def __ne__(self, other):
+        return not self == other
+
+    def __hash__(self):
+        # So that sets of the names find it.
+        return hash("gloo")
+
+
+class Environment(dict):
+    """The environment with one variable that is not plain text."""
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        return Answering(found) if key == "BACKEND" and found != "gloo" else found
+
+
+def load(backend):
+    """The module of tests, with its doors open."""
+    import torch.testing._internal.common_distributed as common
+
+    if backend == "ringcomm":
+        import ringcomm.torch  # noqa: F401
+
+    # What torch's tests know of a backend that is not built into torch.
+    common.DistTestCases.backend_feature.setdefault("plugin", set()).add(backend)
+    for feature in common.DistTestCases.backend_feature.values():
+        if "gloo" in feature:
+            feature.add(backend)
+    known, os.environ = os.environ, Environment(os.environ)
+    try:
+        import torch.testing._internal.distributed.distributed_test as module
+    finally:
+        os.environ = known
+    return module
+
+
+def suite(module, names):
+    class Tests(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        def setUp(self):
+            super().setUp()
+            # Ranks are forked: a process that imports torch anew takes seconds a test.
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    tests = unittest.defaultTestLoader.loadTestsFromTestCase(Tests)
+    if names:
+        tests = unittest.TestSuite(
+            test for test in tests if any(name in test.id().rsplit(".", 1)[1] for name in names)
+        )
+    return tests
+
+
+class Lines(unittest.TestResult):
+    """A line for each test that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.passed = 0
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.begin = time.monotonic()
+
+    def line(self, word, test, text=""):
+        name = test.id().rsplit(".", 1)[1]
+        print(f"{word}: {name} ({time.monotonic() - self.begin:.1f} s)", flush=True)
+        if text:
+            print(text, flush=True)
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.passed += 1
+        self.line("ok", test)
+
+    def addFailure(self, test, error):
+        super().addFailure(test, error)
+        self.line("FAILED", test, self.failures[-1][1])
+
+    def addError(self, test, error):
+        super().addError(test, error)
+        self.line("FAILED", test, self.errors[-1][1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="ringcomm")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="tests whose name contains this")
+    options = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="ringcomm-distributed-")
+    os.environ.update(
+        BACKEND=options.backend, WORLD_SIZE=str(options.ranks), TEMP_DIR=folder, INIT_METHOD="env://"
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    module = load(options.backend)
+    result, begin = Lines(), time.monotonic()
+    suite(module, options.names).run(result)
+    failed = len(result.failures) + len(result.errors)
+    print(
+        f"DistributedTest of torch {module.torch.__version__} on {options.backend}, {options.ranks} ranks: "
+        f"{result.passed} passed, {failed} failed, {len(result.skipped)} skipped "
+        f"({time.monotonic() - begin:.0f} s)"
+    )
+    return 1 if failed or not result.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

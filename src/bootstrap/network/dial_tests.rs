@@ -1,0 +1,76 @@
+use super::super::greeting::{ANYONE, Purpose};
+use super::*;
+use crate::bootstrap::network::stream::Stream;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+/// A gate's end of every connection that was made: what was said to it, and what it says.
+#[derive(Clone, Default)]
+struct Wires(Arc<Mutex<Vec<[Vec<u8>; 2]>>>);
+
+struct Wire(Wires, usize);
+
+impl Stream for Wire {
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let said = &mut self.0.0.lock().unwrap()[self.1][1];
+        let got = bytes.len().min(said.len());
+        bytes[..got].copy_from_slice(&said[..got]);
+        said.drain(..got);
+        if got == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(got) }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.0.lock().unwrap()[self.1][0].extend(bytes);
+        Ok(bytes.len())
+    }
+}
+
+impl Network for Wires {
+    type Stream = Wire;
+
+    fn connect(&mut self, _: &SocketAddr) -> io::Result<Wire> {
+        let mut wires = self.0.lock().unwrap();
+        wires.push(Default::default());
+        Ok(Wire(self.clone(), wires.len() - 1))
+    }
+
+    fn routes(&self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+        addresses.to_vec()
+    }
+}
+
+/// Let a gate read what it was told over the connection, and answer.
+fn answer(wires: &Wires, wire: usize, gate: &mut Handshake) {
+    let [heard, said] = &mut wires.0.lock().unwrap()[wire];
+    let wanted = gate.wanted();
+    gate.feed(&heard.drain(..wanted).collect::<Vec<_>>()).unwrap();
+    said.extend(gate.outgoing());
+    gate.sent(gate.outgoing().len());
+}
+
+#[test]
+fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
+    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let to: [SocketAddr; 2] = ["192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap()];
+    let (purpose, rank) = (Purpose::Control, 1);
+    let greeting = Greeting { purpose, rank, to: ANYONE, nranks: 2, epoch: 0, lane: 0, note: 0 };
+    let (mut wires, mut now) = (Wires::default(), Instant::now());
+    let mut dial = Dialling::new(secret.clone(), &to, greeting, now, now + 60 * ATTEMPT);
+    assert!(dial.advance(now, &mut wires).unwrap().is_none());
+    // Nobody answers at the first address.
+    now += ATTEMPT;
+    assert!(dial.advance(now, &mut wires).unwrap().is_none());
+    assert_eq!(wires.0.lock().unwrap().len(), 2);
+    // The second has our proof, and its welcome is late.
+    let mut gate = Handshake::gate(&secret).unwrap();
+    answer(&wires, 1, &mut gate);
+    assert!(dial.advance(now, &mut wires).unwrap().is_none());
+    for _ in 0..10 {
+        now += ATTEMPT;
+        assert!(dial.next_deadline() > now, "it has nothing to do until the welcome comes");
+        assert!(dial.advance(now, &mut wires).unwrap().is_none());
+    }
+    assert_eq!(wires.0.lock().unwrap().len(), 2);
+    answer(&wires, 1, &mut gate);
+    assert!(dial.advance(now, &mut wires).unwrap().is_some());
+}

@@ -1,0 +1,48 @@
+//! Why ranks did not meet: the error, and on whose account it came.
+//!
+//! An error's kind does not tell the two apart: a rank that has no memory and one that was refused
+//! by a rank that has just died both say what the system answered. Who meets knows, so it says it.
+
+use crate::error::Error;
+
+/// On whose account a meeting failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// This rank can go no further, whatever the others do.
+    Here,
+    /// Another rank has ended, cannot be reached, has gone no further, or has been called off.
+    There,
+    /// The deadline came.
+    Late,
+}
+
+/// A meeting that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmet {
+    pub error: Error,
+    pub cause: Cause,
+}
+
+impl Unmet {
+    /// For what another rank did or did not do.
+    pub fn there(error: Error) -> Unmet {
+        Unmet { error, cause: Cause::There }
+    }
+
+    pub fn late(error: Error) -> Unmet {
+        Unmet { error, cause: Cause::Late }
+    }
+}
+
+/// What fails outside of the talk with other ranks fails here.
+impl From<Error> for Unmet {
+    fn from(error: Error) -> Unmet {
+        Unmet { error, cause: Cause::Here }
+    }
+}
+
+impl From<Unmet> for Error {
+    fn from(unmet: Unmet) -> Error {
+        unmet.error
+    }
+}

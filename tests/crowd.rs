@@ -1,0 +1,54 @@
+//! Many ranks become a communicator: 64 processes on one machine, as one host, as 8 and as 64.
+//!
+//! `scripts/soak meeting` prints the times of an optimised build, after a simulated meeting of
+//! 100,000.
+
+mod support;
+
+use ringcomm::config::Config;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::time::{Duration, Instant};
+use support::processes::{Ranks, say};
+use support::{Case, Prepared, config};
+
+const RANKS: usize = 64;
+
+/// From the moment when the last process is there to the end of the last `ringCommInitRank`.
+fn time_to_join(mut ranks: Ranks) -> Duration {
+    let deadline = Instant::now() + Duration::from_secs(100);
+    let last = |ranks: &mut Ranks, word: &str| {
+        let at = (0..RANKS).map(|rank| {
+            let (at, said) = ranks.hear(rank, deadline);
+            assert_eq!(said, word);
+            at
+        });
+        at.max().expect("there are ranks")
+    };
+    let (here, joined) = (last(&mut ranks, "here"), last(&mut ranks, "joined"));
+    for rank in 0..RANKS {
+        ranks.end(rank, deadline).result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+    }
+    joined.saturating_duration_since(here)
+}
+
+#[test]
+fn sixty_four_processes_become_a_communicator() {
+    for hosts in [1, 8, RANKS] {
+        let places: Vec<usize> = (0..RANKS).map(|rank| rank * hosts / RANKS).collect();
+        let config = Config { buffer_bytes: 8 << 20, ..config() };
+        let ranks = Ranks::start_on_hosts(&places, &config, "", |seat, _| {
+            say("here");
+            let comm = seat.join();
+            say("joined");
+            let case = Case::new(Collective::AllReduce, seat.nranks, 100, DataType::Int32);
+            Prepared::of(case, seat.rank).run(&comm);
+            comm.finalize().expect("nobody fails");
+            String::new()
+        });
+        let took = time_to_join(ranks);
+        println!("{RANKS} processes as {hosts} hosts are a communicator after {took:.1?}");
+        // Twenty times what is promised: unoptimised, on machines that do other things as well.
+        assert!(took < Duration::from_secs(20), "{took:?}");
+    }
+}

@@ -1,0 +1,99 @@
+//! Ranks that are stopped for a while, as a debugger, a snapshot or a busy machine stops them: the
+//! others wait, every result is exact, and nobody takes anybody for dead.
+//!
+//! `scripts/soak stops` goes on for an hour, RINGCOMM_SECONDS for as long as it says.
+
+mod support;
+
+use ringcomm::communicator::Call;
+use ringcomm::config::Config;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::time::{Duration, Instant};
+use support::processes::{Ranks, Seat, say};
+use support::samples::mixed;
+use support::{Prepared, Random, config};
+
+/// Ranks by host: all on one, which share memory, and several.
+const HOSTS: [&[usize]; 6] =
+    [&[0, 0], &[0, 1], &[0, 0, 0, 0], &[0, 0, 1, 1], &[0, 1, 2], &[0, 1, 0, 1, 2]];
+
+/// A stopped rank is waited for as long as this, many times what it is stopped for.
+const TIMEOUT_MS: u64 = 60_000;
+
+/// Stops of one job.
+const STOPS: usize = 12;
+
+/// A rank: rounds of every collective, until rank 0's clock says that it is enough.
+fn work(seat: &Seat, argument: &str) -> String {
+    let (seconds, hosts) = argument.split_once(' ').expect("seconds and hosts");
+    let hosts: Vec<usize> = hosts.split(' ').map(|host| host.parse().expect("a host")).collect();
+    let end = Instant::now() + Duration::from_secs(seconds.parse().expect("seconds"));
+    let comm = seat.join();
+    say("ready");
+    let (mut calls, mut random) = (0, Random(seat.nranks as u64));
+    loop {
+        let is_over = Instant::now() >= end;
+        let mut last = u8::from(is_over);
+        let call = Call {
+            send: &raw const last,
+            recv: &raw mut last,
+            count: 1,
+            ..Call::new(Collective::Broadcast, DataType::Uint8)
+        };
+        // SAFETY: one element, in place.
+        unsafe { comm.run(&call) }.expect("nobody is dead");
+        if last == 1 {
+            break;
+        }
+        for case in mixed(&hosts, random.next()) {
+            Prepared::of(case, seat.rank).run(&comm);
+            calls += 1;
+        }
+    }
+    comm.finalize().expect("nobody is dead");
+    calls.to_string()
+}
+
+/// Stop random ranks of a job for random times; how many calls were exact.
+fn disturb(mut ranks: Ranks, hosts: &[usize], random: &mut Random) -> usize {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    for rank in 0..hosts.len() {
+        assert_eq!(ranks.hear(rank, deadline).1, "ready");
+    }
+    for _ in 0..STOPS {
+        // Shorter than a heartbeat, than what survivors of a death take, and longer than either.
+        let most = random.pick(&[5, 50, 500, 500, 2000]);
+        let rank = random.below(hosts.len());
+        ranks.signal(rank, libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(random.below(most) as u64));
+        ranks.signal(rank, libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(random.below(100) as u64));
+    }
+    let calls = |rank| {
+        let end = ranks.end(rank, deadline);
+        let text = end.result.unwrap_or_else(|why| panic!("{hosts:?}, rank {rank}: {why}"));
+        text.parse::<usize>().expect("a number")
+    };
+    (0..hosts.len()).map(calls).sum()
+}
+
+#[test]
+fn ranks_that_stop_and_go_on_change_nothing_and_are_taken_for_dead_by_nobody() {
+    let asked = std::env::var("RINGCOMM_SECONDS").ok();
+    let seconds = asked.map_or(10, |text| text.parse().expect("RINGCOMM_SECONDS is a number"));
+    let (started, mut random) = (Instant::now(), Random(11));
+    let (mut jobs, mut calls) = (0, 0);
+    while started.elapsed() < Duration::from_secs(seconds) {
+        let hosts = HOSTS[jobs % HOSTS.len()];
+        let words: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+        // As long as the stops take.
+        let argument = format!("4 {}", words.join(" "));
+        let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
+        let ranks =
+            Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| work(seat, argument));
+        calls += disturb(ranks, hosts, &mut random);
+        jobs += 1;
+    }
+    println!("{jobs} jobs, {} stops, {calls} calls, all exact, no alarm", jobs * STOPS);
+}
