@@ -2,9 +2,10 @@
  * What a launch says to a kernel: the structures that the library fills and the kernels read.
  *
  * Plain C, so that it reads alike to nvcc, to a C++ compiler for the host and to whoever checks the
- * Rust mirror (abi.rs). Addresses are 64-bit numbers. Every kernel takes one structure by value, of at
- * most 4 KiB, so that a captured launch carries all that it needs; what does not fit lies in memory
- * that the device reads. What must outlive a launch (positions, epochs) lies in device memory.
+ * Rust mirror (abi.rs). Addresses are 64-bit numbers. Every kernel takes one structure by value, of
+ * at most 4 KiB, so that a captured launch carries all that it needs; what does not fit lies in
+ * memory that the device reads. What must outlive a launch (positions, epochs) lies in device
+ * memory.
  */
 #ifndef RINGCOMM_ABI_H
 #define RINGCOMM_ABI_H
@@ -14,7 +15,8 @@
 /* Threads in a block at most: with the whole register file to itself such a block has 128 registers
    a thread, which the widest loop needs. Any smaller number works. */
 #define RINGCOMM_THREADS 512
-/* Blocks in x that may meet (`ringcomm_meeting`); more than any device has multiprocessors twice. */
+/* Blocks in x that may meet (`ringcomm_meeting`); more than any device has multiprocessors twice.
+ */
 #define RINGCOMM_MEETING_BLOCKS 320
 /* Sources and targets of a plan's step together; their addresses are kept in shared memory. */
 #define RINGCOMM_STEP_ENDS 128
@@ -74,14 +76,15 @@ typedef struct {
 
 /* What bounds the waits of one rank's kernels. */
 typedef struct {
-    uint64_t control; /* ringcomm_control *, as the device sees it */
-    uint64_t stop;    /* ringcomm_flag * in device memory, zero at first: some thread gave up */
+    uint64_t control;    /* ringcomm_control *, as the device sees it */
+    uint64_t stop;       /* ringcomm_flag * in device memory, zero at first: some thread gave up */
     uint64_t timeout_ns; /* a single wait lasts no longer; 0: no limit */
     uint32_t rank;
     uint32_t unused;
 } ringcomm_watch;
 
-/* ---- ringcomm_reduce_KIND: pieces, each `targets <- reduce(sources)` -------------------------- */
+/* ---- ringcomm_reduce_KIND: pieces, each `targets <- reduce(sources)` --------------------------
+ */
 
 /* The value is complete: a mean divides here. */
 #define RINGCOMM_FINISH 1u
@@ -126,7 +129,8 @@ typedef struct {
     uint64_t parts; /* what a mean divides by */
     uint32_t tile;  /* elements of a tile: tile * size is a multiple of 16 */
     uint32_t unused;
-    /* Tables in memory that the device reads, or 0: those below. One call for each row of the grid. */
+    /* Tables in memory that the device reads, or 0: those below. One call for each row of the grid.
+     */
     uint64_t calls;   /* const ringcomm_reduce_call * */
     uint64_t pieces;  /* const ringcomm_piece * */
     uint64_t ends;    /* const uint64_t * */
@@ -137,15 +141,17 @@ typedef struct {
     double inline_scalars[RINGCOMM_INLINE_SCALARS];
 } ringcomm_reduce_args;
 
-/* ---- ringcomm_plan_KIND: a bound plan, a block for each channel ------------------------------- */
+/* ---- ringcomm_plan_KIND: a bound plan, a block for each channel -------------------------------
+ */
 
-/* One end of a connection, in the memory of the device that uses it. The slots and `posted` lie with
-   the receiver, `freed` with the sender: everybody polls its own memory. */
+/* One end of a connection, in the memory of the device that uses it. The slots and `posted` lie
+   with the receiver, `freed` with the sender: everybody polls its own memory. */
 typedef struct {
-    uint64_t slots;    /* depth slots, 128-byte aligned */
-    uint64_t posted;   /* ringcomm_flag *: messages posted so far; zero at first */
-    uint64_t freed;    /* ringcomm_flag *: messages freed so far; zero at first */
-    uint64_t position; /* messages that this end has posted, or freed; zero at first; the kernel's */
+    uint64_t slots;  /* depth slots, 128-byte aligned */
+    uint64_t posted; /* ringcomm_flag *: messages posted so far; zero at first */
+    uint64_t freed;  /* ringcomm_flag *: messages freed so far; zero at first */
+    uint64_t
+        position; /* messages that this end has posted, or freed; zero at first; the kernel's */
 } ringcomm_connection;
 
 #define RINGCOMM_INPUT 0u
@@ -199,11 +205,11 @@ typedef struct {
     uint64_t output;
     uint64_t scratch;
     double scalar;
-    uint64_t programs; /* const ringcomm_program *: one for each channel */
-    uint64_t sends;    /* ringcomm_connection *: [channel][peer] */
-    uint64_t receives; /* ringcomm_connection *: [channel][peer] */
-    uint32_t npeers;   /* ranks of the communicator, this one included */
-    uint32_t depth;    /* slots of a connection */
+    uint64_t programs;   /* const ringcomm_program *: one for each channel */
+    uint64_t sends;      /* ringcomm_connection *: [channel][peer] */
+    uint64_t receives;   /* ringcomm_connection *: [channel][peer] */
+    uint32_t npeers;     /* ranks of the communicator, this one included */
+    uint32_t depth;      /* slots of a connection */
     uint64_t slot_bytes; /* from one slot to the next: a multiple of 128 */
     ringcomm_watch watch;
 } ringcomm_plan_call;
@@ -212,11 +218,13 @@ typedef struct {
     int32_t data_type;
     int32_t op;
     uint64_t parts;
-    uint64_t calls; /* const ringcomm_plan_call *: one for each row of the grid; or 0: the one below */
+    uint64_t
+        calls; /* const ringcomm_plan_call *: one for each row of the grid; or 0: the one below */
     ringcomm_plan_call call;
 } ringcomm_plan_args;
 
-/* ---- ringcomm_oneshot_KIND: small messages, flag packed with data ----------------------------- */
+/* ---- ringcomm_oneshot_KIND: small messages, flag packed with data -----------------------------
+ */
 
 /* Payload bytes of a line. */
 #define RINGCOMM_LINE_PAYLOAD 8
@@ -264,7 +272,8 @@ typedef struct {
     ringcomm_oneshot_call call;
 } ringcomm_oneshot_args;
 
-/* ---- ringcomm_probe: does memory of a peer carry data and flags? ------------------------------ */
+/* ---- ringcomm_probe: does memory of a peer carry data and flags? ------------------------------
+ */
 
 #define RINGCOMM_PROBE_WRITE 0u
 #define RINGCOMM_PROBE_CHECK 1u
@@ -273,14 +282,16 @@ typedef struct {
     uint64_t memory; /* words of 8 bytes: to write (of the peer), or to check (its own) */
     uint64_t flag;   /* ringcomm_flag * beside them */
     uint64_t words;
-    uint64_t seed;   /* what is written, and what the flag becomes; not 0 */
-    uint64_t wrong;  /* uint64_t *: words that differ, written by a check; ~0 if the flag never came */
+    uint64_t seed; /* what is written, and what the flag becomes; not 0 */
+    uint64_t
+        wrong; /* uint64_t *: words that differ, written by a check; ~0 if the flag never came */
     uint32_t mode;
     uint32_t peer;
     ringcomm_watch watch;
 } ringcomm_probe_args;
 
-/* ---- ringcomm_delay: keeps a stream busy, for tests ------------------------------------------- */
+/* ---- ringcomm_delay: keeps a stream busy, for tests -------------------------------------------
+ */
 
 typedef struct {
     uint64_t duration_ns;

@@ -1,15 +1,18 @@
 /*
  * The device side of a connection, and every wait there is.
  *
- *   sender    wait freed >= position + 1 - depth │ fence │ write slot │ sync │ fence │ posted = position + 1
- *   receiver  wait posted >= position + 1        │ fence │ read slot  │ sync │ fence │ freed  = position + 1
+ *              first wait until           then            and then
+ *   sender     freed >= position+1-depth  write the slot  posted = position+1
+ *   receiver   posted >= position+1       read the slot   freed  = position+1
  *
- * The same four verbs as src/transport/fifo.rs, with counters instead of a number in each slot, since
- * a slot's first line may be an ocean away: each side polls its own memory. Polls and posts are
- * relaxed; one fence stands between them and the payload, however many peers there are.
+ * with a fence after the wait, and the block's barrier and a fence before the flag is set.
  *
- * No wait is endless: it ends with the host's abort, with another thread of the rank having given up,
- * or with the deadline, and the first to give up leaves a report.
+ * The same four verbs as src/transport/fifo.rs, with counters instead of a number in each slot,
+ * since a slot's first line may be an ocean away: each side polls its own memory. Polls and posts
+ * are relaxed; one fence stands between them and the payload, however many peers there are.
+ *
+ * No wait is endless: it ends with the host's abort, with another thread of the rank having given
+ * up, or with the deadline, and the first to give up leaves a report.
  */
 #pragma once
 
@@ -70,7 +73,8 @@ DEVICE bool loses_patience(const ringcomm_watch &watch, Patience &patience, cons
 }
 
 /* Poll until the counter has come to `wanted`; whether it has. A fence must follow. */
-DEVICE bool await(const ringcomm_watch &watch, uint64_t flag, uint64_t wanted, const Waiting &waiting) {
+DEVICE bool await(const ringcomm_watch &watch, uint64_t flag, uint64_t wanted,
+                  const Waiting &waiting) {
     Patience patience;
     uint64_t found = load_flag(flag);
     while (int64_t(found - wanted) < 0) {

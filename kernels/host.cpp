@@ -1,9 +1,9 @@
 /*
  * The kernels on the host, behind one entry point that takes what a driver would.
  *
- * Kernels that wait have a thread of the host for each thread of each block, all at once; the others run
- * to their end in the caller's thread, one block after another. Few threads run in a block, one unless
- * asked for more: kernels work with any number.
+ * Kernels that wait have a thread of the host for each thread of each block, all at once; the
+ * others run to their end in the caller's thread, one block after another. Few threads run in a
+ * block, one unless asked for more: kernels work with any number.
  */
 #include "ringcomm.cu"
 
@@ -57,9 +57,10 @@ bool meets(const void *untyped, uint32_t rows) {
     return false;
 }
 
-#define ALL_KINDS(ENTRY)                                                                                \
-    ENTRY(w1) ENTRY(w2) ENTRY(w4) ENTRY(w8) ENTRY(e4m3) ENTRY(e5m2) ENTRY(f16) ENTRY(bf16) ENTRY(f32)   \
-    ENTRY(f64)
+#define ALL_KINDS(ENTRY)                                                                           \
+    ENTRY(w1)                                                                                      \
+    ENTRY(w2) ENTRY(w4) ENTRY(w8) ENTRY(e4m3) ENTRY(e5m2) ENTRY(f16) ENTRY(bf16) ENTRY(f32)        \
+        ENTRY(f64)
 #define ENTRY_OF(NAME, ARGS, WAITS) {#NAME, {enter<ARGS, NAME>, sizeof(ARGS), WAITS}},
 #define REDUCE_ENTRY(KIND) ENTRY_OF(ringcomm_reduce_##KIND, ringcomm_reduce_args, meets)
 #define PLAN_ENTRY(KIND) ENTRY_OF(ringcomm_plan_##KIND, ringcomm_plan_args, always)
@@ -67,9 +68,8 @@ bool meets(const void *untyped, uint32_t rows) {
 
 const std::unordered_map<std::string, Kernel> KERNELS = {
     ALL_KINDS(REDUCE_ENTRY) ALL_KINDS(PLAN_ENTRY) ALL_KINDS(ONESHOT_ENTRY)
-    ENTRY_OF(ringcomm_probe, ringcomm_probe_args, always)
-    ENTRY_OF(ringcomm_delay, ringcomm_delay_args, always)
-};
+        ENTRY_OF(ringcomm_probe, ringcomm_probe_args, always)
+            ENTRY_OF(ringcomm_delay, ringcomm_delay_args, always)};
 
 std::atomic<uint32_t> block_threads{1};
 
@@ -99,7 +99,8 @@ void run_together(const Kernel &kernel, const void *args, Block *blocks, size_t 
 
 extern "C" {
 
-/* Threads that really run in each block of launches from now on, as far as a launch asks for them. */
+/* Threads that really run in each block of launches from now on, as far as a launch asks for them.
+ */
 void ringcomm_host_block(uint32_t threads) { host::block_threads = threads ? threads : 1; }
 
 /* Bytes of a kernel's argument; 0 where there is no such kernel. */
@@ -108,8 +109,8 @@ size_t ringcomm_host_args_bytes(const char *symbol) {
     return found == host::KERNELS.end() ? 0 : found->second.args_bytes;
 }
 
-/* Run a kernel to its end: 0; 1 where there is no such kernel, 2 where its argument has another size,
-   3 for an empty grid or block. */
+/* Run a kernel to its end: 0; 1 where there is no such kernel, 2 where its argument has another
+   size, 3 for an empty grid or block. */
 int ringcomm_host_launch(const char *symbol, uint32_t grid_x, uint32_t grid_y, uint32_t block_x,
                          const void *args, size_t args_bytes) {
     const auto found = host::KERNELS.find(symbol);
@@ -127,7 +128,8 @@ int ringcomm_host_launch(const char *symbol, uint32_t grid_x, uint32_t grid_y, u
         block.index = uint32_t(b % grid_x);
         block.row = uint32_t(b / grid_x);
         block.count = grid_x;
-        for (uint32_t t = 0; !waits && t < block.threads; t++) host::run_thread(block, t, kernel, args);
+        for (uint32_t t = 0; !waits && t < block.threads; t++)
+            host::run_thread(block, t, kernel, args);
     }
     if (waits) host::run_together(kernel, args, blocks.get(), nblocks);
     return 0;
@@ -143,5 +145,4 @@ struct ringcomm_host_field {
 };
 
 #include "layout.inc"
-
 }

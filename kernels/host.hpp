@@ -3,8 +3,8 @@
  *
  * The memory order is that of the device, as far as C++ can say it: flags are relaxed, and a fence
  * turns the flags that this thread polled into acquires and the stores that it makes next into
- * releases. So ThreadSanitizer sees an ordering where the device has one and nowhere else: a fence that
- * is missing is a race that it reports.
+ * releases. So ThreadSanitizer sees an ordering where the device has one and nowhere else: a fence
+ * that is missing is a race that it reports.
  */
 #pragma once
 
@@ -39,7 +39,8 @@ struct Thread {
     uint32_t index = 0;
     /* Flags that were polled since the last fence. */
     std::vector<uint64_t> polled;
-    /* Whether a fence stands between the block's accesses and this thread's next store of a flag. */
+    /* Whether a fence stands between the block's accesses and this thread's next store of a flag.
+     */
     bool fenced = false;
 };
 
@@ -108,7 +109,8 @@ DEVICE uint64_t swap_if_zero(uint64_t address, uint64_t value) {
 DEVICE void add_atomic(uint64_t address, uint64_t value) {
     __atomic_fetch_add(at<uint64_t>(address), value, __ATOMIC_RELAXED);
 }
-/* Orders what its callers did before, as the device's blocks of one launch need it of nothing else. */
+/* Orders what its callers did before, as the device's blocks of one launch need it of nothing else.
+ */
 DEVICE uint32_t add_atomic32(uint32_t *counter, uint32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_ACQ_REL);
 }
@@ -144,8 +146,8 @@ DEVICE float float_of(uint32_t bits) { return same_bits<float>(bits); }
 DEVICE uint64_t bits_of(double value) { return same_bits<uint64_t>(value); }
 DEVICE double double_of(uint64_t bits) { return same_bits<double>(bits); }
 
-/* As the device's min.NaN and max.NaN: each order of operands gives the second one for a NaN and for a
-   pair of zeros, and the union of their bits is then a NaN and -0. */
+/* As the device's min.NaN and max.NaN: each order of operands gives the second one for a NaN and
+   for a pair of zeros, and the union of their bits is then a NaN and -0. */
 DEVICE float least(float a, float b) {
     return float_of(bits_of(a < b ? a : b) | bits_of(b < a ? b : a));
 }

@@ -1,11 +1,12 @@
 /*
- * Small messages: every rank writes its input into the inbox of every other, and reduces what comes.
+ * Small messages: every rank writes its input into the inbox of every other, and reduces what
+ * comes.
  *
- * A line holds eight bytes of payload and the number of the exchange twice, so that its arrival needs
- * neither fence nor flag; a thread pushes its units to all peers, then polls all peers at once and
- * reduces in the order of ranks: all ranks have the same bits. Inboxes have two halves, used in turn:
- * who begins exchange n + 2 has had everybody's lines of n + 1, and those were sent by ranks that had
- * finished n.
+ * A line holds eight bytes of payload and the number of the exchange twice, so that its arrival
+ * needs neither fence nor flag; a thread pushes its units to all peers, then polls all peers at
+ * once and reduces in the order of ranks: all ranks have the same bits. Inboxes have two halves,
+ * used in turn: who begins exchange n + 2 has had everybody's lines of n + 1, and those were sent
+ * by ranks that had finished n.
  */
 #include "fifo.cuh"
 #include "reduce.cuh"
@@ -36,7 +37,8 @@ struct Exchange {
 DEVICE uint64_t load_unit(uint64_t address, uint64_t left) {
     if (left >= 8 && address % 8 == 0) return load_scalar<uint64_t>(address);
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < 8 && i < left; i++) bytes |= uint64_t(load_scalar<uint8_t>(address + i)) << 8 * i;
+    for (uint32_t i = 0; i < 8 && i < left; i++)
+        bytes |= uint64_t(load_scalar<uint8_t>(address + i)) << 8 * i;
     return bytes;
 }
 DEVICE void store_unit(uint64_t address, uint64_t left, uint64_t bytes) {
@@ -61,7 +63,8 @@ DEVICE bool has_come(const ringcomm_line &line, uint32_t number) {
 }
 
 /* The unit's lines of `POLLED` ranks from `first` on; whether all came. */
-DEVICE bool poll(const Exchange &exchange, uint64_t unit, uint32_t first, ringcomm_line (&lines)[POLLED]) {
+DEVICE bool poll(const Exchange &exchange, uint64_t unit, uint32_t first,
+                 ringcomm_line (&lines)[POLLED]) {
     const ringcomm_oneshot_call &call = *exchange.call;
     const uint32_t me = call.watch.rank;
     Patience patience;
@@ -69,11 +72,13 @@ DEVICE bool poll(const Exchange &exchange, uint64_t unit, uint32_t first, ringco
         uint32_t missing = RINGCOMM_NONE;
         UNROLL for (uint32_t i = 0; i < POLLED; i++) {
             const uint32_t peer = first + i;
-            if (peer < call.nranks && peer != me) lines[i] = load_line(exchange.line(me, peer, unit));
+            if (peer < call.nranks && peer != me)
+                lines[i] = load_line(exchange.line(me, peer, unit));
         }
         UNROLL for (uint32_t i = 0; i < POLLED; i++) {
             const uint32_t peer = first + i;
-            if (peer < call.nranks && peer != me && !has_come(lines[i], exchange.number)) missing = peer;
+            if (peer < call.nranks && peer != me && !has_come(lines[i], exchange.number))
+                missing = peer;
         }
         if (missing == RINGCOMM_NONE) return true;
         const Waiting waiting = {RINGCOMM_FOR_LINES, missing, block_index(), 0};
@@ -95,7 +100,8 @@ DEVICE bool receive(const Operation &op, const Exchange &exchange, bool reduces,
         UNROLL for (uint32_t i = 0; i < POLLED; i++) {
             const uint32_t rank = first + i;
             if (rank >= call.nranks) break;
-            const uint64_t bytes = rank == call.watch.rank ? own : lines[i].low | uint64_t(lines[i].high) << 32;
+            const uint64_t bytes =
+                rank == call.watch.rank ? own : lines[i].low | uint64_t(lines[i].high) << 32;
             if (!reduces) {
                 store_unit(call.output + rank * exchange.bytes + unit * 8, left, bytes);
                 continue;
@@ -142,16 +148,19 @@ template <class K> DEVICE void oneshot_kernel(const ringcomm_oneshot_args &args)
     const uint64_t stride = uint64_t(block_count()) * thread_count();
     for (uint64_t unit = first; unit < units; unit += stride) {
         const uint64_t bytes = own_unit<K>(op, exchange, unit);
-        const ringcomm_line line = {uint32_t(bytes), exchange.number, uint32_t(bytes >> 32), exchange.number};
+        const ringcomm_line line = {uint32_t(bytes), exchange.number, uint32_t(bytes >> 32),
+                                    exchange.number};
         for (uint32_t peer = 0; peer < call.nranks; peer++) {
-            if (peer != call.watch.rank) store_line(exchange.line(peer, call.watch.rank, unit), line);
+            if (peer != call.watch.rank)
+                store_line(exchange.line(peer, call.watch.rank, unit), line);
         }
     }
     bool came = true;
     for (uint64_t unit = first; came && unit < units; unit += stride) {
         came = receive<K>(op, exchange, reduces, unit);
     }
-    if (came && exchange.number > 1 && (exchange.number & CLEARING) <= 1) clear(exchange, first, stride);
+    if (came && exchange.number > 1 && (exchange.number & CLEARING) <= 1)
+        clear(exchange, first, stride);
     /* All of this block have read the number. */
     if (!sync_block_and(came) || thread_index() != 0) return;
     if (add_atomic32(&epoch->arrived, 1) + 1 == block_count()) {
@@ -160,7 +169,7 @@ template <class K> DEVICE void oneshot_kernel(const ringcomm_oneshot_args &args)
     }
 }
 
-#define ONESHOT(KIND, TYPE)                                                                             \
+#define ONESHOT(KIND, TYPE)                                                                        \
     KERNEL(ringcomm_oneshot_##KIND, ringcomm_oneshot_args) { oneshot_kernel<TYPE>(args); }
 
 ONESHOT(w1, W1)

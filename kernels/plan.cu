@@ -1,10 +1,10 @@
 /*
  * The interpreter: runs a bound plan, a block for each channel, over connections.
  *
- * As src/executor/host.rs does: one slice after another, later stages behind earlier ones. In a step,
- * the threads whose ends are peers wait for their messages and slots, all at once; the block reduces;
- * then the same threads post and free. Positions are in shared memory while the kernel runs, and in
- * the connections between launches.
+ * As src/executor/host.rs does: one slice after another, later stages behind earlier ones. In a
+ * step, the threads whose ends are peers wait for their messages and slots, all at once; the block
+ * reduces; then the same threads post and free. Positions are in shared memory while the kernel
+ * runs, and in the connections between launches.
  */
 #include "fifo.cuh"
 #include "reduce.cuh"
@@ -40,17 +40,19 @@ DEVICE uint64_t address_of(Run &run, const ringcomm_end &end, bool source, uint3
     case RINGCOMM_INPUT: return call.input + span.input + sliced;
     case RINGCOMM_OUTPUT: return call.output + span.output + sliced;
     case RINGCOMM_SCRATCH:
-        return call.scratch + program.scratch + slice % program.lives * program.scratch_share + span.scratch;
+        return call.scratch + program.scratch + slice % program.lives * program.scratch_share +
+               span.scratch;
     default:
-        return packed + (source ? slot(run.receives[end.peer], run.received[end.peer],
-                                       call.depth, call.slot_bytes)
+        return packed + (source ? slot(run.receives[end.peer], run.received[end.peer], call.depth,
+                                       call.slot_bytes)
                                 : slot(run.sends[end.peer], run.sent[end.peer], call.depth,
                                        call.slot_bytes));
     }
 }
 
 /* Wait for the messages and slots of a step; whether all came. */
-DEVICE bool open_step(Run &run, const ringcomm_step &step, const ringcomm_end *ends, uint32_t index) {
+DEVICE bool open_step(Run &run, const ringcomm_step &step, const ringcomm_end *ends,
+                      uint32_t index) {
     const uint32_t nends = step.nsources + step.ntargets;
     bool came = true;
     if (thread_index() < nends) {
@@ -59,10 +61,10 @@ DEVICE bool open_step(Run &run, const ringcomm_step &step, const ringcomm_end *e
             const uint32_t peer = ends[e].peer;
             const Waiting waiting = {0, peer, block_index(), index};
             const ringcomm_watch &watch = run.call->watch;
-            came = came && (e < step.nsources
-                                ? wait(watch, run.receives[peer], run.received[peer], waiting)
-                                : reserve(watch, run.sends[peer], run.sent[peer],
-                                          run.call->depth, waiting));
+            came = came &&
+                   (e < step.nsources ? wait(watch, run.receives[peer], run.received[peer], waiting)
+                                      : reserve(watch, run.sends[peer], run.sent[peer],
+                                                run.call->depth, waiting));
         }
         fence_system();
     }
@@ -93,12 +95,17 @@ DEVICE void describe(Run &run, const Operation &op, const ringcomm_step &step) {
     run.op = op;
     if (step.flags & RINGCOMM_COPY) run.op.scales = run.op.is_truth = false;
     if (step.scaled == RINGCOMM_NONE) run.op.scales = false;
-    run.job = {run.ends, step.nsources, step.ntargets, nullptr, step.scaled, run.call->scalar,
+    run.job = {run.ends,
+               step.nsources,
+               step.ntargets,
+               nullptr,
+               step.scaled,
+               run.call->scalar,
                (step.flags & RINGCOMM_FINISH) && op.divides};
 }
 
-template <class K>
-DEVICE void move_spans(Run &run, const ringcomm_step &step, const ringcomm_end *ends, uint32_t slice) {
+template <class K> DEVICE void move_spans(Run &run, const ringcomm_step &step,
+                                          const ringcomm_end *ends, uint32_t slice) {
     const ringcomm_span *spans = at<const ringcomm_span>(run.program->spans) + step.first_span;
     const uint32_t nends = step.nsources + step.ntargets;
     uint64_t packed = 0;
@@ -154,7 +161,8 @@ template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Run &
             if (slice >= step.slices) continue;
             const ringcomm_end *ends = at<const ringcomm_end>(run.program->ends) + step.first_end;
             if (!open_step(run, step, ends, index)) return;
-            if (thread_index() == 0) describe(run, resolve(args.data_type, args.op, args.parts), step);
+            if (thread_index() == 0)
+                describe(run, resolve(args.data_type, args.op, args.parts), step);
             move_spans<K>(run, step, ends, slice);
             close_step(run, step, ends);
         }
@@ -162,10 +170,10 @@ template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Run &
     store_positions(run);
 }
 
-#define PLAN(KIND, TYPE)                                                                                \
-    KERNEL(ringcomm_plan_##KIND, ringcomm_plan_args) {                                                  \
-        SHARED(Run, run);                                                                               \
-        plan_kernel<TYPE>(args, run);                                                                   \
+#define PLAN(KIND, TYPE)                                                                           \
+    KERNEL(ringcomm_plan_##KIND, ringcomm_plan_args) {                                             \
+        SHARED(Run, run);                                                                          \
+        plan_kernel<TYPE>(args, run);                                                              \
     }
 
 PLAN(w1, W1)

@@ -1,8 +1,8 @@
 /*
  * The two platforms: what CUDA has and C++ has not, under one set of names.
  *
- * Everything that is assembly, an intrinsic or a memory-order question is here, for the device below
- * and for the host in host.hpp; the other files are plain C++ over these names.
+ * Everything that is assembly, an intrinsic or a memory-order question is here, for the device
+ * below and for the host in host.hpp; the other files are plain C++ over these names.
  */
 #pragma once
 
@@ -22,9 +22,9 @@ struct alignas(16) Quad {
 /* Unrolled, a loop over sources has more of them in registers than there is room for. */
 #define ROLLED _Pragma("unroll 1")
 /* One block to a multiprocessor: with fewer registers ptxas puts additions between the loads. */
-#define KERNEL(NAME, ARGS)                                                                             \
-    extern "C" __global__ void __launch_bounds__(RINGCOMM_THREADS, 1) NAME(                        \
-        const __grid_constant__ ARGS args)
+#define KERNEL(NAME, ARGS)                                                                         \
+    extern "C" __global__ void __launch_bounds__(RINGCOMM_THREADS, 1)                              \
+        NAME(const __grid_constant__ ARGS args)
 /* What a block's threads share, once in a kernel. */
 #define SHARED(TYPE, NAME) __shared__ TYPE NAME
 
@@ -40,8 +40,8 @@ DEVICE bool sync_block_and(bool yes) { return __syncthreads_and(yes); }
 
 template <class T> DEVICE T *at(uint64_t address) { return reinterpret_cast<T *>(address); }
 
-/* Past the first-level cache, in which a slot's former content could still lie, and which has nothing
-   to give to what is read once. */
+/* Past the first-level cache, in which a slot's former content could still lie, and which has
+   nothing to give to what is read once. */
 DEVICE Quad load_quad(uint64_t address) {
     const uint4 v = __ldcg(at<const uint4>(address));
     return Quad{{v.x, v.y, v.z, v.w}};
@@ -51,7 +51,9 @@ DEVICE void store_quad(uint64_t address, const Quad &q) {
 }
 /* What is done with the value comes after the loads that come before. */
 DEVICE void keep_order(Quad &q) {
-    asm volatile("" : "+r"(q.words[0]), "+r"(q.words[1]), "+r"(q.words[2]), "+r"(q.words[3])::"memory");
+    asm volatile(""
+                 : "+r"(q.words[0]), "+r"(q.words[1]), "+r"(q.words[2]),
+                   "+r"(q.words[3])::"memory");
 }
 template <class T> DEVICE T load_scalar(uint64_t address) { return __ldcg(at<const T>(address)); }
 template <class T> DEVICE void store_scalar(uint64_t address, T value) { *at<T>(address) = value; }
@@ -79,7 +81,9 @@ DEVICE uint64_t swap_if_zero(uint64_t address, uint64_t value) {
 DEVICE void add_atomic(uint64_t address, uint64_t value) {
     atomicAdd(at<unsigned long long>(address), value);
 }
-DEVICE uint32_t add_atomic32(uint32_t *counter, uint32_t value) { return atomicAdd(counter, value); }
+DEVICE uint32_t add_atomic32(uint32_t *counter, uint32_t value) {
+    return atomicAdd(counter, value);
+}
 
 /* Both halves are valid by themselves: 16 bytes travel in pieces of 8 or more. */
 DEVICE ringcomm_line load_line(uint64_t address) {
@@ -144,12 +148,16 @@ DEVICE uint32_t floats_to_brains(float first, float second) {
 /* Bytes of 8-bit floats to two halves, exactly. */
 DEVICE uint32_t e4m3_to_halves(uint32_t pair) {
     uint32_t result;
-    asm("{ .reg .b16 p; cvt.u16.u32 p, %1; cvt.rn.f16x2.e4m3x2 %0, p; }" : "=r"(result) : "r"(pair));
+    asm("{ .reg .b16 p; cvt.u16.u32 p, %1; cvt.rn.f16x2.e4m3x2 %0, p; }"
+        : "=r"(result)
+        : "r"(pair));
     return result;
 }
 DEVICE uint32_t e5m2_to_halves(uint32_t pair) {
     uint32_t result;
-    asm("{ .reg .b16 p; cvt.u16.u32 p, %1; cvt.rn.f16x2.e5m2x2 %0, p; }" : "=r"(result) : "r"(pair));
+    asm("{ .reg .b16 p; cvt.u16.u32 p, %1; cvt.rn.f16x2.e5m2x2 %0, p; }"
+        : "=r"(result)
+        : "r"(pair));
     return result;
 }
 DEVICE uint32_t floats_to_e4m3(float first, float second) {

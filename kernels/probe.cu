@@ -43,7 +43,8 @@ DEVICE void probe_check(const ringcomm_probe_args &args) {
     }
     if (!sync_block_and(came)) return;
     for (uint64_t i = thread_index(); i < args.words; i += thread_count()) {
-        if (load_scalar<uint64_t>(args.memory + 8 * i) != pattern(args.seed, i)) add_atomic(args.wrong, 1);
+        if (load_scalar<uint64_t>(args.memory + 8 * i) != pattern(args.seed, i))
+            add_atomic(args.wrong, 1);
     }
 }
 

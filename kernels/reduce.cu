@@ -2,9 +2,9 @@
  * Pieces: copies, fused collectives, and between two meetings the exchanges over memory that all
  * ranks address.
  *
- * A call's pieces are cut into tiles that the blocks of its row take in turn. With a meeting, a block
- * starts when the same block of every rank has started, and ends when each has done its part: then
- * everything that any rank wrote, in any rank's memory, is there.
+ * A call's pieces are cut into tiles that the blocks of its row take in turn. With a meeting, a
+ * block starts when the same block of every rank has started, and ends when each has done its part:
+ * then everything that any rank wrote, in any rank's memory, is there.
  */
 #include "fifo.cuh"
 #include "reduce.cuh"
@@ -31,19 +31,26 @@ DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch) {
     return sync_block_and(came);
 }
 
-template <class K> DEVICE void run_pieces(const ringcomm_reduce_args &args, const ringcomm_reduce_call &call) {
+template <class K>
+DEVICE void run_pieces(const ringcomm_reduce_args &args, const ringcomm_reduce_call &call) {
     const Operation op = resolve(args.data_type, args.op, args.parts);
     const uint64_t *ends = args.ends ? at<const uint64_t>(args.ends) : args.inline_ends;
     const double *scalars = args.scalars ? at<const double>(args.scalars) : args.inline_scalars;
     const ringcomm_piece *pieces =
-        (args.pieces ? at<const ringcomm_piece>(args.pieces) : args.inline_pieces) + call.first_piece;
+        (args.pieces ? at<const ringcomm_piece>(args.pieces) : args.inline_pieces) +
+        call.first_piece;
     uint32_t index = 0;
     for (uint32_t tile = block_index(); tile < call.ntiles; tile += block_count()) {
         while (index + 1 < call.npieces && pieces[index + 1].first_tile <= tile) index++;
         const ringcomm_piece &piece = pieces[index];
         const bool divides = (piece.flags & RINGCOMM_FINISH) && op.divides;
-        const Job job = {ends + piece.first_end, piece.nsources, piece.ntargets, scalars,
-                         RINGCOMM_NONE, 1.0, divides};
+        const Job job = {ends + piece.first_end,
+                         piece.nsources,
+                         piece.ntargets,
+                         scalars,
+                         RINGCOMM_NONE,
+                         1.0,
+                         divides};
         Operation now = op;
         if (piece.flags & RINGCOMM_COPY) now.scales = now.is_truth = false;
         reduce_tile<K>(now, job, piece.count, tile - piece.first_tile, args.tile);
@@ -62,7 +69,7 @@ template <class K> DEVICE void reduce_kernel(const ringcomm_reduce_args &args) {
     if (thread_index() == 0) *epoch = before + 2;
 }
 
-#define REDUCE(KIND, TYPE)                                                                              \
+#define REDUCE(KIND, TYPE)                                                                         \
     KERNEL(ringcomm_reduce_##KIND, ringcomm_reduce_args) { reduce_kernel<TYPE>(args); }
 
 REDUCE(w1, W1)

@@ -1,11 +1,11 @@
 /*
  * A block's share of `targets <- reduce(sources)`.
  *
- * Sixteen bytes at a time where all ends are aligned alike: a thread asks for the next source's vectors
- * before it adds the last one's, so that two sources are always on their way; every source is read
- * once and every target written once, after all sources at that place were read, so a target may be a
- * source. What does not fill a vector, at either end, goes element by element, as does everything when
- * ends are not aligned alike.
+ * Sixteen bytes at a time where all ends are aligned alike: a thread asks for the next source's
+ * vectors before it adds the last one's, so that two sources are always on their way; every source
+ * is read once and every target written once, after all sources at that place were read, so a
+ * target may be a source. What does not fill a vector, at either end, goes element by element, as
+ * does everything when ends are not aligned alike.
  */
 #pragma once
 
@@ -28,8 +28,8 @@ struct Job {
 };
 
 /* Vectors of a thread that are on their way at once for one source: with two sources as many bytes
-   as 512 threads need to cover the latency of memory (about 30 KB for each multiprocessor of an H200:
-   4.8 TB/s times 0.8 us over 132), within the 128 registers that a thread then has. */
+   as 512 threads need to cover the latency of memory (about 30 KB for each multiprocessor of an
+   H200: 4.8 TB/s times 0.8 us over 132), within the 128 registers that a thread then has. */
 template <class K> constexpr int BATCH = K::IS_FLOAT && K::SIZE == 1 ? 2 : 4;
 
 /* Whether the value passes unchanged: one source, nothing to do to it. */
@@ -44,15 +44,15 @@ template <class K> DEVICE bool is_full(const Operation &op, const Job &job) {
            (job.divides && !(K::IS_FLOAT && (op.parts & (op.parts - 1)) == 0));
 }
 
-/* The values that loads give are used from here on, not before: else the compiler would use the first
-   before it asks for the next. */
+/* The values that loads give are used from here on, not before: else the compiler would use the
+   first before it asks for the next. */
 template <int U> DEVICE void after_loads(Quad (&quads)[U]) {
     UNROLL for (int u = 0; u < U; u++) keep_order(quads[u]);
 }
 
 /* Source `index`, multiplied where it is to be. */
-template <class K, int COUNT>
-DEVICE void prepare(const Operation &op, const Job &job, uint32_t index, typename K::Acc (&next)[COUNT]) {
+template <class K, int COUNT> DEVICE void prepare(const Operation &op, const Job &job,
+                                                  uint32_t index, typename K::Acc (&next)[COUNT]) {
     if (!op.scales) return;
     if (job.scalars) {
         scale<K, COUNT>(next, job.scalars[index]);
@@ -66,15 +66,18 @@ template <class K> DEVICE typename BitsOf<K::SIZE>::Type load_element(uint64_t a
     using Bits = typename BitsOf<K::SIZE>::Type;
     if (address % K::SIZE == 0) return load_scalar<Bits>(address);
     Bits bits = 0;
-    UNROLL for (int i = 0; i < K::SIZE; i++) bits |= Bits(load_scalar<uint8_t>(address + i)) << 8 * i;
+    UNROLL for (int i = 0; i < K::SIZE; i++)
+        bits |= Bits(load_scalar<uint8_t>(address + i)) << 8 * i;
     return bits;
 }
-template <class K> DEVICE void store_element(uint64_t address, typename BitsOf<K::SIZE>::Type bits) {
+template <class K>
+DEVICE void store_element(uint64_t address, typename BitsOf<K::SIZE>::Type bits) {
     if (address % K::SIZE == 0) return store_scalar(address, bits);
     UNROLL for (int i = 0; i < K::SIZE; i++) store_scalar(address + i, uint8_t(bits >> 8 * i));
 }
 
-template <class K> DEVICE void reduce_element(const Operation &op, const Job &job, uint64_t offset) {
+template <class K>
+DEVICE void reduce_element(const Operation &op, const Job &job, uint64_t offset) {
     using Bits = typename BitsOf<K::SIZE>::Type;
     Bits bits = load_element<K>(job.source(0) + offset);
     if (!copies(op, job)) {
@@ -88,10 +91,12 @@ template <class K> DEVICE void reduce_element(const Operation &op, const Job &jo
         if (job.divides) divide<K, 1>(op, to);
         bits = Bits(K::encode(to[0]));
     }
-    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) store_element<K>(job.target(t) + offset, bits);
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++)
+        store_element<K>(job.target(t) + offset, bits);
 }
 
-/* Where the vectors of a thread lie: number `u` is `index + u * stride`, if that is below `count`. */
+/* Where the vectors of a thread lie: number `u` is `index + u * stride`, if that is below `count`.
+ */
 struct Vectors {
     uint64_t offset;
     uint32_t index;
@@ -192,7 +197,8 @@ template <class K> DEVICE uint32_t lead_of(const Job &job, uint64_t offset, uint
     return never || missing / K::SIZE > count ? count : missing / K::SIZE;
 }
 
-/* `count` elements of a job, fewer than 2^31, from `offset` bytes on, by all threads of the block. */
+/* `count` elements of a job, fewer than 2^31, from `offset` bytes on, by all threads of the block.
+ */
 template <class K>
 DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, uint32_t count) {
     const uint32_t tid = thread_index(), nthreads = thread_count();
@@ -207,7 +213,8 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
             reduce_unit<K>(op, job, vectors.offset + uint64_t(unit) * 8);
         }
     } else {
-        ROLLED for (; vectors.index < nvectors; vectors.index += step) reduce_batch<K>(op, job, vectors);
+        ROLLED for (; vectors.index < nvectors; vectors.index += step)
+            reduce_batch<K>(op, job, vectors);
     }
     /* What is before the vectors, and what is after them. */
     const uint32_t vectored = nvectors * K::LANES;
@@ -217,10 +224,10 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
     }
 }
 
-/* Tile `tile` of a job of `count` elements. The first tile also has what is before the first aligned
-   vector, so that all others start with one. */
-template <class K>
-DEVICE void reduce_tile(const Operation &op, const Job &job, uint64_t count, uint32_t tile, uint32_t size) {
+/* Tile `tile` of a job of `count` elements. The first tile also has what is before the first
+   aligned vector, so that all others start with one. */
+template <class K> DEVICE void reduce_tile(const Operation &op, const Job &job, uint64_t count,
+                                           uint32_t tile, uint32_t size) {
     const uint32_t lead = lead_of<K>(job, 0, count < 16 ? uint32_t(count) : 16) % (16 / K::SIZE);
     const uint64_t begin = tile == 0 ? 0 : lead + uint64_t(tile) * size;
     const uint64_t end = lead + uint64_t(tile + 1) * size;

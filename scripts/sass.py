@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the compiler made of the kernels: sass.py FATBIN.
+"""What the compiler made of the kernels: sass.py [FATBIN], by default that of the last debug build.
 
 For every device that has machine code: all kernels are there, within their registers and without local
 memory; the hot ones load and store 128 bits, and have asked for two sources' vectors before they use
@@ -10,6 +10,7 @@ Needs cuobjdump and nvdisasm on the PATH.
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
 KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
@@ -26,6 +27,13 @@ STORE = re.compile(r"\bST(G)?\.E\.128")
 FENCE = re.compile(r"\b(MEMBAR|FENCE)\b")
 # A flag of another device: what a loop over peers polls or sets.
 FLAG = re.compile(r"\b(LD|ST)(G)?\.E\.(64\.STRONG|STRONG\.SYS|64\.SYS)")
+
+
+def embedded():
+    """What the last debug build embedded."""
+    builds = (Path(__file__).resolve().parent.parent / "target/debug/build").glob("ringcomm-*/out/*.fatbin")
+    made = [build for build in builds if build.stat().st_size > 0]
+    return max(made, key=lambda build: build.stat().st_mtime, default=None)
 
 
 def output(*words):
@@ -158,7 +166,10 @@ def judge(device, kernels, usage):
 
 
 def main():
-    fatbin = sys.argv[1]
+    fatbin = sys.argv[1] if len(sys.argv) > 1 else embedded()
+    if not fatbin:
+        print("FAILED: no build with kernels in target/debug")
+        return 1
     code, usage = disassemble(fatbin), resources(fatbin)
     failed = 0
     for device in DEVICES:

@@ -46,9 +46,9 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(*requirements):
+def venv(*requirements, folder="venv"):
     """The tests' virtual environment, with these from PyPI in it; installed once."""
-    place = TARGET / "venv"
+    place = TARGET / folder
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
@@ -67,6 +67,22 @@ def venv(*requirements):
         names = ", ".join(requirements)
         raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
+
+
+def pinned(place, name):
+    """A program of NVIDIA's wheels in an environment."""
+    found = next(place.glob(f"lib/python3*/site-packages/nvidia/cu13/bin/{name}"), None)
+    if not found:
+        raise Missing(f"NVIDIA's wheels have no {name} where it was")
+    return found
+
+
+def nvcc():
+    """The compiler of the kernels, installed if there is none; for every suite the same, or Cargo would
+    compile the library again when it changes."""
+    return os.environ.get("NVCC") or str(pinned(
+        # One release throughout: its parts do not work with those of others.
+        venv("cuda-toolkit[nvcc,cccl]==13.0.3.0", folder="venv-cuda"), "nvcc"))
 
 
 def libclang():
@@ -269,6 +285,20 @@ def python():
     return [Command("scripts/test-python", str(tools))]
 
 
+def kernels():
+    """The GPU kernels: compiled for devices and looked at, compiled for the host and run."""
+    need("g++")
+    nvcc()
+    # The first release of these wheels that has them; they read what older compilers write.
+    tools = venv("nvidia-cuda-cuobjdump==13.2.78", "nvidia-cuda-nvdisasm==13.2.78")
+    path = {"PATH": f"{pinned(tools, 'cuobjdump').parent}:{os.environ['PATH']}"}
+    return [
+        cargo("test", "--test", "kernels"),
+        Command("scripts/kernel-protocol"),
+        Command(sys.executable, "scripts/sass.py", env=path),
+    ]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -276,7 +306,7 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
+SUITES = [style, unit, kernels, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
           namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
@@ -400,6 +430,11 @@ def main():
     # Output of the programs is compared and counted: no colours.
     os.environ.update({"CARGO_TERM_COLOR": "never", "NO_COLOR": "1"})
     chosen = [names[name] for name in sys.argv[1:]] or SUITES
+    if kernels in chosen or (TARGET / "venv-cuda").exists():
+        try:
+            os.environ["NVCC"] = nvcc()
+        except Missing as reason:
+            print(f"no kernels in what follows: {reason}", flush=True)
     results = [run(suite) for suite in chosen]
     passed, failed = (sum(column) for column in zip(*results))
     print(f"{passed} passed, {failed} failed")

@@ -1,5 +1,5 @@
-//! The GPU kernels, compiled for the host: every type and operation against the CPU path bit for bit,
-//! plans and exchanges over connections, ends of waits.
+//! The GPU kernels, compiled for the host: every type and operation against the CPU path bit for
+//! bit, plans and exchanges over connections, ends of waits.
 
 #[path = "../../kernels/abi.rs"]
 #[allow(dead_code)]
@@ -45,17 +45,22 @@ fn mirrored() -> Layout {
         "ringcomm_piece" Piece: count first_tile first_end nsources ntargets flags;
         "ringcomm_meeting" Meeting: flags epochs nranks unused watch;
         "ringcomm_reduce_call" ReduceCall: first_piece npieces ntiles unused meeting;
-        "ringcomm_reduce_args" ReduceArgs: data_type op parts tile unused calls pieces ends scalars call inline_pieces inline_ends inline_scalars;
+        "ringcomm_reduce_args" ReduceArgs: data_type op parts tile unused calls pieces ends
+            scalars call inline_pieces inline_ends inline_scalars;
         "ringcomm_connection" Connection: slots posted freed position;
         "ringcomm_end" End: place peer;
         "ringcomm_span" Span: input output scratch bytes;
-        "ringcomm_step" Step: first_span nspans first_end nsources ntargets slices stage scaled flags;
-        "ringcomm_program" Program: steps ends spans nsteps ticks slice_bytes scratch scratch_share lives unused;
-        "ringcomm_plan_call" PlanCall: input output scratch scalar programs sends receives npeers depth slot_bytes watch;
+        "ringcomm_step" Step: first_span nspans first_end nsources ntargets slices stage scaled
+            flags;
+        "ringcomm_program" Program: steps ends spans nsteps ticks slice_bytes scratch
+            scratch_share lives unused;
+        "ringcomm_plan_call" PlanCall: input output scratch scalar programs sends receives npeers
+            depth slot_bytes watch;
         "ringcomm_plan_args" PlanArgs: data_type op parts calls call;
         "ringcomm_line" Line: low low_flag high high_flag;
         "ringcomm_epoch" Epoch: epoch arrived unused;
-        "ringcomm_oneshot_call" OneshotCall: input output count scalar inboxes epoch lines nranks unused watch;
+        "ringcomm_oneshot_call" OneshotCall: input output count scalar inboxes epoch lines nranks
+            unused watch;
         "ringcomm_oneshot_args" OneshotArgs: data_type op parts collective unused calls call;
         "ringcomm_probe_args" ProbeArgs: memory flag words seed wrong mode peer watch;
         "ringcomm_delay_args" DelayArgs: duration_ns;

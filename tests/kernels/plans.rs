@@ -1,5 +1,5 @@
-//! Every plan through the interpreter of the device, against the same plan done step by step with the
-//! CPU path's arithmetic.
+//! Every plan through the interpreter of the device, against the same plan done step by step with
+//! the CPU path's arithmetic.
 
 use crate::abi;
 use crate::data::{Guarded, Random, Rule, difference};

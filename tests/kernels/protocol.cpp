@@ -1,10 +1,10 @@
 /*
- * The flag protocol under ThreadSanitizer: rings, two-shot and one-shot exchanges and probes of several
- * ranks, each launching its own kernels, threads for threads.
+ * The flag protocol under ThreadSanitizer: rings, two-shot and one-shot exchanges and probes of
+ * several ranks, each launching its own kernels, threads for threads.
  *
- * The host's fences and flags order what the device's order, and nothing more (kernels/host.hpp), so a
- * fence or a flag in the wrong place is a data race here. scripts/kernel-protocol compiles this once
- * as it is, and once without fences, which must be found.
+ * The host's fences and flags order what the device's order, and nothing more (kernels/host.hpp),
+ * so a fence or a flag in the wrong place is a data race here. scripts/kernel-protocol compiles
+ * this once as it is, and once without fences, which must be found.
  */
 #include "../../kernels/host.cpp"
 
@@ -53,7 +53,9 @@ bool all_ranks(const std::function<bool(uint32_t)> &run) {
 }
 
 /* The element at `index` of a rank's input in a round, and what all ranks' add up to. */
-uint32_t element(uint32_t rank, uint32_t round, uint32_t index) { return rank * 1000003 + round * 977 + index; }
+uint32_t element(uint32_t rank, uint32_t round, uint32_t index) {
+    return rank * 1000003 + round * 977 + index;
+}
 uint32_t total(uint32_t round, uint32_t index) {
     uint32_t sum = 0;
     for (uint32_t rank = 0; rank < RANKS; rank++) sum += element(rank, round, index);
@@ -69,7 +71,8 @@ bool is_total(Memory &memory, uint32_t round, uint32_t count) {
     return true;
 }
 
-/* ---- The ring, in two channels over slots that hold a third of a chunk ------------------------ */
+/* ---- The ring, in two channels over slots that hold a third of a chunk ------------------------
+ */
 
 constexpr uint32_t CHANNELS = 2, DEPTH = 2, SLOT = 256, CHUNK = 640;
 
@@ -104,8 +107,16 @@ struct Ring {
 
     ringcomm_program program() {
         const uint32_t ticks = (CHUNK + SLOT - 1) / SLOT;
-        return {uint64_t(steps.data()), uint64_t(ends.data()), uint64_t(spans.data()),
-                uint32_t(steps.size()), ticks, SLOT, 0, 0, 1, 0};
+        return {uint64_t(steps.data()),
+                uint64_t(ends.data()),
+                uint64_t(spans.data()),
+                uint32_t(steps.size()),
+                ticks,
+                SLOT,
+                0,
+                0,
+                1,
+                0};
     }
 };
 
@@ -121,9 +132,10 @@ bool ring_rank(uint32_t rank, std::vector<ringcomm_connection> &sends,
     ringcomm_plan_args args = {};
     args.data_type = 3;
     args.parts = RANKS;
-    args.call = {input.address(), output.address(), 0, 1.0, uint64_t(programs.data()),
-                 uint64_t(sends.data()), uint64_t(receives.data()), RANKS, DEPTH, SLOT,
-                 guard.watch(rank)};
+    args.call = {
+        input.address(),        output.address(),          0,     1.0,   uint64_t(programs.data()),
+        uint64_t(sends.data()), uint64_t(receives.data()), RANKS, DEPTH, SLOT,
+        guard.watch(rank)};
     bool good = true;
     for (uint32_t round = 0; round < ROUNDS; round++) {
         fill(input, rank, round, count);
@@ -147,15 +159,18 @@ void ring() {
     for (uint32_t channel = 0; channel < CHANNELS; channel++) {
         for (uint32_t rank = 0; rank < RANKS; rank++) {
             const uint32_t next = (rank + 1) % RANKS;
-            const ringcomm_connection connection = {memory(DEPTH * SLOT), memory(128), memory(128), 0};
+            const ringcomm_connection connection = {memory(DEPTH * SLOT), memory(128), memory(128),
+                                                    0};
             sends[rank][channel * RANKS + next] = connection;
             receives[next][channel * RANKS + rank] = connection;
         }
     }
-    say(all_ranks([&](uint32_t rank) { return ring_rank(rank, sends[rank], receives[rank]); }), "ring");
+    say(all_ranks([&](uint32_t rank) { return ring_rank(rank, sends[rank], receives[rank]); }),
+        "ring");
 }
 
-/* ---- Two-shot: each rank reduces its part from all inputs and writes it to all outputs -------- */
+/* ---- Two-shot: each rank reduces its part from all inputs and writes it to all outputs --------
+ */
 
 void two_shot() {
     constexpr uint32_t PART = 200, COUNT = RANKS * PART;
@@ -174,8 +189,12 @@ void two_shot() {
         args.data_type = 3;
         args.parts = RANKS;
         args.tile = 32;
-        args.call = {0, 1, (PART + 31) / 32, 0,
-                     {uint64_t(addresses.data()), uint64_t(epochs.data()), RANKS, 0, guard.watch(rank)}};
+        args.call = {
+            0,
+            1,
+            (PART + 31) / 32,
+            0,
+            {uint64_t(addresses.data()), uint64_t(epochs.data()), RANKS, 0, guard.watch(rank)}};
         args.inline_pieces[0] = {PART, 0, 0, RANKS, RANKS, RINGCOMM_FINISH};
         for (uint32_t peer = 0; peer < RANKS; peer++) {
             args.inline_ends[peer] = inputs[peer].address() + rank * PART * 4;
@@ -192,7 +211,8 @@ void two_shot() {
     say(all_ranks(run), "two-shot");
 }
 
-/* ---- One-shot ---------------------------------------------------------------------------------- */
+/* ---- One-shot ----------------------------------------------------------------------------------
+ */
 
 void one_shot() {
     constexpr uint32_t COUNT = 57, LINES = 32;
@@ -208,8 +228,16 @@ void one_shot() {
         ringcomm_oneshot_args args = {};
         args.data_type = 3;
         args.parts = RANKS;
-        args.call = {input.address(), output.address(), COUNT, 1.0, uint64_t(addresses.data()),
-                     epoch.address(), LINES, RANKS, 0, guard.watch(rank)};
+        args.call = {input.address(),
+                     output.address(),
+                     COUNT,
+                     1.0,
+                     uint64_t(addresses.data()),
+                     epoch.address(),
+                     LINES,
+                     RANKS,
+                     0,
+                     guard.watch(rank)};
         bool good = true;
         for (uint32_t round = 0; round < 4 * ROUNDS; round++) {
             fill(input, rank, round, COUNT);
@@ -221,7 +249,8 @@ void one_shot() {
     say(all_ranks(run), "one-shot");
 }
 
-/* ---- Probe: each rank writes to the next ------------------------------------------------------ */
+/* ---- Probe: each rank writes to the next ------------------------------------------------------
+ */
 
 void probe() {
     constexpr uint64_t WORDS = 500;
@@ -234,8 +263,9 @@ void probe() {
         Guard guard;
         uint64_t wrong = 1;
         const uint32_t next = (rank + 1) % RANKS;
-        ringcomm_probe_args args = {memories[next].address(), flags[next].address(), WORDS, 41 + next,
-                                    uint64_t(&wrong), RINGCOMM_PROBE_WRITE, next, guard.watch(rank)};
+        ringcomm_probe_args args = {
+            memories[next].address(), flags[next].address(), WORDS, 41 + next,
+            uint64_t(&wrong),         RINGCOMM_PROBE_WRITE,  next,  guard.watch(rank)};
         launch("ringcomm_probe", 1, args);
         args.memory = memories[rank].address();
         args.flag = flags[rank].address();

@@ -1,4 +1,5 @@
-//! A plan done step by step: one rank at a time goes as far as it can, with the CPU path's arithmetic.
+//! A plan done step by step: one rank at a time goes as far as it can, with the CPU path's
+//! arithmetic.
 
 use crate::data::{Rule, on_the_host};
 use ringcomm::executor::bind::{Bound, BoundStep, Piece};
