@@ -1,8 +1,8 @@
 //! Finds nvcc and compiles the kernels to the one fatbin that the library embeds.
 //!
-//! The fatbin is kept under the hash of all that goes into it, outside Cargo's folders: profiles and
-//! sanitizers share it, and a change of Rust does not compile it again. Where there is no nvcc the
-//! file is empty, and the library says at run time that it has no kernels.
+//! The fatbin is kept under the hash of all that goes into it, outside Cargo's folders: profiles
+//! and sanitizers share it, and a change of Rust does not compile it again. Where there is no nvcc
+//! the file is empty, and the library says at run time that it has no kernels.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
