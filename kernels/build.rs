@@ -19,7 +19,9 @@ const PORTABLE: u32 = 90;
 const OLDEST: (u32, u32) = (12, 8);
 
 pub fn build() {
-    println!("cargo:rerun-if-changed=kernels");
+    for source in sources() {
+        println!("cargo:rerun-if-changed={}", source.display());
+    }
     println!("cargo:rerun-if-env-changed=NVCC");
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let fatbin = PathBuf::from(variable("OUT_DIR")).join("ringcomm.fatbin");
