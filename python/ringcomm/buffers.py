@@ -217,10 +217,7 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
         datatype = _type_of(tensor, tensor.dtype)
     if not tensor.is_contiguous():
         raise unfit(tensor, NOT_CONTIGUOUS.format(".contiguous()"))
-    if tensor.is_cpu:
-        device = CPU
-    else:
-        device = _cuda_index(tensor)
+    device = CPU if tensor.is_cpu else _cuda_index(tensor)
     return (tensor.data_ptr(), tensor.numel(), datatype, device, tensor)
 
 

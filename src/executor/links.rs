@@ -235,12 +235,17 @@ impl Links {
         // SAFETY: this rank's own page is kept by `segments`.
         let bell = unsafe { &*self.own_bell() };
         let patience = self.patience;
+        // SAFETY: as above, the peer's.
+        let theirs = Some(unsafe { &(*self.controls[peer].0).bell });
         let Some(Link::Slots { sender, receiver, .. }) = &mut self.links[peer] else {
             unreachable!("asked of local peers only")
         };
         let poll = || poll(sender, receiver);
         match &mut self.network {
-            None => wait::wait(patience, bell, peer, watch, poll),
+            None => {
+                let mut waiting = wait::OnBell { bell, theirs, poll };
+                wait::wait_on(patience, peer, watch, &mut waiting)
+            }
             Some(network) => {
                 let mut waiting = super::remote::OnBoth { bell, network, poll };
                 wait::wait_on(patience, peer, watch, &mut waiting)

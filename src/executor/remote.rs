@@ -50,7 +50,7 @@ impl<T, F: FnMut() -> Option<T>> Waiting for OnBoth<'_, F> {
 
     fn sleep(&mut self, time: Duration) -> Option<T> {
         let time = if self.network.flush() { time } else { time.min(BETWEEN) };
-        OnBell { bell: self.bell, poll: &mut self.poll }.sleep(time)
+        OnBell { bell: self.bell, theirs: None, poll: &mut self.poll }.sleep(time)
     }
 }
 

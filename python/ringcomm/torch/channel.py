@@ -106,14 +106,14 @@ class Sender(_Channel):
         if message is not None:
             assert self.lane is not None
             if self.lane.reached(message.mark, int(seconds * 1000)):
-                message.settle(self.lane.error())
+                message.settle(self.lane.error)
         with self.lock:
             while self.lane is not None and self._sent:
                 first = self._sent[0]
                 if not self.lane.reached(first.mark, 0):
                     break
                 self._sent.popleft()
-                first.settle(self.lane.error())
+                first.settle(self.lane.error)
         return self.busy()
 
     def busy(self) -> bool:
@@ -124,11 +124,13 @@ class Sender(_Channel):
         """Wait until what was sent has arrived, then end the channel."""
         end = time.monotonic() + self.post.seconds
         while self.busy() and self.failure is None and time.monotonic() < end:
-            if self.lane is not None and self.lane.error() is not None:
+            if self.lane is not None and self.lane.error is not None:
                 break
             self.progress(0)
             time.sleep(LOOK)
-        super().close()
+        # What lies in the channel's slots is still received when this end has said goodbye.
+        if self.lane is not None:
+            self.lane.close()
 
 
 class Receiver(_Channel):
@@ -227,7 +229,7 @@ class Receiver(_Channel):
             if not lane.reached(self._asked, left):
                 return
             self._asked = None
-            error = lane.error()
+            error = lane.error
             if error is not None:
                 self.failure = error
                 self._give_up(error)

@@ -7,7 +7,7 @@ calls. torch has had two names for some of them, and knows both.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions
@@ -25,6 +25,9 @@ _profiled = torch._C._autograd._profiler_enabled
 #: Whether torch says that a call is waited for at once; older releases do not.
 _TELLS = hasattr(AllreduceOptions(), "asyncOp")
 
+#: The types of which one makes an element.
+_PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
+
 
 def listed(tensors: Any) -> Tensors:
     """A list of tensors; c10d takes a single one for it, too."""
@@ -33,6 +36,9 @@ def listed(tensors: Any) -> Tensors:
 
 class Collectives:
     """Collectives over lanes; the group says which lane."""
+
+    #: The lane of operations on the CPU's tensors that no callback starts.
+    _cpu: Optional[Lane] = None
 
     def _lane(self, device: torch.device) -> Lane:
         raise NotImplementedError
@@ -75,24 +81,21 @@ class Collectives:
         """Reduce each tensor over all ranks, in place, on every rank."""
         if _TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
             tensor = tensors[0]
-            known = TYPES.get(tensor.dtype)
-            op = OPS.get(opts.reduceOp.op)
             # The plain case, without detours: half of a small call's time would go into them.
-            if known is not None and known[1] == 1 and op is not None and tensor.is_cpu:
+            known, op = _PLAIN.get(tensor.dtype), OPS.get(opts.reduceOp.op)
+            lane = self._cpu
+            if known is not None and op is not None and lane is not None and tensor.is_cpu:
                 if tensor.is_contiguous() and level.depth == 0 and not _profiled():
-                    self._now(_all_reduce, tensor.data_ptr(), tensor.numel(), known[0], op)
+                    place, count = tensor.data_ptr(), tensor.numel()
+                    if lane._running:
+                        lane.run([(_all_reduce, (place, place, count, known, op))])
+                        return None
+                    with lane.lock:
+                        result = _all_reduce(place, place, count, known, op, lane.comm, None)
+                    if result:
+                        raise lane.refusal(result)
                     return None
         return self._all_reduce(listed(tensors), opts)
-
-    def _now(self, call: Callable[..., int], place: int, count: int, kind: int, op: int) -> None:
-        lane = self._lane(torch.device("cpu"))
-        if lane._running:
-            lane.run([(call, (place, place, count, kind, op))])
-            return
-        with lane.lock:
-            result = call(place, place, count, kind, op, lane.comm, None)
-        if result:
-            raise lane.refusal(result)
 
     def _all_reduce(self, tensors: Tensors, opts: Any) -> Optional[Work]:
         op = getattr(opts, "reduceOp", opts)

@@ -42,7 +42,7 @@ class Core(RootedCollectives):
         self._sequence = 0
         self._barriers = 0
         self._ended = False
-        self._cpu: Any = None
+        self._cpu = None
         if device == "cpu":
             self._cpu = self._new_lane("cpu", 0)
 

@@ -82,14 +82,14 @@ class Work(TorchWork):
         """Wait until the calls are done; their error."""
         if not self._over:
             self._lane.reached(self._mark, -1)
-        return self._error or self._lane.error()
+        return self._error or self._lane.error
 
     def finish(self) -> None:
         """The calls are done: see how they went, and bring the results where they belong."""
         with self._ending:
             if self._over:
                 return
-            self._error = self._lane.error()
+            self._error = self._lane.error
             if self._error is None and self._after is not None:
                 try:
                     self._after()

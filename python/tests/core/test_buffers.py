@@ -120,10 +120,12 @@ TARGETS = [
     "array",
     "ctypes",
     "interface",
-    "dlpack",
     "tensor",
     "mmap",
 ]
+if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+    # Before, its capsules did not say that they may be written.
+    TARGETS.append("dlpack")
 
 
 @pytest.mark.parametrize("name", TARGETS)
