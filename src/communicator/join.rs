@@ -12,12 +12,9 @@ use crate::bootstrap::network::{Gate, meet_unless};
 use crate::bootstrap::{UniqueId, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::links::{Links, Pages, Reach, SegmentMap};
+use crate::executor::links::{Links, Pages};
 use crate::host;
-use crate::transport::fifo::Geometry;
-use crate::transport::segment::Segment;
 use crate::transport::tcp::{Inbox, Network, Settings};
-use crate::transport::wait::Patience;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,33 +171,15 @@ impl Communicator {
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
-        let met = assembly.meet_locals(share, &locals, &local_id, &mine, until);
-        let met = met.and_then(|_| assembly.mirror(&hosts));
+        // Where this fails the gate closes, and ranks of other hosts find this one gone.
+        assembly.meet_locals(share, &locals, &local_id, &mine, until)?;
+        assembly.mirror(&hosts)?;
         let outside = (locals.len() < nranks).then_some(Outside { gate, cards, hosts });
-        if let Err(unmet) = met {
-            outside.into_iter().for_each(|outside| outside.tell(rank, &unmet.error, id, config));
-            return Err(unmet);
-        }
         super::init::assemble(assembly, outside, id, config, until.is_broken_off)
     }
 }
 
 impl Outside {
-    /// Tell the ranks of other hosts, who have met this one, why it does not come any further.
-    fn tell(self, rank: usize, error: &Error, id: &UniqueId, config: &Config) {
-        let nranks = self.hosts.len();
-        let mirror = |_| Segment::anonymous(SegmentMap::mirror_bytes()).map(Arc::new);
-        // A rank that cannot even do this is found to have gone.
-        let Ok(mirrors) = (0..nranks).map(mirror).collect::<Result<Vec<_>>>() else { return };
-        let geometry = Geometry { depth: 2, slot_bytes: 64 };
-        let (map, reach) = (SegmentMap { nranks, geometry }, vec![Reach::Network; nranks]);
-        let patience = Patience::new(nranks, nranks, None);
-        let mut links = Links::new(rank, map, mirrors, &reach, patience);
-        links.pages().mine().fail(rank, &error.to_string());
-        // Ends with this rank's last words.
-        drop(self.attach(&mut links, id, config));
-    }
-
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
         let Outside { gate, cards, hosts } = self;

@@ -1,8 +1,7 @@
 //! What the library would do, and what it has done.
 #![allow(unsafe_code)]
 
-use crate::communicator::{Call, Explanation};
-use crate::error::Result;
+use crate::communicator::{Call, Communicator, Explanation};
 use crate::ffi::boundary::run_on;
 use crate::ffi::config::check_head;
 use crate::ffi::convert;
@@ -86,11 +85,7 @@ pub unsafe extern "C" fn ringCommDump(
     size: usize,
     needed: *mut usize,
 ) -> ringResult_t {
-    run_on(comm, |comm| -> Result<()> {
-        let out = convert::out(needed, "needed")?;
-        out.set(convert::write_text(&comm.communicator.dump(), buffer, size));
-        Ok(())
-    })
+    write(comm, Communicator::dump, buffer, size, needed)
 }
 
 /// The same operations as a trace: open the text as a file in ui.perfetto.dev or chrome://tracing.
@@ -108,9 +103,20 @@ pub unsafe extern "C" fn ringCommTrace(
     size: usize,
     needed: *mut usize,
 ) -> ringResult_t {
-    run_on(comm, |comm| -> Result<()> {
+    write(comm, Communicator::trace, buffer, size, needed)
+}
+
+/// Write a text of a communicator's, if it fits.
+fn write(
+    comm: ringComm_t,
+    text: fn(&Communicator) -> String,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> ringResult_t {
+    run_on(comm, |comm| {
         let out = convert::out(needed, "needed")?;
-        out.set(convert::write_text(&comm.communicator.trace(), buffer, size));
+        out.set(convert::write_text(&text(&comm.communicator), buffer, size));
         Ok(())
     })
 }

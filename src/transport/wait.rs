@@ -1,8 +1,9 @@
 //! The one wait primitive: condition, abort word, deadline, liveness of the peer.
 //!
-//! A waiting rank polls for a short while, then yields its core between polls, then sleeps in the
-//! kernel on its doorbell, which every peer that posts or frees looks at. From the second phase on
-//! it consults its [`Watch`] regularly, so every wait sees an abort, a failure, a death and the
+//! A waiting rank polls for a short while, then yields its core between polls (where ranks share
+//! cores, not before a peer that is at work on another core has had time for it), then sleeps in
+//! the kernel on its doorbell, which every peer that posts or frees looks at. From the second phase
+//! on it consults its [`Watch`] regularly, so every wait sees an abort, a failure, a death and the
 //! deadline.
 //!
 //! The poster must not pay for the sleeper: between its store and its look at the doorbell it has
@@ -22,13 +23,15 @@ use std::time::{Duration, Instant};
 pub struct Doorbell {
     /// 1 while its owner sleeps or is about to.
     sleeping: AtomicU32,
+    /// 1 while its owner leaves its core to others between two polls.
+    away: AtomicU32,
 }
 
 #[cfg(loom)]
 impl Doorbell {
     /// A silent bell where zeroed memory is not one.
     pub fn new() -> Doorbell {
-        Doorbell { sleeping: AtomicU32::new(0) }
+        Doorbell { sleeping: AtomicU32::new(0), away: AtomicU32::new(0) }
     }
 }
 
@@ -50,6 +53,8 @@ pub struct Patience {
     pub spins: u32,
     /// Time of yielding before the first sleep.
     pub yielding: Duration,
+    /// Polls before the first yield while the peer is at work on another core.
+    pub crossing: u32,
 }
 
 /// Polls without a pause: a message that is already crossing arrives within these.
@@ -63,6 +68,12 @@ const SPINS: u32 = 2000;
 /// an 8-byte all-reduce takes 4 us with up to 64 polls and 50 us with 1000
 /// (`benches/results/constants-2026-11-21.txt`).
 const SPINS_SHARED: u32 = 4;
+
+/// Polls for a peer that is at work on another core before this one is given up: about 0.4 us,
+/// longer than a cache line takes between far cores (0.28 us), shorter than two switches between
+/// processes. With 4 ranks on 2 cores an 8-byte all-reduce takes 2.4 switches in place of 3.3
+/// (`benches/results/oversubscribed-2026-11-21.txt`).
+const CROSSING: u32 = 256;
 
 /// A message that comes within this time is had without a futex's sleep and wake, which both go
 /// through the scheduler; a rank that has waited longer is likely to wait for milliseconds.
@@ -82,7 +93,7 @@ impl Patience {
     pub fn new(ranks: usize, cores: usize, spins: Option<u32>) -> Patience {
         let usual = if ranks > cores { SPINS_SHARED } else { SPINS };
         asymmetric::prepare();
-        Patience { spins: spins.unwrap_or(usual), yielding: YIELDING }
+        Patience { spins: spins.unwrap_or(usual), yielding: YIELDING, crossing: CROSSING }
     }
 }
 
@@ -96,11 +107,24 @@ pub trait Waiting {
     /// Sleep until something may have changed or the time is over; what came in between, if
     /// anything did.
     fn sleep(&mut self, time: Duration) -> Option<Self::Value>;
+
+    /// Leave the core to others for a moment.
+    fn give_way(&mut self) {
+        std::thread::yield_now();
+    }
+
+    /// Whether the peer is on a core now, as far as is known: what it has to send may be there
+    /// sooner than another thread of this core.
+    fn is_peer_at_work(&self) -> bool {
+        false
+    }
 }
 
 /// Waiting for peers that ring this rank's bell.
 pub struct OnBell<'a, F> {
     pub bell: &'a Doorbell,
+    /// The peer's bell, where it can be looked at.
+    pub theirs: Option<&'a Doorbell>,
     pub poll: F,
 }
 
@@ -115,18 +139,31 @@ impl<T, F: FnMut() -> Option<T>> Waiting for OnBell<'_, F> {
     fn sleep(&mut self, time: Duration) -> Option<T> {
         doze(self.bell, time, &mut self.poll)
     }
+
+    fn give_way(&mut self) {
+        self.bell.away.store(1, Relaxed);
+        std::thread::yield_now();
+        self.bell.away.store(0, Relaxed);
+    }
+
+    fn is_peer_at_work(&self) -> bool {
+        let is_there =
+            |bell: &Doorbell| bell.away.load(Relaxed) == 0 && bell.sleeping.load(Relaxed) == 0;
+        self.theirs.is_some_and(is_there)
+    }
 }
 
-/// Wait until `poll` gives something, or the watch gives up, for peers that ring `bell`.
+/// Wait until `poll` gives something, or the watch gives up, for peers that ring the first bell;
+/// the second is that of `peer`.
 #[inline]
 pub fn wait<T>(
     patience: Patience,
-    bell: &Doorbell,
+    (bell, theirs): (&Doorbell, &Doorbell),
     peer: usize,
     watch: &dyn Watch,
     poll: impl FnMut() -> Option<T>,
 ) -> Result<T> {
-    wait_on(patience, peer, watch, &mut OnBell { bell, poll })
+    wait_on(patience, peer, watch, &mut OnBell { bell, theirs: Some(theirs), poll })
 }
 
 /// Wait for `peer` in any way.
@@ -161,6 +198,7 @@ fn wait_long<T>(
     let started = Instant::now();
     let mut watched = Duration::ZERO;
     let mut sleep = SHORTEST_SLEEP;
+    let mut crossing = patience.crossing;
     loop {
         if let Some(value) = waiting.poll() {
             return Ok(value);
@@ -174,7 +212,15 @@ fn wait_long<T>(
             }
         }
         if waited < patience.yielding {
-            std::thread::yield_now();
+            for _ in 0..std::mem::take(&mut crossing) {
+                if !waiting.is_peer_at_work() {
+                    break;
+                }
+                if let Some(value) = waiting.poll() {
+                    return Ok(value);
+                }
+            }
+            waiting.give_way();
         } else {
             if let Some(value) = waiting.sleep(sleep) {
                 return Ok(value);
@@ -322,13 +368,13 @@ mod tests {
     }
 
     fn bell() -> Doorbell {
-        Doorbell { sleeping: AtomicU32::new(0) }
+        Doorbell { sleeping: AtomicU32::new(0), away: AtomicU32::new(0) }
     }
 
     #[test]
     fn a_sleeper_is_woken() {
         let (bell, flag) = (bell(), AtomicBool::new(false));
-        let patience = Patience { spins: 0, yielding: Duration::ZERO };
+        let patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while bell.sleeping.load(SeqCst) == 0 {
@@ -338,7 +384,7 @@ mod tests {
                 ring_bell(&bell);
             });
             let watch = Deadline(Duration::from_secs(60));
-            wait(patience, &bell, 0, &watch, || flag.load(Acquire).then_some(())).unwrap();
+            wait(patience, (&bell, &bell), 0, &watch, || flag.load(Acquire).then_some(())).unwrap();
         });
         assert_eq!(bell.sleeping.load(SeqCst), 0);
     }
@@ -347,8 +393,64 @@ mod tests {
     fn a_wait_ends_with_the_watch() {
         let patience = Patience::new(2, 2, Some(10));
         let watch = Deadline(Duration::from_millis(20));
-        let error = wait(patience, &bell(), 7, &watch, || None::<()>).unwrap_err();
+        let error = wait(patience, (&bell(), &bell()), 7, &watch, || None::<()>).unwrap_err();
         assert_eq!(error, Error::usage("gave up on 7"));
+    }
+
+    /// Gives a value at its twentieth poll, and counts how often its core was given away.
+    struct Counting {
+        is_peer_at_work: bool,
+        polls: u32,
+        given_away: u32,
+    }
+
+    impl Waiting for Counting {
+        type Value = ();
+
+        fn poll(&mut self) -> Option<()> {
+            self.polls += 1;
+            (self.polls >= 20).then_some(())
+        }
+
+        fn sleep(&mut self, _: Duration) -> Option<()> {
+            unreachable!("it may give its core away for longer")
+        }
+
+        fn give_way(&mut self) {
+            self.given_away += 1;
+        }
+
+        fn is_peer_at_work(&self) -> bool {
+            self.is_peer_at_work
+        }
+    }
+
+    #[test]
+    fn a_core_is_kept_for_a_peer_that_is_at_work_on_another() {
+        let watch = Deadline(Duration::from_secs(60));
+        let given_away = |is_peer_at_work: bool, crossing: u32| {
+            let patience = Patience { spins: 4, yielding: Duration::from_secs(60), crossing };
+            let mut waiting = Counting { is_peer_at_work, polls: 0, given_away: 0 };
+            wait_on(patience, 0, &watch, &mut waiting).unwrap();
+            waiting.given_away
+        };
+        assert_eq!(given_away(true, 100), 0);
+        assert_eq!(given_away(false, 100), 15);
+        // Only once: what is not there after that takes longer.
+        assert_eq!(given_away(true, 10), 5);
+    }
+
+    #[test]
+    fn a_peer_is_at_work_unless_it_says_otherwise() {
+        let (mine, theirs) = (bell(), bell());
+        let is_at_work =
+            |theirs| OnBell { bell: &mine, theirs, poll: || None::<()> }.is_peer_at_work();
+        assert!(is_at_work(Some(&theirs)) && !is_at_work(None));
+        theirs.away.store(1, Relaxed);
+        assert!(!is_at_work(Some(&theirs)));
+        theirs.away.store(0, Relaxed);
+        theirs.sleeping.store(1, Relaxed);
+        assert!(!is_at_work(Some(&theirs)));
     }
 
     #[test]
@@ -356,8 +458,8 @@ mod tests {
         // The condition becomes true between the last poll and the watch's refusal.
         let polls = std::cell::Cell::new(0);
         let watch = Deadline(Duration::ZERO);
-        let patience = Patience { spins: 0, yielding: Duration::ZERO };
-        let got = wait(patience, &bell(), 0, &watch, || {
+        let patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
+        let got = wait(patience, (&bell(), &bell()), 0, &watch, || {
             polls.set(polls.get() + 1);
             (watch.0 == Duration::ZERO && polls.get() > 1).then_some(5)
         });

@@ -1,8 +1,7 @@
 //! `ringrun --check`: the ranks that it starts measure every pair of them.
 //!
 //! Rank 0 leads: it tells all ranks which pair is next and hears what the pair found, so only one
-//! pair is on the wire at a time. A pair that cannot talk ends this, and then `pairs` looks at
-//! each.
+//! pair is on the wire at a time. A pair that cannot talk ends this, and `pairs` looks at each.
 #![allow(unsafe_code)]
 
 use ringcomm::bootstrap::rendezvous::detect;

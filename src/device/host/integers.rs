@@ -1,4 +1,5 @@
-//! What the SIMD vectors share: integers as one function per operation.
+//! What the SIMD vectors share: the shell of an instruction set, and integers as one function per
+//! operation.
 
 /// Integer vectors over one register type; `load`, `store` and `stream` are found where the macro
 /// is used. There is no integer division in SIMD, so means stay with the portable vectors.
@@ -54,4 +55,38 @@ macro_rules! integers {
     )* };
 }
 
-pub(super) use integers;
+/// An instruction set whose file has a vector of each type under these names: its shell, which
+/// enables the instructions, and its table.
+macro_rules! isa {
+    ($isa:ident, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn shell<V: Vector, O: Operation<V>>(
+            job: &Job,
+            start: usize,
+            end: usize,
+            parts: usize,
+        ) {
+            // SAFETY: this function enables what the vectors of this file need.
+            unsafe { blocks::<V, O>(job, start, end, parts) }
+        }
+
+        impl Isa for $isa {
+            type Words = Words;
+            type Doubles = Doubles;
+            type Bytes = U8;
+            type I8 = I8;
+            type U8 = U8;
+            type I16 = I16;
+            type U16 = U16;
+            type I32 = I32;
+            type U32 = U32;
+            type I64 = I64;
+            type U64 = U64;
+            fn kernel<V: Vector, O: Operation<V>>() -> Kernel {
+                shell::<V, O>
+            }
+        }
+    };
+}
+
+pub(super) use {integers, isa};

@@ -11,7 +11,7 @@ use std::mem::transmute;
 
 use super::Job;
 use super::float::{NAN, NAN64, Register, Register64};
-use super::integers::integers;
+use super::integers::{integers, isa};
 use super::kernel::{Kernel, blocks};
 use super::portable::Bytes;
 use super::select::Isa;
@@ -26,28 +26,7 @@ impl Neon {
     }
 }
 
-#[target_feature(enable = "neon")]
-unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, start: usize, end: usize, parts: usize) {
-    // SAFETY: this function enables what the vectors of this file need.
-    unsafe { blocks::<V, O>(job, start, end, parts) }
-}
-
-impl Isa for Neon {
-    type Words = Words;
-    type Doubles = Doubles;
-    type Bytes = U8;
-    type I8 = I8;
-    type U8 = U8;
-    type I16 = I16;
-    type U16 = U16;
-    type I32 = I32;
-    type U32 = U32;
-    type I64 = I64;
-    type U64 = U64;
-    fn kernel<V: Vector, O: Operation<V>>() -> Kernel {
-        shell::<V, O>
-    }
-}
+isa!(Neon, "neon");
 
 /// The low and the high half of a vector.
 #[derive(Clone, Copy)]
