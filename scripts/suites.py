@@ -47,7 +47,7 @@ def cargo(*words, target=None, **more):
 
 
 def venv(*requirements, name="venv"):
-    """The tests' virtual environment, with these from PyPI in it; installed once."""
+    """One of the tests' virtual environments, with these from PyPI in it; installed once."""
     place = TARGET / name
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
@@ -67,12 +67,6 @@ def venv(*requirements, name="venv"):
         names = ", ".join(requirements)
         raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
-
-
-def torch_venv():
-    """The virtual environment of what uses PyTorch, which is large and so has its own."""
-    return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
-                name="venv-torch")
 
 
 def libclang():
@@ -275,14 +269,30 @@ def python():
     return [Command("scripts/test-python", str(tools))]
 
 
+def torch():
+    """The backend of torch.distributed: its tests, and PyTorch's own tests of a backend."""
+    # PyTorch's wheel wants its CUDA libraries also on the CPU: 5.4 GB, a minute.
+    place = venv("torch", "numpy", "expecttest", "pytest<10", name="venv-torch")
+    interpreter = str(place / "bin/python")
+    env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
+           "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    tests = ROOT / "python/tests/torch"
+    return [
+        cargo("build", "--release"),
+        Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), env=env),
+        Command(interpreter, str(tests / "distributed_suite.py"), env=env),
+    ]
+
+
 def training():
     """The tools for training with PyTorch, and every example of it, against one process."""
-    library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
-    env = {**library, "PYTHONPATH": str(ROOT / "python")}
+    place = venv("torch", "numpy", "scikit-learn<2", "tensorboard<3", "pytest<10", name="venv-torch")
+    env = {"PYTHONPATH": str(ROOT / "python"), "RINGRUN": str(TARGET / "release/ringrun"),
+           "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/train"]
     return [
         cargo("build", "--release"),
-        Command(str(torch_venv() / "bin/python"), *tests, env=env),
+        Command(str(place / "bin/python"), *tests, env=env),
     ]
 
 
@@ -293,8 +303,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, training, peers,
-          namespaces]
+SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, torch,
+          training, peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
