@@ -18,7 +18,7 @@ from ..errors import RingUsageError
 from .backward import watch
 from .futures import level
 from .lane import Lane, Step
-from .meet import join
+from .meet import another, join
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
@@ -72,7 +72,9 @@ class Core(RootedCollectives):
                 # A device's number differs from rank to rank; its kind does not.
                 key = f"ringcomm/{device.split(':')[0]}/{depth}"
                 if device == "cpu":
-                    lane = Lane(join(self._store, key, self._rank, self._size, self._timeout))
+                    # Callbacks have threads of their own, beside the program's.
+                    store = another(self._store) if depth else self._store
+                    lane = Lane(join(store, key, self._rank, self._size, self._timeout))
                 else:
                     from .cuda import CudaLane
 
@@ -165,7 +167,7 @@ class Core(RootedCollectives):
         if self._messages is None:
             with self._making:
                 if self._messages is None:
-                    store = PrefixStore("ringcomm/p2p", self._store)
+                    store = PrefixStore("ringcomm/p2p", another(self._store))
                     self._messages = Messages(store, self._rank, self._size, self._timeout)
         return self._messages
 
