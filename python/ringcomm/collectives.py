@@ -34,8 +34,9 @@ class Collectives:
 
     For every one: buffers are anything contiguous with the buffer protocol, `__dlpack__`,
     `__array_interface__` or `__cuda_array_interface__`, or a PyTorch tensor, and nothing is copied.
-    All ranks make the same calls in the same order. `stream=` queues the call on a host stream;
-    with `async_op=True` it returns a `Handle` at once. Otherwise it returns None when it is done.
+    All ranks make the same calls in the same order. `stream=` queues the call on a host stream
+    (or, on a GPU, a CUDA stream); with `async_op=True` it returns a `Handle` at once. Otherwise it
+    returns None when it is done.
     """
 
     _handle: Optional[int]
@@ -52,7 +53,7 @@ class Collectives:
         recv: Any = None,
         op: int = _SUM,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks into `recv` on every rank; without `recv`, in place."""
@@ -78,7 +79,7 @@ class Collectives:
         recv: Any = None,
         root: int = 0,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Every rank gets the root's `send` in `recv`; without `recv`, in place in `send`.
@@ -105,7 +106,7 @@ class Collectives:
         op: int = _SUM,
         root: int = 0,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks into the root's `recv`; without, in place on the root."""
@@ -124,7 +125,7 @@ class Collectives:
         send: Any,
         recv: Any,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Every rank gets the `send` of all ranks, in the order of ranks, in `recv`.
@@ -143,7 +144,7 @@ class Collectives:
         recv: Any = None,
         op: int = _SUM,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks; rank r gets block r of the result in `recv`.
@@ -161,7 +162,7 @@ class Collectives:
         send: Any,
         recv: Any = None,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Block d of `send` goes to rank d; the block from rank s becomes block s of `recv`.
@@ -183,7 +184,7 @@ class Collectives:
         recv: Any = None,
         root: int = 0,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """The root gets the `send` of all ranks, in the order of ranks, in `recv`.
@@ -207,7 +208,7 @@ class Collectives:
         recv: Any = None,
         root: int = 0,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Rank r gets block r of the root's `send` in `recv`.
@@ -226,7 +227,7 @@ class Collectives:
         return self._run(lib.ringScatter, arguments, owners, stream, async_op)
 
     def send(
-        self, buffer: Any, peer: int, *, stream: Optional[Stream] = None, async_op: bool = False
+        self, buffer: Any, peer: int, *, stream: Any = None, async_op: bool = False
     ) -> Optional[Handle]:
         """Send a buffer to `peer`, which receives it with `recv`.
 
@@ -239,7 +240,7 @@ class Collectives:
         )
 
     def recv(
-        self, buffer: Any, peer: int, *, stream: Optional[Stream] = None, async_op: bool = False
+        self, buffer: Any, peer: int, *, stream: Any = None, async_op: bool = False
     ) -> Optional[Handle]:
         """Receive into a buffer what `peer` sends, of the same length and type."""
         found = target(buffer)
@@ -248,9 +249,7 @@ class Collectives:
             lib.ringRecv, (found[0], found[1], found[2], peer), found[4], stream, async_op
         )
 
-    def barrier(
-        self, *, stream: Optional[Stream] = None, async_op: bool = False
-    ) -> Optional[Handle]:
+    def barrier(self, *, stream: Any = None, async_op: bool = False) -> Optional[Handle]:
         """Return on every rank after every rank has called."""
         return self._run(lib.ringBarrier, (), None, stream, async_op)
 
@@ -259,7 +258,7 @@ class Collectives:
         function: Any,
         arguments: Tuple[Any, ...],
         owners: Any,
-        stream: Optional[Stream],
+        stream: Any,
         async_op: bool,
     ) -> Optional[Handle]:
         """Make the call now, in the thread's group, or on a stream."""
@@ -267,21 +266,23 @@ class Collectives:
             stream = self._own_stream()
         elif self._behind is not None:
             self._catch_up()
-        where = None if stream is None else stream.handle
+        where = None if stream is None else streams.handle_of(stream)
         result = function(*arguments, self._handle, where)
         if result:
             raise failure(result, last_error(), self._rank)
-        grouped = bool(streams.open_groups) and keep_in_group(owners, stream)
-        if stream is None:
+        host = stream if isinstance(stream, Stream) else None
+        grouped = bool(streams.open_groups) and keep_in_group(owners, host)
+        if host is None:
+            # A device's stream knows when its memory may be used again.
             return None
         if not grouped:
-            stream.keep(owners)
+            host.keep(owners)
         if not async_op:
             return None
-        handle = Handle(stream, owners, self._rank, grouped)
+        handle = Handle(host, owners, self._rank, grouped)
         if grouped:
             streams.groups.handles.append(handle)
-        if stream is self._stream:
+        if host is self._stream:
             self._behind = handle
         return handle
 
@@ -292,8 +293,8 @@ class Collectives:
             try:
                 handle.wait()
             except RingError:
-                pass  # the handle's owner is told; this call fails by itself if the communicator
-                has
+                # Whoever has the handle is told; a broken communicator refuses this call, too.
+                pass
 
     def _own_stream(self) -> Stream:
         raise NotImplementedError

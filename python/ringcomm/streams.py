@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Deque, List, Optional, Type
 
 from ._native import Result, check, lib
-from .errors import RingError, RingUsageError
+from .errors import RingArgumentError, RingError, RingUsageError
 
 #: A stream holds 256 calls that wait, one that runs and one for each thread that waits for a place;
 #: what more calls than these used is not in use any more.
@@ -38,6 +38,8 @@ class Stream:
         self._error: Optional[RingError] = None
         self._kept: Deque[Any] = deque(maxlen=_MOST_IN_USE)
         self._end = weakref.finalize(self, _destroy_quietly, self._handle)
+        # A program that ends waits for its communicators, not for what is queued behind them.
+        self._end.atexit = False
 
     @property
     def handle(self) -> Optional[int]:
@@ -114,6 +116,25 @@ class Stream:
 
 def _destroy_quietly(handle: int) -> None:
     lib.ringStreamDestroy(handle)
+
+
+def handle_of(stream: Any) -> int:
+    """The number of a host stream, or of a CUDA stream of PyTorch, CuPy or whoever has one."""
+    if isinstance(stream, Stream):
+        if stream.handle is None:
+            raise RingArgumentError("this stream was closed", Result.INVALID_ARGUMENT)
+        return stream.handle
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise RingArgumentError(
+        f"{stream!r} is no stream: give a ringcomm.Stream or, on a GPU, a CUDA stream",
+        Result.INVALID_ARGUMENT,
+    )
 
 
 class Handle:

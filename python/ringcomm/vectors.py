@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Tuple
 from ._native import ReduceOp, counts_array, lib
 from .buffers import Buffer, belong, source, target, unfit
 from .collectives import Collectives, count_of, wrong
-from .streams import Handle, Stream
+from .streams import Handle
 
 _SUM = ReduceOp.SUM
 _Counts = Optional[Sequence[int]]
@@ -25,7 +25,7 @@ class Vectors(Collectives):
         counts: Sequence[int],
         displacements: _Counts = None,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Every rank gets the `send` of all ranks: `counts[r]` elements of rank r, the same
@@ -51,7 +51,7 @@ class Vectors(Collectives):
         counts: Sequence[int],
         op: int = _SUM,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Reduce `send`; rank r gets the `counts[r]` elements of block r of the result.
@@ -78,7 +78,7 @@ class Vectors(Collectives):
         send_displacements: _Counts = None,
         recv_displacements: _Counts = None,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """`send_counts[d]` elements go to rank d, `recv_counts[s]` elements come from rank s."""
@@ -102,7 +102,7 @@ class Vectors(Collectives):
         displacements: _Counts = None,
         root: int = 0,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """The root gets the `send` of all ranks; `recv`, `counts` and `displacements` are the
@@ -136,7 +136,7 @@ class Vectors(Collectives):
         displacements: _Counts = None,
         root: int = 0,
         *,
-        stream: Optional[Stream] = None,
+        stream: Any = None,
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Rank r gets its block of the root's `send`; `counts` and `displacements` are the root's.

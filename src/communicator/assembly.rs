@@ -125,8 +125,9 @@ pub(super) struct Until<'a> {
     /// When they have to have come.
     pub deadline: Instant,
     /// Asked while they come.
-    pub is_called_off: Unless<'a>,
-    /// Asked once all have come: the first to be ready may end its part in what they came from.
+    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    /// Asked for a reason once all have come: the first to be ready may end its part in what they
+    /// came from.
     pub is_broken_off: Unless<'a>,
 }
 

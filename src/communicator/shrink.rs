@@ -60,7 +60,7 @@ impl Communicator {
         let aborts = self.aborts();
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
         let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
-        let is_broken_off = || aborted().is_some() || self.watched.died_among(&left);
+        let is_broken_off = || aborted().or_else(|| self.watched.death_among(&left));
         let until = Until {
             deadline,
             is_called_off: Some(&is_called_off),

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use super::assembly::Until;
-use super::watch::Unless;
 use super::{Call, Communicator};
 use crate::bootstrap::Unmet;
 use crate::bootstrap::network::{Gate, NetworkConfig};
@@ -70,8 +69,8 @@ impl Communicator {
         };
         let is_called_off = || trouble().is_some();
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
-        let off: Unless = Some(&is_called_off);
-        let until = Until { deadline, is_called_off: off, is_broken_off: off };
+        let until =
+            Until { deadline, is_called_off: Some(&is_called_off), is_broken_off: Some(&trouble) };
         let made = match (&self.outside, gate) {
             (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
                 let root = outside.at_port(group[0], all[group[0]][2] as u16);

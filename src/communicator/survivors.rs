@@ -5,7 +5,6 @@ use super::Communicator;
 use super::agree::{Act, Agreement, Peer};
 use super::assembly::Until;
 use super::shrink::{Door, port_of};
-use super::watch::Unless;
 use crate::bootstrap::network::Gate;
 use crate::bootstrap::{Cause, Unmet};
 use crate::config::Config;
@@ -146,8 +145,12 @@ impl Survivor<'_> {
             let (agreement, others) = (&self.agreement, RefCell::new(&mut self.others));
             let is_aborted = || communicator.aborts() != self.aborts;
             let is_stale = || is_aborted() || agreement.is_stale(others.borrow_mut().look());
-            let off: Unless = Some(&is_stale);
-            let until = Until { deadline: self.deadline, is_called_off: off, is_broken_off: off };
+            let broken_off = || is_stale().then(|| communicator.aborted());
+            let until = Until {
+                deadline: self.deadline,
+                is_called_off: Some(&is_stale),
+                is_broken_off: Some(&broken_off),
+            };
             communicator.make_of(&left, &Survivor::label(attempt), door, self.config, until)
         };
         let passing = match &made {

@@ -57,9 +57,10 @@ impl Watched {
         self.dead().into_iter().find(missed)
     }
 
-    /// Whether one of `ranks` has died without leaving.
-    pub fn died_among(&self, ranks: &[usize]) -> bool {
-        self.missed(|rank| ranks.contains(&rank)).is_some()
+    /// The error for one of `ranks` that has died without leaving.
+    pub fn death_among(&self, ranks: &[usize]) -> Option<Error> {
+        let dead = self.missed(|rank| ranks.contains(&rank))?;
+        Some(Error::PeerDied { rank: self.pages.rank, peer: self.who(dead), operation: None })
     }
 
     /// The error for a peer that has failed: it tells what it was told, so that a chain of ranks
@@ -143,8 +144,9 @@ fn tidings(waited_ms: u64) -> u64 {
         + waited_ms / 1000
 }
 
-/// Says that an operation has no point any more, where something beside its ranks can say so.
-pub type Unless<'a> = Option<&'a dyn Fn() -> bool>;
+/// Says why an operation has no point any more, where something beside its ranks can say so. Its
+/// peers are told this.
+pub type Unless<'a> = Option<&'a dyn Fn() -> Option<Error>>;
 
 /// How long a rank goes on looking for the messages of one that has left: several looks, also on a
 /// machine that does not run it at once.
@@ -165,9 +167,11 @@ impl Watch for OperationWatch<'_> {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let pages = &self.watched.pages;
         // Acquire: pairs with the Release in `Communicator::abort`.
-        let aborted = self.watched.aborted.load(Acquire);
-        if aborted || self.unless.is_some_and(|is_called_off| is_called_off()) {
+        if self.watched.aborted.load(Acquire) {
             return Err(Error::Aborted { rank: pages.rank, operation: Some(self.operation()) });
+        }
+        if let Some(reason) = self.unless.and_then(|unless| unless()) {
+            return Err(reason);
         }
         self.note(peer, waited);
         for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {

@@ -286,9 +286,12 @@ impl Links {
     /// that was sent: the news that this rank has left goes another way and would come before it.
     pub fn deliver(&mut self, matters: impl Fn(usize) -> bool) {
         let Some(network) = &mut self.network else { return };
-        network.end();
         let mut pause = FIRST_PAUSE;
-        while network.undelivered(&matters).is_some() {
+        loop {
+            network.end();
+            if network.undelivered(&matters).is_none() {
+                return;
+            }
             std::thread::sleep(pause);
             pause = BETWEEN.min(2 * pause);
         }

@@ -7,7 +7,7 @@ calls. torch has had two names for some of them, and knows both.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions
@@ -25,6 +25,9 @@ _profiled = torch._C._autograd._profiler_enabled
 #: Whether torch says that a call is waited for at once; older releases do not.
 _TELLS = hasattr(AllreduceOptions(), "asyncOp")
 
+#: The types of which one makes an element.
+_PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
+
 
 def listed(tensors: Any) -> Tensors:
     """A list of tensors; c10d takes a single one for it, too."""
@@ -33,6 +36,9 @@ def listed(tensors: Any) -> Tensors:
 
 class Collectives:
     """Collectives over lanes; the group says which lane."""
+
+    #: The lane of operations on the CPU's tensors that no callback starts.
+    _cpu: Optional[Lane] = None
 
     def _lane(self, device: torch.device) -> Lane:
         raise NotImplementedError
@@ -75,24 +81,21 @@ class Collectives:
         """Reduce each tensor over all ranks, in place, on every rank."""
         if _TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
             tensor = tensors[0]
-            known = TYPES.get(tensor.dtype)
-            op = OPS.get(opts.reduceOp.op)
             # The plain case, without detours: half of a small call's time would go into them.
-            if known is not None and known[1] == 1 and op is not None and tensor.is_cpu:
+            known, op = _PLAIN.get(tensor.dtype), OPS.get(opts.reduceOp.op)
+            lane = self._cpu
+            if known is not None and op is not None and lane is not None and tensor.is_cpu:
                 if tensor.is_contiguous() and level.depth == 0 and not _profiled():
-                    self._now(_all_reduce, tensor.data_ptr(), tensor.numel(), known[0], op)
+                    place, count = tensor.data_ptr(), tensor.numel()
+                    if lane._running:
+                        lane.run([(_all_reduce, (place, place, count, known, op))])
+                        return None
+                    with lane.lock:
+                        result = _all_reduce(place, place, count, known, op, lane.comm, None)
+                    if result:
+                        raise lane.refusal(result)
                     return None
         return self._all_reduce(listed(tensors), opts)
-
-    def _now(self, call: Callable[..., int], place: int, count: int, kind: int, op: int) -> None:
-        lane = self._lane(torch.device("cpu"))
-        if lane._running:
-            lane.run([(call, (place, place, count, kind, op))])
-            return
-        with lane.lock:
-            result = call(place, place, count, kind, op, lane.comm, None)
-        if result:
-            raise lane.refusal(result)
 
     def _all_reduce(self, tensors: Tensors, opts: Any) -> Optional[Work]:
         op = getattr(opts, "reduceOp", opts)
@@ -122,7 +125,9 @@ class Collectives:
             steps.append((lib.ringBroadcast, (place, place, count, kind, root)))
         return self._start("broadcast", tensors, steps, opts, staging)
 
-    def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None) -> Optional[Work]:
+    def reduce(
+        self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Reduce each tensor over all ranks; the root's holds the result."""
         root = opts if isinstance(opts, int) else opts.rootRank
         op = getattr(opts, "reduceOp", op)
@@ -140,7 +145,9 @@ class Collectives:
         """The inputs of all ranks, one after the other, on every rank."""
         return self._all_gather_flat([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> Optional[Work]:
         """As `all_gather_single`, of several pairs."""
         return self._all_gather_flat(listed(outputs), listed(inputs), opts)
 
@@ -158,7 +165,9 @@ class Collectives:
             steps.append((lib.ringAllGather, (read.data_ptr(), write.data_ptr(), count, kind)))
         return self._start("all_gather_single", inputs, steps, opts, staging, outputs)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Every rank gets the inputs of all ranks, in a list of tensors for each input."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -181,54 +190,6 @@ class Collectives:
         rows = [[tensors[index] for tensors in outputs] for index in range(len(inputs))]
         return self.allgather(rows, inputs, opts)
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Optional[Work]:
-        """Reduce over all ranks; rank r gets block r of the result."""
-        return self._reduce_scatter_flat([output], [input], opts)
-
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
-        """As `reduce_scatter_single`, of several pairs."""
-        return self._reduce_scatter_flat(listed(outputs), listed(inputs), opts)
-
-    def _reduce_scatter_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Optional[Work]:
-        op = AllreduceOptions().reduceOp if opts is None else opts.reduceOp
-        staging = Staging()
-        steps = []
-        for output, source in zip(outputs, inputs):
-            kind, count = types.reducible(types.check(output, "reduce_scatter_single"), op)
-            if source.numel() != output.numel() * self.size() or output.dtype != source.dtype:
-                raise ValueError(
-                    f"reduce_scatter_single: an input of {source.numel()} {source.dtype} is not {self.size()} "
-                    f"outputs of {output.numel()} {output.dtype}"
-                )
-            read, write = staging.source(source), staging.target(output)
-            number = self._reduction(op, output)
-            steps.append(
-                (lib.ringReduceScatter, (read.data_ptr(), write.data_ptr(), count, kind, number))
-            )
-        return self._start("reduce_scatter_single", inputs, steps, opts, staging, outputs)
-
-    def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
-    ) -> Optional[Work]:
-        """Reduce lists of a tensor for each rank; rank r gets the result of tensor r."""
-        if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
-        op = getattr(opts, "reduceOp", opts)
-        op = AllreduceOptions().reduceOp if op is None else op
-        staging = Staging()
-        steps = []
-        for output, row in zip(outputs, inputs):
-            if len(row) != self.size():
-                raise ValueError(f"reduce_scatter: {len(row)} inputs for {self.size()} ranks")
-            kind, _ = types.reducible(types.check(output, "reduce_scatter"), op)
-            counts = counts_array([types.numbers(tensor)[1] for tensor in row])
-            block, write = staging.row(row, read=True), staging.target(output)
-            number = self._reduction(op, output)
-            arguments = (block.data_ptr(), write.data_ptr(), counts, kind, number)
-            steps.append((lib.ringReduceScatterv, arguments))
-        flat = [tensor for row in inputs for tensor in row]
-        return self._start("reduce_scatter", flat, steps, opts, staging, list(outputs))
-
     def barrier(self, opts: Any = None, timeout: Any = None) -> Optional[Work]:
         """Every rank waits for every rank."""
         opts = opts if isinstance(opts, BarrierOptions) else BarrierOptions()
@@ -237,8 +198,6 @@ class Collectives:
     # Names that torch had for these, or has for a list of them.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 def _gather_to_all(

@@ -27,12 +27,6 @@ _MOST_REMEMBERED = 16
 _ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
 _OURS = "give the group a longer timeout in init_process_group or new_group"
 
-for _name, _arguments in [
-    ("ringStreamMark", (ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))),
-    ("ringStreamReached", (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64)),
-]:
-    getattr(lib, _name).argtypes = _arguments
-
 
 class Lane:
     """Calls on one communicator, in the order in which they come."""
@@ -46,6 +40,8 @@ class Lane:
         #: What is, or was a moment ago, on the stream, with the mark behind it.
         self._running: Deque[Tuple[int, Any]] = deque()
         self._mark = ctypes.c_uint64()
+        #: What went wrong in a call on the stream.
+        self.error: Optional[RingError] = None
 
     def run(self, steps: Sequence[Step]) -> None:
         """Make these calls, one after another, and return when they are done."""
@@ -96,33 +92,24 @@ class Lane:
         return True
 
     def reached(self, mark: int, timeout_ms: int) -> bool:
-        """Whether the calls before the mark are done, after at most so long; -1 is without end."""
-        if self.stream is None:
+        """Whether the calls before the mark are done, after at most so long; -1 is without end.
+
+        What went wrong in one of them is `error` from then on.
+        """
+        stream = None if self.stream is None else self.stream.handle
+        if stream is None:
             return True
-        result = lib.ringStreamReached(self.stream.handle, mark, timeout_ms)
-        if result == 0:
-            return True
+        result = lib.ringStreamReached(stream, mark, timeout_ms)
         if result == Result.IN_PROGRESS:
             return False
-        # The stream was ended: its calls were, too.
+        if result and self.error is None and self.comm is not None:
+            self.error = self._named(result, last_error())
         return True
 
-    def error(self) -> Optional[RingError]:
-        """What broke the communicator, if anything has."""
-        comm = self.comm
-        if comm is None:
-            return RingUsageError("the process group was destroyed", 5, rank=self.rank)
-        result = ctypes.c_int()
-        answer = lib.ringCommGetAsyncError(comm, ctypes.byref(result))
-        if answer:
-            return failure(answer, last_error(), self.rank)
-        return self._named(result.value, last_error(comm)) if result.value else None
-
     def check(self) -> None:
-        """Raise what broke the communicator, if anything has."""
-        error = self.error()
-        if error is not None:
-            raise error
+        """Raise what went wrong on the stream, if anything has."""
+        if self.error is not None:
+            raise self.error
 
     def refusal(self, result: int) -> RingError:
         """The error of the call that this thread has just made."""

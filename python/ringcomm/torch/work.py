@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from datetime import timedelta
-from typing import Any, Callable, List, Optional
+from typing import Callable, List, Optional
 
 import torch
 from torch._C._distributed_c10d import Work as TorchWork
@@ -82,14 +82,14 @@ class Work(TorchWork):
         """Wait until the calls are done; their error."""
         if not self._over:
             self._lane.reached(self._mark, -1)
-        return self._error or self._lane.error()
+        return self._error or self._lane.error
 
     def finish(self) -> None:
         """The calls are done: see how they went, and bring the results where they belong."""
         with self._ending:
             if self._over:
                 return
-            self._error = self._lane.error()
+            self._error = self._lane.error
             if self._error is None and self._after is not None:
                 try:
                     self._after()
@@ -150,6 +150,9 @@ class Done(Work):
         self._finisher = None
         self._future = None
 
+    def failure(self) -> Optional[BaseException]:
+        return None
+
 
 class Joined(Work):
     """Several works as one, done when all of them are."""
@@ -169,7 +172,7 @@ class Joined(Work):
 
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
         for work in self._works:
-            work.wait() if timeout is None else work.wait(timeout)
+            work.wait(timeout)
         self._over = self._waited = True
         return True
 

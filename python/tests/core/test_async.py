@@ -143,6 +143,29 @@ def test_streams(ranks):
     on_threads(ranks(2), work)
 
 
+def test_what_is_no_stream(ranks):
+    class Torch:
+        cuda_stream = 7
+
+    class Cupy:
+        ptr = 8
+
+    class Other:
+        def __cuda_stream__(self):
+            return (0, 9)
+
+    assert [streams.handle_of(kind()) for kind in (Torch, Cupy, Other)] == [7, 8, 9]
+    one = ranks(1)[0]
+    for wrong in (Torch(), 12345, "text", object()):
+        with pytest.raises(ringcomm.RingArgumentError, match="stream"):
+            one.barrier(stream=wrong)
+    closed = ringcomm.Stream()
+    closed.close()
+    with pytest.raises(ringcomm.RingArgumentError, match="this stream was closed"):
+        one.barrier(stream=closed)
+    one.barrier()
+
+
 def test_a_stream_tells_the_first_error(ranks):
     comms = ranks(2, timeout_ms=1500)
     stream = ringcomm.Stream()

@@ -99,6 +99,18 @@ def test_abort(ranks):
         comms[1].barrier()
 
 
+def test_a_program_that_ends_by_an_exception_does_not_wait(tmp_path):
+    """Its call under way would wait for ten minutes for a rank that never calls."""
+    text = """
+import ringcomm
+comms = ringcomm.Communicator.all(2, config=ringcomm.Config(timeout_ms=600_000))
+handle = comms[0].barrier(async_op=True)
+assert not handle.wait(0.01)
+raise KeyError("the end")
+"""
+    assert last_line(text) == ("KeyError: 'the end'", 1)
+
+
 def test_leaving_by_an_exception_aborts(ranks):
     def work(comm):
         with comm:
@@ -108,6 +120,7 @@ def test_leaving_by_an_exception_aborts(ranks):
 
     first, second = outcomes(ranks(2), work)
     assert isinstance(first, ringcomm.RingRemoteError) and isinstance(second, KeyError)
+    assert "the communicator of rank 1 was aborted" in str(first)
 
 
 def test_a_forked_child_is_told(ranks):

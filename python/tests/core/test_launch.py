@@ -1,5 +1,6 @@
 """Ranks that are processes: by `spawn`, by ringrun, and the programs of the package."""
 
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ import pytest
 import ranks as processes
 
 import ringcomm
+from ringcomm import launch
 
 
 def run(*words, **more):
@@ -34,6 +36,24 @@ def test_spawn_tells_which_rank_failed():
     )
     assert "rank 1 failed first: KeyError: 'a defect'" in str(error) and "in fail" in str(error)
     assert "RingRemoteError" in error.failures[0] and "rank 1 failed" in error.failures[0]
+
+
+def test_a_process_that_died_is_the_first_whoever_was_heard_before():
+    class Process:
+        def __init__(self, exitcode):
+            self.exitcode = exitcode
+
+        def join(self):
+            pass
+
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(3)]
+    pipes[0][1].send((False, "it missed rank 2", None))
+    pipes[1][1].send((True, "fine", None))
+    for _, there in pipes:
+        there.close()
+    with pytest.raises(ringcomm.SpawnError, match="rank 2 failed first: .*SIGKILL") as caught:
+        launch._collect([Process(1), Process(0), Process(-9)], [here for here, _ in pipes])
+    assert caught.value.rank == 2 and caught.value.failures[0] == "it missed rank 2"
 
 
 def test_spawn_ends_the_others():

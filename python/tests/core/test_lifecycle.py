@@ -3,6 +3,8 @@
 import gc
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -175,6 +177,23 @@ def test_what_is_dropped_is_destroyed():
         make()
     gc.collect()
     assert sockets_and_memory() == before
+
+
+def test_the_end_of_the_program_says_goodbye(tmp_path):
+    """A rank that never ends its communicator, and one that finds it gone in good order."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ringcomm\n"
+        "comm = ringcomm.init()\n"
+        "comm.barrier()\n"
+        "if comm.rank == 1:\n"
+        "    try: comm.barrier()\n"
+        "    except ringcomm.RingError as error: print(error)\n"
+    )
+    words = [sys.executable, "-m", "ringcomm.run", "-np", "2", sys.executable, str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0" in done.stdout and "died" not in done.stdout, done.stdout
 
 
 def test_communicators_are_not_made_in_groups():

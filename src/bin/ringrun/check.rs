@@ -1,7 +1,7 @@
 //! `ringrun --check`: the ranks that it starts measure every pair of them.
 //!
 //! Rank 0 leads: it tells all ranks which pair is next and hears what the pair found, so only one
-//! pair is on the wire at a time. A pair that cannot talk ends this, and then `pairs` looks at each.
+//! pair is on the wire at a time. A pair that cannot talk ends this, and `pairs` looks at each.
 #![allow(unsafe_code)]
 
 use ringcomm::bootstrap::rendezvous::detect;
@@ -206,8 +206,8 @@ fn report(names: &[String], all: &[Found]) -> String {
     text + &matrices("rank", nranks, &all)
 }
 
-/// Both matrices; a row's and a column's number is that of `what`, and pairs are found at the row of
-/// the lower and the column of the higher. Those that found nothing cannot talk.
+/// Both matrices; a row's and a column's number is that of `what`, and pairs are found at the row
+/// of the lower and the column of the higher. Those that found nothing cannot talk.
 pub fn matrices(what: &str, count: usize, all: &[Option<Found>]) -> String {
     let mut text = String::new();
     let cell = |from: usize, to: usize, value: &dyn Fn(&Found) -> String| {

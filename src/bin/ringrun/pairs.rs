@@ -1,7 +1,7 @@
 //! `ringrun --check` where not every pair can talk: each pair of hosts by itself.
 //!
-//! One bad pair ends the job of all ranks. A job of two hosts fails by itself, so this program starts
-//! itself once for each pair, and the matrix shows which ones fail.
+//! One bad pair ends the job of all ranks. A job of two hosts fails by itself, so this program
+//! starts itself once for each pair, and the matrix shows which ones fail.
 
 use crate::check::{self, Found};
 use std::process::{Command, Stdio};

@@ -61,16 +61,19 @@ impl Connection {
         self.flush();
     }
 
-    /// The lanes, each with whether something may still come over it.
-    pub fn lanes(&self) -> impl Iterator<Item = (&Lane, bool)> {
-        self.lanes.iter().enumerate().map(|(index, lane)| (lane, !self.has_ended(index)))
+    pub fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.iter()
     }
 
-    /// As [`Lane::end`] and [`Lane::is_delivered`], of all lanes.
+    /// End the lanes once nothing is on its way over any: who finds the end of one has what came over
+    /// the others.
     pub fn end(&self) {
-        self.lanes.iter().for_each(Lane::end);
+        if self.lanes.len() == 1 || self.is_delivered() {
+            self.lanes.iter().for_each(Lane::end);
+        }
     }
 
+    /// Whether the peer's machine has all that was written.
     pub fn is_delivered(&self) -> bool {
         self.is_broken() || self.lanes.iter().all(Lane::is_delivered)
     }
@@ -139,25 +142,16 @@ impl Connection {
         for (index, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
             if let Err(why) = lane.read(&mut self.inbound) {
                 self.ended |= 1 << index;
-                // A peer that has left closes all lanes, and what it sent over another may still be
-                // on its way.
-                if !matches!(why, Broken::Closed) || lane.is_reading() {
-                    failure = Some(why);
-                }
+                failure = Some(why);
             }
         }
-        let all_ended = self.ended != 0 && (0..self.lanes.len()).all(|lane| self.has_ended(lane));
-        if let Some(why) = failure.or(all_ended.then_some(Broken::Closed)) {
+        if let Some(why) = failure {
             if matches!(why, Broken::Damaged(_)) {
                 self.ended = u32::MAX;
             }
             self.breaks(&why.to_string());
         }
         self.inbound.ready()
-    }
-
-    fn has_ended(&self, lane: usize) -> bool {
-        self.ended & 1 << lane != 0
     }
 
     pub fn want_at(&mut self, address: *mut u8, length: usize, stamp: &Stamp) {
@@ -226,24 +220,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_over_one_lane_outlives_the_end_of_another() {
+    fn what_came_before_the_end_of_a_lane_is_read_from_the_others() {
         let (mut connection, [mut first, mut second]) = connection();
+        second.write_all(&message(0)).unwrap();
         first.write_all(&message(1)).unwrap();
         drop(first);
-        until(&mut connection, |connection| {
-            connection.try_wait().is_some() || connection.ended == 1
-        });
-        assert!(connection.try_wait().is_none() && !connection.is_broken());
-        second.write_all(&message(0)).unwrap();
         for _ in 0..2 {
             until(&mut connection, |connection| connection.try_wait().is_some());
             connection.free();
         }
-        assert!(!connection.is_broken());
-        drop(second);
         until(&mut connection, |connection| {
             connection.try_wait().is_none() && connection.is_broken()
         });
+    }
+
+    #[test]
+    fn lanes_end_when_all_of_them_have_delivered() {
+        let (connection, [_first, second]) = connection();
+        // The kernels of both ends hold less than this.
+        let bytes = vec![0; 64 << 20];
+        let lane = &connection.lanes[0];
+        // SAFETY: the bytes outlive the call.
+        let sent = unsafe {
+            libc::send(lane.fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT)
+        };
+        assert!(sent > 0 && !connection.is_delivered());
+        connection.end();
+        second.set_nonblocking(true).unwrap();
+        let error = std::io::Read::read(&mut &second, &mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "the other lane has not ended");
     }
 
     #[test]

@@ -190,7 +190,7 @@ impl Network {
         self.unwritten.first().copied()
     }
 
-    /// Send nothing more to anybody.
+    /// Send nothing more to anybody, as [`Connection::end`] says.
     pub fn end(&self) {
         self.connections.iter().flatten().for_each(|connection| connection.end());
     }
@@ -224,8 +224,8 @@ impl Network {
         for (other, connection) in self.connections.iter().enumerate() {
             let Some(connection) = connection.as_ref().filter(|c| !c.is_broken()) else { continue };
             let reads = peer.is_none_or(|peer| peer == other);
-            for (lane, open) in connection.lanes() {
-                let reads = if reads && open && lane.wants_input() { libc::POLLIN } else { 0 };
+            for lane in connection.lanes() {
+                let reads = if reads && lane.wants_input() { libc::POLLIN } else { 0 };
                 let events = reads | if lane.is_writing() { libc::POLLOUT } else { 0 };
                 if events != 0 {
                     self.polled.push(libc::pollfd { fd: lane.fd(), events, revents: 0 });

@@ -1,0 +1,227 @@
+"""Every collective of c10d against what it should give, with lists, single tensors and odd layouts."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from torch.distributed import ReduceOp
+
+RANKS = 3
+TYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+]
+OPS = [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
+
+
+def values(rank, count, dtype):
+    return (torch.arange(count) % 3 + rank % 2 + 1).to(dtype)
+
+
+def expected(op, count, dtype):
+    rows = torch.stack([values(rank, count, dtype).double() for rank in range(RANKS)])
+    if op == ReduceOp.SUM:
+        return rows.sum(0).to(dtype)
+    if op == ReduceOp.PRODUCT:
+        return rows.prod(0).to(dtype)
+    return (rows.min(0) if op == ReduceOp.MIN else rows.max(0)).values.to(dtype)
+
+
+def reductions(rank):
+    for dtype in TYPES:
+        for op in OPS:
+            for count in (0, 1, 7, 70_001):
+                want = expected(op, count, dtype)
+                tensor = values(rank, count, dtype)
+                dist.all_reduce(tensor, op)
+                assert torch.equal(tensor, want), (dtype, op, count)
+                tensor = values(rank, count, dtype)
+                dist.reduce(tensor, 1, op)
+                assert rank != 1 or torch.equal(tensor, want), (dtype, op, count)
+
+
+def other_reductions(rank):
+    tensor = torch.full((5,), float(rank))
+    dist.all_reduce(tensor, ReduceOp.AVG)
+    assert torch.equal(tensor, torch.ones(5))
+    bits = torch.tensor([1 << rank, 7])
+    for op, want in [(ReduceOp.BOR, [7, 7]), (ReduceOp.BAND, [0, 7]), (ReduceOp.BXOR, [7, 7])]:
+        tensor = bits.clone()
+        dist.all_reduce(tensor, op)
+        assert tensor.tolist() == want, op
+    flag = torch.tensor([rank == 1, False])
+    dist.all_reduce(flag, ReduceOp.MAX)
+    assert flag.tolist() == [True, False]
+    number = torch.tensor([1 + 2j * rank], dtype=torch.complex64)
+    dist.all_reduce(number)
+    assert number.item() == 3 + 6j
+    scaled = torch.full((4,), float(rank + 1))
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(scaled, torch.full((4,), 3.0))
+    with pytest.raises(TypeError, match="does not reduce"):
+        dist.all_reduce(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8))
+
+
+def layouts(rank):
+    """What is not contiguous comes back where it was."""
+    whole = torch.zeros(4, 6)
+    part = whole[:, 1:4]
+    part.copy_(torch.full((4, 3), float(rank)))
+    dist.all_reduce(part)
+    assert torch.equal(part, torch.full((4, 3), 3.0)) and whole[:, 4:].sum() == 0
+    image = torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
+    dist.broadcast(image, 2)
+    assert torch.equal(image, torch.full((2, 3, 4, 4), 2.0))
+    turned = torch.zeros(3, 2).t()
+    dist.all_gather(
+        [turned] + [torch.zeros(2, 3) for _ in range(2)], torch.full((2, 3), float(rank))
+    )
+    assert torch.equal(turned, torch.zeros(2, 3))
+
+
+def gathers(rank):
+    mine = torch.full((2, 3), float(rank))
+    rows = [torch.zeros(2, 3) for _ in range(RANKS)]
+    dist.all_gather(rows, mine)
+    assert [row[0, 0].item() for row in rows] == [0, 1, 2]
+    block = torch.zeros(RANKS * 2, 3)
+    dist.all_gather_into_tensor(block, mine)
+    assert torch.equal(block, torch.cat(rows))
+    uneven = [torch.zeros(size + 1) for size in range(RANKS)]
+    dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+    assert [len(row) for row in uneven] == [1, 2, 3] and uneven[2].tolist() == [2, 2, 2]
+    rows = [torch.zeros(2, 3) for _ in range(RANKS)] if rank == 1 else None
+    dist.gather(mine, rows, dst=1)
+    assert rank != 1 or torch.equal(torch.cat(rows), block)
+    out = torch.zeros(2)
+    dist.scatter(
+        out, [torch.full((2,), 10.0 + r) for r in range(RANKS)] if rank == 2 else None, src=2
+    )
+    assert out.tolist() == [10.0 + rank] * 2
+    strange = torch.full((3,), rank, dtype=torch.int64).view(torch.uint8)
+    dist.broadcast(strange, 1)
+    assert strange.view(torch.int64).tolist() == [1, 1, 1]
+
+
+def scattered_reductions(rank):
+    rows = [torch.full((3,), float(r + rank)) for r in range(RANKS)]
+    out = torch.zeros(3)
+    dist.reduce_scatter(out, rows)
+    assert out.tolist() == [3.0 + 3 * rank] * 3
+    dist.reduce_scatter_tensor(out, torch.cat(rows), ReduceOp.MAX)
+    assert out.tolist() == [2.0 + rank] * 3
+    uneven = torch.zeros(rank + 1)
+    dist.reduce_scatter(uneven, [torch.ones(r + 1) for r in range(RANKS)])
+    assert torch.equal(uneven, torch.full((rank + 1,), 3.0))
+
+
+def exchanges(rank):
+    out = torch.zeros(RANKS, 2)
+    dist.all_to_all_single(out, torch.full((RANKS, 2), float(rank)))
+    assert out[:, 0].tolist() == [0, 1, 2]
+    got = [torch.zeros(other + 1) for other in range(RANKS)]
+    dist.all_to_all(got, [torch.full((rank + 1,), float(10 * rank + to)) for to in range(RANKS)])
+    assert [row[-1].item() for row in got] == [10 * other + rank for other in range(RANKS)]
+    out = torch.zeros(6, 2)
+    sent = torch.full((3 * (rank + 1), 2), float(rank))
+    dist.all_to_all_single(out, sent, [1, 2, 3], [rank + 1] * 3)
+    assert out[:, 1].tolist() == [0, 1, 1, 2, 2, 2]
+    with pytest.raises(ValueError, match="split sizes|divide"):
+        dist.all_to_all_single(torch.zeros(4), torch.zeros(4))
+
+
+def coalesced(rank):
+    tensors = [torch.full((size,), float(rank)) for size in (1, 5, 3)]
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    assert [tensor[0].item() for tensor in tensors] == [3, 3, 3]
+    outs = [torch.zeros(RANKS), torch.zeros(2 * RANKS)]
+    with dist._coalescing_manager(async_ops=True) as works:
+        dist.all_gather_into_tensor(outs[0], torch.full((1,), float(rank)))
+        dist.all_gather_into_tensor(outs[1], torch.full((2,), float(rank)))
+    works.wait()
+    assert outs[0].tolist() == [0, 1, 2] and outs[1].tolist() == [0, 0, 1, 1, 2, 2]
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    dist.all_reduce(tensors[0], async_op=True)
+    dist.broadcast(tensors[1], 0, async_op=True)
+    work = group._end_coalescing(torch.device("cpu"))
+    assert work.wait() and tensors[0].item() == 9
+
+
+def sparse(rank):
+    tensor = torch.sparse_coo_tensor([[0, rank]], [1.0, 2.0], (4,))
+    dense = torch.zeros(4)
+    for other in range(RANKS):
+        dense += torch.sparse_coo_tensor([[0, other]], [1.0, 2.0], (4,)).to_dense()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), dense)
+
+
+def functional(rank):
+    import torch.distributed._functional_collectives as funcol
+
+    world = list(range(RANKS))
+    total = funcol.all_reduce(torch.ones(4) * rank, "sum", world)
+    assert torch.equal(funcol.wait_tensor(total), torch.full((4,), 3.0))
+    every = funcol.all_gather_tensor(torch.full((2,), float(rank)), 0, world)
+    assert every.tolist() == [0, 0, 1, 1, 2, 2]
+    mine = funcol.reduce_scatter_tensor(torch.ones(6), "sum", 0, world)
+    assert mine.tolist() == [3, 3]
+    assert funcol.broadcast(torch.full((2,), float(rank)), 1, world).tolist() == [1, 1]
+    turned = funcol.all_to_all_single(torch.full((3,), float(rank)), None, None, world)
+    assert turned.tolist() == [0, 1, 2]
+    both = funcol.all_reduce_coalesced([torch.ones(2), torch.ones(3) * rank], "sum", world)
+    assert [tensor[0].item() for tensor in both] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        reductions,
+        other_reductions,
+        layouts,
+        gathers,
+        scattered_reductions,
+        exchanges,
+        coalesced,
+        sparse,
+        functional,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_against_what_it_should_give(function):
+    run(RANKS, function)
+
+
+def objects(rank):
+    everyone = [None] * RANKS
+    dist.all_gather_object(everyone, {"rank": rank, "data": "x" * 1000 * rank})
+    assert [each["rank"] for each in everyone] == [0, 1, 2]
+    told = [None, None] if rank else ["hello", {1: 2}]
+    dist.broadcast_object_list(told, src=0)
+    assert told == ["hello", {1: 2}]
+    got = [None]
+    dist.scatter_object_list(got, [f"to {r}" for r in range(RANKS)] if rank == 1 else None, src=1)
+    assert got == [f"to {rank}"]
+    collected = [None] * RANKS if rank == 2 else None
+    dist.gather_object(rank * 11, collected, dst=2)
+    assert rank != 2 or collected == [0, 11, 22]
+    if rank == 0:
+        dist.send_object_list([[1, 2], "three"], dst=1)
+    elif rank == 1:
+        heard = [None, None]
+        dist.recv_object_list(heard, src=0)
+        assert heard == [[1, 2], "three"]
+
+
+def test_objects():
+    run(RANKS, objects)

@@ -1,0 +1,113 @@
+"""What goes wrong is said in one line, by name, on every rank, soon."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringcomm
+
+
+def dies_in_training(rank, hook):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model = DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)]), bucket_cap_mb=0.1
+    )
+    if hook:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    data = torch.randn(4, 128)
+    for step in range(6):
+        if step == 5 and rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        try:
+            model(data).sum().backward()
+        except ringcomm.RingError as error:
+            return str(error), time.monotonic() - begin
+    return None
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "fp16 hook"])
+def test_a_dead_rank_is_named_by_backward(hook):
+    told = run(3, dies_in_training, hook, may_die=[2])
+    for text, _ in told[:2]:
+        assert "rank 2" in text and "died" in text
+
+
+def dies_in_a_collective(rank):
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ringcomm.RingError, match="rank 0.*died"):
+        dist.all_reduce(torch.ones(4))
+    work_error = None
+    try:
+        dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()
+    except ringcomm.RingError as error:
+        work_error = error
+    assert work_error is not None
+
+
+def test_a_dead_rank_is_named_by_a_collective():
+    run(3, dies_in_a_collective, may_die=[0])
+
+
+def disagree(rank):
+    with pytest.raises(ringcomm.RingError, match="ranks disagree"):
+        dist.all_reduce(torch.ones(4 + rank))
+
+
+def late(rank):
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(
+            ringcomm.RingTimeoutError, match="waited 1... ms for rank 1.*longer timeout"
+        ):
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.monitored_barrier()
+    work = dist.irecv(torch.ones(1), 1 - rank)
+    with pytest.raises(ringcomm.RingTimeoutError, match=f"waited for rank {1 - rank}.*tag 0"):
+        work.wait(timedelta(milliseconds=50))
+
+
+def monitored(rank):
+    dist.monitored_barrier()
+    if rank == 0:
+        with pytest.raises(
+            ringcomm.RingTimeoutError, match="Rank 1 failed to pass monitoredBarrier"
+        ):
+            dist.monitored_barrier(timeout=timedelta(milliseconds=300))
+    dist.barrier()
+
+
+def wrong_tensors(rank):
+    with pytest.raises(ValueError, match="on meta"):
+        dist.broadcast(torch.ones(2, device="meta"), 0)
+    with pytest.raises(ValueError, match="do not fill"):
+        dist.all_gather_into_tensor(torch.ones(5), torch.ones(2))
+    with pytest.raises(ringcomm.RingError, match="root"):
+        dist.group.WORLD.broadcast(torch.ones(2), 7)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    "function", [disagree, late, monitored, wrong_tensors], ids=lambda function: function.__name__
+)
+def test_mistakes(function):
+    run(2, function)
+
+
+def test_a_rank_that_does_not_come_is_missed(tmp_path):
+    """Rank 1 of 2 is alone: it says that it found no word of rank 0."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    with pytest.raises(ringcomm.RingTimeoutError, match="rank 1 found no word of rank 0"):
+        ringcomm.torch.Group(store, 1, 2, timedelta(milliseconds=200))

@@ -1,0 +1,124 @@
+"""Groups: how they are made, of which ranks, in which store, and their end."""
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+
+import ringcomm
+
+
+def subgroups(rank):
+    pair = dist.new_group([0, 2])
+    tensor = torch.ones(2)
+    if rank in (0, 2):
+        dist.all_reduce(tensor, group=pair)
+        assert tensor[0] == 2 and dist.get_rank(pair) == rank // 2
+        dist.broadcast(tensor, 2, group=pair)
+    else:
+        assert pair == dist.GroupMember.NON_GROUP_MEMBER
+    alone = [dist.new_group([each]) for each in range(3)][rank]
+    dist.all_reduce(tensor, group=alone)
+    everyone = dist.new_group(timeout=timedelta(seconds=60))
+    work = dist.barrier(everyone, async_op=True)
+    work.wait()
+    if rank in (0, 2):
+        dist.destroy_process_group(pair)
+    assert dist.get_backend(everyone) == "ringcomm"
+
+
+def split(rank):
+    parts = [[0, 2], [1]]
+    group = dist.split_group(split_ranks=parts)
+    tensor = torch.full((2,), float(rank))
+    dist.all_reduce(tensor, group=group)
+    assert tensor[0] == (1 if rank == 1 else 2)
+    turned = dist.split_group(split_ranks=[[2, 1]])
+    if rank:
+        assert dist.get_rank(turned) == 2 - rank
+    else:
+        assert turned == dist.GroupMember.NON_GROUP_MEMBER
+
+
+def again(rank):
+    """The same store serves the next group of the same name."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    for _ in range(2):
+        dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 3
+        dist.destroy_process_group()
+
+
+def ended(rank):
+    group = dist.group.WORLD
+    dist.barrier()
+    dist.destroy_process_group()
+    with pytest.raises(ringcomm.RingError, match="destroyed"):
+        group.allreduce([torch.ones(1)]).wait()
+
+
+@pytest.mark.parametrize(
+    "function", [subgroups, split, again, ended], ids=lambda function: function.__name__
+)
+def test_groups(function):
+    run(3, function)
+
+
+def beside_gloo(rank):
+    """A group of several backends gets one for its device only; its works are torch's own."""
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor[0] == 2
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    assert tensor[0] == 4
+    rows = [torch.zeros(2), torch.zeros(2)]
+    dist.all_gather(rows, torch.full((2,), float(rank)))
+    assert rows[1].tolist() == [1, 1]
+    dist.barrier()
+    group = dist.group.WORLD
+    assert group._get_backend(torch.device("cpu")).name() == "ringcomm"
+
+
+def test_several_backends():
+    run(2, beside_gloo, backend="cpu:ringcomm,cuda:gloo")
+
+
+def total(rank):
+    tensor = torch.full((2,), rank + 1.0)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def test_over_tcp():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert run(2, total, url=f"tcp://127.0.0.1:{port}") == [3, 3]
+
+
+def test_one_rank_alone():
+    assert run(1, total) == [1]
+
+
+def in_a_fork(rank):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except ringcomm.RingError as error:
+            os._exit(7 if "fork" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    dist.barrier()
+
+
+def test_a_forked_child_is_told():
+    run(2, in_a_fork)

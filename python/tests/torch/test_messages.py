@@ -1,0 +1,116 @@
+"""Send and receive: tags in any order, from any source, both ways at once."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+
+import ringcomm
+
+
+def tags(rank):
+    if rank == 0:
+        for tag in (5, 6, 7):
+            dist.send(torch.full((tag,), float(tag)), 1, tag=tag)
+    elif rank == 1:
+        for tag in (7, 5, 6):
+            tensor = torch.zeros(tag)
+            assert dist.recv(tensor, 0, tag=tag) == 0
+            assert torch.equal(tensor, torch.full((tag,), float(tag)))
+
+
+def any_source(rank):
+    if rank == 0:
+        seen = set()
+        for _ in range(4):
+            tensor = torch.zeros(3)
+            source = dist.recv(tensor)
+            assert tensor[0] == source
+            seen.add(source)
+        assert seen == {1, 2}
+        work = dist.irecv(tensor, None, tag=3)
+        work.wait()
+        assert work._source_rank() == 2
+    else:
+        for _ in range(2):
+            dist.send(torch.full((3,), float(rank)), 0)
+        if rank == 2:
+            dist.send(torch.ones(3), 0, tag=3)
+
+
+def both_ways(rank):
+    """Every rank sends first, more than any buffer holds."""
+    size = dist.get_world_size()
+    big = torch.full((3_000_000,), float(rank))
+    got = torch.zeros_like(big)
+    works = [dist.isend(big, (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
+    for work in works:
+        work.wait()
+    assert got[-1] == (rank - 1) % size
+    operations = [
+        dist.P2POp(dist.isend, big, (rank - 1) % size),
+        dist.P2POp(dist.irecv, got, (rank + 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert got[0] == (rank + 1) % size
+
+
+def nobody_waits(rank):
+    """A receive goes on by itself, so that the sender can, and a future completes."""
+    if rank == 0:
+        tensor = torch.zeros(2_000_000)
+        work = dist.irecv(tensor, 1)
+        future = work.get_future()
+        dist.barrier()
+        assert future.wait()[0][-1] == 5 and work.is_completed()
+    else:
+        if rank == 1:
+            dist.send(torch.full((2_000_000,), 5.0), 0)
+        dist.barrier()
+
+
+def beside_collectives(rank):
+    """A receive that waits keeps no collective waiting."""
+    tensor = torch.zeros(2)
+    work = dist.irecv(tensor, 1) if rank == 0 else None
+    dist.all_reduce(torch.ones(3))
+    if rank == 1:
+        time.sleep(0.05)
+        dist.send(torch.ones(2), 0)
+    if work is not None:
+        work.wait()
+        assert tensor[0] == 1
+
+
+def other_shape(rank):
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+        dist.barrier()
+    else:
+        if rank == 1:
+            with pytest.raises(
+                ringcomm.RingError, match="rank 0 sent 3 float32.*receives 4 torch.float64"
+            ):
+                dist.recv(torch.zeros(4, dtype=torch.float64), 0)
+        dist.barrier()
+
+
+def strided(rank):
+    whole = torch.zeros(4, 4)
+    if rank == 0:
+        dist.send(torch.arange(16.0).view(4, 4).t(), 1)
+    elif rank == 1:
+        dist.recv(whole.t(), 0)
+        assert torch.equal(whole, torch.arange(16.0).view(4, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [tags, any_source, both_ways, nobody_waits, beside_collectives, other_shape, strided],
+    ids=lambda function: function.__name__,
+)
+def test_messages(function):
+    run(3, function)
