@@ -1,11 +1,14 @@
-//! Names the shared library's interface, programs linked with it look for `libringcomm.so.1`, and
-//! tells the benchmark which commit the library was compiled from.
+//! Names the shared library's interface, programs linked with it look for `libringcomm.so.1`;
+//! compiles the GPU kernels; tells the benchmark which commit the library was compiled from.
+
+#[path = "kernels/build.rs"]
+mod kernels;
 
 use std::path::Path;
 use std::process::Command;
 
 /// What the library is compiled from: the benchmark's own sources are not part of it.
-const SOURCES: [&str; 4] = ["src", ":!src/bin", "Cargo.toml", "Cargo.lock"];
+const SOURCES: [&str; 5] = ["src", "kernels", ":!src/bin", "Cargo.toml", "Cargo.lock"];
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -17,6 +20,7 @@ fn main() {
             println!("cargo:rerun-if-changed={}", source.path().display());
         }
     }
+    kernels::build();
     if let Some(commit) = commit() {
         println!("cargo:rustc-env=RINGCOMM_GIT_COMMIT={commit}");
     }

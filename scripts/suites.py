@@ -46,9 +46,9 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
-def venv(*requirements):
+def venv(*requirements, name="venv"):
     """The tests' virtual environment, with these from PyPI in it; installed once."""
-    place = TARGET / "venv"
+    place = TARGET / name
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
@@ -67,6 +67,28 @@ def venv(*requirements):
         names = ", ".join(requirements)
         raise Missing(f"{names} does not install from PyPI ({error})") from error
     return place
+
+
+def torch_venv():
+    """The virtual environment of what uses PyTorch, which is large and so has its own."""
+    return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
+                name="venv-torch")
+
+
+def pinned(place, name):
+    """A program of NVIDIA's wheels in an environment."""
+    found = next(place.glob(f"lib/python3*/site-packages/nvidia/cu13/bin/{name}"), None)
+    if not found:
+        raise Missing(f"NVIDIA's wheels have no {name} where it was")
+    return found
+
+
+def nvcc():
+    """The compiler of the kernels, installed if there is none; for every suite the same, or Cargo would
+    compile the library again when it changes."""
+    return os.environ.get("NVCC") or str(pinned(
+        # One release throughout: its parts do not work with those of others.
+        venv("cuda-toolkit[nvcc,cccl]==13.0.3.0", name="venv-cuda"), "nvcc"))
 
 
 def libclang():
@@ -269,6 +291,45 @@ def python():
     return [Command("scripts/test-python", str(tools))]
 
 
+def torch():
+    """The backend of torch.distributed: its tests, and PyTorch's own tests of a backend."""
+    # PyTorch's wheel wants its CUDA libraries also on the CPU: 5.4 GB, a minute.
+    interpreter = str(torch_venv() / "bin/python")
+    env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
+           "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    tests = ROOT / "python/tests/torch"
+    return [
+        cargo("build", "--release"),
+        Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), env=env),
+        Command(interpreter, str(tests / "distributed_suite.py"), env=env),
+    ]
+
+
+def training():
+    """The tools for training with PyTorch, and every example of it, against one process."""
+    library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
+    env = {**library, "PYTHONPATH": str(ROOT / "python")}
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/train"]
+    return [
+        cargo("build", "--release"),
+        Command(str(torch_venv() / "bin/python"), *tests, env=env),
+    ]
+
+
+def kernels():
+    """The GPU kernels: compiled for devices and looked at, compiled for the host and run."""
+    need("g++")
+    nvcc()
+    # The first release of these wheels that has them; they read what older compilers write.
+    tools = venv("nvidia-cuda-cuobjdump==13.2.78", "nvidia-cuda-nvdisasm==13.2.78")
+    path = {"PATH": f"{pinned(tools, 'cuobjdump').parent}:{os.environ['PATH']}"}
+    return [
+        cargo("test", "--test", "kernels"),
+        Command("scripts/kernel-protocol"),
+        Command(sys.executable, "scripts/sass.py", env=path),
+    ]
+
+
 def fuzz():
     """Every parser of what others say, for a minute in all; scripts/fuzz goes on for longer."""
     # libFuzzer is compiled from its C++ sources.
@@ -276,8 +337,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python, peers,
-          namespaces]
+SUITES = [style, unit, kernels, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python,
+          torch, training, peers, namespaces]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.
@@ -400,6 +461,11 @@ def main():
     # Output of the programs is compared and counted: no colours.
     os.environ.update({"CARGO_TERM_COLOR": "never", "NO_COLOR": "1"})
     chosen = [names[name] for name in sys.argv[1:]] or SUITES
+    if kernels in chosen or (TARGET / "venv-cuda").exists():
+        try:
+            os.environ["NVCC"] = nvcc()
+        except Missing as reason:
+            print(f"no kernels in what follows: {reason}", flush=True)
     results = [run(suite) for suite in chosen]
     passed, failed = (sum(column) for column in zip(*results))
     print(f"{passed} passed, {failed} failed")

@@ -84,7 +84,9 @@ impl Rank<'_> {
         let (stamp, length, seed) = message(self.number, index, slot_bytes);
         let sender = &mut self.sender;
         let payload =
-            wait(self.patience, self.bell, 1 - self.number, watch, || sender.try_reserve(length))?;
+            wait(self.patience, (self.bell, self.peer_bell), 1 - self.number, watch, || {
+                sender.try_reserve(length)
+            })?;
         for at in 0..length {
             // SAFETY: the slot is reserved for `length` bytes.
             unsafe { payload.add(at).write(seed.wrapping_add(at as u64) as u8) };
@@ -98,7 +100,8 @@ impl Rank<'_> {
         let peer = 1 - self.number;
         let (stamp, length, seed) = message(peer, index, slot_bytes);
         let receiver = &mut self.receiver;
-        let got = wait(self.patience, self.bell, peer, watch, || receiver.try_wait())?;
+        let got =
+            wait(self.patience, (self.bell, self.peer_bell), peer, watch, || receiver.try_wait())?;
         // SAFETY: the message is not freed yet.
         let data = unsafe { std::slice::from_raw_parts(got.payload, got.length) };
         let expected = |at: usize| seed.wrapping_add(at as u64) as u8;
@@ -123,7 +126,7 @@ impl Rank<'_> {
             }
         }
         let sender = &mut self.sender;
-        wait(self.patience, self.bell, 1 - self.number, &Deadline, || {
+        wait(self.patience, (self.bell, self.peer_bell), 1 - self.number, &Deadline, || {
             sender.freed_all().then_some(())
         })
     }

@@ -21,12 +21,11 @@ import sys
 import time
 from pathlib import Path
 
+import resnet
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
-
-import resnet
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [4, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -65,7 +64,15 @@ def all_reduce(groups, rounds, say):
             order = SYSTEMS if index % 2 == 0 else SYSTEMS[::-1]
             for name in order:
                 taken = block(groups[name], tensor, counts[name])
-                rows.append({"what": "all_reduce", "bytes": size, "round": index, "system": name, "us": taken * 1e6})
+                rows.append(
+                    {
+                        "what": "all_reduce",
+                        "bytes": size,
+                        "round": index,
+                        "system": name,
+                        "us": taken * 1e6,
+                    }
+                )
         say(rows, size)
     return rows
 
@@ -73,7 +80,10 @@ def all_reduce(groups, rounds, say):
 def step_times(groups, rounds, batch):
     """Milliseconds of a training step, of the slowest rank, with each backend and without any."""
     torch.manual_seed(0)
-    models = {name: DistributedDataParallel(resnet.resnet18(), process_group=group) for name, group in groups.items()}
+    models = {
+        name: DistributedDataParallel(resnet.resnet18(), process_group=group)
+        for name, group in groups.items()
+    }
     optimizers = {name: torch.optim.SGD(model.parameters(), 0.01) for name, model in models.items()}
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
@@ -127,7 +137,11 @@ def rank_main(rank, ranks, port, options, queue):
 
 
 def rounds_of(rows, system, value, **match):
-    found = [row for row in rows if row["system"] == system and all(row[key] == match[key] for key in match)]
+    found = [
+        row
+        for row in rows
+        if row["system"] == system and all(row[key] == match[key] for key in match)
+    ]
     return [row[value] for row in sorted(found, key=lambda row: row["round"])]
 
 
@@ -140,16 +154,24 @@ def ratio_of(rows, size):
 def table(rows, ranks):
     """The lines that say what was measured with so many ranks."""
     rows = [row for row in rows if row["ranks"] == ranks]
-    lines = [f"dist.all_reduce, float32 sum, in place, {ranks} processes",
-             f"{'bytes':>10} {'ringcomm us':>12} {'gloo us':>12} {'gloo / ringcomm':>16}"]
+    lines = [
+        f"dist.all_reduce, float32 sum, in place, {ranks} processes",
+        f"{'bytes':>10} {'ringcomm us':>12} {'gloo us':>12} {'gloo / ringcomm':>16}",
+    ]
     for size in SIZES:
-        times = [statistics.median(rounds_of(rows, name, "us", what="all_reduce", bytes=size)) for name in SYSTEMS]
-        lines.append(f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x")
+        times = [
+            statistics.median(rounds_of(rows, name, "us", what="all_reduce", bytes=size))
+            for name in SYSTEMS
+        ]
+        lines.append(
+            f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x"
+        )
     steps = {name: rounds_of(rows, name, "ms", what="step") for name in [*SYSTEMS, "none"]}
     if steps["none"]:
         own, other, quiet = (statistics.median(steps[name]) for name in [*SYSTEMS, "none"])
         exposed = [
-            statistics.median(with_ - without for with_, without in zip(steps[name], steps["none"])) for name in SYSTEMS
+            statistics.median(with_ - without for with_, without in zip(steps[name], steps["none"]))
+            for name in SYSTEMS
         ]
         lines += [
             f"training step of a ResNet-18, {ranks} processes, ms: ringcomm {own:.1f}, gloo {other:.1f}, "
@@ -184,7 +206,9 @@ def main():
     for ranks in map(int, options.ranks.split(",")):
         print(f"{ranks} processes", file=sys.stderr, flush=True)
         queue = mp.get_context("spawn").SimpleQueue()
-        started = mp.spawn(rank_main, (ranks, free_port(), options, queue), nprocs=ranks, join=False)
+        started = mp.spawn(
+            rank_main, (ranks, free_port(), options, queue), nprocs=ranks, join=False
+        )
         while not started.join(timeout=1):
             if not queue.empty():
                 rows += queue.get()
@@ -193,11 +217,15 @@ def main():
         f"{os.cpu_count()} cores, {platform.platform()}, load average before the run {load:.1f}",
         f"{options.rounds} rounds of blocks of about {BLOCK_S} s; one thread of torch a process",
     ]
-    lines = head + [line for ranks in map(int, options.ranks.split(",")) for line in ["", *table(rows, ranks)]]
+    lines = head + [
+        line for ranks in map(int, options.ranks.split(",")) for line in ["", *table(rows, ranks)]
+    ]
     print("\n".join(lines))
     if options.output:
         Path(f"{options.output}.txt").write_text("\n".join(lines) + "\n")
-        Path(f"{options.output}.json").write_text(json.dumps({"head": head, "rows": rows}, indent=0) + "\n")
+        Path(f"{options.output}.json").write_text(
+            json.dumps({"head": head, "rows": rows}, indent=0) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,12 @@ class Block(nn.Module):
 
 
 def resnet18(classes=1000):
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     width = 64
     for outputs, stride in [(64, 1), (128, 2), (256, 2), (512, 2)]:
         layers += [Block(width, outputs, stride), Block(outputs, outputs, 1)]

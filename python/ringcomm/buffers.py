@@ -71,6 +71,8 @@ _LETTERS = {
     "?": "b",
 }
 
+_HAS = [kind.name.lower() for kind in DataType]
+
 _Reader = Callable[[Any, bool], Buffer]
 #: How a type is read, for those that were seen.
 readers: Dict[type, _Reader] = {}
@@ -179,7 +181,7 @@ def _type_of(buffer: Any, dtype: Any) -> DataType:
     name = getattr(dtype, "name", None) or str(dtype)
     found = NAMES.get(name.rpartition(".")[2])
     if found is None:
-        raise unfit(buffer, f"ringcomm has no type {dtype}; it has {', '.join(sorted(NAMES))}")
+        raise unfit(buffer, f"ringcomm has no type {dtype}; it has {', '.join(_HAS)}")
     if getattr(dtype, "isnative", True) is False:
         raise unfit(
             buffer,
@@ -217,6 +219,10 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
         datatype = _type_of(tensor, tensor.dtype)
     if not tensor.is_contiguous():
         raise unfit(tensor, NOT_CONTIGUOUS.format(".contiguous()"))
+    if tensor.is_neg():
+        raise unfit(
+            tensor, "it is the negative of what lies in its memory; use .resolve_neg() first"
+        )
     device = CPU if tensor.is_cpu else _cuda_index(tensor)
     return (tensor.data_ptr(), tensor.numel(), datatype, device, tensor)
 

@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Tuple
 from ._native import ReduceOp, counts_array, lib
 from .buffers import Buffer, belong, source, target, unfit
 from .collectives import Collectives, count_of, wrong
-from .streams import Handle, Stream
+from .streams import Handle
 
 _SUM = ReduceOp.SUM
 _Counts = Optional[Sequence[int]]

@@ -66,11 +66,11 @@ pub unsafe fn run(
             return links.flush(watch);
         };
         let (peer, patience) = (waiting.peer, links.patience);
-        // SAFETY: the page outlives the links.
-        let bell = unsafe { &*links.own_bell() };
+        // SAFETY: the pages outlive the links.
+        let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
         let mut moves = Moves { batch, links, lanes, watch };
         if moves.links.one_machine() {
-            wait::wait(patience, bell, peer, watch, || moves.poll())??;
+            wait::wait(patience, bells, peer, watch, || moves.poll())??;
         } else {
             wait::wait_on(patience, peer, watch, &mut moves)??;
         }

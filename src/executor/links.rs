@@ -175,9 +175,9 @@ impl Links {
         unsafe { &*self.controls[rank].0 }
     }
 
-    /// This rank's doorbell, for waits that use the links meanwhile.
-    pub fn own_bell(&self) -> *const Doorbell {
-        &raw const self.control(self.rank).bell
+    /// A rank's doorbell, for waits that use the links meanwhile.
+    pub fn bell(&self, rank: usize) -> *const Doorbell {
+        &raw const self.control(rank).bell
     }
 
     /// The slots shared with `peer`, or `None` where it is reached through the network.
@@ -232,20 +232,15 @@ impl Links {
         watch: &dyn Watch,
         mut poll: impl FnMut(&mut Sender, &mut Receiver) -> Option<T>,
     ) -> Result<T> {
-        // SAFETY: this rank's own page is kept by `segments`.
-        let bell = unsafe { &*self.own_bell() };
+        // SAFETY: the pages are kept by `segments`.
+        let (bell, theirs) = unsafe { (&*self.bell(self.rank), &*self.bell(peer)) };
         let patience = self.patience;
-        // SAFETY: as above, the peer's.
-        let theirs = Some(unsafe { &(*self.controls[peer].0).bell });
         let Some(Link::Slots { sender, receiver, .. }) = &mut self.links[peer] else {
             unreachable!("asked of local peers only")
         };
         let poll = || poll(sender, receiver);
         match &mut self.network {
-            None => {
-                let mut waiting = wait::OnBell { bell, theirs, poll };
-                wait::wait_on(patience, peer, watch, &mut waiting)
-            }
+            None => wait::wait(patience, (bell, theirs), peer, watch, poll),
             Some(network) => {
                 let mut waiting = super::remote::OnBoth { bell, network, poll };
                 wait::wait_on(patience, peer, watch, &mut waiting)

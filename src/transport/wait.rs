@@ -153,16 +153,17 @@ impl<T, F: FnMut() -> Option<T>> Waiting for OnBell<'_, F> {
     }
 }
 
-/// Wait until `poll` gives something, or the watch gives up, for peers that ring `bell`.
+/// Wait until `poll` gives something, or the watch gives up, for peers that ring the first bell;
+/// the second is that of `peer`.
 #[inline]
 pub fn wait<T>(
     patience: Patience,
-    bell: &Doorbell,
+    (bell, theirs): (&Doorbell, &Doorbell),
     peer: usize,
     watch: &dyn Watch,
     poll: impl FnMut() -> Option<T>,
 ) -> Result<T> {
-    wait_on(patience, peer, watch, &mut OnBell { bell, theirs: None, poll })
+    wait_on(patience, peer, watch, &mut OnBell { bell, theirs: Some(theirs), poll })
 }
 
 /// Wait for `peer` in any way.
@@ -383,7 +384,7 @@ mod tests {
                 ring_bell(&bell);
             });
             let watch = Deadline(Duration::from_secs(60));
-            wait(patience, &bell, 0, &watch, || flag.load(Acquire).then_some(())).unwrap();
+            wait(patience, (&bell, &bell), 0, &watch, || flag.load(Acquire).then_some(())).unwrap();
         });
         assert_eq!(bell.sleeping.load(SeqCst), 0);
     }
@@ -392,7 +393,7 @@ mod tests {
     fn a_wait_ends_with_the_watch() {
         let patience = Patience::new(2, 2, Some(10));
         let watch = Deadline(Duration::from_millis(20));
-        let error = wait(patience, &bell(), 7, &watch, || None::<()>).unwrap_err();
+        let error = wait(patience, (&bell(), &bell()), 7, &watch, || None::<()>).unwrap_err();
         assert_eq!(error, Error::usage("gave up on 7"));
     }
 
@@ -458,7 +459,7 @@ mod tests {
         let polls = std::cell::Cell::new(0);
         let watch = Deadline(Duration::ZERO);
         let patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
-        let got = wait(patience, &bell(), 0, &watch, || {
+        let got = wait(patience, (&bell(), &bell()), 0, &watch, || {
             polls.set(polls.get() + 1);
             (watch.0 == Duration::ZERO && polls.get() > 1).then_some(5)
         });

@@ -139,7 +139,8 @@ fn sleeping_receiver() {
     let mine = shared.clone();
     let reader = thread::spawn(move || {
         for _ in 0..2 {
-            wait(SLEEPY, &mine.bells[1], 0, &Forever, || receiver.try_wait()).unwrap();
+            wait(SLEEPY, (&mine.bells[1], &mine.bells[0]), 0, &Forever, || receiver.try_wait())
+                .unwrap();
             receiver.free();
         }
     });
@@ -164,7 +165,8 @@ fn sleeping_sender() {
         receiver.free();
         ring_bell(&theirs.bells[0]);
     });
-    wait(SLEEPY, &shared.bells[0], 1, &Forever, || sender.try_reserve(0)).unwrap();
+    wait(SLEEPY, (&shared.bells[0], &shared.bells[1]), 1, &Forever, || sender.try_reserve(0))
+        .unwrap();
     reader.join().unwrap();
 }
 

@@ -11,9 +11,16 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from .data_parallel import DataParallel
+from .gradients import Compression, broadcast_parameters, reduce_gradients
 from .group import DEVICES, Group, create
+from .metrics import all_gather_object, broadcast_object, reduce_mean
+from .sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["Group", "register"]
+__all__ = [
+    "Compression", "DataParallel", "Group", "SyncBatchNorm", "all_gather_object", "broadcast_object",
+    "broadcast_parameters", "convert_sync_batchnorm", "reduce_gradients", "reduce_mean", "register",
+]
 
 
 def register() -> None:

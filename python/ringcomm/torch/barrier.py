@@ -35,7 +35,9 @@ def monitored_barrier(
                 break
     if missing:
         store.set(f"{prefix}/over", b"failed")
-        who = f"Rank {missing[0]}" if not wait_all_ranks else f"Ranks {', '.join(map(str, missing))}"
+        who = (
+            f"Rank {missing[0]}" if not wait_all_ranks else f"Ranks {', '.join(map(str, missing))}"
+        )
         raise RingTimeoutError(
             f"{who} failed to pass monitoredBarrier in {int(timeout.total_seconds() * 1000)} ms",
             8,

@@ -1,4 +1,4 @@
-"""The two ends of a channel: messages from one rank to another, in order, with tags."""
+"""A channel: messages from one rank to another, in order, with tags. Here is the end that sends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import ctypes
 import threading
 import time
 from collections import deque
-from typing import Any, Deque, Optional, Tuple
-
-import torch
+from typing import Any, Deque, Optional
 
 from .._native import DataType, lib
-from ..errors import RingError, RingUsageError
+from ..errors import RingError
 from .lane import Lane
-from .meet import LONGEST_MS, join, milliseconds
+from .meet import join
 from .types import movable
 
-_BYTE = DataType.UINT8.value
+BYTE = DataType.UINT8.value
 #: Between two looks into the store for a channel's key, in seconds.
 LOOK = 1e-3
 
@@ -27,7 +25,7 @@ class Header(ctypes.Structure):
     _fields_ = [("tag", ctypes.c_int64), ("count", ctypes.c_int64), ("kind", ctypes.c_int64)]
 
 
-class _Channel:
+class Channel:
     """What both ends have: a lane, once the other end is there too."""
 
     def __init__(self, post: Any, peer: int) -> None:
@@ -53,7 +51,7 @@ class _Channel:
             self.lane.abort()
 
 
-class Sender(_Channel):
+class Sender(Channel):
     """The end that sends."""
 
     def __init__(self, post: Any, peer: int) -> None:
@@ -89,7 +87,7 @@ class Sender(_Channel):
             kind, count = movable(place)
             header = Header(message.tag, count, kind)
             message._staging.keep.append(header)
-            steps.append((lib.ringSend, (ctypes.addressof(header), 24, _BYTE, 1)))
+            steps.append((lib.ringSend, (ctypes.addressof(header), 24, BYTE, 1)))
             steps.append((lib.ringSend, (place.data_ptr(), count, kind, 1)))
         try:
             message.mark = self.lane.give(steps, message)
@@ -131,142 +129,3 @@ class Sender(_Channel):
         # What lies in the channel's slots is still received when this end has said goodbye.
         if self.lane is not None:
             self.lane.close()
-
-
-class Receiver(_Channel):
-    """The end that receives."""
-
-    def __init__(self, post: Any, peer: int) -> None:
-        super().__init__(post, peer)
-        self._key = f"{peer}>{post.rank}"
-        self._header = Header()
-        self._asked: Optional[int] = None
-        #: Messages that came before anybody wanted them: tag, type, count, body.
-        self._aside: Deque[Tuple[int, int, int, torch.Tensor]] = deque()
-
-    def _patience(self) -> Any:
-        # The next header is asked for long before anybody sends one.
-        return None
-
-    def busy(self) -> bool:
-        """Whether somebody wants a message that may come here."""
-        return any(wanted.peer in (None, self.peer) for wanted in list(self.post.wanted))
-
-    def look_aside(self) -> None:
-        """Give what was put aside to those who want it now."""
-        with self.post.lock:
-            for kept in list(self._aside):
-                wanted = self._taker(kept[0])
-                if wanted is not None:
-                    self._aside.remove(kept)
-                    self._fits(wanted, kept[1], kept[2])
-                    if not wanted._over:
-                        wanted.place.view(-1).view(torch.uint8).copy_(kept[3])
-                        wanted.settle()
-
-    def _taker(self, tag: int) -> Any:
-        """Who has waited longest for a message of this tag from here; it waits no more."""
-        for wanted in self.post.wanted:
-            if wanted.tag == tag and wanted.peer in (None, self.peer):
-                self.post.wanted.remove(wanted)
-                wanted.peer = self.peer
-                return wanted
-        return None
-
-    def _fits(self, wanted: Any, kind: int, count: int) -> None:
-        if movable(wanted.place) != (kind, count):
-            theirs = f"{count} {DataType(kind).name.lower()}"
-            mine = f"{wanted.place.numel()} {wanted.place.dtype}"
-            wanted.settle(
-                RingUsageError(
-                    f"rank {self.peer} sent {theirs} with tag {wanted.tag}, but rank {self.post.rank} receives "
-                    f"{mine}: both need the same type and shape",
-                    5,
-                    rank=self.post.rank,
-                    peer=self.peer,
-                )
-            )
-
-    def progress(self, seconds: float, wanted: Any = None) -> bool:
-        """Take what has come, or wait so long for the next message; whether somebody wants one."""
-        if not self.busy():
-            return False
-        end = time.monotonic() + seconds
-        if not self.lock.acquire(timeout=seconds if seconds > 0 else 0):
-            return True
-        try:
-            if wanted is not None and wanted._over:
-                return True
-            if self._opened(end):
-                self._take(end, wanted)
-        finally:
-            self.lock.release()
-        return self.busy()
-
-    def _opened(self, end: float) -> bool:
-        """Join the channel once the sender has left word in the store."""
-        if self.failure is not None:
-            self._give_up(self.failure)
-        if self.lane is not None:
-            return True
-        while not self.post.store.check([self._key]):
-            if time.monotonic() + LOOK >= end:
-                return False
-            time.sleep(LOOK)
-        self._join(self._key, 1)
-        if self.failure is not None:
-            self._give_up(self.failure)
-        return self.lane is not None
-
-    def _take(self, end: float, wanted: Any) -> None:
-        lane = self.lane
-        assert lane is not None
-        while self.busy() and not (wanted is not None and wanted._over):
-            if self._asked is None:
-                place = ctypes.addressof(self._header)
-                self._asked = lane.give([(lib.ringRecv, (place, 24, _BYTE, 0))], self._header)
-            left = max(0, int((end - time.monotonic()) * 1000))
-            if not lane.reached(self._asked, left):
-                return
-            self._asked = None
-            error = lane.error
-            if error is not None:
-                self.failure = error
-                self._give_up(error)
-                return
-            self._deliver(lane)
-
-    def _deliver(self, lane: Lane) -> None:
-        """The header is here: fetch the body, for whoever wants it or to be put aside."""
-        tag, count, kind = self._header.tag, self._header.count, self._header.kind
-        with self.post.lock:
-            taker = self._taker(tag)
-        if taker is not None:
-            self._fits(taker, kind, count)
-        if taker is not None and not taker._over:
-            place = taker.place
-        else:
-            bytes_ = count * DataType(kind).itemsize
-            place = torch.empty(bytes_, dtype=torch.uint8)
-        try:
-            lane.run([(lib.ringRecv, (place.data_ptr(), count, kind, 0))])
-        except RingError as error:
-            self.failure = error
-            if taker is not None:
-                taker.settle(error)
-            return
-        if taker is not None:
-            taker.settle()
-        else:
-            with self.post.lock:
-                self._aside.append((tag, kind, count, place))
-            self.look_aside()
-
-    def _give_up(self, error: BaseException) -> None:
-        """No message will come from here any more."""
-        with self.post.lock:
-            over = [wanted for wanted in self.post.wanted if wanted.peer == self.peer]
-            for wanted in over:
-                self.post.wanted.remove(wanted)
-        for wanted in over:
-            wanted.settle(error)

@@ -125,7 +125,9 @@ class Collectives:
             steps.append((lib.ringBroadcast, (place, place, count, kind, root)))
         return self._start("broadcast", tensors, steps, opts, staging)
 
-    def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None) -> Optional[Work]:
+    def reduce(
+        self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Reduce each tensor over all ranks; the root's holds the result."""
         root = opts if isinstance(opts, int) else opts.rootRank
         op = getattr(opts, "reduceOp", op)
@@ -143,7 +145,9 @@ class Collectives:
         """The inputs of all ranks, one after the other, on every rank."""
         return self._all_gather_flat([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> Optional[Work]:
         """As `all_gather_single`, of several pairs."""
         return self._all_gather_flat(listed(outputs), listed(inputs), opts)
 
@@ -161,7 +165,9 @@ class Collectives:
             steps.append((lib.ringAllGather, (read.data_ptr(), write.data_ptr(), count, kind)))
         return self._start("all_gather_single", inputs, steps, opts, staging, outputs)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Every rank gets the inputs of all ranks, in a list of tensors for each input."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -184,54 +190,6 @@ class Collectives:
         rows = [[tensors[index] for tensors in outputs] for index in range(len(inputs))]
         return self.allgather(rows, inputs, opts)
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Optional[Work]:
-        """Reduce over all ranks; rank r gets block r of the result."""
-        return self._reduce_scatter_flat([output], [input], opts)
-
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
-        """As `reduce_scatter_single`, of several pairs."""
-        return self._reduce_scatter_flat(listed(outputs), listed(inputs), opts)
-
-    def _reduce_scatter_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Optional[Work]:
-        op = AllreduceOptions().reduceOp if opts is None else opts.reduceOp
-        staging = Staging()
-        steps = []
-        for output, source in zip(outputs, inputs):
-            kind, count = types.reducible(types.check(output, "reduce_scatter_single"), op)
-            if source.numel() != output.numel() * self.size() or output.dtype != source.dtype:
-                raise ValueError(
-                    f"reduce_scatter_single: an input of {source.numel()} {source.dtype} is not {self.size()} "
-                    f"outputs of {output.numel()} {output.dtype}"
-                )
-            read, write = staging.source(source), staging.target(output)
-            number = self._reduction(op, output)
-            steps.append(
-                (lib.ringReduceScatter, (read.data_ptr(), write.data_ptr(), count, kind, number))
-            )
-        return self._start("reduce_scatter_single", inputs, steps, opts, staging, outputs)
-
-    def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
-    ) -> Optional[Work]:
-        """Reduce lists of a tensor for each rank; rank r gets the result of tensor r."""
-        if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
-        op = getattr(opts, "reduceOp", opts)
-        op = AllreduceOptions().reduceOp if op is None else op
-        staging = Staging()
-        steps = []
-        for output, row in zip(outputs, inputs):
-            if len(row) != self.size():
-                raise ValueError(f"reduce_scatter: {len(row)} inputs for {self.size()} ranks")
-            kind, _ = types.reducible(types.check(output, "reduce_scatter"), op)
-            counts = counts_array([types.numbers(tensor)[1] for tensor in row])
-            block, write = staging.row(row, read=True), staging.target(output)
-            number = self._reduction(op, output)
-            arguments = (block.data_ptr(), write.data_ptr(), counts, kind, number)
-            steps.append((lib.ringReduceScatterv, arguments))
-        flat = [tensor for row in inputs for tensor in row]
-        return self._start("reduce_scatter", flat, steps, opts, staging, list(outputs))
-
     def barrier(self, opts: Any = None, timeout: Any = None) -> Optional[Work]:
         """Every rank waits for every rank."""
         opts = opts if isinstance(opts, BarrierOptions) else BarrierOptions()
@@ -240,8 +198,6 @@ class Collectives:
     # Names that torch had for these, or has for a list of them.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 def _gather_to_all(

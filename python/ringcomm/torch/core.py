@@ -29,7 +29,9 @@ from .work import Finisher, Joined, Work
 class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
-    def _set_up(self, store: Any, rank: int, size: int, timeout: timedelta, device: str = "cpu") -> None:
+    def _set_up(
+        self, store: Any, rank: int, size: int, timeout: timedelta, device: str = "cpu"
+    ) -> None:
         self._store = store
         self._rank, self._size = rank, size
         self._timeout = timeout

@@ -69,7 +69,9 @@ class _Common(Core):
         limit = getattr(timeout, "timeout", timeout)
         limit = self._timeout if limit is None else limit
         self._barriers += 1
-        monitored_barrier(self._store, self._barriers, self._rank, self._size, limit, wait_all_ranks)
+        monitored_barrier(
+            self._store, self._barriers, self._rank, self._size, limit, wait_all_ranks
+        )
 
 
 class Inner(_Common, TorchBackend):

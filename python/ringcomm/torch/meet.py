@@ -25,7 +25,12 @@ def milliseconds(limit: Optional[timedelta]) -> int:
 
 
 def join(
-    store: Any, key: str, rank: int, size: int, timeout: Optional[timedelta], patience: Optional[timedelta] = None
+    store: Any,
+    key: str,
+    rank: int,
+    size: int,
+    timeout: Optional[timedelta],
+    patience: Optional[timedelta] = None,
 ) -> Communicator:
     """The communicator of the ranks that meet under `key`; `patience` is its deadline afterwards."""
     if size == 1:

@@ -17,8 +17,9 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from ..errors import RingTimeoutError
-from .channel import Receiver, Sender
+from .channel import Sender
 from .futures import Future
+from .receiver import Receiver
 from .types import Staging, check
 from .work import TorchWork, Work
 
@@ -29,7 +30,9 @@ SHORTEST, LONGEST = 20e-6, 2e-3
 class Message(Work):
     """A send or a receive that is on its way."""
 
-    def __init__(self, post: "Messages", tensors: List[torch.Tensor], tag: int, peer: Optional[int]) -> None:
+    def __init__(
+        self, post: "Messages", tensors: List[torch.Tensor], tag: int, peer: Optional[int]
+    ) -> None:
         TorchWork.__init__(self)
         self._post = post
         self._tensors = tensors
@@ -151,7 +154,9 @@ class Messages:
 
     def receivers(self, peer: Optional[int]) -> List[Receiver]:
         """The channel from this rank; None: from every other."""
-        peers = [other for other in range(self.size) if other != self.rank] if peer is None else [peer]
+        peers = (
+            [other for other in range(self.size) if other != self.rank] if peer is None else [peer]
+        )
         with self._making:
             for each in peers:
                 if each not in self._receivers:
@@ -220,7 +225,9 @@ class Carrier:
     def wake(self) -> None:
         """There is something to bring on."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="ringcomm messages", daemon=True)
+            self._thread = threading.Thread(
+                target=self._serve, name="ringcomm messages", daemon=True
+            )
             self._thread.start()
         if not self._event.is_set():
             self._event.set()

@@ -8,13 +8,14 @@ import torch
 
 from .._native import counts_array, lib
 from . import types
-from .collectives import Collectives, listed
+from .collectives import listed
 from .lane import Step
+from .scattered import ScatteredReductions
 from .types import Staging
 from .work import Work
 
 
-class RootedCollectives(Collectives):
+class RootedCollectives(ScatteredReductions):
     """Gather, scatter and all-to-all."""
 
     def gather(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
@@ -31,10 +32,14 @@ class RootedCollectives(Collectives):
             if self.rank() == root:
                 row = outputs[index]
                 if len(row) != self.size() or any(t.numel() != source.numel() for t in row):
-                    raise ValueError(f"gather: the root needs {self.size()} outputs of {source.numel()}")
+                    raise ValueError(
+                        f"gather: the root needs {self.size()} outputs of {source.numel()}"
+                    )
                 block = staging.row(row, read=False).data_ptr()
                 flat += row
-            steps.append((lib.ringGather, (staging.source(source).data_ptr(), block, count, kind, root)))
+            steps.append(
+                (lib.ringGather, (staging.source(source).data_ptr(), block, count, kind, root))
+            )
         return self._start("gather", listed(inputs), steps, opts, staging, flat)
 
     def gather_single(self, output: Any, input: Any, opts: Any) -> Optional[Work]:
@@ -61,9 +66,13 @@ class RootedCollectives(Collectives):
             if self.rank() == root:
                 row = inputs[index]
                 if len(row) != self.size() or any(t.numel() != output.numel() for t in row):
-                    raise ValueError(f"scatter: the root needs {self.size()} inputs of {output.numel()}")
+                    raise ValueError(
+                        f"scatter: the root needs {self.size()} inputs of {output.numel()}"
+                    )
                 block = staging.row(row, read=True).data_ptr()
-            steps.append((lib.ringScatter, (block, staging.target(output).data_ptr(), count, kind, root)))
+            steps.append(
+                (lib.ringScatter, (block, staging.target(output).data_ptr(), count, kind, root))
+            )
         flat = [tensor for row in inputs for tensor in row] or list(outputs)
         return self._start("scatter", flat, steps, opts, staging, list(outputs))
 
@@ -80,7 +89,9 @@ class RootedCollectives(Collectives):
         staging = Staging()
         kind, _ = types.movable(types.check(input, "all_to_all_single"))
         if input.dtype != output.dtype:
-            raise TypeError(f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}")
+            raise TypeError(
+                f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}"
+            )
         read, write = staging.source(input), staging.target(output)
         if not output_splits and not input_splits:
             count = types.movable(input)[1]
@@ -121,17 +132,27 @@ class RootedCollectives(Collectives):
         counts = [rows * width for rows in splits]
         return [counts_array(counts), counts_array([sum(counts[:i]) for i in range(len(counts))])]
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
+    def alltoall(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Optional[Work]:
         """Tensor d of the inputs goes to rank d; output s comes from rank s."""
         if len(inputs) != self.size() or len(outputs) != self.size():
-            raise ValueError(f"all_to_all: a tensor for each of {self.size()} ranks is needed, both ways")
+            raise ValueError(
+                f"all_to_all: a tensor for each of {self.size()} ranks is needed, both ways"
+            )
         staging = Staging()
         types.check(inputs[0], "all_to_all")
         kind, _ = types.movable(inputs[0])
         sent = [types.movable(tensor)[1] for tensor in inputs]
         got = [types.movable(tensor)[1] for tensor in outputs]
         read, write = staging.row(list(inputs), read=True), staging.row(list(outputs), read=False)
-        arguments: List[Any] = [read.data_ptr(), *_layout(sent), write.data_ptr(), *_layout(got), kind]
+        arguments: List[Any] = [
+            read.data_ptr(),
+            *_layout(sent),
+            write.data_ptr(),
+            *_layout(got),
+            kind,
+        ]
         step = (lib.ringAllToAllv, tuple(arguments))
         return self._start("all_to_all", list(inputs), [step], opts, staging, list(outputs))
 

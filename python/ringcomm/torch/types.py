@@ -86,7 +86,9 @@ def check(tensor: Any, what: str) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what}: a tensor is needed, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
-        raise ValueError(f"{what}: a {tensor.layout} tensor has no single block of memory; use to_dense()")
+        raise ValueError(
+            f"{what}: a {tensor.layout} tensor has no single block of memory; use to_dense()"
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(
             f"{what}: the tensor is on {tensor.device}, and ringcomm moves tensors of cpu and cuda; "

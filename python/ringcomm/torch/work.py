@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from datetime import timedelta
-from typing import Any, Callable, List, Optional
+from typing import Callable, List, Optional
 
 import torch
 from torch._C._distributed_c10d import Work as TorchWork
@@ -150,6 +150,9 @@ class Done(Work):
         self._finisher = None
         self._future = None
 
+    def failure(self) -> Optional[BaseException]:
+        return None
+
 
 class Joined(Work):
     """Several works as one, done when all of them are."""
@@ -169,7 +172,7 @@ class Joined(Work):
 
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
         for work in self._works:
-            work.wait() if timeout is None else work.wait(timeout)
+            work.wait(timeout)
         self._over = self._waited = True
         return True
 

@@ -53,7 +53,8 @@ class Device:
 class Tensor:
     """What of PyTorch's tensors is used, without PyTorch."""
 
-    def __init__(self, array, device="cpu", dtype=None):
+    def __init__(self, array, device="cpu", dtype=None, negative=False):
+        self.negative = negative
         self.array, self.device, self.is_cpu = array, Device(device), device == "cpu"
         self.dtype = dtype or f"torch.{array.dtype}"
 
@@ -62,6 +63,9 @@ class Tensor:
 
     def numel(self):
         return self.array.size
+
+    def is_neg(self):
+        return self.negative
 
     def is_contiguous(self):
         return self.array.flags.c_contiguous
@@ -176,6 +180,7 @@ REFUSED = {
     "a list": ([1, 2], "numpy.asarray"),
     "None": (None, "this NoneType cannot"),
     "a tensor elsewhere": (Tensor(np.zeros(3), device="xla"), "it lies on xla"),
+    "a view of a conjugate": (Tensor(np.zeros(3), negative=True), ".resolve_neg()"),
     "a CUDA tensor": (Tensor(np.zeros(3), device="cuda"), "works on the CPU; move it there first"),
     "a CUDA array": (CudaArray(), "lies on CUDA device 0, and rank 0"),
 }

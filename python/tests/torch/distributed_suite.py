@@ -113,7 +113,10 @@ def main():
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="ringcomm-distributed-")
     os.environ.update(
-        BACKEND=options.backend, WORLD_SIZE=str(options.ranks), TEMP_DIR=folder, INIT_METHOD="env://"
+        BACKEND=options.backend,
+        WORLD_SIZE=str(options.ranks),
+        TEMP_DIR=folder,
+        INIT_METHOD="env://",
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     module = load(options.backend)

@@ -5,7 +5,6 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-
 from ranks import PATIENCE_S, run
 
 
@@ -56,7 +55,9 @@ def callbacks(rank):
     results = []
     for round_ in range(20):
         if (round_ + rank) % 3 == 0:
-            time.sleep(0.002)  # so that futures complete before `then` on one rank, after it on another
+            time.sleep(
+                0.002
+            )  # so that futures complete before `then` on one rank, after it on another
 
         def again(done, size=round_ + 1):
             inner = dist.all_reduce(done.value()[0][:size].clone(), async_op=True)

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
-
 from ranks import run
+from torch.distributed import ReduceOp
 
 RANKS = 3
 TYPES = [
@@ -81,7 +80,9 @@ def layouts(rank):
     dist.broadcast(image, 2)
     assert torch.equal(image, torch.full((2, 3, 4, 4), 2.0))
     turned = torch.zeros(3, 2).t()
-    dist.all_gather([turned] + [torch.zeros(2, 3) for _ in range(2)], torch.full((2, 3), float(rank)))
+    dist.all_gather(
+        [turned] + [torch.zeros(2, 3) for _ in range(2)], torch.full((2, 3), float(rank))
+    )
     assert torch.equal(turned, torch.zeros(2, 3))
 
 
@@ -100,7 +101,9 @@ def gathers(rank):
     dist.gather(mine, rows, dst=1)
     assert rank != 1 or torch.equal(torch.cat(rows), block)
     out = torch.zeros(2)
-    dist.scatter(out, [torch.full((2,), 10.0 + r) for r in range(RANKS)] if rank == 2 else None, src=2)
+    dist.scatter(
+        out, [torch.full((2,), 10.0 + r) for r in range(RANKS)] if rank == 2 else None, src=2
+    )
     assert out.tolist() == [10.0 + rank] * 2
     strange = torch.full((3,), rank, dtype=torch.int64).view(torch.uint8)
     dist.broadcast(strange, 1)

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
-from ranks import run
 
 
 def dies_in_training(rank, hook):
@@ -69,7 +69,9 @@ def late(rank):
     group = dist.new_group(timeout=timedelta(seconds=1))
     dist.barrier()
     if rank == 0:
-        with pytest.raises(ringcomm.RingTimeoutError, match="waited 1... ms for rank 1.*longer timeout"):
+        with pytest.raises(
+            ringcomm.RingTimeoutError, match="waited 1... ms for rank 1.*longer timeout"
+        ):
             dist.all_reduce(torch.ones(1), group=group)
     dist.monitored_barrier()
     work = dist.irecv(torch.ones(1), 1 - rank)
@@ -80,7 +82,9 @@ def late(rank):
 def monitored(rank):
     dist.monitored_barrier()
     if rank == 0:
-        with pytest.raises(ringcomm.RingTimeoutError, match="Rank 1 failed to pass monitoredBarrier"):
+        with pytest.raises(
+            ringcomm.RingTimeoutError, match="Rank 1 failed to pass monitoredBarrier"
+        ):
             dist.monitored_barrier(timeout=timedelta(milliseconds=300))
     dist.barrier()
 
@@ -100,8 +104,6 @@ def wrong_tensors(rank):
 )
 def test_mistakes(function):
     run(2, function)
-
-
 
 
 def test_a_rank_that_does_not_come_is_missed(tmp_path):

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 
 import ringcomm
-from ranks import run
 
 
 def subgroups(rank):

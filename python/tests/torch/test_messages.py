@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run
 
 import ringcomm
-from ranks import run
 
 
 def tags(rank):
@@ -91,7 +91,9 @@ def other_shape(rank):
         dist.barrier()
     else:
         if rank == 1:
-            with pytest.raises(ringcomm.RingError, match="rank 0 sent 3 float32.*receives 4 torch.float64"):
+            with pytest.raises(
+                ringcomm.RingError, match="rank 0 sent 3 float32.*receives 4 torch.float64"
+            ):
                 dist.recv(torch.zeros(4, dtype=torch.float64), 0)
         dist.barrier()
 

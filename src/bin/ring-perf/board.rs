@@ -53,6 +53,8 @@ pub struct Board {
     file: OwnedFd,
     /// Polls of the barrier before it sleeps.
     spins: u32,
+    /// There are more ranks than cores: between two polls others get the core.
+    shares_cores: bool,
     /// In a launched job: the way to the boards of the other ranks.
     job: Option<job::Rank>,
 }
@@ -122,9 +124,12 @@ impl Board {
         }
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         // 20,000 polls are a fraction of a millisecond, longer than the checks of two ranks differ.
-        // Where ranks share a core, whoever polls keeps the others from arriving.
-        let spins = if nranks <= cores { 20_000 } else { 0 };
-        Ok(Board { base: base.cast(), bytes, nranks, file, spins, job: None })
+        // Where ranks share a core, whoever polls keeps the others from arriving: a poll then gives
+        // the core away, and 200 of them take as long. Who slept would start a block of calls late,
+        // by more than its calls take.
+        let shares_cores = nranks > cores;
+        let spins = if shares_cores { 200 } else { 20_000 };
+        Ok(Board { base: base.cast(), bytes, nranks, file, shares_cores, spins, job: None })
     }
 
     /// The board of one rank of a launched job.
@@ -196,6 +201,8 @@ impl Board {
             polls += 1;
             if polls > self.spins {
                 self.sleep(generation);
+            } else if self.shares_cores {
+                std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }

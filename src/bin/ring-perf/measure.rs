@@ -79,20 +79,36 @@ struct Director<'a> {
     timed_since: Option<Instant>,
     blocks: usize,
     done: usize,
-    /// Seconds of one iteration in the last block, by this rank's clock.
+    /// Seconds of one iteration in the fastest block of the warm-up, by this rank's clock.
     estimate: f64,
     kept: [usize; 2],
 }
 
 impl Director<'_> {
+    fn new(options: &Options, block: usize) -> Director<'_> {
+        Director {
+            options,
+            block,
+            begun: Instant::now(),
+            warmed: 0,
+            timed_since: None,
+            blocks: 0,
+            done: 0,
+            estimate: 0.0,
+            kept: [0; 2],
+        }
+    }
+
     fn next(&mut self) -> Block {
         let budget = Duration::from_millis(self.options.budget_ms);
         // An asked number is met; the default gives way where five calls would eat the budget.
         let (warmup, exact) = match self.options.warmup {
             Some(asked) => (asked, true),
-            None => (if self.estimate < SINGLE { 5 * self.block } else { 5 }, false),
+            // The first block is cold and says little of how long a call takes.
+            None if self.estimate < SINGLE => (5 * self.block, false),
+            None => ((2 * self.block).max(5), false),
         };
-        let tired = !exact && self.warmed > 0 && self.begun.elapsed() > budget / 3;
+        let tired = !exact && self.warmed > self.block && self.begun.elapsed() > budget / 3;
         if self.timed_since.is_none() && self.warmed < warmup && !tired {
             return Block::WarmUp(self.block.min(warmup - self.warmed));
         }
@@ -122,8 +138,9 @@ impl Director<'_> {
         let iterations = block.iterations();
         match block {
             Block::WarmUp(_) => {
+                let pace = seconds / iterations as f64;
+                self.estimate = if self.warmed == 0 { pace } else { pace.min(self.estimate) };
                 self.warmed += iterations;
-                self.estimate = seconds / iterations as f64;
             }
             Block::Whole(_) => self.kept[List::Typical as usize] += 1,
             Block::Single(_) => self.kept[List::Typical as usize] += iterations,
@@ -197,17 +214,7 @@ impl<'a> Clock<'a> {
     /// Measure one placement. All ranks call this together; the times are complete on rank 0.
     pub fn measure(&mut self, stage: &mut Stage) -> Result<Times, Broken> {
         let aggregate = self.options.aggregate;
-        let mut director = Director {
-            options: self.options,
-            block: stage.turns() / aggregate,
-            begun: Instant::now(),
-            warmed: 0,
-            timed_since: None,
-            blocks: 0,
-            done: 0,
-            estimate: 0.0,
-            kept: [0; 2],
-        };
+        let mut director = Director::new(self.options, stage.turns() / aggregate);
         let mut kept = [0; 2];
         let mut iteration = 0;
         for number in 0.. {
@@ -335,17 +342,7 @@ mod tests {
         for (asked, block) in [(1, 63), (7, 3), (200, 63)] {
             let options =
                 Options { iterations: Some(asked), warmup: Some(2), ..Options::default() };
-            let mut director = Director {
-                options: &options,
-                block,
-                begun: Instant::now(),
-                warmed: 0,
-                timed_since: None,
-                blocks: 0,
-                done: 0,
-                estimate: 0.0,
-                kept: [0; 2],
-            };
+            let mut director = Director::new(&options, block);
             loop {
                 let block = director.next();
                 assert_eq!(Block::decode(block.encode()), block);
@@ -356,5 +353,24 @@ mod tests {
             }
             assert_eq!((director.done, director.warmed), (asked, 2));
         }
+    }
+
+    #[test]
+    fn a_cold_first_block_does_not_decide_how_short_calls_are_timed() {
+        let options = Options { budget_ms: 1_000_000, ..Options::default() };
+        let first = |paces: [f64; 2]| {
+            let mut director = Director::new(&options, 63);
+            let mut paces = paces.into_iter().chain(std::iter::repeat(paces[1]));
+            loop {
+                let block = director.next();
+                if !matches!(block, Block::WarmUp(_)) {
+                    return block;
+                }
+                director.ran(block, 63.0 * paces.next().expect("they repeat"));
+            }
+        };
+        assert_eq!(first([1e-6, 1e-6]), Block::Whole(63));
+        assert_eq!(first([1e-3, 1e-6]), Block::Whole(63));
+        assert_eq!(first([1e-3, 1e-3]), Block::Single(63));
     }
 }

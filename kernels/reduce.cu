@@ -1,0 +1,84 @@
+/*
+ * Pieces: copies, fused collectives, and between two meetings the exchanges over memory that all
+ * ranks address.
+ *
+ * A call's pieces are cut into tiles that the blocks of its row take in turn. With a meeting, a
+ * block starts when the same block of every rank has started, and ends when each has done its part:
+ * then everything that any rank wrote, in any rank's memory, is there.
+ */
+#include "fifo.cuh"
+#include "reduce.cuh"
+
+/* Every rank's block of this number, at its `epoch`th meeting. */
+DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch) {
+    const uint32_t tid = thread_index(), nthreads = thread_count();
+    const uint64_t *flags = at<const uint64_t>(meeting.flags);
+    const uint32_t me = meeting.watch.rank, row = block_index() * meeting.nranks;
+    bool came = true;
+    sync_block();
+    if (tid < meeting.nranks) {
+        fence_system();
+        for (uint32_t peer = tid; peer < meeting.nranks; peer += nthreads) {
+            store_flag(flags[peer] + (row + me) * sizeof(ringcomm_flag), epoch);
+        }
+        for (uint32_t peer = tid; peer < meeting.nranks; peer += nthreads) {
+            const Waiting waiting = {RINGCOMM_FOR_MEETING, peer, block_index(), 0};
+            const uint64_t flag = flags[me] + (row + peer) * sizeof(ringcomm_flag);
+            came = came && await(meeting.watch, flag, epoch, waiting);
+        }
+        fence_system();
+    }
+    return sync_block_and(came);
+}
+
+template <class K>
+DEVICE void run_pieces(const ringcomm_reduce_args &args, const ringcomm_reduce_call &call) {
+    const Operation op = resolve(args.data_type, args.op, args.parts);
+    const uint64_t *ends = args.ends ? at<const uint64_t>(args.ends) : args.inline_ends;
+    const double *scalars = args.scalars ? at<const double>(args.scalars) : args.inline_scalars;
+    const ringcomm_piece *pieces =
+        (args.pieces ? at<const ringcomm_piece>(args.pieces) : args.inline_pieces) +
+        call.first_piece;
+    uint32_t index = 0;
+    for (uint32_t tile = block_index(); tile < call.ntiles; tile += block_count()) {
+        while (index + 1 < call.npieces && pieces[index + 1].first_tile <= tile) index++;
+        const ringcomm_piece &piece = pieces[index];
+        const bool divides = (piece.flags & RINGCOMM_FINISH) && op.divides;
+        const Job job = {ends + piece.first_end,
+                         piece.nsources,
+                         piece.ntargets,
+                         scalars,
+                         RINGCOMM_NONE,
+                         1.0,
+                         divides};
+        Operation now = op;
+        if (piece.flags & RINGCOMM_COPY) now.scales = now.is_truth = false;
+        reduce_tile<K>(now, job, piece.count, tile - piece.first_tile, args.tile);
+    }
+}
+
+template <class K> DEVICE void reduce_kernel(const ringcomm_reduce_args &args) {
+    const ringcomm_reduce_call &call =
+        args.calls ? at<const ringcomm_reduce_call>(args.calls)[row_index()] : args.call;
+    if (!call.meeting.flags) return run_pieces<K>(args, call);
+    uint64_t *epoch = at<uint64_t>(call.meeting.epochs) + block_index();
+    const uint64_t before = *epoch;
+    if (!meet(call.meeting, before + 1)) return;
+    run_pieces<K>(args, call);
+    if (!meet(call.meeting, before + 2)) return;
+    if (thread_index() == 0) *epoch = before + 2;
+}
+
+#define REDUCE(KIND, TYPE)                                                                         \
+    KERNEL(ringcomm_reduce_##KIND, ringcomm_reduce_args) { reduce_kernel<TYPE>(args); }
+
+REDUCE(w1, W1)
+REDUCE(w2, W2)
+REDUCE(w4, W4)
+REDUCE(w8, W8)
+REDUCE(e4m3, E4m3)
+REDUCE(e5m2, E5m2)
+REDUCE(f16, F16)
+REDUCE(bf16, Bf16)
+REDUCE(f32, F32)
+REDUCE(f64, F64)

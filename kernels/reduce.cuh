@@ -1,0 +1,236 @@
+/*
+ * A block's share of `targets <- reduce(sources)`.
+ *
+ * Sixteen bytes at a time where all ends are aligned alike: a thread asks for the next source's
+ * vectors before it adds the last one's, so that two sources are always on their way; every source
+ * is read once and every target written once, after all sources at that place were read, so a
+ * target may be a source. What does not fill a vector, at either end, goes element by element, as
+ * does everything when ends are not aligned alike.
+ */
+#pragma once
+
+#include "numbers.cuh"
+
+/* What is reduced: `ends` are the sources, then the targets. */
+struct Job {
+    const uint64_t *ends;
+    uint32_t nsources;
+    uint32_t ntargets;
+    /* Factors by source, or null; else the one source that `scalar` multiplies. */
+    const double *scalars;
+    uint32_t scaled;
+    double scalar;
+    /* A mean divides. */
+    bool divides;
+
+    DEVICE uint64_t source(uint32_t index) const { return ends[index]; }
+    DEVICE uint64_t target(uint32_t index) const { return ends[nsources + index]; }
+};
+
+/* Vectors of a thread that are on their way at once for one source: with two sources as many bytes
+   as 512 threads need to cover the latency of memory (about 30 KB for each multiprocessor of an
+   H200: 4.8 TB/s times 0.8 us over 132), within the 128 registers that a thread then has. */
+template <class K> constexpr int BATCH = K::IS_FLOAT && K::SIZE == 1 ? 2 : 4;
+
+/* Whether the value passes unchanged: one source, nothing to do to it. */
+DEVICE bool copies(const Operation &op, const Job &job) {
+    return job.nsources == 1 && !job.divides && !op.scales && !op.is_truth;
+}
+
+/* Whether there is more to do than to combine and to multiply by the reciprocal of a power of two,
+   which is the same number: then half a vector at a time, for divisions take many registers. */
+template <class K> DEVICE bool is_full(const Operation &op, const Job &job) {
+    return op.scales || job.nsources == 1 ||
+           (job.divides && !(K::IS_FLOAT && (op.parts & (op.parts - 1)) == 0));
+}
+
+/* The values that loads give are used from here on, not before: else the compiler would use the
+   first before it asks for the next. */
+template <int U> DEVICE void after_loads(Quad (&quads)[U]) {
+    UNROLL for (int u = 0; u < U; u++) keep_order(quads[u]);
+}
+
+/* Source `index`, multiplied where it is to be. */
+template <class K, int COUNT> DEVICE void prepare(const Operation &op, const Job &job,
+                                                  uint32_t index, typename K::Acc (&next)[COUNT]) {
+    if (!op.scales) return;
+    if (job.scalars) {
+        scale<K, COUNT>(next, job.scalars[index]);
+    } else if (job.scaled == index) {
+        scale<K, COUNT>(next, job.scalar);
+    }
+}
+
+/* One element at any address. */
+template <class K> DEVICE typename BitsOf<K::SIZE>::Type load_element(uint64_t address) {
+    using Bits = typename BitsOf<K::SIZE>::Type;
+    if (address % K::SIZE == 0) return load_scalar<Bits>(address);
+    Bits bits = 0;
+    UNROLL for (int i = 0; i < K::SIZE; i++)
+        bits |= Bits(load_scalar<uint8_t>(address + i)) << 8 * i;
+    return bits;
+}
+template <class K>
+DEVICE void store_element(uint64_t address, typename BitsOf<K::SIZE>::Type bits) {
+    if (address % K::SIZE == 0) return store_scalar(address, bits);
+    UNROLL for (int i = 0; i < K::SIZE; i++) store_scalar(address + i, uint8_t(bits >> 8 * i));
+}
+
+template <class K>
+DEVICE void reduce_element(const Operation &op, const Job &job, uint64_t offset) {
+    using Bits = typename BitsOf<K::SIZE>::Type;
+    Bits bits = load_element<K>(job.source(0) + offset);
+    if (!copies(op, job)) {
+        typename K::Acc to[1] = {K::decode(op, bits)};
+        prepare<K, 1>(op, job, 0, to);
+        ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
+            typename K::Acc next[1] = {K::decode(op, load_element<K>(job.source(s) + offset))};
+            prepare<K, 1>(op, job, s, next);
+            combine<K, 1>(op.code, to, next);
+        }
+        if (job.divides) divide<K, 1>(op, to);
+        bits = Bits(K::encode(to[0]));
+    }
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++)
+        store_element<K>(job.target(t) + offset, bits);
+}
+
+/* Where the vectors of a thread lie: number `u` is `index + u * stride`, if that is below `count`.
+ */
+struct Vectors {
+    uint64_t offset;
+    uint32_t index;
+    uint32_t stride;
+    uint32_t count;
+
+    template <int U> DEVICE void load(uint64_t base, Quad (&out)[U]) const {
+        base += offset + uint64_t(index) * 16;
+        UNROLL for (int u = 0; u < U; u++) {
+            if (index + u * stride < count) out[u] = load_quad(base + u * stride * 16);
+        }
+    }
+    template <int U> DEVICE void store(uint64_t base, const Quad (&in)[U]) const {
+        base += offset + uint64_t(index) * 16;
+        UNROLL for (int u = 0; u < U; u++) {
+            if (index + u * stride < count) store_quad(base + u * stride * 16, in[u]);
+        }
+    }
+};
+
+/* One source's bytes to all targets. */
+template <class K> DEVICE void copy_batch(const Job &job, const Vectors &vectors) {
+    Quad here[BATCH<K>] = {};
+    vectors.load(job.source(0), here);
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+}
+
+/* The hot path: two sources or more, nothing to multiply, and nothing to divide but by a power of
+   two. */
+template <class K>
+DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vectors) {
+    constexpr int U = BATCH<K>;
+    Quad here[U] = {}, coming[U] = {};
+    vectors.load(job.source(0), here);
+    vectors.load(job.source(1), coming);
+    after_loads(here);
+    typename K::Acc to[U][K::ACCS];
+    UNROLL for (int u = 0; u < U; u++) K::unpack(op, here[u], to[u]);
+    ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
+        UNROLL for (int u = 0; u < U; u++) here[u] = coming[u];
+        if (s + 1 < job.nsources) vectors.load(job.source(s + 1), coming);
+        after_loads(here);
+        UNROLL for (int u = 0; u < U; u++) {
+            typename K::Acc next[K::ACCS];
+            K::unpack(op, here[u], next);
+            combine<K, K::ACCS>(op.code, to[u], next);
+        }
+    }
+    UNROLL for (int u = 0; u < U; u++) {
+        if (job.divides) halve<K, K::ACCS>(to[u], op.shift);
+        here[u] = K::pack(to[u]);
+    }
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+}
+
+/* Eight bytes in registers: half a vector. */
+template <class K> struct Unit {
+    static constexpr int ACCS = K::ACCS / 2;
+    typename K::Acc lanes[ACCS];
+
+    DEVICE void unpack(const Operation &op, uint64_t bytes) {
+        typename K::Acc vector[K::ACCS];
+        K::unpack(op, Quad{{uint32_t(bytes), uint32_t(bytes >> 32), 0, 0}}, vector);
+        UNROLL for (int i = 0; i < ACCS; i++) lanes[i] = vector[i];
+    }
+    DEVICE uint64_t pack() const {
+        typename K::Acc vector[K::ACCS] = {};
+        UNROLL for (int i = 0; i < ACCS; i++) vector[i] = lanes[i];
+        const Quad quad = K::pack(vector);
+        return quad.words[0] | uint64_t(quad.words[1]) << 32;
+    }
+};
+
+/* Eight bytes at `offset`, with everything that may happen to a sum. */
+template <class K> DEVICE void reduce_unit(const Operation &op, const Job &job, uint64_t offset) {
+    Unit<K> to, next;
+    to.unpack(op, load_scalar<uint64_t>(job.source(0) + offset));
+    prepare<K, Unit<K>::ACCS>(op, job, 0, to.lanes);
+    ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
+        next.unpack(op, load_scalar<uint64_t>(job.source(s) + offset));
+        prepare<K, Unit<K>::ACCS>(op, job, s, next.lanes);
+        combine<K, Unit<K>::ACCS>(SUM, to.lanes, next.lanes);
+    }
+    if (job.divides) divide<K, Unit<K>::ACCS>(op, to.lanes);
+    const uint64_t bytes = to.pack();
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) store_scalar(job.target(t) + offset, bytes);
+}
+
+/* Of `count` elements `offset` bytes into a job, those before all ends are aligned to vectors: all,
+   where they never are together. */
+template <class K> DEVICE uint32_t lead_of(const Job &job, uint64_t offset, uint32_t count) {
+    const uint32_t nends = job.nsources + job.ntargets;
+    const uint32_t first = uint32_t(job.ends[0]);
+    uint32_t differ = 0;
+    ROLLED for (uint32_t e = 1; e < nends; e++) differ |= uint32_t(job.ends[e]) ^ first;
+    const uint32_t missing = (0 - (first + uint32_t(offset))) & 15;
+    const bool never = (differ & 15) != 0 || missing % K::SIZE != 0;
+    return never || missing / K::SIZE > count ? count : missing / K::SIZE;
+}
+
+/* `count` elements of a job, fewer than 2^31, from `offset` bytes on, by all threads of the block.
+ */
+template <class K>
+DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, uint32_t count) {
+    const uint32_t tid = thread_index(), nthreads = thread_count();
+    const uint32_t lead = lead_of<K>(job, offset, count);
+    const uint32_t nvectors = (count - lead) / K::LANES;
+    Vectors vectors = {offset + lead * K::SIZE, tid, nthreads, nvectors};
+    const uint32_t step = nthreads * BATCH<K>;
+    if (copies(op, job)) {
+        ROLLED for (; vectors.index < nvectors; vectors.index += step) copy_batch<K>(job, vectors);
+    } else if (is_full<K>(op, job)) {
+        ROLLED for (uint32_t unit = tid; unit < 2 * nvectors; unit += nthreads) {
+            reduce_unit<K>(op, job, vectors.offset + uint64_t(unit) * 8);
+        }
+    } else {
+        ROLLED for (; vectors.index < nvectors; vectors.index += step)
+            reduce_batch<K>(op, job, vectors);
+    }
+    /* What is before the vectors, and what is after them. */
+    const uint32_t vectored = nvectors * K::LANES;
+    ROLLED for (uint32_t single = tid; single < count - vectored; single += nthreads) {
+        const uint32_t element = single < lead ? single : single + vectored;
+        reduce_element<K>(op, job, offset + uint64_t(element) * K::SIZE);
+    }
+}
+
+/* Tile `tile` of a job of `count` elements. The first tile also has what is before the first
+   aligned vector, so that all others start with one. */
+template <class K> DEVICE void reduce_tile(const Operation &op, const Job &job, uint64_t count,
+                                           uint32_t tile, uint32_t size) {
+    const uint32_t lead = lead_of<K>(job, 0, count < 16 ? uint32_t(count) : 16) % (16 / K::SIZE);
+    const uint64_t begin = tile == 0 ? 0 : lead + uint64_t(tile) * size;
+    const uint64_t end = lead + uint64_t(tile + 1) * size;
+    if (begin >= count) return;
+    reduce_range<K>(op, job, begin * K::SIZE, uint32_t((end < count ? end : count) - begin));
+}

@@ -1,0 +1,200 @@
+"""The moves between devices of one process: broadcast, scatter, gather, each with its backward.
+
+One thread makes the calls of every rank, in one group. Rank r is device r, and the module lies on
+rank 0: broadcast's backward is a reduce to rank 0, scatter's a gather there, gather's a scatter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
+
+from ..communicator import Communicator
+from ..streams import group
+
+Ranks = Sequence[Communicator]
+Devices = Sequence[torch.device]
+
+
+def _deliver(
+    ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]
+) -> None:
+    """For each (rank, source, target): fill the target, on that rank, from the root's source."""
+    with group():
+        for rank, source, target in parts:
+            if rank != root and source.numel():
+                ranks[root].send(source, rank)
+                ranks[rank].recv(target, root)
+    for rank, source, target in parts:
+        if rank == root:
+            target.copy_(source)
+
+
+def _collect(
+    ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]
+) -> None:
+    """For each (rank, source, target): fill the target, on the root, from that rank's source."""
+    with group():
+        for rank, source, target in parts:
+            if rank != root and source.numel():
+                ranks[rank].send(source, root)
+                ranks[root].recv(target, rank)
+    for rank, source, target in parts:
+        if rank == root:
+            target.copy_(source)
+
+
+def copies_of(
+    tensors: Sequence[torch.Tensor], ranks: Ranks, devices: Devices
+) -> List[List[torch.Tensor]]:
+    """For each tensor, itself for rank 0 and a copy on each other device."""
+    answer = []
+    with group():
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            copies = [torch.empty_like(whole, device=device) for device in devices[1:]]
+            for rank, copy in zip(ranks, [whole, *copies]):
+                rank.broadcast(copy, root=0)
+            answer.append([tensor, *copies])
+    return answer
+
+
+class Broadcast(torch.autograd.Function):
+    """Tensors of rank 0 to copies on every rank, in the order (rank, tensor)."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, devices: Devices, *tensors: torch.Tensor) -> Any:
+        ctx.ranks, ctx.shapes = ranks, [tensor.shape for tensor in tensors]
+        by_tensor = copies_of([tensor.detach() for tensor in tensors], ranks, devices)
+        return tuple(copies[rank] for rank in range(len(ranks)) for copies in by_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        count = len(ctx.shapes)
+        rows = [
+            [grad.contiguous() for grad in grads[start : start + count]]
+            for start in range(0, len(grads), count)
+        ]
+        sums = [torch.empty_like(grad) for grad in rows[0]]
+        with group():
+            for index, total in enumerate(sums):
+                for number, rank in enumerate(ctx.ranks):
+                    rank.reduce(rows[number][index], total if number == 0 else None, root=0)
+        return (None, None, *sums)
+
+
+class Scatter(torch.autograd.Function):
+    """A tensor on rank 0 to a piece on each rank."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ranks: Ranks, devices: Devices, dim: int, tensor: torch.Tensor
+    ) -> Tuple[torch.Tensor, ...]:
+        cut = [piece.contiguous() for piece in tensor.detach().chunk(len(ranks), dim)]
+        ctx.ranks, ctx.dim, ctx.device = ranks, dim, tensor.device
+        pieces = [torch.empty_like(piece, device=where) for piece, where in zip(cut, devices)]
+        _deliver(ranks, 0, [(rank, one, pieces[rank]) for rank, one in enumerate(cut)])
+        return tuple(pieces)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        sources = [grad.contiguous() for grad in grads]
+        targets = [torch.empty_like(source, device=ctx.device) for source in sources]
+        _collect(ctx.ranks, 0, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))])
+        return None, None, None, torch.cat(targets, ctx.dim)
+
+
+class Gather(torch.autograd.Function):
+    """A piece on each rank to one tensor on the root's device."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ranks: Ranks, device: torch.device, root: int, dim: int, *pieces: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.ranks, ctx.root, ctx.dim = ranks, root, dim
+        ctx.sizes, ctx.devices = [one.shape[dim] for one in pieces], [one.device for one in pieces]
+        sources = [piece.detach().contiguous() for piece in pieces]
+        targets = [torch.empty_like(source, device=device) for source in sources]
+        _collect(ranks, root, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))])
+        return torch.cat(targets, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        sources = [part.contiguous() for part in torch.split(grad, ctx.sizes, ctx.dim)]
+        targets = [
+            torch.empty_like(part, device=where) for part, where in zip(sources, ctx.devices)
+        ]
+        _deliver(
+            ctx.ranks, ctx.root, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))]
+        )
+        return (None, None, None, None, *targets)
+
+
+def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
+    """The value's piece for each device that gets one: tensors are cut, all else is the same.
+
+    As torch.nn.DataParallel does, in tuples, lists and dicts too, and with as many pieces as the
+    shortest tensor makes. Without any tensor there is one piece.
+    """
+
+    def cut(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        if tensor.device != devices[0] and tensor.device.type == "cpu":
+            tensor = tensor.to(devices[0])
+        return Scatter.apply(ranks, devices, dim, tensor)  # type: ignore[no-any-return]
+
+    lengths: List[int] = []
+    pieces = _spread(value, len(ranks), cut, lengths)
+    return pieces[: min(lengths, default=1)]
+
+
+def _spread(
+    value: Any, most: int, cut: Callable[[torch.Tensor], Sequence[torch.Tensor]], lengths: List[int]
+) -> List[Any]:
+    """A list of `most` values; `lengths` learns how many pieces each tensor made."""
+    if isinstance(value, torch.Tensor):
+        pieces = list(cut(value))
+        lengths.append(len(pieces))
+        return pieces + [value[:0]] * (most - len(pieces))
+    if isinstance(value, (tuple, list)):
+        columns = [_spread(one, most, cut, lengths) for one in value]
+        rows = [[column[index] for column in columns] for index in range(most)]
+        return [_rebuilt(value, row) for row in rows]
+    if isinstance(value, dict):
+        columns = [_spread(one, most, cut, lengths) for one in value.values()]
+        return [
+            type(value)(zip(value, (column[index] for column in columns))) for index in range(most)
+        ]
+    return [value] * most
+
+
+def _rebuilt(like: Any, items: List[Any]) -> Any:
+    """A tuple, named tuple or list with these items."""
+    if hasattr(like, "_fields"):
+        return type(like)(*items)
+    return type(like)(items)
+
+
+def gather(outputs: Sequence[Any], ranks: Ranks, devices: Devices, root: int, dim: int) -> Any:
+    """The replicas' outputs put together on the root's device, in tuples, lists and dicts too."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        # Scalars, as losses are, come back as a vector with one of each device.
+        pieces = [piece.reshape(1) if piece.dim() == 0 else piece for piece in outputs]
+        along = 0 if first.dim() == 0 else dim
+        return Gather.apply(ranks, devices[root], root, along, *pieces)
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        if any(list(one) != list(first) for one in outputs):
+            raise ValueError("the replicas' outputs are dicts with different keys")
+        return type(first)(
+            (key, gather([one[key] for one in outputs], ranks, devices, root, dim)) for key in first
+        )
+    if isinstance(first, (tuple, list)):
+        columns = zip(*outputs)
+        return _rebuilt(first, [gather(one, ranks, devices, root, dim) for one in columns])
+    raise TypeError(
+        f"a replica's output has a {type(first).__name__}, and only tensors can be gathered; "
+        "return tensors, in tuples, lists or dicts"
+    )

@@ -1,0 +1,10 @@
+"""For all tests of training: examples can be imported, and one thread does the arithmetic."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before torch is loaded: as the launchers set it, so that matrices are multiplied in the same
+# order.
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))

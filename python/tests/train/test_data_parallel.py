@@ -1,0 +1,164 @@
+"""DataParallel over CPU devices, against the plain module."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ringcomm.torch.data_parallel import DataParallel
+
+BATCHES = [1, 2, 7, 12]
+
+
+class Branches(nn.Module):
+    """Shared parts, an unused part, a buffer, keyword arguments, and outputs in a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.shared = nn.Linear(8, 8)
+        self.again = self.shared
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("offset", torch.arange(8.0, dtype=torch.float64))
+
+    def forward(self, x, *, factor=1.0, mask=None):
+        hidden = torch.tanh(self.again(torch.tanh(self.shared(self.first(x))))) + self.offset
+        if mask is not None:
+            hidden = hidden * mask
+        return {"hidden": hidden * factor, "pair": (hidden.sum(1), [x * 2])}
+
+
+def model_of(kind):
+    torch.manual_seed(3)
+    if kind == "plain":
+        return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).double()
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Flatten()).double()
+
+
+@pytest.mark.parametrize("kind", ["plain", "convolution"])
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_outputs_and_gradients_are_those_of_the_module(kind, devices, batch):
+    plain = model_of(kind)
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * devices)
+    given = torch.randn(batch, 6, dtype=torch.float64)
+    one, other = given.clone().requires_grad_(), given.clone().requires_grad_()
+    expected, found = plain(one), parallel(other)
+    torch.testing.assert_close(found, expected)
+    expected.square().mean().backward()
+    found.square().mean().backward()
+    torch.testing.assert_close(other.grad, one.grad)
+    for mine, its in zip(parallel.module.parameters(), plain.parameters()):
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_arguments_and_outputs_may_be_nested():
+    torch.manual_seed(3)
+    plain = Branches().double()
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 3)
+    x, mask = torch.randn(8, 6, dtype=torch.float64), torch.rand(8, 8) > 0.5
+    expected, found = plain(x, factor=2.5, mask=mask), parallel(x, factor=2.5, mask=mask)
+    torch.testing.assert_close(found["hidden"], expected["hidden"])
+    torch.testing.assert_close(found["pair"][0], expected["pair"][0])
+    torch.testing.assert_close(found["pair"][1][0], expected["pair"][1][0])
+    expected["hidden"].sum().backward()
+    found["hidden"].sum().backward()
+    torch.testing.assert_close(parallel.module.shared.weight.grad, plain.shared.weight.grad)
+    # As under torch.nn.DataParallel, what nobody used has a gradient of zeros.
+    assert not parallel.module.unused.weight.grad.any()
+
+
+def test_losses_come_back_as_a_vector():
+    class Loss(nn.Module):
+        def forward(self, x):
+            return x.sum()
+
+    found = DataParallel(Loss(), ["cpu"] * 2)(torch.ones(5, 2))
+    assert found.tolist() == [6.0, 4.0]
+
+
+def test_the_first_replica_keeps_running_statistics():
+    plain = nn.BatchNorm1d(4)
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 2)
+    x = torch.randn(8, 4)
+    parallel(x)
+    plain(x[:4])
+    torch.testing.assert_close(parallel.module.running_mean, plain.running_mean)
+    assert int(parallel.module.num_batches_tracked) == 1
+
+
+def test_it_trains_as_the_module_does():
+    plain = model_of("plain")
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 4)
+    ours = torch.optim.SGD(parallel.parameters(), 0.1, momentum=0.9)
+    theirs = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for _ in range(5):
+        x = torch.randn(10, 6, dtype=torch.float64)
+        for module, optimizer in ((parallel, ours), (plain, theirs)):
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+            optimizer.step()
+    for mine, its in zip(parallel.module.parameters(), plain.parameters()):
+        torch.testing.assert_close(mine, its)
+
+
+class Witness(nn.Module):
+    """Notes what each replica sees."""
+
+    seen = []
+
+    def forward(self, x):
+        mode = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        self.seen.append((len(x), torch.is_grad_enabled(), mode))
+        return x
+
+
+def witnessed(module, x):
+    Witness.seen.clear()
+    module(x)
+    return sorted(Witness.seen, key=str)
+
+
+def test_the_callers_modes_hold_in_the_replicas():
+    parallel, x = DataParallel(Witness(), ["cpu"] * 2), torch.ones(4, 3)
+    assert witnessed(parallel, x) == [(2, True, False)] * 2
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert witnessed(parallel, x) == [(2, False, torch.bfloat16)] * 2
+
+
+def test_no_replica_runs_on_nothing():
+    parallel = DataParallel(Witness(), ["cpu"] * 4)
+    sizes = [[one[0] for one in witnessed(parallel, torch.ones(n, 3))] for n in (1, 5, 6)]
+    assert sizes == [[1], [1, 2, 2], [2, 2, 2]]
+
+
+def test_copies_and_states():
+    parallel = DataParallel(nn.Linear(3, 2), ["cpu"] * 2)
+    x = torch.ones(4, 3)
+    expected = parallel(x)
+    twin = copy.deepcopy(parallel)
+    torch.testing.assert_close(twin(x), expected)
+    assert list(parallel.state_dict()) == ["module.weight", "module.bias"]
+
+
+def test_an_error_in_a_replica_is_raised():
+    class Picky(nn.Module):
+        def forward(self, x):
+            if x.shape[0] < 4:
+                raise LookupError("too few")
+            return x
+
+    parallel = DataParallel(Picky(), ["cpu"] * 2)
+    with pytest.raises(LookupError, match="too few"):
+        parallel(torch.ones(7, 2))
+    assert parallel(torch.ones(8, 2)).shape == (8, 2)
+
+
+def test_wrong_devices_are_refused():
+    with pytest.raises(ValueError, match="CUDA devices, or the CPU"):
+        DataParallel(nn.Linear(1, 1), ["cpu", 0])
+    with pytest.raises(ValueError, match="output_device"):
+        DataParallel(nn.Linear(1, 1), ["cpu"] * 2, output_device="cuda:0")
+    with pytest.raises(TypeError, match="only tensors"):
+        DataParallel(nn.Identity(), ["cpu"] * 2)((torch.ones(4, 1), "text"))

@@ -1,0 +1,216 @@
+"""Every example, started as its users do, comes to the weights of one process on the full batch.
+
+Bit for bit where one process can do the same arithmetic: it adds the gradients of as many parts of
+the batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how far that is from
+the batch in one go.
+"""
+
+import json
+import os
+import re
+import statistics
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import digits
+import warmup
+from launching import EXAMPLES, difference, ringrun, run, same_bits, started, weights
+
+#: How far float32 and float64 carry two orders of adding, over the examples' 45 steps.
+FLOAT32, FLOAT64 = 1e-4, 1e-12
+
+
+def settings(*words, **more):
+    """An example's options, as it has them unasked."""
+    args = digits.options("").parse_args(list(words))
+    vars(args).update(more)
+    return args
+
+
+def check_output(output, name, ranks=2):
+    """One line says how fast it was."""
+    lines = [line for line in output.splitlines() if "samples per second" in line]
+    assert len(lines) == 1, output
+    assert re.search(rf"{re.escape(name)} on {ranks} ranks: \d+ samples per second", lines[0])
+
+
+@pytest.fixture(scope="module")
+def by_parts():
+    """One process that adds the gradients of two parts of each batch."""
+    return digits.alone(settings(), shards=2)
+
+
+def test_parts_of_a_batch_are_the_batch(by_parts):
+    whole = digits.alone(settings())
+    assert 0 < difference(by_parts.state_dict(), whole) < FLOAT32
+    whole, parts = (digits.alone(settings("--double"), shards=count) for count in (1, 2))
+    assert difference(parts.state_dict(), whole) < FLOAT64
+
+
+def test_data_parallel(tmp_path):
+    words = ["--devices", "3", "--double", "--save", "w"]
+    run([sys.executable, EXAMPLES / "data_parallel.py", *words], tmp_path)
+    expected = digits.alone(settings("--double"))
+    assert difference(weights(tmp_path / "w"), expected) < FLOAT64
+
+
+def test_ddp_under_ringrun(tmp_path, by_parts):
+    output, error = run([*ringrun("-np", "2"), EXAMPLES / "ddp.py", "--save", "w"], tmp_path)
+    check_output(output, "DDP")
+    assert "#" * 30 + "] epoch 3/3" in error
+    assert same_bits(weights(tmp_path / "w"), by_parts)
+
+
+def test_ddp_under_torchrun(tmp_path, by_parts):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    output, _ = run([*words, EXAMPLES / "ddp.py", "--save", "w"], tmp_path)
+    check_output(output, "DDP")
+    assert same_bits(weights(tmp_path / "w"), by_parts)
+
+
+def test_ddp_by_spawn(tmp_path):
+    words = [sys.executable, EXAMPLES / "ddp_spawn.py", "--ranks", "4", "--save", "w"]
+    output, _ = run(words, tmp_path)
+    check_output(output, "DDP by mp.spawn", 4)
+    assert same_bits(weights(tmp_path / "w"), digits.alone(settings(), shards=4))
+
+
+def test_slurm_and_a_file(tmp_path, by_parts):
+    words = [sys.executable, EXAMPLES / "slurm_file.py", "--meet", tmp_path, "--save", "w"]
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+    ranks = [
+        started(words, tmp_path, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), **slurm)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    check_output(outputs[0], "DDP under Slurm")
+    assert same_bits(weights(tmp_path / "w"), by_parts)
+
+
+def test_horovod_style_with_accumulation(tmp_path):
+    words = [EXAMPLES / "horovod_style.py", "--update-cycle", "3", "--double", "--save", "w"]
+    output, _ = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, "Horovod-style")
+    assert difference(weights(tmp_path / "w"), digits.alone(settings("--double"))) < FLOAT64
+
+
+def test_horovod_style_compressed(tmp_path):
+    words = [EXAMPLES / "horovod_style.py", "--compression", "fp16", "--save", "w"]
+    run([*ringrun("-np", "2"), *words], tmp_path)
+    # Every gradient was rounded to 11 bits: a thousandth of weights that are about 1.
+    assert 0 < difference(weights(tmp_path / "w"), digits.alone(settings())) < 1e-2
+
+
+@pytest.mark.parametrize("precision", ["none", "bf16", "fp16"])
+def test_mixed_precision(tmp_path, precision):
+    exact = precision == "none"
+    words = [EXAMPLES / "mixed_precision.py", "--precision", precision, "--save", "w"]
+    words += ["--double"] if exact else []
+    output, _ = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, f"mixed precision ({precision})")
+    args = settings(*["--double"] if exact else [])
+    low = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    expected = digits.alone(args, model=digits.network(args, batchnorm=True), autocast=low)
+    # bf16 has 8 bits, fp16 11; what is rounded differently once grows over 45 steps.
+    tolerance = {"none": 1e-10, "bf16": 0.1, "fp16": 0.02}[precision]
+    assert difference(weights(tmp_path / "w"), expected) < tolerance
+
+
+def test_warmup(tmp_path):
+    output, _ = run([*ringrun("-np", "2"), EXAMPLES / "warmup.py", "--save", "w"], tmp_path)
+    check_output(output, "DDP with warm-up")
+    rates = [warmup.rate_at(step, 0.05, 2, 20) for step in (0, 10, 20, 99)]
+    assert rates == pytest.approx([0.05, 0.075, 0.1, 0.1])
+    expected = digits.alone(
+        settings(batch=64), shards=2, schedule=lambda step: warmup.rate_at(step, 0.05, 2, 20)
+    )
+    assert same_bits(weights(tmp_path / "w"), expected)
+
+
+def test_evaluation_and_a_restart(tmp_path, by_parts):
+    words = [EXAMPLES / "evaluation.py", "--kill-in-epoch", "2", "--save", "w"]
+    output, error = run([*ringrun("-np", "2", "--max-restarts", "1"), *words], tmp_path)
+    assert "SIGKILL" in error and "starting the job anew" in error
+    check_output(output, "DDP with evaluation")
+    # It went on from the checkpoint: no epoch is done twice, and the weights are those of one run.
+    epochs = re.findall(r"epoch (\d): loss ([\d.]+), accuracy ([\d.]+)", output)
+    assert [epoch for epoch, _, _ in epochs] == ["1", "2", "3"]
+    assert same_bits(weights(tmp_path / "w"), by_parts)
+    x, y = digits.data(settings())[1].tensors
+    with torch.no_grad():
+        logits = by_parts(x)
+    loss = torch.nn.functional.cross_entropy(logits, y).item()
+    assert float(epochs[-1][1]) == pytest.approx(loss, abs=2e-6)
+    assert float(epochs[-1][2]) == pytest.approx(
+        float((logits.argmax(1) == y).double().mean()), abs=1e-4
+    )
+    check_board(tmp_path / "runs/digits", loss)
+
+
+def check_board(folder, loss):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    assert [event.step for event in board.Scalars("accuracy/test")] == [0, 1, 2]
+    assert board.Scalars("loss/test")[-1].value == pytest.approx(loss, abs=2e-6)
+
+
+def test_the_ring_is_that_of_the_textbooks(tmp_path):
+    output, _ = run([sys.executable, EXAMPLES / "ring_allreduce.py"], tmp_path)
+    tables = re.split(r"^(?=\w)", output, flags=re.MULTILINE)[1:]
+    titles = [table.splitlines()[0] for table in tables]
+    assert titles == (
+        ["start"]
+        + [f"scatter-reduce, step {step}" for step in (1, 2, 3)]
+        + [f"all-gather, step {step}" for step in (1, 2, 3)]
+        + ["the library's own all_reduce gives the same"]
+    )
+    cells = [[line.split()[2:] for line in table.splitlines()[1:]] for table in tables[:-1]]
+    assert cells[0] == [[f"{chunk}{rank}" for chunk in "abcd"] for rank in range(4)]
+    assert cells[1][1] == ["a0+a1", "b1", "c1", "d1"]
+    assert cells[3] == [
+        ["a0", "b0+b1+b2+b3", "c0+c2+c3", "d0+d3"],
+        ["a0+a1", "b1", "c0+c1+c2+c3", "d0+d1+d3"],
+        ["a0+a1+a2", "b1+b2", "c2", "d0+d1+d2+d3"],
+        ["a0+a1+a2+a3", "b1+b2+b3", "c2+c3", "d3"],
+    ]
+    assert cells[6] == [[f"{c}0+{c}1+{c}2+{c}3" for c in "abcd"]] * 4
+
+
+@pytest.mark.parametrize("ranks", ["2", "7"])
+def test_the_ring_has_any_number_of_ranks(tmp_path, ranks):
+    run(
+        [sys.executable, EXAMPLES / "ring_allreduce.py", "--ranks", ranks, "--length", "3"],
+        tmp_path,
+    )
+
+
+def test_the_comparison_draws_what_it_measured(tmp_path):
+    words = ["--epochs", "2", "--rounds", "1", "--hidden", "16", "--out", "chart"]
+    output, _ = run([sys.executable, EXAMPLES / "compare.py", *words], tmp_path)
+    found = json.loads((tmp_path / "chart.json").read_text())
+    assert list(found["times"]) == ["one process", "DataParallel", "DDP, gloo", "DDP, ringcomm"]
+    assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
+    chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    texts = [one.text for one in chart.iter("{http://www.w3.org/2000/svg}text")]
+    heights = [float(one.get("height")) for one in chart.iter("{http://www.w3.org/2000/svg}rect")][
+        1:
+    ]
+    # The bars are as high as the medians, which are written above them and in the output.
+    medians = [statistics.median(times) for times in found["times"].values()]
+    for way, median, height in zip(found["times"], medians, heights):
+        assert f"{way}: {median * 1000:.1f} ms per epoch" in output
+        assert way in texts and f"{median * 1000:.1f} ms" in texts
+        assert height / max(heights) == pytest.approx(median / max(medians), abs=0.01)
+
+
+def test_every_example_is_tested():
+    names = {name for name in os.listdir(EXAMPLES) if name.endswith(".py")}
+    with open(__file__, encoding="utf-8") as file:
+        text = file.read()
+    assert [name for name in sorted(names) if name not in text and name != "digits.py"] == []

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""What the compiler made of the kernels: sass.py [FATBIN], by default that of the last debug build.
+
+For every device that has machine code: all kernels are there, within their registers and without local
+memory; the hot ones load and store 128 bits, and have asked for two sources' vectors before they use
+the first; no loop over peers has a fence in it. Prints a line for each rule and device.
+
+Needs cuobjdump and nvdisasm on the PATH.
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
+KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
+KERNELS += ["ringcomm_probe", "ringcomm_delay"]
+DEVICES = ["sm_80", "sm_90", "sm_100", "sm_120"]
+# What a thread of a block of 512 has: kernels/abi.h, RINGCOMM_THREADS.
+MOST_REGISTERS = 128
+# Vectors of a thread under way for one source: kernels/reduce.cuh, BATCH.
+BATCH = {kind: 2 if kind in ("e4m3", "e5m2") else 4 for kind in KINDS}
+
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+LOAD = re.compile(r"\bLD(G)?\.E\.128")
+STORE = re.compile(r"\bST(G)?\.E\.128")
+FENCE = re.compile(r"\b(MEMBAR|FENCE)\b")
+# A flag of another device: what a loop over peers polls or sets.
+FLAG = re.compile(r"\b(LD|ST)(G)?\.E\.(64\.STRONG|STRONG\.SYS|64\.SYS)")
+
+
+def embedded():
+    """What the last debug build embedded."""
+    builds = (Path(__file__).resolve().parent.parent / "target/debug/build").glob("ringcomm-*/out/*.fatbin")
+    made = [build for build in builds if build.stat().st_size > 0]
+    return max(made, key=lambda build: build.stat().st_mtime, default=None)
+
+
+def output(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def disassemble(fatbin):
+    """Of each device, the instructions of each kernel: (address, text)."""
+    devices, kernel = {}, None
+    for line in output("cuobjdump", "-sass", fatbin).splitlines():
+        if match := INSTRUCTION.match(line):
+            kernel.append((int(match[1], 16), match[2]))
+        elif "Function :" in line:
+            kernel = device.setdefault(line.split()[-1], [])
+        elif line.startswith("arch = "):
+            device = devices.setdefault(line.split()[-1], {})
+    return devices
+
+
+def resources(fatbin):
+    """Of each device, what each kernel takes: {"REG": 96, "STACK": 0, ...}."""
+    devices = {}
+    for line in output("cuobjdump", "-res-usage", fatbin).splitlines():
+        if line.startswith("arch = "):
+            device = devices.setdefault(line.split()[-1], {})
+        elif match := re.match(r" Function (\w+):", line):
+            name = match[1]
+        elif "REG:" in line:
+            device[name] = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
+    return devices
+
+
+def followers(code):
+    """Of each instruction, by index, where control goes next."""
+    index = {address: at for at, (address, _) in enumerate(code)}
+    after = []
+    for at, (_, text) in enumerate(code):
+        conditional = text.startswith("@")
+        words = re.sub(r"^@!?\w+\s+", "", text)
+        next_ones = [at + 1] if at + 1 < len(code) else []
+        if words.startswith(("EXIT", "RET")):
+            after.append(next_ones if conditional else [])
+        elif words.startswith("BRA"):
+            target = re.search(r"0x([0-9a-f]+)", words)
+            jump = [index[int(target[1], 16)]] if target and int(target[1], 16) in index else []
+            # A branch may also depend on a predicate among its operands.
+            conditional = conditional or re.match(r"BRA(\.\w+)* !?U?P\d", words)
+            after.append(jump + (next_ones if conditional else []))
+        else:
+            after.append(next_ones)
+    return after
+
+
+def loops(code):
+    """The natural loops: sets of indices, by the branches back to their heads."""
+    after = followers(code)
+    before = [[] for _ in code]
+    for at, targets in enumerate(after):
+        for target in targets:
+            before[target].append(at)
+    bodies = {}
+    for at, targets in enumerate(after):
+        for head in targets:
+            if head > at:
+                continue
+            body, pending = bodies.setdefault(head, {head}), [at]
+            while pending:
+                one = pending.pop()
+                if one not in body:
+                    body.add(one)
+                    pending += before[one]
+    return list(bodies.values())
+
+
+def fences_among_peers(code):
+    """Fences in the innermost loops that poll or set flags."""
+    found, all_loops = [], loops(code)
+    for body in all_loops:
+        innermost = not any(other < body for other in all_loops)
+        if innermost and any(FLAG.search(code[at][1]) for at in body):
+            found += [code[at] for at in body if FENCE.search(code[at][1])]
+    return found
+
+
+def loads_before_use(code, batch):
+    """Whether two batches of loads are asked for before one of the first is used."""
+    loads = [at for at, (_, text) in enumerate(code) if LOAD.search(text)]
+    for start in range(len(loads)):
+        window = loads[start:start + 2 * batch]
+        if len(window) < 2 * batch:
+            return False
+        first = re.search(r"128\S*\s+R(\d+)", code[window[0]][1])
+        quad = {f"R{int(first[1]) + word}" for word in range(4)}
+        between = [text for _, text in code[window[0] + 1:window[-1]] if not LOAD.search(text)]
+        zeroed = re.compile(r"^(@!?U?P\d+ )?\s*(CS2R|MOV|IMAD\.MOV\S*)\s")
+        used = any(quad & set(re.findall(r"\bR\d+\b", text)) for text in between if not zeroed.match(text))
+        if not used:
+            return True
+    return False
+
+
+def judge(device, kernels, usage):
+    """Complaints, rule by rule."""
+    missing = [name for name in KERNELS if name not in kernels]
+    yield "all kernels are there", missing
+    over = [f"{name}: {usage[name]}" for name in kernels if usage[name]["REG"] > MOST_REGISTERS]
+    yield f"at most {MOST_REGISTERS} registers", over
+    local = [name for name, code in kernels.items() if usage[name]["STACK"] or usage[name]["LOCAL"]
+             or any(re.search(r"\b(LDL|STL)\b", text) for _, text in code)]
+    yield "no local memory", local
+    narrow, late = [], []
+    for name, code in kernels.items():
+        family, kind = name.split("_")[1], name.split("_")[-1]
+        if family not in ("reduce", "plan"):
+            continue
+        loads = sum(bool(LOAD.search(text)) for _, text in code)
+        stores = sum(bool(STORE.search(text)) for _, text in code)
+        if loads < 2 * BATCH[kind] or stores < BATCH[kind]:
+            narrow.append(f"{name}: {loads} loads, {stores} stores")
+        elif not loads_before_use(code, BATCH[kind]):
+            late.append(name)
+    yield "loads and stores of 128 bits", narrow
+    yield "all loads before the first use", late
+    # The protocol is the same in all kinds; one of each size is enough.
+    chosen = [name for name in kernels if name.endswith(("_f32", "_w4", "_probe"))]
+    fences = [f"{name}: {address:#x} {text}" for name in chosen
+              for address, text in fences_among_peers(kernels[name])]
+    polls = [name for name in chosen if not any(FLAG.search(text) for _, text in kernels[name])]
+    yield "no fence in a loop over peers", fences + [f"{name}: no flag seen" for name in polls]
+
+
+def main():
+    fatbin = sys.argv[1] if len(sys.argv) > 1 else embedded()
+    if not fatbin:
+        print("FAILED: no build with kernels in target/debug")
+        return 1
+    code, usage = disassemble(fatbin), resources(fatbin)
+    failed = 0
+    for device in DEVICES:
+        for rule, complaints in judge(device, code.get(device, {}), usage.get(device, {})):
+            failed += bool(complaints)
+            print(f"{'FAILED' if complaints else 'ok'}: {device}: {rule}", *complaints[:8], sep="\n    ")
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
