@@ -1,7 +1,7 @@
 """c10d's collectives, as calls of the library: what every kind of group of torch inherits.
 
-Each method says which calls make the operation and which tensors hold its result; `_start` makes the
-calls. torch has had two names for some of them, and knows both.
+Each method says which calls make the operation and which tensors hold its result; `_start` makes
+the calls. torch has had two names for some of them, and knows both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .work import Work
 Tensors = List[torch.Tensor]
 _all_reduce = lib.ringAllReduce
 _profiled = torch._C._autograd._profiler_enabled
-#: Whether torch says of every call whether it waits, and then waits for nothing that is returned as None.
+#: Whether torch says of every call whether it waits, and then waits for nothing that is returned as
+#: None.
 TELLS = hasattr(AllreduceOptions(), "asyncOp")
 
 #: The types of which one makes an element.
@@ -158,7 +159,8 @@ class Collectives:
             kind, count = types.movable(types.check(source, "all_gather_single"))
             if output.numel() != source.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
-                    f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} do not fill "
+                    f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} "
+                    f"do not fill "
                     f"an output of {output.numel()} {output.dtype}"
                 )
             read, write = staging.source(source), staging.target(output)

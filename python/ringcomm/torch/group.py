@@ -1,8 +1,9 @@
 """The two shapes in which torch takes a backend, and which of them it gets.
 
-`Group` is a whole ProcessGroup: calls from Python reach it with nothing between, and its works are the
-caller's own. `Inner` is a Backend, for one device of a group that torch makes: `cpu:gloo,cuda:ringcomm`.
-Where torch looks for the Backend of a `Group`, it finds an `Inner` on the same lanes.
+`Group` is a whole ProcessGroup: calls from Python reach it with nothing between, and its works are
+the caller's own. `Inner` is a Backend, for one device of a group that torch makes:
+`cpu:gloo,cuda:ringcomm`. Where torch looks for the Backend of a `Group`, it finds an `Inner` on the
+same lanes.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class Group(_Common, ProcessGroup):
         group_desc: Optional[str] = None,
         device_types: Any = None,
     ) -> Optional["Group"]:
-        """A group of some of the ranks, in the order given; for a rank that is not among them, none."""
+        """A group of some of the ranks, in the order given; for a rank that is not among them,
+        none."""
         if self._rank not in new_ranks:
             return None
         name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
