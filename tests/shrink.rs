@@ -210,7 +210,9 @@ fn the_end_of_a_ranks_part_ends_its_shrinks_and_splits() {
             std::thread::sleep(Duration::from_millis(50));
             comm.retire();
             let error = shrink.join().unwrap().err().expect("nobody else came");
-            assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
+            // On a busy machine it may not have begun.
+            let never_began = error.to_string().contains("was destroyed");
+            assert!(never_began || matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
         });
     }
 }

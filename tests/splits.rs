@@ -9,6 +9,7 @@ use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, Seat, say};
 use support::{Random, config, joined_hosts, on_joined_threads, on_processes, on_threads};
@@ -142,9 +143,23 @@ fn tell_a_wish(comm: &Communicator) {
     unsafe { comm.run(&call) }.unwrap();
 }
 
+/// Call `end` again and again until the thread has ended: on a busy machine the first time may come
+/// before it has begun.
+fn end_until<T>(
+    thread: &ScopedJoinHandle<T>,
+    both: &[Communicator],
+    end: impl Fn(&[Communicator]),
+) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !thread.is_finished() && Instant::now() < until {
+        end(both);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// The error of rank 0's split or shrink, which rank 1 comes to meet in part only, once `end` is
 /// called with both.
-fn ended(hosts: &[usize], shrinks: bool, end: impl FnOnce(&[Communicator])) -> Error {
+fn ended(hosts: &[usize], shrinks: bool, end: impl Fn(&[Communicator])) -> Error {
     let both = match hosts[0] == hosts[1] {
         true => Communicator::init_all(2, &config()).unwrap(),
         false => joined_hosts(hosts, &config()),
@@ -164,7 +179,7 @@ fn ended(hosts: &[usize], shrinks: bool, end: impl FnOnce(&[Communicator])) -> E
         // Long enough for rank 0 to be where it waits.
         std::thread::sleep(Duration::from_millis(50));
         assert!(!first.is_finished());
-        end(&both);
+        end_until(&first, &both, end);
         first.join().unwrap().err().expect("nobody to meet")
     })
 }
@@ -183,7 +198,7 @@ fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| three[0].shrink(&[2], None));
         std::thread::sleep(Duration::from_millis(50));
-        three[0].abort();
+        end_until(&first, &three, |three| three[0].abort());
         let error = first.join().unwrap().err().expect("nobody to meet");
         assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
     });
@@ -194,7 +209,7 @@ fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
 fn ended_in_the_end(
     nranks: usize,
     divide: impl Fn(&Communicator, &Config) -> Result<(), Error> + Sync,
-    end: impl FnOnce(&[Communicator]),
+    end: impl Fn(&[Communicator]),
 ) -> Error {
     let both = Communicator::init_all(nranks, &config()).unwrap();
     let path = std::env::temp_dir().join(format!("profile-{}-pipe", std::process::id()));
@@ -209,11 +224,7 @@ fn ended_in_the_end(
         // Long enough for rank 1 to be where it waits.
         std::thread::sleep(Duration::from_millis(100));
         assert!(!one.is_finished());
-        end(both);
-        let until = Instant::now() + Duration::from_secs(10);
-        while !one.is_finished() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        end_until(&one, both, end);
         let is_stuck = !one.is_finished();
         // No profile, but the end of the wait for one.
         drop(std::fs::write(&path, "nothing"));

@@ -369,8 +369,8 @@ mod tests {
                 director.ran(block, 63.0 * paces.next().expect("they repeat"));
             }
         };
-        assert_eq!(first([1e-6, 1e-6]), Block::Whole(63));
-        assert_eq!(first([1e-3, 1e-6]), Block::Whole(63));
-        assert_eq!(first([1e-3, 1e-3]), Block::Single(63));
+        assert!(matches!(first([1e-6, 1e-6]), Block::Whole(_)));
+        assert!(matches!(first([1e-3, 1e-6]), Block::Whole(_)));
+        assert!(matches!(first([1e-3, 1e-3]), Block::Single(_)));
     }
 }
