@@ -116,8 +116,10 @@ fn names(text: &str, phase: &str, victim: usize, who: &str) -> bool {
     match phase {
         // A rank that dies before it has told anybody its process id has no more than a number.
         "init" => {
-            text.contains(&format!("rank {victim} "))
-                || text.contains(&format!("missing: [{victim}]"))
+            // Others may be missing because they know of the death already.
+            let missing = text.split_once("missing: [").and_then(|(_, list)| list.split_once(']'));
+            let mut missing = missing.map_or("", |(list, _)| list).split(", ");
+            text.contains(&format!("rank {victim} ")) || missing.any(|it| it == victim.to_string())
         }
         "calls" => text.contains(who) && text.contains('#') && text.contains('('),
         // Who has its own part done leaves in peace.

@@ -25,8 +25,7 @@ const TIMEOUT_MS: u64 = 60_000;
 const STOPS: usize = 12;
 
 /// A rank: rounds of every collective, until rank 0's clock says that it is enough.
-fn work(seat: &Seat, argument: &str) -> String {
-    let (seconds, hosts) = argument.split_once(' ').expect("seconds and hosts");
+fn work(seat: &Seat, (seconds, hosts): (&str, &str)) -> String {
     let hosts: Vec<usize> = hosts.split(' ').map(|host| host.parse().expect("a host")).collect();
     let end = Instant::now() + Duration::from_secs(seconds.parse().expect("seconds"));
     let comm = seat.join();
@@ -90,8 +89,9 @@ fn ranks_that_stop_and_go_on_change_nothing_and_are_taken_for_dead_by_nobody() {
         // As long as the stops take.
         let argument = format!("4 {}", words.join(" "));
         let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
-        let ranks =
-            Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| work(seat, argument));
+        let ranks = Ranks::start_on_hosts(hosts, &config, &argument, |seat, argument| {
+            work(seat, argument.split_once(' ').expect("seconds and hosts"))
+        });
         calls += disturb(ranks, hosts, &mut random);
         jobs += 1;
     }

@@ -64,7 +64,9 @@ def run_here(way, args):
     """Train in one way, in this process and those that it starts; prints the times."""
     if way.startswith("DDP"):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(worker, (way.split()[-1], f"{folder}/meet", args), nprocs=args.ranks)
+            # Forked, since torch is loaded already and has started nothing yet.
+            words = (way.split()[-1], f"{folder}/meet", args)
+            mp.start_processes(worker, words, nprocs=args.ranks, start_method="fork")
         return
     model = digits.network(args)
     if way == "DataParallel":

@@ -11,7 +11,7 @@ struct Inboxes {
     lines: usize,
     inboxes: Vec<Vec<abi::Line>>,
     addresses: Vec<u64>,
-    epochs: Vec<Box<abi::Epoch>>,
+    epochs: Vec<abi::Epoch>,
     controls: Vec<Control>,
 }
 
@@ -22,7 +22,7 @@ impl Inboxes {
             lines,
             addresses: inboxes.iter().map(|inbox| inbox.as_ptr() as u64).collect(),
             inboxes,
-            epochs: vec![Box::new(abi::Epoch { epoch, ..Default::default() }); nranks],
+            epochs: vec![abi::Epoch { epoch, ..Default::default() }; nranks],
             controls: (0..nranks).map(|_| Control::new()).collect(),
         }
     }
@@ -30,7 +30,7 @@ impl Inboxes {
     fn call(&self, rank: usize, timeout_ns: u64) -> abi::OneshotCall {
         abi::OneshotCall {
             inboxes: self.addresses.as_ptr() as u64,
-            epoch: &raw const *self.epochs[rank] as u64,
+            epoch: &raw const self.epochs[rank] as u64,
             lines: self.lines as u64,
             nranks: self.inboxes.len() as u32,
             watch: self.controls[rank].watch(rank, timeout_ns),

@@ -72,10 +72,13 @@ fn take_part(seat: &Seat, seed: u64, rounds: usize, hosts: &[usize]) -> String {
     }
 }
 
-/// The life of a rank, by its argument: a seed, rounds, and the host of every rank.
-fn live(seat: &Seat, argument: &str) -> String {
-    let numbers: Vec<usize> =
-        argument.split(' ').map(|word| word.parse().expect("a number")).collect();
+/// The numbers of a rank's argument.
+fn numbers(argument: &str) -> Vec<usize> {
+    argument.split(' ').map(|word| word.parse().expect("a number")).collect()
+}
+
+/// The life of a rank, by its numbers: a seed, rounds, and the host of every rank.
+fn live(seat: &Seat, numbers: &[usize]) -> String {
     let before = Holdings::now();
     let end = take_part(seat, numbers[0] as u64, numbers[1], &numbers[2..]);
     assert_eq!(Holdings::back_to(&before), before, "nothing is left behind: {end}");
@@ -292,7 +295,7 @@ fn asked(name: &str) -> Option<usize> {
 
 #[test]
 fn every_collective_is_exact_between_hosts_with_one_and_two_ranks() {
-    let crew = Crew::new(|seat, argument| live(seat, argument));
+    let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
     let Some(labs) = labs(1) else { return };
     let mut calls = 0;
     for nranks in 1..=2 * HOSTS {
@@ -342,7 +345,7 @@ fn a_check_shows_which_hosts_cannot_talk() {
 
 #[test]
 fn every_run_over_bad_wires_is_exact_or_ends_in_an_error_with_a_name() {
-    let crew = Crew::new(|seat, argument| live(seat, argument));
+    let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
     let Some(labs) = labs(LABS) else { return };
     let (started, first) = (Instant::now(), asked("RINGCOMM_FIRST").unwrap_or(0));
     let most = asked("RINGCOMM_ROUNDS");

@@ -22,8 +22,8 @@ from .work import Work
 Tensors = List[torch.Tensor]
 _all_reduce = lib.ringAllReduce
 _profiled = torch._C._autograd._profiler_enabled
-#: Whether torch says that a call is waited for at once; older releases do not.
-_TELLS = hasattr(AllreduceOptions(), "asyncOp")
+#: Whether torch says of every call whether it waits, and then waits for nothing that is returned as None.
+TELLS = hasattr(AllreduceOptions(), "asyncOp")
 
 #: The types of which one makes an element.
 _PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
@@ -79,7 +79,7 @@ class Collectives:
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
         """Reduce each tensor over all ranks, in place, on every rank."""
-        if _TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
+        if TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
             tensor = tensors[0]
             # The plain case, without detours: half of a small call's time would go into them.
             known, op = _PLAIN.get(tensor.dtype), OPS.get(opts.reduceOp.op)

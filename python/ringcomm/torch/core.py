@@ -16,14 +16,15 @@ from torch._C._distributed_c10d import PrefixStore
 from .._native import lib
 from ..errors import RingUsageError
 from .backward import watch
+from .collectives import TELLS
 from .futures import level
 from .lane import Lane, Step
-from .meet import join
+from .meet import another, join
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
 from .types import Staging
-from .work import Finisher, Joined, Work
+from .work import Done, Finisher, Joined, Work
 
 
 class Core(RootedCollectives):
@@ -72,7 +73,9 @@ class Core(RootedCollectives):
                 # A device's number differs from rank to rank; its kind does not.
                 key = f"ringcomm/{device.split(':')[0]}/{depth}"
                 if device == "cpu":
-                    lane = Lane(join(self._store, key, self._rank, self._size, self._timeout))
+                    # Callbacks have threads of their own, beside the program's.
+                    store = another(self._store) if depth else self._store
+                    lane = Lane(join(store, key, self._rank, self._size, self._timeout))
                 else:
                     from .cuda import CudaLane
 
@@ -119,7 +122,7 @@ class Core(RootedCollectives):
             self._forget_scaled()
         if after is not None:
             after()
-        return None
+        return None if TELLS else Done(result)
 
     def _scaled_sum(self, op: Any, tensor: torch.Tensor) -> int:
         number = super()._scaled_sum(op, tensor)
@@ -139,6 +142,8 @@ class Core(RootedCollectives):
         """The work of the operations since `start_coalescing`."""
         works, self._coalescing.works = self._coalescing.works, None
         return Joined(works, self._finisher(torch.device("cpu")))
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
     def send(self, tensors: Any, target: int, tag: int = 0) -> Work:
         """Send each tensor to a rank."""
@@ -165,7 +170,7 @@ class Core(RootedCollectives):
         if self._messages is None:
             with self._making:
                 if self._messages is None:
-                    store = PrefixStore("ringcomm/p2p", self._store)
+                    store = PrefixStore("ringcomm/p2p", another(self._store))
                     self._messages = Messages(store, self._rank, self._size, self._timeout)
         return self._messages
 

@@ -64,3 +64,14 @@ def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) 
             rank=rank,
             peer=0,
         ) from error
+
+
+def another(store: Any) -> Any:
+    """The same store over a connection of its own, where torch can have that.
+
+    A thread that waits for a key keeps the connection from all others.
+    """
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return store

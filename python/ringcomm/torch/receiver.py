@@ -16,6 +16,10 @@ from .lane import Lane
 from .types import movable
 
 
+#: The longest time between two looks into the store for a channel's key, in seconds.
+LONGEST_PAUSE = 20e-3
+
+
 class Receiver(Channel):
     """The end that receives."""
 
@@ -24,6 +28,8 @@ class Receiver(Channel):
         self._key = f"{peer}>{post.rank}"
         self._header = Header()
         self._asked: Optional[int] = None
+        #: When the store is asked next for the channel's key, and how long after that.
+        self._look_at, self._pause = 0.0, LOOK
         #: Messages that came before anybody wanted them: tag, type, count, body.
         self._aside: Deque[Tuple[int, int, int, torch.Tensor]] = deque()
 
@@ -92,10 +98,16 @@ class Receiver(Channel):
             self._give_up(self.failure)
         if self.lane is not None:
             return True
-        while not self.post.store.check([self._key]):
-            if time.monotonic() + LOOK >= end:
+        while True:
+            pause = self._look_at - time.monotonic()
+            if pause > 0 and self._look_at >= end:
                 return False
-            time.sleep(LOOK)
+            time.sleep(max(pause, 0))
+            if self.post.store.check([self._key]):
+                break
+            # The store has others to serve: a channel that is not there yet is asked for ever less.
+            self._look_at = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._join(self._key, 1)
         if self.failure is not None:
             self._give_up(self.failure)

@@ -17,7 +17,16 @@ import torch
 
 import digits
 import warmup
-from launching import EXAMPLES, difference, ringrun, run, same_bits, started, weights
+from launching import (
+    EXAMPLES,
+    MOST_SECONDS,
+    difference,
+    ringrun,
+    run,
+    same_bits,
+    started,
+    weights,
+)
 
 #: How far float32 and float64 carry two orders of adding, over the examples' 45 steps.
 FLOAT32, FLOAT64 = 1e-4, 1e-12
@@ -85,7 +94,7 @@ def test_slurm_and_a_file(tmp_path, by_parts):
         started(words, tmp_path, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), **slurm)
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=MOST_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     check_output(outputs[0], "DDP under Slurm")
     assert same_bits(weights(tmp_path / "w"), by_parts)

@@ -65,8 +65,8 @@ impl Connection {
         self.lanes.iter()
     }
 
-    /// End the lanes once nothing is on its way over any: who finds the end of one has what came over
-    /// the others.
+    /// End the lanes once nothing is on its way over any: who finds the end of one has what came
+    /// over the others.
     pub fn end(&self) {
         if self.lanes.len() == 1 || self.is_delivered() {
             self.lanes.iter().for_each(Lane::end);
