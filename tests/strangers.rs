@@ -251,15 +251,24 @@ fn silent_half_open_and_slow_callers_lose_their_place() {
     assert_eq!((gate.tally().refused, gate.tally().evicted), (1, 3));
 }
 
-#[test]
-fn a_thousand_silent_sockets_hold_up_no_meeting() {
+/// Let this process have as many files open as it may: the usual limit is 1,024.
+fn open_many_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls are given a live structure of their own type.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+}
+
+/// How long eight ranks take to meet behind so many callers who say nothing.
+fn meet_behind(strangers: usize) -> Duration {
     let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
     let mut first = Gate::open(&nowhere, &loopback()).unwrap();
     let id = UniqueId::from_secret(b"secret", b"", first.addresses());
     let at = first.addresses()[0];
-    let quiet = Instant::now();
-    let silent: Vec<TcpStream> = (0..1000).map(|_| TcpStream::connect(at).unwrap()).collect();
-    let connected = quiet.elapsed();
+    let silent: Vec<TcpStream> = (0..strangers).map(|_| TcpStream::connect(at).unwrap()).collect();
     let started = Instant::now();
     thread::scope(|scope| {
         let ranks: Vec<_> = (1..8)
@@ -275,12 +284,25 @@ fn a_thousand_silent_sockets_hold_up_no_meeting() {
         assert_eq!(met, (0..8).map(|rank| vec![rank]).collect::<Vec<_>>());
         ranks.into_iter().for_each(|rank| assert_eq!(rank.join().unwrap().unwrap(), met));
     });
+    let took = started.elapsed();
+    assert!(first.tally().evicted as usize >= strangers.saturating_sub(64), "{:?}", first.tally());
+    assert_eq!(silent.len(), strangers);
+    took
+}
+
+#[test]
+fn a_thousand_silent_sockets_hold_up_no_meeting() {
+    open_many_files();
+    let rounds = || (0..3).map(|_| [meet_behind(0), meet_behind(1000)]);
+    let times: Vec<[Duration; 2]> = rounds().collect();
+    let best = |index: usize| times.iter().map(|pair| pair[index]).min().expect("three rounds");
+    let (alone, behind) = (best(0), best(1));
     println!(
-        "8 ranks met in {:?} behind 1000 silent sockets, which took {connected:?} to connect",
-        started.elapsed()
+        "8 ranks met in {alone:?} alone and in {behind:?} behind 1000 silent sockets: {times:?}"
     );
-    assert!(first.tally().evicted >= 1000 - 64, "{:?}", first.tally());
-    assert_eq!(silent.len(), 1000);
+    // Twenty times what is promised, for a loaded machine. A gate that waits for one stranger at a
+    // time takes two seconds for each, and one that waits for 64 of them half a minute for all.
+    assert!(behind < alone + Duration::from_secs(2), "{times:?}");
 }
 
 /// A connection for another purpose that comes while the ranks still meet is not lost.
