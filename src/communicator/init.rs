@@ -3,7 +3,7 @@
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::engine::Engine;
 use super::flight::Flight;
-use super::introduction::Introduction;
+use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
 use super::memory::Memory;
 use super::timeline::Track;
@@ -79,7 +79,7 @@ impl Communicator {
         config: &Config,
         until: Until,
     ) -> Result<Communicator, Unmet> {
-        check_rank(nranks, rank)?;
+        check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         let mut assembly = Assembly::new(rank, map);
@@ -110,7 +110,7 @@ impl Communicator {
         config: &Config,
         until: Until,
     ) -> Result<Communicator, Unmet> {
-        check_rank(nranks, rank)?;
+        check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         Communicator::join_hosts(Assembly::new(rank, map), id, config, until, gate)
@@ -118,7 +118,7 @@ impl Communicator {
 
     /// All ranks of a new communicator in this process.
     pub fn init_all(nranks: usize, config: &Config) -> Result<Vec<Communicator>> {
-        check_rank(nranks, 0)?;
+        check(nranks, 0, config)?;
         clock::start();
         let id = UniqueId::generate()?;
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
@@ -146,13 +146,14 @@ pub(super) fn number_of(id: &UniqueId) -> u32 {
     derived.as_bytes().iter().fold(0, fold) as u32
 }
 
-fn check_rank(nranks: usize, rank: usize) -> Result<()> {
+/// What a rank can tell to be wrong before it meets the others.
+fn check(nranks: usize, rank: usize, config: &Config) -> Result<()> {
     if nranks == 0 || rank >= nranks {
         return Err(Error::argument(format!(
             "rank {rank} of {nranks}: ranks are 0 to nranks - 1, and there is at least one"
         )));
     }
-    Ok(())
+    forced_algorithm(config).map(drop)
 }
 
 /// Put a rank together from its parts and measure the machine with the others.

@@ -47,7 +47,7 @@ impl Introduction {
             machine: host::machine(),
             buffer_bytes: config.buffer_bytes as u64,
             deterministic: u64::from(config.deterministic),
-            algorithm: algorithm_word(config)?,
+            algorithm: forced_algorithm(config)?.map_or(0, |algorithm| algorithm as u64 + 1),
             protection: config.protection as u64,
             sockets: config.sockets as u64,
             profiled: u64::from(config.profile.is_some()),
@@ -112,9 +112,13 @@ impl Introduction {
     }
 }
 
-fn algorithm_word(config: &Config) -> Result<u64> {
-    match &config.algorithm {
-        None => Ok(0),
-        Some(name) => Ok(Algorithm::from_name(name)? as u64 + 1),
-    }
+/// The algorithm that the settings name, if they name one.
+pub(super) fn forced_algorithm(config: &Config) -> Result<Option<Algorithm>> {
+    let named = config.algorithm.as_deref().map(Algorithm::from_name).transpose();
+    named.map_err(|error| match error {
+        Error::InvalidArgument(text) => {
+            Error::argument(format!("RINGCOMM_ALGO or the config's algorithm: {text}"))
+        }
+        other => other,
+    })
 }
