@@ -16,10 +16,15 @@ use crate::sync::atomic::Ordering::*;
 use crate::transport::tcp::{LaneKeys, NewLane};
 use crate::transport::wait;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+#[cfg(test)]
+use std::net::Shutdown;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+#[path = "farewell.rs"]
+mod farewell;
 
 /// How long a rank whose connection broke may take to answer: a new connection over a wide network
 /// takes a tenth, with a lost first packet (sent again after a second) half of it.
@@ -32,13 +37,6 @@ const FIRST_LINK: Duration = Duration::from_millis(100);
 
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);
-
-/// The longest that a rank which ends waits for its neighbours to have read its last words.
-const FAREWELL: Duration = Duration::from_millis(200);
-
-/// The longest that a rank which ends waits for neighbours that it never had a connection with:
-/// only one that is stopped takes as long.
-const LATE_LINKS: Duration = Duration::from_secs(1);
 
 /// What a call to another rank's gate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -419,68 +417,6 @@ impl Worker {
             }
         }
         all
-    }
-
-    /// A rank may end before all its neighbours are connected. Those who come in vain would take it
-    /// for dead, so they get a little time; who has gone itself is not waited for.
-    fn finish_links(&mut self) {
-        let until = Instant::now() + LATE_LINKS;
-        self.publish();
-        loop {
-            let neighbours = self.gossip.neighbours();
-            let is_missed = |peer: &usize| {
-                let gossip = &self.gossip;
-                !gossip.is_linked(*peer) && !gossip.has_left(*peer) && !gossip.is_gone(*peer)
-            };
-            if Instant::now() >= until || !neighbours.iter().any(is_missed) {
-                return;
-            }
-            self.admit();
-            self.advance_calls();
-            self.read_all();
-            self.tend();
-            self.write_all();
-            self.next_beat = self.next_beat.min(until);
-            self.sleep();
-        }
-    }
-
-    /// Tell the neighbours this rank's last words, and wait a little for them to be read.
-    fn say_goodbye(mut self) {
-        let until = Instant::now() + FAREWELL;
-        self.publish();
-        let mut bytes = [0; 16 << 10];
-        let mut entries = Vec::new();
-        let mut shut = false;
-        while Instant::now() < until && self.neighbours.iter().any(|n| n.socket.is_some()) {
-            if !shut && self.write_all() {
-                shut = true;
-                let sockets = self.neighbours.iter().filter_map(|n| n.socket.as_ref());
-                // One that has ended already is no harm.
-                sockets.for_each(|socket| drop(socket.shutdown(Shutdown::Write)));
-            }
-            for neighbour in &mut self.neighbours {
-                // Unread bytes would turn the end of a connection into a reset.
-                while let Some(socket) = &mut neighbour.socket {
-                    match socket.read(&mut bytes) {
-                        Ok(count) if count > 0 => {}
-                        Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                        Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                        _ => neighbour.socket = None,
-                    }
-                }
-            }
-            entries.clear();
-            for neighbour in &self.neighbours {
-                if let Some(socket) = &neighbour.socket {
-                    let events = libc::POLLIN | if shut { 0 } else { libc::POLLOUT };
-                    entries.push(libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 });
-                }
-            }
-            if !entries.is_empty() {
-                poll(&mut entries, until);
-            }
-        }
     }
 }
 
