@@ -206,3 +206,15 @@ fn who_ends_beside_a_dead_rank_that_it_never_met_does_not_sleep_on() {
     let best = (0..5).map(ended).min().unwrap();
     assert!(best < Duration::from_millis(250), "{best:?}");
 }
+
+#[test]
+fn a_rank_that_was_never_met_is_dead_when_its_gate_refuses_and_not_when_it_is_silent() {
+    // The kernel takes connections, and nobody answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let rank = beside(1, &silent);
+    // Longer than a rank that broke a connection is suspected.
+    std::thread::sleep(Duration::from_millis(3600));
+    assert!(!rank.pages.of(0).is_gone());
+    drop(silent);
+    until("the death", || rank.pages.of(0).is_gone());
+}

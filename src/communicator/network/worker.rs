@@ -43,8 +43,8 @@ const BEAT: Duration = Duration::from_millis(500);
 enum Aim {
     /// To be neighbours. `suspected`: the connection before it broke.
     Link { suspected: bool },
-    /// To see whether the rank is there.
-    Probe,
+    /// To see whether the rank is there. `suspected`: there was a connection.
+    Probe { suspected: bool },
     /// To carry data.
     Data { lane: u32 },
 }
@@ -180,7 +180,7 @@ impl Worker {
         let (purpose, lane, patience) = match aim {
             Aim::Link { suspected: true } => (Purpose::Control, LINK, SUSPICION),
             Aim::Link { suspected: false } => (Purpose::Control, LINK, self.start.timeout),
-            Aim::Probe => (Purpose::Control, PROBE, SUSPICION),
+            Aim::Probe { .. } => (Purpose::Control, PROBE, SUSPICION),
             Aim::Data { lane } => (Purpose::Data, lane, self.start.timeout),
         };
         let neighbour = &mut self.neighbours[peer];
@@ -198,7 +198,7 @@ impl Worker {
         };
         let all = &self.start.addresses[peer];
         let to = match (aim, &neighbour.address) {
-            (Aim::Link { suspected: true } | Aim::Probe, Some(known)) => {
+            (Aim::Link { suspected: true } | Aim::Probe { .. }, Some(known)) => {
                 std::slice::from_ref(known)
             }
             _ => all,
@@ -261,15 +261,17 @@ impl Worker {
                     let number = proved.greeting.note;
                     self.link(peer, number, proved);
                 }
-                (Ok(Some(_)), Aim::Probe) => {
+                (Ok(Some(_)), Aim::Probe { .. }) => {
                     self.neighbours[peer].probe_at = Some(Instant::now() + FIRST_LINK);
                 }
                 (Err(why), Aim::Data { .. }) => self.start.inbox.fail(peer, why.to_string()),
-                (Err(why), Aim::Link { suspected: false }) if !is_refusal(&why) => {
+                (Err(why), Aim::Link { suspected: false } | Aim::Probe { suspected: false })
+                    if !is_refusal(&why) =>
+                {
                     // Never seen, so not missed: the calls that need it have a deadline.
                     self.neighbours[peer].probe_at = Some(Instant::now() + FIRST_LINK);
                 }
-                (Err(_), Aim::Link { .. } | Aim::Probe) => self.bury(peer),
+                (Err(_), Aim::Link { .. } | Aim::Probe { .. }) => self.bury(peer),
             }
         }
         self.apply_news();
@@ -291,7 +293,8 @@ impl Worker {
             return;
         }
         let lower = self.start.rank < peer;
-        self.call(peer, if lower { Aim::Link { suspected: true } } else { Aim::Probe });
+        let suspected = true;
+        self.call(peer, if lower { Aim::Link { suspected } } else { Aim::Probe { suspected } });
     }
 
     fn read_all(&mut self) {
@@ -379,7 +382,8 @@ impl Worker {
                 Some(at) if now < at => self.neighbours[peer].probe_at = Some(at),
                 None if !lower => self.neighbours[peer].probe_at = Some(now + FIRST_LINK),
                 _ if lower => self.call(peer, Aim::Link { suspected: false }),
-                _ => self.call(peer, Aim::Probe),
+                // A rank that waits to be connected counts connections, not attempts.
+                _ => self.call(peer, Aim::Probe { suspected: self.neighbours[peer].number > 0 }),
             }
         }
     }
