@@ -268,8 +268,8 @@ enum ringScalarResidence_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Read by every call that uses the operation, when it is called. Without a GPU it lies in
-     * ordinary memory.
+     * Read by every call that uses the operation, when it is called. It lies in host memory, also
+     * where the ranks are on devices.
      */
     ringScalarDevice = 0,
     /**
@@ -404,6 +404,9 @@ typedef struct ringConfig_t {
 
 /**
  * NULL: do the call now and return when it is done. Else a host stream of `ringStreamCreate`.
+ *
+ * On a rank that is on a CUDA device also a `CUstream` or `cudaStream_t`, and NULL is the device's
+ * default stream: a call on device memory returns once its work is given to the stream.
  */
 typedef void *ringStream_t;
 
@@ -580,7 +583,8 @@ ringResult_t ringCommInitRankConfig(ringComm_t *comm,
  * Make a communicator whose ranks are all in this process, and hand out every rank's end.
  *
  * `comm` is an array of `ndev` places; rank i's end is written to `comm[i]`, all of them on
- * success and none else. `devlist` is NULL, or names the device of each rank: -1 is the CPU.
+ * success and none else. `devlist` is NULL, which puts all ranks on the CPU, or names the device
+ * of each rank: a CUDA device's number, or -1 for the CPU. A device may have any number of ranks.
  * The ends are usually given to a thread each; one thread that makes the calls of several ranks
  * makes them in a group.
  *

@@ -280,6 +280,43 @@ def namespaces():
     return [cargo("test", "--test", "namespaces", "--", "--nocapture", "--test-threads=1")]
 
 
+def on_fake_driver(devices, queues, **more):
+    """Variables under which a process finds the driver without a GPU, with so many devices and
+    hardware queues each."""
+    place = TARGET / "fakecuda"
+    place.mkdir(parents=True, exist_ok=True)
+    driver = place / "libcuda.so.1"
+    driver.unlink(missing_ok=True)
+    driver.symlink_to("../debug/libfakecuda.so")
+    # The driver takes any image for its own kernels.
+    (place / "image").write_text("an image\n")
+    return {"LD_LIBRARY_PATH": str(place), "FAKECUDA_KERNELS": str(place / "kernels.so"),
+            "RINGCOMM_KERNELS": str(place / "image"), "FAKECUDA_DEVICES": str(devices),
+            "FAKECUDA_QUEUES": str(queues), **more}
+
+
+def cuda():
+    """Ranks on CUDA devices, on a driver without a GPU and with the kernels compiled for the host."""
+    need("g++")
+
+    def ran(devices, queues, *filters, **more):
+        return cargo("test", "--test", "cuda", "--", *filters,
+                     env=on_fake_driver(devices, queues, **more))
+    check = on_fake_driver(1, 8)
+    return [
+        cargo("build", "-p", "ringcomm-fakecuda"),
+        Command("kernels/build-host", str(TARGET / "fakecuda/kernels.so")),
+        cargo("build", "--bin", "ring-perf"),
+        ran(1, 8),
+        ran(2, 1, "--skip", "gate::"),
+        ran(8, 32, "calls::", "streams::"),
+        ran(2, 8, "calls::ranks_on", "streams::", FAKECUDA_PEERS="0"),
+        # Streams that run late show what nobody waits for.
+        ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
+        Command("scripts/gpu-check", "--dry", str(TARGET / "gpu-check"), env=check),
+    ]
+
+
 def peers():
     """The comparison with other libraries: its parsers and figures, not its measurements."""
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
@@ -338,7 +375,7 @@ def fuzz():
 
 
 SUITES = [style, unit, kernels, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python,
-          torch, training, peers, namespaces]
+          torch, training, peers, namespaces, cuda]
 
 # What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
 # the scripts.

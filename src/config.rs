@@ -37,8 +37,25 @@ pub struct Config {
     /// between several. Not for users, and without a variable.
     #[doc(hidden)]
     pub hosts: Option<Vec<usize>>,
+    /// Where this rank's memory is. Ranks may differ.
+    pub seat: Seat,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
+}
+
+/// Whose memory a rank's calls may name beside the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Seat {
+    /// That of the CUDA device which is current on the thread that makes the communicator, if the
+    /// program uses CUDA.
+    #[default]
+    Current,
+    /// Nobody's.
+    Host,
+    /// That of the CUDA device with this number.
+    Device(i32),
+    /// That of the device of a CUDA context, by its address.
+    Context(u64),
 }
 
 /// An address family, to use it alone.
@@ -103,6 +120,7 @@ impl Default for Config {
             sockets: 1,
             host_id: None,
             hosts: None,
+            seat: Seat::Current,
             debug: 0,
         }
     }
@@ -118,7 +136,7 @@ struct Variable {
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-const VARIABLES: [Variable; 13] = [
+const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
@@ -202,6 +220,15 @@ const VARIABLES: [Variable; 13] = [
         },
     },
     Variable {
+        name: "RINGCOMM_CUDA",
+        help: "0: host memory only, also where the program uses CUDA",
+        set: |config, text| {
+            let on = number(text, 0)? != 0;
+            config.seat = if on { Seat::Current } else { Seat::Host };
+            Ok(())
+        },
+    },
+    Variable {
         name: "RINGCOMM_DEBUG",
         help: "1 prints warnings to standard error, 2 every call",
         set: |config, text| small(text).map(|level| config.debug = level),
@@ -220,6 +247,10 @@ const RENDEZVOUS: [(&str, &str); 9] = [
     ("RINGCOMM_SECRET", "what strangers do not know: the same text on every rank"),
     ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
 ];
+
+/// Variables for those who build or test the kernels.
+const KERNELS: [(&str, &str); 1] =
+    [("RINGCOMM_KERNELS", "file with CUDA kernels to use instead of those built in")];
 
 /// Variables for those who look on, which are no settings of a communicator either.
 const ONLOOKERS: [(&str, &str); 2] = [
@@ -290,6 +321,7 @@ impl Config {
             .map(|variable| (variable.name, variable.help))
             .chain(RENDEZVOUS)
             .chain(ONLOOKERS)
+            .chain(KERNELS)
     }
 }
 

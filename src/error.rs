@@ -47,6 +47,8 @@ pub enum Error {
     InvalidUsage(String),
     /// The operating system refused; the text says what was tried, `errno` what it answered.
     System { what: String, errno: i32 },
+    /// The CUDA driver is missing, too old, or refused something.
+    Cuda(String),
     /// A broken invariant of the library itself.
     Internal(String),
     /// Two ranks made different calls under one sequence number.
@@ -120,6 +122,7 @@ impl fmt::Display for Error {
             Error::System { what, errno } => {
                 write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno))
             }
+            Error::Cuda(text) => write!(f, "CUDA: {text}"),
             Error::Internal(text) => {
                 write!(f, "internal error: {text}; this is a defect of ringcomm, please report it")
             }

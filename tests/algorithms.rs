@@ -3,8 +3,10 @@
 mod support;
 
 use ringcomm::algorithm::{self, Algorithm};
+use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Config;
+use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use support::samples::{RANKS, REDUCING, SLOT, operations, run_on_threads, v_cases};
@@ -241,4 +243,29 @@ fn plain_sum(comm: &Communicator, data_type: DataType, count: usize) -> Vec<u8> 
     // SAFETY: both buffers hold `count` elements.
     unsafe { comm.run(&call) }.unwrap();
     output
+}
+
+#[test]
+fn an_unknown_name_is_refused_before_the_ranks_meet() {
+    let lookup = |name: &str| (name == "RINGCOMM_ALGO").then(|| "rnig".to_string());
+    let config = Config::from_variables(lookup).unwrap();
+    let id = UniqueId::generate().unwrap();
+    let refusals = [
+        Communicator::init_all(1, &config).err(),
+        Communicator::init_all(2, &config).err(),
+        Communicator::init_rank(1, &id, 0, &config).err(),
+        Communicator::init_rank(2, &id, 1, &config).err(),
+    ];
+    on_threads(2, &support::config(), |comm| {
+        let refused = comm.split(comm.rank() as i32, 0, Some(&config)).err();
+        assert!(matches!(refused, Some(Error::InvalidArgument(_))), "{refused:?}");
+    });
+    let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+    for refusal in refusals {
+        assert!(matches!(refusal, Some(Error::InvalidArgument(_))), "{refusal:?}");
+        let text = refusal.unwrap().to_string();
+        assert!(text.contains("RINGCOMM_ALGO"), "{text}");
+        assert!(text.contains("\"rnig\"; did you mean \"ring\"?"), "{text}");
+        assert!(text.ends_with(&names), "{text}");
+    }
 }

@@ -2,11 +2,11 @@
 
     python benches/torch/compare.py [--ranks 2,4] [--rounds 5] [--output benches/results/torch-DATE]
 
-Every process has a group of each backend, and the two take turns within each round, so that both see
-the same machine. A time of all_reduce is the median of the rounds, of the slowest rank, of calls in a
-block; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18 (11.7 million
-parameters) under DistributedDataParallel, beside the same step without communication (`no_sync`): what
-is left after taking that away is communication that was not hidden.
+Every process has a group of each backend, and the two take turns within each round, so that both
+see the same machine. A time of all_reduce is the median of the rounds, of the slowest rank, of
+calls in a block; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18
+(11.7 million parameters) under DistributedDataParallel, beside the same step without communication
+(`no_sync`): what is left after taking that away is communication that was not hidden.
 """
 
 import argparse
@@ -174,9 +174,11 @@ def table(rows, ranks):
             for name in SYSTEMS
         ]
         lines += [
-            f"training step of a ResNet-18, {ranks} processes, ms: ringcomm {own:.1f}, gloo {other:.1f}, "
+            f"training step of a ResNet-18, {ranks} processes, ms: ringcomm {own:.1f}, gloo "
+            f"{other:.1f}, "
             f"without communication {quiet:.1f}",
-            f"communication that is not hidden, ms: ringcomm {exposed[0]:.1f}, gloo {exposed[1]:.1f}",
+            f"communication that is not hidden, ms: ringcomm {exposed[0]:.1f}, gloo "
+            f"{exposed[1]:.1f}",
         ]
     return lines
 
@@ -213,7 +215,8 @@ def main():
             if not queue.empty():
                 rows += queue.get()
     head = [
-        f"{datetime.date.today()}, commit {commit()}, torch {torch.__version__}, Python {platform.python_version()}",
+        f"{datetime.date.today()}, commit {commit()}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}",
         f"{os.cpu_count()} cores, {platform.platform()}, load average before the run {load:.1f}",
         f"{options.rounds} rounds of blocks of about {BLOCK_S} s; one thread of torch a process",
     ]

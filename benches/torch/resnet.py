@@ -1,4 +1,5 @@
-"""A ResNet-18: 11.7 million parameters in 62 tensors, so that gradients come as those of a real model do."""
+"""A ResNet-18: 11.7 million parameters in 62 tensors, so that gradients come as those of a real
+model do."""
 
 import torch
 from torch import nn

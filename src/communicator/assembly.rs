@@ -1,5 +1,6 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
+use super::gpu::Seated;
 use super::introduction::{Cores, Introduction, own_cores};
 use super::watch::Unless;
 use crate::bootstrap::{self, Contribution, Member, UniqueId, Unmet};
@@ -69,6 +70,8 @@ pub(super) struct Assembly {
     pub processes: Vec<Option<OwnedFd>>,
     /// Rank 0 has a profile.
     pub profiled: bool,
+    /// On which device this rank is, and the others.
+    pub seated: Seated,
     pub crowd: Crowd,
 }
 
@@ -151,6 +154,7 @@ impl Assembly {
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
             profiled: false,
+            seated: Seated::default(),
             crowd: Crowd { ranks_here: nranks, cores_here: cores, cores },
         }
     }

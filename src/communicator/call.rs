@@ -1,5 +1,6 @@
 //! One collective call as its user made it, and the checks that it can be run.
 
+use crate::device::cuda::Stream;
 use crate::error::{Error, Result};
 pub use crate::executor::layout::Vector;
 use crate::plan::Collective;
@@ -24,6 +25,10 @@ pub struct Call<'a> {
     pub scalar: f64,
     pub root: usize,
     pub vector: Option<&'a Vector>,
+    /// The stream of a rank on a device that orders the call; NULL is the default stream.
+    pub stream: Stream,
+    /// The call is done only when its stream is past it: it was given to a stream of the host.
+    pub settles: bool,
 }
 
 impl Call<'_> {
@@ -39,6 +44,8 @@ impl Call<'_> {
             scalar: 1.0,
             root: 0,
             vector: None,
+            stream: std::ptr::null_mut(),
+            settles: false,
         }
     }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::engine::Engine;
+use super::introduction::forced_algorithm;
 use super::watch::Unless;
 use super::{Call, Communicator, Message};
 use crate::algorithm::select::{Choice, Costs, Hosts, Question, choose as fastest, predict};
@@ -25,11 +26,10 @@ pub struct Chosen {
 
 pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     let nranks = engine.links.nranks;
-    let forced = match &config.algorithm {
+    let forced = match engine.setting_up {
         // Before the constants are agreed, nothing that a rank knows by itself may decide.
-        _ if engine.setting_up => Some(Algorithm::OneShot),
-        Some(name) => Some(Algorithm::from_name(name)?),
-        None => None,
+        true => Some(Algorithm::OneShot),
+        false => forced_algorithm(config)?,
     };
     let exists = |algorithm: &Algorithm| {
         algorithm::plan_on(&engine.topology, *algorithm, call.collective, 0, call.root).is_some()

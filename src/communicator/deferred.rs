@@ -6,7 +6,7 @@
 
 use super::group::{self, Action, Entry, Executor, Group, Work};
 use super::stream::Stream;
-use super::{Call, Communicator, Message, Vector};
+use super::{Call, Communicator, Message, Posted, Vector};
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct OwnedCall {
 unsafe impl Send for OwnedCall {}
 
 // SAFETY: as for `OwnedCall`: a message that leaves its thread comes from `message` below.
-unsafe impl Send for Message {}
+unsafe impl Send for Posted {}
 
 impl OwnedCall {
     /// # Safety
@@ -41,16 +41,16 @@ impl OwnedCall {
 
 impl Executor for Communicator {
     type Call = OwnedCall;
-    type Message = Message;
+    type Message = Posted;
 
     fn run(&self, call: &OwnedCall) -> Result<()> {
         // SAFETY: promised when the call was made owned.
-        unsafe { Communicator::run(self, &call.call()) }
+        unsafe { Communicator::call(self, &call.call()) }
     }
 
-    fn exchange(&self, messages: &[Message]) -> Result<()> {
+    fn exchange(&self, messages: &[Posted]) -> Result<()> {
         // SAFETY: promised to `message`, the only maker of deferred messages.
-        unsafe { Communicator::exchange(self, messages) }
+        unsafe { Communicator::post(self, messages) }
     }
 
     fn worker(&self) -> Result<Arc<HostStream>> {
@@ -119,7 +119,7 @@ pub unsafe fn collective(
 ) -> Result<()> {
     if stream.is_none() && !is_open() {
         // SAFETY: the caller's promise.
-        return unsafe { communicator.run(call) };
+        return unsafe { communicator.call(call) };
     }
     let rank = communicator.rank();
     let extents = call.extents(rank, communicator.nranks()).map_err(refuse)?;
@@ -135,21 +135,26 @@ pub unsafe fn collective(
 /// As for [`collective`].
 pub unsafe fn message(
     communicator: &Arc<Communicator>,
-    message: Message,
+    posted: Posted,
     stream: Option<&Arc<HostStream>>,
 ) -> Result<()> {
     if stream.is_none() && !is_open() {
         // SAFETY: the caller's promise.
-        return unsafe { communicator.exchange(&[message]) };
+        return unsafe {
+            match communicator.device() {
+                None => communicator.exchange(&[posted.message]),
+                Some(_) => communicator.post(&[posted]),
+            }
+        };
     }
-    let (Message::Send { peer, .. } | Message::Recv { peer, .. }) = message;
+    let (Message::Send { peer, .. } | Message::Recv { peer, .. }) = posted.message;
     if peer >= communicator.nranks() {
         return Err(refuse(Error::argument(format!(
             "peer {peer} is not a rank of this communicator; ranks are 0 to {}",
             communicator.nranks() - 1
         ))));
     }
-    later(communicator, stream, Action::Message(message))
+    later(communicator, stream, Action::Message(posted))
 }
 
 fn later(

@@ -3,6 +3,7 @@
 
 use super::cache::{Cache, Key, Ready, Way};
 use super::call::{Call, Extents};
+use super::gpu::Gpu;
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Unless, Watched};
 use super::{Mapped, Message, choose};
@@ -84,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// Run one collective.
+    /// Run one collective, on buffers of host memory or, with a `gpu`, of any.
     ///
     /// # Safety
     /// The buffers of `call` are valid for the extents its collective defines.
@@ -93,11 +94,16 @@ impl Engine {
         call: &Call,
         config: &Config,
         watched: &Watched,
+        gpu: Option<&Gpu>,
         unless: Unless,
     ) -> Result<()> {
         let ready = self.ready(call, config)?;
-        let in_place = match ready.extents.check(call, self.links.rank) {
-            Ok(in_place) => in_place,
+        let checked = ready.extents.check(call, self.links.rank).and_then(|in_place| {
+            let found = gpu.map(|gpu| gpu.look(call, &ready.extents)).transpose()?;
+            Ok((in_place, gpu.zip(found)))
+        });
+        let (in_place, elsewhere) = match checked {
+            Ok(checked) => checked,
             Err(error) => {
                 self.cache.put_back(ready);
                 return Err(error);
@@ -120,8 +126,18 @@ impl Engine {
         {
             track.begun(record);
         }
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { self.execute(call, in_place, &ready, &stamp, &watch) };
+        let outcome = match elsewhere {
+            // SAFETY: the caller's promise.
+            None => unsafe { self.execute(call, in_place, &ready, &stamp, &watch) },
+            Some((gpu, found)) => {
+                let what = (&found, &ready.extents, ready.fingerprint);
+                gpu.carry(call, what, &watch, &mut |call| {
+                    let in_place = ready.extents.check(call, self.links.rank)?;
+                    // SAFETY: the caller's promise, or pinned memory of the same extents.
+                    unsafe { self.execute(call, in_place, &ready, &stamp, &watch) }
+                })
+            }
+        };
         self.cache.put_back(ready);
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
@@ -328,14 +344,14 @@ impl Engine {
     ///
     /// # Safety
     /// Every buffer is valid for its count.
-    pub unsafe fn exchange(
+    pub unsafe fn exchange<M: AsRef<Message>>(
         &mut self,
-        messages: &[Message],
+        messages: &[M],
         watched: &Watched,
         unless: Unless,
     ) -> Result<()> {
         // A refused batch must not have numbered a message.
-        messages.iter().try_for_each(|message| self.check_message(message))?;
+        self.check_messages(messages)?;
         let batch = self.batches;
         self.batches += 1;
         let descriptor = Descriptor {
@@ -350,7 +366,7 @@ impl Engine {
         page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
         self.transfers.clear();
         for message in messages {
-            let transfer = self.transfer(message);
+            let transfer = self.transfer(message.as_ref());
             self.transfers.push(transfer);
         }
         let watch = OperationWatch::new(watched, unless, descriptor, batch);
@@ -365,6 +381,11 @@ impl Engine {
         outcome?;
         page.end_batch(batch, clock::ticks());
         Ok(())
+    }
+
+    /// Refuse a batch that can never be right.
+    pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
+        messages.iter().try_for_each(|message| self.check_message(message.as_ref()))
     }
 
     fn check_message(&self, message: &Message) -> Result<()> {

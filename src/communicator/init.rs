@@ -3,7 +3,8 @@
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::engine::Engine;
 use super::flight::Flight;
-use super::introduction::Introduction;
+use super::gpu::{self, Gpu, Seated};
+use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
 use super::memory::Memory;
 use super::timeline::Track;
@@ -11,9 +12,10 @@ use super::turn::Turns;
 use super::watch::{Unless, Watched};
 use super::{Communicator, answer, choose, together};
 use crate::bootstrap::network::{Gate, NetworkConfig};
-use crate::bootstrap::{Cause, UniqueId, Unmet};
+use crate::bootstrap::{self, Cause, UniqueId, Unmet};
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, Seat};
+use crate::device::cuda::Device;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::fork;
@@ -79,23 +81,27 @@ impl Communicator {
         config: &Config,
         until: Until,
     ) -> Result<Communicator, Unmet> {
-        check_rank(nranks, rank)?;
+        check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         let mut assembly = Assembly::new(rank, map);
         if nranks == 1 {
             assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
+            assembly.seated.device = gpu::device(config)?;
+            assembly.seated.all = assembly.seated.device.is_some();
             return assemble(assembly, None, id, config, None);
         }
         if !id.addresses().is_empty() {
             let gate = Gate::open(id, &NetworkConfig::from(config))?;
             return Communicator::join_hosts(assembly, id, config, until, gate);
         }
-        let mine = Introduction::new(config)?;
+        assembly.seated.device = gpu::device(config)?;
+        let mine = Introduction::new(config, assembly.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
         let share = Share::new(map)?;
         let introductions = assembly.meet_locals(share, &all, id, &mine, until)?;
         assembly.profiled = introductions[0].profiled == 1;
+        assembly.seated.all = introductions.iter().all(|one| one.device == 1);
         assembly.crowd = Crowd::of(&introductions, &mine);
         assemble(assembly, None, id, config, until.is_broken_off)
     }
@@ -110,23 +116,36 @@ impl Communicator {
         config: &Config,
         until: Until,
     ) -> Result<Communicator, Unmet> {
-        check_rank(nranks, rank)?;
+        check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         Communicator::join_hosts(Assembly::new(rank, map), id, config, until, gate)
     }
 
-    /// All ranks of a new communicator in this process.
+    /// All ranks of a new communicator in this process, where `config` seats them.
     pub fn init_all(nranks: usize, config: &Config) -> Result<Vec<Communicator>> {
-        check_rank(nranks, 0)?;
+        Communicator::init_all_on(&vec![config.seat; nranks], config)
+    }
+
+    /// All ranks of a new communicator in this process, each with a seat of its own.
+    pub fn init_all_on(seats: &[Seat], config: &Config) -> Result<Vec<Communicator>> {
+        let nranks = seats.len();
+        check(nranks, 0, config)?;
         clock::start();
         let id = UniqueId::generate()?;
         let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
         let segments: Vec<Arc<Segment>> = (0..nranks)
             .map(|_| Segment::anonymous(map.bytes()).map(Arc::new))
             .collect::<Result<_>>()?;
+        let devices: Vec<Option<Arc<Device>>> = seats
+            .iter()
+            .map(|seat| gpu::device(&Config { seat: *seat, ..config.clone() }))
+            .collect::<Result<_>>()?;
+        let maker = std::thread::current().id();
         let join = &|rank: usize| {
             let mut assembly = Assembly::new(rank, map);
+            let (device, all) = (devices[rank].clone(), devices.iter().all(Option::is_some));
+            assembly.seated = Seated { device, all, maker };
             assembly.segments = segments.iter().cloned().map(Some).collect();
             assembly.profiled = config.profile.is_some();
             assemble(assembly, None, &id, config, None).map_err(Error::from)
@@ -146,13 +165,14 @@ pub(super) fn number_of(id: &UniqueId) -> u32 {
     derived.as_bytes().iter().fold(0, fold) as u32
 }
 
-fn check_rank(nranks: usize, rank: usize) -> Result<()> {
+/// What a rank can tell to be wrong before it meets the others.
+fn check(nranks: usize, rank: usize, config: &Config) -> Result<()> {
     if nranks == 0 || rank >= nranks {
         return Err(Error::argument(format!(
             "rank {rank} of {nranks}: ranks are 0 to nranks - 1, and there is at least one"
         )));
     }
-    Ok(())
+    forced_algorithm(config).map(drop)
 }
 
 /// Put a rank together from its parts and measure the machine with the others.
@@ -173,6 +193,7 @@ pub(super) fn assemble(
         senders,
         processes,
         profiled,
+        seated,
         crowd,
     } = assembly;
     fork::prepare();
@@ -184,23 +205,22 @@ pub(super) fn assemble(
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
     let outside = outside.inspect_err(|error| tell(&pages, error))?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
-    let hosts = config.hosts.as_ref().filter(|given| given.len() == map.nranks).unwrap_or(&hosts);
-    let engine = Engine::new(links, memory, Topology::new(hosts), number_of(id));
+    let given = config.hosts.as_ref().filter(|given| given.len() == map.nranks);
+    let topology = Topology::new(given.unwrap_or(&hosts));
+    let together = links.one_process() && topology.nhosts() == 1;
+    let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together)
+        .inspect_err(|error| tell(&pages, error))?;
+    // A communicator that is made from this one has the same device.
+    let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
+    let engine = Engine::new(links, memory, topology, number_of(id));
     let flight = Flight { pages: pages.clone(), number: number_of(id) };
     // The others are about to measure the machine with this rank.
     let track = Track::new(&flight).inspect_err(|error| tell(&pages, error))?;
-    let exhibit = answer::show(flight).unwrap_or_else(|error| {
-        // A rank that cannot be looked at works as well as others.
-        if config.debug > 0 {
-            let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");
-        }
-        None
-    });
     let communicator = Communicator {
         rank,
         nranks: map.nranks,
         id: id.clone(),
-        config: config.clone(),
+        config: Config { seat, ..config.clone() },
         engine: Turns::new(engine),
         watched: Watched {
             pages,
@@ -216,14 +236,25 @@ pub(super) fn assemble(
         children: AtomicU64::new(0),
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
+        gpu,
         outside,
-        exhibit,
+        exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
     match choose::calibrate(&communicator, profiled, crowd.cores, unless) {
         Ok(()) => Ok(communicator),
         Err(error) => Err(Unmet { cause: cause(&error), error }),
     }
+}
+
+/// Let onlookers see the rank. One that cannot be looked at works as well as others.
+fn exhibit(flight: Flight, rank: usize, config: &Config) -> Option<answer::Exhibit> {
+    answer::show(flight).unwrap_or_else(|error| {
+        if config.debug > 0 {
+            let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");
+        }
+        None
+    })
 }
 
 /// On whose account an operation failed.

@@ -21,6 +21,8 @@ pub(super) struct Introduction {
     pub sockets: u64,
     /// 1 where the rank has a profile; only rank 0's counts.
     pub profiled: u64,
+    /// 1 where the rank is on a device.
+    pub device: u64,
     /// The cores that it may run on: ranks bound to a core each do not share cores.
     pub cores: Cores,
 }
@@ -37,20 +39,21 @@ pub(super) fn own_cores() -> Cores {
 }
 
 /// Bytes of an introduction.
-pub(super) const INTRODUCTION: usize = 8 * (8 + size_of::<Cores>() / 8);
+pub(super) const INTRODUCTION: usize = 8 * (9 + size_of::<Cores>() / 8);
 
 impl Introduction {
     /// This rank's.
-    pub fn new(config: &Config) -> Result<Introduction> {
+    pub fn new(config: &Config, is_on_device: bool) -> Result<Introduction> {
         Ok(Introduction {
             segment: 0,
             machine: host::machine(),
             buffer_bytes: config.buffer_bytes as u64,
             deterministic: u64::from(config.deterministic),
-            algorithm: algorithm_word(config)?,
+            algorithm: forced_algorithm(config)?.map_or(0, |algorithm| algorithm as u64 + 1),
             protection: config.protection as u64,
             sockets: config.sockets as u64,
             profiled: u64::from(config.profile.is_some()),
+            device: u64::from(is_on_device),
             cores: own_cores(),
         })
     }
@@ -65,6 +68,7 @@ impl Introduction {
             self.protection,
             self.sockets,
             self.profiled,
+            self.device,
         ];
         words.iter().chain(&self.cores).flat_map(|word| word.to_le_bytes()).collect()
     }
@@ -84,6 +88,7 @@ impl Introduction {
             protection: next()?,
             sockets: next()?,
             profiled: next()?,
+            device: next()?,
             cores: {
                 let mut cores = Cores::default();
                 for word in &mut cores {
@@ -112,9 +117,13 @@ impl Introduction {
     }
 }
 
-fn algorithm_word(config: &Config) -> Result<u64> {
-    match &config.algorithm {
-        None => Ok(0),
-        Some(name) => Ok(Algorithm::from_name(name)? as u64 + 1),
-    }
+/// The algorithm that the settings name, if they name one.
+pub(super) fn forced_algorithm(config: &Config) -> Result<Option<Algorithm>> {
+    let named = config.algorithm.as_deref().map(Algorithm::from_name).transpose();
+    named.map_err(|error| match error {
+        Error::InvalidArgument(text) => {
+            Error::argument(format!("RINGCOMM_ALGO or the config's algorithm: {text}"))
+        }
+        other => other,
+    })
 }

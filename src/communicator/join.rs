@@ -139,7 +139,8 @@ impl Communicator {
         mut gate: Gate,
     ) -> Result<Communicator, Unmet> {
         let (rank, nranks) = (assembly.rank, assembly.map.nranks);
-        let mine = Introduction::new(config)?;
+        assembly.seated.device = super::gpu::device(config)?;
+        let mine = Introduction::new(config, assembly.seated.device.is_some())?;
         let card = Card {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
@@ -166,6 +167,7 @@ impl Communicator {
         }
         let introductions: Vec<Introduction> = cards.iter().map(|card| card.introduction).collect();
         assembly.profiled = introductions[0].profiled == 1;
+        assembly.seated.all = introductions.iter().all(|one| one.device == 1);
         assembly.crowd = Crowd::of(&introductions, &mine);
         let hosts = numbered(&cards);
         let here = hosts[rank];
@@ -219,7 +221,7 @@ mod tests {
     #[test]
     fn a_card_survives_its_bytes() {
         let card = Card {
-            introduction: Introduction::new(&Config::default()).unwrap(),
+            introduction: Introduction::new(&Config::default(), true).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap(), "[fe80::1%3]:90".parse().unwrap()],

@@ -10,6 +10,7 @@ pub mod deferred;
 pub mod flight;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+pub mod gpu;
 pub mod group;
 pub mod network;
 pub mod record;
@@ -48,6 +49,8 @@ use cache::Way;
 pub use call::{Call, Vector};
 use engine::Engine;
 use flight::Flight;
+use gpu::Gpu;
+pub use gpu::Posted;
 pub use launched::new_id;
 use parking_lot::Mutex;
 use std::io::{Write, stderr};
@@ -74,6 +77,8 @@ pub struct Communicator {
     children: AtomicU64,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
+    /// Its device, if it is on one.
+    gpu: Option<Gpu>,
     /// Its part in the network, where ranks are on several hosts.
     outside: Option<join::Post>,
     /// Finalized: takes no more calls.
@@ -116,6 +121,12 @@ pub enum Message {
     Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
 }
 
+impl AsRef<Message> for Message {
+    fn as_ref(&self) -> &Message {
+        self
+    }
+}
+
 /// A panic in the middle of an operation breaks the communicator: its connections are half used.
 struct Unwinding<'a>(&'a Communicator);
 
@@ -152,11 +163,11 @@ impl Communicator {
     ///
     /// # Safety
     /// The buffers of `call` are valid for the extents its collective defines.
-    #[allow(unsafe_code)]
     #[inline]
+    #[allow(unsafe_code)]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run_unless(call, None) }
+        unsafe { self.run_on(call, None, None) }
     }
 
     /// As [`Communicator::run`], ended soon with an error once it is called off.
@@ -166,6 +177,14 @@ impl Communicator {
     #[allow(unsafe_code)]
     #[inline]
     unsafe fn run_unless(&self, call: &Call, unless: Unless) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_on(call, None, unless) }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    #[allow(unsafe_code)]
+    unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, unless: Unless) -> Result<()> {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
@@ -174,7 +193,7 @@ impl Communicator {
         }
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.collective(call, &self.config, &self.watched, unless) };
+        let outcome = unsafe { engine.collective(call, &self.config, &self.watched, gpu, unless) };
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
     }
@@ -197,12 +216,18 @@ impl Communicator {
     #[allow(unsafe_code)]
     #[inline]
     unsafe fn exchange_unless(&self, messages: &[Message], unless: Unless) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.exchanged(|engine| unsafe { engine.exchange(messages, &self.watched, unless) })
+    }
+
+    /// Run an exchange in this rank's turn.
+    #[inline]
+    fn exchanged(&self, run: impl FnOnce(&mut Engine) -> Result<()>) -> Result<()> {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.exchange(messages, &self.watched, unless) };
+        let outcome = run(&mut engine);
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
     }
@@ -368,7 +393,10 @@ impl Communicator {
         self.check_process()?;
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
-        let transport = transport_of(&engine.links, &ready.way);
+        let transport = match &self.gpu {
+            Some(gpu) => gpu.transport(),
+            None => transport_of(&engine.links, &ready.way),
+        };
         Ok(Explanation {
             algorithm: ready.algorithm.name(),
             transport,

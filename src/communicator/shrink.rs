@@ -35,7 +35,7 @@ impl Communicator {
     /// changes nothing, one meanwhile ends it.
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
         self.check_process()?;
-        let config = config.unwrap_or(&self.config);
+        let config = &Config { seat: self.config.seat, ..config.unwrap_or(&self.config).clone() };
         let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
         if excluded.is_empty() {
             return self.shrink_by_agreement(config, deadline);

@@ -29,7 +29,7 @@ impl Communicator {
         config: Option<&Config>,
     ) -> Result<Option<Communicator>> {
         self.check_process()?;
-        let config = config.unwrap_or(&self.config);
+        let config = &Config { seat: self.config.seat, ..config.unwrap_or(&self.config).clone() };
         let child = self.children.fetch_add(1, Relaxed);
         let label = format!("split {child} {color}");
         let local_id = self.id.derive_at(label.as_bytes(), &[]);

@@ -154,7 +154,7 @@ const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// The watch of one operation.
 pub struct OperationWatch<'a> {
-    watched: &'a Watched,
+    pub(super) watched: &'a Watched,
     unless: Unless<'a>,
     descriptor: Descriptor,
     sequence: u64,

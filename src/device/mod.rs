@@ -3,4 +3,5 @@
 //! A device knows elements and addresses, never ranks: the same [`host::Job`] serves a ring hop, a
 //! tree node and a one-shot exchange.
 
+pub mod cuda;
 pub mod host;

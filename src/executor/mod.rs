@@ -3,11 +3,13 @@
 //! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
 //! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
 //! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`]
-//! matches point-to-point messages at run time.
+//! matches point-to-point messages at run time; [`cuda`] cuts a collective into work for devices
+//! that address all ranks' memory.
 
 pub mod announcement;
 pub mod bind;
 pub mod control;
+pub mod cuda;
 pub mod direct;
 pub mod exchange;
 pub mod host;

@@ -27,6 +27,7 @@ fn code(error: &Error) -> ringResult_t {
         Error::InvalidArgument(_) => ringResult_t::ringInvalidArgument,
         Error::InvalidUsage(_) | Error::Mismatch { .. } => ringResult_t::ringInvalidUsage,
         Error::System { .. } => ringResult_t::ringSystemError,
+        Error::Cuda(_) => ringResult_t::ringUnhandledCudaError,
         Error::Internal(_) => ringResult_t::ringInternalError,
         Error::PeerDied { .. } | Error::Remote { .. } | Error::Disconnected { .. } => {
             ringResult_t::ringRemoteError

@@ -3,7 +3,7 @@
 //! This file alone knows groups and streams; the functions above hand their work to [`submit`].
 #![allow(unsafe_code)]
 
-use crate::communicator::{Call, Message, deferred};
+use crate::communicator::{Call, Message, Posted, deferred};
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::ringStream_t;
@@ -18,22 +18,43 @@ pub enum Work<'a> {
 /// The queue that a `ringStream_t` names.
 pub type HostStream = Arc<deferred::HostStream>;
 
-/// NULL stream outside a group: run now. Else hand over.
+/// NULL stream outside a group: run now. Else hand over. On a device, what is no host stream is one
+/// of the device's, whose order the call takes where it runs.
 ///
 /// The caller's C program promised that buffers are valid until the work is done.
 #[inline]
 pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
-    let inside = match stream.is_null() {
-        true => None,
-        false => Some(object::enter_stream(stream)?),
+    let inside = match (stream.is_null(), comm.communicator.device()) {
+        (true, _) => None,
+        (false, None) => Some(object::enter_stream(stream)?),
+        (false, Some(_)) => object::STREAMS.enter(stream),
     };
+    // The device's stream; host streams order calls by themselves.
+    let device = if inside.is_some() { std::ptr::null_mut() } else { stream };
+    let settles = inside.is_some() && comm.communicator.device().is_some();
     let stream = inside.as_deref();
     // SAFETY: the C caller promises the buffers that each function's documentation names, until the
     // call is done, the group is, or the stream is synchronized.
     unsafe {
         match work {
-            Work::Collective(call) => deferred::collective(&comm.communicator, call, stream),
-            Work::Message(message) => deferred::message(&comm.communicator, message, stream),
+            Work::Collective(call) if settles => {
+                let call = Call { settles, ..call.clone() };
+                deferred::collective(&comm.communicator, &call, stream)
+            }
+            Work::Collective(call) if device.is_null() => {
+                deferred::collective(&comm.communicator, call, stream)
+            }
+            Work::Collective(call) => {
+                let call = Call { stream: device, ..call.clone() };
+                deferred::collective(&comm.communicator, &call, stream)
+            }
+            Work::Message(message) => {
+                let posted = match settles {
+                    true => Posted::settled(message),
+                    false => Posted::new(message, device),
+                };
+                deferred::message(&comm.communicator, posted, stream)
+            }
         }
     }
 }

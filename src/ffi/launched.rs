@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::bootstrap::rendezvous::{detect, launched};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, gpu::seat_here};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::run;
 use crate::ffi::enqueue::refuse;
@@ -61,7 +61,8 @@ fn init_url(
     let url = convert::text(url, "url")?;
     let (rank, nranks) = (given(rank, "rank")?, given(nranks, "nranks")?);
     let found = detect(variable, url.as_deref(), rank, nranks)?;
-    let config = config::resolve(config)?;
+    let mut config = config::resolve(config)?;
+    seat_here(&mut config);
     creation::create(out, config.debug, None, move || {
         Communicator::init_found(&found, &config).map(Some)
     })

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::communicator::{self, Communicator, deferred};
-use crate::config::Config;
+use crate::config::{Config, Seat};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::enqueue::refuse;
@@ -88,7 +88,8 @@ fn init_rank(
     let nranks = convert::number_of_ranks(nranks)?;
     let rank = convert::rank(rank, nranks, "rank")?;
     let id = convert::unique_id(&id)?;
-    let config = config::resolve(config)?;
+    let mut config = config::resolve(config)?;
+    communicator::gpu::seat_here(&mut config);
     creation::create(out, config.debug, None, move || {
         Communicator::init_rank(nranks, &id, rank, &config).map(Some)
     })
@@ -101,7 +102,8 @@ const MOST_RANKS_HERE: usize = 1024;
 /// Make a communicator whose ranks are all in this process, and hand out every rank's end.
 ///
 /// `comm` is an array of `ndev` places; rank i's end is written to `comm[i]`, all of them on
-/// success and none else. `devlist` is NULL, or names the device of each rank: -1 is the CPU.
+/// success and none else. `devlist` is NULL, which puts all ranks on the CPU, or names the device
+/// of each rank: a CUDA device's number, or -1 for the CPU. A device may have any number of ranks.
 /// The ends are usually given to a thread each; one thread that makes the calls of several ranks
 /// makes them in a group.
 ///
@@ -124,23 +126,32 @@ pub unsafe extern "C" fn ringCommInitAll(
             )));
         }
         let outs = convert::out_array(comm, nranks, "comm")?;
-        if !devlist.is_null() {
-            let mut devices = Vec::new();
-            convert::read_array(devlist, nranks, "devlist", &mut devices)?;
-            if let Some(device) = devices.iter().find(|device| **device != -1) {
-                return Err(Error::argument(format!(
-                    "there is no device {device}; -1 is the CPU, and a NULL devlist is all CPU"
-                )));
-            }
-        }
+        let seats = seats(devlist, nranks)?;
         let config = config::resolve(std::ptr::null())?;
-        let made = Communicator::init_all(nranks, &config)?;
+        let made = Communicator::init_all_on(&seats, &config)?;
         let made = made.into_iter().map(|one| (Some(one), config.debug)).collect();
         for (out, handle) in outs.into_iter().zip(creation::handles(made)?) {
             out.set(handle);
         }
         Ok(())
     })
+}
+
+/// Where a device list puts every rank.
+fn seats(devlist: *const c_int, nranks: usize) -> Result<Vec<Seat>> {
+    if devlist.is_null() {
+        return Ok(vec![Seat::Host; nranks]);
+    }
+    let mut devices = Vec::new();
+    convert::read_array(devlist, nranks, "devlist", &mut devices)?;
+    let seat = |device: c_int| match device {
+        -1 => Ok(Seat::Host),
+        0.. => Ok(Seat::Device(device)),
+        _ => Err(Error::argument(format!(
+            "there is no device {device}; -1 is the CPU, and a NULL devlist is all CPU"
+        ))),
+    };
+    devices.into_iter().map(seat).collect()
 }
 
 /// Divide a communicator: the ranks that give the same `color` form a new one, ordered by `key`

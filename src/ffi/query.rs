@@ -73,8 +73,8 @@ pub unsafe extern "C" fn ringCommUserRank(comm: ringComm_t, rank: *mut c_int) ->
 /// `device` has room for an `int`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringCommCuDevice(comm: ringComm_t, device: *mut c_int) -> ringResult_t {
-    run_on(comm, |_| {
-        convert::out(device, "device")?.set(-1);
+    run_on(comm, |comm| {
+        convert::out(device, "device")?.set(comm.communicator.device().unwrap_or(-1));
         Ok(())
     })
 }

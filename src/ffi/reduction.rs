@@ -233,6 +233,7 @@ pub unsafe extern "C" fn ringRedOpCreatePreMulSum(
     run_on(comm, |comm| {
         let op = convert::out(op, "op")?;
         let data_type = convert::data_type(datatype)?;
+        comm.communicator.check_on_host(scalar.cast(), "scalar")?;
         let value = number(scalar, data_type)?;
         let factor = if convert::is_immediate(residence)? {
             Factor::Known(value)

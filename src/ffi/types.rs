@@ -118,8 +118,8 @@ pub enum ringRedOp_t {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum ringScalarResidence_t {
-    /// Read by every call that uses the operation, when it is called. Without a GPU it lies in
-    /// ordinary memory.
+    /// Read by every call that uses the operation, when it is called. It lies in host memory, also
+    /// where the ranks are on devices.
     ringScalarDevice = 0,
     /// Read once, before `ringRedOpCreatePreMulSum` returns.
     ringScalarHostImmediate = 1,
@@ -181,6 +181,9 @@ pub struct ringComm;
 pub type ringComm_t = *mut ringComm;
 
 /// NULL: do the call now and return when it is done. Else a host stream of `ringStreamCreate`.
+///
+/// On a rank that is on a CUDA device also a `CUstream` or `cudaStream_t`, and NULL is the device's
+/// default stream: a call on device memory returns once its work is given to the stream.
 pub type ringStream_t = *mut c_void;
 
 /// Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and

@@ -2,8 +2,8 @@
 //!
 //! A waiting rank polls for a short while, then yields its core between polls (not before a peer
 //! that is at work on another core has had time for it), then sleeps in the kernel on its doorbell,
-//! which every peer that posts or frees looks at. From the second phase on it consults its [`Watch`]
-//! regularly, so every wait sees an abort, a failure, a death and the deadline.
+//! which every peer that posts or frees looks at. From the second phase on it consults its
+//! [`Watch`] regularly, so every wait sees an abort, a failure, a death and the deadline.
 //!
 //! The poster must not pay for the sleeper: between its store and its look at the doorbell it has
 //! only a compiler fence, and the sleeper makes up for it with `membarrier(2)`, which runs a full

@@ -1,6 +1,7 @@
 //! One collective call on all ranks: what each rank holds before it, and must hold after it.
 
 use super::data::{self, Data, Random};
+use super::device::Bench;
 use super::guarded::{Guarded, UNTOUCHED};
 use super::oracle::{Rule, reduce};
 use ringcomm::communicator::{Call, Communicator, Vector};
@@ -304,6 +305,15 @@ impl Prepared {
 
     /// Run it; the receive buffer's bytes, if they are right.
     pub fn outcome(&self, comm: &Communicator) -> Result<Vec<u8>, String> {
+        self.outcome_on(comm, None)
+    }
+
+    /// As `outcome`, in the memory of a device where there is one.
+    pub fn outcome_on(
+        &self,
+        comm: &Communicator,
+        bench: Option<&Bench>,
+    ) -> Result<Vec<u8>, String> {
         let part = self.parts[comm.rank()].as_ref().expect("prepared for this rank");
         let case = &self.case;
         let size = case.data_type.size();
@@ -313,7 +323,7 @@ impl Prepared {
             let mut buffer = Guarded::with(&joint.start, shift);
             let base = buffer.pointer();
             let (send, recv) = (base.wrapping_add(joint.send_at), base.wrapping_add(joint.recv_at));
-            self.call(comm, send, recv, part)?;
+            self.call(comm, (bench, &mut [&mut buffer]), send, recv, part)?;
             return match buffer.differs(&joint.want, size) {
                 None => Ok(buffer.content().to_vec()),
                 Some(text) => Err(text),
@@ -323,7 +333,8 @@ impl Prepared {
         let mut recv = part.recv.as_ref().map(|want| Guarded::new(want.len(), shift / 3));
         let from = send.as_mut().map_or(null(), |buffer| buffer.pointer().cast_const());
         let to = recv.as_mut().map_or(null_mut(), Guarded::pointer);
-        self.call(comm, from, to, part)?;
+        let mut buffers: Vec<&mut Guarded> = send.iter_mut().chain(recv.iter_mut()).collect();
+        self.call(comm, (bench, &mut buffers), from, to, part)?;
         if let (Some(buffer), Some(content)) = (&send, &part.send)
             && let Some(text) = buffer.differs(content, size)
         {
@@ -339,6 +350,7 @@ impl Prepared {
     fn call(
         &self,
         comm: &Communicator,
+        (bench, buffers): (Option<&Bench>, &mut [&mut Guarded]),
         send: *const u8,
         recv: *mut u8,
         part: &Part,
@@ -354,6 +366,9 @@ impl Prepared {
             vector: part.vector.as_ref(),
             ..Call::new(case.collective, case.data_type)
         };
+        if let Some(bench) = bench {
+            return bench.run(comm, &call, buffers);
+        }
         // SAFETY: the buffers have the sizes that the collective defines for this case.
         unsafe { comm.run(&call) }.map_err(|error: Error| error.to_string())
     }

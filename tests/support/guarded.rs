@@ -41,6 +41,11 @@ impl Guarded {
         &mut self.bytes[self.start..self.start + self.len]
     }
 
+    /// Everything, with the guards.
+    pub fn all(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
     /// What is wrong with the buffer, if it should hold `want`: the first byte, or a guard.
     pub fn differs(&self, want: &[u8], element: usize) -> Option<String> {
         let (before, rest) = self.bytes.split_at(self.start);

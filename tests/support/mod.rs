@@ -9,6 +9,7 @@ pub mod oracle;
 
 pub mod case;
 pub mod data;
+pub mod device;
 pub mod exchange;
 pub mod forks;
 pub mod guarded;

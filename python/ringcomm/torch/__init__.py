@@ -3,8 +3,9 @@
     import ringcomm.torch
     torch.distributed.init_process_group("ringcomm")
 
-Releases of torch from 2.14 on find the backend by its name, without the import. It serves tensors of
-the CPU and of CUDA devices, alone or beside another: `init_process_group("cpu:ringcomm,cuda:nccl")`.
+Releases of torch from 2.14 on find the backend by its name, without the import. It serves tensors
+of the CPU and of CUDA devices, alone or beside another:
+`init_process_group("cpu:ringcomm,cuda:nccl")`.
 """
 
 from __future__ import annotations

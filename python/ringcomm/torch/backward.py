@@ -1,7 +1,8 @@
-"""Failures of operations that were started inside a backward pass, raised by `backward()` as they are.
+"""Failures of operations that were started inside a backward pass, raised by `backward()` as they
+are.
 
-DistributedDataParallel's C++ code starts operations from the pass and looks at their futures at its end,
-where an error becomes a RuntimeError with its text in it. What is queued here looks first.
+DistributedDataParallel's C++ code starts operations from the pass and looks at their futures at its
+end, where an error becomes a RuntimeError with its text in it. What is queued here looks first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _task_of_thread = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 def watch(work: Any) -> None:
-    """Where this thread is in a backward pass, see to it that the pass ends with the work's error."""
+    """Where this thread is in a backward pass, see to it that the pass ends with the work's
+    error."""
     task = _task_of_thread()
     if task < 0:
         return

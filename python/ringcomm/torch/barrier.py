@@ -1,4 +1,5 @@
-"""A barrier through torch's store, which knows who is missing: no rank's library has to come for that."""
+"""A barrier through torch's store, which knows who is missing: no rank's library has to come for
+that."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ LOOK = 0.01
 def monitored_barrier(
     store: Any, number: int, rank: int, size: int, timeout: timedelta, wait_all_ranks: bool
 ) -> None:
-    """Return on every rank after all have come; else rank 0 names who did not, and the others see that."""
+    """Return on every rank after all have come; else rank 0 names who did not, and the others see
+    that."""
     end = time.monotonic() + timeout.total_seconds()
     prefix = f"ringcomm/monitored/{number}"
     if rank:
@@ -25,7 +27,10 @@ def monitored_barrier(
     missing: List[int] = []
     if timeout.total_seconds() <= 0:
         store.set(f"{prefix}/over", b"failed")
-        text = f"Rank {rank} timed out in monitoredBarrier: its timeout of {timeout} leaves no time to come"
+        text = (
+            f"Rank {rank} timed out in monitoredBarrier: its timeout of {timeout} leaves no time "
+            f"to come"
+        )
         raise RingTimeoutError(text, 8, rank=rank)
     for peer in range(1, size):
         came = _comes(store, f"{prefix}/{peer}", end)
@@ -54,11 +59,15 @@ def _wait_for_rank_0(store: Any, prefix: str, rank: int, timeout: timedelta, end
     if came and store.get(f"{prefix}/over") == b"passed":
         return
     text = (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for rank 0, "
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+        f"for rank 0, "
         "which says which rank is at fault"
     )
     if not came:
-        text = f"Rank {rank} timed out in monitoredBarrier after {timeout}: rank 0 did not come. {text}"
+        text = (
+            f"Rank {rank} timed out in monitoredBarrier after {timeout}: rank 0 did not come. "
+            f"{text}"
+        )
     raise RingTimeoutError(text, 8, rank=rank, peer=0)
 
 

@@ -96,7 +96,8 @@ class Sender(Channel):
             message.settle(error)
 
     def progress(self, seconds: float, message: Any = None) -> bool:
-        """Settle what has been sent, or wait so long for this message; whether anything is under way."""
+        """Settle what has been sent, or wait so long for this message; whether anything is under
+        way."""
         if message is not None and message.mark is None:
             self._opening.join(seconds)
             if message.mark is None or self.lane is None:

@@ -1,7 +1,7 @@
 """c10d's collectives, as calls of the library: what every kind of group of torch inherits.
 
-Each method says which calls make the operation and which tensors hold its result; `_start` makes the
-calls. torch has had two names for some of them, and knows both.
+Each method says which calls make the operation and which tensors hold its result; `_start` makes
+the calls. torch has had two names for some of them, and knows both.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from .work import Work
 Tensors = List[torch.Tensor]
 _all_reduce = lib.ringAllReduce
 _profiled = torch._C._autograd._profiler_enabled
-#: Whether torch says that a call is waited for at once; older releases do not.
-_TELLS = hasattr(AllreduceOptions(), "asyncOp")
+#: Whether torch says of every call whether it waits, and then waits for nothing that is returned as
+#: None.
+TELLS = hasattr(AllreduceOptions(), "asyncOp")
 
 #: The types of which one makes an element.
 _PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
@@ -79,7 +80,7 @@ class Collectives:
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
         """Reduce each tensor over all ranks, in place, on every rank."""
-        if _TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
+        if TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
             tensor = tensors[0]
             # The plain case, without detours: half of a small call's time would go into them.
             known, op = _PLAIN.get(tensor.dtype), OPS.get(opts.reduceOp.op)
@@ -158,7 +159,8 @@ class Collectives:
             kind, count = types.movable(types.check(source, "all_gather_single"))
             if output.numel() != source.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
-                    f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} do not fill "
+                    f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} "
+                    f"do not fill "
                     f"an output of {output.numel()} {output.dtype}"
                 )
             read, write = staging.source(source), staging.target(output)

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore
 from .._native import lib
 from ..errors import RingUsageError
 from .backward import watch
+from .collectives import TELLS
 from .futures import level
 from .lane import Lane, Step
 from .meet import another, join
@@ -23,7 +24,7 @@ from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
 from .types import Staging
-from .work import Finisher, Joined, Work
+from .work import Done, Finisher, Joined, Work
 
 
 class Core(RootedCollectives):
@@ -121,7 +122,7 @@ class Core(RootedCollectives):
             self._forget_scaled()
         if after is not None:
             after()
-        return None
+        return None if TELLS else Done(result)
 
     def _scaled_sum(self, op: Any, tensor: torch.Tensor) -> int:
         number = super()._scaled_sum(op, tensor)
@@ -141,6 +142,8 @@ class Core(RootedCollectives):
         """The work of the operations since `start_coalescing`."""
         works, self._coalescing.works = self._coalescing.works, None
         return Joined(works, self._finisher(torch.device("cpu")))
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
     def send(self, tensors: Any, target: int, tag: int = 0) -> Work:
         """Send each tensor to a rank."""

@@ -31,7 +31,8 @@ class CudaLane(Lane):
             # Addresses of a device in a call that reads memory itself would end the process.
             self.abort()
             raise RingArgumentError(
-                f"this libringcomm.so does not work on CUDA tensors ({device}): its communicator is on the CPU; "
+                f"this libringcomm.so does not work on CUDA tensors ({device}): its communicator "
+                f"is on the CPU; "
                 "use tensors of the CPU, or init_process_group('cpu:ringcomm,cuda:nccl')",
                 4,
                 rank=rank,

@@ -1,9 +1,9 @@
 """Futures of operations: what their callbacks may do, and how a failure comes out of them.
 
-Callbacks run in the order of the operations on every rank, but at any moment relative to the program
-that made those: on the thread that completes futures, or at once where the future is complete. So
-operations that callbacks start have a level of their own, with a communicator of its own; on one
-communicator their order would differ from rank to rank.
+Callbacks run in the order of the operations on every rank, but at any moment relative to the
+program that made those: on the thread that completes futures, or at once where the future is
+complete. So operations that callbacks start have a level of their own, with a communicator of its
+own; on one communicator their order would differ from rank to rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The two shapes in which torch takes a backend, and which of them it gets.
 
-`Group` is a whole ProcessGroup: calls from Python reach it with nothing between, and its works are the
-caller's own. `Inner` is a Backend, for one device of a group that torch makes: `cpu:gloo,cuda:ringcomm`.
-Where torch looks for the Backend of a `Group`, it finds an `Inner` on the same lanes.
+`Group` is a whole ProcessGroup: calls from Python reach it with nothing between, and its works are
+the caller's own. `Inner` is a Backend, for one device of a group that torch makes:
+`cpu:gloo,cuda:ringcomm`. Where torch looks for the Backend of a `Group`, it finds an `Inner` on the
+same lanes.
 """
 
 from __future__ import annotations
@@ -106,15 +107,12 @@ class Group(_Common, ProcessGroup):
         except TypeError:
             ProcessGroup.__init__(self, rank, size)
         self._set_up(store, rank, size, timeout)
-        self._inner = None
-        try:
-            inner = Inner.of(self)
+        if HAS_INNER:
+            self._inner = Inner.of(self)
             for device in DEVICES:
-                self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, inner)
+                kind = ProcessGroup.BackendType.CUSTOM
+                self._register_backend(torch.device(device), kind, self._inner)
             self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
-            self._inner = inner
-        except (TypeError, AttributeError, RuntimeError):
-            pass  # releases in which a Backend cannot be made in Python do not ask for one
 
     def getRank(self) -> int:
         """This rank, for torch's C++ code."""
@@ -137,22 +135,76 @@ class Group(_Common, ProcessGroup):
         group_desc: Optional[str] = None,
         device_types: Any = None,
     ) -> Optional["Group"]:
-        """A group of some of the ranks, in the order given; for a rank that is not among them, none."""
+        """A group of some of the ranks, in the order given; for a rank that is not among them,
+        none."""
         if self._rank not in new_ranks:
             return None
         name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
         store = PrefixStore(f"split/{name}", self._store)
-        made = Group(store, new_ranks.index(self._rank), len(new_ranks), timeout or self._timeout)
+        made = type(self)(
+            store, new_ranks.index(self._rank), len(new_ranks), timeout or self._timeout
+        )
         made._set_group_name(name)
         made._set_group_desc(group_desc or f"{self.group_desc}:split")
         return made
+
+
+class OldGroup(Group):
+    """A Group for releases of torch in which a Backend cannot be made in Python.
+
+    There the Backend keeps the group's names, so here the group does.
+    """
+
+    _name = _text = ""
+    _device_types = property(lambda self: [torch.device(device) for device in DEVICES])
+
+    def getGroupName(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Torch names the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """What torch says that the group is for."""
+        return self._text
+
+    def setGroupDesc(self, text: str) -> None:
+        """Torch says what the group is for."""
+        self._text = text
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    def _get_backend(self, device: Any) -> "OldGroup":
+        return self
+
+
+def _has_inner() -> bool:
+    """Whether this release of torch lets Python make a Backend."""
+    try:
+        TorchBackend.__init__(Inner.__new__(Inner), 0, 1)
+    except TypeError:
+        return False
+    return True
+
+
+HAS_INNER = _has_inner()
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """What torch calls for every group of backend `ringcomm`."""
     device = _only_device()
     arguments = options.store, options.group_rank, options.group_size, options.timeout
-    return Group(*arguments) if device is None else Inner(*arguments, device)
+    if device is not None:
+        if not HAS_INNER:
+            raise RuntimeError(
+                f"torch {torch.__version__} cannot have ringcomm beside another backend in one "
+                "group: give it a group of its own, or use torch 2.14 or later"
+            )
+        return Inner(*arguments, device)
+    return Group(*arguments) if HAS_INNER else OldGroup(*arguments)
 
 
 def _only_device() -> Optional[str]:

@@ -13,7 +13,8 @@ from ..communicator import Communicator, get_unique_id
 from ..config import Config
 from ..errors import RingTimeoutError
 
-#: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs run.
+#: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs
+#: run.
 LONGEST_MS = 50 * 24 * 3600 * 1000
 
 
@@ -32,7 +33,8 @@ def join(
     timeout: Optional[timedelta],
     patience: Optional[timedelta] = None,
 ) -> Communicator:
-    """The communicator of the ranks that meet under `key`; `patience` is its deadline afterwards."""
+    """The communicator of the ranks that meet under `key`; `patience` is its deadline
+    afterwards."""
     if size == 1:
         unique_id = get_unique_id()
     elif rank == 0:
@@ -58,7 +60,8 @@ def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) 
         return store.get(key)
     except RuntimeError as error:
         raise RingTimeoutError(
-            f"rank {rank} found no word of rank 0 in torch's store ({str(error).splitlines()[0]}): is rank 0 "
+            f"rank {rank} found no word of rank 0 in torch's store "
+            f"({str(error).splitlines()[0]}): is rank 0 "
             "there, and does it make the same groups in the same order?",
             8,
             rank=rank,

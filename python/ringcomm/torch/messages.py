@@ -1,10 +1,10 @@
 """Send and receive, with tags and from any source, over one channel for each ordered pair of ranks.
 
-A channel is a communicator of two ranks, made when the first message goes that way, so that a receive
-that waits keeps nothing else waiting. Every message is a header and a body. The receiving end has
-always asked for the next header; whoever waits for a message, or the group's `Carrier` where nobody
-does, looks whether it came, finds the receive that it is for, and fetches the body into its tensor.
-A message that nobody asked for is put aside when the next one is wanted.
+A channel is a communicator of two ranks, made when the first message goes that way, so that a
+receive that waits keeps nothing else waiting. Every message is a header and a body. The receiving
+end has always asked for the next header; whoever waits for a message, or the group's `Carrier`
+where nobody does, looks whether it came, finds the receive that it is for, and fetches the body
+into its tensor. A message that nobody asked for is put aside when the next one is wanted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .receiver import Receiver
 from .types import Staging, check
 from .work import TorchWork, Work
 
-#: Between two looks at several channels, in seconds: short at first, for messages that are under way.
+#: Between two looks at several channels, in seconds: short at first, for messages that are under
+#: way.
 SHORTEST, LONGEST = 20e-6, 2e-3
 
 

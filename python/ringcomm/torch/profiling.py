@@ -1,7 +1,7 @@
 """Operations in torch's profiler, as `ringcomm:all_reduce` and so on.
 
-An operation that its caller waits for is a span with the shapes of its tensors; one that nobody waits
-for yet is an asynchronous span, until its future is complete.
+An operation that its caller waits for is a span with the shapes of its tensors; one that nobody
+waits for yet is an asynchronous span, until its future is complete.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class Receiver(Channel):
             mine = f"{wanted.place.numel()} {wanted.place.dtype}"
             wanted.settle(
                 RingUsageError(
-                    f"rank {self.peer} sent {theirs} with tag {wanted.tag}, but rank {self.post.rank} receives "
+                    f"rank {self.peer} sent {theirs} with tag {wanted.tag}, but rank "
+                    f"{self.post.rank} receives "
                     f"{mine}: both need the same type and shape",
                     5,
                     rank=self.post.rank,

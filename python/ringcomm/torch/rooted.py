@@ -97,7 +97,8 @@ class RootedCollectives(ScatteredReductions):
             count = types.movable(input)[1]
             if count % self.size() or output.numel() != input.numel():
                 raise ValueError(
-                    f"all_to_all_single: {tuple(input.shape)} does not divide into {self.size()} equal "
+                    f"all_to_all_single: {tuple(input.shape)} does not divide into {self.size()} "
+                    f"equal "
                     f"blocks that fill {tuple(output.shape)}; say which with split sizes"
                 )
             step: Step = (
@@ -124,7 +125,8 @@ class RootedCollectives(ScatteredReductions):
             splits = [rows // self.size()] * self.size()
         if len(splits) != self.size() or sum(splits) != rows:
             raise ValueError(
-                f"all_to_all_single: {what} split sizes {list(splits)} do not divide {rows} rows among "
+                f"all_to_all_single: {what} split sizes {list(splits)} do not divide {rows} rows "
+                f"among "
                 f"{self.size()} ranks"
             )
         total = types.movable(tensor)[1]

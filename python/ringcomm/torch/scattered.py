@@ -35,7 +35,8 @@ class ScatteredReductions(Collectives):
             kind, count = types.reducible(types.check(output, "reduce_scatter_single"), op)
             if source.numel() != output.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
-                    f"reduce_scatter_single: an input of {source.numel()} {source.dtype} is not {self.size()} "
+                    f"reduce_scatter_single: an input of {source.numel()} {source.dtype} is not "
+                    f"{self.size()} "
                     f"outputs of {output.numel()} {output.dtype}"
                 )
             read, write = staging.source(source), staging.target(output)

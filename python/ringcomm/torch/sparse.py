@@ -1,4 +1,5 @@
-"""All-reduce of sparse tensors: every rank gets the entries of all, and adds them in the order of ranks."""
+"""All-reduce of sparse tensors: every rank gets the entries of all, and adds them in the order of
+ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .work import Done
 
 
 def all_reduce_sparse(group: Any, tensors: List[torch.Tensor], op: Any) -> Done:
-    """Reduce sparse tensors in place. Entries differ from rank to rank, so their number goes first."""
+    """Reduce sparse tensors in place. Entries differ from rank to rank, so their number goes
+    first."""
     if kind_of(op) not in (TorchOp.RedOpType.SUM, TorchOp.RedOpType.AVG):
         raise ValueError(f"all_reduce of sparse tensors has sums and averages, not {op}")
     for tensor in tensors:

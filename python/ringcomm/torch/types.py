@@ -91,7 +91,8 @@ def check(tensor: Any, what: str) -> torch.Tensor:
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(
-            f"{what}: the tensor is on {tensor.device}, and ringcomm moves tensors of cpu and cuda; "
+            f"{what}: the tensor is on {tensor.device}, and ringcomm moves tensors of cpu and "
+            f"cuda; "
             "copy it there first"
         )
     return tensor

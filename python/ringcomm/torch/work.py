@@ -1,7 +1,7 @@
 """What an asynchronous operation leaves in the caller's hand: c10d's Work, and its future.
 
-`wait` and `is_completed` ask the library, so neither needs another thread to get the GIL. A future has
-nobody who asks; a `Finisher` completes those, in the order of the operations.
+`wait` and `is_completed` ask the library, so neither needs another thread to get the GIL. A future
+has nobody who asks; a `Finisher` completes those, in the order of the operations.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Work(TorchWork):
                 limit = max(1, int(timeout.total_seconds() * 1000))
             if not self._lane.reached(self._mark, limit):
                 raise RingTimeoutError(
-                    f"timeout: rank {self._lane.rank} waited {limit} ms for its {self._name or 'operation'}",
+                    f"timeout: rank {self._lane.rank} waited {limit} ms for its "
+                    f"{self._name or 'operation'}",
                     8,
                     rank=self._lane.rank,
                 )

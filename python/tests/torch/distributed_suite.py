@@ -2,9 +2,9 @@
 
     python distributed_suite.py [--backend gloo] [--ranks 2] [NAME ...]
 
-Tests that torch keeps for backends that it knows by name are run, too: to the question whether it is
-gloo the backend's name says yes, and remains ringcomm. Prints a line for each test that ran, then the
-counts. What is skipped wants GPUs, or more ranks.
+Tests that torch keeps for backends that it knows by name are run, too: to the question whether it
+is gloo the backend's name says yes, and remains ringcomm. Prints a line for each test that ran,
+then the counts. What is skipped wants GPUs, or more ranks.
 """
 
 import argparse
@@ -124,7 +124,8 @@ def main():
     suite(module, options.names).run(result)
     failed = len(result.failures) + len(result.errors)
     print(
-        f"DistributedTest of torch {module.torch.__version__} on {options.backend}, {options.ranks} ranks: "
+        f"DistributedTest of torch {module.torch.__version__} on {options.backend}, "
+        f"{options.ranks} ranks: "
         f"{result.passed} passed, {failed} failed, {len(result.skipped)} skipped "
         f"({time.monotonic() - begin:.0f} s)"
     )

@@ -1,4 +1,5 @@
-"""Ranks as forked processes, which begin in a tenth of a second; the parent itself only imports torch."""
+"""Ranks as forked processes, which begin in a tenth of a second; the parent itself only imports
+torch."""
 
 import multiprocessing
 import multiprocessing.connection

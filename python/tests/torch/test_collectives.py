@@ -1,4 +1,5 @@
-"""Every collective of c10d against what it should give, with lists, single tensors and odd layouts."""
+"""Every collective of c10d against what it should give, with lists, single tensors and odd
+layouts."""
 
 import pytest
 import torch

@@ -73,19 +73,19 @@ def late(rank):
             ringcomm.RingTimeoutError, match="waited 1... ms for rank 1.*longer timeout"
         ):
             dist.all_reduce(torch.ones(1), group=group)
-    dist.monitored_barrier()
+    dist.group.WORLD.monitored_barrier()
     work = dist.irecv(torch.ones(1), 1 - rank)
     with pytest.raises(ringcomm.RingTimeoutError, match=f"waited for rank {1 - rank}.*tag 0"):
         work.wait(timedelta(milliseconds=50))
 
 
 def monitored(rank):
-    dist.monitored_barrier()
+    dist.group.WORLD.monitored_barrier()
     if rank == 0:
         with pytest.raises(
             ringcomm.RingTimeoutError, match="Rank 1 failed to pass monitoredBarrier"
         ):
-            dist.monitored_barrier(timeout=timedelta(milliseconds=300))
+            dist.group.WORLD.monitored_barrier(timeout=timedelta(milliseconds=300))
     dist.barrier()
 
 

@@ -10,6 +10,7 @@ mod arena;
 mod board;
 mod compare;
 mod endpoint;
+mod gpu;
 mod job;
 mod json;
 mod launch;

@@ -51,9 +51,8 @@ pub static OPTIONS: &[Entry] = &[
         o.tcp = true;
         Ok(())
     }),
-    row('g', "ngpus", Value("N"), "GPUs per thread (0: host memory)", |_, v| match number(v)? {
-        0 => Ok(()),
-        _ => Err("no CUDA device on this machine; -g 0 with -t or --procs uses host memory".into()),
+    row('g', "ngpus", Value("N"), "GPUs, with -t ranks on each (0: host memory)", |o, v| {
+        number(v).map(|count| o.gpus = count)
     }),
     row('d', "datatype", Value("TYPE|all"), "element type (default float)", data_types),
     row('o', "op", Value("OP|all"), "reduction (default sum)", reductions),

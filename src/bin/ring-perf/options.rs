@@ -51,6 +51,8 @@ pub struct Options {
     pub aggregate: usize,
     pub threads: Option<usize>,
     pub procs: Option<usize>,
+    /// GPUs to put ranks on; none: host memory.
+    pub gpus: usize,
     /// Ranks are on hosts of their own, so many on each, and between them is loopback TCP.
     pub tcp: bool,
     pub types: Vec<DataType>,
@@ -113,6 +115,7 @@ impl Default for Options {
             aggregate: 1,
             threads: None,
             procs: None,
+            gpus: 0,
             tcp: false,
             types: vec![DataType::Float32],
             reductions: vec![ReduceOp::Sum],
@@ -190,6 +193,20 @@ impl Options {
         if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
             return Err(
                 "--save-profile measures; it goes with neither --profile nor --simulate".into()
+            );
+        }
+        let elsewhere = self.procs.is_some()
+            || self.tcp
+            || self.naive
+            || self.simulate.is_some()
+            || self.trace.is_some()
+            || self.compare.is_some()
+            || self.csv.is_some();
+        if self.gpus > 0 && elsewhere {
+            return Err(
+                "-g measures ranks on GPUs as threads of one process: it goes with -t, -d, \
+                        -o, sizes, iterations and --json"
+                    .into(),
             );
         }
         if self.naive && self.procs.is_some() {

@@ -1,6 +1,7 @@
 //! One invocation from the facts of the machine to the last file written.
 
 use crate::compare;
+use crate::gpu;
 use crate::job;
 use crate::json::{Value, object};
 use crate::launch::{self, Mode};
@@ -42,6 +43,9 @@ fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
 }
 
 pub fn everything(options: &Options) -> Result<Status, Failure> {
+    if options.gpus > 0 {
+        return gpu::run(options, options.gpus);
+    }
     let found = job::found(options).transpose()?;
     let modes = match &found {
         Some(found) => vec![Mode::of_job(found.nranks)],

@@ -1,0 +1,240 @@
+//! One cell on all ranks: its buffers, its times, its check.
+#![allow(unsafe_code)]
+
+use crate::operation::Operation;
+use crate::options::Options;
+use ringcomm::communicator::{Call, Communicator};
+use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy};
+use ringcomm::error::{Error, Result};
+use ringcomm::plan::Collective;
+use ringcomm::types::{DataType, ReduceOp};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Instant;
+
+pub struct Cell {
+    pub operation: Operation,
+    pub collective: Collective,
+    pub data_type: DataType,
+    pub op: ReduceOp,
+    /// Elements as the call has them, and blocks of so many in the larger buffer.
+    pub count: usize,
+    pub blocks: usize,
+}
+
+/// Microseconds of one call.
+#[derive(Default)]
+pub struct Times {
+    /// The same buffers every time.
+    pub hot_us: f64,
+    /// Buffers in turn, together larger than the device's cache.
+    pub rotating_us: f64,
+    /// A call of a replayed graph; NaN where there is none.
+    pub graph_us: f64,
+    /// The host's part of a call.
+    pub eager_us: f64,
+    /// Bytes that differ from the processor's result; `None`: not checked.
+    pub wrong: Option<usize>,
+    pub transport: &'static str,
+}
+
+/// Bytes of rotating buffers together: several times a cache of 60 MB.
+const ROTATING: usize = 256 << 20;
+/// Results up to this many bytes a rank are checked: the processor computes them too.
+const CHECKED: usize = 16 << 20;
+/// Calls that one graph holds.
+const CAPTURED: usize = 20;
+
+/// A rank's device memory and stream.
+struct Rank<'a> {
+    comm: &'a Communicator,
+    device: Arc<Device>,
+    stream: Arc<OwnedStream>,
+    input: DeviceMemory,
+    output: DeviceMemory,
+    /// From one set of buffers to the next.
+    input_bytes: usize,
+    output_bytes: usize,
+}
+
+pub struct Bench<'a> {
+    cell: &'a Cell,
+    options: &'a Options,
+    ranks: Vec<Rank<'a>>,
+    sets: usize,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(
+        comms: &'a [Communicator],
+        cell: &'a Cell,
+        options: &'a Options,
+    ) -> Result<Bench<'a>> {
+        // Both buffers as large as the larger one: every collective fits.
+        let bytes = (cell.count * cell.blocks * cell.data_type.size()).max(1);
+        let each = bytes.next_multiple_of(256);
+        let largest = if comms.len() * 2 * each > ROTATING { 1 } else { 64 };
+        let sets = options.rotate.unwrap_or((ROTATING / (2 * each * comms.len())).max(1));
+        let sets = sets.clamp(1, largest);
+        let rank = |comm: &'a Communicator| {
+            let device = Device::of_ordinal(comm.device().unwrap_or(0))?;
+            Ok(Rank {
+                comm,
+                stream: Arc::new(OwnedStream::new(&device)?),
+                input: DeviceMemory::new(&device, sets * each)?,
+                output: DeviceMemory::new(&device, sets * each)?,
+                input_bytes: each,
+                output_bytes: each,
+                device,
+            })
+        };
+        let ranks = comms.iter().map(rank).collect::<Result<_>>()?;
+        Ok(Bench { cell, options, ranks, sets })
+    }
+
+    pub fn measure(&self) -> Result<Times> {
+        let wrong = if self.options.check { self.check()? } else { None };
+        let (hot_us, eager_us) = self.timed(1)?;
+        let (rotating_us, _) = self.timed(self.sets)?;
+        let one_device = self.ranks.iter().all(|rank| rank.device.is(&self.ranks[0].device));
+        let graph_us = if one_device { self.replayed().unwrap_or(f64::NAN) } else { f64::NAN };
+        let transport = self.ranks[0].comm.explain(&self.call(0, 0))?.transport;
+        Ok(Times { hot_us, rotating_us, graph_us, eager_us, wrong, transport })
+    }
+
+    fn call(&self, rank: usize, set: usize) -> Call<'static> {
+        let rank = &self.ranks[rank];
+        Call {
+            send: rank.input.pointer().wrapping_add(set * rank.input_bytes),
+            recv: rank.output.pointer().wrapping_add(set * rank.output_bytes),
+            count: self.cell.count,
+            op: self.cell.op,
+            stream: rank.stream.raw(),
+            ..Call::new(self.cell.collective, self.cell.data_type)
+        }
+    }
+
+    fn iterations(&self) -> usize {
+        let bytes = self.cell.count * self.cell.blocks * self.cell.data_type.size();
+        // Small calls often enough for a mean, large ones within the budget.
+        self.options.iterations.unwrap_or(if bytes > 1 << 22 { 20 } else { 100 })
+    }
+
+    /// Every rank on a thread of its own; the slowest rank's microseconds on the device, and on the
+    /// host, of a call.
+    fn timed(&self, sets: usize) -> Result<(f64, f64)> {
+        let barrier = Barrier::new(self.ranks.len());
+        let one = |rank: usize| {
+            let (mine, n) = (&self.ranks[rank], self.iterations());
+            let event = || Event::new(&mine.device, Recording::Time);
+            let (begin, end) = (event()?, event()?);
+            let calls = |count: usize| {
+                // SAFETY: the buffers live until the stream is synchronized.
+                (0..count).try_for_each(|i| unsafe { mine.comm.call(&self.call(rank, i % sets)) })
+            };
+            calls(self.options.warmup.unwrap_or(5))?;
+            mine.stream.synchronize()?;
+            barrier.wait();
+            let record = |event: &Event| {
+                let _current = mine.device.enter()?;
+                event.record(mine.stream.raw())
+            };
+            record(&begin)?;
+            let started = Instant::now();
+            calls(n)?;
+            let host = started.elapsed().as_secs_f64();
+            record(&end)?;
+            mine.stream.synchronize()?;
+            let us = f64::from(end.since(&begin)?) * 1e3;
+            Ok((us / n as f64, host * 1e6 / n as f64))
+        };
+        let times = self.on_threads(one)?;
+        Ok(times
+            .into_iter()
+            .fold((0.0, 0.0), |most, time| (time.0.max(most.0), time.1.max(most.1))))
+    }
+
+    fn on_threads<T: Send>(&self, one: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.ranks.len())
+                .map(|rank| (rank, &one))
+                .map(|(rank, one)| {
+                    scope.spawn(move || one(rank).inspect_err(|_| self.ranks[rank].comm.abort()))
+                })
+                .collect();
+            let panicked = |_| Err(Error::Internal("a rank panicked".into()));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        })
+    }
+
+    /// Microseconds of a call of a graph in which all ranks use one stream.
+    fn replayed(&self) -> Result<f64> {
+        let first = &self.ranks[0];
+        let replay = first.stream.capture(|| {
+            for _ in 0..CAPTURED {
+                let one = |rank: usize| {
+                    let stream = first.stream.raw();
+                    // SAFETY: the buffers live as long as the graph.
+                    unsafe { self.ranks[rank].comm.call(&Call { stream, ..self.call(rank, 0) }) }
+                };
+                self.on_threads(one)?;
+            }
+            Ok(())
+        })?;
+        let event = || Event::new(&first.device, Recording::Time);
+        let (begin, end) = (event()?, event()?);
+        replay.launch(&first.stream)?;
+        first.stream.synchronize()?;
+        /// Replays that are timed together.
+        const REPLAYS: usize = 10;
+        let record = |event: &Event| {
+            let _current = first.device.enter()?;
+            event.record(first.stream.raw())
+        };
+        record(&begin)?;
+        (0..REPLAYS).try_for_each(|_| replay.launch(&first.stream))?;
+        record(&end)?;
+        first.stream.synchronize()?;
+        Ok(f64::from(end.since(&begin)?) * 1e3 / (REPLAYS * CAPTURED) as f64)
+    }
+
+    /// Bytes that differ from what the processor computes of the same inputs.
+    fn check(&self) -> Result<Option<usize>> {
+        let bytes = self.cell.count * self.cell.blocks * self.cell.data_type.size();
+        if bytes == 0 || bytes > CHECKED {
+            return Ok(None);
+        }
+        let wrong = self.on_threads(|rank| {
+            let mine = &self.ranks[rank];
+            let mut input = vec![0u8; bytes];
+            // Xorshift, from another start on every rank: any bytes are values of every type.
+            let mut state = 0x9e37_79b9_7f4a_7c15 ^ (rank as u64 + 1) << 32;
+            input.iter_mut().for_each(|byte| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                *byte = state as u8;
+            });
+            let (mut want, mut got) = (vec![0x5au8; bytes], vec![0x5au8; bytes]);
+            let call = self.call(rank, 0);
+            let on_host = Call { send: input.as_ptr(), recv: want.as_mut_ptr(), ..call.clone() };
+            let on_host = Call { stream: std::ptr::null_mut(), ..on_host };
+            let moved = |to, from| {
+                let _current = mine.device.enter()?;
+                // SAFETY: all buffers have the bytes, until the stream is synchronized.
+                unsafe { copy(&mine.device, to, from, bytes, mine.stream.raw()) }
+            };
+            moved(mine.input.pointer(), input.as_ptr())?;
+            moved(mine.output.pointer(), got.as_ptr())?;
+            // SAFETY: as above; the host's buffers are as long.
+            unsafe {
+                mine.comm.call(&call)?;
+                mine.comm.run(&on_host)?;
+            }
+            moved(got.as_mut_ptr(), mine.output.pointer().cast_const())?;
+            mine.stream.synchronize()?;
+            Ok(got.iter().zip(&want).filter(|(got, want)| got != want).count())
+        })?;
+        Ok(Some(wrong.into_iter().sum()))
+    }
+}

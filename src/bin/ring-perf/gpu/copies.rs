@@ -1,0 +1,73 @@
+//! How fast the device copies within its own memory: the figure that others are held against.
+#![allow(unsafe_code)]
+
+use ringcomm::device::cuda::copy;
+use ringcomm::device::cuda::{Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Recording};
+use ringcomm::error::Result;
+use std::sync::Arc;
+
+/// Bytes that are copied at a time: several times the largest cache of today's devices.
+const BYTES: usize = 256 << 20;
+
+/// Copies that are timed together, and how often: the fastest counts.
+const COPIES: usize = 10;
+const ROUNDS: usize = 3;
+
+/// GB/s, read plus written.
+pub struct Bandwidth {
+    pub driver: f64,
+    pub kernel: f64,
+}
+
+impl Bandwidth {
+    pub fn measure(device: &Arc<Device>) -> Result<Bandwidth> {
+        // A driver of the tests copies at the pace of the processor.
+        let bytes = if device.multiprocessors < 8 { BYTES >> 6 } else { BYTES };
+        let (from, to) = (DeviceMemory::new(device, bytes)?, DeviceMemory::new(device, bytes)?);
+        let stream = OwnedStream::new(device)?;
+        let (source, target) = (from.pointer(), to.pointer());
+        // SAFETY: both have the bytes, until the stream is synchronized.
+        let by_driver = || unsafe { copy(device, target, source, bytes, stream.raw()) };
+        let driver = timed(device, &stream, bytes, &by_driver)?;
+        let Some(kernels) = Kernels::load(device)? else {
+            return Ok(Bandwidth { driver, kernel: f64::NAN });
+        };
+        let (source, target) =
+            (source.expose_provenance() as u64, target.expose_provenance() as u64);
+        let by_kernel = || {
+            let mut copying = Fused::copying(&kernels, stream.raw(), bytes);
+            copying.add(&[source], &[target], bytes)?;
+            copying.launch()
+        };
+        let kernel = timed(device, &stream, bytes, &by_kernel)?;
+        Ok(Bandwidth { driver, kernel })
+    }
+
+    /// The larger of the two.
+    pub fn best(&self) -> f64 {
+        self.driver.max(self.kernel)
+    }
+}
+
+fn timed(
+    device: &Arc<Device>,
+    stream: &OwnedStream,
+    bytes: usize,
+    work: &dyn Fn() -> Result<()>,
+) -> Result<f64> {
+    let event = || Event::new(device, Recording::Time);
+    let (begin, end) = (event()?, event()?);
+    let mut best = 0f64;
+    for _ in 0..=ROUNDS {
+        {
+            let _current = device.enter()?;
+            begin.record(stream.raw())?;
+            (0..COPIES).try_for_each(|_| work())?;
+            end.record(stream.raw())?;
+        }
+        stream.synchronize()?;
+        let seconds = f64::from(end.since(&begin)?).max(1e-6) / 1e3;
+        best = best.max(2.0 * (bytes * COPIES) as f64 / seconds / 1e9);
+    }
+    Ok(best)
+}

@@ -1,0 +1,57 @@
+//! The calls of the user's, which may name device memory and a stream.
+#![allow(unsafe_code)]
+
+use super::super::{Call, Communicator};
+use super::Posted;
+use crate::device::cuda::Kind;
+use crate::error::{Error, Result};
+
+impl Communicator {
+    /// As [`Communicator::run`], for a call of the user's: its buffers may be this rank's device's,
+    /// and it is ordered by the call's stream.
+    ///
+    /// # Safety
+    /// As for `run`, until the stream is past the call.
+    #[inline]
+    #[allow(unsafe_code)]
+    pub unsafe fn call(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_on(call, self.gpu.as_ref(), None) }
+    }
+
+    /// As [`Communicator::exchange`], for messages of the user's, each ordered by its stream.
+    ///
+    /// # Safety
+    /// Every buffer is valid for its count, until its stream is past the messages.
+    #[allow(unsafe_code)]
+    pub unsafe fn post(&self, posted: &[Posted]) -> Result<()> {
+        self.exchanged(|engine| {
+            let Some(gpu) = &self.gpu else {
+                // SAFETY: the caller's promise.
+                return unsafe { engine.exchange(posted, &self.watched, None) };
+            };
+            engine.check_messages(posted)?;
+            gpu.exchange(posted, &self.watched, &mut |messages| {
+                // SAFETY: the caller's promise, or pinned memory of the same lengths.
+                unsafe { engine.exchange(messages, &self.watched, None) }
+            })
+        })
+    }
+
+    /// Refuse memory that only the device reads; `what` is its name.
+    pub fn check_on_host(&self, pointer: *const u8, what: &str) -> Result<()> {
+        let Some(gpu) = &self.gpu else { return Ok(()) };
+        match gpu.device.kind(pointer)? {
+            Kind::Host => Ok(()),
+            Kind::Device { .. } => Err(Error::argument(format!(
+                "{what} is in the memory of a CUDA device; it is read on the host"
+            ))),
+        }
+    }
+
+    /// The number of the CUDA device that this rank is on, if it is on one.
+    #[inline]
+    pub fn device(&self) -> Option<i32> {
+        self.gpu.as_ref().map(|gpu| gpu.device.ordinal)
+    }
+}

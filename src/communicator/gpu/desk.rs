@@ -1,0 +1,253 @@
+//! Where the ranks of one process meet for a call on their devices.
+//!
+//! Every rank brings its buffers and its stream and waits here, on the host, until all have come.
+//! The last one gives the devices their work ([`conclude`]) and lets the others go. So a stream is
+//! only made to wait for events that are recorded already: with one hardware queue as with many,
+//! whatever else the queue holds, what is waited for comes first.
+//!
+//! [`conclude`]: super::conclude
+
+use super::super::watch::OperationWatch;
+use super::DeviceStream;
+use super::conclude::conclude;
+use super::probe;
+use crate::device::cuda::{Capture, Device, Event, Kernels};
+use crate::error::{Error, Result};
+use crate::executor::cuda::Place;
+use crate::plan::Collective;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::transport::wait::Watch;
+use crate::types::{DataType, ReduceOp};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// The desks of this process, by their communicators' names.
+static DESKS: LazyLock<Mutex<HashMap<Vec<u8>, Weak<Desk>>>> = LazyLock::new(Mutex::default);
+
+/// What a rank leaves at the desk for good.
+pub struct Sitting {
+    pub device: Arc<Device>,
+    pub kernels: Option<Arc<Kernels>>,
+    /// The rank's stream has come to the call.
+    pub before: Event,
+    /// The device has done its part of the call.
+    pub after: Event,
+}
+
+/// What a rank brings to one call.
+pub struct Arrival {
+    pub place: Place,
+    pub collective: Collective,
+    pub count: usize,
+    pub data_type: DataType,
+    pub op: ReduceOp,
+    pub root: usize,
+    pub scalar: f64,
+    pub fingerprint: u64,
+    pub stream: DeviceStream,
+    pub capture: Capture,
+    /// Kernels of the rank's own device can do its part.
+    pub is_fusable: bool,
+    /// Kernels of other devices can, too.
+    pub is_plain: bool,
+    pub thread: ThreadId,
+}
+
+/// What came of a meeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Met {
+    /// The devices have their work.
+    Done,
+    /// The call has to go through the host.
+    OnHost,
+}
+
+/// What the last to come found.
+#[derive(Clone)]
+pub enum Verdict {
+    Met(Met),
+    /// The ranks have not made the same call.
+    Differ,
+    /// An error of all ranks.
+    Failed(Error),
+}
+
+pub struct State {
+    pub sittings: Vec<Option<Sitting>>,
+    pub arrivals: Vec<Option<Arrival>>,
+    present: usize,
+    verdict: Verdict,
+    /// By rank: the thread that made its last call, at first the one that made the rank.
+    drivers: Vec<Option<ThreadId>>,
+    /// All devices reach each other's memory; known once all ranks have sat down.
+    pub is_within_reach: bool,
+    /// The rank whose streams launch for each device: by device, in the order of ranks.
+    pub leaders: Vec<usize>,
+}
+
+pub struct Desk {
+    nranks: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Meetings so far. Release by the last to come: pairs with the Acquire of those that wait,
+    /// which then find the verdict.
+    meetings: AtomicU64,
+}
+
+/// Looks at the number of meetings before a rank goes to sleep: a few microseconds, as long as
+/// ranks that are in step are apart.
+const SPINS: u32 = 2000;
+
+/// Between two looks of a sleeping rank at what nobody announces: peers' failures, the deadline.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long another thread may take to make the call of a rank that this thread made the last call
+/// of, before this is taken for one thread that waits for itself. Longer than a pool of threads
+/// takes to hand work on.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Desk {
+    /// The desk of a communicator: the same for all its ranks.
+    pub fn of(name: &[u8], nranks: usize) -> Arc<Desk> {
+        let mut desks = DESKS.lock();
+        desks.retain(|_, desk| desk.strong_count() > 0);
+        if let Some(desk) = desks.get(name).and_then(Weak::upgrade) {
+            return desk;
+        }
+        let state = State {
+            sittings: (0..nranks).map(|_| None).collect(),
+            arrivals: (0..nranks).map(|_| None).collect(),
+            present: 0,
+            verdict: Verdict::Met(Met::OnHost),
+            drivers: vec![None; nranks],
+            is_within_reach: false,
+            leaders: Vec::new(),
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let desk = Arc::new(Desk { nranks, state, changed, meetings: AtomicU64::new(0) });
+        desks.insert(name.to_vec(), Arc::downgrade(&desk));
+        desk
+    }
+
+    /// Take a rank's place. The last to sit down finds out who reaches whom.
+    pub fn sit(&self, rank: usize, sitting: Sitting, maker: ThreadId) -> Result<()> {
+        let mut state = self.state.lock();
+        state.sittings[rank] = Some(sitting);
+        state.drivers[rank] = Some(maker);
+        if state.sittings.iter().all(Option::is_some) {
+            state.survey()?;
+        }
+        Ok(())
+    }
+
+    pub fn is_within_reach(&self) -> bool {
+        self.state.lock().is_within_reach
+    }
+
+    /// Come to a call, and leave when all ranks have come and the work is given.
+    pub fn meet(&self, rank: usize, arrival: Arrival, watch: &OperationWatch) -> Result<Met> {
+        let mut state = self.state.lock();
+        // Relaxed: the lock orders it; it changes under the lock only.
+        let meeting = self.meetings.load(Relaxed);
+        state.drivers[rank] = Some(arrival.thread);
+        state.arrivals[rank] = Some(arrival);
+        state.present += 1;
+        if state.present == self.nranks {
+            let verdict = conclude(&mut state, rank);
+            state.arrivals.iter_mut().for_each(|arrival| *arrival = None);
+            state.present = 0;
+            state.verdict = verdict.clone();
+            // Release: pairs with the Acquire in `wait`.
+            self.meetings.store(meeting + 1, Release);
+            drop(state);
+            self.changed.notify_all();
+            return settle(verdict, watch);
+        }
+        drop(state);
+        self.wait(rank, meeting, watch)
+    }
+
+    fn wait(&self, rank: usize, meeting: u64, watch: &OperationWatch) -> Result<Met> {
+        for _ in 0..SPINS {
+            // Acquire: pairs with the Release in `meet`.
+            if self.meetings.load(Acquire) != meeting {
+                let verdict = self.state.lock().verdict.clone();
+                return settle(verdict, watch);
+            }
+            std::hint::spin_loop();
+        }
+        let started = Instant::now();
+        let mut state = self.state.lock();
+        loop {
+            if self.meetings.load(Relaxed) != meeting {
+                let verdict = state.verdict.clone();
+                drop(state);
+                return settle(verdict, watch);
+            }
+            if let Err(error) = self.look(&state, started.elapsed(), watch) {
+                state.arrivals[rank] = None;
+                state.present -= 1;
+                return Err(error);
+            }
+            self.changed.wait_for(&mut state, LOOK);
+        }
+    }
+
+    /// Why a rank should not wait any longer for the first that is missing.
+    fn look(&self, state: &State, waited: Duration, watch: &OperationWatch) -> Result<()> {
+        let missing = state.arrivals.iter().position(Option::is_none).expect("not all have come");
+        let me = std::thread::current().id();
+        let is_mine = state.drivers[missing] == Some(me);
+        let enough = PATIENCE.min(watch.watched.timeout / 2);
+        if is_mine && waited >= enough {
+            return Err(Error::usage(format!(
+                "rank {} waits in {} for rank {missing}, which this same thread has to call: one \
+                 thread that drives several ranks puts their calls between ringGroupStart and \
+                 ringGroupEnd",
+                watch.watched.pages.rank,
+                watch.operation()
+            )));
+        }
+        watch.check(missing, waited)
+    }
+}
+
+/// What a verdict is for one rank.
+fn settle(verdict: Verdict, watch: &OperationWatch) -> Result<Met> {
+    match verdict {
+        Verdict::Met(met) => Ok(met),
+        Verdict::Failed(error) => Err(error),
+        Verdict::Differ => {
+            let nranks = watch.watched.pages.nranks();
+            let other = (watch.watched.pages.rank + 1) % nranks;
+            watch.check(other, Duration::ZERO)?;
+            Err(Error::usage(format!("the ranks made different calls in {}", watch.operation())))
+        }
+    }
+}
+
+impl State {
+    /// All have sat down: who launches, and whether every device reaches every other.
+    fn survey(&mut self) -> Result<()> {
+        let sittings: Vec<&Sitting> = self.sittings.iter().flatten().collect();
+        let mut leaders: Vec<usize> = Vec::new();
+        for (rank, sitting) in sittings.iter().enumerate() {
+            let is_same = |leader: &usize| sittings[*leader].device.is(&sitting.device);
+            if !leaders.iter().any(is_same) {
+                leaders.push(rank);
+            }
+        }
+        let mut reached = sittings.iter().all(|sitting| sitting.kernels.is_some());
+        for from in &leaders {
+            for to in leaders.iter().filter(|to| *to != from) {
+                reached = reached && probe::reaches(sittings[*from], sittings[*to])?;
+            }
+        }
+        self.is_within_reach = reached;
+        self.leaders = leaders;
+        Ok(())
+    }
+}

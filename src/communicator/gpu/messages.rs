@@ -1,0 +1,122 @@
+//! Point-to-point messages of device memory, through pinned host memory.
+#![allow(unsafe_code)]
+
+use super::super::Message;
+use super::staging::Guard;
+use super::{DeviceStream, Gpu, refuse_capture};
+use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy};
+use crate::error::Result;
+
+/// A message with the stream that orders it.
+#[derive(Clone, Copy)]
+pub struct Posted {
+    pub message: Message,
+    pub(in super::super) stream: DeviceStream,
+    settles: bool,
+}
+
+impl Posted {
+    /// A message of a call that named `stream`.
+    pub fn new(message: Message, stream: Stream) -> Posted {
+        Posted { message, stream: DeviceStream(stream), settles: false }
+    }
+
+    /// A message of a call that named a stream of the host: it is done when it is there.
+    pub fn settled(message: Message) -> Posted {
+        Posted { settles: true, ..Posted::new(message, std::ptr::null_mut()) }
+    }
+}
+
+impl AsRef<Message> for Posted {
+    fn as_ref(&self) -> &Message {
+        &self.message
+    }
+}
+
+/// Where a message's elements are, and how many bytes.
+fn buffer(message: &Message) -> (*mut u8, usize) {
+    match message {
+        Message::Send { buffer, count, data_type, .. } => {
+            (buffer.cast_mut(), count.saturating_mul(data_type.size()))
+        }
+        Message::Recv { buffer, count, data_type, .. } => {
+            (*buffer, count.saturating_mul(data_type.size()))
+        }
+    }
+}
+
+fn moved(message: &Message, to: *mut u8) -> Message {
+    match *message {
+        Message::Send { count, data_type, peer, .. } => {
+            Message::Send { buffer: to, count, data_type, peer }
+        }
+        Message::Recv { count, data_type, peer, .. } => {
+            Message::Recv { buffer: to, count, data_type, peer }
+        }
+    }
+}
+
+impl Gpu {
+    /// Run messages, whose streams order them, with `on_host`, the exchange there.
+    pub fn exchange(
+        &self,
+        posted: &[Posted],
+        watch: &dyn Guard,
+        on_host: &mut dyn FnMut(&[Message]) -> Result<()>,
+    ) -> Result<()> {
+        let mut staged = vec![false; posted.len()];
+        let (mut streams, mut bytes): (Vec<Stream>, usize) = (Vec::new(), 0);
+        {
+            let _current = self.device.enter()?;
+            for (posted, staged) in posted.iter().zip(&mut staged) {
+                let (start, len) = buffer(&posted.message);
+                let stream = check_stream(posted.stream.0)?;
+                *staged = len > 0 && self.device.kind(start)? != Kind::Host;
+                if !*staged && stream.is_null() {
+                    continue;
+                }
+                let capture = Capture::of(&self.device, stream)?;
+                refuse_capture(capture, "messages go through host memory")?;
+                bytes += if *staged { len.next_multiple_of(64) } else { 0 };
+                if !streams.contains(&stream) {
+                    streams.push(stream);
+                }
+            }
+        }
+        let mut messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
+        if streams.is_empty() {
+            return on_host(&messages);
+        }
+        let mut staging = self.staging.lock();
+        let mut at = staging.room(bytes, watch)?;
+        for ((message, posted), _) in
+            messages.iter_mut().zip(posted).zip(&staged).filter(|(_, staged)| **staged)
+        {
+            let (start, len) = buffer(message);
+            *message = moved(message, at);
+            if matches!(message, Message::Send { .. }) {
+                let _current = self.device.enter()?;
+                // SAFETY: the pinned memory has room; the buffer is the caller's promise until the
+                // call is done, which waits for this copy.
+                unsafe { copy(&self.device, at, start, len, posted.stream.0)? };
+            }
+            at = at.wrapping_add(len.next_multiple_of(64));
+        }
+        staging.arrive(&streams, watch)?;
+        on_host(&messages)?;
+        for ((message, posted), _) in
+            messages.iter().zip(posted).zip(&staged).filter(|(_, staged)| **staged)
+        {
+            if let Message::Recv { buffer: from, .. } = message {
+                let (to, len) = buffer(&posted.message);
+                let _current = self.device.enter()?;
+                // SAFETY: the pinned memory stays until `leave`'s event has passed; the buffer is
+                // the caller's promise.
+                unsafe { copy(&self.device, to, *from, len, posted.stream.0)? };
+            }
+        }
+        staging.leave(&streams, watch)?;
+        let settles = posted.iter().any(|posted| posted.settles);
+        if settles { staging.arrive(&streams, watch) } else { Ok(()) }
+    }
+}

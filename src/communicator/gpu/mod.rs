@@ -1,0 +1,237 @@
+//! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
+//!
+//! There are two ways. Where all ranks of a communicator are threads of this process and reach each
+//! other's memory, they meet at a [`desk`]: the last one launches kernels for all, between events
+//! of every rank's stream. Everywhere else a call goes through pinned host memory and the
+//! collectives of the processor ([`staging`]), which is right with any mixture of ranks. Neither
+//! lets a device wait for work that is not submitted yet, so neither can hang a hardware queue.
+#![allow(unsafe_code)]
+
+mod calls;
+mod conclude;
+mod desk;
+mod messages;
+mod probe;
+mod staging;
+
+pub use messages::Posted;
+
+use super::call::{Call, Extents};
+use super::watch::OperationWatch;
+use crate::config::{Config, Seat};
+use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
+use crate::error::{Error, Result};
+use crate::plan::Collective;
+use desk::{Arrival, Desk, Met, Sitting};
+use parking_lot::Mutex;
+use staging::{Guard, Staging};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+use std::thread::ThreadId;
+
+/// What a rank on a device has of it.
+pub(super) struct Gpu {
+    pub device: Arc<Device>,
+    rank: usize,
+    kernels: Option<Arc<Kernels>>,
+    /// Used by one operation at a time: whoever has the communicator's turn.
+    staging: Mutex<Staging>,
+    /// Where all ranks meet, if they are threads of this process on devices.
+    desk: Option<Arc<Desk>>,
+}
+
+/// The kernels of this process by context, so that communicators share them.
+static KERNELS: LazyLock<Mutex<HashMap<u64, Weak<Kernels>>>> = LazyLock::new(Mutex::default);
+
+fn kernels(device: &Arc<Device>) -> Result<Option<Arc<Kernels>>> {
+    let mut all = KERNELS.lock();
+    all.retain(|_, kernels| kernels.strong_count() > 0);
+    if let Some(known) = all.get(&device.token()).and_then(Weak::upgrade) {
+        return Ok(Some(known));
+    }
+    let Some(fresh) = Kernels::load(device)?.map(Arc::new) else { return Ok(None) };
+    all.insert(device.token(), Arc::downgrade(&fresh));
+    Ok(Some(fresh))
+}
+
+/// Settle on which device a communicator is made that another thread will put together.
+pub fn seat_here(config: &mut Config) {
+    if config.seat == Seat::Current {
+        config.seat = Device::current().map_or(Seat::Host, Seat::Context);
+    }
+}
+
+/// The device that a configuration asks for.
+pub(super) fn device(config: &Config) -> Result<Option<Arc<Device>>> {
+    match config.seat {
+        Seat::Host => Ok(None),
+        Seat::Current => Device::current().map(Device::of_context).transpose(),
+        Seat::Context(token) => Device::of_context(token).map(Some),
+        Seat::Device(ordinal) => Device::of_ordinal(ordinal).map(Some),
+    }
+}
+
+/// On which devices the ranks of a new communicator are, as far as one of them knows.
+pub(super) struct Seated {
+    /// This rank's device, if it is on one.
+    pub device: Option<Arc<Device>>,
+    /// Every rank is on a device.
+    pub all: bool,
+    /// The thread that asked for this rank.
+    pub maker: ThreadId,
+}
+
+impl Default for Seated {
+    /// In host memory, at this thread's wish.
+    fn default() -> Seated {
+        Seated { device: None, all: false, maker: std::thread::current().id() }
+    }
+}
+
+/// What a call was found to name, before anything of it is done.
+pub(super) struct Found {
+    /// The buffer to read or to write is no host memory.
+    sends: bool,
+    receives: bool,
+    /// Kernels of other devices of this process reach both buffers.
+    is_plain: bool,
+    /// Both buffers, as far as they are used, are of this rank's device.
+    is_here: bool,
+    capture: Capture,
+}
+
+impl Gpu {
+    /// What a rank has of its device, if it is on one. `name` is what all ranks call their
+    /// communicator; `together` says that all are threads of this process.
+    pub fn seated(
+        seated: Seated,
+        (rank, nranks): (usize, usize),
+        name: &[u8],
+        together: bool,
+    ) -> Result<Option<Gpu>> {
+        let Some(device) = seated.device else { return Ok(None) };
+        let kernels = kernels(&device)?;
+        let desk = (together && seated.all).then(|| Desk::of(name, nranks));
+        if let Some(desk) = &desk {
+            let event = || Event::new(&device, Recording::Moment);
+            desk.sit(
+                rank,
+                Sitting {
+                    device: device.clone(),
+                    kernels: kernels.clone(),
+                    before: event()?,
+                    after: event()?,
+                },
+                seated.maker,
+            )?;
+        }
+        let staging = Mutex::new(Staging::new(&device)?);
+        Ok(Some(Gpu { device, rank, kernels, staging, desk }))
+    }
+
+    /// How calls on device memory run here, in words.
+    pub fn transport(&self) -> &'static str {
+        match (&self.desk, &self.kernels) {
+            (Some(desk), Some(_)) if desk.is_within_reach() => "cuda fused",
+            (_, Some(_)) => "cuda through pinned host memory",
+            (_, None) => "cuda through pinned host memory (no kernels in this build)",
+        }
+    }
+
+    /// Look where a call's buffers are, and whether it can run at all.
+    pub fn look(&self, call: &Call, extents: &Extents) -> Result<Found> {
+        let stream = check_stream(call.stream)?;
+        let _current = self.device.enter()?;
+        let kind = |pointer: *const u8, bytes: usize| match bytes {
+            0 => Ok(None),
+            _ => self.device.kind(pointer).map(Some),
+        };
+        let sides = [kind(call.send, extents.input)?, kind(call.recv, extents.output)?];
+        let is_device = |kind: &Option<Kind>| matches!(kind, Some(Kind::Device { .. }));
+        let all = |wanted: &dyn Fn(i32, bool) -> bool| {
+            sides.iter().flatten().all(|kind| match kind {
+                Kind::Host => false,
+                Kind::Device { ordinal, plain } => wanted(*ordinal, *plain),
+            })
+        };
+        let (sends, receives) = (is_device(&sides[0]), is_device(&sides[1]));
+        let is_ordered = sends || receives || !stream.is_null();
+        let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
+        if self.desk.is_none() {
+            refuse_capture(capture, "it goes through host memory, which a graph cannot replay")?;
+        }
+        Ok(Found {
+            sends,
+            receives,
+            is_plain: all(&|_, plain| plain),
+            is_here: all(&|ordinal, _| ordinal == self.device.ordinal),
+            capture,
+        })
+    }
+
+    /// Run a call that was looked at: at the desk, or through the host with `on_host`.
+    pub fn carry(
+        &self,
+        call: &Call,
+        (found, extents, fingerprint): (&Found, &Extents, u64),
+        watch: &OperationWatch,
+        on_host: &mut dyn FnMut(&Call) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(desk) = &self.desk {
+            let arrival = self.arrival(call, found, fingerprint);
+            if desk.meet(self.rank, arrival, watch)? == Met::Done {
+                return if call.settles { self.settle(call.stream, watch) } else { Ok(()) };
+            }
+        }
+        self.staging.lock().run(call, found, extents, watch, on_host)?;
+        if call.settles && found.receives { self.settle(call.stream, watch) } else { Ok(()) }
+    }
+
+    /// Wait until a stream is past all that it was given.
+    fn settle(&self, stream: Stream, watch: &dyn Guard) -> Result<()> {
+        self.staging.lock().arrive(&[stream], watch)
+    }
+
+    fn arrival(&self, call: &Call, found: &Found, fingerprint: u64) -> Arrival {
+        let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
+        let swaps = call.collective == Collective::AllToAll && in_place;
+        Arrival {
+            place: crate::executor::cuda::Place {
+                input: call.send.expose_provenance() as u64,
+                output: call.recv.expose_provenance() as u64,
+            },
+            collective: call.collective,
+            count: call.count,
+            data_type: call.data_type,
+            op: call.op,
+            root: call.root,
+            scalar: call.scalar,
+            fingerprint,
+            stream: DeviceStream(call.stream),
+            capture: found.capture,
+            is_fusable: found.is_here && call.vector.is_none() && !swaps,
+            is_plain: found.is_plain,
+            thread: std::thread::current().id(),
+        }
+    }
+}
+
+/// A stream that travels between threads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct DeviceStream(pub Stream);
+
+// SAFETY: a stream's handle is a number to this library; the driver locks what it names.
+unsafe impl Send for DeviceStream {}
+
+/// Refuse a call on a stream that is being captured; `why` says why it cannot be.
+fn refuse_capture(capture: Capture, why: &str) -> Result<()> {
+    match capture {
+        Capture::No => Ok(()),
+        Capture::Yes(_) => Err(Error::argument(format!(
+            "the stream is being captured, but this call cannot be part of a graph: {why}"
+        ))),
+        Capture::Broken => Err(Error::argument(
+            "the stream's capture has failed before this call; end it and see its error",
+        )),
+    }
+}

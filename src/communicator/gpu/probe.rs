@@ -1,0 +1,86 @@
+//! Whether one device's kernels really read and write another's memory: tried, not believed.
+//!
+//! Drivers have been seen to promise peer access where a bridge or an IOMMU between the devices
+//! drops or changes what passes. A pattern goes through each way once, before the first call relies
+//! on it.
+#![allow(unsafe_code)]
+
+use super::desk::Sitting;
+use super::staging::NAP;
+use crate::device::cuda::{
+    Device, DeviceMemory, Event, Fused, OwnedStream, Pinned, Recording, copy,
+};
+use crate::error::{Error, Result};
+use std::time::{Duration, Instant};
+
+/// Bytes that are sent: several lines and pages, and not a multiple of either.
+const BYTES: usize = 20_011;
+
+/// A probe that has not come back by then never will: it takes microseconds.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Whether the kernels of `from` read and write the memory of `to`'s device.
+pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
+    let Some(kernels) = &from.kernels else { return Ok(false) };
+    if !from.device.reach(&to.device)? {
+        return Ok(false);
+    }
+    let (near, far) = (OwnedStream::new(&from.device)?, OwnedStream::new(&to.device)?);
+    let theirs = DeviceMemory::new(&to.device, BYTES)?;
+    let (out, back) = (Pinned::new(&from.device, BYTES)?, Pinned::new(&from.device, BYTES)?);
+    for reads in [true, false] {
+        // SAFETY: the memory of both is ours, and nothing of the other way is under way.
+        let (sent, came) = unsafe {
+            let slice = |pinned: &Pinned| std::slice::from_raw_parts_mut(pinned.pointer(), BYTES);
+            (slice(&out), slice(&back))
+        };
+        sent.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8 ^ u8::from(reads));
+        came.fill(0xee);
+        // Its own copies put the pattern there and fetch it; the kernel of the other does the rest.
+        let by_kernel = |source: *const u8, target: *mut u8| {
+            let _current = from.device.enter()?;
+            let mut copying = Fused::copying(kernels, near.raw(), BYTES);
+            let ends = (source.expose_provenance() as u64, target.expose_provenance() as u64);
+            copying.add(&[ends.0], &[ends.1], BYTES)?;
+            copying.launch()?;
+            passed(&from.device, &near)
+        };
+        let by_itself = |source: *const u8, target: *mut u8| {
+            {
+                let _current = to.device.enter()?;
+                // SAFETY: all buffers have the bytes, and stay until the stream has passed.
+                unsafe { copy(&to.device, target, source, BYTES, far.raw())? };
+            }
+            passed(&to.device, &far)
+        };
+        if reads {
+            by_itself(out.pointer(), theirs.pointer())?;
+            by_kernel(theirs.pointer(), back.pointer())?;
+        } else {
+            by_kernel(out.pointer(), theirs.pointer())?;
+            by_itself(theirs.pointer(), back.pointer())?;
+        }
+        if sent != came {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Wait until a stream is through.
+fn passed(device: &std::sync::Arc<Device>, stream: &OwnedStream) -> Result<()> {
+    let event = Event::new(device, Recording::Moment)?;
+    let _current = device.enter()?;
+    event.record(stream.raw())?;
+    let started = Instant::now();
+    while !event.has_passed()? {
+        if started.elapsed() > LONGEST {
+            return Err(Error::Cuda(format!(
+                "a probe of device {}'s memory did not come back",
+                device.ordinal
+            )));
+        }
+        std::thread::sleep(NAP);
+    }
+    Ok(())
+}

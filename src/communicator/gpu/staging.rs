@@ -1,0 +1,233 @@
+//! Calls on device memory through pinned host memory and the collectives of the processor.
+//!
+//! The input is copied to the host in the stream's order; when it has come the collective runs as
+//! any other; the result is copied back in the stream's order, and the call returns without waiting
+//! for that. The device never waits for another rank.
+#![allow(unsafe_code)]
+
+use super::super::call::{Call, Extents};
+use super::super::watch::{OperationWatch, Watched};
+use super::Found;
+use crate::device::cuda::{Device, Event, Pinned, Recording, Stream, copy};
+use crate::error::{Error, Result};
+use crate::plan::Collective;
+use crate::sync::atomic::Ordering::Acquire;
+use crate::transport::wait::Watch;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pinned memory grows in steps of this many bytes: as much as a connection's slots.
+const STEP: usize = 4 << 20;
+
+/// Looks at an event before the processor is given to others: a few microseconds, as long as a
+/// short copy takes.
+const SPINS: u32 = 200;
+
+/// The longest sleep between two looks at an event: a hundredth of what a person notices.
+pub const NAP: Duration = Duration::from_micros(200);
+
+/// One rank's pinned memory and the moments that guard it.
+pub struct Staging {
+    device: Arc<Device>,
+    pinned: Option<Pinned>,
+    /// What was copied to the host has come.
+    arrived: Event,
+    /// What was copied from the host has left.
+    left: Event,
+}
+
+impl Staging {
+    pub fn new(device: &Arc<Device>) -> Result<Staging> {
+        let event = || Event::new(device, Recording::Moment);
+        Ok(Staging { device: device.clone(), pinned: None, arrived: event()?, left: event()? })
+    }
+
+    /// Run `call` on the host: `on_host` is the collective there.
+    pub fn run(
+        &mut self,
+        call: &Call,
+        found: &Found,
+        extents: &Extents,
+        watch: &OperationWatch,
+        on_host: &mut dyn FnMut(&Call) -> Result<()>,
+    ) -> Result<()> {
+        if !found.sends && !found.receives && call.stream.is_null() {
+            // Host memory, and nothing to wait for: a call of the processor.
+            return on_host(call);
+        }
+        let staged = |is_device: bool, bytes: usize| if is_device { bytes } else { 0 };
+        let input = staged(found.sends, extents.input);
+        let output = staged(found.receives, extents.output);
+        // The output begins at a line of its own.
+        let start = input.next_multiple_of(64);
+        let base = self.room(start + output, watch)?;
+        let mut on_cpu = call.clone();
+        {
+            let _current = self.device.enter()?;
+            if found.sends {
+                on_cpu.send = base;
+                self.copy_in(base, call.send, input, call.stream)?;
+            }
+            self.arrived.record(call.stream)?;
+        }
+        wait_for(&self.arrived, watch)?;
+        if found.receives {
+            on_cpu.recv = base.wrapping_add(start);
+        }
+        on_host(&on_cpu)?;
+        if found.receives {
+            let _current = self.device.enter()?;
+            self.copy_out(call, on_cpu.recv, output)?;
+            self.left.record(call.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Memory of so many bytes that no copy uses any more.
+    pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
+        wait_for(&self.left, watch)?;
+        if self.pinned.as_ref().is_none_or(|pinned| pinned.bytes() < bytes) {
+            self.pinned = None;
+            let size = bytes.max(1).next_multiple_of(STEP);
+            self.pinned = Some(Pinned::new(&self.device, size)?);
+        }
+        Ok(self.pinned.as_ref().map_or(std::ptr::null_mut(), Pinned::pointer))
+    }
+
+    fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the pinned memory has room; the buffer is the caller's promise until the call is
+        // done, which waits for this copy.
+        unsafe { copy(&self.device, to, from, bytes, stream) }
+    }
+
+    /// Copy the result to where the call wants it: only what the collective writes.
+    fn copy_out(&self, call: &Call, from: *const u8, bytes: usize) -> Result<()> {
+        let copied = |offset: usize, bytes: usize| {
+            let (to, from) = (call.recv.wrapping_add(offset), from.wrapping_add(offset));
+            // SAFETY: the block lies in both buffers; the pinned one stays until `left` has passed,
+            // the other is the caller's promise.
+            unsafe { copy(&self.device, to, from, bytes, call.stream) }
+        };
+        let Some(vector) = call.vector else { return copied(0, bytes) };
+        if matches!(call.collective, Collective::ReduceScatter | Collective::Scatter) {
+            return copied(0, bytes);
+        }
+        let size = call.data_type.size();
+        let blocks = vector.recv_counts.iter().zip(&vector.recv_displacements);
+        blocks
+            .filter(|(count, _)| **count > 0)
+            .try_for_each(|(count, displacement)| copied(displacement * size, count * size))
+    }
+
+    /// Copies to the host were given to streams; wait until all have come.
+    pub fn arrive(&self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
+        for stream in streams {
+            {
+                let _current = self.device.enter()?;
+                self.arrived.record(*stream)?;
+            }
+            wait_for(&self.arrived, watch)?;
+        }
+        Ok(())
+    }
+
+    /// Copies from the host were given to streams: the memory is theirs until they are through.
+    pub fn leave(&self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
+        let Some((last, others)) = streams.split_last() else { return Ok(()) };
+        for stream in others {
+            {
+                let _current = self.device.enter()?;
+                self.left.record(*stream)?;
+            }
+            wait_for(&self.left, watch)?;
+        }
+        let _current = self.device.enter()?;
+        self.left.record(*last)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // The pinned memory is about to go. A copy takes milliseconds; a stream that is stuck for
+        // longer will not be helped by this.
+        const LONGEST: Duration = Duration::from_secs(10);
+        let started = Instant::now();
+        let Ok(_current) = self.device.enter() else { return };
+        while self.pinned.is_some()
+            && matches!(self.left.has_passed(), Ok(false))
+            && started.elapsed() < LONGEST
+        {
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+/// What ends a wait for the device: an abort, a peer's failure, the deadline.
+pub trait Guard {
+    /// The error that ends a wait of so long.
+    fn look(&self, waited: Duration) -> Result<()>;
+}
+
+impl Guard for OperationWatch<'_> {
+    fn look(&self, waited: Duration) -> Result<()> {
+        let rank = self.watched.pages.rank;
+        // Acquire: pairs with the Release in `Communicator::abort`.
+        if self.watched.aborted.load(Acquire) {
+            return Err(Error::Aborted { rank, operation: Some(self.operation()) });
+        }
+        if waited > self.watched.timeout {
+            return Err(Error::Cuda(format!(
+                "rank {rank} waited {} ms in {} for its own stream to come to the call; raise \
+                 RINGCOMM_TIMEOUT_MS if the work before it takes that long",
+                waited.as_millis(),
+                self.operation()
+            )));
+        }
+        self.trouble()
+    }
+}
+
+impl Guard for Watched {
+    fn look(&self, waited: Duration) -> Result<()> {
+        let rank = self.pages.rank;
+        // Acquire: pairs with the Release in `Communicator::abort`.
+        if self.aborted.load(Acquire) {
+            return Err(Error::Aborted { rank, operation: None });
+        }
+        if waited > self.timeout {
+            return Err(Error::Cuda(format!(
+                "rank {rank} waited {} ms for its own stream to come to its messages; raise \
+                 RINGCOMM_TIMEOUT_MS if the work before them takes that long",
+                waited.as_millis()
+            )));
+        }
+        self.trouble().map_or(Ok(()), Err)
+    }
+}
+
+impl OperationWatch<'_> {
+    /// A peer that has failed meanwhile, or is gone.
+    fn trouble(&self) -> Result<()> {
+        let nranks = self.watched.pages.nranks();
+        let other = (self.watched.pages.rank + 1) % nranks;
+        if nranks == 1 { Ok(()) } else { self.check(other, Duration::ZERO) }
+    }
+}
+
+/// Wait until an event's moment has passed.
+pub fn wait_for(event: &Event, watch: &dyn Guard) -> Result<()> {
+    let started = Instant::now();
+    let mut looks = 0;
+    while !event.has_passed()? {
+        looks += 1;
+        if looks < SPINS {
+            std::hint::spin_loop();
+        } else if looks < 2 * SPINS {
+            std::thread::yield_now();
+        } else {
+            watch.look(started.elapsed())?;
+            std::thread::sleep(NAP);
+        }
+    }
+    Ok(())
+}

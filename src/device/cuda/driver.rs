@@ -1,0 +1,252 @@
+//! The driver's library, found at run time: the one gate through which everything of CUDA goes.
+//!
+//! The library is never linked. Every entry point is looked up by name before the first is called,
+//! so a driver that lacks one is refused in words. Result codes are numbers and never become an
+//! enum: a newer driver has codes that this library does not know.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
+
+/// A result of the driver; 0 is success.
+pub type Code = i32;
+
+/// The codes that something is made of.
+pub const INVALID_VALUE: Code = 1;
+pub const NO_DEVICE: Code = 100;
+pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub const NOT_READY: Code = 600;
+
+/// The oldest driver with all that is used: CUDA 12.0. What the kernels need beyond that, the
+/// driver says itself when it loads them.
+const OLDEST: i32 = 12000;
+
+/// Where the driver's library is looked for.
+const LIBRARY: &CStr = c"libcuda.so.1";
+
+/// What the driver hands out is never looked into.
+pub type Context = *mut c_void;
+pub type Stream = *mut c_void;
+pub type Event = *mut c_void;
+pub type Module = *mut c_void;
+pub type Function = *mut c_void;
+pub type Graph = *mut c_void;
+pub type GraphExec = *mut c_void;
+pub type Address = u64;
+
+macro_rules! entry_points {
+    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        /// The entry points, by what they do.
+        pub struct Driver {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
+        }
+
+        impl Driver {
+            /// The names of all entry points.
+            pub const SYMBOLS: &[&str] = &[$($symbol),*];
+
+            /// Look every entry point up in a loaded library.
+            fn bind(library: *mut c_void) -> Result<Driver> {
+                Ok(Driver {
+                    $($name: {
+                        let found = look_up(library, concat!($symbol, "\0"))?;
+                        // SAFETY: the driver's interface gives this name this type.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($argument),*) -> Code,
+                            >(found)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+entry_points! {
+    init = "cuInit" (u32);
+    version = "cuDriverGetVersion" (*mut i32);
+    error_name = "cuGetErrorName" (Code, *mut *const c_char);
+    error_string = "cuGetErrorString" (Code, *mut *const c_char);
+    device_count = "cuDeviceGetCount" (*mut i32);
+    device_get = "cuDeviceGet" (*mut i32, i32);
+    device_attribute = "cuDeviceGetAttribute" (*mut i32, i32, i32);
+    device_name = "cuDeviceGetName" (*mut c_char, i32, i32);
+    device_uuid = "cuDeviceGetUuid_v2" (*mut [u8; 16], i32);
+    device_peer = "cuDeviceCanAccessPeer" (*mut i32, i32, i32);
+    primary_retain = "cuDevicePrimaryCtxRetain" (*mut Context, i32);
+    primary_release = "cuDevicePrimaryCtxRelease_v2" (i32);
+    context_device = "cuCtxGetDevice" (*mut i32);
+    context_push = "cuCtxPushCurrent_v2" (Context);
+    context_pop = "cuCtxPopCurrent_v2" (*mut Context);
+    context_peer = "cuCtxEnablePeerAccess" (Context, u32);
+    pointer_attribute = "cuPointerGetAttribute" (*mut c_void, i32, Address);
+    host_allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, u32);
+    host_free = "cuMemFreeHost" (*mut c_void);
+    memory_allocate = "cuMemAlloc_v2" (*mut Address, usize);
+    memory_free = "cuMemFree_v2" (Address);
+    copy = "cuMemcpyAsync" (Address, Address, usize, Stream);
+    fill = "cuMemsetD8Async" (Address, u8, usize, Stream);
+    event_create = "cuEventCreate" (*mut Event, u32);
+    event_record = "cuEventRecord" (Event, Stream);
+    event_query = "cuEventQuery" (Event);
+    event_elapsed = "cuEventElapsedTime" (*mut f32, Event, Event);
+    event_destroy = "cuEventDestroy_v2" (Event);
+    stream_create = "cuStreamCreate" (*mut Stream, u32);
+    stream_destroy = "cuStreamDestroy_v2" (Stream);
+    stream_wait = "cuStreamWaitEvent" (Stream, Event, u32);
+    stream_synchronize = "cuStreamSynchronize" (Stream);
+    stream_capture = "cuStreamGetCaptureInfo_v2"
+        (Stream, *mut i32, *mut u64, *mut Graph, *mut *const c_void, *mut usize);
+    capture_begin = "cuStreamBeginCapture_v2" (Stream, i32);
+    capture_end = "cuStreamEndCapture" (Stream, *mut Graph);
+    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut GraphExec, Graph, u64);
+    graph_launch = "cuGraphLaunch" (GraphExec, Stream);
+    graph_destroy = "cuGraphDestroy" (Graph);
+    graph_exec_destroy = "cuGraphExecDestroy" (GraphExec);
+    module_load = "cuModuleLoadData" (*mut Module, *const c_void);
+    module_unload = "cuModuleUnload" (Module);
+    module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
+    launch = "cuLaunchKernel"
+        (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void, *mut *mut c_void);
+}
+
+/// An entry point's address; `symbol` ends with a NUL.
+fn look_up(library: *mut c_void, symbol: &str) -> Result<*mut c_void> {
+    // SAFETY: a library that stays loaded, and a C string.
+    let found = unsafe { libc::dlsym(library, symbol.as_ptr().cast()) };
+    if found.is_null() {
+        let name = symbol.trim_end_matches('\0');
+        return Err(Error::Cuda(format!(
+            "the CUDA driver has no {name}: it is older than CUDA {}.{}, or damaged; install a \
+             newer NVIDIA driver, or set RINGCOMM_CUDA=0 to use host memory only",
+            OLDEST / 1000,
+            OLDEST % 1000 / 10
+        )));
+    }
+    Ok(found)
+}
+
+/// The driver, or why there is none, once it was asked for.
+static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+
+/// Open the driver's library with these flags; NULL where it is not there.
+fn library(flags: libc::c_int) -> *mut c_void {
+    // SAFETY: a C string; loading the driver runs its initializers, as any CUDA program does.
+    unsafe { libc::dlopen(LIBRARY.as_ptr(), flags) }
+}
+
+/// What the dynamic loader said last.
+fn loader_text() -> String {
+    // SAFETY: the loader's own text, read before anything else is asked of it.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return "no reason given".into();
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+impl Driver {
+    /// The context that is current on this thread; NULL where there is none.
+    ///
+    /// Loads and starts nothing: a program that has device memory has done both, and no other
+    /// program pays for it, or is bothered by a driver that would not do.
+    pub(super) fn context_here() -> Context {
+        type Current = unsafe extern "C" fn(*mut Context) -> Code;
+        let handle = library(libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if handle.is_null() {
+            return std::ptr::null_mut();
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver's interface gives this name this type; the place is a local.
+        unsafe {
+            let found = libc::dlsym(handle, c"cuCtxGetCurrent".as_ptr());
+            if !found.is_null() {
+                let current = std::mem::transmute::<*mut c_void, Current>(found);
+                if current(&mut context) != 0 {
+                    context = std::ptr::null_mut();
+                }
+            }
+            // The program's own handle keeps the driver.
+            libc::dlclose(handle);
+        }
+        context
+    }
+
+    /// The driver, loaded if need be.
+    pub fn get() -> Result<&'static Driver> {
+        DRIVER.get_or_init(Driver::start).as_ref().map_err(Error::clone)
+    }
+
+    fn start() -> Result<Driver> {
+        let handle = library(libc::RTLD_NOW | libc::RTLD_LOCAL);
+        if handle.is_null() {
+            return Err(Error::Cuda(format!(
+                "there is no CUDA driver here ({}); a rank on a GPU needs the NVIDIA driver, \
+                 ranks on the CPU do not",
+                loader_text()
+            )));
+        }
+        let driver = Driver::bind(handle)?;
+        // SAFETY: the driver's interface; the numbers are written before they are read.
+        unsafe {
+            driver.check((driver.init)(0), "starting the CUDA driver")?;
+            let mut version = 0;
+            driver.check((driver.version)(&mut version), "asking for the driver's version")?;
+            if version < OLDEST {
+                return Err(Error::Cuda(format!(
+                    "the CUDA driver is of CUDA {}.{} and ringcomm needs {}.{}; install a newer \
+                     NVIDIA driver, or set RINGCOMM_CUDA=0 to use host memory only",
+                    version / 1000,
+                    version % 1000 / 10,
+                    OLDEST / 1000,
+                    OLDEST % 1000 / 10
+                )));
+            }
+        }
+        Ok(driver)
+    }
+
+    /// An error for any code but success; `what` is what was being done.
+    #[inline]
+    pub(super) fn check(&self, code: Code, what: &str) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(self.refused(code, what)) }
+    }
+
+    #[cold]
+    pub(super) fn refused(&self, code: Code, what: &str) -> Error {
+        // SAFETY: both give a text that is never freed, or leave NULL for a code they do not know.
+        let (name, text) = unsafe { (text(self.error_name, code), text(self.error_string, code)) };
+        match (name, text) {
+            (Some(name), Some(text)) => Error::Cuda(format!("{what}: {text} ({name}, {code})")),
+            _ => Error::Cuda(format!("{what}: the CUDA driver answered {code}")),
+        }
+    }
+
+    /// How many devices there are; a machine with a driver and no GPU has none.
+    pub fn devices(&self) -> Result<i32> {
+        let mut count = 0;
+        // SAFETY: the count is a local.
+        match unsafe { (self.device_count)(&mut count) } {
+            NO_DEVICE => Ok(0),
+            code => self.check(code, "counting CUDA devices").map(|()| count),
+        }
+    }
+}
+
+type Describe = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
+
+unsafe fn text(describe: Describe, code: Code) -> Option<String> {
+    let mut text = std::ptr::null();
+    // SAFETY: the caller's promise: the text stays.
+    unsafe {
+        if describe(code, &mut text) != 0 || text.is_null() {
+            return None;
+        }
+        Some(CStr::from_ptr(text).to_string_lossy().into_owned())
+    }
+}

@@ -1,0 +1,217 @@
+//! Streams, the events that order them, and the capture of a stream's work as a graph.
+#![allow(unsafe_code)]
+// A stream is handed to the driver, which looks it up; nothing here follows it.
+#![allow(clippy::not_unsafe_ptr_arg_deref)]
+
+use super::context::Device;
+use super::driver::{Event as RawEvent, Graph, GraphExec, NOT_READY, Stream};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// A moment in a stream, for other streams to wait for.
+pub struct Event {
+    device: Arc<Device>,
+    event: RawEvent,
+}
+
+// SAFETY: an event may be used from any thread; the driver locks it.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+/// Whether an event keeps the time of its moment, which costs the device a write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Recording {
+    Moment,
+    Time,
+}
+
+impl Event {
+    pub fn new(device: &Arc<Device>, recording: Recording) -> Result<Event> {
+        /// The driver's flag for an event without a time.
+        const DISABLE_TIMING: u32 = 2;
+        let flags = if recording == Recording::Time { 0 } else { DISABLE_TIMING };
+        let mut event = std::ptr::null_mut();
+        let _current = device.enter()?;
+        // SAFETY: the place is a local.
+        let code = unsafe { (device.driver.event_create)(&mut event, flags) };
+        device.driver.check(code, "making a CUDA event")?;
+        Ok(Event { device: device.clone(), event })
+    }
+
+    /// The moment is the end of what `stream` has been given so far. The context is current.
+    pub fn record(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the event lives; the stream is the program's, which promised it for the call.
+        let code = unsafe { (self.device.driver.event_record)(self.event, stream) };
+        self.device.driver.check(code, "recording an event on the stream of a call")
+    }
+
+    /// Whether the moment has passed; true before it was ever recorded.
+    pub fn has_passed(&self) -> Result<bool> {
+        // SAFETY: the event lives.
+        match unsafe { (self.device.driver.event_query)(self.event) } {
+            NOT_READY => Ok(false),
+            code => self.device.driver.check(code, "work on the CUDA device").map(|()| true),
+        }
+    }
+
+    /// Milliseconds from an earlier event's moment; both keep time and have passed.
+    pub fn since(&self, earlier: &Event) -> Result<f32> {
+        let mut elapsed_ms = 0.0;
+        // SAFETY: the place is a local; both events live.
+        let code = unsafe {
+            (self.device.driver.event_elapsed)(&mut elapsed_ms, earlier.event, self.event)
+        };
+        self.device.driver.check(code, "asking for the time between two events")?;
+        Ok(elapsed_ms)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.device.enter() {
+            // SAFETY: made by `new`, and this was its owner; the driver waits for what uses it.
+            unsafe { (self.device.driver.event_destroy)(self.event) };
+        }
+    }
+}
+
+/// What `stream` is given from here on runs after the event's moment, as recorded last. A context
+/// is current.
+pub fn wait(stream: Stream, event: &Event) -> Result<()> {
+    let driver = event.device.driver;
+    // SAFETY: the event lives; the stream is the program's, which promised it for the call.
+    let code = unsafe { (driver.stream_wait)(stream, event.event, 0) };
+    driver.check(code, "making a stream wait for another rank's")
+}
+
+/// Whether a stream's work is being recorded for a graph instead of done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capture {
+    No,
+    /// By the capture with this number.
+    Yes(u64),
+    /// By one that has already failed.
+    Broken,
+}
+
+impl Capture {
+    /// Of `stream`. The context is current.
+    pub fn of(device: &Device, stream: Stream) -> Result<Capture> {
+        let (mut status, mut id) = (0, 0);
+        let none = std::ptr::null_mut;
+        // SAFETY: the places are locals; the others may be NULL.
+        let code = unsafe {
+            let ask = device.driver.stream_capture;
+            ask(stream, &mut status, &mut id, none(), none().cast(), none().cast())
+        };
+        device.driver.check(code, "asking whether the stream is being captured")?;
+        Ok(match status {
+            0 => Capture::No,
+            1 => Capture::Yes(id),
+            _ => Capture::Broken,
+        })
+    }
+}
+
+/// A stream of this library's own, for programs that have none.
+pub struct OwnedStream {
+    device: Arc<Device>,
+    stream: Stream,
+}
+
+// SAFETY: a stream may be used from any thread; the driver locks it.
+unsafe impl Send for OwnedStream {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedStream {}
+
+impl OwnedStream {
+    pub fn new(device: &Arc<Device>) -> Result<OwnedStream> {
+        /// The driver's flag for a stream that does not wait for the default stream.
+        const NON_BLOCKING: u32 = 1;
+        let mut stream = std::ptr::null_mut();
+        let _current = device.enter()?;
+        // SAFETY: the place is a local.
+        let code = unsafe { (device.driver.stream_create)(&mut stream, NON_BLOCKING) };
+        device.driver.check(code, "making a CUDA stream")?;
+        Ok(OwnedStream { device: device.clone(), stream })
+    }
+
+    pub fn raw(&self) -> Stream {
+        self.stream
+    }
+
+    /// Wait until all that the stream was given is done.
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.device.enter()?;
+        // SAFETY: the stream lives.
+        let code = unsafe { (self.device.driver.stream_synchronize)(self.stream) };
+        self.device.driver.check(code, "waiting for a CUDA stream")
+    }
+
+    /// Record what `work` gives the stream, to be replayed.
+    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Replay> {
+        /// Other threads do as they like meanwhile.
+        const RELAXED: i32 = 2;
+        let driver = self.device.driver;
+        let _current = self.device.enter()?;
+        // SAFETY: the stream lives.
+        let code = unsafe { (driver.capture_begin)(self.stream, RELAXED) };
+        driver.check(code, "beginning to capture a stream")?;
+        let worked = work();
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the place is a local; the capture was begun above, and ends whatever came of it.
+        let ended = unsafe { (driver.capture_end)(self.stream, &mut graph) };
+        worked?;
+        driver.check(ended, "ending the capture of a stream")?;
+        // SAFETY: a graph that was just made; it is not needed once it was instantiated.
+        let made = unsafe {
+            let made = (driver.graph_instantiate)(&mut exec, graph, 0);
+            (driver.graph_destroy)(graph as Graph);
+            made
+        };
+        driver.check(made, "making a captured graph ready")?;
+        Ok(Replay { device: self.device.clone(), exec })
+    }
+}
+
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.device.enter() {
+            // SAFETY: made by `new`, and this was its owner; what it was given is still done.
+            unsafe { (self.device.driver.stream_destroy)(self.stream) };
+        }
+    }
+}
+
+/// Captured work, to be done as often as one likes.
+pub struct Replay {
+    device: Arc<Device>,
+    exec: GraphExec,
+}
+
+impl Replay {
+    /// Do it, in the stream's order.
+    pub fn launch(&self, stream: &OwnedStream) -> Result<()> {
+        let _current = self.device.enter()?;
+        // SAFETY: both live; what the graph uses is promised by whoever captured it.
+        let code = unsafe { (self.device.driver.graph_launch)(self.exec, stream.stream) };
+        self.device.driver.check(code, "launching a captured graph")
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        // SAFETY: made by `capture`, and this was its owner.
+        unsafe { (self.device.driver.graph_exec_destroy)(self.exec) };
+    }
+}
+
+/// The stream that a C program names by an address or one of the driver's small numbers.
+pub fn check_stream(stream: Stream) -> Result<Stream> {
+    // User space ends far below; a handle of this library or garbage would be followed.
+    match stream.addr() >> 48 {
+        0 => Ok(stream),
+        _ => Err(Error::argument(format!("{stream:?} is no stream"))),
+    }
+}

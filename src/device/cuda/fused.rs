@@ -1,0 +1,133 @@
+//! Reductions and copies of several buffers in as few launches as hold them.
+//!
+//! A piece is `targets <- reduce(sources)` on some elements, the same as one [`Job`] of the
+//! processor, with the same bits. Pieces travel in the launch itself, so that a captured launch can
+//! be replayed; what does not fit one launch goes into a second.
+//!
+//! [`Job`]: crate::device::host::Job
+#![allow(unsafe_code)]
+
+use super::abi;
+use super::driver::{Address, Stream};
+use super::kernels::Kernels;
+use crate::error::Result;
+use crate::types::{DataType, ReduceOp};
+
+/// Sources and targets that a piece may have together.
+pub const MOST_ENDS: usize = abi::INLINE_ENDS;
+
+/// Sources that may be scaled each by its own factor.
+pub const MOST_SCALED: usize = abi::INLINE_SCALARS;
+
+/// Bytes of a tile: a block's threads with sixteen bytes each, four deep, at most, so that the
+/// loads of a tile are all under way at once; and sixteen bytes of every thread at least.
+const LARGEST_TILE: usize = 32 << 10;
+const SMALLEST_TILE: usize = 8 << 10;
+
+/// Pieces on their way into launches.
+pub struct Fused<'a> {
+    kernels: &'a Kernels,
+    stream: Stream,
+    size: usize,
+    data_type: DataType,
+    arguments: abi::ReduceArgs,
+    ends: usize,
+    flags: u32,
+}
+
+impl<'a> Fused<'a> {
+    /// Copies, in bytes. `bytes` is the largest piece's length.
+    pub fn copying(kernels: &'a Kernels, stream: Stream, bytes: usize) -> Fused<'a> {
+        let flags = abi::COPY;
+        Fused::new(kernels, stream, DataType::Uint8, ReduceOp::Sum, 1, bytes, flags)
+    }
+
+    /// Reductions whose value is complete: a mean is divided by `parts`; a pre-multiplied sum
+    /// scales each source by its factor, as many as there are sources.
+    pub fn reducing(
+        kernels: &'a Kernels,
+        stream: Stream,
+        (data_type, op): (DataType, ReduceOp),
+        parts: usize,
+        scalars: &[f64],
+        bytes: usize,
+    ) -> Fused<'a> {
+        let flags = abi::FINISH;
+        let mut fused = Fused::new(kernels, stream, data_type, op, parts, bytes, flags);
+        let places = fused.arguments.inline_scalars.iter_mut();
+        places.zip(scalars).for_each(|(place, scalar)| *place = *scalar);
+        fused
+    }
+
+    fn new(
+        kernels: &'a Kernels,
+        stream: Stream,
+        data_type: DataType,
+        op: ReduceOp,
+        parts: usize,
+        bytes: usize,
+        flags: u32,
+    ) -> Fused<'a> {
+        // SAFETY: numbers only, for which zero is a value.
+        let mut arguments = unsafe { std::mem::zeroed::<abi::ReduceArgs>() };
+        let size = data_type.size();
+        let share = bytes / kernels.device().multiprocessors as usize;
+        let tile = share.next_power_of_two().clamp(SMALLEST_TILE, LARGEST_TILE);
+        arguments.data_type = data_type as i32;
+        arguments.op = op as i32;
+        arguments.parts = parts as u64;
+        arguments.tile = (tile / size) as u32;
+        arguments.inline_scalars.fill(1.0);
+        Fused { kernels, stream, size, data_type, arguments, ends: 0, flags }
+    }
+
+    /// Add a piece. The context is current.
+    pub fn add(&mut self, sources: &[Address], targets: &[Address], count: usize) -> Result<()> {
+        assert!(sources.len() + targets.len() <= MOST_ENDS && !sources.is_empty());
+        if count == 0 || targets.is_empty() {
+            return Ok(());
+        }
+        let call = self.arguments.call;
+        let ends = sources.len() + targets.len();
+        let is_full = call.npieces as usize == self.arguments.inline_pieces.len();
+        if is_full || self.ends + ends > MOST_ENDS {
+            self.launch()?;
+        }
+        let arguments = &mut self.arguments;
+        let tiles = count.div_ceil(arguments.tile as usize);
+        arguments.inline_pieces[arguments.call.npieces as usize] = abi::Piece {
+            count: count as u64,
+            first_tile: arguments.call.ntiles,
+            first_end: self.ends as u32,
+            nsources: sources.len() as u16,
+            ntargets: targets.len() as u16,
+            flags: self.flags,
+        };
+        let places = arguments.inline_ends[self.ends..].iter_mut();
+        places.zip(sources.iter().chain(targets)).for_each(|(place, end)| *place = *end);
+        arguments.call.npieces += 1;
+        arguments.call.ntiles += tiles as u32;
+        self.ends += ends;
+        Ok(())
+    }
+
+    /// Launch what was added since the last time. The context is current.
+    pub fn launch(&mut self) -> Result<()> {
+        let tiles = self.arguments.call.ntiles;
+        if tiles > 0 {
+            let blocks = tiles.min(self.kernels.device().multiprocessors);
+            self.send(blocks)?;
+        }
+        self.arguments.call.npieces = 0;
+        self.arguments.call.ntiles = 0;
+        self.ends = 0;
+        Ok(())
+    }
+
+    fn send(&self, blocks: u32) -> Result<()> {
+        debug_assert!(self.size > 0);
+        let (arguments, threads) = (&self.arguments, abi::THREADS as u32);
+        // SAFETY: this is the kernel's structure; whoever added addresses answers for them.
+        unsafe { self.kernels.reduce(self.data_type, arguments, blocks, threads, self.stream) }
+    }
+}

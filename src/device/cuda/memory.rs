@@ -1,0 +1,171 @@
+//! Where memory is, host memory that devices copy to and from, and copies.
+#![allow(unsafe_code)]
+
+use super::context::Device;
+use super::driver::{Address, INVALID_VALUE, Stream};
+use crate::error::Result;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Where a pointer leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory that the processor reads and writes.
+    Host,
+    /// Memory of the device with this number. Memory that moves ("managed") counts as its device's.
+    Device {
+        ordinal: i32,
+        /// Allocated plainly, so that enabling peer access opens it to other devices; memory of a
+        /// pool or of virtual addresses has rights of its own.
+        plain: bool,
+    },
+}
+
+/// The attributes of pointers that are asked for, by the driver's numbers.
+const MEMORY_TYPE: i32 = 2;
+const DEVICE_ORDINAL: i32 = 9;
+const IS_LEGACY_IPC_CAPABLE: i32 = 10;
+
+/// The driver's number of host memory among memory types.
+const HOST: u32 = 1;
+
+impl Device {
+    /// Where `pointer` leads; NULL and what CUDA never heard of is host memory.
+    pub fn kind(&self, pointer: *const u8) -> Result<Kind> {
+        let address = pointer.expose_provenance() as Address;
+        if address == 0 {
+            return Ok(Kind::Host);
+        }
+        match self.pointer_attribute(MEMORY_TYPE, address)? {
+            None | Some(HOST) => return Ok(Kind::Host),
+            Some(_) => {}
+        }
+        let ordinal = self.pointer_attribute(DEVICE_ORDINAL, address)?.unwrap_or(u32::MAX);
+        let plain = self.pointer_attribute(IS_LEGACY_IPC_CAPABLE, address)?;
+        let plain = plain.is_some_and(|plain| plain & 1 == 1);
+        Ok(Kind::Device { ordinal: ordinal as i32, plain })
+    }
+
+    /// An attribute of one or four bytes; `None` for memory that CUDA never heard of.
+    fn pointer_attribute(&self, attribute: i32, address: Address) -> Result<Option<u32>> {
+        // Room for the widest of all attributes.
+        let mut value = [0u32; 2];
+        let place = value.as_mut_ptr().cast::<c_void>();
+        // SAFETY: all attributes that are asked for have at most eight bytes.
+        match unsafe { (self.driver.pointer_attribute)(place, attribute, address) } {
+            INVALID_VALUE => Ok(None),
+            code => {
+                self.driver.check(code, "asking where a buffer is")?;
+                Ok(Some(value[0]))
+            }
+        }
+    }
+}
+
+/// Host memory that devices copy to and from at full speed, without the processor.
+pub struct Pinned {
+    device: Arc<Device>,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory with one owner; the driver frees it from any thread.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned> {
+        let mut start = std::ptr::null_mut();
+        /// Usable from every context, not only the current one.
+        const PORTABLE: u32 = 1;
+        let _current = device.enter()?;
+        // SAFETY: the place is a local.
+        let code = unsafe { (device.driver.host_allocate)(&mut start, bytes.max(1), PORTABLE) };
+        device.driver.check(code, &format!("allocating {bytes} bytes of pinned host memory"))?;
+        Ok(Pinned { device: device.clone(), start: start.cast(), bytes })
+    }
+
+    pub fn pointer(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.device.enter() {
+            // SAFETY: allocated by `new`, and this was its owner.
+            unsafe { (self.device.driver.host_free)(self.start.cast()) };
+        }
+    }
+}
+
+/// Memory of a device.
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    address: Address,
+}
+
+impl DeviceMemory {
+    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<DeviceMemory> {
+        let mut address = 0;
+        let _current = device.enter()?;
+        // SAFETY: the place is a local.
+        let code = unsafe { (device.driver.memory_allocate)(&mut address, bytes.max(1)) };
+        device.driver.check(code, &format!("allocating {bytes} bytes on the CUDA device"))?;
+        Ok(DeviceMemory { device: device.clone(), address })
+    }
+
+    /// Its address, which only the device reads and writes.
+    pub fn pointer(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.device.enter() {
+            // SAFETY: allocated by `new`, and this was its owner.
+            unsafe { (self.device.driver.memory_free)(self.address) };
+        }
+    }
+}
+
+/// Copy, in the stream's order, between any two kinds of memory. The device's context is current.
+///
+/// # Safety
+/// Both ranges are valid until the stream is past the copy.
+pub unsafe fn copy(
+    device: &Device,
+    target: *mut u8,
+    source: *const u8,
+    bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (to, from) = (target.expose_provenance() as u64, source.expose_provenance() as u64);
+    // SAFETY: the caller's promise.
+    let code = unsafe { (device.driver.copy)(to, from, bytes, stream) };
+    device.driver.check(code, &format!("copying {bytes} bytes"))
+}
+
+/// Set every byte, in the stream's order. The device's context is current.
+///
+/// # Safety
+/// The range is valid until the stream is past this.
+pub unsafe fn fill(
+    device: &Device,
+    target: *mut u8,
+    value: u8,
+    bytes: usize,
+    stream: Stream,
+) -> Result<()> {
+    let to = target.expose_provenance() as u64;
+    // SAFETY: the caller's promise.
+    let code = unsafe { (device.driver.fill)(to, value, bytes, stream) };
+    device.driver.check(code, &format!("filling {bytes} bytes"))
+}

@@ -1,0 +1,25 @@
+//! Memory and arithmetic of CUDA devices, through the driver's own interface.
+//!
+//! Nothing here waits for the device except by asking again, and nothing allocates but what says
+//! so. Work is ordered by streams and events; whoever calls sees to it that every wait points at
+//! work that is already submitted, so that it cannot matter how many hardware queues there are.
+
+#[path = "../../../kernels/abi.rs"]
+#[allow(dead_code)]
+mod abi;
+mod context;
+mod driver;
+mod event;
+mod fused;
+mod kernels;
+mod memory;
+
+pub use context::{Current, Device};
+pub use driver::{Address, Driver, Stream};
+pub use event::{Capture, Event, OwnedStream, Recording, Replay, check_stream, wait};
+pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
+pub use kernels::Kernels;
+pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
+
+/// The kernels for all architectures, compiled when the library was built; empty without nvcc.
+const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_FATBIN"));

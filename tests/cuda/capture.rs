@@ -1,0 +1,104 @@
+//! Calls in CUDA graphs: replayed where they can be, refused with a reason where they cannot.
+
+use super::streams::{Floats, sum};
+use super::support::config;
+use super::{Bench, ndevices};
+use ringcomm::communicator::{Communicator, deferred};
+use ringcomm::config::Seat;
+use ringcomm::device::cuda::{Event, Recording, wait};
+use ringcomm::error::Error;
+use std::sync::Arc;
+
+fn ranks(seats: &[Seat]) -> Vec<Arc<Communicator>> {
+    let all = Communicator::init_all_on(seats, &config()).unwrap();
+    all.into_iter().map(Arc::new).collect()
+}
+
+/// Call every rank in a group.
+fn call_all(ranks: &[Arc<Communicator>], parts: &[(&Floats, &Bench)]) -> Result<(), Error> {
+    deferred::start();
+    for (rank, (floats, bench)) in ranks.iter().zip(parts) {
+        // SAFETY: the memory lives as long as the graph that is made.
+        unsafe { deferred::collective(rank, &sum(floats, bench), None) }.unwrap();
+    }
+    deferred::end()
+}
+
+#[test]
+fn a_graph_of_one_stream_is_replayed() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0); 2]);
+    let first = Bench::new(0);
+    let second = Bench::beside(&first);
+    let floats = [Floats::new(&first, &[1.0; 500]), Floats::new(&second, &[1.0; 500])];
+    let parts = [(&floats[0], &first), (&floats[1], &second)];
+    let replay = first.stream.capture(|| call_all(&ranks, &parts)).unwrap();
+    assert_eq!(floats[0].read(&first), [1.0; 500], "a captured call ran");
+    for round in 1..=5 {
+        replay.launch(&first.stream).unwrap();
+        assert_eq!(floats[0].read(&first), [(1 << round) as f32; 500]);
+        assert_eq!(floats[1].read(&first), [(1 << round) as f32; 500]);
+    }
+}
+
+#[test]
+fn a_graph_of_two_streams_in_one_capture_is_replayed() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0); 2]);
+    let benches = [Bench::new(0), Bench::new(0)];
+    let floats = [Floats::new(&benches[0], &[1.0; 50]), Floats::new(&benches[1], &[2.0; 50])];
+    let parts = [(&floats[0], &benches[0]), (&floats[1], &benches[1])];
+    let event = || Event::new(&benches[0].device, Recording::Moment).unwrap();
+    let (fork, join) = (event(), event());
+    let streams = [benches[0].stream.raw(), benches[1].stream.raw()];
+    let replay = benches[0]
+        .stream
+        .capture(|| {
+            fork.record(streams[0])?;
+            wait(streams[1], &fork)?;
+            call_all(&ranks, &parts)?;
+            join.record(streams[1])?;
+            wait(streams[0], &join)
+        })
+        .unwrap();
+    for value in [3.0, 6.0, 12.0] {
+        replay.launch(&benches[0].stream).unwrap();
+        assert_eq!(floats[1].read(&benches[0]), [value; 50]);
+    }
+}
+
+#[test]
+fn streams_of_different_captures_are_refused_and_the_communicator_goes_on() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0); 2]);
+    let benches = [Bench::new(0), Bench::new(0)];
+    let floats = [Floats::new(&benches[0], &[1.0; 50]), Floats::new(&benches[1], &[2.0; 50])];
+    let parts = [(&floats[0], &benches[0]), (&floats[1], &benches[1])];
+    let captured = benches[0].stream.capture(|| call_all(&ranks, &parts));
+    let error = captured.err().expect("one stream is not captured").to_string();
+    assert!(error.contains("not all ranks' streams are in one capture"), "{error}");
+    call_all(&ranks, &parts).unwrap();
+    assert_eq!(floats[0].read(&benches[0]), [3.0; 50]);
+    assert_eq!(floats[1].read(&benches[1]), [3.0; 50]);
+}
+
+#[test]
+fn a_call_through_the_host_cannot_be_captured() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0), Seat::Host]);
+    let bench = Bench::new(0);
+    let floats = Floats::new(&bench, &[1.0; 50]);
+    // SAFETY: the memory lives; nothing is run.
+    let captured = bench.stream.capture(|| unsafe { ranks[0].call(&sum(&floats, &bench)) });
+    let error = captured.err().expect("no graph").to_string();
+    assert!(error.contains("goes through host memory, which a graph cannot replay"), "{error}");
+    assert!(!ranks[0].is_broken());
+}

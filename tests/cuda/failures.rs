@@ -1,0 +1,150 @@
+//! Every entry point of the driver failing, at every one of its calls: an error, and never a hang.
+
+use super::fake::{calls, fail, is_there};
+use super::gate::{child, is_child};
+use super::streams::{Floats, sum};
+use super::support::config;
+use super::{Bench, ndevices, spread};
+use ringcomm::communicator::Communicator;
+use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::Driver;
+
+/// What is done while something fails: a communicator is made, and every rank makes two calls.
+/// Returns how often every entry point was called before all of it is taken apart.
+fn scenario(seats: &[Seat]) -> Result<Vec<(&'static str, u64)>, String> {
+    let config = Config { timeout_ms: 20_000, ..config() };
+    let ranks = Communicator::init_all_on(seats, &config).map_err(|error| error.to_string())?;
+    let ends: Vec<Result<_, String>> = std::thread::scope(|scope| {
+        let rank = |comm| scope.spawn(move || rank(comm));
+        let threads: Vec<_> = ranks.iter().map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().expect("panics are caught")).collect()
+    });
+    let counted = Driver::SYMBOLS.iter().map(|symbol| (*symbol, calls(symbol))).collect();
+    ends.into_iter().collect::<Result<Vec<_>, _>>().map(|_| counted)
+}
+
+/// A rank's two calls. What the test itself asks of the driver panics, and then the others must not
+/// wait for this rank.
+fn rank(comm: &Communicator) -> Result<(Bench, Floats), String> {
+    let run = std::panic::AssertUnwindSafe(|| {
+        let bench = Bench::new(comm.device().unwrap_or(0));
+        let floats = Floats::new(&bench, &[1.0; 100]);
+        for _ in 0..2 {
+            // SAFETY: the memory lives until the stream is synchronized below.
+            unsafe { comm.call(&sum(&floats, &bench)) }.map_err(|error| error.to_string())?;
+        }
+        bench.stream.synchronize().map_err(|error| error.to_string())?;
+        Ok((bench, floats))
+    });
+    std::panic::catch_unwind(run).unwrap_or_else(|_| {
+        comm.abort();
+        Err("the test's own use of the driver failed".into())
+    })
+}
+
+/// Codes that stand for all: a plain error, one that breaks the context, one that no driver has
+/// yet.
+const CODES: [i32; 3] = [1, 700, 9999];
+
+/// Entry points that clean up: where they fail there is nothing more to be done, and nobody to
+/// tell.
+const SILENT: [&str; 7] = [
+    "cuCtxPopCurrent_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuEventDestroy_v2",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuModuleUnload",
+    "cuStreamDestroy_v2",
+];
+
+fn every_failure(seats: &[Seat]) {
+    fail("", 0, 0);
+    let mut counted = scenario(seats).unwrap();
+    counted.retain(|(_, calls)| *calls > 0);
+    let (mut failed, mut tried) = (0, 0);
+    for (symbol, count) in counted {
+        // The first, one in the middle and the last: beginning, use, end.
+        let mut moments = vec![1, 2, 3, count / 2, count - 1, count];
+        moments.retain(|nth| (1..=count).contains(nth));
+        moments.sort_unstable();
+        moments.dedup();
+        for (index, nth) in moments.into_iter().enumerate() {
+            let code = CODES[index % CODES.len()];
+            fail(symbol, nth, code);
+            let outcome = std::panic::catch_unwind(|| scenario(seats));
+            let reached = calls(symbol) >= nth;
+            fail("", 0, 0);
+            tried += 1;
+            // What the test itself asks of the driver panics here.
+            failed += usize::from(!matches!(outcome, Ok(Ok(_))));
+            if let Ok(Ok(_)) = outcome {
+                // What is not reachable, or not CUDA's memory, goes through the host; later
+                // contexts may be entered to clean up.
+                let is_answer = symbol.ends_with("PeerAccess")
+                    || code == 1 && symbol == "cuPointerGetAttribute";
+                let is_end = symbol == "cuCtxPushCurrent_v2" && nth > 3;
+                assert!(
+                    !reached || SILENT.contains(&symbol) || is_answer || is_end,
+                    "call {nth} of {symbol} answered {code}, and nobody said so"
+                );
+            }
+        }
+    }
+    println!("{failed} of {tried} injected errors were told");
+    assert!(failed > 20);
+}
+
+/// Every code that drivers have today, at a launch.
+fn every_code() {
+    let codes = [
+        1..=8,
+        34..=37,
+        46..=46,
+        100..=102,
+        200..=226,
+        300..=304,
+        400..=402,
+        500..=500,
+        600..=600,
+        700..=724,
+        800..=812,
+        900..=920,
+        999..=999,
+    ];
+    let mut told = 0;
+    for code in codes.into_iter().flatten() {
+        fail("cuLaunchKernel", 1, code);
+        let error = scenario(&spread(2)).expect_err("a launch that fails");
+        assert!(error.contains("launching a reduction kernel"), "{code}: {error}");
+        assert!(error.contains(&code.to_string()), "{code}: {error}");
+        told += 1;
+    }
+    fail("", 0, 0);
+    println!("{told} codes of a launch were told");
+}
+
+#[test]
+fn an_error_of_any_entry_point_ends_in_words() {
+    if ndevices() == 0 || !is_there() {
+        return;
+    }
+    if !is_child() {
+        // What is asked of the driver holds for its whole process.
+        println!("{}", child("failures::an_error_of_any_entry_point_ends_in_words", &[]));
+        return;
+    }
+    // Threads of a failed scenario say what they wanted of the driver.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let run = std::panic::catch_unwind(|| {
+        every_code();
+        every_failure(&spread(2));
+        every_failure(&[Seat::Device(0), Seat::Host]);
+    });
+    std::panic::set_hook(hook);
+    if let Err(panic) = run {
+        let text = panic.downcast_ref::<String>();
+        panic!("{}", text.map_or("a panic without a text", String::as_str));
+    }
+}

@@ -1,0 +1,48 @@
+//! What only the driver without a GPU can do: fail on demand, hold a stream.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+fn control(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the driver is loaded, if it is there, and stays.
+    let found = unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY);
+        if library.is_null() { library } else { libc::dlsym(library, name.as_ptr()) }
+    };
+    (!found.is_null()).then_some(found)
+}
+
+pub fn is_there() -> bool {
+    control(c"fakecuda_fail").is_some()
+}
+
+/// Let the nth call of an entry point from now fail; 0 lets none.
+pub fn fail(symbol: &str, nth: u64, code: i32) {
+    type Fail = unsafe extern "C" fn(*const c_char, u64, i32);
+    let symbol = CString::new(symbol).expect("no NUL");
+    let found = control(c"fakecuda_fail").expect("the fake driver");
+    // SAFETY: the driver's own type; a C string.
+    unsafe { std::mem::transmute::<*mut c_void, Fail>(found)(symbol.as_ptr(), nth, code) }
+}
+
+/// Calls of an entry point since `fail`.
+pub fn calls(symbol: &str) -> u64 {
+    type Calls = unsafe extern "C" fn(*const c_char) -> u64;
+    let symbol = CString::new(symbol).expect("no NUL");
+    let found = control(c"fakecuda_calls").expect("the fake driver");
+    // SAFETY: the driver's own type; a C string.
+    unsafe { std::mem::transmute::<*mut c_void, Calls>(found)(symbol.as_ptr()) }
+}
+
+/// Give a stream something that does not end before [`release`].
+pub fn hold(stream: *mut c_void) {
+    type Hold = unsafe extern "C" fn(*mut c_void) -> i32;
+    let found = control(c"fakecuda_hold").expect("the fake driver");
+    // SAFETY: the driver's own type.
+    assert_eq!(unsafe { std::mem::transmute::<*mut c_void, Hold>(found)(stream) }, 0);
+}
+
+pub fn release() {
+    let found = control(c"fakecuda_release").expect("the fake driver");
+    // SAFETY: the driver's own type.
+    unsafe { std::mem::transmute::<*mut c_void, extern "C" fn()>(found)() }
+}

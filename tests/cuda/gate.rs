@@ -1,0 +1,155 @@
+//! What a process is told that has no driver, an old one, a damaged one, or no device.
+//!
+//! Each case is a process of its own: the driver is looked for once.
+
+use super::{Bench, fake, ndevices};
+use ringcomm::communicator::Communicator;
+use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::{Driver, Kernels};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// This program again, running `test`, with other variables; what it said.
+pub fn child(test: &str, variables: &[(&str, &str)]) -> String {
+    let program = std::env::current_exe().expect("this program");
+    let mut command = Command::new(program);
+    command.args(["--exact", test, "--nocapture", "--include-ignored"]);
+    command.env("RINGCOMM_TEST_CHILD", "1").envs(variables.iter().copied());
+    let output = command.output().expect("a child");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+pub fn is_child() -> bool {
+    std::env::var_os("RINGCOMM_TEST_CHILD").is_some()
+}
+
+/// Where the cases below look: says what becomes of a rank on device 0.
+#[test]
+fn a_rank_on_a_device_says_why_not() {
+    if !is_child() {
+        return;
+    }
+    let made = Communicator::init_all_on(&[Seat::Device(0)], &Config::default());
+    println!("told: {}", made.err().map_or("nothing".into(), |error| error.to_string()));
+    // Nobody who does not ask for a device is told anything.
+    let made = Communicator::init_all(2, &Config::default());
+    println!("others: {}", made.err().map_or("nothing".into(), |error| error.to_string()));
+}
+
+fn told(variables: &[(&str, &str)]) -> String {
+    let text = child("gate::a_rank_on_a_device_says_why_not", variables);
+    assert!(text.contains("others: nothing"), "{text}");
+    text
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("ringcomm-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+#[test]
+fn a_missing_driver_is_said() {
+    let text = told(&[("LD_LIBRARY_PATH", "/nonexistent")]);
+    // A machine with a driver has it where the loader looks without being told.
+    let has_driver = text.contains("told: nothing") && !fake::is_there();
+    assert!(has_driver || text.contains("there is no CUDA driver here"), "{text}");
+}
+
+#[test]
+fn a_driver_without_an_entry_point_is_refused_with_its_name() {
+    // Any library will do that is none of NVIDIA's.
+    let folder = scratch("no-driver");
+    let libraries = ["/lib/x86_64-linux-gnu/libm.so.6", "/usr/lib/aarch64-linux-gnu/libm.so.6"];
+    let Some(library) = libraries.iter().find(|path| Path::new(path).exists()) else { return };
+    std::fs::copy(library, folder.join("libcuda.so.1")).expect("a copy");
+    let text = told(&[("LD_LIBRARY_PATH", folder.to_str().expect("UTF-8"))]);
+    std::fs::remove_dir_all(&folder).expect("it was made above");
+    assert!(text.contains("the CUDA driver has no cuInit"), "{text}");
+}
+
+#[test]
+fn an_old_driver_is_refused_with_both_versions() {
+    if fake::is_there() {
+        let text = told(&[("FAKECUDA_VERSION", "11040")]);
+        assert!(text.contains("is of CUDA 11.4 and ringcomm needs 12.0"), "{text}");
+    }
+}
+
+#[test]
+fn a_driver_without_a_device_is_said() {
+    if fake::is_there() {
+        let text = told(&[("FAKECUDA_DEVICES", "0")]);
+        assert!(text.contains("CUDA_ERROR_NO_DEVICE"), "{text}");
+        let text = told(&[("FAKECUDA_FAIL", "cuInit:1:4711")]);
+        assert!(text.contains("the CUDA driver answered 4711"), "{text}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let ndevices = ndevices();
+    if ndevices > 0 {
+        let seats = [Seat::Device(ndevices as i32)];
+        let error = Communicator::init_all_on(&seats, &Config::default()).err().expect("none");
+        let text = error.to_string();
+        assert!(text.contains(&format!("there is no CUDA device {ndevices}")), "{text}");
+    }
+}
+
+#[test]
+fn a_process_that_does_not_use_cuda_does_not_load_the_driver() {
+    if !is_child() {
+        child("gate::a_process_that_does_not_use_cuda_does_not_load_the_driver", &[]);
+        return;
+    }
+    let ranks = Communicator::init_all(2, &Config::default()).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("libcuda"), "the driver is loaded");
+    assert!(ranks.iter().all(|rank| rank.device().is_none()));
+}
+
+#[test]
+fn the_current_device_is_the_ranks_unless_the_environment_forbids_it() {
+    if ndevices() == 0 {
+        return;
+    }
+    let last = ndevices() as i32 - 1;
+    let bench = Bench::new(last);
+    let _current = bench.device.enter().unwrap();
+    let ranks = Communicator::init_all(1, &Config::default()).unwrap();
+    assert_eq!(ranks[0].device(), Some(last));
+    let config = Config::from_variables(|name| (name == "RINGCOMM_CUDA").then(|| "0".into()));
+    let ranks = Communicator::init_all(1, &config.unwrap()).unwrap();
+    assert_eq!(ranks[0].device(), None);
+}
+
+/// Child of the test below.
+#[test]
+fn kernels_that_do_not_load_say_so() {
+    if !is_child() {
+        if fake::is_there() {
+            let test = "gate::kernels_that_do_not_load_say_so";
+            let text = child(test, &[("FAKECUDA_FAIL", "cuModuleLoadData:1:222")]);
+            assert!(text.contains("loading the kernels on CUDA device 0"), "{text}");
+            assert!(text.contains("answered 222"), "{text}");
+            let text = child(test, &[("RINGCOMM_KERNELS", "/nonexistent")]);
+            assert!(text.contains("RINGCOMM_KERNELS=\"/nonexistent\" cannot be read"), "{text}");
+        }
+        return;
+    }
+    let bench = Bench::new(0);
+    let loaded = Kernels::load(&bench.device);
+    println!("told: {}", loaded.err().map_or("nothing".into(), |error| error.to_string()));
+}
+
+#[test]
+fn every_entry_point_is_in_the_table_once() {
+    let mut symbols = Driver::SYMBOLS.to_vec();
+    let count = symbols.len();
+    symbols.sort_unstable();
+    symbols.dedup();
+    assert_eq!(symbols.len(), count);
+}

@@ -1,0 +1,59 @@
+//! Ranks on CUDA devices, on a driver without a GPU (tests/fakecuda) or on a real one.
+//!
+//! The suite `cuda` of scripts/test runs this with one, two and eight devices and different numbers
+//! of hardware queues. Where there is no driver, every test says so.
+
+mod bits;
+mod calls;
+mod capture;
+mod failures;
+mod fake;
+mod gate;
+mod interface;
+mod processes;
+mod streams;
+#[path = "../support/mod.rs"]
+mod support;
+
+use ringcomm::communicator::Communicator;
+use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::Driver;
+use std::io::{Write, stderr};
+use std::sync::Once;
+use support::device::Bench;
+use support::threads;
+
+/// How many devices there are; says so, past the harness, where there is none.
+fn ndevices() -> usize {
+    let count = Driver::get().and_then(Driver::devices).unwrap_or(0) as usize;
+    static SAID: Once = Once::new();
+    if count == 0 {
+        SAID.call_once(|| {
+            let _ = writeln!(stderr(), "skipped: no device");
+        });
+    }
+    count
+}
+
+/// Ranks spread over the devices, in turn.
+fn spread(nranks: usize) -> Vec<Seat> {
+    let ndevices = ndevices().max(1);
+    (0..nranks).map(|rank| Seat::Device((rank % ndevices) as i32)).collect()
+}
+
+/// Run `body` on every rank of a communicator on these seats; it is given the rank's bench, on the
+/// first device for ranks of the host.
+fn on_seats<T: Send>(
+    seats: &[Seat],
+    config: &Config,
+    body: impl Fn(&Communicator, &Bench) -> T + Sync,
+) -> Vec<T> {
+    let ranks = Communicator::init_all_on(seats, config).expect("a communicator");
+    threads::run_all(&ranks, |comm| {
+        let bench = match seats[comm.rank()] {
+            Seat::Device(ordinal) => Bench::new(ordinal),
+            _ => Bench::new(0),
+        };
+        body(comm, &bench)
+    })
+}

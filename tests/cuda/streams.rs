@@ -1,0 +1,293 @@
+//! Streams: several operations in flight, groups of one thread, streams that never come.
+
+use super::gate::{child, is_child};
+use super::support::{config, threads};
+use super::{Bench, fake, ndevices, on_seats, spread};
+use ringcomm::communicator::{Call, Communicator, Message, Posted, deferred};
+use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::{DeviceMemory, copy, fill};
+use ringcomm::error::Error;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::sync::Arc;
+
+/// Device memory of floats.
+pub struct Floats {
+    pub memory: DeviceMemory,
+    count: usize,
+}
+
+impl Floats {
+    pub fn new(bench: &Bench, values: &[f32]) -> Floats {
+        let memory = DeviceMemory::new(&bench.device, 4 * values.len()).unwrap();
+        let floats = Floats { memory, count: values.len() };
+        floats.write(bench, values);
+        bench.stream.synchronize().unwrap();
+        floats
+    }
+
+    /// In the stream's order; `values` stay until it is synchronized.
+    pub fn write(&self, bench: &Bench, values: &[f32]) {
+        let _current = bench.device.enter().unwrap();
+        let (to, from) = (self.memory.pointer(), values.as_ptr().cast());
+        // SAFETY: as many floats, and the caller keeps them.
+        unsafe { copy(&bench.device, to, from, 4 * values.len(), bench.stream.raw()) }.unwrap();
+    }
+
+    /// All of them, when the stream has come to it.
+    pub fn read(&self, bench: &Bench) -> Vec<f32> {
+        let mut values = vec![0f32; self.count];
+        {
+            let _current = bench.device.enter().unwrap();
+            let (to, from) = (values.as_mut_ptr().cast(), self.memory.pointer());
+            // SAFETY: as many floats, kept until the stream is synchronized below.
+            unsafe { copy(&bench.device, to, from, 4 * self.count, bench.stream.raw()) }.unwrap();
+        }
+        bench.stream.synchronize().unwrap();
+        values
+    }
+}
+
+/// A sum in place.
+pub fn sum(floats: &Floats, bench: &Bench) -> Call<'static> {
+    Call {
+        send: floats.memory.pointer(),
+        recv: floats.memory.pointer(),
+        count: floats.count,
+        stream: bench.stream.raw(),
+        ..Call::new(Collective::AllReduce, DataType::Float32)
+    }
+}
+
+#[test]
+fn operations_on_a_stream_follow_each_other_without_the_host() {
+    if ndevices() == 0 {
+        return;
+    }
+    for nranks in [2, 4] {
+        on_seats(&spread(nranks), &config(), |comm, bench| {
+            let floats = Floats::new(bench, &vec![1.0; 1000]);
+            let mut want = 1.0;
+            for _ in 0..12 {
+                // SAFETY: the memory lives until it is read.
+                unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+                want *= nranks as f32;
+            }
+            assert_eq!(floats.read(bench), vec![want; 1000]);
+        });
+    }
+}
+
+#[test]
+fn one_communicator_on_changing_streams_keeps_the_order_that_events_make() {
+    if ndevices() == 0 {
+        return;
+    }
+    on_seats(&spread(3), &config(), |comm, bench| {
+        let other = Bench::new(bench.device.ordinal);
+        for round in 0..20 {
+            let bench = if (round + comm.rank()) % 2 == 0 { bench } else { &other };
+            let floats = Floats::new(bench, &vec![round as f32; 300]);
+            // SAFETY: the memory lives until it is read.
+            unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+            assert_eq!(floats.read(bench), vec![3.0 * round as f32; 300]);
+        }
+    });
+}
+
+fn ranks(nranks: usize, config: &Config) -> Vec<Arc<Communicator>> {
+    let all = Communicator::init_all_on(&spread(nranks), config).unwrap();
+    all.into_iter().map(Arc::new).collect()
+}
+
+#[test]
+fn one_thread_drives_all_ranks_in_a_group() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(3, &config());
+    let benches: Vec<Bench> = ranks.iter().map(|rank| Bench::new(rank.device().unwrap())).collect();
+    for _ in 0..10 {
+        let new = |bench| Floats::new(bench, &[1.5; 70]);
+        let floats: Vec<Floats> = benches.iter().map(new).collect();
+        deferred::start();
+        for ((rank, bench), floats) in ranks.iter().zip(&benches).zip(&floats) {
+            // SAFETY: the memory lives until it is read.
+            unsafe { deferred::collective(rank, &sum(floats, bench), None) }.unwrap();
+        }
+        deferred::end().unwrap();
+        for (floats, bench) in floats.iter().zip(&benches) {
+            assert_eq!(floats.read(bench), [4.5; 70]);
+        }
+    }
+}
+
+#[test]
+fn one_thread_that_waits_for_itself_is_told_so() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(2, &Config { timeout_ms: 3000, ..config() });
+    let bench = Bench::new(0);
+    let floats = Floats::new(&bench, &[1.0; 8]);
+    // SAFETY: the memory lives until the end of the test.
+    let error = unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap_err();
+    assert!(matches!(error, Error::InvalidUsage(_)), "{error}");
+    assert!(error.to_string().contains("between ringGroupStart and ringGroupEnd"), "{error}");
+}
+
+#[test]
+fn different_calls_are_refused_and_named() {
+    if ndevices() == 0 {
+        return;
+    }
+    let errors = on_seats(&spread(2), &config(), |comm, bench| {
+        let floats = Floats::new(bench, &[1.0; 64]);
+        let call = Call { count: 32 + comm.rank(), ..sum(&floats, bench) };
+        // SAFETY: shorter than the memory, which lives until here.
+        unsafe { comm.call(&call) }.unwrap_err().to_string()
+    });
+    let named = |text: &String| text.contains("count=32") && text.contains("count=33");
+    assert!(errors.iter().any(named), "{errors:?}");
+}
+
+#[test]
+fn messages_move_device_memory() {
+    if ndevices() == 0 {
+        return;
+    }
+    on_seats(&spread(3), &config(), |comm, bench| {
+        let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+        let mine = Floats::new(bench, &vec![comm.rank() as f32; 5000]);
+        let theirs = Floats::new(bench, &[9.0; 5000]);
+        let send = Message::Send {
+            buffer: mine.memory.pointer(),
+            count: 5000,
+            data_type: DataType::Float32,
+            peer: next,
+        };
+        let recv = Message::Recv {
+            buffer: theirs.memory.pointer(),
+            count: 5000,
+            data_type: DataType::Float32,
+            peer: last,
+        };
+        for _ in 0..5 {
+            let posted = [send, recv].map(|message| Posted::new(message, bench.stream.raw()));
+            // SAFETY: the memory lives until it is read.
+            unsafe { comm.post(&posted) }.unwrap();
+        }
+        assert_eq!(theirs.read(bench), vec![last as f32; 5000]);
+    });
+}
+
+#[test]
+fn a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner() {
+    if ndevices() == 0 || !fake::is_there() {
+        return;
+    }
+    if !is_child() {
+        // A held stream may hold others of its queue.
+        child(
+            "streams::a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner",
+            &[],
+        );
+        return;
+    }
+    for aborts in [false, true] {
+        // A rank of the host makes the others wait for their streams.
+        let timeout_ms = if aborts { 60_000 } else { 700 };
+        let seats = [Seat::Device(0), Seat::Host];
+        let config = Config { timeout_ms, ..config() };
+        let ranks = Communicator::init_all_on(&seats, &config).unwrap();
+        let bench = Bench::new(0);
+        let floats = Floats::new(&bench, &[1.0; 16]);
+        {
+            let _current = bench.device.enter().unwrap();
+            fake::hold(bench.stream.raw());
+        }
+        let error = std::thread::scope(|scope| {
+            if aborts {
+                scope.spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    ranks[0].abort();
+                });
+            }
+            // SAFETY: the memory lives until the end of the test.
+            unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap_err()
+        });
+        fake::release();
+        bench.stream.synchronize().unwrap();
+        match aborts {
+            true => assert!(matches!(error, Error::Aborted { .. }), "{error}"),
+            false => assert!(error.to_string().contains("for its own stream"), "{error}"),
+        }
+        // The other rank learns of it.
+        let mut value = [0u8; 4];
+        let call = Call {
+            send: value.as_ptr(),
+            recv: value.as_mut_ptr(),
+            count: 4,
+            ..Call::new(Collective::AllReduce, DataType::Uint8)
+        };
+        // SAFETY: four bytes.
+        assert!(unsafe { ranks[1].call(&call) }.is_err());
+    }
+}
+
+#[test]
+fn a_dead_rank_ends_the_meeting_of_the_others() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Communicator::init_all_on(&spread(3), &config()).unwrap();
+    threads::run_all(&ranks, |comm| {
+        let bench = Bench::new(comm.device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 16]);
+        if comm.rank() == 2 {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            return comm.abort();
+        }
+        // SAFETY: the memory lives until the end of the test.
+        let error = unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
+        assert!(error.to_string().contains("rank 2"), "{error}");
+    });
+}
+
+#[test]
+fn what_was_given_to_the_stream_before_a_call_is_done_before_it() {
+    if ndevices() == 0 {
+        return;
+    }
+    for seats in [spread(2), vec![Seat::Device(0), Seat::Host]] {
+        on_seats(&seats, &config(), |comm, bench| {
+            let floats = Floats::new(bench, &[0.0; 20_000]);
+            for round in 0..10u8 {
+                let pointer = floats.memory.pointer();
+                if comm.device().is_some() {
+                    let _current = bench.device.enter().unwrap();
+                    // SAFETY: the memory's own length.
+                    unsafe { fill(&bench.device, pointer, round, 80_000, bench.stream.raw()) }
+                        .unwrap();
+                }
+                let mut on_host = vec![0u8; 80_000];
+                let mut call = Call::new(Collective::AllReduce, DataType::Uint8);
+                (call.send, call.recv) = (pointer, pointer);
+                if comm.device().is_none() {
+                    on_host.fill(round);
+                    (call.send, call.recv) = (on_host.as_ptr(), on_host.as_mut_ptr());
+                } else {
+                    call.stream = bench.stream.raw();
+                }
+                call.count = 80_000;
+                // SAFETY: the memory lives until it is read.
+                unsafe { comm.call(&call) }.unwrap();
+                let got = match comm.device() {
+                    Some(_) => floats.read(bench)[7].to_bits().to_le_bytes()[0],
+                    None => on_host[7],
+                };
+                assert_eq!(got, 2 * round, "round {round}");
+            }
+        });
+    }
+}

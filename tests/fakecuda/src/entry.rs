@@ -1,0 +1,201 @@
+//! The entry points, as C calls them.
+//!
+//! Every one counts its calls, fails where it is asked to, and otherwise does what a driver does as
+//! far as ringcomm can tell. Out-parameters are written on success only.
+
+use crate::failures::injected;
+use crate::kernels::BROKEN;
+use crate::streams::{context_of, current, find, ordinal_of};
+use crate::{
+    Answer, Code, INVALID_DEVICE, INVALID_VALUE, LAUNCH_FAILED, NAMES, NO_DEVICE,
+    PEER_ACCESS_ALREADY_ENABLED, capture, events, kernels, memory, ndevices, setting, streams,
+};
+use std::ffi::{c_char, c_void};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{LazyLock, Mutex};
+
+/// What every entry point begins and ends with.
+fn answer(symbol: &'static str, body: impl FnOnce() -> Answer) -> Code {
+    if let Some(code) = injected(symbol) {
+        return code;
+    }
+    if BROKEN.load(SeqCst) {
+        return LAUNCH_FAILED;
+    }
+    body().err().unwrap_or(0)
+}
+
+/// Write an out-parameter.
+fn put<T>(place: *mut T, value: T) -> Answer {
+    if place.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the C caller promises room for a `T`.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+fn device(ordinal: i32) -> Answer<usize> {
+    usize::try_from(ordinal).ok().filter(|one| *one < ndevices()).ok_or(INVALID_DEVICE)
+}
+
+macro_rules! entries {
+    ($($symbol:ident ($($name:ident: $type:ty),*) $body:block)*) => {
+        $(
+            /// As in the driver's interface.
+            ///
+            /// # Safety
+            /// As in the driver's interface.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $symbol($($name: $type),*) -> Code {
+                answer(stringify!($symbol), || $body)
+            }
+        )*
+    };
+}
+
+type Handle = *mut c_void;
+
+/// Pairs of devices of which the first may reach the second's memory.
+static PEERS: LazyLock<Mutex<Vec<(usize, usize)>>> = LazyLock::new(Mutex::default);
+
+entries! {
+    cuInit(_flags: u32) {
+        if ndevices() == 0 { Err(NO_DEVICE) } else { Ok(()) }
+    }
+    cuDriverGetVersion(version: *mut i32) {
+        put(version, setting("FAKECUDA_VERSION", 13000) as i32)
+    }
+    cuDeviceGetCount(count: *mut i32) { put(count, ndevices() as i32) }
+    cuDeviceGet(place: *mut i32, ordinal: i32) { put(place, device(ordinal)? as i32) }
+    cuDeviceGetAttribute(place: *mut i32, attribute: i32, ordinal: i32) {
+        device(ordinal)?;
+        match attribute {
+            // Few multiprocessors: launches are then of more tiles than blocks.
+            16 => put(place, 3),
+            41 => put(place, 1),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+    cuDeviceGetName(name: *mut c_char, len: i32, ordinal: i32) {
+        let text = format!("fake device {}\0", device(ordinal)?);
+        if len < text.len() as i32 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the C caller promises `len` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
+        Ok(())
+    }
+    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], ordinal: i32) {
+        put(uuid, [device(ordinal)? as u8 + 1; 16])
+    }
+    cuDeviceCanAccessPeer(can: *mut i32, from: i32, to: i32) {
+        let apart = device(from)? != device(to)?;
+        put(can, i32::from(apart && setting("FAKECUDA_PEERS", 1) == 1))
+    }
+    cuDevicePrimaryCtxRetain(context: *mut Handle, ordinal: i32) {
+        put(context, context_of(device(ordinal)?))
+    }
+    cuDevicePrimaryCtxRelease_v2(ordinal: i32) { device(ordinal).map(|_| ()) }
+    cuCtxGetCurrent(context: *mut Handle) {
+        put(context, current().map_or(std::ptr::null_mut(), context_of))
+    }
+    cuCtxGetDevice(place: *mut i32) { put(place, current()? as i32) }
+    cuCtxPushCurrent_v2(context: Handle) {
+        streams::push(ordinal_of(context)?);
+        Ok(())
+    }
+    cuCtxPopCurrent_v2(context: *mut Handle) { put(context, context_of(streams::pop()?)) }
+    cuCtxEnablePeerAccess(context: Handle, _flags: u32) {
+        let pair = (current()?, ordinal_of(context)?);
+        let mut peers = crate::lock(&PEERS);
+        if peers.contains(&pair) {
+            return Err(PEER_ACCESS_ALREADY_ENABLED);
+        }
+        peers.push(pair);
+        Ok(())
+    }
+    cuPointerGetAttribute(place: *mut c_void, attribute: i32, address: u64) {
+        put(place.cast(), memory::attribute(attribute, address)?)
+    }
+    cuMemHostAlloc(place: *mut Handle, bytes: usize, _flags: u32) {
+        put(place, memory::allocate_host(bytes)?)
+    }
+    cuMemFreeHost(start: Handle) { memory::free(start.expose_provenance() as u64, false) }
+    cuMemAlloc_v2(place: *mut u64, bytes: usize) { put(place, memory::allocate_device(bytes)?) }
+    cuMemFree_v2(address: u64) { memory::free(address, true) }
+    cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) {
+        memory::copy(to, from, bytes, stream)
+    }
+    cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: Handle) {
+        memory::fill(to, value, bytes, stream)
+    }
+    cuEventCreate(place: *mut Handle, _flags: u32) { put(place, events::make()?) }
+    cuEventRecord(event: Handle, stream: Handle) { events::record(event, stream) }
+    cuEventQuery(event: Handle) { events::query(event) }
+    cuEventElapsedTime(place: *mut f32, start: Handle, end: Handle) {
+        put(place, events::elapsed(start, end)?)
+    }
+    cuEventDestroy_v2(event: Handle) { events::destroy(event) }
+    cuStreamCreate(place: *mut Handle, _flags: u32) { put(place, streams::make()?) }
+    cuStreamDestroy_v2(stream: Handle) { streams::destroy(stream) }
+    cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) { events::wait(stream, event) }
+    cuStreamSynchronize(stream: Handle) {
+        find(stream)?.synchronize();
+        if BROKEN.load(SeqCst) { Err(LAUNCH_FAILED) } else { Ok(()) }
+    }
+    cuStreamGetCaptureInfo_v2(
+        stream: Handle, status: *mut i32, id: *mut u64, _graph: *mut Handle,
+        _nodes: *mut *const c_void, _count: *mut usize
+    ) {
+        let stream = find(stream)?;
+        let own = crate::lock(&stream.capture);
+        if let Some(capture) = &*own {
+            put(id, capture.id)?;
+        }
+        put(status, i32::from(own.is_some()))
+    }
+    cuStreamBeginCapture_v2(stream: Handle, _mode: i32) { capture::begin(stream) }
+    cuStreamEndCapture(stream: Handle, place: *mut Handle) { put(place, capture::end(stream)?) }
+    cuGraphInstantiateWithFlags(place: *mut Handle, graph: Handle, _flags: u64) {
+        put(place, capture::instantiate(graph)?)
+    }
+    cuGraphLaunch(exec: Handle, stream: Handle) { capture::launch(exec, stream) }
+    cuGraphDestroy(graph: Handle) { capture::destroy(graph) }
+    cuGraphExecDestroy(exec: Handle) { capture::destroy(exec) }
+    cuModuleLoadData(place: *mut Handle, image: *const c_void) { put(place, kernels::load(image)?) }
+    cuModuleUnload(_module: Handle) { current().map(|_| ()) }
+    cuModuleGetFunction(place: *mut Handle, _module: Handle, name: *const c_char) {
+        // SAFETY: the C caller promises a C string.
+        put(place, unsafe { kernels::function(name)? })
+    }
+    cuLaunchKernel(
+        function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,
+        stream: Handle, parameters: *mut Handle, _extra: *mut Handle
+    ) {
+        let shape = ([gx, gy, gz], [bx, by, bz], shared);
+        // SAFETY: the C caller promises the kernel's parameters.
+        unsafe { kernels::launch(function, shape, stream, parameters) }
+    }
+}
+
+/// The name of a code; NULL and an error for one that this driver does not know.
+///
+/// # Safety
+/// `place` has room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(code: Code, place: *mut *const c_char) -> Code {
+    let found = NAMES.iter().find(|(known, _)| *known == code);
+    let text = found.map_or(std::ptr::null(), |(_, name)| name.as_ptr());
+    put(place, text).err().unwrap_or(if found.is_some() { 0 } else { INVALID_VALUE })
+}
+
+/// As [`cuGetErrorName`]: this driver has no longer texts.
+///
+/// # Safety
+/// `place` has room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(code: Code, place: *mut *const c_char) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { cuGetErrorName(code, place) }
+}

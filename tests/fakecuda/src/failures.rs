@@ -1,0 +1,59 @@
+//! Errors on demand: the nth call of an entry point answers with a code that was asked for.
+
+use crate::{Code, lock};
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char};
+use std::sync::{LazyLock, Mutex};
+
+#[derive(Default)]
+struct Failures {
+    /// Calls of each entry point so far.
+    calls: HashMap<&'static str, u64>,
+    /// What is to fail: the entry point, at which of its calls from the first, and how.
+    wanted: Option<(String, u64, Code)>,
+}
+
+static FAILURES: LazyLock<Mutex<Failures>> = LazyLock::new(|| {
+    let parse = |text: String| {
+        let mut words = text.split(':');
+        let symbol = words.next()?.to_string();
+        Some((symbol, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    };
+    let wanted = std::env::var("FAKECUDA_FAIL").ok().and_then(parse);
+    Mutex::new(Failures { wanted, ..Failures::default() })
+});
+
+/// Count a call; the code that it has to answer with, if it has to fail.
+pub fn injected(symbol: &'static str) -> Option<Code> {
+    let mut failures = lock(&FAILURES);
+    let calls = failures.calls.entry(symbol).or_default();
+    *calls += 1;
+    let nth = *calls;
+    let (name, at, code) = failures.wanted.as_ref()?;
+    (name == symbol && *at == nth).then_some(*code)
+}
+
+/// Let the `nth` call of `symbol` from now fail with `code`; 0 lets none fail. The counts begin
+/// anew.
+///
+/// # Safety
+/// `symbol` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_fail(symbol: *const c_char, nth: u64, code: Code) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned();
+    let mut failures = lock(&FAILURES);
+    failures.calls.clear();
+    failures.wanted = (nth > 0).then_some((name, nth, code));
+}
+
+/// Calls of `symbol` since the last `fakecuda_fail`.
+///
+/// # Safety
+/// `symbol` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_calls(symbol: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_string_lossy();
+    lock(&FAILURES).calls.get(&*name).copied().unwrap_or(0)
+}

@@ -1,0 +1,142 @@
+//! Memory: ordinary pages, of which those of a device are only for its queues to touch.
+
+use crate::streams::{current, find, synchronize_all};
+use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+
+#[derive(Clone, Copy)]
+struct Block {
+    bytes: usize,
+    /// The device, or none for pinned host memory.
+    ordinal: Option<usize>,
+}
+
+/// By address.
+static BLOCKS: LazyLock<Mutex<BTreeMap<u64, Block>>> = LazyLock::new(Mutex::default);
+
+/// What fresh memory holds: no number that a test writes.
+const FRESH: u8 = 0xA5;
+
+/// The protection key of device memory, where the processor and the kernel have such keys.
+fn key() -> Option<i32> {
+    static KEY: OnceLock<Option<i32>> = OnceLock::new();
+    *KEY.get_or_init(|| {
+        const NO_ACCESS: libc::c_ulong = 1;
+        // SAFETY: two numbers; this thread loses access to pages of the new key, of which there are
+        // none. Other threads never had it.
+        let key = unsafe { libc::syscall(libc::SYS_pkey_alloc, 0 as libc::c_ulong, NO_ACCESS) };
+        (key > 0).then_some(key as i32)
+    })
+}
+
+/// Let this thread touch device memory.
+pub fn allow_device_memory() {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(key) = key() {
+        // SAFETY: there are protection keys; the two bits of this one are cleared.
+        unsafe {
+            let (mut rights, _high): (u32, u32);
+            std::arch::asm!("rdpkru", in("ecx") 0, out("eax") rights, out("edx") _high);
+            rights &= !(0b11 << (2 * key));
+            std::arch::asm!("wrpkru", in("eax") rights, in("ecx") 0, in("edx") 0);
+        }
+    }
+}
+
+fn map(bytes: usize) -> Answer<*mut u8> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping wherever the kernel likes.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    if start == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(start.cast()) }
+}
+
+fn allocate(bytes: usize, ordinal: Option<usize>) -> Answer<u64> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let start = map(bytes)?;
+    // SAFETY: just mapped, so many bytes.
+    unsafe { start.write_bytes(FRESH, bytes) };
+    if let (Some(_), Some(key)) = (ordinal, key()) {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: just mapped; only the queues' threads touch it from here on.
+        unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, bytes, access, key) };
+    }
+    let address = start.expose_provenance() as u64;
+    lock(&BLOCKS).insert(address, Block { bytes, ordinal });
+    Ok(address)
+}
+
+pub fn allocate_device(bytes: usize) -> Answer<u64> {
+    allocate(bytes, Some(current()?))
+}
+
+pub fn allocate_host(bytes: usize) -> Answer<*mut c_void> {
+    current()?;
+    Ok(std::ptr::with_exposed_provenance_mut(allocate(bytes, None)? as usize))
+}
+
+/// Free a block, as the driver does: after everything that was given to any stream.
+pub fn free(address: u64, is_device: bool) -> Answer {
+    match lock(&BLOCKS).get(&address) {
+        Some(block) if block.ordinal.is_some() == is_device => {}
+        _ => return Err(INVALID_VALUE),
+    }
+    synchronize_all();
+    let block = lock(&BLOCKS).remove(&address).ok_or(INVALID_VALUE)?;
+    // SAFETY: mapped by `allocate`, and nothing that was given uses it any more.
+    unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address as usize), block.bytes) };
+    Ok(())
+}
+
+fn block(address: u64) -> Option<(u64, Block)> {
+    let blocks = lock(&BLOCKS);
+    let (start, block) = blocks.range(..=address).next_back()?;
+    (address < start + block.bytes as u64).then_some((*start, *block))
+}
+
+/// An attribute of a pointer: the memory's type, the device, whether it was allocated plainly.
+pub fn attribute(attribute: i32, address: u64) -> Answer<u32> {
+    let (_, block) = block(address).ok_or(INVALID_VALUE)?;
+    match attribute {
+        2 => Ok(if block.ordinal.is_some() { 2 } else { 1 }),
+        9 => Ok(block.ordinal.unwrap_or(0) as u32),
+        10 => Ok(u32::from(block.ordinal.is_some())),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// Refuse a range that begins in a block and goes beyond it.
+fn check(address: u64, bytes: usize) -> Answer {
+    match block(address) {
+        Some((start, block)) if address + bytes as u64 > start + block.bytes as u64 => {
+            Err(INVALID_VALUE)
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn copy(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> Answer {
+    check(to, bytes)?;
+    check(from, bytes)?;
+    find(stream)?.submit(Arc::new(move || {
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(to as usize);
+        let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the program promised both ranges until the stream is past this.
+        unsafe { std::ptr::copy(from, to, bytes) };
+    }));
+    Ok(())
+}
+
+pub fn fill(to: u64, value: u8, bytes: usize, stream: *mut c_void) -> Answer {
+    check(to, bytes)?;
+    find(stream)?.submit(Arc::new(move || {
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(to as usize);
+        // SAFETY: the program promised the range until the stream is past this.
+        unsafe { to.write_bytes(value, bytes) };
+    }));
+    Ok(())
+}
