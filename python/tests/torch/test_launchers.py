@@ -17,7 +17,7 @@ tensor = torch.full((3,), dist.get_rank() + 1.0)
 dist.all_reduce(tensor)
 assert tensor.tolist() == [3.0] * 3, tensor
 # In one write: the other rank writes to the same pipe.
-os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()}\n".encode())
+os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()}\\n".encode())
 dist.destroy_process_group()
 """
 LIMIT_S = 120
