@@ -60,6 +60,43 @@ def test_a_dead_rank_is_named_by_a_collective():
     run(3, dies_in_a_collective, may_die=[0])
 
 
+def aborted_with_work_pending(rank):
+    store = dist.distributed_c10d._get_default_store()
+    if rank:
+        store.wait(["aborted"])
+        return
+    tensors = [torch.ones(4), torch.ones(4, 4).t()[:2]]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    future = works[0].get_future()
+    dist.group.WORLD.abort()
+    store.set("aborted", b"")
+    for work in works:
+        with pytest.raises(ringcomm.RingError):
+            work.wait()
+        assert work.is_completed() and not work.is_success()
+    with pytest.raises(ringcomm.RingError):
+        future.wait()
+
+
+def test_an_aborted_work_has_failed():
+    run(2, aborted_with_work_pending)
+
+
+def destroyed_while_the_other_dies(rank):
+    dist.barrier()
+    if rank:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    dist.destroy_process_group()
+    with pytest.raises(ringcomm.RingError):
+        work.wait()
+
+
+def test_a_work_that_the_end_of_the_group_failed():
+    run(2, destroyed_while_the_other_dies, may_die=[1])
+
+
 def disagree(rank):
     with pytest.raises(ringcomm.RingError, match="ranks disagree"):
         dist.all_reduce(torch.ones(4 + rank))
