@@ -103,6 +103,11 @@ class Core(RootedCollectives):
         self._sequence += 1
         result = tensors if result is None else result
         device = (result or tensors)[0].device if (result or tensors) else torch.device("cpu")
+        for tensor in (*tensors, *result):
+            if tensor.device != device:
+                raise ValueError(
+                    f"{name}: tensors on different devices, {device} and {tensor.device}"
+                )
         lane = self._lane(device)
         after = None if staging is None else staging.after()
         batch = getattr(self._coalescing, "works", None)
