@@ -67,16 +67,21 @@ class Sender(Channel):
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)
         with self.lock:
-            while self._waiting:
-                self._submit(self._waiting.popleft())
+            self._submit_all()
+        self.post.announce()
 
     def give(self, message: Any) -> None:
         """Send this after what was given before."""
         with self.lock:
-            if self.lane is None and self.failure is None:
-                self._waiting.append(message)
-            else:
-                self._submit(message)
+            # Behind those that the opening thread is about to submit.
+            self._waiting.append(message)
+            if self.lane is not None or self.failure is not None:
+                self._submit_all()
+        self.post.announce()
+
+    def _submit_all(self) -> None:
+        while self._waiting:
+            self._submit(self._waiting.popleft())
 
     def _submit(self, message: Any) -> None:
         if self.lane is None:
@@ -113,6 +118,7 @@ class Sender(Channel):
                     break
                 self._sent.popleft()
                 first.settle(self.lane.error)
+        self.post.announce()
         return self.busy()
 
     def busy(self) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from datetime import timedelta
-from typing import Any, Dict, List, Optional
+from typing import Any, Deque, Dict, List, Optional
 
 import torch
 
@@ -70,7 +71,7 @@ class Message(Work):
         return f"timeout: rank {self._post.rank} waited for {who} in a message with tag {self.tag}"
 
     def settle(self, error: Optional[BaseException] = None) -> None:
-        """The message is done, or will never be."""
+        """The message is done, or will never be; `announce` then completes its future."""
         with self._ending:
             if self._over:
                 return
@@ -80,21 +81,23 @@ class Message(Work):
             self._error = error
             self._over = True
             if self._future is not None:
-                self._complete()
+                self._post.settled.append(self)
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         assert self._future is not None
         self._future.settle(self._error)
 
     def get_future(self) -> Future:
         with self._ending:
-            if self._future is None:
-                self._future = Future(self._tensors, 0)
-                if self._over:
-                    self._complete()
-                else:
-                    self._post.carry()
-            return self._future
+            if self._future is not None:
+                return self._future
+            self._future = Future(self._tensors, 0)
+            over = self._over
+        if over:
+            self.complete()
+        else:
+            self._post.carry()
+        return self._future
 
 
 class Send(Message):
@@ -140,6 +143,8 @@ class Messages:
         #: Guards `wanted` and what receivers put aside.
         self.lock = threading.Lock()
         self.wanted: List[Receive] = []
+        #: Messages that are over and whose futures are not complete yet.
+        self.settled: Deque[Message] = deque()
         self._senders: Dict[int, Sender] = {}
         self._receivers: Dict[int, Receiver] = {}
         self._making = threading.Lock()
@@ -180,6 +185,7 @@ class Messages:
             self.wanted.append(wanted)
         for channel in channels:
             channel.look_aside()
+        self.announce()
         self._carrier.wake()
         return wanted
 
@@ -198,6 +204,16 @@ class Messages:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
+    def announce(self) -> None:
+        """Complete the futures of what is over. Their callbacks send and receive, so no lock of a
+        channel is held here."""
+        while self.settled:
+            try:
+                message = self.settled.popleft()
+            except IndexError:
+                return  # another thread was faster
+            message.complete()
+
     def carry(self) -> None:
         """Somebody has a future of a message: bring all on in the background."""
         self._carrier.wake()
@@ -213,6 +229,7 @@ class Messages:
         self._carrier.stop()
         for channel in self.all_channels():
             channel.close()
+        self.announce()
 
 
 class Carrier:

@@ -42,7 +42,7 @@ class Receiver(Channel):
         return any(wanted.peer in (None, self.peer) for wanted in list(self.post.wanted))
 
     def look_aside(self) -> None:
-        """Give what was put aside to those who want it now."""
+        """Give what was put aside to those who want it now; the caller announces it."""
         with self.post.lock:
             for kept in list(self._aside):
                 wanted = self._taker(kept[0])
@@ -91,6 +91,7 @@ class Receiver(Channel):
                 self._take(end, wanted)
         finally:
             self.lock.release()
+            self.post.announce()
         return self.busy()
 
     def _opened(self, end: float) -> bool:
