@@ -13,11 +13,11 @@ import threading
 import time
 from collections import deque
 from datetime import timedelta
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 import torch
 
-from ..errors import RingTimeoutError
+from ..errors import RingError, RingRemoteError, RingTimeoutError
 from .channel import Sender
 from .futures import Future
 from .receiver import Receiver
@@ -136,8 +136,16 @@ class Receive(Message):
 class Messages:
     """The channels of one rank, and the receives that wait for a message."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        trouble: Callable[[], Optional[RingError]],
+    ) -> None:
         self.store, self.rank, self.size = store, rank, size
+        self._trouble = trouble
         self.timeout = timeout
         self.seconds = timeout.total_seconds()
         #: Guards `wanted` and what receivers put aside.
@@ -203,6 +211,18 @@ class Messages:
                 return
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
+
+    def trouble_with(self, peer: int) -> Optional[RingError]:
+        """Why a channel with this rank will never open, if there is a reason: what the group's
+        communicator has noticed. An open channel notices by itself."""
+        error = self._trouble()
+        if isinstance(error, RingRemoteError) and error.peer != peer:
+            return None
+        return error if self.ended or isinstance(error, RingRemoteError) else None
+
+    def nobody_left(self) -> bool:
+        """Whether no other rank can send any more."""
+        return all(channel.failure is not None for channel in self.receivers(None))
 
     def announce(self) -> None:
         """Complete the futures of what is over. Their callbacks send and receive, so no lock of a

@@ -60,6 +60,75 @@ def test_a_dead_rank_is_named_by_a_collective():
     run(3, dies_in_a_collective, may_die=[0])
 
 
+def dies_before_its_first_message(rank, wait):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        wait(torch.ones(1))
+
+
+def dies_after_a_message(rank, wait):
+    tensor = torch.zeros(1)
+    if rank == 1:
+        dist.send(tensor, 0)
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(tensor, 1)
+    dist.barrier()
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        wait(tensor)
+    # Again: nobody is left, and that is known.
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        wait(tensor)
+
+
+def from_1(tensor):
+    dist.recv(tensor, 1)
+
+
+def from_anyone(tensor):
+    dist.recv(tensor)
+
+
+def to_1(tensor):
+    dist.isend(tensor, 1).wait()
+
+
+@pytest.mark.parametrize("wait", [from_1, from_anyone, to_1], ids=lambda wait: wait.__name__)
+def test_a_message_of_a_rank_that_died_before(wait):
+    run(2, dies_before_its_first_message, wait, may_die=[1])
+
+
+@pytest.mark.parametrize("wait", [from_1, from_anyone], ids=lambda wait: wait.__name__)
+def test_a_message_of_a_rank_that_died(wait):
+    run(2, dies_after_a_message, wait, may_die=[1])
+
+
+def a_live_rank_is_left(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 2:
+        store.wait(["missed"])
+        dist.send(torch.full((1,), 2.0), 0)
+        store.wait(["over"])
+        return
+    tensor = torch.zeros(1)
+    work = dist.irecv(tensor)
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        dist.recv(torch.zeros(1), 1)
+    store.set("missed", b"")
+    work.wait()
+    assert tensor.item() == 2
+    store.set("over", b"")
+
+
+def test_a_receive_from_anyone_waits_for_who_is_left():
+    run(3, a_live_rank_is_left, may_die=[1])
+
+
 def aborted_with_work_pending(rank):
     store = dist.distributed_c10d._get_default_store()
     if rank:
