@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every reduction on a GPU against the same kernel on the host: gpu-kernels.py FATBIN HOST.so.
+"""Every reduction on a GPU against the same kernel on the host: gpu-kernels.py FATBIN HOST.so [TYPE...].
 
 What only a device has (conversions in hardware, min and max, the vectors' loads) is compared bit for bit:
 all pairs of 8-bit floats, all 16-bit floats with awkward partners, random bits of every type, at odd
@@ -123,7 +123,7 @@ def check(name, layout, places):
 
 
 def main():
-    fatbin, library = sys.argv[1:]
+    fatbin, library, *chosen = sys.argv[1:]
     host = Host(library)
     try:
         device = Device(fatbin)
@@ -131,7 +131,7 @@ def main():
         print(f"skipped: no device ({reason})")
         return 0
     places, failed = (OnHost(host), OnDevice(device)), 0
-    for name in TYPES:
+    for name in chosen or TYPES:
         result = check(name, host.layout, places)
         good = isinstance(result, int)
         failed += not good
