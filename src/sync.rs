@@ -1,5 +1,7 @@
 //! The one switch between `std` and `loom`: lock-free code names its atomics and cells from here.
 //!
+//! So does all code its locks, which are counted.
+//!
 //! Orderings that a proof depends on go through [`ordering`]: under loom a model may weaken one
 //! site at a time and must then fail, which shows that the site is needed and that the model can
 //! see it.
@@ -32,6 +34,50 @@ impl<T> UnsafeCell<T> {
     #[inline(always)]
     pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
         write(self.0.get())
+    }
+}
+
+#[cfg(not(loom))]
+pub use lock::{Condvar, Mutex, MutexGuard, locks_taken};
+
+#[cfg(loom)]
+pub use parking_lot::Mutex;
+
+#[cfg(not(loom))]
+mod lock {
+    use std::cell::Cell;
+
+    pub use parking_lot::{Condvar, MutexGuard};
+
+    /// The library's one kind of lock. It counts how often a thread takes one, so that a test can
+    /// see that a call which has been made before takes none.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(parking_lot::Mutex<T>);
+
+    thread_local! {
+        static TAKEN: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// How many locks the calling thread has taken.
+    pub fn locks_taken() -> u64 {
+        TAKEN.try_with(Cell::get).unwrap_or(0)
+    }
+
+    impl<T> Mutex<T> {
+        pub const fn new(value: T) -> Mutex<T> {
+            Mutex(parking_lot::Mutex::new(value))
+        }
+
+        #[inline]
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            // A thread that ends has no count any more, and nobody asks for it.
+            let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+            self.0.lock()
+        }
+
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut()
+        }
     }
 }
 

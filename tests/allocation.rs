@@ -1,9 +1,10 @@
-//! After its first call at a shape a collective allocates nothing.
+//! After its first call at a shape a collective allocates nothing and takes no lock.
 
 mod support;
 
 use ringcomm::communicator::{Call, Communicator, Message, Vector};
 use ringcomm::plan::Collective;
+use ringcomm::sync::{Mutex, locks_taken};
 use ringcomm::types::{DataType, ReduceOp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -49,6 +50,17 @@ fn calls() -> usize {
     CALLS.with(Cell::get)
 }
 
+/// What a thread has asked for that may make it wait for others.
+#[derive(Debug, PartialEq)]
+struct Used {
+    allocations: usize,
+    locks: u64,
+}
+
+fn used() -> Used {
+    Used { allocations: calls(), locks: locks_taken() }
+}
+
 /// Elements of every block; with `ROOM` for all.
 const COUNTS: [usize; 3] = [1, 500, 30_000];
 
@@ -92,14 +104,14 @@ fn repeat_every_shape(comm: &Communicator) {
 fn repeat(comm: &Communicator, call: &Call) {
     // SAFETY: the buffers hold the longest block of every rank.
     unsafe { comm.run(call) }.unwrap();
-    let before = calls();
+    let before = used();
     for _ in 0..5 {
         // SAFETY: as above.
         unsafe { comm.run(call) }.unwrap();
     }
-    let made = calls() - before;
+    let now = used();
     let (name, count, v) = (call.collective.name(), call.count, call.vector.is_some());
-    assert_eq!(made, 0, "{name}, count {count}, op {}, v form: {v}", call.op);
+    assert_eq!(now, before, "{name}, count {count}, op {}, v form: {v}", call.op);
 }
 
 fn repeat_exchanges(comm: &Communicator) {
@@ -114,24 +126,26 @@ fn repeat_exchanges(comm: &Communicator) {
         ];
         // SAFETY: both buffers hold `count` bytes.
         unsafe { comm.exchange(&messages) }.unwrap();
-        let before = calls();
+        let before = used();
         for _ in 0..5 {
             // SAFETY: as above.
             unsafe { comm.exchange(&messages) }.unwrap();
         }
-        assert_eq!(calls() - before, 0, "an exchange of {count} bytes");
+        assert_eq!(used(), before, "an exchange of {count} bytes");
     }
 }
 
 #[test]
-fn the_counter_counts() {
-    let before = calls();
+fn the_counters_count() {
+    let before = used();
     drop(std::hint::black_box(vec![1u8; 10]));
-    assert_eq!(calls() - before, 2);
+    drop(Mutex::new(()).lock());
+    let Used { allocations, locks } = before;
+    assert_eq!(used(), Used { allocations: allocations + 2, locks: locks + 1 });
 }
 
 #[test]
-fn collectives_between_threads_allocate_nothing_after_the_first_call() {
+fn collectives_between_threads_use_only_what_they_have_after_the_first_call() {
     for nranks in [1, 2, 4] {
         on_threads(nranks, &config(), repeat_every_shape);
         on_joined_threads(nranks, &small_slots(nranks, 1024), repeat_every_shape);
@@ -139,7 +153,7 @@ fn collectives_between_threads_allocate_nothing_after_the_first_call() {
 }
 
 #[test]
-fn collectives_between_processes_allocate_nothing_after_the_first_call() {
+fn collectives_between_processes_use_only_what_they_have_after_the_first_call() {
     for nranks in [2, 4] {
         on_processes(nranks, &config(), "", |comm, _| {
             repeat_every_shape(comm);
@@ -149,14 +163,14 @@ fn collectives_between_processes_allocate_nothing_after_the_first_call() {
 }
 
 #[test]
-fn messages_allocate_nothing_after_the_first_batch() {
+fn messages_use_only_what_they_have_after_the_first_batch() {
     for nranks in [1, 2, 3] {
         on_threads(nranks, &config(), repeat_exchanges);
     }
 }
 
 #[test]
-fn alternating_shapes_allocate_nothing_either() {
+fn alternating_shapes_do_too() {
     on_threads(2, &config(), |comm| {
         let (send, mut recv) = (vec![1f32; 1000], vec![0f32; 1000]);
         let call = |count: usize, recv: &mut Vec<f32>| Call {
@@ -173,14 +187,14 @@ fn alternating_shapes_allocate_nothing_either() {
             }
         };
         round();
-        let before = calls();
+        let before = used();
         (0..5).for_each(|_| round());
-        assert_eq!(calls() - before, 0);
+        assert_eq!(used(), before);
     });
 }
 
 #[test]
-fn a_wait_that_becomes_long_allocates_nothing() {
+fn a_wait_that_becomes_long_does_too() {
     on_threads(2, &config(), |comm| {
         let barrier = Call::new(Collective::Barrier, DataType::Uint8);
         // SAFETY: a barrier has no buffers.
@@ -188,9 +202,9 @@ fn a_wait_that_becomes_long_allocates_nothing() {
         if comm.rank() == 1 {
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
-        let before = calls();
+        let before = used();
         // SAFETY: as above.
         unsafe { comm.run(&barrier) }.unwrap();
-        assert_eq!(calls() - before, 0);
+        assert_eq!(used(), before);
     });
 }

@@ -73,39 +73,45 @@ fn work_with_a_child(seat: &Seat) -> String {
     }
 }
 
-/// Kill a rank whose child lives, and see that the others name it soon.
-fn death_with_a_living_child(mut ranks: Ranks, nranks: usize, victim: usize) {
+/// Kill a rank whose child lives, and see that the others name it; the longest that took.
+fn death_with_a_living_child(mut ranks: Ranks, nranks: usize, victim: usize) -> Duration {
     let deadline = Instant::now() + Duration::from_secs(60);
     let children: Vec<i32> =
         (0..nranks).map(|rank| ranks.hear(rank, deadline).1.parse().unwrap()).collect();
     let who = ranks.who(victim);
     let killed = Instant::now();
     ranks.signal(victim, libc::SIGKILL);
+    let mut longest = Duration::ZERO;
     for rank in (0..nranks).filter(|rank| *rank != victim) {
         let end = ranks.end(rank, deadline);
         let text = end.result.unwrap();
         assert!(text.contains(&format!("{who} died")), "rank {rank}: {text}");
-        // Ten times what is promised, because a loaded machine may not run a survivor for a while;
-        // without the handler it is the deadline of a minute.
-        assert!(end.at.saturating_duration_since(killed) < Duration::from_secs(10));
+        longest = longest.max(end.at.saturating_duration_since(killed));
     }
     // SAFETY: the victim's child is nobody's any more but is alive: it sleeps.
     assert_eq!(unsafe { libc::kill(children[victim], libc::SIGKILL) }, 0);
+    longest
+}
+
+/// The survivors of every rank of three in turn.
+fn deaths_with_living_children(start: impl Fn() -> Ranks) {
+    let took = [0, 1, 2].map(|victim| death_with_a_living_child(start(), 3, victim));
+    println!("survivors of a rank with a living child knew after {took:?} at most");
+    // Five times what is promised, because a loaded machine may not run a survivor for a while;
+    // without the handler it is the deadline of a minute.
+    assert!(took.iter().all(|took| *took < Duration::from_secs(5)), "{took:?}");
 }
 
 #[test]
 fn a_living_child_does_not_hide_its_parents_death() {
-    for victim in 0..3 {
-        let ranks = Ranks::start_apart(3, &config(), "", |seat, _| work_with_a_child(seat));
-        death_with_a_living_child(ranks, 3, victim);
-    }
+    deaths_with_living_children(|| {
+        Ranks::start_apart(3, &config(), "", |seat, _| work_with_a_child(seat))
+    });
 }
 
 #[test]
 fn a_living_child_does_not_hide_its_parents_death_from_other_hosts() {
-    for victim in 0..3 {
-        let hosts = [0, 1, 2];
-        let ranks = Ranks::start_on_hosts(&hosts, &config(), "", |seat, _| work_with_a_child(seat));
-        death_with_a_living_child(ranks, 3, victim);
-    }
+    deaths_with_living_children(|| {
+        Ranks::start_on_hosts(&[0, 1, 2], &config(), "", |seat, _| work_with_a_child(seat))
+    });
 }

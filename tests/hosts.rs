@@ -5,8 +5,10 @@
 
 mod support;
 
+use ringcomm::bootstrap::UniqueId;
+use ringcomm::bootstrap::network::{Gate, NetworkConfig};
 use ringcomm::communicator::{Communicator, Message};
-use ringcomm::config::{Config, Protection};
+use ringcomm::config::{Config, Family, Protection};
 use ringcomm::types::DataType;
 use support::samples::{SLOT, sample};
 use support::{Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads};
@@ -51,6 +53,19 @@ fn short_slots_several_sockets_and_every_protection_change_nothing() {
             Config { protection, sockets: 1 + seed, ..patient(small_slots(hosts.len(), SLOT)) };
         run_samples(&hosts, &config, 10 + seed as u64);
     }
+}
+
+#[test]
+fn ipv6_alone_changes_nothing() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return println!("skipped: this machine has no ::1");
+    }
+    let config = Config { family: Some(Family::V6), ..patient(config()) };
+    let here = Config { interfaces: Some("lo".into()), ..config.clone() };
+    let gate = Gate::open(&UniqueId::generate().unwrap(), &NetworkConfig::from(&here)).unwrap();
+    assert!(gate.addresses().iter().all(|address| address.is_ipv6()), "{:?}", gate.addresses());
+    run_samples(&[0, 0, 1, 1], &config, 30);
+    run_samples(&[0, 1, 2], &config, 31);
 }
 
 #[test]

@@ -36,7 +36,8 @@ const LAYERS: [(&str, usize); 17] = [
 
 type Rule = fn(&str, &str) -> Vec<String>;
 
-const RUST_RULES: [Rule; 5] = [layers, safety_comments, file_length, function_length, columns];
+const RUST_RULES: [Rule; 6] =
+    [layers, locks, safety_comments, file_length, function_length, columns];
 const TEXT_RULES: [Rule; 2] = [words, paths];
 
 /// The module of the top level that a file of src belongs to.
@@ -112,6 +113,22 @@ fn layers(path: &str, text: &str) -> Vec<String> {
             format!("{path}:{line}: {module} (layer {layer}) may not name {named}")
         })
         .collect()
+}
+
+/// The library's locks are those of `sync`, which counts them. Programs and tests may have others.
+fn locks(path: &str, text: &str) -> Vec<String> {
+    let library = path.starts_with("src/") && !path.starts_with("src/bin/");
+    if !library || path == "src/sync.rs" || path.ends_with("tests.rs") {
+        return Vec::new();
+    }
+    let is_foreign = |line: &&str| {
+        let code = code(line);
+        let of_std = code.contains("std::sync")
+            && ["Mutex", "RwLock", "Condvar"].iter().any(|name| code.contains(name));
+        of_std || code.contains("parking_lot")
+    };
+    let foreign = text.lines().filter(is_foreign);
+    foreign.map(|line| format!("{path}: a lock that is not of sync: {}", line.trim())).collect()
 }
 
 /// Every unsafe block and implementation has a comment of its own that says why it is sound.
@@ -311,6 +328,17 @@ mod of_the_checker {
         for (path, text) in good {
             assert_eq!(layers(path, text), Vec::<String>::new());
         }
+    }
+
+    #[test]
+    fn locks_of_others_are_seen() {
+        for text in ["use parking_lot::Mutex;", "use std::sync::{Arc, Mutex};", "std::sync::RwLock"]
+        {
+            assert_eq!(locks("src/plan/mod.rs", text).len(), 1, "{text}");
+            assert_eq!(locks("src/bin/a/main.rs", text), Vec::<String>::new());
+        }
+        let good = "use crate::sync::Mutex;\nuse std::sync::Arc;";
+        assert_eq!(locks("src/plan/mod.rs", good), Vec::<String>::new());
     }
 
     #[test]

@@ -9,8 +9,8 @@
 use super::flight::{self, Flight, quote};
 use super::network::descriptor::{Event, block_signals, poll};
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 use crate::{fork, host};
-use parking_lot::Mutex;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;

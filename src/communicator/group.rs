@@ -8,7 +8,7 @@
 
 use super::stream::{Job, Stream};
 use crate::error::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// What runs the entries of a group: a communicator.

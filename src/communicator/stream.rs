@@ -7,8 +7,8 @@
 use crate::bootstrap::process_token;
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::{Condvar, Mutex};
 use crossbeam::queue::ArrayQueue;
-use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, Thread, ThreadId};

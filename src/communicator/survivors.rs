@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
 use crate::executor::control::Life;
-use parking_lot::MutexGuard;
+use crate::sync::MutexGuard;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::error::{Error, Result};
 use crate::executor::control::Record;
 use crate::fork;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};

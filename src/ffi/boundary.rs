@@ -12,7 +12,6 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::io::{Write, stderr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 
 thread_local! {
     /// The text of this thread's last failed call.
@@ -114,7 +113,7 @@ pub fn failed(error: &Error, comm: Option<&Comm>) -> ringResult_t {
     // A text with a NUL cannot reach C whole; none is made from anything but C strings and numbers.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     if let Some(comm) = comm {
-        *comm.last_error.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
+        *comm.last_error.lock() = text.clone();
     }
     // A thread that is ending has lost its storage and asks no more questions.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
@@ -130,9 +129,7 @@ fn debug_of_environment() -> u32 {
 /// The communicator's last text, or the thread's where the handle names none (any more). Valid
 /// until the thread asks again.
 pub fn last_error(comm: ringComm_t) -> *const c_char {
-    let of_communicator = object::enter(comm)
-        .ok()
-        .map(|comm| comm.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    let of_communicator = object::enter(comm).ok().map(|comm| comm.last_error.lock().clone());
     let text = of_communicator
         .or_else(|| LAST.try_with(|last| last.borrow().clone()).ok())
         .unwrap_or_default();

@@ -10,8 +10,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ops::Deref;

@@ -10,7 +10,7 @@ use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
 use crate::ffi::{config, convert, creation, enqueue};
 use std::ffi::c_int;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// Make the id that leads the ranks of one new communicator together.
 ///
@@ -278,7 +278,7 @@ fn releasable(communicator: &Arc<Communicator>) -> Result<()> {
 /// Wait for what was started, then say goodbye; a second time there is nothing to do.
 fn finalize(comm: &Comm) -> Result<()> {
     deferred::quiesce(&comm.communicator);
-    let mut finalized = comm.finalized.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut finalized = comm.finalized.lock();
     if !*finalized {
         comm.communicator.finalize()?;
         *finalized = true;

@@ -6,10 +6,10 @@ use crate::ffi::boundary::{run, run_on};
 use crate::ffi::convert;
 use crate::ffi::object::{self, Comm, REGISTRATIONS, Registration};
 use crate::ffi::types::*;
+use crate::sync::MutexGuard;
 use crate::transport::exports;
 use std::collections::HashSet;
 use std::ffi::c_void;
-use std::sync::{MutexGuard, PoisonError};
 
 /// Allocate memory that other ranks reach directly: collectives on it move data without staging.
 ///
@@ -101,5 +101,5 @@ pub unsafe extern "C" fn ringCommDeregister(comm: ringComm_t, handle: *mut c_voi
 }
 
 fn registrations(comm: &Comm) -> MutexGuard<'_, HashSet<usize>> {
-    comm.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    comm.registrations.lock()
 }

@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::ffi::handle::{Inside, Kind, Table};
 use crate::ffi::reduction::Reductions;
 use crate::ffi::types::{ringComm_t, ringStream_t};
+use crate::sync::Mutex;
 use std::collections::HashSet;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A communicator and what the C API keeps beside it.
 pub struct Comm {
@@ -43,7 +44,7 @@ impl Drop for Comm {
     /// registrations that the program has left.
     fn drop(&mut self) {
         self.communicator.retire();
-        let left = self.registrations.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let left = self.registrations.get_mut();
         for handle in left.drain() {
             if let Some(left) = REGISTRATIONS.close(std::ptr::without_provenance_mut(handle)) {
                 // Where the kernel refuses, the memory stays shared and usable.

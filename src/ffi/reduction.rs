@@ -5,10 +5,11 @@ use crate::error::{Error, Result};
 use crate::ffi::boundary::run_on;
 use crate::ffi::convert;
 use crate::ffi::types::*;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicI32, AtomicU64, Ordering::*, fence};
 use crate::types::{DataType, ReduceOp};
 use std::ffi::c_void;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// The first number of a made reduction; the built-in ones stay far below.
 const FIRST: i32 = 1024;
@@ -134,7 +135,7 @@ impl Reductions {
     }
 
     fn make(&self, made: PreMulSum) -> Result<RawRedOp> {
-        let mut count = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.made.lock();
         let number = count.checked_add(FIRST).ok_or_else(|| {
             Error::usage("every number of a made reduction was used; make fewer, and keep them")
         })?;
@@ -148,7 +149,7 @@ impl Reductions {
     }
 
     fn destroy(&self, raw: RawRedOp) -> Result<()> {
-        let _alone = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.made.lock();
         let place = Some(raw.0).filter(|number| *number >= FIRST);
         let place = place.and_then(|number| self.holding(number)).ok_or_else(|| never_made(raw))?;
         place.number.store(0, Relaxed);

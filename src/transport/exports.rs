@@ -11,8 +11,8 @@ pub use super::mailbox::{Mailbox, MailboxSender};
 
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

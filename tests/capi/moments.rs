@@ -1,6 +1,7 @@
 //! Calls at moments when the language's own conveniences panic.
 
 use super::*;
+use ringcomm::sync::locks_taken;
 
 /// Makes a call that is refused when its thread ends, after the library's own storage is gone.
 struct AtTheEnd;
@@ -54,4 +55,22 @@ fn a_closed_standard_error_fails_no_call() {
         destroy(comm);
         String::new()
     });
+}
+
+#[test]
+fn a_call_that_was_made_before_takes_no_lock() {
+    let all = init_all(2);
+    std::thread::scope(|scope| {
+        join_all(all.iter().enumerate().map(|(rank, comm)| {
+            scope.spawn(move || {
+                assert_eq!(gather(comm.comm(), rank as i32), [0, 1]);
+                let before = locks_taken();
+                for _ in 0..5 {
+                    assert_eq!(gather(comm.comm(), rank as i32), [0, 1]);
+                }
+                assert_eq!(locks_taken(), before);
+            })
+        }));
+    });
+    end_all(&all);
 }

@@ -9,7 +9,7 @@ use super::secret::{self, ADVICE};
 use super::{Found, Place, machine};
 use crate::bootstrap::id::UniqueId;
 use crate::error::{Error, Result};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::LazyLock;

@@ -10,6 +10,7 @@ use crate::executor::links::{Pages, SegmentMap};
 use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
 use crate::transport::tcp::{Inbox, Network, Settings};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,30 +22,45 @@ struct Rank {
 
 const LANES: usize = 2;
 
+fn gate(id: &UniqueId) -> Gate {
+    Gate::open(id, &NetworkConfig::default()).unwrap()
+}
+
+fn start(rank: usize, id: &UniqueId, gate: Gate, addresses: Vec<Vec<SocketAddr>>) -> Rank {
+    let nranks = addresses.len();
+    let segment = |_| Arc::new(Segment::anonymous(SegmentMap::mirror_bytes()).unwrap());
+    let pages = Pages::new(rank, (0..nranks).map(segment).collect());
+    pages.mine().introduce(1000 + rank as u32, "here");
+    let inbox = Arc::new(Inbox::new().unwrap());
+    let engine = Engine::start(Start {
+        rank,
+        id: id.clone(),
+        gate,
+        addresses,
+        remote: (0..nranks).map(|other| other != rank).collect(),
+        pages: pages.clone(),
+        inbox: inbox.clone(),
+        lanes: LANES,
+        timeout: Duration::from_secs(20),
+    });
+    Rank { pages, inbox, engine: Some(engine.unwrap()) }
+}
+
 fn ranks(nranks: usize) -> Vec<Rank> {
     let id = UniqueId::generate().unwrap();
-    let gate = |_| Gate::open(&id, &NetworkConfig::default()).unwrap();
-    let gates: Vec<Gate> = (0..nranks).map(gate).collect();
+    let gates: Vec<Gate> = (0..nranks).map(|_| gate(&id)).collect();
     let addresses: Vec<_> = gates.iter().map(|gate| gate.addresses().to_vec()).collect();
-    let start = |(rank, gate)| {
-        let segment = |_| Arc::new(Segment::anonymous(SegmentMap::mirror_bytes()).unwrap());
-        let pages = Pages::new(rank, (0..nranks).map(segment).collect());
-        pages.mine().introduce(1000 + rank as u32, "here");
-        let inbox = Arc::new(Inbox::new().unwrap());
-        let engine = Engine::start(Start {
-            rank,
-            id: id.clone(),
-            gate,
-            addresses: addresses.clone(),
-            remote: (0..nranks).map(|other| other != rank).collect(),
-            pages: pages.clone(),
-            inbox: inbox.clone(),
-            lanes: LANES,
-            timeout: Duration::from_secs(20),
-        });
-        Rank { pages, inbox, engine: Some(engine.unwrap()) }
-    };
+    let start = |(rank, gate)| start(rank, &id, gate, addresses.clone());
     gates.into_iter().enumerate().map(start).collect()
+}
+
+/// Rank `rank` of two, alone: the other one is said to be where `listener` listens.
+fn beside(rank: usize, listener: &TcpListener) -> Rank {
+    let id = UniqueId::generate().unwrap();
+    let gate = gate(&id);
+    let mut addresses = vec![vec![listener.local_addr().unwrap()]; 2];
+    addresses[rank] = gate.addresses().to_vec();
+    start(rank, &id, gate, addresses)
 }
 
 /// Wait for what must come about; the limit only ends a defect.
@@ -175,4 +191,30 @@ fn data_sockets_reach_both_inboxes() {
         assert!(started.elapsed() < Duration::from_secs(30), "no failure");
         low.sleep(None, Duration::from_millis(1));
     }
+}
+
+/// The best of five, and half of what it takes where the sleep goes on to the next sign of life.
+#[test]
+fn who_ends_beside_a_dead_rank_that_it_never_met_does_not_sleep_on() {
+    let ended = |_| {
+        // Refuses from now on.
+        let rank = beside(0, &TcpListener::bind("127.0.0.1:0").unwrap());
+        let started = Instant::now();
+        drop(rank);
+        started.elapsed()
+    };
+    let best = (0..5).map(ended).min().unwrap();
+    assert!(best < Duration::from_millis(250), "{best:?}");
+}
+
+#[test]
+fn a_rank_that_was_never_met_is_dead_when_its_gate_refuses_and_not_when_it_is_silent() {
+    // The kernel takes connections, and nobody answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let rank = beside(1, &silent);
+    // Longer than a rank that broke a connection is suspected.
+    std::thread::sleep(Duration::from_millis(3600));
+    assert!(!rank.pages.of(0).is_gone());
+    drop(silent);
+    until("the death", || rank.pages.of(0).is_gone());
 }

@@ -16,10 +16,15 @@ use crate::sync::atomic::Ordering::*;
 use crate::transport::tcp::{LaneKeys, NewLane};
 use crate::transport::wait;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+#[cfg(test)]
+use std::net::Shutdown;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+#[path = "farewell.rs"]
+mod farewell;
 
 /// How long a rank whose connection broke may take to answer: a new connection over a wide network
 /// takes a tenth, with a lost first packet (sent again after a second) half of it.
@@ -33,20 +38,13 @@ const FIRST_LINK: Duration = Duration::from_millis(100);
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// The longest that a rank which ends waits for its neighbours to have read its last words.
-const FAREWELL: Duration = Duration::from_millis(200);
-
-/// The longest that a rank which ends waits for neighbours that it never had a connection with:
-/// only one that is stopped takes as long.
-const LATE_LINKS: Duration = Duration::from_secs(1);
-
 /// What a call to another rank's gate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     /// To be neighbours. `suspected`: the connection before it broke.
     Link { suspected: bool },
-    /// To see whether the rank is there.
-    Probe,
+    /// To see whether the rank is there. `suspected`: there was a connection.
+    Probe { suspected: bool },
     /// To carry data.
     Data { lane: u32 },
 }
@@ -182,7 +180,7 @@ impl Worker {
         let (purpose, lane, patience) = match aim {
             Aim::Link { suspected: true } => (Purpose::Control, LINK, SUSPICION),
             Aim::Link { suspected: false } => (Purpose::Control, LINK, self.start.timeout),
-            Aim::Probe => (Purpose::Control, PROBE, SUSPICION),
+            Aim::Probe { .. } => (Purpose::Control, PROBE, SUSPICION),
             Aim::Data { lane } => (Purpose::Data, lane, self.start.timeout),
         };
         let neighbour = &mut self.neighbours[peer];
@@ -200,7 +198,7 @@ impl Worker {
         };
         let all = &self.start.addresses[peer];
         let to = match (aim, &neighbour.address) {
-            (Aim::Link { suspected: true } | Aim::Probe, Some(known)) => {
+            (Aim::Link { suspected: true } | Aim::Probe { .. }, Some(known)) => {
                 std::slice::from_ref(known)
             }
             _ => all,
@@ -263,15 +261,17 @@ impl Worker {
                     let number = proved.greeting.note;
                     self.link(peer, number, proved);
                 }
-                (Ok(Some(_)), Aim::Probe) => {
+                (Ok(Some(_)), Aim::Probe { .. }) => {
                     self.neighbours[peer].probe_at = Some(Instant::now() + FIRST_LINK);
                 }
                 (Err(why), Aim::Data { .. }) => self.start.inbox.fail(peer, why.to_string()),
-                (Err(why), Aim::Link { suspected: false }) if !is_refusal(&why) => {
+                (Err(why), Aim::Link { suspected: false } | Aim::Probe { suspected: false })
+                    if !is_refusal(&why) =>
+                {
                     // Never seen, so not missed: the calls that need it have a deadline.
                     self.neighbours[peer].probe_at = Some(Instant::now() + FIRST_LINK);
                 }
-                (Err(_), Aim::Link { .. } | Aim::Probe) => self.bury(peer),
+                (Err(_), Aim::Link { .. } | Aim::Probe { .. }) => self.bury(peer),
             }
         }
         self.apply_news();
@@ -293,7 +293,8 @@ impl Worker {
             return;
         }
         let lower = self.start.rank < peer;
-        self.call(peer, if lower { Aim::Link { suspected: true } } else { Aim::Probe });
+        let suspected = true;
+        self.call(peer, if lower { Aim::Link { suspected } } else { Aim::Probe { suspected } });
     }
 
     fn read_all(&mut self) {
@@ -381,7 +382,8 @@ impl Worker {
                 Some(at) if now < at => self.neighbours[peer].probe_at = Some(at),
                 None if !lower => self.neighbours[peer].probe_at = Some(now + FIRST_LINK),
                 _ if lower => self.call(peer, Aim::Link { suspected: false }),
-                _ => self.call(peer, Aim::Probe),
+                // A rank that waits to be connected counts connections, not attempts.
+                _ => self.call(peer, Aim::Probe { suspected: self.neighbours[peer].number > 0 }),
             }
         }
     }
@@ -419,68 +421,6 @@ impl Worker {
             }
         }
         all
-    }
-
-    /// A rank may end before all its neighbours are connected. Those who come in vain would take it
-    /// for dead, so they get a little time; who has gone itself is not waited for.
-    fn finish_links(&mut self) {
-        let until = Instant::now() + LATE_LINKS;
-        self.publish();
-        loop {
-            let neighbours = self.gossip.neighbours();
-            let is_missed = |peer: &usize| {
-                let gossip = &self.gossip;
-                !gossip.is_linked(*peer) && !gossip.has_left(*peer) && !gossip.is_gone(*peer)
-            };
-            if Instant::now() >= until || !neighbours.iter().any(is_missed) {
-                return;
-            }
-            self.admit();
-            self.advance_calls();
-            self.read_all();
-            self.tend();
-            self.write_all();
-            self.next_beat = self.next_beat.min(until);
-            self.sleep();
-        }
-    }
-
-    /// Tell the neighbours this rank's last words, and wait a little for them to be read.
-    fn say_goodbye(mut self) {
-        let until = Instant::now() + FAREWELL;
-        self.publish();
-        let mut bytes = [0; 16 << 10];
-        let mut entries = Vec::new();
-        let mut shut = false;
-        while Instant::now() < until && self.neighbours.iter().any(|n| n.socket.is_some()) {
-            if !shut && self.write_all() {
-                shut = true;
-                let sockets = self.neighbours.iter().filter_map(|n| n.socket.as_ref());
-                // One that has ended already is no harm.
-                sockets.for_each(|socket| drop(socket.shutdown(Shutdown::Write)));
-            }
-            for neighbour in &mut self.neighbours {
-                // Unread bytes would turn the end of a connection into a reset.
-                while let Some(socket) = &mut neighbour.socket {
-                    match socket.read(&mut bytes) {
-                        Ok(count) if count > 0 => {}
-                        Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                        Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                        _ => neighbour.socket = None,
-                    }
-                }
-            }
-            entries.clear();
-            for neighbour in &self.neighbours {
-                if let Some(socket) = &neighbour.socket {
-                    let events = libc::POLLIN | if shut { 0 } else { libc::POLLOUT };
-                    entries.push(libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 });
-                }
-            }
-            if !entries.is_empty() {
-                poll(&mut entries, until);
-            }
-        }
     }
 }
 
