@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every reduction on a GPU against the same kernel on the host: gpu-kernels.py FATBIN HOST.so.
+"""Every reduction on a GPU against the same kernel on the host: gpu-kernels.py FATBIN HOST.so [TYPE...].
 
 What only a device has (conversions in hardware, min and max, the vectors' loads) is compared bit for bit:
 all pairs of 8-bit floats, all 16-bit floats with awkward partners, random bits of every type, at odd
@@ -10,6 +10,8 @@ import ctypes
 import random
 import struct
 import sys
+
+from gpu_driver import Device, Host
 
 # DataType and ReduceOp in src/types.rs: number, bytes, suffix of the kernels.
 TYPES = {"int8": (0, 1, "w1"), "uint8": (1, 1, "w1"), "int32": (2, 4, "w4"), "uint32": (3, 4, "w4"),
@@ -26,73 +28,27 @@ AWKWARD = {"half": [0x8000, 0, 0x3C00, 0x3555, 0x0001, 0x7BFF, 0x1001, 0x7C00],
 ARENA = 1 << 22
 
 
-class Field(ctypes.Structure):
-    _fields_ = [("structure", ctypes.c_char_p), ("field", ctypes.c_char_p),
-                ("offset", ctypes.c_size_t), ("bytes", ctypes.c_size_t)]
-
-
-class Host:
-    """The kernels compiled for the host."""
-
-    def __init__(self, path):
-        self.library = ctypes.CDLL(path)
-        count = ctypes.c_size_t.in_dll(self.library, "ringcomm_host_layout_count").value
-        table = (Field * count).in_dll(self.library, "ringcomm_host_layout")
-        self.layout = {(row.structure.decode(), row.field.decode()): (row.offset, row.bytes) for row in table}
+class OnHost:
+    def __init__(self, host):
+        self.host = host
         # As a device's memory is aligned.
         self.memory = ctypes.create_string_buffer(ARENA + 256)
         self.base = (ctypes.addressof(self.memory) + 255) // 256 * 256
 
     def run(self, symbol, args, content):
         ctypes.memmove(self.base, content, ARENA)
-        launch = self.library.ringcomm_host_launch
-        code = launch(symbol.encode(), 3, 1, 1, args, ctypes.c_size_t(len(args)))
-        assert code == 0, f"{symbol}: {code}"
+        self.host.launch(symbol, args)
         return ctypes.string_at(self.base, ARENA)
 
 
-class Device:
-    """The first device, through the driver."""
-
-    def __init__(self, fatbin):
-        self.driver = ctypes.CDLL("libcuda.so.1")
-        device, context, self.module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxPushCurrent_v2", context)
-        with open(fatbin, "rb") as file:
-            self.image = file.read()
-        self.call("cuModuleLoadData", ctypes.byref(self.module), self.image)
-        memory = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(ARENA))
-        self.base, self.stream = memory.value, ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(self.stream), 0)
-
-    def call(self, name, *arguments):
-        code = getattr(self.driver, name)(*arguments)
-        if code != 0:
-            raise OSError(f"{name}: CUDA error {code}")
+class OnDevice:
+    def __init__(self, device):
+        self.device, self.base = device, device.allocate(ARENA)
 
     def run(self, symbol, args, content):
-        function = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(function), self.module, symbol.encode())
-        self.copy(self.base, content)
-        buffer = ctypes.create_string_buffer(args, len(args))
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        self.call("cuLaunchKernel", function, 3, 1, 1, 512, 1, 1, 0, self.stream, parameters, None)
-        back = ctypes.create_string_buffer(ARENA)
-        self.copy(ctypes.addressof(back), self.base)
-        return back.raw
-
-    def copy(self, target, source):
-        """The driver sees by the addresses which of them is the host's."""
-        if isinstance(source, bytes):
-            kept = ctypes.create_string_buffer(source, ARENA)
-            source = ctypes.addressof(kept)
-        size = ctypes.c_size_t(ARENA)
-        self.call("cuMemcpyAsync", ctypes.c_uint64(target), ctypes.c_uint64(source), size, self.stream)
-        self.call("cuStreamSynchronize", self.stream)
+        self.device.write(self.base, content)
+        self.device.launch(symbol, args, 3)
+        return self.device.read(self.base, ARENA)
 
 
 def arguments(layout, base, case):
@@ -147,7 +103,7 @@ def cases(name, chance):
         yield place(name, sources, shifts, chance)
 
 
-def check(name, host, device):
+def check(name, layout, places):
     """The first case of a type that differs, as a text."""
     chance, done = random.Random(name), 0
     ops = [SUM, PROD, MAX, MIN] + ([] if name == "bool" else [AVG, PREMULSUM])
@@ -157,8 +113,8 @@ def check(name, host, device):
         for op in ops:
             for parts in ([2, 3, 8] if op == AVG else [1]):
                 case |= {"op": op, "parts": parts, "scalar": 1.7, "tile": 2048}
-                results = [on.run(symbol, arguments(host.layout, on.base, case), case["content"])
-                           for on in (host, device)]
+                results = [on.run(symbol, arguments(layout, on.base, case), case["content"])
+                           for on in places]
                 done += 1
                 if results[0] != results[1]:
                     at = next(i for i in range(ARENA) if results[0][i] != results[1][i])
@@ -167,16 +123,16 @@ def check(name, host, device):
 
 
 def main():
-    fatbin, library = sys.argv[1:]
+    fatbin, library, *chosen = sys.argv[1:]
     host = Host(library)
     try:
         device = Device(fatbin)
     except OSError as reason:
         print(f"skipped: no device ({reason})")
         return 0
-    failed = 0
-    for name in TYPES:
-        result = check(name, host, device)
+    places, failed = (OnHost(host), OnDevice(device)), 0
+    for name in chosen or TYPES:
+        result = check(name, host.layout, places)
         good = isinstance(result, int)
         failed += not good
         print(f"{'ok' if good else 'FAILED'}: {name}: {f'{result} launches' if good else result}", flush=True)

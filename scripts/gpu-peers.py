@@ -48,6 +48,10 @@ def stack():
                 for output in outputs:
                     output.copy_(total)
             tell("torch.stack", ranks, bytes_, timed(work, bytes_))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                work()
+            tell("torch.stack in a graph", ranks, bytes_, timed(graph.replay, bytes_))
 
 
 def rank_of(rank, ranks, peer, port):

@@ -12,6 +12,7 @@ mod gate;
 mod interface;
 mod processes;
 mod streams;
+mod stress;
 #[path = "../support/mod.rs"]
 mod support;
 

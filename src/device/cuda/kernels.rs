@@ -1,6 +1,7 @@
 //! The kernels: one module for each device, loaded whole before the first call.
 #![allow(unsafe_code)]
 
+use super::abi;
 use super::context::Device;
 use super::driver::{Function, Module, Stream};
 use crate::error::{Error, Result};
@@ -33,6 +34,7 @@ pub struct Kernels {
     device: Arc<Device>,
     module: Module,
     reduce: [Function; KINDS.len()],
+    delay: Function,
 }
 
 // SAFETY: functions may be launched from any thread; the driver locks what it changes.
@@ -70,10 +72,12 @@ impl Kernels {
             ),
         )?;
         let reduce = [std::ptr::null_mut(); KINDS.len()];
-        let mut kernels = Kernels { device: device.clone(), module, reduce };
+        let delay = std::ptr::null_mut();
+        let mut kernels = Kernels { device: device.clone(), module, reduce, delay };
         for (index, kind) in KINDS.iter().enumerate() {
             kernels.reduce[index] = kernels.function(&format!("ringcomm_reduce_{kind}"))?;
         }
+        kernels.delay = kernels.function("ringcomm_delay")?;
         Ok(Some(kernels))
     }
 
@@ -92,6 +96,17 @@ impl Kernels {
         &self.device
     }
 
+    /// Keep a stream busy for so long, as a test of what is ordered after it. The context is
+    /// current.
+    ///
+    /// # Safety
+    /// The stream is one of this device, and lives.
+    pub unsafe fn delay(&self, duration_ns: u64, stream: Stream) -> Result<()> {
+        let arguments = abi::DelayArgs { duration_ns };
+        // SAFETY: this is the kernel's structure, and it points to nothing; the stream is promised.
+        unsafe { self.launch(self.delay, &arguments, (1, 1), stream, "launching a delay") }
+    }
+
     /// Launch the reduction kernel for a type. The context is current.
     ///
     /// # Safety
@@ -105,15 +120,29 @@ impl Kernels {
         threads: u32,
         stream: Stream,
     ) -> Result<()> {
+        let (function, shape) = (self.reduce[kind(data_type)], (blocks, threads));
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(function, arguments, shape, stream, "launching a reduction kernel") }
+    }
+
+    /// # Safety
+    /// As for `reduce`.
+    unsafe fn launch<T>(
+        &self,
+        function: Function,
+        arguments: &T,
+        (blocks, threads): (u32, u32),
+        stream: Stream,
+        doing: &str,
+    ) -> Result<()> {
         let mut parameters = [(&raw const *arguments).cast_mut().cast::<c_void>()];
-        let function = self.reduce[kind(data_type)];
         // SAFETY: the caller's promise; the driver copies the structure before it returns.
         let code = unsafe {
             let launch = self.device.driver.launch;
             let none = std::ptr::null_mut();
             launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), none)
         };
-        self.device.driver.check(code, "launching a reduction kernel")
+        self.device.driver.check(code, doing)
     }
 }
 

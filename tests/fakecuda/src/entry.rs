@@ -177,6 +177,14 @@ entries! {
         // SAFETY: the C caller promises the kernel's parameters.
         unsafe { kernels::launch(function, shape, stream, parameters) }
     }
+    cuLaunchCooperativeKernel(
+        function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,
+        stream: Handle, parameters: *mut Handle
+    ) {
+        let shape = ([gx, gy, gz], [bx, by, bz], shared);
+        // SAFETY: as above. The host runs all blocks of whatever waits at once.
+        unsafe { kernels::launch(function, shape, stream, parameters) }
+    }
 }
 
 /// The name of a code; NULL and an error for one that this driver does not know.
