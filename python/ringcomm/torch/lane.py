@@ -47,9 +47,14 @@ class Lane:
 
     def run(self, steps: Sequence[Step]) -> None:
         """Make these calls, one after another, and return when they are done."""
+        refused: Optional[RingError] = None
         with self.lock:
             if self._running and not self.idle():
-                mark = self._give(steps, None)
+                try:
+                    mark = self._give(steps, None)
+                except RingError as error:
+                    # What came before it reads and writes the caller's tensors.
+                    refused, mark = error, self._running[-1][0]
             else:
                 for function, arguments in steps:
                     result = function(*arguments, self.comm, None)
@@ -57,9 +62,9 @@ class Lane:
                         raise self.refusal(result)
                 return
         self.reached(mark, -1)
-        error = self.error_of(mark)
-        if error is not None:
-            raise error
+        failed = refused or self.error_of(mark)
+        if failed is not None:
+            raise failed
 
     def give(self, steps: Sequence[Step], keep: Any) -> int:
         """Put these calls on the stream as one; the mark behind them."""
@@ -70,15 +75,20 @@ class Lane:
         if self.stream is None:
             self.stream = Stream()
         stream = self.stream.handle
+        refused: Optional[RingError] = None
         for function, arguments in steps:
             result = function(*arguments, self.comm, stream)
             if result:
-                raise self.refusal(result)
+                refused = self.refusal(result)
+                break
+        # The steps before one that is refused run all the same, in the memory that is kept here.
         result = lib.ringStreamMark(stream, ctypes.byref(self._mark))
         if result:
-            raise self.refusal(result)
+            raise refused or self.refusal(result)
         mark = self._mark.value
-        self._running.append((mark, keep))
+        self._running.append((mark, (steps, keep)))
+        if refused is not None:
+            raise refused
         if len(self._running) > _MOST_REMEMBERED:
             self._forget()
         return mark

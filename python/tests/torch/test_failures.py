@@ -1,8 +1,10 @@
 """What goes wrong is said in one line, by name, on every rank, soon."""
 
+import gc
 import os
 import signal
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
+from ringcomm._native import lib
 
 
 def dies_in_training(rank, hook):
@@ -184,6 +187,31 @@ def fails_in_a_batch(rank):
 )
 def test_whose_error_it_is(function):
     run(2, function)
+
+
+def refused_in_the_middle(rank):
+    """The first of two calls is on its way when the second is refused: its tensor stays."""
+    tensor = torch.ones(4)
+    if rank == 0:
+        kept = weakref.ref(tensor)
+        lane, place = dist.group.WORLD._lane(tensor.device), tensor.data_ptr()
+        right, wrong = (place, place, 4, 7, 0), (place, place, 4, 99, 0)
+        with pytest.raises(ringcomm.RingError):
+            lane.give([(lib.ringAllReduce, right), (lib.ringAllReduce, wrong)], [tensor])
+        del tensor
+        gc.collect()
+        assert kept() is not None
+        dist.send(torch.ones(1), 1)
+        dist.barrier()
+        assert kept() is None or kept()[0] == 2
+    else:
+        dist.recv(torch.ones(1), 0)
+        dist.all_reduce(tensor)
+        dist.barrier()
+
+
+def test_what_a_refused_call_leaves_running():
+    run(2, refused_in_the_middle)
 
 
 def destroyed_while_the_other_dies(rank):
