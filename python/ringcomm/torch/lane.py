@@ -21,7 +21,7 @@ from ..streams import Stream
 Step = Tuple[Callable[..., int], Tuple[Any, ...]]
 
 #: Works that may be remembered before those that are done are looked for: a few buckets of a step.
-_MOST_REMEMBERED = 16
+MOST_REMEMBERED = 16
 
 #: What to do about a deadline: for the library's programs, and for those of torch.
 _ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
@@ -38,7 +38,7 @@ class Lane:
         self.lock = threading.Lock()
         self.stream: Optional[Stream] = None
         #: What is, or was a moment ago, on the stream, with the mark behind it.
-        self._running: Deque[Tuple[int, Any]] = deque()
+        self._running: Deque[Tuple[Any, Any]] = deque()
         self._mark = ctypes.c_uint64()
         #: What went wrong first in a call on the stream, and the first mark behind that call.
         self.error: Optional[RingError] = None
@@ -66,12 +66,12 @@ class Lane:
         if failed is not None:
             raise failed
 
-    def give(self, steps: Sequence[Step], keep: Any) -> int:
+    def give(self, steps: Sequence[Step], keep: Any) -> Any:
         """Put these calls on the stream as one; the mark behind them."""
         with self.lock:
             return self._give(steps, keep)
 
-    def _give(self, steps: Sequence[Step], keep: Any) -> int:
+    def _give(self, steps: Sequence[Step], keep: Any) -> Any:
         if self.stream is None:
             self.stream = Stream()
         stream = self.stream.handle
@@ -89,7 +89,7 @@ class Lane:
         self._running.append((mark, (steps, keep)))
         if refused is not None:
             raise refused
-        if len(self._running) > _MOST_REMEMBERED:
+        if len(self._running) > MOST_REMEMBERED:
             self._forget()
         return mark
 
@@ -105,7 +105,7 @@ class Lane:
             self._running.clear()
         return True
 
-    def reached(self, mark: int, timeout_ms: int) -> bool:
+    def reached(self, mark: Any, timeout_ms: int) -> bool:
         """Whether the calls before the mark are done, after at most so long; -1 is without end.
 
         What went wrong in one of them is `error_of` from then on.
