@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from datetime import timedelta
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import torch
 
 from .._native import lib
-from ..errors import RingArgumentError
-from .lane import Lane, Step
+from ..errors import RingAbortedError, RingArgumentError
+from .lane import MOST_REMEMBERED, Lane, Step
 from .meet import join
+
+
+class Moment(NamedTuple):
+    """A mark on streams of the device: works hold it, for as long as they may be asked."""
+
+    number: int
+    event: Any
 
 
 class CudaLane(Lane):
@@ -23,7 +30,6 @@ class CudaLane(Lane):
         self.device = torch.device(device)
         with torch.cuda.device(self.device):
             super().__init__(join(store, key, rank, size, timeout))
-        self._events: dict = {}
         self._number = 0
         found = ctypes.c_int()
         lib.ringCommCuDevice(self.comm, ctypes.byref(found))
@@ -42,7 +48,7 @@ class CudaLane(Lane):
         """Put these calls on torch's current stream, as torch's own operations are."""
         self.give(steps, None)
 
-    def _give(self, steps: Sequence[Step], keep: Any) -> int:
+    def _give(self, steps: Sequence[Step], keep: Any) -> Moment:
         stream = torch.cuda.current_stream(self.device)
         for function, arguments in steps:
             result = function(*arguments, self.comm, ctypes.c_void_p(stream.cuda_stream))
@@ -51,18 +57,34 @@ class CudaLane(Lane):
         event = torch.cuda.Event()
         event.record(stream)
         self._number += 1
+        moment = Moment(self._number, event)
         # The allocator hands memory out again in the order of the stream, so nothing is kept.
-        self._events[self._number] = event
-        for old in [number for number in self._events if number < self._number - 1024]:
-            del self._events[old]
-        return self._number
+        # A stream that is being captured runs nothing yet, and its events cannot be asked.
+        if not torch.cuda.is_current_stream_capturing():
+            self._running.append((moment, None))
+            if len(self._running) > MOST_REMEMBERED:
+                self._forget()
+        return moment
 
-    def reached(self, mark: int, timeout_ms: int) -> bool:
+    def reached(self, mark: Moment, timeout_ms: int) -> bool:
         """As a CPU lane's; without end it makes the current stream wait, not this thread."""
-        event = self._events.get(mark)
-        if event is None or event.query():
+        if mark.event.query():
             return True
         if timeout_ms < 0:
-            torch.cuda.current_stream(self.device).wait_event(event)
+            torch.cuda.current_stream(self.device).wait_event(mark.event)
             return True
         return False
+
+    def abort(self) -> None:
+        """As a CPU lane's. What had not ended before it has failed."""
+        self._forget()
+        pending = self._running[0][0] if self._running and self.comm is not None else None
+        super().abort()
+        if pending is not None:
+            self._failed_mark = pending
+            self.error = RingAbortedError(
+                f"the communicator of rank {self.rank} was aborted", 64, rank=self.rank
+            )
+
+    def _see_through(self) -> None:
+        """The device's own streams go on without the communicator: nothing to wait for."""

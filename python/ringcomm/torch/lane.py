@@ -21,7 +21,7 @@ from ..streams import Stream
 Step = Tuple[Callable[..., int], Tuple[Any, ...]]
 
 #: Works that may be remembered before those that are done are looked for: a few buckets of a step.
-_MOST_REMEMBERED = 16
+MOST_REMEMBERED = 16
 
 #: What to do about a deadline: for the library's programs, and for those of torch.
 _ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
@@ -38,7 +38,7 @@ class Lane:
         self.lock = threading.Lock()
         self.stream: Optional[Stream] = None
         #: What is, or was a moment ago, on the stream, with the mark behind it.
-        self._running: Deque[Tuple[int, Any]] = deque()
+        self._running: Deque[Tuple[Any, Any]] = deque()
         self._mark = ctypes.c_uint64()
         #: What went wrong first in a call on the stream, and the first mark behind that call.
         self.error: Optional[RingError] = None
@@ -47,9 +47,14 @@ class Lane:
 
     def run(self, steps: Sequence[Step]) -> None:
         """Make these calls, one after another, and return when they are done."""
+        refused: Optional[RingError] = None
         with self.lock:
             if self._running and not self.idle():
-                mark = self._give(steps, None)
+                try:
+                    mark = self._give(steps, None)
+                except RingError as error:
+                    # What came before it reads and writes the caller's tensors.
+                    refused, mark = error, self._running[-1][0]
             else:
                 for function, arguments in steps:
                     result = function(*arguments, self.comm, None)
@@ -57,29 +62,34 @@ class Lane:
                         raise self.refusal(result)
                 return
         self.reached(mark, -1)
-        error = self.error_of(mark)
-        if error is not None:
-            raise error
+        failed = refused or self.error_of(mark)
+        if failed is not None:
+            raise failed
 
-    def give(self, steps: Sequence[Step], keep: Any) -> int:
+    def give(self, steps: Sequence[Step], keep: Any) -> Any:
         """Put these calls on the stream as one; the mark behind them."""
         with self.lock:
             return self._give(steps, keep)
 
-    def _give(self, steps: Sequence[Step], keep: Any) -> int:
+    def _give(self, steps: Sequence[Step], keep: Any) -> Any:
         if self.stream is None:
             self.stream = Stream()
         stream = self.stream.handle
+        refused: Optional[RingError] = None
         for function, arguments in steps:
             result = function(*arguments, self.comm, stream)
             if result:
-                raise self.refusal(result)
+                refused = self.refusal(result)
+                break
+        # The steps before one that is refused run all the same, in the memory that is kept here.
         result = lib.ringStreamMark(stream, ctypes.byref(self._mark))
         if result:
-            raise self.refusal(result)
+            raise refused or self.refusal(result)
         mark = self._mark.value
-        self._running.append((mark, keep))
-        if len(self._running) > _MOST_REMEMBERED:
+        self._running.append((mark, (steps, keep)))
+        if refused is not None:
+            raise refused
+        if len(self._running) > MOST_REMEMBERED:
             self._forget()
         return mark
 
@@ -95,7 +105,7 @@ class Lane:
             self._running.clear()
         return True
 
-    def reached(self, mark: int, timeout_ms: int) -> bool:
+    def reached(self, mark: Any, timeout_ms: int) -> bool:
         """Whether the calls before the mark are done, after at most so long; -1 is without end.
 
         What went wrong in one of them is `error_of` from then on.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from datetime import timedelta
 from typing import Callable, List, Optional
 
@@ -83,14 +84,14 @@ class Work(TorchWork):
         """Wait until the calls are done; their error."""
         if not self._over:
             self._lane.reached(self._mark, -1)
-        return self._error or self._lane.error
+        return self._error or self._lane.error_of(self._mark)
 
     def finish(self) -> None:
         """The calls are done: see how they went, and bring the results where they belong."""
         with self._ending:
             if self._over:
                 return
-            self._error = self._lane.error
+            self._error = self._lane.error_of(self._mark)
             if self._error is None and self._after is not None:
                 try:
                     self._after()
@@ -168,19 +169,41 @@ class Joined(Work):
         self._future = None
 
     def is_completed(self) -> bool:
-        self._over = self._over or all(work.is_completed() for work in self._works)
+        if not self._over and all([work.is_completed() for work in self._works]):
+            self._collect()
         return self._over
 
+    def _collect(self) -> None:
+        errors = [work.exception() for work in self._works]
+        self._error = next((error for error in errors if error is not None), None)
+        self._over = True
+
+    def failure(self) -> Optional[BaseException]:
+        try:
+            self.wait()
+        except RingError:
+            pass  # kept
+        return self._error
+
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        for work in self._works:
-            work.wait(timeout)
-        self._over = self._waited = True
+        end = None
+        if timeout is not None and timeout.total_seconds() > 0:
+            end = time.monotonic() + timeout.total_seconds()
+        try:
+            for work in self._works:
+                # What is left of the time; none at all would be without end.
+                left = None if end is None else max(1e-3, end - time.monotonic())
+                work.wait(None if left is None else timedelta(seconds=left))
+        except BaseException:
+            self.is_completed()
+            raise
+        self._waited = True
+        self._collect()
         return True
 
     def complete(self) -> None:
         try:
-            for work in self._works:
-                work.wait()
+            self.wait()
         except RingError as error:
             self._error = error
         self._over = True

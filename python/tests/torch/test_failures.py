@@ -1,18 +1,21 @@
 """What goes wrong is said in one line, by name, on every rank, soon."""
 
+import gc
 import os
 import signal
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from ranks import PATIENCE_S, run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
+from ringcomm._native import lib
 
 
 def dies_in_training(rank, hook):
@@ -149,6 +152,66 @@ def aborted_with_work_pending(rank):
 
 def test_an_aborted_work_has_failed():
     run(2, aborted_with_work_pending)
+
+
+def fails_after_one_that_was_right(rank):
+    """The first of two works went well on every rank; rank 0 looks at it when the second failed."""
+    first = dist.all_reduce(torch.ones(2), async_op=True)
+    second = dist.all_reduce(torch.ones(4 + rank), async_op=True)
+    until = time.monotonic() + PATIENCE_S / 2
+    while not second.is_completed():
+        assert time.monotonic() < until
+    with pytest.raises(ringcomm.RingError, match="ranks disagree"):
+        second.wait()
+    assert first.wait() and first.is_success() and first.result()[0].tolist() == [2, 2]
+
+
+def fails_in_a_batch(rank):
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    group.allreduce([torch.ones(2)])
+    group.allreduce([torch.ones(4 + rank)])
+    both = group._end_coalescing(torch.device("cpu"))
+    until = time.monotonic() + PATIENCE_S / 2
+    while not both.is_completed():
+        assert time.monotonic() < until
+    assert not both.is_success() and "ranks disagree" in str(both.exception())
+    with pytest.raises(ringcomm.RingError, match="ranks disagree"):
+        both.wait()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [fails_after_one_that_was_right, fails_in_a_batch],
+    ids=lambda function: function.__name__,
+)
+def test_whose_error_it_is(function):
+    run(2, function)
+
+
+def refused_in_the_middle(rank):
+    """The first of two calls is on its way when the second is refused: its tensor stays."""
+    tensor = torch.ones(4)
+    if rank == 0:
+        kept = weakref.ref(tensor)
+        lane, place = dist.group.WORLD._lane(tensor.device), tensor.data_ptr()
+        right, wrong = (place, place, 4, 7, 0), (place, place, 4, 99, 0)
+        with pytest.raises(ringcomm.RingError):
+            lane.give([(lib.ringAllReduce, right), (lib.ringAllReduce, wrong)], [tensor])
+        del tensor
+        gc.collect()
+        assert kept() is not None
+        dist.send(torch.ones(1), 1)
+        dist.barrier()
+        assert kept() is None or kept()[0] == 2
+    else:
+        dist.recv(torch.ones(1), 0)
+        dist.all_reduce(tensor)
+        dist.barrier()
+
+
+def test_what_a_refused_call_leaves_running():
+    run(2, refused_in_the_middle)
 
 
 def destroyed_while_the_other_dies(rank):
