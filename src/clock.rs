@@ -1,7 +1,7 @@
 //! Cheap time stamps: the processor's own counter where it has one, calibrated when read back.
 #![allow(unsafe_code)]
 
-use std::sync::OnceLock;
+use crate::fork::Once;
 use std::time::{Duration, Instant};
 
 /// The counter and the clock, read together once.
@@ -10,10 +10,10 @@ struct Origin {
     instant: Instant,
 }
 
-static ORIGIN: OnceLock<Origin> = OnceLock::new();
+static ORIGIN: Once<Origin> = Once::new();
 
 fn origin() -> &'static Origin {
-    ORIGIN.get_or_init(|| Origin { ticks: ticks(), instant: Instant::now() })
+    ORIGIN.get_or_make(|| Origin { ticks: ticks(), instant: Instant::now() })
 }
 
 /// Start the clock, so that later readings have a base to be compared with.

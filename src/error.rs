@@ -6,18 +6,35 @@
 
 use std::fmt;
 
-/// What a rank was doing, for an error text: `AllReduce(count=8, type=f32, op=sum) #12`.
+/// What a rank was doing, for an error text: `in AllReduce(count=8, type=f32, op=sum) #12`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// The call as its user wrote it, without the buffers.
     pub call: String,
-    /// Its sequence number on the communicator, from 0.
-    pub sequence: u64,
+    /// Its sequence number on the communicator, from 0; none for what is no call of the user's:
+    /// `while the communicator was made`.
+    pub sequence: Option<u64>,
+}
+
+impl Operation {
+    /// What the library does for itself, as it ends a sentence.
+    pub fn aside(text: &str) -> Operation {
+        Operation { call: text.into(), sequence: None }
+    }
+
+    /// `" in CALL"`, or what else was done.
+    fn during(&self) -> String {
+        let word = if self.sequence.is_some() { "in " } else { "" };
+        format!(" {word}{self}")
+    }
 }
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{}", self.call, self.sequence)
+        match self.sequence {
+            Some(sequence) => write!(f, "{} #{sequence}", self.call),
+            None => f.write_str(&self.call),
+        }
     }
 }
 
@@ -32,6 +49,10 @@ pub struct Who {
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.pid == 0 {
+            // It has not come so far as to say it.
+            return write!(f, "rank {}", self.rank);
+        }
         if self.host.is_empty() {
             return write!(f, "rank {} (pid {})", self.rank, self.pid);
         }
@@ -111,7 +132,7 @@ impl Error {
 
 /// `" in CALL"`, or nothing where no operation was running.
 fn during(operation: &Option<Operation>) -> String {
-    operation.as_ref().map(|op| format!(" in {op}")).unwrap_or_default()
+    operation.as_ref().map(Operation::during).unwrap_or_default()
 }
 
 impl fmt::Display for Error {
@@ -139,9 +160,9 @@ impl fmt::Display for Error {
             ),
             Error::Timeout { rank, peer, operation, waited_ms, peer_state } => write!(
                 f,
-                "timeout: rank {rank} waited {waited_ms} ms for {peer} in {operation}; \
-                 {peer_state}; if this is expected raise RINGCOMM_TIMEOUT_MS or the config's \
-                 timeout_ms"
+                "timeout: rank {rank} waited {waited_ms} ms for {peer}{}; {peer_state}; if this is \
+                 expected raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms",
+                operation.during()
             ),
             Error::Remote { rank, peer, operation, text } => write!(
                 f,

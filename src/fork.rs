@@ -7,7 +7,8 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::time::Duration;
 
 /// Descriptors from here on are not listed: more than programs are allowed to open but for servers
 /// of many connections. The list is half a megabyte of address space that is used as needed.
@@ -43,27 +44,76 @@ pub fn let_go_in_child(socket: RawFd) {
     LARGEST.fetch_max(socket, Relaxed);
 }
 
-/// Watch for forks from here on.
+/// A value that the first to ask for it makes.
 ///
-/// No `Once`: a child that is forked while another thread is within one would wait in it for ever.
-pub fn prepare() {
-    // All accesses are relaxed and have no partner: the handler's list is the C library's.
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    /// The process that is about to, so that its child does not wait for it.
-    static WATCHER: AtomicI32 = AtomicI32::new(0);
-    while !WATCHED.load(Relaxed) {
+/// A child that is forked while another thread makes it makes its own: in `std`'s kinds it would
+/// wait for that thread for ever.
+pub struct Once<T> {
+    value: AtomicPtr<T>,
+    /// The process that makes it, so that its child does not wait for it. All accesses are relaxed
+    /// and have no partner: what is made is handed over by `value`.
+    maker: AtomicI32,
+}
+
+/// How often it is asked for a value that another thread makes: most take less.
+const PAUSE: Duration = Duration::from_micros(50);
+
+impl<T: Send + Sync> Once<T> {
+    pub const fn new() -> Once<T> {
+        Once { value: AtomicPtr::new(std::ptr::null_mut()), maker: AtomicI32::new(0) }
+    }
+
+    /// The value, once there is one.
+    #[inline]
+    pub fn get(&self) -> Option<&T> {
+        // Acquire: pairs with the Release in `make`.
+        let value = self.value.load(Acquire);
+        // SAFETY: null, or from a box that nobody takes back.
+        unsafe { value.as_ref() }
+    }
+
+    /// The value, which `make` makes where there is none yet. It is never dropped.
+    #[inline]
+    pub fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
+        self.get().unwrap_or_else(|| self.make(make))
+    }
+
+    #[cold]
+    fn make(&'static self, make: impl FnOnce() -> T) -> &'static T {
         let me = std::process::id() as i32;
-        if WATCHER.swap(me, Relaxed) == me {
-            // Another thread of this process is.
-            std::thread::yield_now();
-            continue;
+        while self.maker.swap(me, Relaxed) == me {
+            // Another thread of this process does, or did since it was asked.
+            match self.get() {
+                Some(value) => return value,
+                None => std::thread::sleep(PAUSE),
+            }
         }
+        // Its parent may have made it before the fork and after this thread asked.
+        self.get().unwrap_or_else(|| {
+            let value = Box::into_raw(Box::new(make()));
+            // Release: pairs with the Acquire in `get`.
+            self.value.store(value, Release);
+            // SAFETY: from a box, as in `get`.
+            unsafe { &*value }
+        })
+    }
+}
+
+impl<T: Send + Sync> Default for Once<T> {
+    fn default() -> Once<T> {
+        Once::new()
+    }
+}
+
+/// Watch for forks from here on.
+pub fn prepare() {
+    static WATCHED: Once<()> = Once::new();
+    WATCHED.get_or_make(|| {
         // SAFETY: the handler does only what it may in a child of a process with threads; that it
         // runs twice is no harm. It fails without memory only, and then children are what they
         // would be without it.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        WATCHED.store(true, Relaxed);
-    }
+    });
 }
 
 /// The inode of a socket; `None` where the descriptor is none.
@@ -122,7 +172,34 @@ mod tests {
         let mut status = -1;
         // SAFETY: `status` is a live integer.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        libc::WEXITSTATUS(status)
+        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) }
+    }
+
+    #[test]
+    fn a_child_does_not_wait_for_what_a_thread_of_its_parent_was_making() {
+        static VALUE: Once<u32> = Once::new();
+        assert_eq!(VALUE.get(), None);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (end, may_end) = std::sync::mpsc::channel::<()>();
+        let maker = std::thread::spawn(move || {
+            *VALUE.get_or_make(|| {
+                begun.send(()).unwrap();
+                may_end.recv().unwrap();
+                std::process::id()
+            })
+        });
+        has_begun.recv().unwrap();
+        let asker = std::thread::spawn(|| *VALUE.get_or_make(|| 0));
+        let status = in_fork(|| {
+            // SAFETY: ends a child that waits, after longer than any machine takes.
+            unsafe { libc::alarm(20) };
+            let own = std::process::id();
+            i32::from(*VALUE.get_or_make(|| own) != own || VALUE.get() != Some(&own))
+        });
+        assert_eq!(status, 0);
+        end.send(()).unwrap();
+        assert_eq!(maker.join().unwrap(), std::process::id());
+        assert_eq!(asker.join().unwrap(), std::process::id());
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! This machine: its name for people who read an error, and what tells whether two ranks share it.
 #![allow(unsafe_code)]
 
+use crate::fork::Once;
 use sha2::{Digest, Sha256};
-use std::sync::OnceLock;
 
 /// Bytes of a host name, with its end: Linux allows 64 and the NUL.
 const BYTES: usize = 65;
 
 /// The name of this host, as `hostname` prints it; empty where the system gives none.
 pub fn name() -> &'static str {
-    static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
+    static NAME: Once<String> = Once::new();
+    NAME.get_or_make(|| {
         let mut bytes = [0u8; BYTES];
         // SAFETY: the pointer and length are those of a live array.
         let result = unsafe { libc::gethostname(bytes.as_mut_ptr().cast(), BYTES) };
@@ -25,8 +25,8 @@ pub fn name() -> &'static str {
 
 /// A number that the processes of one running machine share, in whatever containers they are.
 pub fn machine() -> u64 {
-    static MACHINE: OnceLock<u64> = OnceLock::new();
-    *MACHINE.get_or_init(|| {
+    static MACHINE: Once<u64> = Once::new();
+    *MACHINE.get_or_make(|| {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digest = Sha256::digest(&boot);
         u64::from_le_bytes(digest[..8].try_into().expect("eight of thirty-two bytes"))

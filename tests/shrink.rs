@@ -146,7 +146,7 @@ fn survivors_of_40_massacres_on_several_hosts_agree_on_who_is_left() {
 #[test]
 fn a_rank_that_lives_and_does_not_come_is_named_and_not_left_out() {
     let together = Barrier::new(3);
-    let config = Config { timeout_ms: 300, ..config() };
+    let config = Config { timeout_ms: 1500, ..config() };
     on_threads(3, &config, |comm| {
         let text = match comm.rank() {
             1 => String::new(),

@@ -143,6 +143,20 @@ fn tell_a_wish(comm: &Communicator) {
     unsafe { comm.run(&call) }.unwrap();
 }
 
+/// Wait until the rank's split has heard what the others want: they meet next.
+fn until_split_meets(comm: &Communicator) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let heard = format!("{{\"rank\":{},\"host\":", comm.rank());
+    let has_heard = || {
+        let dump = comm.dump();
+        let own = dump.split(&heard).nth(1).expect("its own state");
+        own.split('}').next().unwrap().contains("\"completed\":1")
+    };
+    while !has_heard() && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+}
+
 /// Call `end` again and again until the thread has ended: on a busy machine the first time may come
 /// before it has begun.
 fn end_until<T>(
@@ -176,7 +190,10 @@ fn ended(hosts: &[usize], shrinks: bool, end: impl Fn(&[Communicator])) -> Error
         if !shrinks {
             tell_a_wish(&both[1]);
         }
-        // Long enough for rank 0 to be where it waits.
+        if !shrinks {
+            until_split_meets(&both[0]);
+        }
+        // Long enough for rank 0 to be where it waits; where it is not, `end` comes again.
         std::thread::sleep(Duration::from_millis(50));
         assert!(!first.is_finished());
         end_until(&first, &both, end);
@@ -221,7 +238,7 @@ fn ended_in_the_end(
         let (divide, both, waits) = (&divide, &both, &waits);
         let zero = scope.spawn(move || divide(&both[0], waits));
         let one = scope.spawn(move || divide(&both[1], &config()));
-        // Long enough for rank 1 to be where it waits.
+        // Long enough for rank 1 to be where it waits; where it is not, `end` comes again.
         std::thread::sleep(Duration::from_millis(100));
         assert!(!one.is_finished());
         end_until(&one, both, end);
@@ -311,5 +328,29 @@ fn a_rank_that_dies_before_it_meets_the_others_of_its_color_is_named() {
             split_until_one_dies(seat, text)
         });
         mourn(ranks, 2, 1);
+    }
+}
+
+#[test]
+fn splits_of_several_threads_at_once_meet_in_one_order_on_all_ranks() {
+    const THREADS: usize = 3;
+    const ROUNDS: usize = 20;
+    for hosts in [[0, 0], [0, 1]] {
+        let both = match hosts[0] == hosts[1] {
+            true => Communicator::init_all(2, &config()).unwrap(),
+            false => joined_hosts(&hosts, &config()),
+        };
+        support::threads::run_all(&both, |comm| {
+            std::thread::scope(|scope| {
+                let split = || {
+                    for _ in 0..ROUNDS {
+                        let child = comm.split(0, 0, None).unwrap().unwrap();
+                        assert_eq!((child.rank(), child.nranks()), (comm.rank(), 2));
+                        assert_eq!(gather(&child, 7), [7, 7]);
+                    }
+                };
+                support::threads::join_all([(); THREADS].map(|()| scope.spawn(split)));
+            });
+        });
     }
 }

@@ -289,7 +289,7 @@ impl Failure {
     }
 
     fn into_error(self, me: usize, nranks: usize) -> Error {
-        let operation = || Operation { call: "the rendezvous".into(), sequence: 0 };
+        let operation = || Operation::aside("in the rendezvous");
         // These ranks meet on one machine.
         let who = |rank, pid| Who { rank: rank as usize, host: host::name().into(), pid };
         match self {

@@ -11,13 +11,13 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
 use crate::transport::process;
 use crate::transport::segment::Segment;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Segments of this process by number, for ranks that are threads of it.
-static LOCAL: LazyLock<Mutex<HashMap<u64, Local>>> = LazyLock::new(Mutex::default);
+static LOCAL: Mutex<BTreeMap<u64, Local>> = Mutex::new(BTreeMap::new());
 
 /// A rank's segment, and which rank of which rendezvous it is: what another says of itself, this
 /// process knows of its own.
@@ -88,7 +88,7 @@ pub(super) struct Crowd {
 impl Crowd {
     /// Of the ranks that introduced themselves so.
     pub fn of(introductions: &[Introduction], mine: &Introduction) -> Crowd {
-        let mut machines: HashMap<u64, (usize, Cores)> = HashMap::new();
+        let mut machines: BTreeMap<u64, (usize, Cores)> = BTreeMap::new();
         for theirs in introductions {
             let (ranks, cores) = machines.entry(theirs.machine).or_default();
             *ranks += 1;

@@ -4,18 +4,19 @@
 //! a profile and gives to the others when the communicator is made.
 #![allow(unsafe_code)]
 
-use super::engine::Engine;
+use super::engine::{Engine, SETUP_OPERATIONS};
 use super::introduction::forced_algorithm;
 use super::watch::Unless;
 use super::{Call, Communicator, Message};
 use crate::algorithm::select::{Choice, Costs, Hosts, Question, choose as fastest, predict};
 use crate::algorithm::{self, Algorithm};
+use crate::clock;
 use crate::config::Config;
 use crate::device::host::{Job, Reduction, copy};
 use crate::error::{Error, Result};
+use crate::fork::Once;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
-use std::sync::OnceLock;
 use std::time::Instant;
 
 /// How a call runs: through slots, and directly where all ranks' buffers turn out to be reachable.
@@ -118,8 +119,8 @@ const SLOWEST_CROSSING: f64 = 1.0;
 
 /// Copy and reduction pace of this machine, measured once a process.
 fn paces() -> (f64, f64) {
-    static PACES: OnceLock<(f64, f64)> = OnceLock::new();
-    *PACES.get_or_init(|| {
+    static PACES: Once<(f64, f64)> = Once::new();
+    *PACES.get_or_make(|| {
         let (a, b) = (vec![1u8; SAMPLE_BYTES], vec![0u8; SAMPLE_BYTES]);
         let mut c = vec![0u8; SAMPLE_BYTES];
         let target = c.as_mut_ptr();
@@ -155,6 +156,8 @@ pub fn calibrate(
 ) -> Result<()> {
     if communicator.nranks == 1 {
         communicator.engine.take().settle(Costs { cores, ..Costs::default() });
+        // It is through with what others do now.
+        communicator.watched.pages.mine().end(SETUP_OPERATIONS - 1, clock::ticks());
         return Ok(());
     }
     let mut costs = Costs { cores, ..Costs::default() };

@@ -113,7 +113,8 @@ impl Engine {
         self.sequence += 1;
         let page = watched.pages.mine();
         page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
-        let watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
+        let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
+        watch.makes_communicator = self.setting_up;
         let stamp = Stamp {
             communicator: self.communicator,
             epoch: self.epoch,
@@ -369,7 +370,8 @@ impl Engine {
             let transfer = self.transfer(message.as_ref());
             self.transfers.push(transfer);
         }
-        let watch = OperationWatch::new(watched, unless, descriptor, batch);
+        let mut watch = OperationWatch::new(watched, unless, descriptor, batch);
+        watch.makes_communicator = self.setting_up;
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
             track.begun(record);

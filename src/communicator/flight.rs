@@ -23,6 +23,7 @@ pub struct Flight {
 /// One operation.
 struct Entry {
     operation: Operation,
+    sequence: u64,
     fingerprint: u64,
     /// Clock ticks.
     started: u64,
@@ -34,8 +35,10 @@ struct Entry {
 
 impl Entry {
     fn of(record: &Record) -> Entry {
+        let operation = record::operation(record);
         Entry {
-            operation: record::operation(record),
+            sequence: operation.sequence.unwrap_or(0),
+            operation,
             fingerprint: record.fingerprint.load(Relaxed),
             started: record.started.load(Relaxed),
             ended: Some(record.ended.load(Relaxed)).filter(|ended| *ended > 0),
@@ -55,7 +58,7 @@ impl Entry {
             "{{\"call\":{},\"sequence\":{},\"fingerprint\":\"{:016x}\",\"complete\":{},\
              \"waiting_for\":{},\"waited_ms\":{}}}",
             quote(&self.operation.call),
-            self.operation.sequence,
+            self.sequence,
             self.fingerprint,
             self.ended.is_some(),
             self.waiting_for(),
@@ -70,7 +73,7 @@ impl Entry {
         format!(
             "{{\"sequence\":{},\"call\":{},\"fingerprint\":\"{:016x}\",\"age_us\":{:.1},\
              \"took_us\":{},\"waiting_for\":{},\"waited_ms\":{}}}",
-            self.operation.sequence,
+            self.sequence,
             quote(&self.operation.call),
             self.fingerprint,
             microseconds(self.started, now),
@@ -97,7 +100,7 @@ fn collectives(page: &Control) -> Vec<Entry> {
 /// Batches of messages in order.
 fn batches(page: &Control) -> Vec<Entry> {
     let mut all: Vec<Entry> = page.batches().map(Entry::of).collect();
-    all.sort_by_key(|entry| entry.operation.sequence);
+    all.sort_by_key(|entry| entry.sequence);
     all
 }
 
@@ -248,7 +251,7 @@ impl Flight {
             page.pid.load(Relaxed).to_string(),
             format!("{:08x}", self.number),
             format!("{}/{}", pages.rank, pages.nranks()),
-            entry.as_ref().map_or_else(dash, |entry| entry.operation.sequence.to_string()),
+            entry.as_ref().map_or_else(dash, |entry| entry.sequence.to_string()),
             state,
             entry
                 .as_ref()

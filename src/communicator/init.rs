@@ -233,7 +233,7 @@ pub(super) fn assemble(
         failure: Mutex::new(None),
         shrinking: Mutex::default(),
         aborts: AtomicU64::new(0),
-        children: AtomicU64::new(0),
+        children: Mutex::default(),
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
         gpu,

@@ -73,8 +73,8 @@ pub struct Communicator {
     /// How often it was aborted: who makes a smaller communicator of an aborted one is called off
     /// by the next time. Release by `abort`: pairs with the Acquire in `aborts`.
     aborts: AtomicU64,
-    /// Splits and shrinks so far, which name the rendezvous of the next.
-    children: AtomicU64,
+    /// Splits so far, which name the rendezvous of the next.
+    children: Mutex<u64>,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
     /// Its device, if it is on one.

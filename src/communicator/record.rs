@@ -102,10 +102,10 @@ pub fn operation(record: &Record) -> Operation {
     let sequence = record.sequence.load(Relaxed).saturating_sub(1);
     match Descriptor::unpack(record.what.load(Relaxed), record.count.load(Relaxed)) {
         Some(descriptor) if descriptor.collective.is_none() => {
-            Operation { call: descriptor.text(), sequence }
+            Operation { call: descriptor.text(), sequence: Some(sequence) }
         }
-        Some(descriptor) => Operation { call: descriptor.text(), sequence: number(sequence) },
-        None => Operation { call: "an unknown call".into(), sequence: number(sequence) },
+        Some(descriptor) => Operation { call: descriptor.text(), sequence: Some(number(sequence)) },
+        None => Operation { call: "an unknown call".into(), sequence: Some(number(sequence)) },
     }
 }
 
@@ -128,6 +128,9 @@ pub fn state_of(control: &Control, rank: usize) -> String {
             return format!("rank {rank} left after {} calls", number(completed));
         }
         Life::Working => {}
+    }
+    if completed < SETUP_OPERATIONS {
+        return format!("rank {rank} is still at the making of the communicator");
     }
     if let Some(text) = open_batch(control, rank) {
         return text;

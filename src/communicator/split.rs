@@ -8,7 +8,6 @@ use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Collective;
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::DataType;
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,11 @@ impl Communicator {
     ) -> Result<Option<Communicator>> {
         self.check_process()?;
         let config = &Config { seat: self.config.seat, ..config.unwrap_or(&self.config).clone() };
-        let child = self.children.fetch_add(1, Relaxed);
+        // Held until the ranks have gathered, so that splits of several threads are counted in the
+        // order in which they meet the other ranks.
+        let mut children = self.children.lock();
+        let child = *children;
+        *children += 1;
         let label = format!("split {child} {color}");
         let local_id = self.id.derive_at(label.as_bytes(), &[]);
         let gate = match &self.outside {
@@ -43,6 +46,7 @@ impl Communicator {
             _ => 0,
         };
         let all = self.gather_wishes([color, key, i32::from(port)])?;
+        drop(children);
         let gate = gate?;
         if color < 0 {
             return Ok(None);

@@ -247,7 +247,10 @@ impl Communicator {
         Error::Timeout {
             rank: self.rank,
             peer: self.watched.who(peer),
-            operation: Operation { call: "Shrink()".into(), sequence: agreement.mine().attempt },
+            operation: Operation {
+                call: "Shrink()".into(),
+                sequence: Some(agreement.mine().attempt),
+            },
             waited_ms: started.elapsed().as_millis() as u64,
             peer_state: state,
         }

@@ -13,7 +13,7 @@ use crate::fork;
 use crate::sync::Mutex;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// What follows the last event.
 const END: &str = "\n]\n";
@@ -32,7 +32,7 @@ struct Opened {
 }
 
 /// This process's timeline, once there is one.
-static TIMELINE: OnceLock<Opened> = OnceLock::new();
+static TIMELINE: fork::Once<Opened> = fork::Once::new();
 
 /// A communicator's track on the timeline.
 pub struct Track {
@@ -57,7 +57,7 @@ impl Track {
     /// The track of a communicator, where the environment asks for a timeline. A forked child's
     /// communicators have none: the file is its parent's.
     pub fn new(flight: &Flight) -> Result<Option<Track>> {
-        let opened = TIMELINE.get_or_init(|| {
+        let opened = TIMELINE.get_or_make(|| {
             let open = |path: String| match Timeline::create(&path) {
                 Ok(timeline) => Ok(Arc::new(Mutex::new(timeline))),
                 Err(error) => Err(Error::System {

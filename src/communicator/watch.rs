@@ -158,6 +158,8 @@ pub struct OperationWatch<'a> {
     unless: Unless<'a>,
     descriptor: Descriptor,
     sequence: u64,
+    /// The operation is none of the user's.
+    pub makes_communicator: bool,
     /// When this wait has found that its peer has left.
     departure: Cell<Option<Duration>>,
 }
@@ -213,11 +215,15 @@ impl<'a> OperationWatch<'a> {
         descriptor: Descriptor,
         sequence: u64,
     ) -> OperationWatch<'a> {
-        OperationWatch { watched, unless, descriptor, sequence, departure: Cell::new(None) }
+        let (makes_communicator, departure) = (false, Cell::new(None));
+        OperationWatch { watched, unless, descriptor, sequence, makes_communicator, departure }
     }
 
     pub fn operation(&self) -> Operation {
-        Operation { call: self.descriptor.text(), sequence: self.number() }
+        match self.makes_communicator {
+            true => Operation::aside("while the communicator was made"),
+            false => Operation { call: self.descriptor.text(), sequence: Some(self.number()) },
+        }
     }
 
     /// The operation's number as its user counts.

@@ -8,6 +8,7 @@
 use super::announcement::Board;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::wait::Doorbell;
+use std::iter::repeat;
 
 /// Operations that the flight record remembers: 64 KiB, a few milliseconds of the smallest calls
 /// and a few minutes of a training step's.
@@ -210,7 +211,7 @@ impl Control {
     /// Say who the owner is, before anybody reads the page.
     pub fn introduce(&self, pid: u32, host: &str) {
         self.pid.store(pid, Relaxed);
-        for (cell, byte) in self.host.iter().zip(host.bytes()) {
+        for (cell, byte) in self.host.iter().zip(host.bytes().chain(repeat(0))) {
             cell.store(byte, Relaxed);
         }
     }

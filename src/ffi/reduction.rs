@@ -289,7 +289,7 @@ mod tests {
             all.make(PreMulSum { data_type: DataType::Float64, factor }).unwrap()
         });
         let made: Vec<RawRedOp> = made.collect();
-        let _held = all.made.lock().unwrap();
+        let _held = all.made.lock();
         for (number, op) in made.iter().enumerate() {
             let resolved = all.resolve(*op, DataType::Float64);
             assert_eq!(resolved, Ok((ReduceOp::PreMulSum, number as f64 / 2.0)));

@@ -323,7 +323,8 @@ mod futex {
     use super::*;
 
     pub fn sleep(word: &AtomicU32, time: Duration) {
-        let time = libc::timespec { tv_sec: 0, tv_nsec: time.as_nanos() as libc::c_long };
+        let (tv_sec, tv_nsec) = (time.as_secs() as libc::time_t, time.subsec_nanos().into());
+        let time = libc::timespec { tv_sec, tv_nsec };
         // SAFETY: the word outlives the call; the futex is shared because peers are processes.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 1, &time) };
     }
@@ -355,7 +356,6 @@ mod futex {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
 
     struct Deadline(Duration);
 
@@ -372,18 +372,25 @@ mod tests {
 
     #[test]
     fn a_sleeper_is_woken() {
-        let (bell, flag) = (bell(), AtomicBool::new(false));
-        let patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
+        // Who sleeps to the end was not woken.
+        const LONG: Duration = Duration::from_secs(30);
+        // SAFETY: the call takes nothing and always succeeds.
+        let sleeper = unsafe { libc::gettid() };
+        let is_asleep = || {
+            let status = std::fs::read_to_string(format!("/proc/self/task/{sleeper}/stat"));
+            status.unwrap().rsplit(')').next().unwrap().starts_with(" S")
+        };
+        let bell = bell();
+        let started = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while bell.sleeping.load(SeqCst) == 0 {
+                while bell.sleeping.load(SeqCst) == 0 || !is_asleep() {
                     std::thread::yield_now();
                 }
-                flag.store(true, Release);
                 ring_bell(&bell);
             });
-            let watch = Deadline(Duration::from_secs(60));
-            wait(patience, (&bell, &bell), 0, &watch, || flag.load(Acquire).then_some(())).unwrap();
+            assert_eq!(doze(&bell, LONG, &mut || None::<()>), None);
+            assert!(started.elapsed() < LONG, "nobody woke it");
         });
         assert_eq!(bell.sleeping.load(SeqCst), 0);
     }

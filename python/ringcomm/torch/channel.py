@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
 from collections import deque
-from typing import Any, Deque, Optional
+from typing import Any, Deque, List, Optional
 
 from .._native import DataType, lib
-from ..errors import RingError
+from ..communicator import Communicator
+from ..errors import RingError, RingTimeoutError
 from .lane import Lane
 from .meet import join
 from .types import movable
@@ -17,12 +19,27 @@ from .types import movable
 BYTE = DataType.UINT8.value
 #: Between two looks into the store for a channel's key, in seconds.
 LOOK = 1e-3
+#: Between two looks at whether the other end of a channel that does not open has died, in seconds:
+#: whoever waits for it notices no shorter time.
+LOOK_FOR_LIFE = 0.1
 
 
 class Header(ctypes.Structure):
     """What comes before a body: enough to say whose it is. 24 bytes travel in a slot's own line."""
 
     _fields_ = [("tag", ctypes.c_int64), ("count", ctypes.c_int64), ("kind", ctypes.c_int64)]
+
+
+class ChannelLane(Lane):
+    """The lane of a channel. In its communicator the sender is rank 0; in errors, whoever it is."""
+
+    def __init__(self, communicator: Communicator, ranks: List[int]) -> None:
+        super().__init__(communicator)
+        self.rank, self._ranks = ranks[communicator.rank], ranks
+
+    def _named(self, result: int, text: str) -> RingError:
+        theirs = re.sub(r"\brank ([01])\b", lambda end: f"rank {self._ranks[int(end[1])]}", text)
+        return super()._named(result, theirs)
 
 
 class Channel:
@@ -37,10 +54,20 @@ class Channel:
     def _join(self, key: str, end: int) -> None:
         try:
             made = join(self.post.store, key, end, 2, self.post.timeout, self._patience())
-        except (RingError, RuntimeError) as error:
+        except RingTimeoutError:
+            self.failure = RingTimeoutError(
+                f"timeout: rank {self.post.rank} waited for rank {self.peer} to open the channel "
+                "of their messages: does it send or receive what this rank does?",
+                8,
+                rank=self.post.rank,
+                peer=self.peer,
+            )
+            return
+        except RuntimeError as error:
             self.failure = error
             return
-        self.lane = Lane(made)
+        ranks = [self.post.rank, self.peer]
+        self.lane = ChannelLane(made, ranks if end == 0 else ranks[::-1])
 
     def _patience(self) -> Any:
         raise NotImplementedError
@@ -67,16 +94,21 @@ class Sender(Channel):
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)
         with self.lock:
-            while self._waiting:
-                self._submit(self._waiting.popleft())
+            self._submit_all()
+        self.post.announce()
 
     def give(self, message: Any) -> None:
         """Send this after what was given before."""
         with self.lock:
-            if self.lane is None and self.failure is None:
-                self._waiting.append(message)
-            else:
-                self._submit(message)
+            # Behind those that the opening thread is about to submit.
+            self._waiting.append(message)
+            if self.lane is not None or self.failure is not None:
+                self._submit_all()
+        self.post.announce()
+
+    def _submit_all(self) -> None:
+        while self._waiting:
+            self._submit(self._waiting.popleft())
 
     def _submit(self, message: Any) -> None:
         if self.lane is None:
@@ -99,21 +131,32 @@ class Sender(Channel):
         """Settle what has been sent, or wait so long for this message; whether anything is under
         way."""
         if message is not None and message.mark is None:
-            self._opening.join(seconds)
+            self._opening.join(min(seconds, LOOK_FOR_LIFE))
             if message.mark is None or self.lane is None:
+                self._look_for_life()
                 return True
         if message is not None:
             assert self.lane is not None
             if self.lane.reached(message.mark, int(seconds * 1000)):
-                message.settle(self.lane.error)
+                message.settle(self.lane.error_of(message.mark))
         with self.lock:
             while self.lane is not None and self._sent:
                 first = self._sent[0]
                 if not self.lane.reached(first.mark, 0):
                     break
                 self._sent.popleft()
-                first.settle(self.lane.error)
+                first.settle(self.lane.error_of(first.mark))
+        self.post.announce()
         return self.busy()
+
+    def _look_for_life(self) -> None:
+        """Give up if the other end has died before it was there."""
+        trouble = self.post.trouble_with(self.peer)
+        if trouble is not None and self.lane is None:
+            with self.lock:
+                self.failure = self.failure or trouble
+                self._submit_all()
+        self.post.announce()
 
     def busy(self) -> bool:
         """Whether anything is on its way."""

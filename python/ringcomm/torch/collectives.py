@@ -153,10 +153,12 @@ class Collectives:
         return self._all_gather_flat(listed(outputs), listed(inputs), opts)
 
     def _all_gather_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Optional[Work]:
+        types.check_pairs("all_gather_single", outputs, inputs)
         staging = Staging()
         steps = []
         for output, source in zip(outputs, inputs):
             kind, count = types.movable(types.check(source, "all_gather_single"))
+            types.check(output, "all_gather_single")
             if output.numel() != source.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
                     f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} "
@@ -173,14 +175,20 @@ class Collectives:
         """Every rank gets the inputs of all ranks, in a list of tensors for each input."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
+        types.check_pairs("all_gather", outputs, inputs)
         staging = Staging()
         steps = []
         for row, source in zip(outputs, inputs):
             if len(row) != self.size():
                 raise ValueError(f"all_gather: {len(row)} outputs for {self.size()} ranks")
-            kind, _ = types.movable(types.check(source, "all_gather"))
-            if any(tensor.dtype != source.dtype for tensor in row):
-                raise TypeError("all_gather: tensors of different types (invalid tensor type)")
+            types.same_type("all_gather", [source, *row])
+            kind, _ = types.movable(source)
+            mine = row[self.rank()].numel()
+            if mine != source.numel():
+                raise ValueError(
+                    f"all_gather: the input of {source.numel()} elements does not fit into this "
+                    f"rank's output of {mine}"
+                )
             counts = [types.movable(tensor)[1] for tensor in row]
             read, block = staging.source(source), staging.row(row, read=False)
             steps.append(_gather_to_all(self.rank(), read, block, counts, kind))
@@ -189,6 +197,8 @@ class Collectives:
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Optional[Work]:
         """As `allgather`, of several inputs; the outputs are a list for each rank."""
+        for row in outputs:
+            types.check_pairs("all_gather_coalesced", row, inputs)
         rows = [[tensors[index] for tensors in outputs] for index in range(len(inputs))]
         return self.allgather(rows, inputs, opts)
 

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from .._native import lib
-from ..errors import RingUsageError
+from ..errors import RingError, RingUsageError
 from .backward import watch
 from .collectives import TELLS
 from .futures import level
@@ -103,6 +103,11 @@ class Core(RootedCollectives):
         self._sequence += 1
         result = tensors if result is None else result
         device = (result or tensors)[0].device if (result or tensors) else torch.device("cpu")
+        for tensor in (*tensors, *result):
+            if tensor.device != device:
+                raise ValueError(
+                    f"{name}: tensors on different devices, {device} and {tensor.device}"
+                )
         lane = self._lane(device)
         after = None if staging is None else staging.after()
         batch = getattr(self._coalescing, "works", None)
@@ -171,8 +176,20 @@ class Core(RootedCollectives):
             with self._making:
                 if self._messages is None:
                     store = PrefixStore("ringcomm/p2p", another(self._store))
-                    self._messages = Messages(store, self._rank, self._size, self._timeout)
+                    self._messages = Messages(
+                        store, self._rank, self._size, self._timeout, self._trouble
+                    )
         return self._messages
+
+    def _trouble(self) -> Optional[RingError]:
+        """Why the ranks of the group cannot go on together, if they cannot."""
+        lane = self._cpu
+        if self._ended:
+            return RingUsageError("the process group was destroyed", 5, rank=self._rank)
+        try:
+            return None if lane is None else lane.communicator.error()
+        except RingError:
+            return None  # it is ending at this moment
 
     def shutdown(self) -> None:
         """Wait for what runs, then leave the group."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Optional, Sequence, Tuple
 
 from .._native import Result, failure, last_error, lib
 from ..communicator import Communicator
@@ -40,8 +40,10 @@ class Lane:
         #: What is, or was a moment ago, on the stream, with the mark behind it.
         self._running: Deque[Tuple[int, Any]] = deque()
         self._mark = ctypes.c_uint64()
-        #: What went wrong in a call on the stream.
+        #: What went wrong first in a call on the stream, and the first mark behind that call.
         self.error: Optional[RingError] = None
+        self._failed_mark: Any = None
+        self._ended = False
 
     def run(self, steps: Sequence[Step]) -> None:
         """Make these calls, one after another, and return when they are done."""
@@ -55,7 +57,9 @@ class Lane:
                         raise self.refusal(result)
                 return
         self.reached(mark, -1)
-        self.check()
+        error = self.error_of(mark)
+        if error is not None:
+            raise error
 
     def give(self, steps: Sequence[Step], keep: Any) -> int:
         """Put these calls on the stream as one; the mark behind them."""
@@ -94,7 +98,7 @@ class Lane:
     def reached(self, mark: int, timeout_ms: int) -> bool:
         """Whether the calls before the mark are done, after at most so long; -1 is without end.
 
-        What went wrong in one of them is `error` from then on.
+        What went wrong in one of them is `error_of` from then on.
         """
         stream = None if self.stream is None else self.stream.handle
         if stream is None:
@@ -102,14 +106,25 @@ class Lane:
         result = lib.ringStreamReached(stream, mark, timeout_ms)
         if result == Result.IN_PROGRESS:
             return False
-        if result and self.error is None and self.comm is not None:
-            self.error = self._named(result, last_error())
+        # A stream that has just ended knows no marks; how they went was asked before.
+        if result and self.error is None and not self._ended:
+            self._fail(mark, self._named(result, last_error()))
         return True
 
-    def check(self) -> None:
-        """Raise what went wrong on the stream, if anything has."""
-        if self.error is not None:
-            raise self.error
+    def _fail(self, mark: Any, error: RingError) -> None:
+        """Something has gone wrong before this mark: find the first mark behind it."""
+        stream = None if self.stream is None else self.stream.handle
+        for earlier, _ in list(self._running):
+            if earlier >= mark or lib.ringStreamReached(stream, earlier, 0):
+                mark = min(mark, earlier)
+                break
+        self._failed_mark = mark
+        self.error = error
+
+    def error_of(self, mark: Any) -> Optional[RingError]:
+        """What went wrong before a mark that is reached, if anything has."""
+        error = self.error
+        return error if error is not None and mark >= self._failed_mark else None
 
     def refusal(self, result: int) -> RingError:
         """The error of the call that this thread has just made."""
@@ -133,11 +148,20 @@ class Lane:
         if self.comm is None:
             return
         self.comm = None
-        errors: List[RingError] = []
-        for action in [end] + ([self.stream.close] if self.stream is not None else []):
+        try:
+            end()
+        except RingError:
+            pass  # each call's own error is raised where it is waited for
+        self._see_through()
+        self._ended = True
+        if self.stream is not None:
             try:
-                action()
-            except RingError as error:
-                # Each call's own error was raised where it was waited for.
-                errors.append(error)
+                self.stream.close()
+            except RingError:
+                pass  # seen above
         self._running.clear()
+
+    def _see_through(self) -> None:
+        """The communicator has ended, and so will what is still on the stream: see how."""
+        for mark, _ in list(self._running):
+            self.reached(mark, -1)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from datetime import timedelta
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 import torch
 
-from ..errors import RingTimeoutError
+from ..errors import RingError, RingRemoteError, RingTimeoutError
 from .channel import Sender
 from .futures import Future
 from .receiver import Receiver
@@ -70,7 +71,7 @@ class Message(Work):
         return f"timeout: rank {self._post.rank} waited for {who} in a message with tag {self.tag}"
 
     def settle(self, error: Optional[BaseException] = None) -> None:
-        """The message is done, or will never be."""
+        """The message is done, or will never be; `announce` then completes its future."""
         with self._ending:
             if self._over:
                 return
@@ -80,21 +81,23 @@ class Message(Work):
             self._error = error
             self._over = True
             if self._future is not None:
-                self._complete()
+                self._post.settled.append(self)
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         assert self._future is not None
         self._future.settle(self._error)
 
     def get_future(self) -> Future:
         with self._ending:
-            if self._future is None:
-                self._future = Future(self._tensors, 0)
-                if self._over:
-                    self._complete()
-                else:
-                    self._post.carry()
-            return self._future
+            if self._future is not None:
+                return self._future
+            self._future = Future(self._tensors, 0)
+            over = self._over
+        if over:
+            self.complete()
+        else:
+            self._post.carry()
+        return self._future
 
 
 class Send(Message):
@@ -133,13 +136,23 @@ class Receive(Message):
 class Messages:
     """The channels of one rank, and the receives that wait for a message."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        trouble: Callable[[], Optional[RingError]],
+    ) -> None:
         self.store, self.rank, self.size = store, rank, size
+        self._trouble = trouble
         self.timeout = timeout
         self.seconds = timeout.total_seconds()
         #: Guards `wanted` and what receivers put aside.
         self.lock = threading.Lock()
         self.wanted: List[Receive] = []
+        #: Messages that are over and whose futures are not complete yet.
+        self.settled: Deque[Message] = deque()
         self._senders: Dict[int, Sender] = {}
         self._receivers: Dict[int, Receiver] = {}
         self._making = threading.Lock()
@@ -180,6 +193,7 @@ class Messages:
             self.wanted.append(wanted)
         for channel in channels:
             channel.look_aside()
+        self.announce()
         self._carrier.wake()
         return wanted
 
@@ -198,6 +212,28 @@ class Messages:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
+    def trouble_with(self, peer: int) -> Optional[RingError]:
+        """Why a channel with this rank will never open, if there is a reason: what the group's
+        communicator has noticed. An open channel notices by itself."""
+        error = self._trouble()
+        if isinstance(error, RingRemoteError) and error.peer != peer:
+            return None
+        return error if self.ended or isinstance(error, RingRemoteError) else None
+
+    def nobody_left(self) -> bool:
+        """Whether no other rank can send any more."""
+        return all(channel.failure is not None for channel in self.receivers(None))
+
+    def announce(self) -> None:
+        """Complete the futures of what is over. Their callbacks send and receive, so no lock of a
+        channel is held here."""
+        while self.settled:
+            try:
+                message = self.settled.popleft()
+            except IndexError:
+                return  # another thread was faster
+            message.complete()
+
     def carry(self) -> None:
         """Somebody has a future of a message: bring all on in the background."""
         self._carrier.wake()
@@ -213,6 +249,7 @@ class Messages:
         self._carrier.stop()
         for channel in self.all_channels():
             channel.close()
+        self.announce()
 
 
 class Carrier:

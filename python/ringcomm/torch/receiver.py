@@ -42,7 +42,7 @@ class Receiver(Channel):
         return any(wanted.peer in (None, self.peer) for wanted in list(self.post.wanted))
 
     def look_aside(self) -> None:
-        """Give what was put aside to those who want it now."""
+        """Give what was put aside to those who want it now; the caller announces it."""
         with self.post.lock:
             for kept in list(self._aside):
                 wanted = self._taker(kept[0])
@@ -91,28 +91,34 @@ class Receiver(Channel):
                 self._take(end, wanted)
         finally:
             self.lock.release()
+            self.post.announce()
         return self.busy()
 
     def _opened(self, end: float) -> bool:
         """Join the channel once the sender has left word in the store."""
+        if self.lane is None and self.failure is None:
+            self._look_for(end)
         if self.failure is not None:
             self._give_up(self.failure)
-        if self.lane is not None:
-            return True
+            return False
+        return self.lane is not None
+
+    def _look_for(self, end: float) -> None:
         while True:
             pause = self._look_at - time.monotonic()
             if pause > 0 and self._look_at >= end:
-                return False
+                time.sleep(max(0, end - time.monotonic()))
+                return
             time.sleep(max(pause, 0))
+            self.failure = self.post.trouble_with(self.peer)
+            if self.failure is not None:
+                return
             if self.post.store.check([self._key]):
                 break
             # The store has others to serve: a channel that is not there yet is asked for ever less.
             self._look_at = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._join(self._key, 1)
-        if self.failure is not None:
-            self._give_up(self.failure)
-        return self.lane is not None
 
     def _take(self, end: float, wanted: Any) -> None:
         lane = self.lane
@@ -120,15 +126,18 @@ class Receiver(Channel):
         while self.busy() and not (wanted is not None and wanted._over):
             if self._asked is None:
                 place = ctypes.addressof(self._header)
-                self._asked = lane.give([(lib.ringRecv, (place, 24, BYTE, 0))], self._header)
+                try:
+                    self._asked = lane.give([(lib.ringRecv, (place, 24, BYTE, 0))], self._header)
+                except RingError as error:
+                    self._fail(error)
+                    return
             left = max(0, int((end - time.monotonic()) * 1000))
             if not lane.reached(self._asked, left):
                 return
-            self._asked = None
-            error = lane.error
-            if error is not None:
-                self.failure = error
-                self._give_up(error)
+            asked, self._asked = self._asked, None
+            failed = lane.error_of(asked)
+            if failed is not None:
+                self._fail(failed)
                 return
             self._deliver(lane)
 
@@ -147,9 +156,9 @@ class Receiver(Channel):
         try:
             lane.run([(lib.ringRecv, (place.data_ptr(), count, kind, 0))])
         except RingError as error:
-            self.failure = error
             if taker is not None:
                 taker.settle(error)
+            self._fail(error)
             return
         if taker is not None:
             taker.settle()
@@ -158,10 +167,15 @@ class Receiver(Channel):
                 self._aside.append((tag, kind, count, place))
             self.look_aside()
 
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self._give_up(error)
+
     def _give_up(self, error: BaseException) -> None:
         """No message will come from here any more."""
+        peers = (self.peer, None) if self.post.nobody_left() else (self.peer,)
         with self.post.lock:
-            over = [wanted for wanted in self.post.wanted if wanted.peer == self.peer]
+            over = [wanted for wanted in self.post.wanted if wanted.peer in peers]
             for wanted in over:
                 self.post.wanted.remove(wanted)
         for wanted in over:

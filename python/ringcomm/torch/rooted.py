@@ -23,6 +23,8 @@ class RootedCollectives(ScatteredReductions):
         root = opts if isinstance(opts, int) else opts.rootRank
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
+        if self.rank() == root:
+            types.check_pairs("gather", outputs, inputs)
         staging = Staging()
         steps: List[Step] = []
         flat = []
@@ -31,10 +33,7 @@ class RootedCollectives(ScatteredReductions):
             block = None
             if self.rank() == root:
                 row = outputs[index]
-                if len(row) != self.size() or any(t.numel() != source.numel() for t in row):
-                    raise ValueError(
-                        f"gather: the root needs {self.size()} outputs of {source.numel()}"
-                    )
+                types.check_row("gather", row, self.size(), source)
                 block = staging.row(row, read=False).data_ptr()
                 flat += row
             steps.append(
@@ -47,6 +46,13 @@ class RootedCollectives(ScatteredReductions):
         root = opts.rootRank
         staging = Staging()
         kind, count = types.movable(types.check(input, "gather_single"))
+        if self.rank() == root:
+            types.same_type("gather_single", [input, output])
+            if output.numel() != input.numel() * self.size():
+                raise ValueError(
+                    f"gather_single: {self.size()} inputs of {input.numel()} elements do not fill "
+                    f"the root's output of {output.numel()}"
+                )
         place = staging.target(output).data_ptr() if self.rank() == root else None
         step = (lib.ringGather, (staging.source(input).data_ptr(), place, count, kind, root))
         return self._start("gather_single", [input], [step], opts, staging, [output])
@@ -58,6 +64,8 @@ class RootedCollectives(ScatteredReductions):
         root = opts if isinstance(opts, int) else opts.rootRank
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
+        if self.rank() == root:
+            types.check_pairs("scatter", outputs, inputs)
         staging = Staging()
         steps: List[Step] = []
         for index, output in enumerate(outputs):
@@ -65,10 +73,7 @@ class RootedCollectives(ScatteredReductions):
             block = None
             if self.rank() == root:
                 row = inputs[index]
-                if len(row) != self.size() or any(t.numel() != output.numel() for t in row):
-                    raise ValueError(
-                        f"scatter: the root needs {self.size()} inputs of {output.numel()}"
-                    )
+                types.check_row("scatter", row, self.size(), output)
                 block = staging.row(row, read=True).data_ptr()
             steps.append(
                 (lib.ringScatter, (block, staging.target(output).data_ptr(), count, kind, root))
@@ -87,15 +92,12 @@ class RootedCollectives(ScatteredReductions):
     ) -> Optional[Work]:
         """Block d of the input goes to rank d; the blocks of all ranks make the output."""
         staging = Staging()
-        kind, _ = types.movable(types.check(input, "all_to_all_single"))
-        if input.dtype != output.dtype:
-            raise TypeError(
-                f"all_to_all_single: the input is {input.dtype}, the output {output.dtype}"
-            )
+        types.same_type("all_to_all_single", [input, output])
+        kind, _ = types.movable(input)
         read, write = staging.source(input), staging.target(output)
         if not output_splits and not input_splits:
             count = types.movable(input)[1]
-            if count % self.size() or output.numel() != input.numel():
+            if input.numel() % self.size() or output.numel() != input.numel():
                 raise ValueError(
                     f"all_to_all_single: {tuple(input.shape)} does not divide into {self.size()} "
                     f"equal "
@@ -123,7 +125,7 @@ class RootedCollectives(ScatteredReductions):
             if rows % self.size():
                 raise ValueError(f"all_to_all_single: {what} rows {rows} for {self.size()} ranks")
             splits = [rows // self.size()] * self.size()
-        if len(splits) != self.size() or sum(splits) != rows:
+        if len(splits) != self.size() or sum(splits) != rows or min(splits) < 0:
             raise ValueError(
                 f"all_to_all_single: {what} split sizes {list(splits)} do not divide {rows} rows "
                 f"among "
@@ -142,8 +144,13 @@ class RootedCollectives(ScatteredReductions):
             raise ValueError(
                 f"all_to_all: a tensor for each of {self.size()} ranks is needed, both ways"
             )
+        types.same_type("all_to_all", [*inputs, *outputs])
+        if inputs[self.rank()].numel() != outputs[self.rank()].numel():
+            raise ValueError(
+                f"all_to_all: this rank's input for itself has {inputs[self.rank()].numel()} "
+                f"elements, its output {outputs[self.rank()].numel()}"
+            )
         staging = Staging()
-        types.check(inputs[0], "all_to_all")
         kind, _ = types.movable(inputs[0])
         sent = [types.movable(tensor)[1] for tensor in inputs]
         got = [types.movable(tensor)[1] for tensor in outputs]

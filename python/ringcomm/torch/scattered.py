@@ -29,9 +29,11 @@ class ScatteredReductions(Collectives):
 
     def _reduce_scatter_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Optional[Work]:
         op = AllreduceOptions().reduceOp if opts is None else opts.reduceOp
+        types.check_pairs("reduce_scatter_single", outputs, inputs)
         staging = Staging()
         steps = []
         for output, source in zip(outputs, inputs):
+            types.check(source, "reduce_scatter_single")
             kind, count = types.reducible(types.check(output, "reduce_scatter_single"), op)
             if source.numel() != output.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
@@ -54,12 +56,20 @@ class ScatteredReductions(Collectives):
             outputs, inputs = [outputs], [inputs]
         op = getattr(opts, "reduceOp", opts)
         op = AllreduceOptions().reduceOp if op is None else op
+        types.check_pairs("reduce_scatter", outputs, inputs)
         staging = Staging()
         steps = []
         for output, row in zip(outputs, inputs):
             if len(row) != self.size():
                 raise ValueError(f"reduce_scatter: {len(row)} inputs for {self.size()} ranks")
-            kind, _ = types.reducible(types.check(output, "reduce_scatter"), op)
+            types.same_type("reduce_scatter", [output, *row])
+            mine = row[self.rank()].numel()
+            if output.numel() != mine:
+                raise ValueError(
+                    f"reduce_scatter: this rank's input of {mine} elements does not fit into an "
+                    f"output of {output.numel()}"
+                )
+            kind, _ = types.reducible(output, op)
             counts = counts_array([types.numbers(tensor)[1] for tensor in row])
             block, write = staging.row(row, read=True), staging.target(output)
             number = self._reduction(op, output)

@@ -6,7 +6,7 @@ operation brings back when it is done. Messages between two ranks go through the
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch._C._distributed_c10d import ReduceOp as TorchOp
@@ -96,6 +96,36 @@ def check(tensor: Any, what: str) -> torch.Tensor:
             "copy it there first"
         )
     return tensor
+
+
+def same_type(what: str, tensors: Iterable[Any]) -> None:
+    """All of these are tensors in memory, of one type."""
+    tensors = [check(tensor, what) for tensor in tensors]
+    for tensor in tensors[1:]:
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(
+                f"{what}: tensors of different types (invalid tensor type): {tensors[0].dtype} and "
+                f"{tensor.dtype}"
+            )
+
+
+def check_row(what: str, row: List[Any], ranks: int, like: torch.Tensor) -> None:
+    """The row has a tensor for each rank, each with the type and the size of `like`."""
+    if len(row) != ranks:
+        raise ValueError(f"{what}: {len(row)} tensors in a list for {ranks} ranks")
+    same_type(what, [like, *row])
+    for rank, tensor in enumerate(row):
+        if tensor.numel() != like.numel():
+            raise ValueError(
+                f"{what}: the list's tensor for rank {rank} has {tensor.numel()} elements, and "
+                f"this rank's tensor {like.numel()}"
+            )
+
+
+def check_pairs(what: str, outputs: Any, inputs: Any) -> None:
+    """There are as many outputs as inputs."""
+    if len(outputs) != len(inputs):
+        raise ValueError(f"{what}: {len(outputs)} outputs for {len(inputs)} inputs")
 
 
 class Staging:

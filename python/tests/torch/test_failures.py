@@ -60,6 +60,112 @@ def test_a_dead_rank_is_named_by_a_collective():
     run(3, dies_in_a_collective, may_die=[0])
 
 
+def dies_before_its_first_message(rank, wait):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        wait(torch.ones(1))
+
+
+def dies_after_a_message(rank, wait):
+    tensor = torch.zeros(1)
+    if rank == 1:
+        dist.send(tensor, 0)
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(tensor, 1)
+    dist.barrier()
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        wait(tensor)
+    # Again: nobody is left, and that is known.
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        wait(tensor)
+
+
+def from_1(tensor):
+    dist.recv(tensor, 1)
+
+
+def from_anyone(tensor):
+    dist.recv(tensor)
+
+
+def to_1(tensor):
+    dist.isend(tensor, 1).wait()
+
+
+@pytest.mark.parametrize("wait", [from_1, from_anyone, to_1], ids=lambda wait: wait.__name__)
+def test_a_message_of_a_rank_that_died_before(wait):
+    run(2, dies_before_its_first_message, wait, may_die=[1])
+
+
+@pytest.mark.parametrize("wait", [from_1, from_anyone], ids=lambda wait: wait.__name__)
+def test_a_message_of_a_rank_that_died(wait):
+    run(2, dies_after_a_message, wait, may_die=[1])
+
+
+def a_live_rank_is_left(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 2:
+        store.wait(["missed"])
+        dist.send(torch.full((1,), 2.0), 0)
+        store.wait(["over"])
+        return
+    tensor = torch.zeros(1)
+    work = dist.irecv(tensor)
+    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+        dist.recv(torch.zeros(1), 1)
+    store.set("missed", b"")
+    work.wait()
+    assert tensor.item() == 2
+    store.set("over", b"")
+
+
+def test_a_receive_from_anyone_waits_for_who_is_left():
+    run(3, a_live_rank_is_left, may_die=[1])
+
+
+def aborted_with_work_pending(rank):
+    store = dist.distributed_c10d._get_default_store()
+    if rank:
+        store.wait(["aborted"])
+        return
+    tensors = [torch.ones(4), torch.ones(4, 4).t()[:2]]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    future = works[0].get_future()
+    dist.group.WORLD.abort()
+    store.set("aborted", b"")
+    for work in works:
+        with pytest.raises(ringcomm.RingError):
+            work.wait()
+        assert work.is_completed() and not work.is_success()
+    with pytest.raises(ringcomm.RingError):
+        future.wait()
+
+
+def test_an_aborted_work_has_failed():
+    run(2, aborted_with_work_pending)
+
+
+def destroyed_while_the_other_dies(rank):
+    dist.barrier()
+    if rank:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    dist.destroy_process_group()
+    with pytest.raises(ringcomm.RingError):
+        work.wait()
+
+
+def test_a_work_that_the_end_of_the_group_failed():
+    run(2, destroyed_while_the_other_dies, may_die=[1])
+
+
 def disagree(rank):
     with pytest.raises(ringcomm.RingError, match="ranks disagree"):
         dist.all_reduce(torch.ones(4 + rank))

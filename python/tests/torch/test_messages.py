@@ -1,11 +1,12 @@
 """Send and receive: tags in any order, from any source, both ways at once."""
 
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from ranks import PATIENCE_S, run
 
 import ringcomm
 
@@ -107,9 +108,35 @@ def strided(rank):
         assert torch.equal(whole, torch.arange(16.0).view(4, 4))
 
 
+def callbacks(rank):
+    """A callback of a message sends, receives, and asks for its own message's future."""
+    if rank == 2:
+        return dist.barrier()
+    ended = threading.Event()
+    tensor, second = torch.full((2,), 1.0 - rank), torch.full((2,), 2.0 - 2 * rank)
+    begin = dist.isend if rank == 0 else dist.irecv
+
+    def again(done):
+        assert work.get_future().done()
+        begin(second, 1 - rank).wait()
+        ended.set()
+
+    if rank == 0:
+        dist.barrier()
+    work = begin(tensor, 1 - rank)
+    future = work.get_future()
+    future.add_done_callback(again)
+    if rank == 1:
+        dist.barrier()
+    work.wait()
+    future.wait()
+    assert ended.wait(PATIENCE_S / 2)
+    assert tensor.tolist() == [1, 1] and second.tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     "function",
-    [tags, any_source, both_ways, nobody_waits, beside_collectives, other_shape, strided],
+    [callbacks, tags, any_source, both_ways, nobody_waits, beside_collectives, other_shape, strided],
     ids=lambda function: function.__name__,
 )
 def test_messages(function):

@@ -10,9 +10,8 @@ use super::{Found, Place, machine};
 use crate::bootstrap::id::UniqueId;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// How long a name that nobody knows yet is asked for again: names of a job's hosts appear with the
@@ -60,7 +59,7 @@ impl Invitation {
 type Turn = (String, String, usize);
 
 /// Meetings so far.
-static TURNS: LazyLock<Mutex<HashMap<Turn, u64>>> = LazyLock::new(Mutex::default);
+static TURNS: Mutex<BTreeMap<Turn, u64>> = Mutex::new(BTreeMap::new());
 
 /// Where the ranks meet, as far as it is the same for all of them.
 struct Target {

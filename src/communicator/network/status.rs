@@ -53,7 +53,10 @@ impl Status {
 
     /// Make a mirror say the same; whether its owner's life has changed by that.
     pub fn reflect(&self, mirror: &Control) -> bool {
-        mirror.introduce(self.pid, &self.host);
+        // Its first words may be on their way while it has yet to say who it is.
+        if self.pid != 0 {
+            mirror.introduce(self.pid, &self.host);
+        }
         mirror.reflect(self.completed, &self.calls, self.batch.as_ref(), clock::ticks());
         mirror.board.publish(&self.board);
         let before = mirror.life();
@@ -84,4 +87,26 @@ fn cut(mut text: String, most: usize) -> String {
 fn board(page: &Control) -> Announcement {
     let tries = std::iter::repeat_with(|| page.board.read());
     tries.take(1000).flatten().next().unwrap_or(Announcement::NOTHING)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::segment::Segment;
+
+    #[test]
+    fn words_that_come_before_a_name_leave_the_name() {
+        let segments = [(); 2].map(|()| Segment::anonymous(size_of::<Control>()).unwrap());
+        #[allow(unsafe_code)]
+        // SAFETY: zeroed memory is a page, and each segment holds one.
+        let [page, mirror] =
+            segments.each_ref().map(|segment| unsafe { &*segment.address().cast::<Control>() });
+        let said = |mirror: &Control| (mirror.pid.load(Relaxed), mirror.host());
+        mirror.introduce(7, "its card says");
+        Status::of(page).reflect(mirror);
+        assert_eq!(said(mirror), (7, "its card says".into()));
+        page.introduce(8, "itself");
+        Status::of(page).reflect(mirror);
+        assert_eq!(said(mirror), (8, "itself".into()));
+    }
 }

@@ -5,9 +5,8 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::OnceLock;
-
 use super::{Job, Reduction};
+use crate::fork::Once;
 use crate::types::{DataType, ReduceOp};
 
 /// Copy `bytes` bytes; the ranges are equal or do not overlap.
@@ -32,8 +31,8 @@ const STREAMED_LEAST: usize = 4096;
 
 /// A copy past the cache is a union of one source: the reduction kernels already stream.
 unsafe fn stream(target: *mut u8, source: *const u8, bytes: usize) {
-    static UNION: OnceLock<Option<Reduction>> = OnceLock::new();
-    let union = UNION.get_or_init(|| Reduction::new(DataType::Uint8, ReduceOp::Bor, 1).ok());
+    static UNION: Once<Option<Reduction>> = Once::new();
+    let union = UNION.get_or_make(|| Reduction::new(DataType::Uint8, ReduceOp::Bor, 1).ok());
     let (targets, sources) = ([target], [source]);
     let job = Job { streaming: 1, ..Job::new(&targets, &sources, bytes) };
     // SAFETY: the caller's promise, handed on.
@@ -61,8 +60,8 @@ pub fn fence() {
 /// Half the last-level cache: by then an output, its sources and what the peers on the same cache
 /// move have evicted each other before anyone reads the output again.
 pub fn streaming_threshold() -> usize {
-    static THRESHOLD: OnceLock<usize> = OnceLock::new();
-    *THRESHOLD.get_or_init(|| last_level_cache() / 2)
+    static THRESHOLD: Once<usize> = Once::new();
+    *THRESHOLD.get_or_make(|| last_level_cache() / 2)
 }
 
 /// Bytes of the largest cache that the first processor sees; 8 MiB where the system does not say.

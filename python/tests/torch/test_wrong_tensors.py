@@ -1,0 +1,89 @@
+"""Tensors whose sizes or types do not fit are refused before anything reads or writes past them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from torch._C._distributed_c10d import GatherOptions, ReduceScatterOptions, ScatterOptions
+
+f32, f64, i8 = torch.float32, torch.float64, torch.int8
+
+
+def zeros(*sizes, dtype=f32):
+    return [torch.zeros(size, dtype=dtype) for size in sizes]
+
+
+def at(options, root):
+    options.rootRank = root
+    return options
+
+
+def all_gathers(group, rank):
+    # A part of a longer tensor: what lies behind it must not be sent.
+    yield lambda: group.allgather([zeros(8, 8)], [torch.ones(16)[:4]])
+    yield lambda: group.allgather([zeros(2, 2)], zeros(4))
+    yield lambda: group.allgather([zeros(4, 4)], zeros(4, 4))
+    yield lambda: group.allgather([zeros(4, 4, dtype=f64)], zeros(4))
+    yield lambda: group.allgather_coalesced([zeros(4), zeros(4, dtype=f64)], zeros(4))
+    yield lambda: group.allgather_coalesced([zeros(4), zeros(4)], zeros(4, 4))
+    yield lambda: group.allgather_coalesced([zeros(4), zeros(9)], zeros(8 - 4 * rank))
+    yield lambda: group.all_gather_single(torch.zeros(8, dtype=f64), torch.zeros(4))
+    yield lambda: group.all_gather_single_coalesced(zeros(8), zeros(4, 4))
+
+
+def reduce_scatters(group, rank):
+    options = ReduceScatterOptions()
+    yield lambda: group.reduce_scatter(zeros(2), [zeros(64, 64)], options)
+    yield lambda: group.reduce_scatter(zeros(64), [zeros(2, 2)], options)
+    yield lambda: group.reduce_scatter(zeros(4), [zeros(4, 4, dtype=f64)], options)
+    yield lambda: group.reduce_scatter(zeros(4, dtype=f64), [zeros(4, 4)], options)
+    yield lambda: group.reduce_scatter(zeros(4, 4), [zeros(4, 4)], options)
+    yield lambda: group.reduce_scatter_single(torch.zeros(4), torch.zeros(9), options)
+
+
+def rooted(group, rank):
+    """Only the root has a list, and sees that it does not fit."""
+    gather, scatter = at(GatherOptions(), rank), at(ScatterOptions(), rank)
+    yield lambda: group.gather([zeros(4, 8)], zeros(4), gather)
+    yield lambda: group.gather([zeros(4, 4, dtype=i8)], zeros(4), gather)
+    yield lambda: group.gather([zeros(4, 4)], zeros(4, 4), gather)
+    yield lambda: group.gather_single(torch.zeros(4), torch.zeros(4), gather)
+    yield lambda: group.gather_single(torch.zeros(8, dtype=i8), torch.zeros(4), gather)
+    yield lambda: group.scatter(zeros(4), [zeros(4, 2)], scatter)
+    yield lambda: group.scatter(zeros(4), [zeros(4, 4, dtype=i8)], scatter)
+    yield lambda: group.scatter(zeros(4), [zeros(4) + zeros(4, dtype=i8)], scatter)
+
+
+def exchanges(group, rank):
+    yield lambda: group.alltoall(zeros(4, 4), zeros(4, 4, dtype=i8))
+    yield lambda: group.alltoall(zeros(4) + zeros(4, dtype=i8), zeros(4, 4))
+    yield lambda: group.alltoall(zeros(64, 64), zeros(2, 2))
+    single, long = torch.zeros(4, dtype=f64), torch.zeros(4)
+    yield lambda: group.alltoall_base(single, long, None, None)
+    yield lambda: group.alltoall_base(long, long.clone(), [2, 2], [-1, 5])
+    one = torch.zeros(1, dtype=torch.complex64)
+    yield lambda: group.alltoall_base(one, one.clone(), None, None)
+
+
+def refused(rank, cases):
+    group = dist.group.WORLD
+    for number, call in enumerate(cases(group, rank)):
+        try:
+            with pytest.raises((ValueError, TypeError)) as told:
+                call()
+        except BaseException as error:
+            raise AssertionError(f"case {number} of {cases.__name__}") from error
+        assert "\n" not in str(told.value)
+    # Nothing of it reached the other rank.
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    assert total.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [all_gathers, reduce_scatters, rooted, exchanges],
+    ids=lambda cases: cases.__name__,
+)
+def test_refused(cases):
+    run(2, refused, cases)
