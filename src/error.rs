@@ -43,7 +43,7 @@ impl fmt::Display for Operation {
 pub struct Who {
     pub rank: usize,
     /// The name of its machine; empty where it is not known.
-    pub host: String,
+    pub host: Box<str>,
     pub pid: u32,
 }
 
@@ -77,7 +77,7 @@ pub enum Error {
     /// A peer's process is gone.
     PeerDied { rank: usize, peer: Who, operation: Option<Operation> },
     /// The deadline passed while waiting for `peer`.
-    Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: String },
+    Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: Box<str> },
     /// A rank failed first and told the others; `text` is its own error.
     Remote { rank: usize, peer: usize, operation: Option<Operation>, text: String },
     /// The connection to a peer that seems to live is gone: reset, or damaged bytes came.

@@ -252,7 +252,7 @@ impl Communicator {
                 sequence: Some(agreement.mine().attempt),
             },
             waited_ms: started.elapsed().as_millis() as u64,
-            peer_state: state,
+            peer_state: state.into(),
         }
     }
 }

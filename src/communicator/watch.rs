@@ -77,7 +77,7 @@ impl Watched {
 
     pub fn who(&self, rank: usize) -> Who {
         let page = self.pages.of(rank);
-        Who { rank, host: page.host(), pid: page.pid.load(Relaxed) }
+        Who { rank, host: page.host().into(), pid: page.pid.load(Relaxed) }
     }
 
     /// The ranks whose processes have ended, here or on other machines. Allocates only if there
@@ -198,7 +198,7 @@ impl Watch for OperationWatch<'_> {
             peer: self.watched.who(peer),
             operation: self.operation(),
             waited_ms: waited.as_millis() as u64,
-            peer_state: self.states_from(peer),
+            peer_state: self.states_from(peer).into(),
         })
     }
 
