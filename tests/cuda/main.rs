@@ -6,6 +6,7 @@
 mod bits;
 mod calls;
 mod capture;
+mod endings;
 mod failures;
 mod fake;
 mod gate;
