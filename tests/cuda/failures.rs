@@ -48,13 +48,12 @@ const CODES: [i32; 3] = [1, 700, 9999];
 
 /// Entry points that clean up: where they fail there is nothing more to be done, and nobody to
 /// tell.
-const SILENT: [&str; 7] = [
+const SILENT: [&str; 6] = [
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",
     "cuMemFreeHost",
     "cuMemFree_v2",
-    "cuModuleUnload",
     "cuStreamDestroy_v2",
 ];
 

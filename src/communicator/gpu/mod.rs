@@ -25,8 +25,7 @@ use crate::plan::Collective;
 use desk::{Arrival, Desk, Met, Sitting};
 use parking_lot::Mutex;
 use staging::{Guard, Staging};
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
 /// What a rank on a device has of it.
@@ -38,20 +37,6 @@ pub(super) struct Gpu {
     staging: Mutex<Staging>,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
-}
-
-/// The kernels of this process by context, so that communicators share them.
-static KERNELS: LazyLock<Mutex<HashMap<u64, Weak<Kernels>>>> = LazyLock::new(Mutex::default);
-
-fn kernels(device: &Arc<Device>) -> Result<Option<Arc<Kernels>>> {
-    let mut all = KERNELS.lock();
-    all.retain(|_, kernels| kernels.strong_count() > 0);
-    if let Some(known) = all.get(&device.token()).and_then(Weak::upgrade) {
-        return Ok(Some(known));
-    }
-    let Some(fresh) = Kernels::load(device)?.map(Arc::new) else { return Ok(None) };
-    all.insert(device.token(), Arc::downgrade(&fresh));
-    Ok(Some(fresh))
 }
 
 /// Settle on which device a communicator is made that another thread will put together.
@@ -110,7 +95,7 @@ impl Gpu {
         together: bool,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
-        let kernels = kernels(&device)?;
+        let kernels = Kernels::of(&device)?;
         let desk = (together && seated.all).then(|| Desk::of(name, nranks));
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);

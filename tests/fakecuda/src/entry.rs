@@ -101,6 +101,7 @@ entries! {
         put(context, current().map_or(std::ptr::null_mut(), context_of))
     }
     cuCtxGetDevice(place: *mut i32) { put(place, current()? as i32) }
+    cuCtxGetId(context: Handle, id: *mut u64) { put(id, ordinal_of(context)? as u64 + 1) }
     cuCtxPushCurrent_v2(context: Handle) {
         streams::push(ordinal_of(context)?);
         Ok(())
@@ -164,10 +165,10 @@ entries! {
     cuGraphDestroy(graph: Handle) { capture::destroy(graph) }
     cuGraphExecDestroy(exec: Handle) { capture::destroy(exec) }
     cuModuleLoadData(place: *mut Handle, image: *const c_void) { put(place, kernels::load(image)?) }
-    cuModuleUnload(_module: Handle) { current().map(|_| ()) }
-    cuModuleGetFunction(place: *mut Handle, _module: Handle, name: *const c_char) {
+    cuModuleUnload(module: Handle) { kernels::unload(module) }
+    cuModuleGetFunction(place: *mut Handle, module: Handle, name: *const c_char) {
         // SAFETY: the C caller promises a C string.
-        put(place, unsafe { kernels::function(name)? })
+        put(place, unsafe { kernels::function(module, name)? })
     }
     cuLaunchKernel(
         function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,
