@@ -1,10 +1,11 @@
 //! Modules and launches: the library's own kernels, compiled for the host.
 
+use crate::failures::break_with;
 use crate::streams::{current, find};
-use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, lock};
+use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, lock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, u32, *const c_void, usize) -> i32;
@@ -39,9 +40,6 @@ fn host() -> Option<&'static Host> {
     })
     .as_ref()
 }
-
-/// A kernel failed: the device answers everything with an error from then on.
-pub static BROKEN: AtomicBool = AtomicBool::new(false);
 
 /// A kernel of a module, which has to be loaded when it is launched and when it runs.
 #[derive(Clone)]
@@ -120,7 +118,7 @@ pub unsafe fn launch(
         // SAFETY: the structure is whole; what it points to the program promised.
         let run = || unsafe { (host.launch)(name, grid[0], grid[1], block[0], start, bytes) };
         if !is_loaded(&function) || run() != 0 {
-            BROKEN.store(true, SeqCst);
+            break_with(LAUNCH_FAILED);
         }
     }));
     Ok(())
