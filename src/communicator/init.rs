@@ -210,6 +210,12 @@ pub(super) fn assemble(
     let together = links.one_process() && topology.nhosts() == 1;
     let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together)
         .inspect_err(|error| tell(&pages, error))?;
+    if let Some(warning) = gpu.as_ref().and_then(|gpu| gpu.warning.as_ref())
+        && config.debug > 0
+    {
+        let what = "calls go through pinned memory, as a probe of the devices failed";
+        let _ = writeln!(stderr(), "ringcomm: rank {rank}: {what}: {warning}");
+    }
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
     let engine = Engine::new(links, memory, topology, number_of(id));

@@ -11,6 +11,7 @@ mod failures;
 mod fake;
 mod gate;
 mod interface;
+mod probes;
 mod processes;
 mod streams;
 #[path = "../support/mod.rs"]

@@ -22,7 +22,7 @@ use crate::config::{Config, Seat};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
-use desk::{Arrival, Desk, Met, Sitting};
+use desk::{Arrival, Desk, Met, Reach, Sitting};
 use parking_lot::Mutex;
 use staging::{Guard, Staging};
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub(super) struct Gpu {
     staging: Mutex<Staging>,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
+    /// Why its calls go through the host though its device and the others might not have to.
+    pub warning: Option<Error>,
 }
 
 /// Settle on which device a communicator is made that another thread will put together.
@@ -97,9 +99,10 @@ impl Gpu {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
         let desk = (together && seated.all).then(|| Desk::of(name, nranks));
+        let mut warning = None;
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
-            desk.sit(
+            warning = desk.sit(
                 rank,
                 Sitting {
                     device: device.clone(),
@@ -108,16 +111,18 @@ impl Gpu {
                     after: event()?,
                 },
                 seated.maker,
-            )?;
+            );
         }
         let staging = Mutex::new(Staging::new(&device)?);
-        Ok(Some(Gpu { device, rank, kernels, staging, desk }))
+        Ok(Some(Gpu { device, rank, kernels, staging, desk, warning }))
     }
 
     /// How calls on device memory run here, in words.
     pub fn transport(&self) -> &'static str {
-        match (&self.desk, &self.kernels) {
-            (Some(desk), Some(_)) if desk.is_within_reach() => "cuda fused",
+        match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
+            (Some(Reach::All), Some(_)) => "cuda fused",
+            // In C a name has 31 bytes.
+            (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
             (_, Some(_)) => "cuda through pinned host memory",
             (_, None) => "cuda through pinned host memory (no kernels in this build)",
         }
