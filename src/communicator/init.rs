@@ -205,11 +205,11 @@ pub(super) fn assemble(
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
     let outside = outside.inspect_err(|error| tell(&pages, error))?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
-    let given = config.hosts.as_ref().filter(|given| given.len() == map.nranks);
-    let topology = Topology::new(given.unwrap_or(&hosts));
+    let topology = topology(&hosts, map.nranks, config);
     let together = links.one_process() && topology.nhosts() == 1;
-    let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together)
-        .inspect_err(|error| tell(&pages, error))?;
+    let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together);
+    let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
+    warn(gpu.as_ref(), rank, config);
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
     let engine = Engine::new(links, memory, topology, number_of(id));
@@ -244,6 +244,22 @@ pub(super) fn assemble(
     match choose::calibrate(&communicator, profiled, crowd.cores, unless) {
         Ok(()) => Ok(communicator),
         Err(error) => Err(Unmet { cause: cause(&error), error }),
+    }
+}
+
+/// Which ranks share a host: as the configuration says, else as it was found.
+fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
+    let given = config.hosts.as_ref().filter(|given| given.len() == nranks);
+    Topology::new(given.map_or(found, |given| given))
+}
+
+/// Say why calls on devices take the long way, where they do.
+fn warn(gpu: Option<&Gpu>, rank: usize, config: &Config) {
+    if let Some(warning) = gpu.and_then(|gpu| gpu.warning.as_ref())
+        && config.debug > 0
+    {
+        let what = "calls go through pinned memory, as a probe of the devices failed";
+        let _ = writeln!(stderr(), "ringcomm: rank {rank}: {what}: {warning}");
     }
 }
 

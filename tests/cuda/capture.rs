@@ -44,6 +44,25 @@ fn a_graph_of_one_stream_is_replayed() {
 }
 
 #[test]
+fn a_graph_outlives_the_communicators_that_it_was_captured_from() {
+    if ndevices() == 0 {
+        return;
+    }
+    let first = Bench::new(0);
+    let second = Bench::beside(&first);
+    let floats = [Floats::new(&first, &[1.0; 500]), Floats::new(&second, &[1.0; 500])];
+    let replay = {
+        let ranks = ranks(&[Seat::Device(0); 2]);
+        let parts = [(&floats[0], &first), (&floats[1], &second)];
+        first.stream.capture(|| call_all(&ranks, &parts)).unwrap()
+    };
+    for value in [2.0, 4.0, 8.0] {
+        replay.launch(&first.stream).unwrap();
+        assert_eq!(floats[1].read(&first), [value; 500]);
+    }
+}
+
+#[test]
 fn a_graph_of_two_streams_in_one_capture_is_replayed() {
     if ndevices() == 0 {
         return;

@@ -135,13 +135,15 @@ fn kernels_that_do_not_load_say_so() {
             let text = child(test, &[("FAKECUDA_FAIL", "cuModuleLoadData:1:222")]);
             assert!(text.contains("loading the kernels on CUDA device 0"), "{text}");
             assert!(text.contains("answered 222"), "{text}");
+            let text = child(test, &[("FAKECUDA_FAIL", "cuModuleGetFunction:3:500")]);
+            assert!(text.contains("finding the kernel ringcomm_reduce_w4"), "{text}");
             let text = child(test, &[("RINGCOMM_KERNELS", "/nonexistent")]);
             assert!(text.contains("RINGCOMM_KERNELS=\"/nonexistent\" cannot be read"), "{text}");
         }
         return;
     }
     let bench = Bench::new(0);
-    let loaded = Kernels::load(&bench.device);
+    let loaded = Kernels::of(&bench.device);
     println!("told: {}", loaded.err().map_or("nothing".into(), |error| error.to_string()));
 }
 

@@ -6,10 +6,12 @@
 mod bits;
 mod calls;
 mod capture;
+mod endings;
 mod failures;
 mod fake;
 mod gate;
 mod interface;
+mod probes;
 mod processes;
 mod streams;
 mod stress;
@@ -24,9 +26,17 @@ use std::sync::Once;
 use support::device::Bench;
 use support::threads;
 
-/// How many devices there are; says so, past the harness, where there is none.
+/// How many devices there are; says so, past the harness, where there is none. A driver that fails
+/// is no machine without a device, and where there should be devices there are.
 fn ndevices() -> usize {
-    let count = Driver::get().and_then(Driver::devices).unwrap_or(0) as usize;
+    let asked = std::env::var("FAKECUDA_DEVICES").ok().and_then(|text| text.parse().ok());
+    let asked: usize = asked.unwrap_or(0);
+    let count = match Driver::get().and_then(Driver::devices) {
+        Ok(count) => count as usize,
+        Err(error) if asked == 0 && has_none(&error.to_string()) => 0,
+        Err(error) => panic!("the driver does not start: {error}"),
+    };
+    assert!(count >= asked, "{count} devices instead of {asked}");
     static SAID: Once = Once::new();
     if count == 0 {
         SAID.call_once(|| {
@@ -34,6 +44,11 @@ fn ndevices() -> usize {
         });
     }
     count
+}
+
+/// Whether an error says that the machine has no driver, or that its driver has no device.
+fn has_none(text: &str) -> bool {
+    text.contains("there is no CUDA driver here") || text.contains("CUDA_ERROR_NO_DEVICE")
 }
 
 /// Ranks spread over the devices, in turn.

@@ -107,7 +107,7 @@ fn stress(nranks: usize, operations: usize, seed: u64) {
     let seats = vec![Seat::Device(0); nranks];
     let ranks = Communicator::init_all_on(&seats, &config()).expect("a communicator");
     let bench = Bench::new(0);
-    let kernels = Kernels::load(&bench.device).expect("kernels").expect("built with kernels");
+    let kernels = Kernels::of(&bench.device).expect("kernels").expect("built with kernels");
     let start = random.next();
     threads::run_all(&ranks, |comm| {
         let (bench, mut common) = (Bench::new(0), Random(start));

@@ -4,7 +4,7 @@
 //! device's part, then an event for which all streams wait. Where all ranks give the same stream,
 //! nothing waits for anything.
 
-use super::desk::{Arrival, Met, Sitting, State, Verdict};
+use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
 use super::refuse_capture;
 use crate::device::cuda::{Capture, Fused, MOST_SCALED, wait};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub fn conclude(state: &mut State, last: usize) -> Verdict {
         if is_here { last } else { *leader }
     };
     let leaders: Vec<usize> = state.leaders.iter().map(leader_of).collect();
-    let unfit = unfit(&parties, state.is_within_reach, leaders.len());
+    let unfit = unfit(&parties, state.reach == Reach::All, leaders.len());
     let outcome = check_capture(&parties, unfit).and_then(|()| match unfit {
         Some(_) => Ok(Met::OnHost),
         None => order(&parties, &leaders).map(|()| Met::Done),

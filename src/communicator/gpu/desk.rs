@@ -75,6 +75,15 @@ pub enum Verdict {
     Failed(Error),
 }
 
+/// Whether all devices read and write each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    All,
+    No,
+    /// It was tried and there was an error, or no end: they are not relied on.
+    Failed,
+}
+
 pub struct State {
     pub sittings: Vec<Option<Sitting>>,
     pub arrivals: Vec<Option<Arrival>>,
@@ -82,8 +91,8 @@ pub struct State {
     verdict: Verdict,
     /// By rank: the thread that made its last call, at first the one that made the rank.
     drivers: Vec<Option<ThreadId>>,
-    /// All devices reach each other's memory; known once all ranks have sat down.
-    pub is_within_reach: bool,
+    /// Known once all ranks have sat down.
+    pub reach: Reach,
     /// The rank whose streams launch for each device: by device, in the order of ranks.
     pub leaders: Vec<usize>,
 }
@@ -123,7 +132,7 @@ impl Desk {
             present: 0,
             verdict: Verdict::Met(Met::OnHost),
             drivers: vec![None; nranks],
-            is_within_reach: false,
+            reach: Reach::No,
             leaders: Vec::new(),
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
@@ -132,19 +141,18 @@ impl Desk {
         desk
     }
 
-    /// Take a rank's place. The last to sit down finds out who reaches whom.
-    pub fn sit(&self, rank: usize, sitting: Sitting, maker: ThreadId) -> Result<()> {
+    /// Take a rank's place. The last to sit down finds out who reaches whom, and is told of an
+    /// error of that.
+    pub fn sit(&self, rank: usize, sitting: Sitting, maker: ThreadId) -> Option<Error> {
         let mut state = self.state.lock();
         state.sittings[rank] = Some(sitting);
         state.drivers[rank] = Some(maker);
-        if state.sittings.iter().all(Option::is_some) {
-            state.survey()?;
-        }
-        Ok(())
+        let all = state.sittings.iter().all(Option::is_some);
+        if all { state.survey() } else { None }
     }
 
-    pub fn is_within_reach(&self) -> bool {
-        self.state.lock().is_within_reach
+    pub fn reach(&self) -> Reach {
+        self.state.lock().reach
     }
 
     /// Come to a call, and leave when all ranks have come and the work is given.
@@ -230,8 +238,9 @@ fn settle(verdict: Verdict, watch: &OperationWatch) -> Result<Met> {
 }
 
 impl State {
-    /// All have sat down: who launches, and whether every device reaches every other.
-    fn survey(&mut self) -> Result<()> {
+    /// All have sat down: who launches, and whether every device reaches every other. An error of
+    /// that is no reason to have no communicator: calls go through the host.
+    fn survey(&mut self) -> Option<Error> {
         let sittings: Vec<&Sitting> = self.sittings.iter().flatten().collect();
         let mut leaders: Vec<usize> = Vec::new();
         for (rank, sitting) in sittings.iter().enumerate() {
@@ -240,14 +249,19 @@ impl State {
                 leaders.push(rank);
             }
         }
-        let mut reached = sittings.iter().all(|sitting| sitting.kernels.is_some());
-        for from in &leaders {
-            for to in leaders.iter().filter(|to| *to != from) {
-                reached = reached && probe::reaches(sittings[*from], sittings[*to])?;
-            }
-        }
-        self.is_within_reach = reached;
-        self.leaders = leaders;
-        Ok(())
+        let has_kernels = sittings.iter().all(|sitting| sitting.kernels.is_some());
+        let pairs = leaders.iter().flat_map(|from| leaders.iter().map(move |to| (*from, *to)));
+        let mut others = pairs.filter(|(from, to)| from != to);
+        let first = others.find_map(|(from, to)| {
+            let reached = probe::reaches(sittings[from], sittings[to]);
+            (!matches!(reached, Ok(true))).then_some(reached)
+        });
+        let (reach, error) = match first {
+            Some(Err(error)) => (Reach::Failed, Some(error)),
+            None if has_kernels => (Reach::All, None),
+            _ => (Reach::No, None),
+        };
+        (self.reach, self.leaders) = (reach, leaders);
+        error
     }
 }

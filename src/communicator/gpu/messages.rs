@@ -89,34 +89,46 @@ impl Gpu {
         }
         let mut staging = self.staging.lock();
         let mut at = staging.room(bytes, watch)?;
+        let mut copied = Ok(());
         for ((message, posted), _) in
-            messages.iter_mut().zip(posted).zip(&staged).filter(|(_, staged)| **staged)
+            messages.iter_mut().zip(posted).zip(&staged).filter(|one| *one.1)
         {
             let (start, len) = buffer(message);
             *message = moved(message, at);
-            if matches!(message, Message::Send { .. }) {
-                let _current = self.device.enter()?;
+            if matches!(message, Message::Send { .. }) && copied.is_ok() {
                 // SAFETY: the pinned memory has room; the buffer is the caller's promise until the
                 // call is done, which waits for this copy.
-                unsafe { copy(&self.device, at, start, len, posted.stream.0)? };
+                copied = unsafe { self.copy(at, start, len, posted.stream.0) };
             }
             at = at.wrapping_add(len.next_multiple_of(64));
         }
-        staging.arrive(&streams, watch)?;
+        // Where one was refused, others may be under way.
+        let arrived = staging.arrive(&streams, watch);
+        copied.and(arrived)?;
         on_host(&messages)?;
-        for ((message, posted), _) in
-            messages.iter().zip(posted).zip(&staged).filter(|(_, staged)| **staged)
+        let mut copied = Ok(());
+        for ((message, posted), _) in messages.iter().zip(posted).zip(&staged).filter(|one| *one.1)
         {
-            if let Message::Recv { buffer: from, .. } = message {
+            if let Message::Recv { buffer: from, .. } = message
+                && copied.is_ok()
+            {
                 let (to, len) = buffer(&posted.message);
-                let _current = self.device.enter()?;
                 // SAFETY: the pinned memory stays until `leave`'s event has passed; the buffer is
                 // the caller's promise.
-                unsafe { copy(&self.device, to, *from, len, posted.stream.0)? };
+                copied = unsafe { self.copy(to, *from, len, posted.stream.0) };
             }
         }
-        staging.leave(&streams, watch)?;
+        let left = staging.leave(&streams, watch);
+        copied.and(left)?;
         let settles = posted.iter().any(|posted| posted.settles);
         if settles { staging.arrive(&streams, watch) } else { Ok(()) }
+    }
+
+    /// # Safety
+    /// As for [`copy`].
+    unsafe fn copy(&self, to: *mut u8, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        let _current = self.device.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { copy(&self.device, to, from, len, stream) }
     }
 }

@@ -23,10 +23,9 @@ use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stre
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::sync::Mutex;
-use desk::{Arrival, Desk, Met, Sitting};
+use desk::{Arrival, Desk, Met, Reach, Sitting};
 use staging::{Guard, Staging};
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
 /// What a rank on a device has of it.
@@ -38,20 +37,8 @@ pub(super) struct Gpu {
     staging: Mutex<Staging>,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
-}
-
-/// The kernels of this process by context, so that communicators share them.
-static KERNELS: LazyLock<Mutex<HashMap<u64, Weak<Kernels>>>> = LazyLock::new(Mutex::default);
-
-fn kernels(device: &Arc<Device>) -> Result<Option<Arc<Kernels>>> {
-    let mut all = KERNELS.lock();
-    all.retain(|_, kernels| kernels.strong_count() > 0);
-    if let Some(known) = all.get(&device.token()).and_then(Weak::upgrade) {
-        return Ok(Some(known));
-    }
-    let Some(fresh) = Kernels::load(device)?.map(Arc::new) else { return Ok(None) };
-    all.insert(device.token(), Arc::downgrade(&fresh));
-    Ok(Some(fresh))
+    /// Why its calls go through the host though its device and the others might not have to.
+    pub warning: Option<Error>,
 }
 
 /// Settle on which device a communicator is made that another thread will put together.
@@ -110,11 +97,12 @@ impl Gpu {
         together: bool,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
-        let kernels = kernels(&device)?;
+        let kernels = Kernels::of(&device)?;
         let desk = (together && seated.all).then(|| Desk::of(name, nranks));
+        let mut warning = None;
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
-            desk.sit(
+            warning = desk.sit(
                 rank,
                 Sitting {
                     device: device.clone(),
@@ -123,16 +111,18 @@ impl Gpu {
                     after: event()?,
                 },
                 seated.maker,
-            )?;
+            );
         }
         let staging = Mutex::new(Staging::new(&device)?);
-        Ok(Some(Gpu { device, rank, kernels, staging, desk }))
+        Ok(Some(Gpu { device, rank, kernels, staging, desk, warning }))
     }
 
     /// How calls on device memory run here, in words.
     pub fn transport(&self) -> &'static str {
-        match (&self.desk, &self.kernels) {
-            (Some(desk), Some(_)) if desk.is_within_reach() => "cuda fused",
+        match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
+            (Some(Reach::All), Some(_)) => "cuda fused",
+            // In C a name has 31 bytes.
+            (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
             (_, Some(_)) => "cuda through pinned host memory",
             (_, None) => "cuda through pinned host memory (no kernels in this build)",
         }

@@ -8,7 +8,7 @@
 use super::desk::Sitting;
 use super::staging::NAP;
 use crate::device::cuda::{
-    Device, DeviceMemory, Event, Fused, OwnedStream, Pinned, Recording, copy,
+    Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
@@ -17,7 +17,16 @@ use std::time::{Duration, Instant};
 const BYTES: usize = 20_011;
 
 /// A probe that has not come back by then never will: it takes microseconds.
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// What a probe works with: two streams and three pieces of memory of [`BYTES`].
+struct Bench {
+    near: OwnedStream,
+    far: OwnedStream,
+    theirs: DeviceMemory,
+    out: Pinned,
+    back: Pinned,
+}
 
 /// Whether the kernels of `from` read and write the memory of `to`'s device.
 pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
@@ -25,14 +34,29 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
     if !from.device.reach(&to.device)? {
         return Ok(false);
     }
-    let (near, far) = (OwnedStream::new(&from.device)?, OwnedStream::new(&to.device)?);
-    let theirs = DeviceMemory::new(&to.device, BYTES)?;
-    let (out, back) = (Pinned::new(&from.device, BYTES)?, Pinned::new(&from.device, BYTES)?);
+    let bench = Bench {
+        near: OwnedStream::new(&from.device)?,
+        far: OwnedStream::new(&to.device)?,
+        theirs: DeviceMemory::new(&to.device, BYTES)?,
+        out: Pinned::new(&from.device, BYTES)?,
+        back: Pinned::new(&from.device, BYTES)?,
+    };
+    let passed = both_ways(from, to, kernels, &bench);
+    if passed.is_err() {
+        // Something may be under way for ever, and to free the memory would wait for it.
+        std::mem::forget(bench);
+    }
+    passed
+}
+
+/// Send a pattern each way; whether it came as it was.
+fn both_ways(from: &Sitting, to: &Sitting, kernels: &Kernels, bench: &Bench) -> Result<bool> {
+    let Bench { near, far, theirs, out, back } = bench;
     for reads in [true, false] {
         // SAFETY: the memory of both is ours, and nothing of the other way is under way.
         let (sent, came) = unsafe {
             let slice = |pinned: &Pinned| std::slice::from_raw_parts_mut(pinned.pointer(), BYTES);
-            (slice(&out), slice(&back))
+            (slice(out), slice(back))
         };
         sent.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8 ^ u8::from(reads));
         came.fill(0xee);
@@ -43,7 +67,7 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
             let ends = (source.expose_provenance() as u64, target.expose_provenance() as u64);
             copying.add(&[ends.0], &[ends.1], BYTES)?;
             copying.launch()?;
-            passed(&from.device, &near)
+            passed(&from.device, near)
         };
         let by_itself = |source: *const u8, target: *mut u8| {
             {
@@ -51,7 +75,7 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
                 // SAFETY: all buffers have the bytes, and stay until the stream has passed.
                 unsafe { copy(&to.device, target, source, BYTES, far.raw())? };
             }
-            passed(&to.device, &far)
+            passed(&to.device, far)
         };
         if reads {
             by_itself(out.pointer(), theirs.pointer())?;

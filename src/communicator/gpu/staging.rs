@@ -34,12 +34,15 @@ pub struct Staging {
     arrived: Event,
     /// What was copied from the host has left.
     left: Event,
+    /// Copies may have been given to streams that neither event stands for.
+    is_loose: bool,
 }
 
 impl Staging {
     pub fn new(device: &Arc<Device>) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
-        Ok(Staging { device: device.clone(), pinned: None, arrived: event()?, left: event()? })
+        let (arrived, left) = (event()?, event()?);
+        Ok(Staging { device: device.clone(), pinned: None, arrived, left, is_loose: false })
     }
 
     /// Run `call` on the host: `on_host` is the collective there.
@@ -64,11 +67,14 @@ impl Staging {
         let mut on_cpu = call.clone();
         {
             let _current = self.device.enter()?;
+            let mut copied = Ok(());
             if found.sends {
                 on_cpu.send = base;
-                self.copy_in(base, call.send, input, call.stream)?;
+                copied = self.copy_in(base, call.send, input, call.stream);
             }
-            self.arrived.record(call.stream)?;
+            let recorded = self.arrived.record(call.stream);
+            self.is_loose = recorded.is_err();
+            copied.and(recorded)?;
         }
         wait_for(&self.arrived, watch)?;
         if found.receives {
@@ -77,15 +83,22 @@ impl Staging {
         on_host(&on_cpu)?;
         if found.receives {
             let _current = self.device.enter()?;
-            self.copy_out(call, on_cpu.recv, output)?;
-            self.left.record(call.stream)?;
+            // The first of several copies may be under way where a later one is refused.
+            let copied = self.copy_out(call, on_cpu.recv, output);
+            let recorded = self.left.record(call.stream);
+            self.is_loose = recorded.is_err();
+            copied.and(recorded)?;
         }
         Ok(())
     }
 
     /// Memory of so many bytes that no copy uses any more.
     pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
+        wait_for(&self.arrived, watch)?;
         wait_for(&self.left, watch)?;
+        if std::mem::take(&mut self.is_loose) {
+            std::mem::forget(self.pinned.take());
+        }
         if self.pinned.as_ref().is_none_or(|pinned| pinned.bytes() < bytes) {
             self.pinned = None;
             let size = bytes.max(1).next_multiple_of(STEP);
@@ -120,44 +133,62 @@ impl Staging {
     }
 
     /// Copies to the host were given to streams; wait until all have come.
-    pub fn arrive(&self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
-        for stream in streams {
+    pub fn arrive(&mut self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
+        for (index, stream) in streams.iter().enumerate() {
+            self.is_loose = true;
             {
                 let _current = self.device.enter()?;
                 self.arrived.record(*stream)?;
             }
+            self.is_loose = index + 1 < streams.len();
             wait_for(&self.arrived, watch)?;
         }
         Ok(())
     }
 
     /// Copies from the host were given to streams: the memory is theirs until they are through.
-    pub fn leave(&self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
-        let Some((last, others)) = streams.split_last() else { return Ok(()) };
-        for stream in others {
+    pub fn leave(&mut self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
+        for (index, stream) in streams.iter().enumerate() {
+            self.is_loose = true;
             {
                 let _current = self.device.enter()?;
                 self.left.record(*stream)?;
             }
-            wait_for(&self.left, watch)?;
+            if index + 1 < streams.len() {
+                wait_for(&self.left, watch)?;
+            } else {
+                self.is_loose = false;
+            }
         }
-        let _current = self.device.enter()?;
-        self.left.record(*last)
+        Ok(())
+    }
+
+    /// Whether all copies that were ever given are through, or are so soon.
+    fn is_at_rest(&self) -> bool {
+        // A copy takes milliseconds; what is before it on a stream may take longer, or for ever.
+        const LONGEST: Duration = Duration::from_secs(2);
+        let started = Instant::now();
+        if self.is_loose {
+            return false;
+        }
+        loop {
+            match (self.arrived.has_passed(), self.left.has_passed()) {
+                (Ok(true), Ok(true)) => return true,
+                (Ok(_), Ok(_)) if started.elapsed() < LONGEST => std::thread::sleep(NAP),
+                _ => return false,
+            }
+        }
     }
 }
 
 impl Drop for Staging {
+    /// The pinned memory is given up, not freed, where a copy may still use it: a call that was
+    /// aborted has left one on its stream. To free it would wait for that stream, however long.
     fn drop(&mut self) {
-        // The pinned memory is about to go. A copy takes milliseconds; a stream that is stuck for
-        // longer will not be helped by this.
-        const LONGEST: Duration = Duration::from_secs(10);
-        let started = Instant::now();
-        let Ok(_current) = self.device.enter() else { return };
-        while self.pinned.is_some()
-            && matches!(self.left.has_passed(), Ok(false))
-            && started.elapsed() < LONGEST
+        if let Some(pinned) = self.pinned.take()
+            && !self.is_at_rest()
         {
-            std::thread::sleep(NAP);
+            std::mem::forget(pinned);
         }
     }
 }

@@ -127,6 +127,15 @@ impl Device {
         self.context.expose_provenance() as u64
     }
 
+    /// What tells the context from every other that this process ever has: an address comes again.
+    pub fn context_id(&self) -> Result<u64> {
+        let mut id = 0;
+        // SAFETY: the context lives as in `enter`; the place is a local.
+        let code = unsafe { (self.driver.context_id)(self.context, &mut id) };
+        self.driver.check(code, "asking for the number of the CUDA context")?;
+        Ok(id)
+    }
+
     /// Make the context current on this thread, until the guard goes.
     pub fn enter(&self) -> Result<Current<'_>> {
         // SAFETY: the context lives as long as the device, or as its owner, the program, keeps it.

@@ -79,6 +79,7 @@ entry_points! {
     primary_retain = "cuDevicePrimaryCtxRetain" (*mut Context, i32);
     primary_release = "cuDevicePrimaryCtxRelease_v2" (i32);
     context_device = "cuCtxGetDevice" (*mut i32);
+    context_id = "cuCtxGetId" (Context, *mut u64);
     context_push = "cuCtxPushCurrent_v2" (Context);
     context_pop = "cuCtxPopCurrent_v2" (*mut Context);
     context_peer = "cuCtxEnablePeerAccess" (Context, u32);

@@ -1,13 +1,20 @@
-//! The kernels: one module for each device, loaded whole before the first call.
+//! The kernels: one module for each context, loaded whole before the first call, and never
+//! unloaded.
+//!
+//! A launch may still be on a stream of the program's, or in a graph that it captured and replays,
+//! when the last communicator is long gone; to unload a module under either is undefined, and no
+//! event stands for a graph. So a module goes with its context.
 #![allow(unsafe_code)]
 
 use super::abi;
 use super::context::Device;
 use super::driver::{Function, Module, Stream};
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 use crate::types::DataType;
+use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// How the names of kernels end, by what they compute with.
 const KINDS: [&str; 10] = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"];
@@ -32,7 +39,6 @@ fn kind(data_type: DataType) -> usize {
 /// A device's kernels, ready to launch.
 pub struct Kernels {
     device: Arc<Device>,
-    module: Module,
     reduce: [Function; KINDS.len()],
     delay: Function,
 }
@@ -41,6 +47,10 @@ pub struct Kernels {
 unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
+
+/// What was loaded, by the number of the context, which no later context has. A device's own
+/// context is kept from here on, and its modules with it.
+static LOADED: LazyLock<Mutex<HashMap<u64, Arc<Kernels>>>> = LazyLock::new(Mutex::default);
 
 /// A file with kernels to use instead of those that the library was built with.
 fn replacement() -> Result<Option<Vec<u8>>> {
@@ -52,8 +62,20 @@ fn replacement() -> Result<Option<Vec<u8>>> {
 }
 
 impl Kernels {
-    /// Load them; `None` where the library was built without.
-    pub fn load(device: &Arc<Device>) -> Result<Option<Kernels>> {
+    /// Those of the context, loaded for its first communicator; `None` where the library was built
+    /// without.
+    pub fn of(device: &Arc<Device>) -> Result<Option<Arc<Kernels>>> {
+        let id = device.context_id()?;
+        let mut loaded = LOADED.lock();
+        if let Some(kernels) = loaded.get(&id) {
+            return Ok(Some(kernels.clone()));
+        }
+        let Some(fresh) = Kernels::load(device)?.map(Arc::new) else { return Ok(None) };
+        loaded.insert(id, fresh.clone());
+        Ok(Some(fresh))
+    }
+
+    fn load(device: &Arc<Device>) -> Result<Option<Kernels>> {
         let replacement = replacement()?;
         let image = replacement.as_deref().unwrap_or(super::FATBIN);
         if image.is_empty() {
@@ -71,25 +93,17 @@ impl Kernels {
                 device.ordinal
             ),
         )?;
-        let reduce = [std::ptr::null_mut(); KINDS.len()];
-        let delay = std::ptr::null_mut();
-        let mut kernels = Kernels { device: device.clone(), module, reduce, delay };
-        for (index, kind) in KINDS.iter().enumerate() {
-            kernels.reduce[index] = kernels.function(&format!("ringcomm_reduce_{kind}"))?;
-        }
-        kernels.delay = kernels.function("ringcomm_delay")?;
-        Ok(Some(kernels))
-    }
-
-    fn function(&self, name: &str) -> Result<Function> {
-        let symbol = CString::new(name).expect("names have no NUL");
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the place is a local, the module is loaded.
-        let code = unsafe {
-            (self.device.driver.module_function)(&mut function, self.module, symbol.as_ptr())
+        // SAFETY: loaded above; nothing of it was ever launched.
+        let unload = |_: &Error| unsafe {
+            let _ = (driver.module_unload)(module);
         };
-        self.device.driver.check(code, &format!("finding the kernel {name}"))?;
-        Ok(function)
+        let function = |name: &str| find(device, module, name).inspect_err(unload);
+        let mut reduce = [std::ptr::null_mut(); KINDS.len()];
+        for (place, kind) in reduce.iter_mut().zip(KINDS) {
+            *place = function(&format!("ringcomm_reduce_{kind}"))?;
+        }
+        let delay = function("ringcomm_delay")?;
+        Ok(Some(Kernels { device: device.clone(), reduce, delay }))
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -146,11 +160,11 @@ impl Kernels {
     }
 }
 
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
-            // SAFETY: loaded by `load`, and this was its owner.
-            unsafe { (self.device.driver.module_unload)(self.module) };
-        }
-    }
+fn find(device: &Device, module: Module, name: &str) -> Result<Function> {
+    let symbol = CString::new(name).expect("names have no NUL");
+    let mut function = std::ptr::null_mut();
+    // SAFETY: the place is a local, the module is loaded.
+    let code = unsafe { (device.driver.module_function)(&mut function, module, symbol.as_ptr()) };
+    device.driver.check(code, &format!("finding the kernel {name}"))?;
+    Ok(function)
 }

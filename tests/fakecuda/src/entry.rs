@@ -3,24 +3,19 @@
 //! Every one counts its calls, fails where it is asked to, and otherwise does what a driver does as
 //! far as ringcomm can tell. Out-parameters are written on success only.
 
-use crate::failures::injected;
-use crate::kernels::BROKEN;
+use crate::failures::{broken, injected};
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
-    Answer, Code, INVALID_DEVICE, INVALID_VALUE, LAUNCH_FAILED, NAMES, NO_DEVICE,
-    PEER_ACCESS_ALREADY_ENABLED, capture, events, kernels, memory, ndevices, setting, streams,
+    Answer, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED,
+    capture, events, kernels, memory, ndevices, setting, streams,
 };
 use std::ffi::{c_char, c_void};
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{LazyLock, Mutex};
 
 /// What every entry point begins and ends with.
 fn answer(symbol: &'static str, body: impl FnOnce() -> Answer) -> Code {
     if let Some(code) = injected(symbol) {
         return code;
-    }
-    if BROKEN.load(SeqCst) {
-        return LAUNCH_FAILED;
     }
     body().err().unwrap_or(0)
 }
@@ -101,6 +96,7 @@ entries! {
         put(context, current().map_or(std::ptr::null_mut(), context_of))
     }
     cuCtxGetDevice(place: *mut i32) { put(place, current()? as i32) }
+    cuCtxGetId(context: Handle, id: *mut u64) { put(id, ordinal_of(context)? as u64 + 1) }
     cuCtxPushCurrent_v2(context: Handle) {
         streams::push(ordinal_of(context)?);
         Ok(())
@@ -142,7 +138,7 @@ entries! {
     cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) { events::wait(stream, event) }
     cuStreamSynchronize(stream: Handle) {
         find(stream)?.synchronize();
-        if BROKEN.load(SeqCst) { Err(LAUNCH_FAILED) } else { Ok(()) }
+        broken().map_or(Ok(()), Err)
     }
     cuStreamGetCaptureInfo_v2(
         stream: Handle, status: *mut i32, id: *mut u64, _graph: *mut Handle,
@@ -164,10 +160,10 @@ entries! {
     cuGraphDestroy(graph: Handle) { capture::destroy(graph) }
     cuGraphExecDestroy(exec: Handle) { capture::destroy(exec) }
     cuModuleLoadData(place: *mut Handle, image: *const c_void) { put(place, kernels::load(image)?) }
-    cuModuleUnload(_module: Handle) { current().map(|_| ()) }
-    cuModuleGetFunction(place: *mut Handle, _module: Handle, name: *const c_char) {
+    cuModuleUnload(module: Handle) { kernels::unload(module) }
+    cuModuleGetFunction(place: *mut Handle, module: Handle, name: *const c_char) {
         // SAFETY: the C caller promises a C string.
-        put(place, unsafe { kernels::function(name)? })
+        put(place, unsafe { kernels::function(module, name)? })
     }
     cuLaunchKernel(
         function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,

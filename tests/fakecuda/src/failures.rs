@@ -3,6 +3,7 @@
 use crate::{Code, lock};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::sync::{LazyLock, Mutex};
 
 #[derive(Default)]
@@ -23,18 +24,42 @@ static FAILURES: LazyLock<Mutex<Failures>> = LazyLock::new(|| {
     Mutex::new(Failures { wanted, ..Failures::default() })
 });
 
+/// What breaks a context: from then on everything in it answers the same; 0 while nothing has.
+static BROKEN: AtomicI32 = AtomicI32::new(0);
+
+pub fn break_with(code: Code) {
+    BROKEN.store(code, SeqCst);
+}
+
+pub fn broken() -> Option<Code> {
+    Some(BROKEN.load(SeqCst)).filter(|code| *code != 0)
+}
+
+/// Errors of the device's own work: addresses, traps, hardware.
+fn breaks(code: Code) -> bool {
+    code == 700 || (714..=719).contains(&code)
+}
+
 /// Count a call; the code that it has to answer with, if it has to fail.
 pub fn injected(symbol: &'static str) -> Option<Code> {
     let mut failures = lock(&FAILURES);
+    let broken = broken();
     let calls = failures.calls.entry(symbol).or_default();
     *calls += 1;
     let nth = *calls;
+    if broken.is_some() {
+        return broken;
+    }
     let (name, at, code) = failures.wanted.as_ref()?;
-    (name == symbol && *at == nth).then_some(*code)
+    let fails = name == symbol && *at == nth;
+    if fails && breaks(*code) {
+        break_with(*code);
+    }
+    fails.then_some(*code)
 }
 
 /// Let the `nth` call of `symbol` from now fail with `code`; 0 lets none fail. The counts begin
-/// anew.
+/// anew, and what was broken is whole.
 ///
 /// # Safety
 /// `symbol` is a C string.
@@ -44,6 +69,7 @@ pub unsafe extern "C" fn fakecuda_fail(symbol: *const c_char, nth: u64, code: Co
     let name = unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned();
     let mut failures = lock(&FAILURES);
     failures.calls.clear();
+    break_with(0);
     failures.wanted = (nth > 0).then_some((name, nth, code));
 }
 

@@ -1,10 +1,11 @@
 //! Modules and launches: the library's own kernels, compiled for the host.
 
+use crate::failures::break_with;
 use crate::streams::{current, find};
-use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, lock};
-use std::collections::HashMap;
+use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, lock};
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, u32, *const c_void, usize) -> i32;
@@ -40,24 +41,40 @@ fn host() -> Option<&'static Host> {
     .as_ref()
 }
 
-/// A kernel failed: the device answers everything with an error from then on.
-pub static BROKEN: AtomicBool = AtomicBool::new(false);
+/// A kernel of a module, which has to be loaded when it is launched and when it runs.
+#[derive(Clone)]
+struct Function {
+    module: usize,
+    name: CString,
+}
 
-static FUNCTIONS: LazyLock<Mutex<HashMap<usize, CString>>> = LazyLock::new(Mutex::default);
-static MODULES: AtomicUsize = AtomicUsize::new(0);
+static FUNCTIONS: LazyLock<Mutex<HashMap<usize, Function>>> = LazyLock::new(Mutex::default);
+static MODULES: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
 
 pub fn load(image: *const c_void) -> Answer<*mut c_void> {
     current()?;
     if image.is_null() || host().is_none() {
         return Err(INVALID_IMAGE);
     }
-    MODULES.fetch_add(1, SeqCst);
-    Ok(std::ptr::without_provenance_mut(0x30D0))
+    static NEXT: AtomicUsize = AtomicUsize::new(0x30D0);
+    let module = NEXT.fetch_add(16, SeqCst);
+    lock(&MODULES).insert(module);
+    Ok(std::ptr::without_provenance_mut(module))
+}
+
+/// From here on none of the module's kernels can be launched, and those that were have no code.
+pub fn unload(module: *mut c_void) -> Answer {
+    current()?;
+    if lock(&MODULES).remove(&module.addr()) { Ok(()) } else { Err(INVALID_HANDLE) }
+}
+
+fn is_loaded(function: &Function) -> bool {
+    lock(&MODULES).contains(&function.module)
 }
 
 /// # Safety
 /// `name` is a C string.
-pub unsafe fn function(name: *const c_char) -> Answer<*mut c_void> {
+pub unsafe fn function(module: *mut c_void, name: *const c_char) -> Answer<*mut c_void> {
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) }.to_owned();
     let host = host().ok_or(NOT_FOUND)?;
@@ -65,10 +82,13 @@ pub unsafe fn function(name: *const c_char) -> Answer<*mut c_void> {
     if unsafe { (host.bytes)(name.as_ptr()) } == 0 {
         return Err(NOT_FOUND);
     }
+    let function = Function { module: module.addr(), name };
+    if !is_loaded(&function) {
+        return Err(INVALID_HANDLE);
+    }
     let mut functions = lock(&FUNCTIONS);
-    let known = functions.iter().find(|(_, other)| **other == name).map(|(handle, _)| *handle);
-    let handle = known.unwrap_or(0xF000 + 16 * functions.len());
-    functions.insert(handle, name);
+    let handle = 0xF000 + 16 * functions.len();
+    functions.insert(handle, function);
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
@@ -80,7 +100,8 @@ pub unsafe fn launch(
     stream: *mut c_void,
     parameters: *mut *mut c_void,
 ) -> Answer {
-    let name = lock(&FUNCTIONS).get(&function.addr()).cloned().ok_or(INVALID_HANDLE)?;
+    let function = lock(&FUNCTIONS).get(&function.addr()).cloned();
+    let function = function.filter(is_loaded).ok_or(INVALID_HANDLE)?;
     let is_possible = grid[0] > 0 && grid[1] > 0 && grid[2] == 1 && block[0] > 0;
     if !is_possible || block[0] > 1024 || block[1..] != [1, 1] || shared > 0 {
         return Err(INVALID_VALUE);
@@ -88,16 +109,16 @@ pub unsafe fn launch(
     let host = host().ok_or(NOT_FOUND)?;
     // SAFETY: a C string; then the caller's promise.
     let arguments = unsafe {
-        let bytes = (host.bytes)(name.as_ptr());
+        let bytes = (host.bytes)(function.name.as_ptr());
         std::slice::from_raw_parts((*parameters).cast::<u64>(), bytes / 8).to_vec()
     };
     find(stream)?.submit(Arc::new(move || {
         let (start, bytes) = (arguments.as_ptr().cast(), 8 * arguments.len());
+        let name = function.name.as_ptr();
         // SAFETY: the structure is whole; what it points to the program promised.
-        let code =
-            unsafe { (host.launch)(name.as_ptr(), grid[0], grid[1], block[0], start, bytes) };
-        if code != 0 {
-            BROKEN.store(true, SeqCst);
+        let run = || unsafe { (host.launch)(name, grid[0], grid[1], block[0], start, bytes) };
+        if !is_loaded(&function) || run() != 0 {
+            break_with(LAUNCH_FAILED);
         }
     }));
     Ok(())

@@ -1,0 +1,59 @@
+//! Devices that say they reach each other, and fail when it is tried: calls go through the host.
+
+use super::gate::{child, is_child};
+use super::streams::{Floats, sum};
+use super::support::{config, threads};
+use super::{Bench, fake};
+use ringcomm::communicator::Communicator;
+use ringcomm::config::Seat;
+
+const DEVICES: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "1")];
+
+/// Make ranks on two devices, and have them call.
+fn check() {
+    let seats = [Seat::Device(0), Seat::Device(1)];
+    let ranks = Communicator::init_all_on(&seats, &config()).unwrap();
+    fake::release();
+    threads::run_all(&ranks, |comm| {
+        let bench = Bench::new(comm.rank() as i32);
+        let floats = Floats::new(&bench, &[1.5; 70]);
+        let call = sum(&floats, &bench);
+        assert_eq!(comm.explain(&call).unwrap().transport, "cuda pinned (a probe failed)");
+        // SAFETY: the memory lives until it is read.
+        unsafe { comm.call(&call) }.unwrap();
+        assert_eq!(floats.read(&bench), [3.0; 70]);
+    });
+}
+
+#[test]
+fn a_probe_with_an_error_is_no_reason_to_have_no_communicator() {
+    if !is_child() {
+        if fake::is_there() {
+            let test = "probes::a_probe_with_an_error_is_no_reason_to_have_no_communicator";
+            child(test, &DEVICES);
+        }
+        return;
+    }
+    for symbol in ["cuLaunchKernel", "cuDeviceCanAccessPeer", "cuStreamCreate", "cuMemAlloc_v2"] {
+        fake::fail(symbol, 1, 4711);
+        check();
+        assert!(fake::calls(symbol) > 0);
+        fake::fail("", 0, 0);
+    }
+}
+
+#[test]
+fn a_probe_that_does_not_come_back_is_given_up() {
+    if !is_child() {
+        if fake::is_there() {
+            child("probes::a_probe_that_does_not_come_back_is_given_up", &DEVICES);
+        }
+        return;
+    }
+    let bench = Bench::new(1);
+    {
+        let _current = bench.device.enter().unwrap();
+        fake::hold(bench.stream.raw());
+    }
+    check();
+}
