@@ -1,4 +1,4 @@
-"""DistributedDataParallel without a launcher: the program starts its ranks, who meet in its TCPStore.
+"""DistributedDataParallel without a launcher: the program starts its ranks, who meet in its store.
 
 python ddp_spawn.py --ranks 2
 """
