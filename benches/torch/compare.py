@@ -14,10 +14,10 @@ import datetime
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -116,12 +116,11 @@ def step_times(groups, rounds, batch):
     return rows
 
 
-def rank_main(rank, ranks, port, options, queue):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def rank_main(rank, ranks, url, options, queue):
     torch.set_num_threads(1)
     import ringcomm.torch  # noqa: F401
 
-    dist.init_process_group("ringcomm", rank=rank, world_size=ranks)
+    dist.init_process_group("ringcomm", init_method=url, rank=rank, world_size=ranks)
     groups = {"ringcomm": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 
     def say(rows, size):
@@ -183,12 +182,6 @@ def table(rows, ranks):
     return lines
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def commit():
     words = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
@@ -208,12 +201,14 @@ def main():
     for ranks in map(int, options.ranks.split(",")):
         print(f"{ranks} processes", file=sys.stderr, flush=True)
         queue = mp.get_context("spawn").SimpleQueue()
-        started = mp.spawn(
-            rank_main, (ranks, free_port(), options, queue), nprocs=ranks, join=False
-        )
-        while not started.join(timeout=1):
-            if not queue.empty():
-                rows += queue.get()
+        with tempfile.TemporaryDirectory() as folder:
+            words = (ranks, f"file://{folder}/store", options, queue)
+            started = mp.spawn(rank_main, words, nprocs=ranks, join=False)
+            while not started.join(timeout=1):
+                if not queue.empty():
+                    rows += queue.get()
+        if not queue.empty():
+            rows += queue.get()
     head = [
         f"{datetime.date.today()}, commit {commit()}, torch {torch.__version__}, Python "
         f"{platform.python_version()}",

@@ -1,10 +1,9 @@
-"""DistributedDataParallel without a launcher: the program starts its ranks, met through tcp://.
+"""DistributedDataParallel without a launcher: the program starts its ranks, who meet in its store.
 
 python ddp_spawn.py --ranks 2
 """
 
 import os
-import socket
 
 import torch
 import torch.distributed as dist
@@ -15,20 +14,14 @@ import ringcomm.torch  # noqa: F401  it is the backend "ringcomm"
 from ddp import train
 
 
-def worker(rank, address, args):
+def worker(rank, port, args):
     """One rank."""
     # A launcher would say so: as many threads as leaves each rank a core.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.ranks))
-    dist.init_process_group(args.backend, init_method=address, rank=rank, world_size=args.ranks)
+    store = dist.TCPStore("127.0.0.1", port, args.ranks, is_master=False)
+    dist.init_process_group(args.backend, store=store, rank=rank, world_size=args.ranks)
     train(args, "DDP by mp.spawn")
     dist.destroy_process_group()
-
-
-def free_port():
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main():
@@ -36,7 +29,9 @@ def main():
     parser = digits.options(__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
-    mp.spawn(worker, (f"tcp://127.0.0.1:{free_port()}", args), nprocs=args.ranks)
+    # The store takes a port that is free, and stays there until the ranks have ended.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mp.spawn(worker, (store.port, args), nprocs=args.ranks)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,17 @@ from .metrics import all_gather_object, broadcast_object, reduce_mean
 from .sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
-    "Compression", "DataParallel", "Group", "SyncBatchNorm", "all_gather_object", "broadcast_object",
-    "broadcast_parameters", "convert_sync_batchnorm", "reduce_gradients", "reduce_mean", "register",
+    "Compression",
+    "DataParallel",
+    "Group",
+    "SyncBatchNorm",
+    "all_gather_object",
+    "broadcast_object",
+    "broadcast_parameters",
+    "convert_sync_batchnorm",
+    "reduce_gradients",
+    "reduce_mean",
+    "register",
 ]
 
 

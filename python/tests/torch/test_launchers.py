@@ -1,13 +1,13 @@
 """The launchers, with torch's env:// and with the backend found as a user has it."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.multiprocessing as mp
+from ranks import with_free_port
 
 PROGRAM = """
 import os, torch, torch.distributed as dist
@@ -29,10 +29,10 @@ def ringrun():
     return [str(beside)] if beside and beside.exists() else [sys.executable, "-m", "ringcomm.run"]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def launch(words):
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "torchrun standalone", "ringrun"])
@@ -40,13 +40,12 @@ def test_launchers(launcher, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    words = {
-        "torchrun": [*torchrun, "--master-port", str(free_port()), str(program)],
-        "torchrun standalone": [*torchrun, "--standalone", str(program)],
-        "ringrun": [*ringrun(), "-np", "2", sys.executable, str(program)],
-    }[launcher]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    if launcher == "torchrun":
+        ran = with_free_port(lambda port: launch([*torchrun, "--master-port", str(port), program]))
+    elif launcher == "torchrun standalone":
+        ran = launch([*torchrun, "--standalone", program])
+    else:
+        ran = launch([*ringrun(), "-np", "2", sys.executable, program])
     assert "rank 0 of 2" in ran.stdout and "rank 1 of 2" in ran.stdout
 
 

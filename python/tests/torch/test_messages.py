@@ -136,7 +136,16 @@ def callbacks(rank):
 
 @pytest.mark.parametrize(
     "function",
-    [callbacks, tags, any_source, both_ways, nobody_waits, beside_collectives, other_shape, strided],
+    [
+        callbacks,
+        tags,
+        any_source,
+        both_ways,
+        nobody_waits,
+        beside_collectives,
+        other_shape,
+        strided,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_messages(function):
