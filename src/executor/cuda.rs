@@ -99,7 +99,7 @@ pub fn pieces(
     }
 }
 
-/// Addresses on the stack: no call allocates.
+/// Addresses on the stack: there is one such list for each piece of a call.
 struct Ends {
     addresses: [Address; MOST_ENDS],
     len: usize,

@@ -90,6 +90,40 @@ fn a_copy_that_is_through_leaves_no_memory_behind() {
     assert_eq!((fake::calls("cuMemHostAlloc"), fake::calls("cuMemFreeHost")), (1, 1));
 }
 
+#[test]
+fn memory_that_grows_waits_for_no_stream() {
+    if !is_alone("endings::memory_that_grows_waits_for_no_stream") {
+        return;
+    }
+    let ranks = ranks(20_000);
+    fake::fail("", 0, 0);
+    // In MiB, needed twice; four are the least that is allocated, and then it doubles.
+    let sizes = [1, 3, 4, 2];
+    scope(|scope| {
+        scope.spawn(|| {
+            for mib in sizes {
+                let mut values = vec![1f32; mib << 18];
+                let call = Call {
+                    send: values.as_ptr().cast(),
+                    recv: values.as_mut_ptr().cast(),
+                    count: values.len(),
+                    ..Call::new(Collective::AllReduce, DataType::Float32)
+                };
+                // SAFETY: as many floats.
+                unsafe { ranks[1].call(&call) }.unwrap();
+            }
+        });
+        let bench = Bench::new(0);
+        for mib in sizes {
+            let floats = Floats::new(&bench, &vec![1.0; mib << 18]);
+            // SAFETY: the memory lives until it is read.
+            unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap();
+            assert_eq!(floats.read(&bench)[7], 2.0);
+        }
+    });
+    assert_eq!((fake::calls("cuMemHostAlloc"), fake::calls("cuMemFreeHost")), (2, 0));
+}
+
 /// Gather a byte of every rank in host memory; `send` is where the own one is, if not here.
 fn gather(comm: &Communicator, send: Option<&Floats>, stream: Stream) -> Result<(), Error> {
     let (own, mut all) = ([1u8], [0u8; 2]);

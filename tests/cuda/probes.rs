@@ -7,7 +7,8 @@ use super::{Bench, fake};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Seat;
 
-const DEVICES: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "1")];
+const DEVICES: [(&str, &str); 3] =
+    [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "1"), ("FAKECUDA_PEERS", "1")];
 
 /// Make ranks on two devices, and have them call.
 fn check() {

@@ -211,8 +211,11 @@ fn report(names: &[String], all: &[Found]) -> String {
 pub fn matrices(what: &str, count: usize, all: &[Option<Found>]) -> String {
     let mut text = String::new();
     let cell = |from: usize, to: usize, value: &dyn Fn(&Found) -> String| {
+        if from == to {
+            return "-".into();
+        }
         let found = all[from.min(to) * count + from.max(to)].as_ref();
-        if from == to { "-".into() } else { found.map_or("FAILS".into(), value) }
+        found.map_or("FAILS".into(), value)
     };
     let mut matrix = |title: &str, value: &dyn Fn(usize, usize) -> String| {
         let _ = writeln!(text, "\n{title}");

@@ -3,6 +3,11 @@
 //! The input is copied to the host in the stream's order; when it has come the collective runs as
 //! any other; the result is copied back in the stream's order, and the call returns without waiting
 //! for that. The device never waits for another rank.
+//!
+//! Pinned memory is allocated by the first call that needs more than there is, at least twice as
+//! much as before, and is freed with the communicator only: to free it waits for every stream of
+//! the device, whatever other libraries have on them. The ranks of a call may be of any kind, so it
+//! is not cut into slices for this rank's sake.
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Extents};
@@ -29,7 +34,8 @@ pub const NAP: Duration = Duration::from_micros(200);
 /// One rank's pinned memory and the moments that guard it.
 pub struct Staging {
     device: Arc<Device>,
-    pinned: Option<Pinned>,
+    /// The last is used; the others were too small for a later call.
+    pinned: Vec<Pinned>,
     /// What was copied to the host has come.
     arrived: Event,
     /// What was copied from the host has left.
@@ -42,7 +48,7 @@ impl Staging {
     pub fn new(device: &Arc<Device>) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = (event()?, event()?);
-        Ok(Staging { device: device.clone(), pinned: None, arrived, left, is_loose: false })
+        Ok(Staging { device: device.clone(), pinned: Vec::new(), arrived, left, is_loose: false })
     }
 
     /// Run `call` on the host: `on_host` is the collective there.
@@ -97,14 +103,14 @@ impl Staging {
         wait_for(&self.arrived, watch)?;
         wait_for(&self.left, watch)?;
         if std::mem::take(&mut self.is_loose) {
-            std::mem::forget(self.pinned.take());
+            std::mem::forget(std::mem::take(&mut self.pinned));
         }
-        if self.pinned.as_ref().is_none_or(|pinned| pinned.bytes() < bytes) {
-            self.pinned = None;
-            let size = bytes.max(1).next_multiple_of(STEP);
-            self.pinned = Some(Pinned::new(&self.device, size)?);
+        let there = self.pinned.last().map_or(0, Pinned::bytes);
+        if there == 0 || there < bytes {
+            let size = bytes.max(2 * there).max(1).next_multiple_of(STEP);
+            self.pinned.push(Pinned::new(&self.device, size)?);
         }
-        Ok(self.pinned.as_ref().map_or(std::ptr::null_mut(), Pinned::pointer))
+        Ok(self.pinned.last().map_or(std::ptr::null_mut(), Pinned::pointer))
     }
 
     fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: Stream) -> Result<()> {
@@ -185,10 +191,8 @@ impl Drop for Staging {
     /// The pinned memory is given up, not freed, where a copy may still use it: a call that was
     /// aborted has left one on its stream. To free it would wait for that stream, however long.
     fn drop(&mut self) {
-        if let Some(pinned) = self.pinned.take()
-            && !self.is_at_rest()
-        {
-            std::mem::forget(pinned);
+        if !self.pinned.is_empty() && !self.is_at_rest() {
+            std::mem::forget(std::mem::take(&mut self.pinned));
         }
     }
 }

@@ -150,7 +150,10 @@ pub unsafe fn copy(
     let (to, from) = (target.expose_provenance() as u64, source.expose_provenance() as u64);
     // SAFETY: the caller's promise.
     let code = unsafe { (device.driver.copy)(to, from, bytes, stream) };
-    device.driver.check(code, &format!("copying {bytes} bytes"))
+    match code {
+        0 => Ok(()),
+        code => Err(device.driver.refused(code, &format!("copying {bytes} bytes"))),
+    }
 }
 
 /// Set every byte, in the stream's order. The device's context is current.
