@@ -288,7 +288,7 @@ impl Failure {
         Unmet { cause: self.cause(me), error: self.into_error(me, nranks) }
     }
 
-    fn into_error(self, me: usize, nranks: usize) -> Error {
+    pub fn into_error(self, me: usize, nranks: usize) -> Error {
         let operation = || Operation::aside("in the rendezvous");
         // These ranks meet on one machine.
         let who = |rank, pid| Who { rank: rank as usize, host: host::name().into(), pid };
