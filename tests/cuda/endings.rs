@@ -49,7 +49,7 @@ fn a_copy_that_was_given_up_keeps_its_memory_and_holds_nobody() {
         return;
     }
     for is_message in [false, true] {
-        let ranks = ranks(700);
+        let ranks = ranks(5000);
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
         {

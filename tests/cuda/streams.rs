@@ -127,7 +127,7 @@ fn one_thread_that_waits_for_itself_is_told_so() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(2, &Config { timeout_ms: 3000, ..config() });
+    let ranks = ranks(2, &Config { timeout_ms: 8000, ..config() });
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 8]);
     // SAFETY: the memory lives until the end of the test.
@@ -196,7 +196,7 @@ fn a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner() {
     }
     for aborts in [false, true] {
         // A rank of the host makes the others wait for their streams.
-        let timeout_ms = if aborts { 60_000 } else { 700 };
+        let timeout_ms = if aborts { 60_000 } else { 5000 };
         let seats = [Seat::Device(0), Seat::Host];
         let config = Config { timeout_ms, ..config() };
         let ranks = Communicator::init_all_on(&seats, &config).unwrap();
