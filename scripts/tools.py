@@ -1,0 +1,109 @@
+"""What the suites need beyond Rust, gcc and Python 3, installed where it is missing.
+
+Python's packages go into virtual environments below target/, the rest is Debian's.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TARGET = Path(__file__).resolve().parent.parent / "target"
+
+
+class Skip(Exception):
+    """The suite cannot run here; the text says why."""
+
+
+class Missing(Exception):
+    """The suite must run everywhere, and cannot for the reason in the text: it has failed."""
+
+
+def venv(*requirements, name="venv"):
+    """The tests' virtual environment, with these from PyPI in it; installed once."""
+    place = TARGET / name
+    ready = place / f"ready-{'+'.join(requirements)}"
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    try:
+        if not (place / "bin/pip").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            make = [sys.executable, "-m", "venv", str(place)]
+            # Debian has the module in a package of its own.
+            if subprocess.run(make, stdout=subprocess.DEVNULL).returncode:
+                debian("python3-venv")
+                shutil.rmtree(place, ignore_errors=True)
+                subprocess.run(make, **quiet)
+        if not ready.exists():
+            subprocess.run([str(place / "bin/pip"), "-q", "install", *requirements], **quiet)
+            ready.touch()
+    except (OSError, subprocess.CalledProcessError) as error:
+        names = ", ".join(requirements)
+        raise Missing(f"{names} does not install from PyPI ({error})") from error
+    return place
+
+
+def torch_venv():
+    """The virtual environment of what uses PyTorch, which is large and so has its own."""
+    return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
+                name="venv-torch")
+
+
+def pinned(place, name):
+    """A program of NVIDIA's wheels in an environment."""
+    found = next(place.glob(f"lib/python3*/site-packages/nvidia/cu13/bin/{name}"), None)
+    if not found:
+        raise Missing(f"NVIDIA's wheels have no {name} where it was")
+    return found
+
+
+def nvcc():
+    """The compiler of the kernels, installed if there is none; for every suite the same, or Cargo would
+    compile the library again when it changes."""
+    return os.environ.get("NVCC") or str(pinned(
+        # One release throughout: its parts do not work with those of others.
+        venv("cuda-toolkit[nvcc,cccl]==13.0.3.0", name="venv-cuda"), "nvcc"))
+
+
+def libclang():
+    """Variables under which bindgen finds libclang and the compiler's own headers."""
+    found = next(venv("libclang==18.1.1").glob("lib/python3*/site-packages/clang/native"), None)
+    if not found:
+        raise Missing("the libclang of PyPI has no library where it was")
+    include = subprocess.run(["gcc", "-print-file-name=include"], check=True,
+                             capture_output=True, text=True).stdout.strip()
+    return {"LIBCLANG_PATH": str(found), "BINDGEN_EXTRA_CLANG_ARGS": f"-isystem {include}"}
+
+
+def cmake():
+    """Variables under which CMake is found: the machine's own, else that of PyPI."""
+    if shutil.which("cmake"):
+        return {}
+    return {"PATH": f"{venv('cmake==3.31.6') / 'bin'}:{os.environ['PATH']}"}
+
+
+# The Debian package of a program, where they differ.
+PACKAGES = {"nm": "binutils", "readelf": "binutils", "ip": "iproute2", "tc": "iproute2",
+            "nft": "nftables", "unshare": "util-linux"}
+
+
+def debian(package):
+    """Install a package where this is Debian and we may; whether that worked."""
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        return False
+    quiet = {"check": False, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL,
+             "env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}}
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
+    if subprocess.run(install, **quiet).returncode == 0:
+        return True
+    # A machine that was never asked has no lists yet.
+    subprocess.run(["apt-get", "update", "-q"], **quiet)
+    return subprocess.run(install, **quiet).returncode == 0
+
+
+def need(*programs):
+    for program in programs:
+        if not shutil.which(program):
+            debian(PACKAGES.get(program, program))
+        if not shutil.which(program):
+            raise Skip(f"{program} is not installed")
