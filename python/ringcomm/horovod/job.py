@@ -112,3 +112,11 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether every host has as many ranks."""
     return job().homogeneous
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """What is said of a name of Horovod's that is not here."""
+    return AttributeError(
+        f"{module} has no {name}; what of Horovod is here, and what takes the place of the rest, "
+        "is in docs/python/from-horovod.md"
+    )

@@ -65,9 +65,7 @@ class Bucket:
     def _packed(self) -> torch.Tensor:
         first = self.parameters[0]
         count = sum(parameter.numel() for parameter in self.parameters)
-        flat = first.new_empty(
-            count, dtype=self._compression or first.dtype, requires_grad=False
-        )
+        flat = first.new_empty(count, dtype=self._compression or first.dtype, requires_grad=False)
         for parameter, part in self._parts(flat):
             if parameter.grad is None:
                 part.zero_()

@@ -90,7 +90,9 @@ def moves():
     assert sent.tolist() == [rank, 10 + rank, 20 + rank]
     rows, counts = hvd.alltoall(torch.arange(3) + 10 * rank, splits=[0, 1, 2])
     assert counts.tolist() == [rank] * 3
-    assert rows.tolist() == [10 * one + each for one in range(3) for each in ([], [0], [1, 2])[rank]]
+    assert rows.tolist() == [
+        10 * one + each for one in range(3) for each in ([], [0], [1, 2])[rank]
+    ]
     part = hvd.reducescatter(torch.arange(8.0).view(4, 2), op=hvd.Sum)
     assert part.tolist() == [[[0, 3], [6, 9]], [[12, 15]], [[18, 21]]][rank]
     hvd.barrier()

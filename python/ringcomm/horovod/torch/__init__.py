@@ -21,6 +21,7 @@ from ..job import (
     is_initialized,
     local_rank,
     local_size,
+    missing,
     rank,
     shutdown,
     size,
@@ -75,7 +76,4 @@ nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = _built
 
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        f"ringcomm.horovod.torch has no {name}; what of Horovod is here, and what takes the place "
-        "of the rest, is in docs/python/from-horovod.md"
-    )
+    raise missing(__name__, name)

@@ -72,8 +72,7 @@ class _Reduction:
 
         def result() -> List[Tensor]:
             return [
-                self._received(output, tensor, in_place)
-                for output, tensor in zip(outputs, tensors)
+                self._received(output, tensor, in_place) for output, tensor in zip(outputs, tensors)
             ]
 
         return Pending(work, result)

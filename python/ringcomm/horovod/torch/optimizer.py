@@ -113,7 +113,7 @@ class Distributed:
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Average the gradients, unless that is done, and step."""
-        stepped: Callable[..., Any] = super().step  # type: ignore[misc]
+        stepped: Callable[..., Any] = super().step
         if not self._by_step:
             return stepped(closure)
         if closure is not None:
@@ -136,7 +136,7 @@ class Distributed:
                 "zero_grad() after backward() and before step() or synchronize(): gradients are "
                 "under way to the other ranks"
             )
-        super().zero_grad(*arguments, **more)  # type: ignore[misc]
+        super().zero_grad(*arguments, **more)
 
 
 def DistributedOptimizer(
