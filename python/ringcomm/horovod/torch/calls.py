@@ -302,4 +302,6 @@ def reducescatter(
 
 def barrier() -> None:
     """Wait for every rank."""
-    group().barrier(None).wait()
+    work = group().barrier()
+    if work is not None:
+        work.wait()
