@@ -45,7 +45,7 @@ class Communicator(Objects):
         self._behind: Optional[Handle] = None
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _destroy_quietly, handle)
-        self._end.atexit = False
+        self._end.atexit = False  # type: ignore[misc,unused-ignore]
         _living.add(self)
 
     @classmethod
