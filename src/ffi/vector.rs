@@ -50,7 +50,7 @@ fn run(
             check_extents(call, counts, displacements)?;
         }
         let call = Call { vector: Some(&layout), ..call.clone() };
-        submit(comm, stream, Work::Collective(&call))
+        submit(comm, stream, Work::Collective(call))
     });
     LAYOUT.replace(layout);
     result
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ringReduceScatterv(
                 convert::bytes(total, call.data_type)?;
                 let count = layout.recv_counts[comm.communicator.rank()];
                 let call = Call { vector: Some(&layout), count, ..call.clone() };
-                submit(comm, stream, Work::Collective(&call))
+                submit(comm, stream, Work::Collective(call))
             });
         LAYOUT.replace(layout);
         result
