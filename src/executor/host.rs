@@ -189,8 +189,8 @@ unsafe fn run_step(
     }
     pointers.targets.clear();
     pointers.streamed = 0;
-    // Pieces find their targets by their order.
-    let moves = step.pieces.len() == 1 || step.targets.len() == 1;
+    // Of several pieces each finds its targets by their order.
+    let may_reorder = step.pieces.len() == 1 || step.targets.len() == 1;
     for target in &step.targets {
         let (pointer, streams) = match *target {
             End::Input => unreachable!("the prover refuses plans that write their input"),
@@ -204,7 +204,7 @@ unsafe fn run_step(
             End::Scratch => (run.scratch(slice).wrapping_add(only.scratch), false),
             End::Peer(peer) => (links.reserve(peer, bytes, run.watch)?, links.streams(peer, bytes)),
         };
-        pointers.push_target(pointer, streams && moves);
+        pointers.push_target(pointer, streams && may_reorder);
     }
     // SAFETY: pointers follow the pieces, which lie inside the caller's buffers and the slots.
     unsafe {

@@ -32,7 +32,7 @@ const NO_BLOCKS: Blocks = Blocks { counts: std::ptr::null(), displacements: std:
 
 /// Let `work` fill this thread's layout and hand a call with it over.
 fn with_layout(work: impl FnOnce(&mut Vector) -> Result<()>) -> Result<()> {
-    // Taken out while the call runs, so that a call from within (there is none) would be harmless.
+    // Taken out: the call borrows it while it runs.
     let mut layout = LAYOUT.take();
     let result = work(&mut layout);
     LAYOUT.replace(layout);

@@ -225,8 +225,7 @@ impl Sender {
         Some(self.ring.payload(&self.place, length))
     }
 
-    /// Whether no slot is known to be free, so that the next to reserve one reads the receiver's
-    /// line. The receiver's count is a claim: one that cannot be, of
+    /// Whether no slot is known to be free, so that reserving one reads the receiver's line. The receiver's count is a claim: one that cannot be, of
     /// more than was posted or less than it freed before, is none.
     #[inline]
     pub fn is_full(&self) -> bool {

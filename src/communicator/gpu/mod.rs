@@ -167,21 +167,18 @@ impl Gpu {
         watch: &OperationWatch,
         on_host: &mut dyn FnMut(&Call) -> Result<()>,
     ) -> Result<()> {
+        let finished = |settles: bool| match settles {
+            true => self.settle(call.order.stream, watch),
+            false => Ok(()),
+        };
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
-                return if call.order.settles {
-                    self.settle(call.order.stream, watch)
-                } else {
-                    Ok(())
-                };
+                return finished(call.order.settles);
             }
         }
         self.staging.lock().run(call, found, extents, watch, on_host)?;
-        match call.order.settles && found.receives {
-            true => self.settle(call.order.stream, watch),
-            false => Ok(()),
-        }
+        finished(call.order.settles && found.receives)
     }
 
     /// Wait until a stream is past all that it was given.
