@@ -41,9 +41,10 @@ const LONGEST_SLOT: usize = 128 << 10;
 /// less (`benches/results/constants-2026-11-21.txt`).
 pub(super) const DEPTH: usize = 32;
 
-/// Bytes of a rank's rings: as configured, but more than two ranks take half of the default, so that
-/// all rings together leave room in the last-level cache. With 4 ranks on 2 near cores 64 KiB take
-/// 19 us in place of 23, and 1 MiB 260 in place of 310 (`benches/results/far-2026-11-21.txt`).
+/// Bytes of a rank's rings: as configured, but more than two ranks take half of the default, so
+/// that all rings together leave room in the last-level cache. With 4 ranks on 2 near cores 64 KiB
+/// take 19 us in place of 23, and 1 MiB 260 in place of 310
+/// (`benches/results/far-2026-11-21.txt`).
 fn buffer_bytes(config: &Config, nranks: usize) -> usize {
     match nranks > 2 && config.buffer_bytes == Config::default().buffer_bytes {
         true => config.buffer_bytes / 2,
