@@ -9,6 +9,8 @@
 
 #[path = "../../src/error.rs"]
 mod error;
+#[path = "../../src/fork.rs"]
+mod fork;
 #[path = "../../src/sync.rs"]
 mod sync;
 #[path = "../../src/ffi"]
