@@ -9,6 +9,7 @@
 #[cfg(not(loom))]
 use crate::sync::count_lock;
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -145,7 +146,7 @@ impl<T> Shared<T> {
         loop {
             // Acquire: pairs with the Release in `Held::drop`.
             match self.holder.compare_exchange(0, mine, Acquire, Relaxed) {
-                Ok(_) => return Held { lock: self },
+                Ok(_) => return Held { lock: self, value: PhantomData },
                 Err(holder) if holder == mine => std::thread::sleep(PAUSE),
                 // Relaxed: `fork` has copied what its holder wrote.
                 Err(holder) => {
@@ -153,7 +154,7 @@ impl<T> Shared<T> {
                         // SAFETY: no thread of this process holds it. What is there may be half of
                         // a value, so it is not dropped.
                         unsafe { self.value.get().write(anew()) };
-                        return Held { lock: self };
+                        return Held { lock: self, value: PhantomData };
                     }
                 }
             }
@@ -164,6 +165,8 @@ impl<T> Shared<T> {
 /// A [`Shared`] that this thread holds.
 pub struct Held<'a, T> {
     lock: &'a Shared<T>,
+    /// Gives it out by reference, so it may be shared between threads only if the value may.
+    value: PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for Held<'_, T> {

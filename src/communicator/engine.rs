@@ -69,7 +69,6 @@ impl Engine {
             costs: Costs::default(),
             memory,
             communicator,
-
             cache: Cache::default(),
             pointers: Pointers::new(nranks),
             bases: Bases::new(nranks),

@@ -90,7 +90,6 @@ fn greeting(me: Party, nranks: usize) -> Result<Greeting> {
         rank: me.rank,
         to: ANYONE,
         nranks: nranks as u32,
-
         lane: me.pid,
         note: u64::from_le_bytes(note),
     })

@@ -30,11 +30,11 @@ const SUSPICION: Duration = Duration::from_secs(3);
 /// How long the lower of two ranks may take to connect before the higher looks after it: it may
 /// have died since they met, and its survivors name it within a quarter of a second. A call in vain
 /// costs a handshake.
-const FIRST_LINK: Duration = Duration::from_millis(50);
+const FIRST_LINK: Duration = Duration::from_millis(40);
 
 /// How long a rank that was never met and whose gate refuses is not taken for dead yet: it may have
 /// left, and told ranks that this one is about to be connected with.
-const NEWS: Duration = Duration::from_millis(80);
+const NEWS: Duration = Duration::from_millis(50);
 
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);
@@ -220,7 +220,6 @@ impl<N: Network> Plane<N> {
             rank: self.seat.rank as u32,
             to: peer as u32,
             nranks: self.seat.pages.nranks() as u32,
-
             lane,
             note: neighbour.number,
         };
@@ -261,6 +260,10 @@ impl<N: Network> Plane<N> {
 
     fn link(&mut self, peer: usize, arrival: Arrival<N::Stream>) {
         let Arrival { stream, greeting, keys, address } = arrival;
+        if self.gossip.is_linked(peer) && greeting.note < self.neighbours[peer].number {
+            // Made before the one that there is, and let in after it.
+            return;
+        }
         self.network.watch(&stream);
         self.gossip.connected(peer, &keys.send, &keys.receive);
         self.calls.retain(|call| call.peer != peer || matches!(call.aim, Aim::Data { .. }));
@@ -282,6 +285,7 @@ impl<N: Network> Plane<N> {
                 }
                 (Ok(Some(arrival)), Aim::Link { .. }) => self.link(peer, arrival),
                 (Ok(Some(_)), Aim::Probe { .. }) => {
+                    self.neighbours[peer].refused = None;
                     self.neighbours[peer].probe_at = Some(self.now + FIRST_LINK);
                 }
                 (Err(why), Aim::Data { .. }) => {

@@ -339,12 +339,12 @@ impl World {
         self.actors.iter().any(knows)
     }
 
-    /// How long after a death its witnesses knew of it.
-    fn delays(&self) -> impl Iterator<Item = Duration> {
+    /// How long after such a fate its witnesses knew of it.
+    fn delays(&self, fate: Fate) -> impl Iterator<Item = Duration> {
         let witnesses = self.actors.iter().filter(|actor| actor.fate == Fate::Lives);
         let knew = witnesses.flat_map(|actor| actor.missed.iter().enumerate());
-        knew.filter_map(|(dead, at)| {
-            let met = self.actors[dead].met.filter(|_| self.actors[dead].fate == Fate::Dies);
+        knew.filter_map(move |(dead, at)| {
+            let met = self.actors[dead].met.filter(|_| self.actors[dead].fate == fate);
             Some(at.as_ref()?.saturating_duration_since(met?))
         })
     }
@@ -364,19 +364,31 @@ impl fmt::Display for World {
     }
 }
 
+/// The longest that a death and the silence of a host may take to be known, though some ways take
+/// a fifth of a second, connections break, and witnesses are stopped for most of a second.
+const LIMITS: [(Fate, Duration); 2] =
+    [(Fate::Dies, Duration::from_secs(2)), (Fate::FallsSilent, Duration::from_secs(10))];
+
 fn sweep(name: &str, seeds: u64, faults: &[Fault]) {
-    let mut delays = Vec::new();
+    let mut delays = LIMITS.map(|_| Vec::new());
     let run = |world: &mut World| {
         let outcome = world.run();
-        delays.extend(world.delays());
+        for ((fate, limit), delays) in LIMITS.iter().zip(&mut delays) {
+            let before = delays.len();
+            delays.extend(world.delays(*fate));
+            if let Some(late) = delays[before..].iter().find(|delay| *delay > limit) {
+                return Err(format!("{fate:?} was known after {late:?} only"));
+            }
+        }
         outcome
     };
     let several = every_seed(name, seeds, |seed| World::new(seed, faults), run);
-    delays.sort_unstable();
-    print!("{name}: {several} of {seeds} worlds left several ranks");
-    match delays.last() {
-        Some(last) => println!("; deaths known after {:?}, {last:?}", delays[delays.len() / 2]),
-        None => println!(),
+    println!("{name}: {several} of {seeds} worlds left several ranks");
+    for ((fate, _), delays) in LIMITS.iter().zip(&mut delays) {
+        delays.sort_unstable();
+        if let Some(last) = delays.last() {
+            println!("{name}: {fate:?} is known after {:?}, {last:?}", delays[delays.len() / 2]);
+        }
     }
 }
 
