@@ -67,8 +67,8 @@ fn go_through_the_library(of_the_parent: &Communicator) -> String {
     refusal
 }
 
-/// Locks of the whole process are taken again and again meanwhile, so that children are forked while
-/// another thread holds one.
+/// Locks of the whole process are taken again and again meanwhile, so that children are forked
+/// while another thread holds one.
 #[test]
 fn a_child_forked_in_the_middle_of_anything_is_refused_and_does_not_hang() {
     let comms = Communicator::init_all(1, &config()).unwrap();

@@ -247,11 +247,14 @@ impl<N: Network> Plane<N> {
                     self.lanes.push(Lane { peer, outcome: Ok(arrival) });
                 }
                 (Purpose::Control, LINK) if fits && peer < rank => self.link(peer, arrival),
-                (Purpose::Control, PROBE) if fits && peer > rank => {
-                    // It has lost a connection that this end may still believe in.
-                    if self.gossip.is_linked(peer) && self.neighbours[peer].number <= number {
-                        self.lost(peer);
-                    }
+                // It has lost a connection that this end may still believe in.
+                (Purpose::Control, PROBE)
+                    if fits
+                        && peer > rank
+                        && self.gossip.is_linked(peer)
+                        && self.neighbours[peer].number <= number =>
+                {
+                    self.lost(peer);
                 }
                 _ => {}
             }
