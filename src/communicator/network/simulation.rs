@@ -185,7 +185,7 @@ impl World {
             if happened > 1_000_000 {
                 return Err("somebody spins".into());
             }
-            let next = self.net.borrow_mut().next();
+            let next = self.net.borrow_mut().advance();
             let now = self.net.borrow().now;
             let Some(what) = next.filter(|_| now < end) else { break };
             match what {
@@ -304,8 +304,8 @@ impl World {
             }
             if actor.fate == Fate::Lives {
                 witnesses += 1;
-                let others = (0..self.actors.len()).filter(|other| *other != rank);
-                others.map(|other| self.judge_mirror(rank, other)).collect::<Result<(), _>>()?;
+                let mut others = (0..self.actors.len()).filter(|other| *other != rank);
+                others.try_for_each(|other| self.judge_mirror(rank, other))?;
             }
         }
         Ok(witnesses > 1)

@@ -146,7 +146,7 @@ impl Net {
         self.heap.push(Reverse((at.max(self.now), self.count, what)));
     }
 
-    pub fn next(&mut self) -> Option<Happening> {
+    pub fn advance(&mut self) -> Option<Happening> {
         let Reverse((at, _, what)) = self.heap.pop()?;
         self.now = at;
         Some(what)

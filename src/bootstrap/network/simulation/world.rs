@@ -165,7 +165,7 @@ impl World {
             if happened > 5_000_000 {
                 return Err("somebody spins".into());
             }
-            let next = self.net.borrow_mut().next();
+            let next = self.net.borrow_mut().advance();
             let Some(what) = next else { break };
             let now = self.net.borrow().now;
             if now > limit {
