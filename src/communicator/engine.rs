@@ -36,8 +36,7 @@ pub struct Engine {
     pub costs: Costs,
     pub memory: super::memory::Memory,
     /// What every message carries of its communicator.
-    pub communicator: u32,
-    pub epoch: u32,
+    pub communicator: u64,
     cache: Cache,
     pointers: Pointers,
     bases: Bases,
@@ -60,7 +59,7 @@ impl Engine {
         links: Links,
         memory: super::memory::Memory,
         topology: Topology,
-        communicator: u32,
+        communicator: u64,
     ) -> Engine {
         let nranks = links.nranks;
         assert_eq!(topology.nranks(), nranks);
@@ -70,7 +69,6 @@ impl Engine {
             costs: Costs::default(),
             memory,
             communicator,
-            epoch: 0,
             cache: Cache::default(),
             pointers: Pointers::new(nranks),
             bases: Bases::new(nranks),
@@ -117,7 +115,6 @@ impl Engine {
         watch.makes_communicator = self.setting_up;
         let stamp = Stamp {
             communicator: self.communicator,
-            epoch: self.epoch,
             sequence,
             fingerprint: ready.fingerprint,
             source: self.links.rank as u32,
@@ -425,7 +422,6 @@ impl Engine {
         let fingerprint = mix(mix(count as u64) ^ (data_type as u64 | 1 << 40)) | 1;
         let stamp = Stamp {
             communicator: self.communicator,
-            epoch: self.epoch,
             sequence,
             fingerprint,
             source: self.links.rank as u32,

@@ -43,10 +43,9 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Stamp {
-    /// The communicator's number, the same on all its ranks.
-    pub communicator: u32,
-    /// How often the communicator was rebuilt.
-    pub epoch: u32,
+    /// The communicator's number, the same on all its ranks, another one for each that is made by a
+    /// split or a shrink.
+    pub communicator: u64,
     /// The operation's sequence number.
     pub sequence: u64,
     /// A hash of everything that ranks must agree on in the call. Never 0.
@@ -59,8 +58,7 @@ pub struct Stamp {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Label {
-    communicator: u32,
-    epoch: u32,
+    communicator: u64,
     sequence: u64,
     fingerprint: u64,
     source: u32,
@@ -196,7 +194,6 @@ impl Message {
             || self.stamp.sequence == stamp.sequence
                 && self.stamp.fingerprint == stamp.fingerprint
                 && self.stamp.communicator == stamp.communicator
-                && self.stamp.epoch == stamp.epoch
                 && self.length == length
     }
 }
@@ -240,7 +237,6 @@ impl Sender {
         let header = self.ring.header(self.place.index);
         let label = Label {
             communicator: stamp.communicator,
-            epoch: stamp.epoch,
             sequence: stamp.sequence,
             fingerprint: stamp.fingerprint,
             source: stamp.source,
@@ -293,7 +289,6 @@ impl Receiver {
             length,
             stamp: Stamp {
                 communicator: label.communicator,
-                epoch: label.epoch,
                 sequence: label.sequence,
                 fingerprint: label.fingerprint,
                 source: label.source,
@@ -351,7 +346,7 @@ mod tests {
     }
 
     fn stamp(sequence: u64) -> Stamp {
-        Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 3, source: 4 }
+        Stamp { communicator: 1, sequence, fingerprint: 3, source: 4 }
     }
 
     fn send(sender: &mut Sender, sequence: u64, bytes: &[u8]) -> bool {
