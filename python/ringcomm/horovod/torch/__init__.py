@@ -26,6 +26,7 @@ from ..job import (
     shutdown,
     size,
 )
+from ..operations import Average, Max, Min, Product, Sum
 from .calls import (
     allgather,
     allgather_async,
@@ -45,7 +46,6 @@ from .calls import (
     reducescatter,
     synchronize,
 )
-from .group import Average, Max, Min, Product, Sum
 from .optimizer import DistributedOptimizer
 from .state import (
     SyncBatchNorm,

@@ -15,10 +15,7 @@ from ...communicator import Communicator
 from ...torch.core import Core
 from ...torch.ranks import Ranks
 from ..job import job
-
-#: Horovod's names of the reductions.
-Average, Sum, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.PROD
-Min, Max = ReduceOp.MIN, ReduceOp.MAX
+from ..operations import Sum
 
 _OPS = {
     ReduceOp.AVG: TorchOp.AVG,
