@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import launching
 import ringcomm.horovod.torch as hvd
 from ranks_in_processes import run
 
@@ -141,8 +142,13 @@ def gradients_move():
 
 
 def refusals():
-    with pytest.raises(AttributeError, match="from-horovod"):
-        print(hvd.Adasum)
+    for name in ("Adasum", "elastic", "join", "ProcessSet", "add_process_set"):
+        with pytest.raises(AttributeError, match="from-horovod"):
+            getattr(hvd, name)
+    with pytest.raises(ImportError, match="from-horovod"):
+        from ringcomm.horovod.torch import elastic  # noqa: F401
+    with pytest.raises(ValueError, match="from-horovod"):
+        hvd.init(process_sets="dynamic")
     with pytest.raises(ValueError, match="neither"):
         hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0), op=hvd.Max)
     with pytest.raises(ValueError, match="op alone"):
@@ -153,7 +159,9 @@ def refusals():
 
 
 @pytest.mark.parametrize(
-    "body", [reductions, moves, gradients_flow, gradients_move, refusals], ids=lambda body: body.__name__
+    "body",
+    [reductions, moves, gradients_flow, gradients_move, refusals],
+    ids=lambda body: body.__name__,
 )
 def test_calls(body):
     everyone(body)
@@ -352,6 +360,10 @@ def sparse():
     (2 * layer(torch.tensor([hvd.rank()]))).sum().backward()
     optimizer.step()
     assert layer.weight.flatten().tolist() == [-2, -2, -2, 0]
+    layer = nn.Embedding(4, 1, sparse=True)
+    hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0))
+    with pytest.raises(ValueError, match="sparse_as_dense=True"):
+        layer(torch.tensor([0])).square().sum().backward()
 
 
 def states():
@@ -426,6 +438,41 @@ def test_everyone_has_the_roots_state():
     for weights, average in answers:
         same(weights, answers[1][0], 0)
         assert torch.equal(average, answers[1][1])
+
+
+PROGRAM = """
+import os, torch, ringcomm.horovod.torch as hvd
+hvd.init()
+assert hvd.size() == hvd.local_size() == 2 and hvd.local_rank() == hvd.rank()
+assert hvd.allreduce(torch.tensor([float(hvd.rank())])).tolist() == [0.5]
+# In one write: the other rank writes to the same pipe.
+os.write(1, f"rank {hvd.rank()} of {hvd.size()}\\n".encode())
+hvd.shutdown()
+"""
+
+
+def test_under_torchrun(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said, _ = launching.run([sys.executable, *torchrun, written(tmp_path)], tmp_path)
+    assert "rank 0 of 2" in said and "rank 1 of 2" in said
+
+
+def test_with_the_variables_of_horovodrun(tmp_path):
+    ranks = []
+    for rank in ("0", "1"):
+        job = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": str(tmp_path), "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"}
+        place = {"HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank}
+        counts = {"HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "2"}
+        words = [sys.executable, written(tmp_path)]
+        ranks.append(launching.started(words, tmp_path, **place, **counts, **job))
+    for rank, process in enumerate(ranks):
+        said, _ = process.communicate(timeout=launching.MOST_SECONDS)
+        assert process.returncode == 0 and f"rank {rank} of 2" in said, said
+
+
+def written(folder):
+    (folder / "program.py").write_text(PROGRAM)
+    return folder / "program.py"
 
 
 def test_without_a_launcher_it_is_one_rank():

@@ -1,9 +1,9 @@
 """Horovod's operations on tensors.
 
 Those without `_` at the end return a new tensor, through which gradients flow; those with it write
-where the tensor lies. Gradients are what Horovod makes of them: where ranks' gradients meet they are
-reduced as `op` says, and behind `allgather` and `broadcast` averaged. The asynchronous ones return a handle for `synchronize` and `poll`. Names of
-operations are not needed and not looked at.
+where the tensor lies. The asynchronous ones return a handle for `synchronize` and `poll`. Names of
+operations are not needed and not looked at. Gradients are what Horovod makes of them: behind
+`allreduce` reduced as `op` says, behind `allgather` and `broadcast` averaged.
 """
 
 from __future__ import annotations

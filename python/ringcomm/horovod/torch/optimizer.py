@@ -54,6 +54,11 @@ class Exchange:
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """A backward pass has added to this parameter's gradient."""
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ValueError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; give "
+                "DistributedOptimizer sparse_as_dense=True"
+            )
         key = id(parameter)
         left = self._left.get(key, self.passes) - 1
         if left < 0:
