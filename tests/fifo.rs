@@ -72,7 +72,11 @@ fn message(source: usize, index: u64, slot_bytes: usize) -> (Stamp, usize, u64) 
     let mixed = (index * 2 + source as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let length = (mixed >> 40) as usize % [8, 25, slot_bytes + 1][mixed as usize % 3];
     let source = source as u32;
-    (Stamp { communicator: 1, sequence: index, fingerprint: mixed, source }, length, mixed)
+    (
+        Stamp { communicator: 1, epoch: 2, sequence: index, fingerprint: mixed, source },
+        length,
+        mixed,
+    )
 }
 
 impl Rank<'_> {

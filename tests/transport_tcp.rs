@@ -56,7 +56,7 @@ fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Networ
 }
 
 fn stamp(sequence: u64) -> Stamp {
-    Stamp { communicator: 1, sequence, fingerprint: 3, source: 0 }
+    Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 3, source: 0 }
 }
 
 /// The bytes of message `number`.

@@ -169,11 +169,11 @@ impl Communicator {
 }
 
 /// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
-pub(super) fn number_of(id: &UniqueId) -> u64 {
+pub(super) fn number_of(id: &UniqueId) -> u32 {
     // Ranks may know the meeting place by different addresses.
     let derived = id.derive_at(b"number", &[]);
     let fold = |hash: u64, byte: &u8| super::record::mix(hash ^ u64::from(*byte));
-    derived.as_bytes().iter().fold(0, fold)
+    derived.as_bytes().iter().fold(0, fold) as u32
 }
 
 /// What a rank can tell to be wrong before it meets the others.
@@ -223,8 +223,8 @@ pub(super) fn assemble(
     warn(gpu.as_ref(), rank, config);
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
-    let engine = Engine::new(links, memory, topology, number_of(id));
-    let flight = Flight { pages: pages.clone(), number: number_of(id) as u32 };
+    let engine = Engine::new(links, memory, topology, (number_of(id), id.epoch()));
+    let flight = Flight { pages: pages.clone(), number: number_of(id) };
     // The others are about to measure the machine with this rank.
     let track = Track::new(&flight).inspect_err(|error| tell(&pages, error))?;
     let communicator = Communicator {

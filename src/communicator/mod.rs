@@ -426,7 +426,7 @@ impl Communicator {
     }
 
     fn flight(&self) -> Flight {
-        Flight { pages: self.watched.pages.clone(), number: init::number_of(&self.id) as u32 }
+        Flight { pages: self.watched.pages.clone(), number: init::number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other

@@ -210,6 +210,7 @@ mod tests {
             assert_eq!(number_of(id), number_of(&made[1][index]), "the same on every rank");
             for before in &all {
                 assert_ne!(number_of(before), number_of(id), "a message tells them apart");
+                assert!(id.epoch() > all[0].epoch() && id.epoch() == made[1][index].epoch());
                 let recorded = Handshake::caller(&Secret::new(before), &greeting).unwrap();
                 let mut gate = Handshake::gate(&Secret::new(id)).unwrap();
                 let refused = gate.feed(&recorded.outgoing()[..HELLO]);

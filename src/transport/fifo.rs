@@ -43,9 +43,10 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Stamp {
-    /// The communicator's number, the same on all its ranks, another one for each that is made by a
-    /// split or a shrink.
-    pub communicator: u64,
+    /// The communicator's number, the same on all its ranks.
+    pub communicator: u32,
+    /// How many splits and shrinks its communicator is from the one that the ranks came together as.
+    pub epoch: u32,
     /// The operation's sequence number.
     pub sequence: u64,
     /// A hash of everything that ranks must agree on in the call. Never 0.
@@ -58,7 +59,8 @@ pub struct Stamp {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Label {
-    communicator: u64,
+    communicator: u32,
+    epoch: u32,
     sequence: u64,
     fingerprint: u64,
     source: u32,
@@ -194,6 +196,7 @@ impl Message {
             || self.stamp.sequence == stamp.sequence
                 && self.stamp.fingerprint == stamp.fingerprint
                 && self.stamp.communicator == stamp.communicator
+                && self.stamp.epoch == stamp.epoch
                 && self.length == length
     }
 }
@@ -237,6 +240,7 @@ impl Sender {
         let header = self.ring.header(self.place.index);
         let label = Label {
             communicator: stamp.communicator,
+            epoch: stamp.epoch,
             sequence: stamp.sequence,
             fingerprint: stamp.fingerprint,
             source: stamp.source,
@@ -289,6 +293,7 @@ impl Receiver {
             length,
             stamp: Stamp {
                 communicator: label.communicator,
+                epoch: label.epoch,
                 sequence: label.sequence,
                 fingerprint: label.fingerprint,
                 source: label.source,
@@ -346,7 +351,7 @@ mod tests {
     }
 
     fn stamp(sequence: u64) -> Stamp {
-        Stamp { communicator: 1, sequence, fingerprint: 3, source: 4 }
+        Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 3, source: 4 }
     }
 
     fn send(sender: &mut Sender, sequence: u64, bytes: &[u8]) -> bool {
@@ -370,6 +375,22 @@ mod tests {
             assert_eq!((got, message.stamp), (&bytes[..], stamp(length as u64)));
             receiver.free();
         }
+    }
+
+    #[test]
+    fn a_message_of_another_operation_or_time_does_not_match() {
+        let (mut sender, mut receiver, _memory) = ring();
+        assert!(send(&mut sender, 7, &[1, 2]));
+        let message = receiver.try_wait().unwrap();
+        let expected = stamp(7);
+        assert!(message.matches(&expected, 2) && !message.matches(&expected, 1));
+        let others = [
+            Stamp { communicator: 9, ..expected },
+            Stamp { epoch: 3, ..expected },
+            Stamp { sequence: 8, ..expected },
+            Stamp { fingerprint: 9, ..expected },
+        ];
+        assert!(others.iter().all(|other| !message.matches(other, 2)));
     }
 
     #[test]

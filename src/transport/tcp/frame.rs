@@ -38,6 +38,7 @@ impl Frame {
         put(&self.stamp.sequence.to_le_bytes());
         put(&self.stamp.fingerprint.to_le_bytes());
         put(&self.stamp.communicator.to_le_bytes());
+        put(&self.stamp.epoch.to_le_bytes());
         put(&self.stamp.source.to_le_bytes());
         put(&self.payload_check.to_le_bytes());
         let check = checksum(&bytes[..FRAME_BYTES - 4]);
@@ -61,7 +62,8 @@ impl Frame {
             stamp: Stamp {
                 sequence: long(16),
                 fingerprint: long(24),
-                communicator: long(32),
+                communicator: word(32),
+                epoch: word(36),
                 source: word(40),
             },
             payload_check: word(44),
@@ -79,7 +81,7 @@ mod tests {
             position: 7,
             length: 9,
             payload_check: 11,
-            stamp: Stamp { communicator: 1, sequence: 3, fingerprint: 4, source: 5 },
+            stamp: Stamp { communicator: 1, epoch: 2, sequence: 3, fingerprint: 4, source: 5 },
         }
     }
 
