@@ -40,23 +40,24 @@ from ..operations import Average, Max, Min, Product, Sum
 from .calls import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    poll,
     reducescatter,
-    synchronize,
 )
 from .optimizer import DistributedOptimizer
+from .pending import poll, synchronize
+from .reductions import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+)
 from .state import (
     SyncBatchNorm,
     allgather_object,

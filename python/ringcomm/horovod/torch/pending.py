@@ -1,0 +1,34 @@
+"""Handles of the asynchronous operations."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+
+class Pending:
+    """An operation that is on its way."""
+
+    def __init__(self, work: Any, result: Callable[[], Any]) -> None:
+        self._work, self._result = work, result
+        self._answer: Any = None
+
+    def done(self) -> bool:
+        """Whether it is over; does not wait."""
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> Any:
+        """Wait, and give the result; again the same if asked again."""
+        if self._work is not None:
+            self._work.wait()
+            self._work, self._answer = None, self._result()
+        return self._answer
+
+
+def poll(handle: Pending) -> bool:
+    """Whether an asynchronous operation is over: whether `synchronize` would return at once."""
+    return handle.done()
+
+
+def synchronize(handle: Pending) -> Any:
+    """The result of an asynchronous operation, when it is over."""
+    return handle.wait()
