@@ -3,7 +3,7 @@
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::engine::Engine;
 use super::flight::Flight;
-use super::gpu::{self, Gpu, Seated};
+use super::gpu::{self, Company, Gpu, Seated};
 use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
 use super::memory::Memory;
@@ -207,9 +207,9 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
     let together = links.one_process() && topology.nhosts() == 1;
-    let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together);
+    let company = Company { nranks: map.nranks, together, near: links.one_machine() };
+    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &company);
     let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
-    warn(gpu.as_ref(), rank, config);
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
     let engine = Engine::new(links, memory, topology, number_of(id));
@@ -241,8 +241,12 @@ pub(super) fn assemble(
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    match choose::calibrate(&communicator, profiled, crowd.cores, unless) {
-        Ok(()) => Ok(communicator),
+    let started = choose::calibrate(&communicator, profiled, crowd.cores, unless);
+    match started.and_then(|()| communicator.survey(unless)) {
+        Ok(()) => {
+            warn(&communicator);
+            Ok(communicator)
+        }
         Err(error) => Err(Unmet { cause: cause(&error), error }),
     }
 }
@@ -254,12 +258,12 @@ fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
 }
 
 /// Say why calls on devices take the long way, where they do.
-fn warn(gpu: Option<&Gpu>, rank: usize, config: &Config) {
-    if let Some(warning) = gpu.and_then(|gpu| gpu.warning.as_ref())
-        && config.debug > 0
+fn warn(communicator: &Communicator) {
+    if communicator.config.debug > 0
+        && let Some(warning) = communicator.gpu.as_ref().and_then(Gpu::trouble)
     {
         let what = "calls go through pinned memory, as a probe of the devices failed";
-        let _ = writeln!(stderr(), "ringcomm: rank {rank}: {what}: {warning}");
+        communicator.say(&format!("{what}: {warning}"));
     }
 }
 

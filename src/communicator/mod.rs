@@ -338,6 +338,7 @@ impl Communicator {
                 std::thread::yield_now();
             }
         }
+        self.gpu.iter().for_each(|gpu| gpu.see_launches_off(STOPPED));
     }
 
     /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.

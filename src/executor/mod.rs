@@ -10,6 +10,7 @@ pub mod announcement;
 pub mod bind;
 pub mod control;
 pub mod cuda;
+pub mod device_page;
 pub mod direct;
 pub mod exchange;
 pub mod host;

@@ -5,11 +5,11 @@
 //! nothing waits for anything.
 
 use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
+use super::launch::{Work, has_room};
 use super::refuse_capture;
-use crate::device::cuda::{Capture, Fused, MOST_SCALED, wait};
+use crate::device::cuda::{Capture, wait};
 use crate::error::{Error, Result};
-use crate::executor::cuda::{Place, Shape, fits, pieces};
-use crate::types::ReduceOp;
+use crate::executor::cuda::Place;
 
 /// The driver's name for a stream that every thread has for itself: another thread cannot mean it.
 const PER_THREAD_STREAM: usize = 2;
@@ -60,14 +60,13 @@ pub fn conclude(state: &mut State, last: usize) -> Verdict {
 /// Why kernels cannot do this call, if they cannot.
 fn unfit(parties: &[Party], is_within_reach: bool, ndevices: usize) -> Option<&'static str> {
     let first = parties[0].arrival;
-    let scales = first.collective.reduces() && first.op == ReduceOp::PreMulSum;
     if !is_within_reach {
         Some("the devices do not reach each other's memory, or the library has no kernels")
     } else if !parties.iter().all(|party| party.arrival.is_fusable) {
         Some("a buffer is not on its rank's device, or the call has no kernel")
     } else if ndevices > 1 && !parties.iter().all(|party| party.arrival.is_plain) {
         Some("a buffer's memory cannot be reached from other devices")
-    } else if !fits(first.collective, parties.len()) || scales && parties.len() > MOST_SCALED {
+    } else if !has_room(first.collective, first.op, parties.len()) {
         Some("there are too many ranks for one launch")
     } else if parties.len() > 1
         && parties.iter().any(|party| party.arrival.stream.0.addr() == PER_THREAD_STREAM)
@@ -132,21 +131,15 @@ fn launch(parties: &[Party], leader: &Party, part: (usize, usize)) -> Result<()>
     };
     let places: Vec<Place> = parties.iter().map(|party| party.arrival.place).collect();
     let scalars: Vec<f64> = parties.iter().map(|party| party.arrival.scalar).collect();
-    let (collective, root, count) = (call.collective, call.root, call.count);
-    let (stream, size) = (call.stream.0, call.data_type.size());
-    let _current = leader.sitting.device.enter()?;
-    let bytes = count.saturating_mul(size) / part.1;
-    let reduces = collective.reduces();
-    let mut fused = match reduces {
-        true => {
-            let what = (call.data_type, call.op);
-            Fused::reducing(kernels, stream, what, parties.len(), &scalars, bytes)
-        }
-        false => Fused::copying(kernels, stream, bytes),
+    let work = Work {
+        collective: call.collective,
+        root: call.root,
+        count: call.count,
+        data_type: call.data_type,
+        op: call.op,
+        places: &places,
+        scalars: &scalars,
     };
-    let shape = Shape { collective, root, count, size };
-    // A copy counts bytes.
-    let unit = if reduces { 1 } else { size };
-    pieces(&shape, &places, part, |sources, targets, len| fused.add(sources, targets, len * unit))?;
-    fused.launch()
+    let _current = leader.sitting.device.enter()?;
+    work.launch(kernels, call.stream.0, part)
 }

@@ -1,18 +1,25 @@
 //! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
 //!
-//! There are two ways. Where all ranks of a communicator are threads of this process and reach each
-//! other's memory, they meet at a [`desk`]: the last one launches kernels for all, between events
-//! of every rank's stream. Everywhere else a call goes through pinned host memory and the
-//! collectives of the processor ([`staging`]), which is right with any mixture of ranks. Neither
-//! lets a device wait for work that is not submitted yet, so neither can hang a hardware queue.
+//! There are three ways. Where all ranks of a communicator are threads of this process and reach
+//! each other's memory, they meet at a [`desk`]: the last one launches kernels for all, between
+//! events of every rank's stream. Where they are several processes of one machine whose devices
+//! share memory, one process for each device launches ([`shared`]). Everywhere else a call goes
+//! through pinned host memory and the collectives of the processor ([`staging`]), which is right
+//! with any mixture of ranks. None lets a device wait for work that is not submitted yet, so none
+//! can hang a hardware queue.
 #![allow(unsafe_code)]
 
 mod calls;
 mod conclude;
 mod desk;
+mod exports;
+mod guardian;
+mod launch;
 mod messages;
 mod probe;
+mod shared;
 mod staging;
+mod survey;
 
 pub use messages::Posted;
 
@@ -21,12 +28,16 @@ use super::watch::OperationWatch;
 use crate::config::{Config, Seat};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
 use crate::error::{Error, Result};
+use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
+use crate::transport::fifo::Stamp;
 use desk::{Arrival, Desk, Met, Reach, Sitting};
+use shared::Shared;
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::thread::ThreadId;
+use std::time::Duration;
 
 /// What a rank on a device has of it.
 pub(super) struct Gpu {
@@ -37,8 +48,29 @@ pub(super) struct Gpu {
     staging: Mutex<Staging>,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
+    /// All ranks are on devices of this machine, in several processes.
+    may_share: bool,
+    /// Used by whoever has the communicator's turn.
+    sharing: Mutex<Sharing>,
     /// Why its calls go through the host though its device and the others might not have to.
-    pub warning: Option<Error>,
+    warning: Option<Error>,
+}
+
+/// Whether processes work in each other's memory.
+enum Sharing {
+    No,
+    Works(Box<Shared>),
+    /// It was tried, and this is why not.
+    Failed(Error),
+}
+
+/// Which ranks of a communicator there are beside this one.
+pub(super) struct Company {
+    pub nranks: usize,
+    /// All are threads of this process.
+    pub together: bool,
+    /// All are on this machine.
+    pub near: bool,
 }
 
 /// Settle on which device a communicator is made that another thread will put together.
@@ -89,16 +121,17 @@ pub(super) struct Found {
 
 impl Gpu {
     /// What a rank has of its device, if it is on one. `name` is what all ranks call their
-    /// communicator; `together` says that all are threads of this process.
+    /// communicator.
     pub fn seated(
         seated: Seated,
-        (rank, nranks): (usize, usize),
+        rank: usize,
         name: &[u8],
-        together: bool,
+        company: &Company,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
-        let desk = (together && seated.all).then(|| Desk::of(name, nranks));
+        let desk = (company.together && seated.all).then(|| Desk::of(name, company.nranks));
+        let may_share = seated.all && company.near && !company.together;
         let mut warning = None;
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
@@ -114,11 +147,32 @@ impl Gpu {
             );
         }
         let staging = Mutex::new(Staging::new(&device)?);
-        Ok(Some(Gpu { device, rank, kernels, staging, desk, warning }))
+        let sharing = Mutex::new(Sharing::No);
+        Ok(Some(Gpu { device, rank, kernels, staging, desk, may_share, sharing, warning }))
+    }
+
+    /// Why its calls go through the host though they might not have to.
+    pub fn trouble(&self) -> Option<Error> {
+        match &*self.sharing.lock() {
+            Sharing::Failed(error) => Some(error.clone()),
+            _ => self.warning.clone(),
+        }
+    }
+
+    /// Wait, not for ever, until no other process's launch uses this rank's memory any more.
+    pub fn see_launches_off(&self, longest: Duration) {
+        if let Sharing::Works(shared) = &*self.sharing.lock() {
+            shared.see_launches_off(longest);
+        }
     }
 
     /// How calls on device memory run here, in words.
     pub fn transport(&self) -> &'static str {
+        match &*self.sharing.lock() {
+            Sharing::Works(_) => return "cuda fused by ipc",
+            Sharing::Failed(_) => return "cuda pinned (no shared memory)",
+            Sharing::No => {}
+        }
         match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
             (Some(Reach::All), Some(_)) => "cuda fused",
             // In C a name has 31 bytes.
@@ -159,6 +213,28 @@ impl Gpu {
         })
     }
 
+    /// Run a call that was looked at in the memory that processes share, if it can be; whether it
+    /// did.
+    pub fn share(
+        &self,
+        call: &Call,
+        found: &Found,
+        links: &mut Links,
+        how: (&Stamp, &OperationWatch),
+    ) -> Result<bool> {
+        let ran = match &mut *self.sharing.lock() {
+            Sharing::Works(shared) => {
+                let is_fit = found.is_plain && is_fusable(call, found);
+                shared.run(call, is_fit, links, how)?
+            }
+            _ => false,
+        };
+        if ran && call.settles {
+            self.settle(call.stream, how.1)?;
+        }
+        Ok(ran)
+    }
+
     /// Run a call that was looked at: at the desk, or through the host with `on_host`.
     pub fn carry(
         &self,
@@ -183,8 +259,6 @@ impl Gpu {
     }
 
     fn arrival(&self, call: &Call, found: &Found, fingerprint: u64) -> Arrival {
-        let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
-        let swaps = call.collective == Collective::AllToAll && in_place;
         Arrival {
             place: crate::executor::cuda::Place {
                 input: call.send.expose_provenance() as u64,
@@ -199,11 +273,18 @@ impl Gpu {
             fingerprint,
             stream: DeviceStream(call.stream),
             capture: found.capture,
-            is_fusable: found.is_here && call.vector.is_none() && !swaps,
+            is_fusable: is_fusable(call, found),
             is_plain: found.is_plain,
             thread: std::thread::current().id(),
         }
     }
+}
+
+/// Whether kernels of the rank's own device can do its part of a call.
+fn is_fusable(call: &Call, found: &Found) -> bool {
+    let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
+    let swaps = call.collective == Collective::AllToAll && in_place;
+    found.is_here && call.vector.is_none() && !swaps
 }
 
 /// A stream that travels between threads.
