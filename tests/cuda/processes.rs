@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How calls run where processes work in each other's memory.
 const SHARED: &str = "cuda fused by ipc";
 
+/// How they run where that was tried in vain.
+const TRIED: &str = "cuda pinned (no shared memory)";
+
 /// A rank on a device: the ranks take turns over the devices.
 fn join(place: &Place) -> (Communicator, Bench) {
     join_as(place, place.rank, place.nranks)
@@ -169,7 +172,7 @@ fn memory_that_comes_and_goes_is_never_mistaken() {
                 assert_eq!(fake::calls(opens), fake::calls(closes), "{opens} and {closes}");
             }
             let opened = fake::calls("cuIpcOpenMemHandle_v2");
-            assert_eq!(opened > 80, shared && place.rank == 0, "{opened}");
+            assert_eq!(opened > 80, shared && place.rank < ndevices(), "{opened}");
         }
         String::new()
     });
@@ -303,7 +306,9 @@ fn an_error_of_what_processes_share_ends_in_words() {
                 with_failure(place, argument)
             });
             let said = finish(ranks, 2);
-            told += usize::from(said.iter().any(|said| said.contains(&code.to_string())));
+            let code = code.to_string();
+            let is_told = |said: &String| said.contains(&code) || said.starts_with(TRIED);
+            told += usize::from(said.iter().any(is_told));
             let is_mute = |said: &String| said == SHARED;
             assert!(said.iter().all(is_mute) || !said.iter().any(is_mute), "{argument}: {said:?}");
         }

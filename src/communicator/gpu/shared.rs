@@ -76,6 +76,8 @@ pub struct Shared {
     /// This rank's stream is past the last call, for the next one's stream, and before anything
     /// that the call uses is let go.
     last: Event,
+    /// A stream may have been given something that the event does not stand for.
+    is_loose: bool,
     guardian: Option<Guardian>,
 }
 
@@ -98,6 +100,7 @@ impl Shared {
             exports: Exports::default(),
             imports: Imports::default(),
             last: Event::new(device, Recording::Moment)?,
+            is_loose: false,
             guardian: None,
         })
     }
@@ -108,9 +111,12 @@ impl Shared {
         self.guardian = Some(guardian);
     }
 
-    /// Close what was opened; nothing uses it.
-    pub fn forget_imports(&mut self) {
-        self.imports = Imports::default();
+    /// Close what was opened, unless a kernel may use it for ever.
+    pub fn close_imports(&mut self) {
+        let imports = std::mem::take(&mut self.imports);
+        if !self.is_at_rest() {
+            std::mem::forget(imports);
+        }
     }
 
     pub fn pages(&self) -> &DevicePages {
@@ -136,8 +142,24 @@ impl Shared {
             Ok(card) => *card,
             Err(_) => Card { state: FAILED, ..Card::default() },
         };
+        let met = self.meet(call, mine, number, links, (stamp, watch));
+        let ran = came.and(met);
+        if mine.state != UNFIT && !matches!(ran, Ok(true)) {
+            self.mark(call.stream);
+        }
+        ran
+    }
+
+    /// Meet the others with this rank's card; whether the devices have the call's work.
+    fn meet(
+        &mut self,
+        call: &Call,
+        mine: Card,
+        number: u32,
+        links: &mut Links,
+        (stamp, watch): (&Stamp, &OperationWatch),
+    ) -> Result<bool> {
         let cards = exchange(mine, 0..self.nranks, links, (stamp, watch))?;
-        came?;
         if let Some(failed) = cards.iter().position(|card| card.state == FAILED) {
             return Err(told(failed, watch));
         }
@@ -160,6 +182,13 @@ impl Shared {
             }
         }
         self.follow(call.stream, number).map(|()| true)
+    }
+
+    /// The stream of a call that did not come to its end may have been given some of it.
+    fn mark(&mut self, stream: Stream) {
+        let current = self.device.enter();
+        let recorded = current.and_then(|_current| self.last.record(stream));
+        self.is_loose |= recorded.is_err();
     }
 
     /// Say where this rank's buffers are, and let its stream say when it comes to the call.
@@ -302,7 +331,7 @@ impl Shared {
     fn is_at_rest(&self) -> bool {
         /// As long as a copy of several gigabytes; what is before it on a stream may take for ever.
         const LONGEST: Duration = Duration::from_secs(2);
-        wait_for(&self.last, &Within(LONGEST)).is_ok()
+        !self.is_loose && wait_for(&self.last, &Within(LONGEST)).is_ok()
     }
 }
 

@@ -91,7 +91,7 @@ impl Gpu {
             let verdict = u64::from(matches!(passed, Ok(true)));
             let verdicts = exchange(verdict, all.clone(), links, how)?;
             // Memory is freed when nobody has it open any more.
-            shared.forget_imports();
+            shared.close_imports();
             exchange(verdict, all, links, how)?;
             drop(bench);
             if let Err(error) = passed {
