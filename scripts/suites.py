@@ -210,13 +210,14 @@ def cuda():
     shutil.rmtree(check, ignore_errors=True)
     check.mkdir(parents=True)
     # Without the tests, which have run by then.
-    for name, place in [("ring-perf", "debug/ring-perf"), ("kernels-host.so", "fakecuda/kernels.so"),
+    for name, place in [("ring-perf", "debug/ring-perf"), ("ringrun", "debug/ringrun"),
+                        ("kernels-host.so", "fakecuda/kernels.so"),
                         ("ringcomm.fatbin", "fakecuda/image")]:
         (check / name).symlink_to(TARGET / place)
     return [
         cargo("build", "-p", "ringcomm-fakecuda"),
         Command("kernels/build-host", str(TARGET / "fakecuda/kernels.so")),
-        cargo("build", "--bin", "ring-perf"),
+        cargo("build", "--bin", "ring-perf", "--bin", "ringrun"),
         ran(1, 8),
         ran(2, 1, "--skip", "gate::"),
         ran(8, 32, "calls::", "streams::"),

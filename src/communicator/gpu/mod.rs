@@ -169,7 +169,7 @@ impl Gpu {
     /// How calls on device memory run here, in words.
     pub fn transport(&self) -> &'static str {
         match &*self.sharing.lock() {
-            Sharing::Works(_) => return "cuda fused by ipc",
+            Sharing::Works(shared) => return shared.transport(),
             Sharing::Failed(_) => return "cuda pinned (no shared memory)",
             Sharing::No => {}
         }

@@ -78,6 +78,8 @@ pub struct Shared {
     last: Event,
     /// A stream may have been given something that the event does not stand for.
     is_loose: bool,
+    /// A call had to go through the host.
+    has_detoured: bool,
     guardian: Option<Guardian>,
 }
 
@@ -101,6 +103,7 @@ impl Shared {
             imports: Imports::default(),
             last: Event::new(device, Recording::Moment)?,
             is_loose: false,
+            has_detoured: false,
             guardian: None,
         })
     }
@@ -117,6 +120,11 @@ impl Shared {
         if !self.is_at_rest() {
             std::mem::forget(imports);
         }
+    }
+
+    /// How calls have run so far, in words.
+    pub fn transport(&self) -> &'static str {
+        if self.has_detoured { "cuda fused by ipc, or pinned" } else { "cuda fused by ipc" }
     }
 
     pub fn pages(&self) -> &DevicePages {
@@ -144,6 +152,7 @@ impl Shared {
         };
         let met = self.meet(call, mine, number, links, (stamp, watch));
         let ran = came.and(met);
+        self.has_detoured |= matches!(ran, Ok(false));
         if mine.state != UNFIT && !matches!(ran, Ok(true)) {
             self.mark(call.stream);
         }
