@@ -241,30 +241,29 @@ pub(super) fn assemble(
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    let started = choose::calibrate(&communicator, profiled, crowd.cores, unless);
-    match started.and_then(|()| communicator.survey(unless)) {
-        Ok(()) => {
-            warn(&communicator);
-            Ok(communicator)
-        }
-        Err(error) => Err(Unmet { cause: cause(&error), error }),
-    }
+    start(&communicator, profiled, crowd.cores, unless)
+        .map_err(|error| Unmet { cause: cause(&error), error })?;
+    Ok(communicator)
 }
 
-/// Which ranks share a host: as the configuration says, else as it was found.
-fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
-    let given = config.hosts.as_ref().filter(|given| given.len() == nranks);
-    Topology::new(given.map_or(found, |given| given))
-}
-
-/// Say why calls on devices take the long way, where they do.
-fn warn(communicator: &Communicator) {
+/// Measure the machine and try the devices with the others.
+fn start(communicator: &Communicator, profiled: bool, cores: usize, unless: Unless) -> Result<()> {
+    choose::calibrate(communicator, profiled, cores, unless)?;
+    communicator.survey(unless)?;
+    // Say why calls on devices take the long way, where they do.
     if communicator.config.debug > 0
         && let Some(warning) = communicator.gpu.as_ref().and_then(Gpu::trouble)
     {
         let what = "calls go through pinned memory, as a probe of the devices failed";
         communicator.say(&format!("{what}: {warning}"));
     }
+    Ok(())
+}
+
+/// Which ranks share a host: as the configuration says, else as it was found.
+fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
+    let given = config.hosts.as_ref().filter(|given| given.len() == nranks);
+    Topology::new(given.map_or(found, |given| given))
 }
 
 /// Let onlookers see the rank. One that cannot be looked at works as well as others.

@@ -371,9 +371,7 @@ enum Moment {
     Before,
 }
 
-fn die(place: &Place, argument: &str) -> String {
-    let words: Vec<usize> = argument.split(' ').map(|word| word.parse().unwrap()).collect();
-    let (victim, moment) = (words[0], [Moment::Behind, Moment::Before][words[1]]);
+fn die(place: &Place, victim: usize, moment: Moment) -> String {
     let (comm, bench) = join(place);
     check_sum(&comm, &bench, 1000);
     let floats = Floats::new(&bench, &[1.0; 1000]);
@@ -422,8 +420,10 @@ fn survivors_of_a_death_in_a_call_are_told_and_their_streams_go_on() {
     for victim in [0, 2] {
         for moment in [0, 1] {
             let argument = format!("{victim} {moment}");
-            let mut ranks =
-                Ranks::start_apart(3, &config(), &argument, |place, argument| die(place, argument));
+            let mut ranks = Ranks::start_apart(3, &config(), &argument, |place, argument| {
+                let words: Vec<usize> = argument.split(' ').flat_map(str::parse).collect();
+                die(place, words[0], [Moment::Behind, Moment::Before][words[1]])
+            });
             let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
             let who = ranks.who(victim);
             for rank in 0..3 {

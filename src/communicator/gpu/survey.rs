@@ -96,7 +96,7 @@ impl Gpu {
             drop(bench);
             if let Err(error) = passed {
                 sharing = Err(error);
-            } else if verdicts.iter().any(|verdict| *verdict == 0) {
+            } else if verdicts.contains(&0) {
                 sharing = Err(Error::Cuda("a rank's device did not pass a probe".into()));
             }
         } else if sharing.is_ok() {

@@ -23,8 +23,15 @@ pub struct Handle {
     rest: [u64; 2],
 }
 
-/// What is open here, by its address: the process and the number that it has there, and how often.
-static OPEN: LazyLock<Mutex<HashMap<u64, (u64, u64, usize)>>> = LazyLock::new(Mutex::default);
+/// What is open here.
+struct Opened {
+    /// Its process, and the number that it has there.
+    whose: (u64, u64),
+    times: usize,
+}
+
+/// By address.
+static OPEN: LazyLock<Mutex<HashMap<u64, Opened>>> = LazyLock::new(Mutex::default);
 
 pub fn export(address: u64) -> Answer<Handle> {
     let (_, block) = block(address).ok_or(INVALID_VALUE)?;
@@ -51,13 +58,10 @@ pub fn open(handle: Handle) -> Answer<u64> {
         return Err(PEER_ACCESS_UNSUPPORTED);
     }
     let mut all = lock(&OPEN);
-    let same = |entry: &&mut (u64, u64, usize)| (entry.0, entry.1) == (handle.process, handle.id);
-    if let Some((address, _)) =
-        all.iter().find(|(_, entry)| (entry.0, entry.1) == (handle.process, handle.id))
-    {
-        let address = *address;
-        all.values_mut().filter(same).for_each(|entry| entry.2 += 1);
-        return Ok(address);
+    let whose = (handle.process, handle.id);
+    if let Some((address, opened)) = all.iter_mut().find(|(_, opened)| opened.whose == whose) {
+        opened.times += 1;
+        return Ok(*address);
     }
     let path = format!("/proc/{}/fd/{}", handle.process, handle.file);
     let path = CString::new(path).map_err(|_| INVALID_VALUE)?;
@@ -75,16 +79,16 @@ pub fn open(handle: Handle) -> Answer<u64> {
     lock_away(start, bytes);
     let address = start.expose_provenance() as u64;
     lock(&BLOCKS).insert(address, Block::new(bytes, Some(handle.ordinal as usize), None));
-    all.insert(address, (handle.process, handle.id, 1));
+    all.insert(address, Opened { whose, times: 1 });
     Ok(address)
 }
 
 pub fn close(address: u64) -> Answer {
     current()?;
     let mut all = lock(&OPEN);
-    let entry = all.get_mut(&address).ok_or(INVALID_VALUE)?;
-    entry.2 -= 1;
-    if entry.2 == 0 {
+    let opened = all.get_mut(&address).ok_or(INVALID_VALUE)?;
+    opened.times -= 1;
+    if opened.times == 0 {
         all.remove(&address);
         let block = lock(&BLOCKS).remove(&address).ok_or(INVALID_VALUE)?;
         let start = std::ptr::with_exposed_provenance_mut(address as usize);

@@ -18,7 +18,8 @@ const ILLEGAL_ADDRESS: i32 = 700;
 pub fn register(start: *mut c_void, bytes: usize) -> Answer {
     current()?;
     let (address, pages) = (start.expose_provenance() as u64, bytes as u64);
-    if address == 0 || bytes == 0 || address % 4096 > 0 || pages % 4096 > 0 {
+    let is_whole = |number: u64| number > 0 && number.is_multiple_of(4096);
+    if !is_whole(address) || !is_whole(pages) {
         return Err(INVALID_VALUE);
     }
     let mut all = lock(&REGISTERED);
@@ -53,7 +54,7 @@ fn submit(
     address: u64,
     work: impl Fn(&AtomicU32) + Send + Sync + 'static,
 ) -> Answer {
-    if address % 4 > 0 || !is_registered(address) {
+    if !address.is_multiple_of(4) || !is_registered(address) {
         return Err(INVALID_VALUE);
     }
     find(stream)?.submit(Arc::new(move || {

@@ -2,8 +2,9 @@
 //! the bandwidth that copies reach in the same run.
 //!
 //! Ranks are threads, each with a stream, or, in a launched job, processes. The devices' own events
-//! take the times. A result is compared with the one that the processor computes, bit for bit. Where all ranks share one GPU,
-//! the memory of that GPU bounds every figure, and every line says so.
+//! take the times. A result is compared with the one that the processor computes, bit for bit.
+//! Where all ranks share one GPU, the memory of that GPU bounds every figure, and every line says
+//! so.
 
 mod bench;
 mod copies;
