@@ -221,7 +221,7 @@ def cuda():
         ran(1, 8),
         ran(2, 1, "--skip", "gate::"),
         ran(8, 32, "calls::", "streams::"),
-        ran(2, 8, "calls::ranks_on", "streams::", FAKECUDA_PEERS="0"),
+        ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
         Command("scripts/gpu-check", "--dry", str(check), env=on_fake_driver(1, 8)),

@@ -183,12 +183,15 @@ impl Shared {
                 post(peer, word, links, (stamp, watch))?;
             }
         }
-        led?;
+        // Heard also by a rank with an error of its own, so that no word is left for later.
+        let mut failed = None;
         for leader in self.leaders.iter().filter(|leader| **leader != self.rank) {
             let word: u64 = receive(*leader, links, (stamp, watch))?;
-            if word == 0 {
-                return Err(told(*leader, watch));
-            }
+            failed = failed.or((word == 0).then_some(*leader));
+        }
+        led?;
+        if let Some(leader) = failed {
+            return Err(told(leader, watch));
         }
         self.follow(call.stream, number).map(|()| true)
     }
