@@ -254,13 +254,16 @@ def torch():
 
 
 def training():
-    """The tools for training with PyTorch, and every example of it, against one process."""
+    """The tools for training with PyTorch, every example of it, and Horovod's interface, against one
+    process."""
     library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
     env = {**library, "PYTHONPATH": str(ROOT / "python")}
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/train"]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tensorflow = venv("tensorflow-cpu<3", "pytest<10", name="venv-tensorflow")
     return [
         cargo("build", "--release"),
-        Command(str(torch_venv() / "bin/python"), *tests, env=env),
+        Command(str(torch_venv() / "bin/python"), *tests, "python/tests/train", env=env),
+        Command(str(tensorflow / "bin/python"), *tests, "python/tests/tensorflow", env=env),
     ]
 
 

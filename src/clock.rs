@@ -38,6 +38,22 @@ pub fn ticks() -> u64 {
     return ORIGIN.get().map_or(0, |origin| origin.instant.elapsed().as_nanos() as u64);
 }
 
+/// The counter once every load before has its value.
+#[inline]
+pub fn ticks_after_loads() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE2 is part of x86-64.
+    unsafe {
+        core::arch::x86_64::_mm_lfence()
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: both are barriers and touch nothing.
+    unsafe {
+        core::arch::asm!("dsb ishld", "isb", options(nostack))
+    }
+    ticks()
+}
+
 /// Nanoseconds a tick, from all the time since the clock was started.
 pub fn nanoseconds_per_tick() -> f64 {
     let origin = origin();

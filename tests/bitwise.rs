@@ -6,7 +6,7 @@ use ringcomm::algorithm::Algorithm;
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
-use ringcomm::transport::exports;
+use ringcomm::transport::{distance, exports};
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use support::oracle::{Rule, reduce};
@@ -191,6 +191,20 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
             compare(&format!("{algorithm} staged"), &staged, &threads);
             let mapped = children(&config, nranks, "exported");
             compare(&format!("{algorithm} mapped"), &mapped, &threads);
+        }
+    }
+}
+
+/// A peer's distance decides how its slots are written, not what is in them.
+#[test]
+fn far_peers_get_the_same_bytes() {
+    for algorithm in ALGORITHMS {
+        for nranks in [2, 3, 4] {
+            let run = |far| {
+                distance::assume_far(far);
+                on_threads(nranks, &forced(algorithm), interpreted_sums)
+            };
+            assert_eq!(run(true), run(false), "{algorithm}, {nranks} ranks");
         }
     }
 }

@@ -38,7 +38,7 @@ fn threads(ranks: &[(usize, usize)], deadline: Instant) -> Vec<Result<Vec<Member
     threads_paced(ranks, deadline, |_| ())
 }
 
-/// As `threads`, the others once the first is there: it cannot be too late for a meeting that fails.
+/// As `threads`, the others once the first is there: it is not too late for a meeting that fails.
 fn threads_in_turn(ranks: &[(usize, usize)], deadline: Instant) -> Vec<Result<Vec<Member>>> {
     threads_paced(ranks, deadline, |id| drop(stranger(id)))
 }

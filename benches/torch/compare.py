@@ -5,8 +5,9 @@
 Every process has a group of each backend, and the two take turns within each round, so that both
 see the same machine. A time of all_reduce is the median of the rounds, of the slowest rank, of
 calls in a block; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18
-(11.7 million parameters) under DistributedDataParallel, beside the same step without communication
-(`no_sync`): what is left after taking that away is communication that was not hidden.
+(11.7 million parameters) under DistributedDataParallel, beside the same step with buckets that are
+filled and emptied but not sent: what is left after taking that away is communication that was not
+hidden. The step without buckets (`no_sync`) shows what those cost by themselves, on every backend.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import resnet
@@ -78,24 +80,24 @@ def all_reduce(groups, rounds, say):
 
 
 def step_times(groups, rounds, batch):
-    """Milliseconds of a training step, of the slowest rank, with each backend and without any."""
+    """Milliseconds of a training step, of the slowest rank, with each backend and with none."""
     torch.manual_seed(0)
     models = {
         name: DistributedDataParallel(resnet.resnet18(), process_group=group)
         for name, group in groups.items()
     }
+    # Broadcasts of buffers are communication, too.
+    models["unsent"] = DistributedDataParallel(resnet.resnet18(), broadcast_buffers=False)
+    models["unsent"].register_comm_hook(None, unsent)
     optimizers = {name: torch.optim.SGD(model.parameters(), 0.01) for name, model in models.items()}
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
-    def step(name, quiet):
+    def step(name, buckets=True):
         model, optimizer = models[name], optimizers[name]
         dist.barrier(groups["gloo"])
         begin = time.perf_counter()
         optimizer.zero_grad()
-        if quiet:
-            with model.no_sync():
-                torch.nn.functional.cross_entropy(model(images), labels).backward()
-        else:
+        with nullcontext() if buckets else model.no_sync():
             torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
         spent = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
@@ -103,17 +105,22 @@ def step_times(groups, rounds, batch):
         return spent.item() * 1e3
 
     rows = []
-    kinds = [("ringcomm", False), ("gloo", False), ("ringcomm", True)]
+    kinds = [*SYSTEMS, "unsent", "no buckets"]
     for index in range(-2, rounds):
         shift = index % len(kinds)
-        for name, quiet in kinds[shift:] + kinds[:shift]:
-            # Broadcasts of buffers are communication, too: the quiet model has none.
-            models[name].broadcast_buffers = not quiet
-            taken = step(name, quiet)
+        for name in kinds[shift:] + kinds[:shift]:
+            buckets = name != "no buckets"
+            taken = step(name if buckets else "unsent", buckets)
             if index >= 0:
-                system = "none" if quiet else name
-                rows.append({"what": "step", "round": index, "system": system, "ms": taken})
+                rows.append({"what": "step", "round": index, "system": name, "ms": taken})
     return rows
+
+
+def unsent(_, bucket):
+    """A hook of DistributedDataParallel that sends nothing."""
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def rank_main(rank, ranks, url, options, queue):
@@ -165,17 +172,17 @@ def table(rows, ranks):
         lines.append(
             f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x"
         )
-    steps = {name: rounds_of(rows, name, "ms", what="step") for name in [*SYSTEMS, "none"]}
-    if steps["none"]:
-        own, other, quiet = (statistics.median(steps[name]) for name in [*SYSTEMS, "none"])
+    kinds = [*SYSTEMS, "unsent", "no buckets"]
+    steps = {name: rounds_of(rows, name, "ms", what="step") for name in kinds}
+    if steps["unsent"]:
+        own, other, quiet, plain = (statistics.median(steps[name]) for name in kinds)
         exposed = [
-            statistics.median(with_ - without for with_, without in zip(steps[name], steps["none"]))
+            statistics.median(sent - kept for sent, kept in zip(steps[name], steps["unsent"]))
             for name in SYSTEMS
         ]
         lines += [
             f"training step of a ResNet-18, {ranks} processes, ms: ringcomm {own:.1f}, gloo "
-            f"{other:.1f}, "
-            f"without communication {quiet:.1f}",
+            f"{other:.1f}, without sending {quiet:.1f}, without buckets {plain:.1f}",
             f"communication that is not hidden, ms: ringcomm {exposed[0]:.1f}, gloo "
             f"{exposed[1]:.1f}",
         ]

@@ -20,6 +20,8 @@ and hosts.
 - Nothing hangs: a dead rank, one that does not come and one that makes another call end in a
   `RingError` that names it.
 - The GIL is released in every call of the library.
+- `ringcomm.torch` is a backend of `torch.distributed`, with tools for training; `ringcomm.horovod`
+  is Horovod's interface, for PyTorch, TensorFlow and Keras.
 """
 
 from ._native import Collective, DataType, Protection, ReduceOp, Result, version

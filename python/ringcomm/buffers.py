@@ -94,9 +94,10 @@ def target(buffer: Any) -> Buffer:
 
 def pair(send: Any, recv: Any) -> Tuple[int, int, int, DataType, int, Any]:
     """Two buffers that belong together: both addresses, elements, type, device, owners."""
+    # What training calls most, written out, since a call of Python's costs as much as the rest.
     kind = type(send)
-    if kind is type(recv) and readers.get(kind) is _ndarray:
-        # What training calls most, written out, since a call of Python's costs as much as the rest.
+    reader = readers.get(kind) if kind is type(recv) else None
+    if reader is _ndarray:
         try:
             dtype, count = send.dtype, send.size
             if recv.dtype is dtype and recv.size == count:
@@ -104,6 +105,13 @@ def pair(send: Any, recv: Any) -> Tuple[int, int, int, DataType, int, Any]:
                 return (out, into, count, _types[dtype], CPU, (send, recv))
         except (KeyError, TypeError, ValueError, BufferError):
             pass
+    elif reader is _tensor and send.is_cpu and recv.is_cpu:
+        dtype, count = send.dtype, send.numel()
+        datatype = _types.get(dtype)
+        if datatype is not None and recv.dtype is dtype and recv.numel() == count:
+            if not (send.is_neg() or recv.is_neg()):
+                if send.is_contiguous() and recv.is_contiguous():
+                    return (send.data_ptr(), recv.data_ptr(), count, datatype, CPU, (send, recv))
     one, other = source(send), target(recv)
     belong(one, other)
     if other[1] != one[1]:

@@ -6,10 +6,11 @@ belong together and on the communicator's device. Whether ranks agree the librar
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Optional, Tuple
 
 from . import streams
-from ._native import ReduceOp, Result, failure, last_error, lib
+from ._native import ReduceOp, Result, failure, last_error, lib, quick_all_reduce
 from .buffers import Buffer, belong, pair, place, source, target, unfit
 from .errors import RingArgumentError, RingError
 from .streams import Handle, Stream, keep_in_group
@@ -39,7 +40,9 @@ class Collectives:
     returns None when it is done.
     """
 
+    #: The library's communicator, as a number and as ctypes' pointer; None once it has ended.
     _handle: Optional[int]
+    _boxed: Optional[ctypes.c_void_p]
     _device: int
     _rank: int
     _nranks: int
@@ -64,8 +67,9 @@ class Collectives:
             address, into, count, datatype, device, owners = pair(send, recv)
         if device != self._device:
             self._misplaced(send, device)
-        if stream is None and not async_op and not streams.open_groups and self._behind is None:
-            result = _all_reduce(address, into, count, datatype, op, self._handle, None)
+        alone = stream is None and not async_op and self._behind is None
+        if alone and type(op) is ReduceOp and not streams.open_groups:
+            result = quick_all_reduce(address, into, count, datatype, op, self._boxed, None)
             if result:
                 raise failure(result, last_error(), self._rank)
             return None

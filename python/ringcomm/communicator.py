@@ -33,6 +33,7 @@ class Communicator(Objects):
     def __init__(self, handle: int) -> None:
         """Take over a `ringComm_t`; programs use `ringcomm.init`, `init` or `all`."""
         self._handle: Optional[int] = handle
+        self._boxed: Optional[ctypes.c_void_p] = ctypes.c_void_p(handle)
         number = ctypes.c_int()
         check(lib.ringCommUserRank(handle, ctypes.byref(number)))
         self._rank = number.value
@@ -44,7 +45,7 @@ class Communicator(Objects):
         self._behind: Optional[Handle] = None
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _destroy_quietly, handle)
-        self._end.atexit = False
+        self._end.atexit = False  # type: ignore[misc,unused-ignore]
         _living.add(self)
 
     @classmethod
@@ -173,7 +174,7 @@ class Communicator(Objects):
 
     def destroy(self) -> None:
         """End this rank's part. What is queued is done first. A second time it does nothing."""
-        handle, self._handle = self._handle, None
+        handle, self._handle, self._boxed = self._handle, None, None
         if handle is None:
             return
         self._end.detach()
@@ -187,7 +188,7 @@ class Communicator(Objects):
 
     def abort(self) -> None:
         """Make every call that runs here fail soon, tell the others, and end this rank's part."""
-        handle, self._handle = self._handle, None
+        handle, self._handle, self._boxed = self._handle, None, None
         if handle is None:
             return
         self._end.detach()

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ._native import check, lib
 from .communicator import Communicator
 from .config import Config
+from .errors import RingRemoteError
 
 
 class Launcher(NamedTuple):
@@ -196,8 +197,10 @@ def _collect(ranks: List[Any], pipes: List[Any]) -> List[Any]:
                 failures[rank], exceptions[rank] = value, error
                 deadline = deadline or time.monotonic() + _GRACE
     if failures:
-        # A process that died without a word is why the others failed, whoever was heard first.
-        first = died[0] if died else next(iter(failures))
+        # A process that died without a word is why the others failed, and so is one with an error
+        # of its own, whoever was heard first.
+        own = [rank for rank in failures if not isinstance(exceptions[rank], RingRemoteError)]
+        first = [*died, *own, *failures][0]
         raise SpawnError(first, failures, exceptions[first]) from exceptions[first]
     return [results[rank] for rank in range(len(ranks))]
 

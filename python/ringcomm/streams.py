@@ -39,7 +39,7 @@ class Stream:
         self._kept: Deque[Any] = deque(maxlen=_MOST_IN_USE)
         self._end = weakref.finalize(self, _destroy_quietly, self._handle)
         # A program that ends waits for its communicators, not for what is queued behind them.
-        self._end.atexit = False
+        self._end.atexit = False  # type: ignore[misc,unused-ignore]
 
     @property
     def handle(self) -> Optional[int]:

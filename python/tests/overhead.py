@@ -9,6 +9,11 @@ import timeit
 
 import numpy as np
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
 import ringcomm
 from ringcomm import _native
 
@@ -40,6 +45,10 @@ def main():
             "the library's function through ctypes": "call(a, b, 1, 7, 0, handle, None)",
             "a Python function that does nothing": "nothing(a, b, 1, 7, 0, handle, None)",
         }
+        if torch is not None:
+            names.update(source=torch.ones(1), result=torch.ones(1))
+            rows["all_reduce(send, recv), tensors"] = "comm.all_reduce(source, result)"
+            rows["all_reduce(buffer), a tensor"] = "comm.all_reduce(source)"
         print(f"{'nanoseconds':40} median    least")
         for title, (median, least) in zip(rows, nanoseconds(rows.values(), names)):
             print(f"{title:40} {median:6.0f}   {least:6.0f}")

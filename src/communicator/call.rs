@@ -6,6 +6,28 @@ pub use crate::executor::layout::Vector;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
+/// Where a call stands among what its user's streams do.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// The stream of a rank on a device that orders the call; NULL is the default stream.
+    pub stream: Stream,
+    /// The call is done only when its stream is past it: it was given to a stream of the host.
+    pub settles: bool,
+}
+
+impl Order {
+    /// On a stream of the device's.
+    pub fn on(stream: Stream) -> Order {
+        Order { stream, settles: false }
+    }
+}
+
+impl Default for Order {
+    fn default() -> Order {
+        Order::on(std::ptr::null_mut())
+    }
+}
+
 /// A collective with its buffers.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
@@ -25,10 +47,7 @@ pub struct Call<'a> {
     pub scalar: f64,
     pub root: usize,
     pub vector: Option<&'a Vector>,
-    /// The stream of a rank on a device that orders the call; NULL is the default stream.
-    pub stream: Stream,
-    /// The call is done only when its stream is past it: it was given to a stream of the host.
-    pub settles: bool,
+    pub order: Order,
 }
 
 impl Call<'_> {
@@ -44,8 +63,7 @@ impl Call<'_> {
             scalar: 1.0,
             root: 0,
             vector: None,
-            stream: std::ptr::null_mut(),
-            settles: false,
+            order: Order::default(),
         }
     }
 

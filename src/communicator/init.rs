@@ -41,11 +41,22 @@ const LONGEST_SLOT: usize = 128 << 10;
 /// less (`benches/results/constants-2026-11-21.txt`).
 pub(super) const DEPTH: usize = 32;
 
+/// Bytes of a rank's rings: as configured, but more than two ranks take half of the default, so
+/// that all rings together leave room in the last-level cache. With 4 ranks on 2 near cores 64 KiB
+/// take 19 us in place of 23, and 1 MiB 260 in place of 310
+/// (`benches/results/far-2026-11-21.txt`).
+fn buffer_bytes(config: &Config, nranks: usize) -> usize {
+    match nranks > 2 && config.buffer_bytes == Config::default().buffer_bytes {
+        true => config.buffer_bytes / 2,
+        false => config.buffer_bytes,
+    }
+}
+
 /// A connection's slots under the buffer budget of one rank.
 fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
     /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
     const LINE: usize = 64;
-    let share = config.buffer_bytes / (nranks - 1).max(1);
+    let share = buffer_bytes(config, nranks) / (nranks - 1).max(1);
     let slot =
         |depth: usize| (share.saturating_sub(2 * LINE) / depth).saturating_sub(LINE) / LINE * LINE;
     let depth = [DEPTH, 16, 8, 4].into_iter().find(|depth| slot(*depth) >= 8 << 10).unwrap_or(2);

@@ -47,7 +47,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
 use crate::types::DataType;
 use cache::Way;
-pub use call::{Call, Vector};
+pub use call::{Call, Order, Vector};
 use engine::Engine;
 use flight::Flight;
 use gpu::Gpu;

@@ -146,7 +146,7 @@ impl Bound {
             steps.push(BoundStep {
                 slices: longest.div_ceil(slice_bytes).max(1),
                 pieces,
-                targets: step.targets.clone().into(),
+                targets: output_last(&step.targets),
                 sources: step.sources.clone().into(),
                 finish: step.finish,
                 scaled,
@@ -168,6 +168,14 @@ impl Bound {
             reduction: shape.reduction,
         })
     }
+}
+
+/// The same targets in an order for writing past the cache: slots begin at a line, an output
+/// perhaps not, and only what begins like the first target is written so.
+fn output_last(targets: &[End]) -> Box<[End]> {
+    let mut targets: Box<[End]> = targets.into();
+    targets.sort_by_key(|target| *target == End::Output);
+    targets
 }
 
 fn span_bytes(span: Span, layout: &Layout, element: usize) -> usize {

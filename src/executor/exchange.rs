@@ -183,7 +183,10 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
             let _ = transfer.address.expose_provenance();
         } else {
             // SAFETY: the slot and the buffer hold `bytes`.
-            unsafe { move_bytes(payload, transfer.address.add(done), bytes, false) };
+            unsafe {
+                let source = transfer.address.add(done);
+                move_bytes(payload, source, bytes, links.streams(peer, bytes));
+            }
         }
         links.post(peer, &transfer.stamp, bytes);
         moved = true;

@@ -28,6 +28,8 @@ pub struct Buffers {
 #[derive(Default)]
 pub struct Pointers {
     targets: Vec<*mut u8>,
+    /// How many of the targets, the first ones, are written past the cache.
+    streamed: usize,
     sources: Vec<*const u8>,
     /// The same, moved on to one piece of a step with several.
     piece_targets: Vec<*mut u8>,
@@ -43,9 +45,20 @@ impl Pointers {
         let room = nranks + 3;
         Pointers {
             targets: Vec::with_capacity(room),
+            streamed: 0,
             sources: Vec::with_capacity(room),
             piece_targets: Vec::with_capacity(room),
             piece_sources: Vec::with_capacity(room),
+        }
+    }
+
+    #[inline]
+    fn push_target(&mut self, target: *mut u8, streams: bool) {
+        self.targets.push(target);
+        if streams {
+            let last = self.targets.len() - 1;
+            self.targets.swap(self.streamed, last);
+            self.streamed += 1;
         }
     }
 }
@@ -114,7 +127,7 @@ unsafe fn copy_step(run: &Run, step: &BoundStep, slice: usize, links: &mut Links
                 }
                 End::Peer(peer) => {
                     let slot = links.reserve(peer, bytes, run.watch)?;
-                    move_bytes(slot, source, bytes, false);
+                    move_bytes(slot, source, bytes, links.streams(peer, bytes));
                     links.post(peer, run.stamp, bytes);
                 }
                 End::Output if std::ptr::eq(output, source) => {}
@@ -175,25 +188,29 @@ unsafe fn run_step(
         pointers.sources.push(pointer);
     }
     pointers.targets.clear();
+    pointers.streamed = 0;
+    // Of several pieces each finds its targets by their order.
+    let may_reorder = step.pieces.len() == 1 || step.targets.len() == 1;
     for target in &step.targets {
-        let pointer = match *target {
+        let (pointer, streams) = match *target {
             End::Input => unreachable!("the prover refuses plans that write their input"),
             End::Output => {
                 if !links.one_machine() {
                     settle(run, step, slice, links);
                 }
-                run.buffers.output.wrapping_add(only.output + sliced)
+                let output = run.buffers.output.wrapping_add(only.output + sliced);
+                (output, run.bound.streaming)
             }
-            End::Scratch => run.scratch(slice).wrapping_add(only.scratch),
-            End::Peer(peer) => links.reserve(peer, bytes, run.watch)?,
+            End::Scratch => (run.scratch(slice).wrapping_add(only.scratch), false),
+            End::Peer(peer) => (links.reserve(peer, bytes, run.watch)?, links.streams(peer, bytes)),
         };
-        pointers.targets.push(pointer);
+        pointers.push_target(pointer, streams && may_reorder);
     }
     // SAFETY: pointers follow the pieces, which lie inside the caller's buffers and the slots.
     unsafe {
         if step.pieces.len() == 1 {
-            let Pointers { targets, sources, .. } = pointers;
-            move_piece(run, step, bytes, targets, sources);
+            let Pointers { targets, streamed, sources, .. } = pointers;
+            move_piece(run, step, bytes, (targets, *streamed), sources);
         } else {
             move_pieces(run, step, slice, pointers);
         }
@@ -237,26 +254,25 @@ unsafe fn move_pieces(run: &Run, step: &BoundStep, slice: usize, pointers: &mut 
         for (target, base) in step.targets.iter().zip(&pointers.targets) {
             pointers.piece_targets.push(base.wrapping_add(at(*target)));
         }
-        let Pointers { piece_targets, piece_sources, .. } = pointers;
+        let Pointers { piece_targets, streamed, piece_sources, .. } = pointers;
         // SAFETY: as `run` promises.
-        unsafe { move_piece(run, step, bytes, piece_targets, piece_sources) };
+        unsafe { move_piece(run, step, bytes, (piece_targets, *streamed), piece_sources) };
         packed += bytes;
     }
 }
 
-/// `targets <- reduce(sources)` for `bytes` bytes.
+/// `targets <- reduce(sources)` for `bytes` bytes, so many of the targets past the cache.
 #[inline]
 unsafe fn move_piece(
     run: &Run,
     step: &BoundStep,
     bytes: usize,
-    targets: &[*mut u8],
+    (targets, streaming): (&[*mut u8], usize),
     sources: &[*const u8],
 ) {
     if bytes == 0 {
         return;
     }
-    let streaming = run.bound.streaming && step.targets[0] == End::Output;
     match &run.bound.reduction {
         Some(reduction) if !step.copies => {
             let job = Job {
@@ -266,7 +282,7 @@ unsafe fn move_piece(
                 finish: step.finish,
                 scaled: step.scaled,
                 scalar: run.buffers.scalar,
-                streaming: usize::from(streaming),
+                streaming,
             };
             // SAFETY: as `run` promises.
             unsafe { reduction.run(&job) };
@@ -274,7 +290,7 @@ unsafe fn move_piece(
         _ => {
             for (index, target) in targets.iter().enumerate() {
                 // SAFETY: as `run` promises.
-                unsafe { move_bytes(*target, sources[0], bytes, streaming && index == 0) };
+                unsafe { move_bytes(*target, sources[0], bytes, index < streaming) };
             }
         }
     }

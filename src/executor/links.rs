@@ -6,7 +6,9 @@
 
 use super::control::{Control, Life};
 use super::device_page::DevicePage;
+use crate::device::host::STREAMED_LEAST;
 use crate::error::{Error, Result};
+use crate::transport::distance::{Distance, Ticks};
 use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
 use crate::transport::tcp::Network;
@@ -28,7 +30,7 @@ pub enum Reach {
 /// The two connections with a peer.
 enum Link {
     /// Slots in memory that both ends address.
-    Slots { sender: Sender, receiver: Receiver, reach: Reach },
+    Slots { sender: Sender, receiver: Receiver, reach: Reach, distance: Distance },
     /// Sockets: see [`super::remote`].
     Sockets,
 }
@@ -44,6 +46,8 @@ pub struct Links {
     /// By rank, this rank's own among them; they hold the memory that `links` points into.
     segments: Vec<Arc<Segment>>,
     controls: Vec<ControlPage>,
+    /// From where on a peer is far.
+    far: Ticks,
     /// The connections with peers on other machines, if there are any.
     pub(super) network: Option<Box<Network>>,
 }
@@ -181,14 +185,15 @@ impl Links {
                     sender: Sender::new(outbound, map.geometry),
                     receiver: Receiver::new(inbound, map.geometry),
                     reach,
+                    distance: Distance::default(),
                 })
             },
         };
         let links = (0..nranks).map(link).collect();
         let controls =
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
-        let geometry = map.geometry;
-        Links { rank, nranks, geometry, patience, links, segments, controls, network: None }
+        let (geometry, far) = (map.geometry, Ticks::new());
+        Links { rank, nranks, geometry, patience, links, segments, controls, far, network: None }
     }
 
     /// Give the links that reach through the network their connections.
@@ -229,10 +234,24 @@ impl Links {
         }
     }
 
-    /// The same where no remote peer can be: between ranks that reach each other's memory.
+    /// Room to send `bytes` through slots, if there is any now.
     #[inline]
-    fn local_sender(&mut self, peer: usize) -> &mut Sender {
-        self.slots(peer).expect("memory is shared with ranks of this machine only").0
+    fn room(far: Ticks, link: &mut Option<Link>, bytes: usize) -> Option<*mut u8> {
+        let Some(Link::Slots { sender, distance, .. }) = link else {
+            unreachable!("memory is shared with ranks of this machine only")
+        };
+        if bytes >= STREAMED_LEAST && sender.is_full() {
+            return distance.timed(far, || sender.try_reserve(bytes));
+        }
+        sender.try_reserve(bytes)
+    }
+
+    /// Whether `bytes` for `peer` are better written past the cache.
+    #[inline]
+    pub fn streams(&self, peer: usize, bytes: usize) -> bool {
+        let is_far =
+            |link: &Link| matches!(link, Link::Slots { distance, .. } if distance.is_far());
+        bytes >= STREAMED_LEAST && self.links[peer].as_ref().is_some_and(is_far)
     }
 
     pub fn reach(&self, peer: usize) -> Reach {
@@ -257,12 +276,12 @@ impl Links {
     /// Room to send `bytes` to a local `peer`, if there is any now.
     #[inline]
     pub fn try_reserve(&mut self, peer: usize, bytes: usize) -> Option<*mut u8> {
-        self.local_sender(peer).try_reserve(bytes)
+        Links::room(self.far, &mut self.links[peer], bytes)
     }
 
     /// Whether a local `peer` has freed everything that it was sent.
     pub fn freed_all(&mut self, peer: usize) -> bool {
-        self.local_sender(peer).freed_all()
+        self.slots(peer).expect("asked of local peers only").0.freed_all()
     }
 
     /// Wait for `peer`, which is on this machine; meanwhile messages to other machines go on.
@@ -291,12 +310,12 @@ impl Links {
     /// Wait for room to send `bytes` to `peer`; where to write them.
     #[inline]
     pub fn reserve(&mut self, peer: usize, bytes: usize, watch: &dyn Watch) -> Result<*mut u8> {
-        match self.slots(peer) {
-            Some((sender, _)) => match sender.try_reserve(bytes) {
-                Some(payload) => Ok(payload),
-                None => self.wait_local(peer, watch, |sender, _| sender.try_reserve(bytes)),
-            },
-            None => self.reserve_remote(peer, bytes, watch),
+        if let Some(Link::Sockets) = self.links[peer] {
+            return self.reserve_remote(peer, bytes, watch);
+        }
+        match self.try_reserve(peer, bytes) {
+            Some(payload) => Ok(payload),
+            None => self.wait_local(peer, watch, |sender, _| sender.try_reserve(bytes)),
         }
     }
 

@@ -196,7 +196,7 @@ pub unsafe extern "C" fn ringScatter(
 pub unsafe extern "C" fn ringBarrier(comm: ringComm_t, stream: ringStream_t) -> ringResult_t {
     run_call(comm, |comm| {
         let call = Call::new(Collective::Barrier, DataType::Int8);
-        submit(comm, stream, Work::Collective(&call))
+        submit(comm, stream, Work::Collective(call))
     })
 }
 

@@ -3,7 +3,7 @@
 //! This file alone knows groups and streams; the functions above hand their work to [`submit`].
 #![allow(unsafe_code)]
 
-use crate::communicator::{Call, Message, Posted, deferred};
+use crate::communicator::{Call, Message, Order, Posted, deferred};
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::ringStream_t;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// What a function was asked to do.
 pub enum Work<'a> {
-    Collective(&'a Call<'a>),
+    Collective(Call<'a>),
     Message(Message),
 }
 
@@ -32,28 +32,18 @@ pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
     // The device's stream; host streams order calls by themselves.
     let device = if inside.is_some() { std::ptr::null_mut() } else { stream };
     let settles = inside.is_some() && comm.communicator.device().is_some();
+    let order = Order { stream: device, settles };
     let stream = inside.as_deref();
     // SAFETY: the C caller promises the buffers that each function's documentation names, until the
     // call is done, the group is, or the stream is synchronized.
     unsafe {
         match work {
-            Work::Collective(call) if settles => {
-                let call = Call { settles, ..call.clone() };
-                deferred::collective(&comm.communicator, &call, stream)
-            }
-            Work::Collective(call) if device.is_null() => {
-                deferred::collective(&comm.communicator, call, stream)
-            }
-            Work::Collective(call) => {
-                let call = Call { stream: device, ..call.clone() };
+            Work::Collective(mut call) => {
+                call.order = order;
                 deferred::collective(&comm.communicator, &call, stream)
             }
             Work::Message(message) => {
-                let posted = match settles {
-                    true => Posted::settled(message),
-                    false => Posted::new(message, device),
-                };
-                deferred::message(&comm.communicator, posted, stream)
+                deferred::message(&comm.communicator, Posted { message, order }, stream)
             }
         }
     }

@@ -68,7 +68,7 @@ impl Request {
                 Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
                 _ => comm.communicator.nranks(),
             };
-            submit(comm, stream, Work::Collective(&self.check(comm, blocks)?))
+            submit(comm, stream, Work::Collective(self.check(comm, blocks)?))
         })
     }
 }

@@ -30,30 +30,34 @@ struct Blocks {
 
 const NO_BLOCKS: Blocks = Blocks { counts: std::ptr::null(), displacements: std::ptr::null() };
 
+/// Let `work` fill this thread's layout and hand a call with it over.
+fn with_layout(work: impl FnOnce(&mut Vector) -> Result<()>) -> Result<()> {
+    // Taken out: the call borrows it while it runs.
+    let mut layout = LAYOUT.take();
+    let result = work(&mut layout);
+    LAYOUT.replace(layout);
+    result
+}
+
 /// Read the layout, give it to the call, and hand that over.
 ///
 /// `send` and `recv` are read where they are not [`NO_BLOCKS`].
 fn run(
     comm: &Comm,
-    call: &Call<'static>,
+    call: Call<'static>,
     (send, recv): (Option<Blocks>, Option<Blocks>),
     stream: ringStream_t,
 ) -> Result<()> {
-    let nranks = comm.communicator.nranks();
-    // Taken out while the call runs, so that a call from within (there is none) would be harmless.
-    let mut layout = LAYOUT.take();
-    let result = read_layout(&mut layout, nranks, send, recv).and_then(|()| {
+    with_layout(|layout| {
+        read_layout(layout, comm.communicator.nranks(), send, recv)?;
         for (counts, displacements) in [
             (&layout.send_counts, &layout.send_displacements),
             (&layout.recv_counts, &layout.recv_displacements),
         ] {
-            check_extents(call, counts, displacements)?;
+            check_extents(&call, counts, displacements)?;
         }
-        let call = Call { vector: Some(&layout), ..call.clone() };
-        submit(comm, stream, Work::Collective(&call))
-    });
-    LAYOUT.replace(layout);
-    result
+        submit(comm, stream, Work::Collective(Call { vector: Some(layout), ..call }))
+    })
 }
 
 fn read_layout(
@@ -103,7 +107,7 @@ pub unsafe extern "C" fn ringAllGatherv(
         let request = Request::new(Collective::AllGather, buffers, sendcount, datatype);
         let call = request.check(comm, 1)?;
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
-        run(comm, &call, (None, Some(recv)), stream)
+        run(comm, call, (None, Some(recv)), stream)
     })
 }
 
@@ -130,20 +134,15 @@ pub unsafe extern "C" fn ringReduceScatterv(
         let buffers = (sendbuff, recvbuff);
         let request = Request::new(Collective::ReduceScatter, buffers, 0, datatype);
         let call = request.op(op).check(comm, 1)?;
-        let nranks = comm.communicator.nranks();
-        let mut layout = LAYOUT.take();
-        let result = read_layout(&mut layout, nranks, None, None)
-            .and_then(|()| read_array(recvcounts, nranks, "recvcounts", &mut layout.recv_counts))
-            .and_then(|()| {
-                let total =
-                    layout.recv_counts.iter().fold(0, |sum: usize, n| sum.saturating_add(*n));
-                convert::bytes(total, call.data_type)?;
-                let count = layout.recv_counts[comm.communicator.rank()];
-                let call = Call { vector: Some(&layout), count, ..call.clone() };
-                submit(comm, stream, Work::Collective(&call))
-            });
-        LAYOUT.replace(layout);
-        result
+        with_layout(|layout| {
+            let nranks = comm.communicator.nranks();
+            read_layout(layout, nranks, None, None)?;
+            read_array(recvcounts, nranks, "recvcounts", &mut layout.recv_counts)?;
+            let total = layout.recv_counts.iter().fold(0, |sum: usize, n| sum.saturating_add(*n));
+            convert::bytes(total, call.data_type)?;
+            let count = layout.recv_counts[comm.communicator.rank()];
+            submit(comm, stream, Work::Collective(Call { vector: Some(layout), count, ..call }))
+        })
     })
 }
 
@@ -175,7 +174,7 @@ pub unsafe extern "C" fn ringAllToAllv(
         let call = request.check(comm, 1)?;
         let send = Blocks { counts: sendcounts, displacements: sdispls };
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
-        run(comm, &call, (Some(send), Some(recv)), stream)
+        run(comm, call, (Some(send), Some(recv)), stream)
     })
 }
 
@@ -206,7 +205,7 @@ pub unsafe extern "C" fn ringGatherv(
         let call = request.root(root).check(comm, 1)?;
         let recv = Blocks { counts: recvcounts, displacements: rdispls };
         let recv = (call.root == comm.communicator.rank()).then_some(recv);
-        run(comm, &call, (None, recv), stream)
+        run(comm, call, (None, recv), stream)
     })
 }
 
@@ -237,6 +236,6 @@ pub unsafe extern "C" fn ringScatterv(
         let call = request.root(root).check(comm, 1)?;
         let send = Blocks { counts: sendcounts, displacements: sdispls };
         let send = (call.root == comm.communicator.rank()).then_some(send);
-        run(comm, &call, (send, None), stream)
+        run(comm, call, (send, None), stream)
     })
 }

@@ -225,10 +225,12 @@ impl Sender {
         Some(self.ring.payload(&self.place, length))
     }
 
-    /// Whether no slot is known to be free. The receiver's count is a claim: one that cannot be, of
-    /// more than was posted or less than it freed before, is none.
+    /// Whether no slot is known to be free, so that reserving one reads the receiver's line.
+    ///
+    /// The receiver's count is a claim: one that cannot be, of more than was posted or less than it
+    /// freed before, is none.
     #[inline]
-    fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.place.position.wrapping_sub(self.freed) >= self.ring.geometry.depth as u64
     }
 

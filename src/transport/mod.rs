@@ -5,6 +5,7 @@
 //! ([`exports`]) needs no slots. Every wait goes through [`wait`], which also sees peers die
 //! ([`process`]).
 
+pub mod distance;
 pub mod exports;
 pub mod fifo;
 pub mod process;

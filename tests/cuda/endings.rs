@@ -4,7 +4,7 @@ use super::gate::{child, is_child};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, fake, ndevices};
-use ringcomm::communicator::{Call, Communicator, Message, Posted};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Stream;
 use ringcomm::error::Error;
@@ -36,7 +36,7 @@ fn ranks(timeout_ms: u64) -> Vec<Communicator> {
 fn give_up(comm: &Communicator, floats: &Floats, bench: &Bench, is_message: bool) {
     let buffer = floats.memory.pointer();
     let message = Message::Send { buffer, count: 16, data_type: DataType::Float32, peer: 1 };
-    let posted = [Posted::new(message, bench.stream.raw())];
+    let posted = [Posted { message, order: Order::on(bench.stream.raw()) }];
     // SAFETY: the memory lives until the end of the test.
     let ended =
         unsafe { if is_message { comm.post(&posted) } else { comm.call(&sum(floats, bench)) } };
@@ -131,7 +131,7 @@ fn gather(comm: &Communicator, send: Option<&Floats>, stream: Stream) -> Result<
         send: send.map_or(own.as_ptr(), |floats| floats.memory.pointer()),
         recv: all.as_mut_ptr(),
         count: 1,
-        stream,
+        order: Order::on(stream),
         ..Call::new(Collective::AllGather, DataType::Uint8)
     };
     // SAFETY: a byte, and two; a call that writes host memory is done when it returns.
@@ -154,7 +154,7 @@ fn the_first_of_two_copies_is_waited_for_though_the_second_was_refused() {
         recv,
         count: 4,
         vector: Some(&vector),
-        stream,
+        order: Order::on(stream),
         ..Call::new(Collective::AllGather, DataType::Uint8)
     };
     // Of its copies the first is to the host, the others are of the two blocks.

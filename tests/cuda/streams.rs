@@ -3,7 +3,7 @@
 use super::gate::{child, is_child};
 use super::support::{config, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, Message, Posted, deferred};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{DeviceMemory, copy, fill};
 use ringcomm::error::Error;
@@ -54,7 +54,7 @@ pub fn sum(floats: &Floats, bench: &Bench) -> Call<'static> {
         send: floats.memory.pointer(),
         recv: floats.memory.pointer(),
         count: floats.count,
-        stream: bench.stream.raw(),
+        order: Order::on(bench.stream.raw()),
         ..Call::new(Collective::AllReduce, DataType::Float32)
     }
 }
@@ -173,7 +173,8 @@ fn messages_move_device_memory() {
             peer: last,
         };
         for _ in 0..5 {
-            let posted = [send, recv].map(|message| Posted::new(message, bench.stream.raw()));
+            let order = Order::on(bench.stream.raw());
+            let posted = [send, recv].map(|message| Posted { message, order });
             // SAFETY: the memory lives until it is read.
             unsafe { comm.post(&posted) }.unwrap();
         }
@@ -277,7 +278,7 @@ fn what_was_given_to_the_stream_before_a_call_is_done_before_it() {
                     on_host.fill(round);
                     (call.send, call.recv) = (on_host.as_ptr(), on_host.as_mut_ptr());
                 } else {
-                    call.stream = bench.stream.raw();
+                    call.order = Order::on(bench.stream.raw());
                 }
                 call.count = 80_000;
                 // SAFETY: the memory lives until it is read.

@@ -8,7 +8,7 @@
 use super::support::samples::{COPYING, REDUCING, operations, v_cases};
 use super::support::{Case, Data, Prepared, Random, config, threads};
 use super::{Bench, ndevices};
-use ringcomm::communicator::{Call, Communicator};
+use ringcomm::communicator::{Call, Communicator, Order};
 use ringcomm::config::Seat;
 use ringcomm::device::cuda::{DeviceMemory, Kernels, copy, fill};
 use ringcomm::plan::Collective;
@@ -82,7 +82,13 @@ impl Stressed<'_> {
         unsafe { fill(device, place, 1, len, stream) }.expect("a fill");
         for _ in 0..times {
             self.dally();
-            let call = Call { send: place, recv: place, count: len, stream, ..sum_of_bytes() };
+            let call = Call {
+                send: place,
+                recv: place,
+                count: len,
+                order: Order::on(stream),
+                ..sum_of_bytes()
+            };
             // SAFETY: as above.
             unsafe { self.comm.call(&call) }.expect("a sum");
         }

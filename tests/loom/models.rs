@@ -207,3 +207,18 @@ fn every_ordering_is_enough_and_needed() {
     std::panic::set_hook(hook);
     assert!(needless.is_empty(), "no model notices when these are weakened: {needless:?}");
 }
+
+/// Every atomic access of the connection names a site of its own, so none escapes the weakening.
+#[test]
+fn every_atomic_of_the_connection_has_a_site() {
+    let source = include_str!("../../src/transport/fifo.rs");
+    let code = source.split("mod tests").next().expect("what comes before the tests");
+    let accesses = [".load(", ".store(", ".swap(", ".fetch_", ".compare_exchange", "fence("];
+    let mut sites: Vec<&str> = Vec::new();
+    for line in code.lines().filter(|line| accesses.iter().any(|access| line.contains(access))) {
+        let site = line.split_once("ordering(Site::").and_then(|(_, rest)| rest.split_once(','));
+        sites.push(site.unwrap_or_else(|| panic!("no site: {line}")).0);
+    }
+    assert_eq!(sites, ["Reserve", "Post", "Drained", "Wait", "Free"]);
+    assert!(sites.iter().all(|name| Site::ALL.iter().any(|site| format!("{site:?}") == *name)));
+}

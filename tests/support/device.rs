@@ -1,7 +1,7 @@
 //! Buffers of a test in the memory of a device.
 
 use super::guarded::Guarded;
-use ringcomm::communicator::{Call, Communicator};
+use ringcomm::communicator::{Call, Communicator, Order};
 use ringcomm::device::cuda::{Device, DeviceMemory, OwnedStream, copy};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Bench {
             }
         };
         let (send, recv) = (at(call.send.cast_mut()).cast_const(), at(call.recv));
-        let call = Call { send, recv, stream, ..call.clone() };
+        let call = Call { send, recv, order: Order::on(stream), ..call.clone() };
         // SAFETY: copies of buffers that have the sizes that the collective defines.
         let called = unsafe { comm.call(&call) }.map_err(text);
         for (start, bytes, place) in &moved {

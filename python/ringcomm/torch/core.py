@@ -14,7 +14,8 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from .._native import lib
-from ..errors import RingError, RingUsageError
+from ..errors import RingError, RingRemoteError, RingUsageError
+from .alive import death_of
 from .backward import watch
 from .collectives import TELLS
 from .futures import level
@@ -181,15 +182,18 @@ class Core(RootedCollectives):
                     )
         return self._messages
 
-    def _trouble(self) -> Optional[RingError]:
-        """Why the ranks of the group cannot go on together, if they cannot."""
+    def _trouble(self, peer: int) -> Optional[RingError]:
+        """Why messages with this rank have no future, if there is a reason."""
         lane = self._cpu
         if self._ended:
             return RingUsageError("the process group was destroyed", 5, rank=self._rank)
         try:
-            return None if lane is None else lane.communicator.error()
+            error = None if lane is None else lane.communicator.error()
         except RingError:
             return None  # it is ending at this moment
+        if lane is None or not isinstance(error, RingRemoteError) or error.peer == peer:
+            return error
+        return death_of(lane.communicator, peer)
 
     def shutdown(self) -> None:
         """Wait for what runs, then leave the group."""

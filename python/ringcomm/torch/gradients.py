@@ -7,11 +7,12 @@ itself whether a gradient overflowed anywhere, and all of them decide alike.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Iterable, List, Optional, Union
 
 import torch
 
 from .._native import ReduceOp
+from .buckets import Bucket, cut
 from .ranks import Group, Ranks, ranks_of
 
 #: Bytes that travel in one call: torch's DistributedDataParallel uses the same.
@@ -62,22 +63,16 @@ def reduce_gradients(
     present = torch.tensor(
         [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
     ).to(parameters[0].device)
-    waiting: List[Any] = [ranks.all_reduce(present, ReduceOp.MAX, async_op=True)]
+    counted = ranks.all_reduce(present, ReduceOp.MAX, async_op=True)
     divisor = ranks.size * update_cycle if average else 1
-    buckets: List[Tuple[List[int], torch.Tensor]] = []
-    for members in _buckets(parameters, bucket_bytes):
-        flat = _packed([parameters[index] for index in members], compression, divisor)
-        waiting.append(ranks.all_reduce(flat, async_op=True))
-        buckets.append((members, flat))
-    for handle in waiting:
-        handle.wait()
-    held = present.tolist()
+    buckets = [Bucket(part, divisor, compression) for part in cut(parameters, bucket_bytes)]
+    for bucket in buckets:
+        bucket.start(ranks)
+    counted.wait()
+    held = dict(zip(map(id, parameters), present.tolist()))
     finite = True
-    for members, flat in buckets:
-        finite = _all_finite(flat) and finite
-        if compression is None and divisor != 1:
-            flat.div_(divisor)
-        _unpack([(parameters[index], held[index]) for index in members], flat)
+    for bucket in buckets:
+        finite = _all_finite(bucket.finish([held[id(one)] for one in bucket.parameters])) and finite
     if scaler is not None:
         finite = _share_overflow(scaler, ranks) and finite
     return finite
@@ -95,52 +90,6 @@ def _wanted(model: Parameters) -> List[torch.nn.Parameter]:
                 "sparse=False, or reduce it by itself"
             )
     return parameters
-
-
-def _buckets(parameters: List[torch.nn.Parameter], most_bytes: int) -> Iterator[List[int]]:
-    """Indexes of parameters that travel together: of one type and device, to so many bytes."""
-    open_buckets: Dict[Any, Tuple[List[int], int]] = {}
-    for index, parameter in enumerate(parameters):
-        key = (parameter.dtype, parameter.device)
-        members, held = open_buckets.get(key, ([], 0))
-        size = parameter.numel() * parameter.element_size()
-        if members and held + size > most_bytes:
-            yield members
-            members, held = [], 0
-        open_buckets[key] = (members + [index], held + size)
-    for members, _ in open_buckets.values():
-        yield members
-
-
-def _packed(
-    parameters: List[torch.nn.Parameter], compression: Optional[torch.dtype], divisor: int
-) -> torch.Tensor:
-    """The gradients one after the other, as they travel."""
-    first = parameters[0]
-    count = sum(parameter.numel() for parameter in parameters)
-    flat = first.new_empty(count, dtype=compression or first.dtype, requires_grad=False)
-    offset = 0
-    for parameter in parameters:
-        part = flat[offset : offset + parameter.numel()].view(parameter.shape)
-        offset += parameter.numel()
-        if parameter.grad is None:
-            part.zero_()
-        elif compression is None or divisor == 1:
-            part.copy_(parameter.grad)
-        else:
-            part.copy_(parameter.grad / divisor)
-    return flat
-
-
-def _unpack(members: List[Tuple[torch.nn.Parameter, int]], flat: torch.Tensor) -> None:
-    offset = 0
-    for parameter, held in members:
-        part = flat[offset : offset + parameter.numel()].view(parameter.shape)
-        offset += parameter.numel()
-        if parameter.grad is not None:
-            parameter.grad.copy_(part)
-        elif held:
-            parameter.grad = part.to(parameter.dtype, copy=True)
 
 
 def _all_finite(flat: torch.Tensor) -> bool:

@@ -142,7 +142,7 @@ class Messages:
         rank: int,
         size: int,
         timeout: timedelta,
-        trouble: Callable[[], Optional[RingError]],
+        trouble: Callable[[int], Optional[RingError]],
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self._trouble = trouble
@@ -215,9 +215,7 @@ class Messages:
     def trouble_with(self, peer: int) -> Optional[RingError]:
         """Why a channel with this rank will never open, if there is a reason: what the group's
         communicator has noticed. An open channel notices by itself."""
-        error = self._trouble()
-        if isinstance(error, RingRemoteError) and error.peer != peer:
-            return None
+        error = self._trouble(peer)
         return error if self.ended or isinstance(error, RingRemoteError) else None
 
     def nobody_left(self) -> bool:

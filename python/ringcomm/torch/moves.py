@@ -6,7 +6,8 @@ rank 0: broadcast's backward is a reduce to rank 0, scatter's a gather there, ga
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Tuple
+from itertools import repeat
+from typing import Any, Callable, Iterable, List, Sequence, Tuple
 
 import torch
 
@@ -15,33 +16,19 @@ from ..streams import group
 
 Ranks = Sequence[Communicator]
 Devices = Sequence[torch.device]
+Move = Tuple[Communicator, Communicator, torch.Tensor, torch.Tensor]
 
 
-def _deliver(
-    ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]
-) -> None:
-    """For each (rank, source, target): fill the target, on that rank, from the root's source."""
+def _exchange(moves: Iterable[Move]) -> None:
+    """For each (sender, receiver, source, target): fill the target from the source."""
+    moves = list(moves)
     with group():
-        for rank, source, target in parts:
-            if rank != root and source.numel():
-                ranks[root].send(source, rank)
-                ranks[rank].recv(target, root)
-    for rank, source, target in parts:
-        if rank == root:
-            target.copy_(source)
-
-
-def _collect(
-    ranks: Ranks, root: int, parts: Sequence[Tuple[int, torch.Tensor, torch.Tensor]]
-) -> None:
-    """For each (rank, source, target): fill the target, on the root, from that rank's source."""
-    with group():
-        for rank, source, target in parts:
-            if rank != root and source.numel():
-                ranks[rank].send(source, root)
-                ranks[root].recv(target, rank)
-    for rank, source, target in parts:
-        if rank == root:
+        for sender, receiver, source, target in moves:
+            if sender is not receiver and source.numel():
+                sender.send(source, receiver.rank)
+                receiver.recv(target, sender.rank)
+    for sender, receiver, source, target in moves:
+        if sender is receiver:
             target.copy_(source)
 
 
@@ -94,14 +81,14 @@ class Scatter(torch.autograd.Function):
         cut = [piece.contiguous() for piece in tensor.detach().chunk(len(ranks), dim)]
         ctx.ranks, ctx.dim, ctx.device = ranks, dim, tensor.device
         pieces = [torch.empty_like(piece, device=where) for piece, where in zip(cut, devices)]
-        _deliver(ranks, 0, [(rank, one, pieces[rank]) for rank, one in enumerate(cut)])
+        _exchange(zip(repeat(ranks[0]), ranks, cut, pieces))
         return tuple(pieces)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         sources = [grad.contiguous() for grad in grads]
         targets = [torch.empty_like(source, device=ctx.device) for source in sources]
-        _collect(ctx.ranks, 0, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))])
+        _exchange(zip(ctx.ranks, repeat(ctx.ranks[0]), sources, targets))
         return None, None, None, torch.cat(targets, ctx.dim)
 
 
@@ -116,7 +103,7 @@ class Gather(torch.autograd.Function):
         ctx.sizes, ctx.devices = [one.shape[dim] for one in pieces], [one.device for one in pieces]
         sources = [piece.detach().contiguous() for piece in pieces]
         targets = [torch.empty_like(source, device=device) for source in sources]
-        _collect(ranks, root, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))])
+        _exchange(zip(ranks, repeat(ranks[root]), sources, targets))
         return torch.cat(targets, dim)
 
     @staticmethod
@@ -125,9 +112,7 @@ class Gather(torch.autograd.Function):
         targets = [
             torch.empty_like(part, device=where) for part, where in zip(sources, ctx.devices)
         ]
-        _deliver(
-            ctx.ranks, ctx.root, [(rank, *pair) for rank, pair in enumerate(zip(sources, targets))]
-        )
+        _exchange(zip(repeat(ctx.ranks[ctx.root]), ctx.ranks, sources, targets))
         return (None, None, None, None, *targets)
 
 

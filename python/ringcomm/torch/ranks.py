@@ -16,7 +16,7 @@ from ..communicator import Communicator
 from .._native import ReduceOp
 
 #: What the tools take as `group=`: None is the default process group.
-Group = Union[None, Communicator, "dist.ProcessGroup"]
+Group = Union[None, Communicator, "Ranks", "dist.ProcessGroup"]
 
 _TORCH_OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -78,6 +78,8 @@ class _GroupRanks(Ranks):
 
 def ranks_of(group: Group) -> Ranks:
     """The ranks that `group=` means."""
+    if isinstance(group, Ranks):
+        return group
     if isinstance(group, Communicator):
         return Ranks(group)
     if group is None and not dist.is_initialized():

@@ -241,6 +241,31 @@ def test_buffers_that_do_not_go_together(ranks):
         two.reduce_scatter(np.zeros(5))
 
 
+def test_pairs_of_tensors(one):
+    def of(*arguments, **more):
+        return Tensor(*arguments, dtype="torch.float32", **more)
+
+    send, recv = of(floats()), of(np.zeros(6, "f4"))
+    for _ in range(2):  # the first meets the type, the second knows it
+        one.all_reduce(send, recv)
+        assert recv.array.tolist() == send.array.tolist()
+        send.array += 1
+    wide = np.zeros(12, "f4")
+    for given, why in {
+        of(wide): "12 elements, and send has 6",
+        of(wide[::2]): ".contiguous()",
+        of(floats(), negative=True): ".resolve_neg()",
+        of(floats(), device="xla"): "it lies on xla",
+        Tensor(np.zeros(6, "f8"), dtype="torch.float64"): "send is float32 and recv is float64",
+    }.items():
+        with pytest.raises(ringcomm.RingArgumentError) as caught:
+            one.all_reduce(send, given)
+        assert why in str(caught.value)
+    assert not wide.any()
+    with pytest.raises(ringcomm.RingArgumentError, match="contiguous"):
+        one.all_reduce(of(wide[::2]), recv)
+
+
 def test_memory_that_processes_share(one):
     memory = ringcomm.Memory(4096)
     numbers = np.asarray(memory).view(np.float32)

@@ -16,7 +16,7 @@ PROGRAMS = {
     for number, text in enumerate(
         re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
     )
-    if "import torch" not in text and "ringcomm.torch" not in text
+    if not re.search("import (torch|tensorflow)|ringcomm.torch", text)
 }
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_process_that_died_is_the_first_whoever_was_heard_before():
     with pytest.raises(ringcomm.SpawnError, match="rank 2 failed first: .*SIGKILL") as caught:
         launch._collect([Process(1), Process(0), Process(-9)], [here for here, _ in pipes])
     assert caught.value.rank == 2 and caught.value.failures[0] == "it missed rank 2"
+
+
+def test_an_error_of_its_own_is_the_first_whoever_was_heard_before():
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+    pipes[0][1].send((False, "it missed rank 1", ringcomm.RingRemoteError("rank 1 failed")))
+    heard = threading.Timer(0.2, pipes[1][1].send, [(False, "a defect", KeyError("a defect"))])
+    heard.start()
+    with pytest.raises(ringcomm.SpawnError, match="rank 1 failed first: a defect"):
+        launch._collect([None, None], [here for here, _ in pipes])
+    heard.join()
 
 
 def test_spawn_ends_the_others():

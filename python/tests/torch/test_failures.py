@@ -133,6 +133,28 @@ def test_a_receive_from_anyone_waits_for_who_is_left():
     run(3, a_live_rank_is_left, may_die=[1])
 
 
+def dies_second(rank, wait):
+    """The group has failed by rank 2's death, and notices no other any more."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ringcomm.RingError, match="rank 2.*died"):
+        dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        store.wait(["noticed"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.set("noticed", b"")
+    with pytest.raises(ringcomm.RingRemoteError, match="rank 1.*died") as caught:
+        wait(torch.zeros(1))
+    assert caught.value.peer == 1
+
+
+@pytest.mark.parametrize("wait", [from_1, to_1], ids=lambda wait: wait.__name__)
+def test_a_message_of_the_second_rank_that_dies(wait):
+    run(3, dies_second, wait, may_die=[1, 2])
+
+
 def aborted_with_work_pending(rank):
     store = dist.distributed_c10d._get_default_store()
     if rank:

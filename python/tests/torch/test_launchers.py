@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.multiprocessing as mp
 from ranks import with_free_port
 
@@ -21,6 +22,9 @@ os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()}\\n".encode())
 dist.destroy_process_group()
 """
 LIMIT_S = 120
+ROOT = Path(__file__).resolve().parents[2]
+#: From 2.14 on an installed package tells torch about its backend.
+HAS_ENTRY_POINTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 def ringrun():
@@ -29,8 +33,8 @@ def ringrun():
     return [str(beside)] if beside and beside.exists() else [sys.executable, "-m", "ringcomm.run"]
 
 
-def launch(words):
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+def launch(words, **more):
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, **more)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran
 
@@ -46,6 +50,24 @@ def test_launchers(launcher, tmp_path):
         ran = launch([*torchrun, "--standalone", program])
     else:
         ran = launch([*ringrun(), "-np", "2", sys.executable, program])
+    assert "rank 0 of 2" in ran.stdout and "rank 1 of 2" in ran.stdout
+
+
+@pytest.mark.skipif(not HAS_ENTRY_POINTS, reason="this torch looks for no entry points")
+def test_an_installed_package_needs_no_import(tmp_path):
+    project = (ROOT / "pyproject.toml").read_text()
+    section = '[project.entry-points."torch.distributed.backends"]'
+    line = project.split(section)[1].strip().splitlines()[0].replace('"', "")
+    told = tmp_path / "ringcomm-1.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: ringcomm\nVersion: 1\n")
+    (told / "entry_points.txt").write_text(f"[torch.distributed.backends]\n{line}\n")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("import ringcomm.torch\n", ""))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = launch(
+        [*ringrun(), "-np", "2", sys.executable, program], env={**os.environ, "PYTHONPATH": path}
+    )
     assert "rank 0 of 2" in ran.stdout and "rank 1 of 2" in ran.stdout
 
 

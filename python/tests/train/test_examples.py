@@ -114,6 +114,24 @@ def test_horovod_style_compressed(tmp_path):
     assert 0 < difference(weights(tmp_path / "w"), digits.alone(settings())) < 1e-2
 
 
+def test_a_script_of_horovods(tmp_path):
+    words = [EXAMPLES / "horovod_script.py", "--save", "w", "--double"]
+    words += ["--batches-per-allreduce", "3"]
+    output, _ = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, "Horovod's script")
+    expected = digits.alone(settings("--double"))
+    assert difference(weights(tmp_path / "w"), expected) < FLOAT64
+    x, y = digits.data(settings("--double"))[1].tensors
+    right = float((expected(x).argmax(1) == y).double().mean())
+    assert f"accuracy {right:.4f}" in output
+
+
+def test_a_script_of_horovods_compressed(tmp_path):
+    words = [EXAMPLES / "horovod_script.py", "--save", "w", "--fp16-allreduce"]
+    run([*ringrun("-np", "2"), *words], tmp_path)
+    assert 0 < difference(weights(tmp_path / "w"), digits.alone(settings())) < 1e-2
+
+
 @pytest.mark.parametrize("precision", ["none", "bf16", "fp16"])
 def test_mixed_precision(tmp_path, precision):
     exact = precision == "none"

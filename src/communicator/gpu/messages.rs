@@ -1,30 +1,17 @@
 //! Point-to-point messages of device memory, through pinned host memory.
 #![allow(unsafe_code)]
 
-use super::super::Message;
+use super::super::{Message, Order};
 use super::staging::Guard;
-use super::{DeviceStream, Gpu, refuse_capture};
+use super::{Gpu, refuse_capture};
 use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy};
 use crate::error::Result;
 
-/// A message with the stream that orders it.
+/// A message with its place among what streams do.
 #[derive(Clone, Copy)]
 pub struct Posted {
     pub message: Message,
-    pub(in super::super) stream: DeviceStream,
-    settles: bool,
-}
-
-impl Posted {
-    /// A message of a call that named `stream`.
-    pub fn new(message: Message, stream: Stream) -> Posted {
-        Posted { message, stream: DeviceStream(stream), settles: false }
-    }
-
-    /// A message of a call that named a stream of the host: it is done when it is there.
-    pub fn settled(message: Message) -> Posted {
-        Posted { settles: true, ..Posted::new(message, std::ptr::null_mut()) }
-    }
+    pub order: Order,
 }
 
 impl AsRef<Message> for Posted {
@@ -70,7 +57,7 @@ impl Gpu {
             let _current = self.device.enter()?;
             for (posted, staged) in posted.iter().zip(&mut staged) {
                 let (start, len) = buffer(&posted.message);
-                let stream = check_stream(posted.stream.0)?;
+                let stream = check_stream(posted.order.stream)?;
                 *staged = len > 0 && self.device.kind(start)? != Kind::Host;
                 if !*staged && stream.is_null() {
                     continue;
@@ -98,7 +85,7 @@ impl Gpu {
             if matches!(message, Message::Send { .. }) && copied.is_ok() {
                 // SAFETY: the pinned memory has room; the buffer is the caller's promise until the
                 // call is done, which waits for this copy.
-                copied = unsafe { self.copy(at, start, len, posted.stream.0) };
+                copied = unsafe { self.copy(at, start, len, posted.order.stream) };
             }
             at = at.wrapping_add(len.next_multiple_of(64));
         }
@@ -115,12 +102,12 @@ impl Gpu {
                 let (to, len) = buffer(&posted.message);
                 // SAFETY: the pinned memory stays until `leave`'s event has passed; the buffer is
                 // the caller's promise.
-                copied = unsafe { self.copy(to, *from, len, posted.stream.0) };
+                copied = unsafe { self.copy(to, *from, len, posted.order.stream) };
             }
         }
         let left = staging.leave(&streams, watch);
         copied.and(left)?;
-        let settles = posted.iter().any(|posted| posted.settles);
+        let settles = posted.iter().any(|posted| posted.order.settles);
         if settles { staging.arrive(&streams, watch) } else { Ok(()) }
     }
 

@@ -184,7 +184,7 @@ impl Gpu {
 
     /// Look where a call's buffers are, and whether it can run at all.
     pub fn look(&self, call: &Call, extents: &Extents) -> Result<Found> {
-        let stream = check_stream(call.stream)?;
+        let stream = check_stream(call.order.stream)?;
         let _current = self.device.enter()?;
         let kind = |pointer: *const u8, bytes: usize| match bytes {
             0 => Ok(None),
@@ -243,14 +243,18 @@ impl Gpu {
         watch: &OperationWatch,
         on_host: &mut dyn FnMut(&Call) -> Result<()>,
     ) -> Result<()> {
+        let finished = |settles: bool| match settles {
+            true => self.settle(call.order.stream, watch),
+            false => Ok(()),
+        };
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
-                return if call.settles { self.settle(call.stream, watch) } else { Ok(()) };
+                return finished(call.order.settles);
             }
         }
         self.staging.lock().run(call, found, extents, watch, on_host)?;
-        if call.settles && found.receives { self.settle(call.stream, watch) } else { Ok(()) }
+        finished(call.order.settles && found.receives)
     }
 
     /// Wait until a stream is past all that it was given.
@@ -271,7 +275,7 @@ impl Gpu {
             root: call.root,
             scalar: call.scalar,
             fingerprint,
-            stream: DeviceStream(call.stream),
+            stream: DeviceStream(call.order.stream),
             capture: found.capture,
             is_fusable: is_fusable(call, found),
             is_plain: found.is_plain,

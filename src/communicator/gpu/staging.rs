@@ -60,7 +60,7 @@ impl Staging {
         watch: &OperationWatch,
         on_host: &mut dyn FnMut(&Call) -> Result<()>,
     ) -> Result<()> {
-        if !found.sends && !found.receives && call.stream.is_null() {
+        if !found.sends && !found.receives && call.order.stream.is_null() {
             // Host memory, and nothing to wait for: a call of the processor.
             return on_host(call);
         }
@@ -76,9 +76,9 @@ impl Staging {
             let mut copied = Ok(());
             if found.sends {
                 on_cpu.send = base;
-                copied = self.copy_in(base, call.send, input, call.stream);
+                copied = self.copy_in(base, call.send, input, call.order.stream);
             }
-            let recorded = self.arrived.record(call.stream);
+            let recorded = self.arrived.record(call.order.stream);
             self.is_loose = recorded.is_err();
             copied.and(recorded)?;
         }
@@ -91,7 +91,7 @@ impl Staging {
             let _current = self.device.enter()?;
             // The first of several copies may be under way where a later one is refused.
             let copied = self.copy_out(call, on_cpu.recv, output);
-            let recorded = self.left.record(call.stream);
+            let recorded = self.left.record(call.order.stream);
             self.is_loose = recorded.is_err();
             copied.and(recorded)?;
         }
@@ -125,7 +125,7 @@ impl Staging {
             let (to, from) = (call.recv.wrapping_add(offset), from.wrapping_add(offset));
             // SAFETY: the block lies in both buffers; the pinned one stays until `left` has passed,
             // the other is the caller's promise.
-            unsafe { copy(&self.device, to, from, bytes, call.stream) }
+            unsafe { copy(&self.device, to, from, bytes, call.order.stream) }
         };
         let Some(vector) = call.vector else { return copied(0, bytes) };
         if matches!(call.collective, Collective::ReduceScatter | Collective::Scatter) {

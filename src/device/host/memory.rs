@@ -27,7 +27,7 @@ pub unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, streaming: 
 
 /// Bytes below which a streaming copy's fence and its partial lines cost more than they save: a
 /// page, 64 lines.
-const STREAMED_LEAST: usize = 4096;
+pub const STREAMED_LEAST: usize = 4096;
 
 /// A copy past the cache is a union of one source: the reduction kernels already stream.
 unsafe fn stream(target: *mut u8, source: *const u8, bytes: usize) {

@@ -3,7 +3,7 @@
 
 use crate::operation::Operation;
 use crate::options::Options;
-use ringcomm::communicator::{Call, Communicator};
+use ringcomm::communicator::{Call, Communicator, Order};
 use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
             recv: rank.output.pointer().wrapping_add(set * rank.output_bytes),
             count: self.cell.count,
             op: self.cell.op,
-            stream: rank.stream.raw(),
+            order: Order::on(rank.stream.raw()),
             ..Call::new(self.cell.collective, self.cell.data_type)
         }
     }
@@ -200,7 +200,11 @@ impl<'a> Bench<'a> {
                 let one = |rank: usize| {
                     let stream = first.stream.raw();
                     // SAFETY: the buffers live as long as the graph.
-                    unsafe { self.ranks[rank].comm.call(&Call { stream, ..self.call(rank, 0) }) }
+                    unsafe {
+                        self.ranks[rank]
+                            .comm
+                            .call(&Call { order: Order::on(stream), ..self.call(rank, 0) })
+                    }
                 };
                 self.on_threads(one)?;
             }
@@ -243,7 +247,7 @@ impl<'a> Bench<'a> {
             let (mut want, mut got) = (vec![0x5au8; bytes], vec![0x5au8; bytes]);
             let call = self.call(rank, 0);
             let on_host = Call { send: input.as_ptr(), recv: want.as_mut_ptr(), ..call.clone() };
-            let on_host = Call { stream: std::ptr::null_mut(), ..on_host };
+            let on_host = Call { order: Order::default(), ..on_host };
             let moved = |to, from| {
                 let _current = mine.device.enter()?;
                 // SAFETY: all buffers have the bytes, until the stream is synchronized.

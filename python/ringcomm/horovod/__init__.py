@@ -1,0 +1,8 @@
+"""Horovod's interface on ringcomm, for programs that were written for Horovod.
+
+    import ringcomm.horovod.torch as hvd         # was: import horovod.torch as hvd
+
+What such a program calls is in `ringcomm.horovod.torch` under Horovod's names, and means the same.
+Calls are made in the same order on every rank: ringcomm does not wait for a name to come up
+everywhere, and says so where ranks disagree.
+"""

@@ -1,0 +1,55 @@
+"""Horovod's interface for TensorFlow 2: `import ringcomm.horovod.tensorflow as hvd`.
+
+    hvd.init()
+    tape = hvd.DistributedGradientTape(tape)
+    hvd.broadcast_variables(model.variables, root_rank=0)
+
+For `model.fit` there is `ringcomm.horovod.tensorflow.keras`. Calls run on the CPU, outside of XLA:
+compile with `jit_compile=False`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..job import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    missing,
+    rank,
+    shutdown,
+    size,
+)
+from .calls import (
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    barrier,
+    broadcast,
+    broadcast_object,
+    broadcast_variables,
+    grouped_allreduce,
+)
+from .gradients import DistributedGradientTape
+
+__all__ = [
+    "Average", "Compression", "DistributedGradientTape", "Max", "Min", "Product", "Sum",
+    "allgather", "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object",
+    "broadcast_variables", "cross_rank", "cross_size", "grouped_allreduce", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)

@@ -1,0 +1,221 @@
+"""`ringcomm.horovod.tensorflow`, called as programs that were written for Horovod call it."""
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+# Before TensorFlow is loaded: no GPU is looked for, and nothing is said about it.
+os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import ringcomm.horovod.tensorflow as hvd  # noqa: E402
+import ringcomm.horovod.tensorflow.keras as khvd  # noqa: E402
+from ranks_in_processes import run  # noqa: E402
+
+RANKS = 3
+
+
+def joined(body, *arguments):
+    """What a rank does between `init` and `shutdown`."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    hvd.init()
+    try:
+        return body(*arguments)
+    finally:
+        hvd.shutdown()
+
+
+def check(body):
+    """The same in eager code and in a graph."""
+    body()
+    tf.function(body)()
+
+
+def reductions():
+    rank = hvd.rank()
+    assert hvd.size() == hvd.local_size() == RANKS and hvd.local_rank() == rank
+    mine = tf.fill([2, 3], rank + 1.0)
+
+    def body():
+        results = [hvd.allreduce(mine), hvd.allreduce(mine, average=False)]
+        results += [hvd.allreduce(mine, op=op) for op in (hvd.Product, hvd.Min, hvd.Max)]
+        results.append(hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0))
+        results.append(hvd.allreduce(mine + 2**-20, compression=hvd.Compression.fp16))
+        for result, expected in zip(results, (2, 6, 6, 1, 3, 12, 2)):
+            tf.debugging.assert_equal(result, tf.fill([2, 3], float(expected)))
+        both = hvd.grouped_allreduce([mine, tf.constant([rank, 5])], op=hvd.Sum)
+        tf.debugging.assert_equal(both[1], [3, 15])
+        assert both[0].shape == (2, 3)
+
+    check(body)
+
+
+def moves():
+    rank = hvd.rank()
+    mine = tf.fill([rank, 2], float(rank))
+
+    def body():
+        tf.debugging.assert_equal(hvd.allgather(mine), [[1.0, 1], [2, 2], [2, 2]])
+        tf.debugging.assert_equal(hvd.broadcast(tf.constant([rank, 7]), root_rank=1), [1, 7])
+
+    check(body)
+    hvd.barrier()
+    assert hvd.allgather_object({"rank": rank})[2] == {"rank": 2}
+    assert hvd.broadcast_object(["it", rank], root_rank=2) == ["it", 2]
+    variables = [tf.Variable([float(rank)]), tf.Variable(rank)]
+    hvd.broadcast_variables(variables, root_rank=2)
+    assert [float(np.sum(one)) for one in variables] == [2, 2]
+
+
+def tapes():
+    rank = hvd.rank()
+    weight, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.zeros([4, 2]))
+    unused = tf.Variable(0.0)
+
+    def gradients(**settings):
+        with hvd.DistributedGradientTape(tf.GradientTape(), **settings) as tape:
+            rows = tf.gather(table, [rank, 3])
+            loss = tf.reduce_sum(weight * (rank + 1)) + tf.reduce_sum(2 * rows)
+        return tape.gradient(loss, [weight, table, unused])
+
+    def body():
+        found = gradients()
+        tf.debugging.assert_equal(found[0], [2.0, 2.0])
+        assert isinstance(found[1], tf.IndexedSlices) and found[2] is None
+        third = tf.fill([2], 2 / 3)
+        expected = tf.stack([third, third, third, 3 * third])
+        tf.debugging.assert_near(tf.convert_to_tensor(found[1]), expected)
+        dense = gradients(sparse_as_dense=True, op=hvd.Sum)[1]
+        assert isinstance(dense, tf.Tensor)
+        tf.debugging.assert_near(dense, 3 * expected)
+
+    check(body)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(hvd.allreduce(weight, op=hvd.Sum) * (rank + 1))
+    tf.debugging.assert_equal(tape.gradient(loss, weight), [6.0, 6.0])
+
+
+def refusals():
+    with pytest.raises(AttributeError, match="from-horovod"):
+        print(hvd.Adasum)
+    with pytest.raises(ValueError, match="neither"):
+        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max)
+
+
+@pytest.mark.parametrize(
+    "body", [reductions, moves, tapes, refusals], ids=lambda body: body.__name__
+)
+def test_calls(body):
+    run(RANKS, joined, body)
+
+
+def network(seed=1):
+    tf.keras.utils.set_random_seed(seed)
+    layers = [tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(3)]
+    model = tf.keras.Sequential([tf.keras.Input((5,)), *layers])
+    return model
+
+
+def data():
+    random = np.random.default_rng(5)
+    return random.random((24, 5), np.float32), random.integers(0, 3, 24)
+
+
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy
+RATE, EPOCHS = 0.2, 3
+
+
+def by_tape():
+    """As Horovod's tensorflow2 examples train."""
+    model, (x, y) = network(1 + hvd.rank()), data()
+    optimizer, loss_of = tf.keras.optimizers.SGD(RATE, 0.9), LOSS(from_logits=True)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        tape = hvd.DistributedGradientTape(tape)
+        found = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(found, model.trainable_variables))
+        return loss
+
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    for _ in range(EPOCHS):
+        step(x[hvd.rank() :: RANKS], y[hvd.rank() :: RANKS])
+    return model.get_weights()
+
+
+def by_fit():
+    """As Horovod's Keras examples train."""
+    model, (x, y) = network(1 + khvd.rank()), data()
+    optimizer = khvd.DistributedOptimizer(tf.keras.optimizers.SGD(RATE, 0.9))
+    assert isinstance(optimizer, tf.keras.optimizers.SGD)
+    model.compile(optimizer, LOSS(from_logits=True), jit_compile=False)
+    seen = []
+    callbacks = [
+        khvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        khvd.callbacks.MetricAverageCallback(),
+        tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(logs["loss"])),
+    ]
+    mine = slice(khvd.rank(), None, RANKS)
+    model.fit(
+        x[mine], y[mine], 24, EPOCHS, verbose=0, shuffle=False, callbacks=callbacks
+    )  # fmt: skip
+    assert khvd.allgather_object(seen) == [seen] * RANKS
+    return model.get_weights()
+
+
+def alone():
+    """One process on the full batch; apart, since a process that has used TensorFlow must not be
+    forked."""
+    model, (x, y) = network(), data()
+    model.compile(tf.keras.optimizers.SGD(RATE, 0.9), LOSS(from_logits=True), jit_compile=False)
+    model.fit(x, y, 24, EPOCHS, verbose=0, shuffle=False)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("body", [by_tape, by_fit], ids=lambda body: body.__name__)
+def test_it_trains_as_one_process_does(body):
+    expected = run(1, alone)[0]
+    for found in run(RANKS, joined, body):
+        for one, other in zip(found, expected):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def warmed():
+    model, (x, y) = network(), data()
+    model.compile(tf.keras.optimizers.SGD(9.0), LOSS(from_logits=True), jit_compile=False)
+    rates = []
+    callbacks = [
+        khvd.callbacks.LearningRateWarmupCallback(initial_lr=9.0, warmup_epochs=2),
+        tf.keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: rates.append(
+                float(model.optimizer.learning_rate)
+            )
+        ),
+    ]
+    model.fit(x, y, 12, 3, verbose=0, callbacks=callbacks)
+    return rates
+
+
+def test_learning_rates_warm_up():
+    # From a third to all of it in two epochs of two batches.
+    assert run(RANKS, joined, warmed) == [pytest.approx([3, 4.5, 6, 7.5, 9, 9])] * RANKS
+
+
+def test_the_program_in_the_documentation(tmp_path):
+    page = Path(__file__).resolve().parents[3] / "docs/python/from-horovod.md"
+    texts = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
+    (program,) = [text for text in texts if "import tensorflow" in text]
+    (tmp_path / "program.py").write_text(program)
+    run(2, started, str(tmp_path / "program.py"))
+
+
+def started(program):
+    runpy.run_path(program)

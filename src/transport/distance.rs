@@ -1,0 +1,116 @@
+//! How far a peer's core is: whether what is sent to it should lie in this core's cache or in
+//! memory.
+//!
+//! The one idea: a sender reads its receiver's counter once a lap of the ring, and the receiver's
+//! core wrote that line last, so the time of this one load is what a line takes to cross. From a
+//! near core, which shares a cache, that is less than from memory; from a far one it is more, and
+//! then payloads are better written past the cache: the sender need not fetch the slot's lines, and
+//! the receiver reads them from memory.
+
+use crate::clock;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Nanoseconds for a line between near cores and far ones, where one machine has both by turns: 42
+/// to 94, and 190 to 226 (`benches/results/far-2026-11-21.txt`). Where a machine's distances are
+/// others, the wrong side of it costs time, never a result.
+const FAR_NS: f64 = 140.0;
+
+/// Whether every peer of a new communicator counts as far, for tests.
+static ALL_ARE_FAR: AtomicBool = AtomicBool::new(false);
+
+/// Let every peer of communicators that are made from now on be far, whatever loads say; for tests.
+pub fn assume_far(far: bool) {
+    // Relaxed: who sets it makes the communicators.
+    ALL_ARE_FAR.store(far, Relaxed);
+}
+
+/// What a sender knows of the way to its receiver.
+#[derive(Clone, Copy, Debug)]
+pub struct Distance {
+    is_far: bool,
+    is_assumed: bool,
+    /// The load before was on the other side of the line.
+    doubts: bool,
+}
+
+impl Default for Distance {
+    fn default() -> Distance {
+        // Relaxed: see `assume_far`.
+        let assumed = ALL_ARE_FAR.load(Relaxed);
+        Distance { is_far: assumed, is_assumed: assumed, doubts: false }
+    }
+}
+
+impl Distance {
+    pub fn is_far(&self) -> bool {
+        self.is_far
+    }
+
+    /// Load a line of the receiver's, and learn from the time if there was news in it: without, the
+    /// line was still in this core's cache.
+    pub fn timed<T>(&mut self, limit: Ticks, load: impl FnOnce() -> Option<T>) -> Option<T> {
+        let begun = clock::ticks_after_loads();
+        let value = load();
+        let took = clock::ticks_after_loads().wrapping_sub(begun);
+        if value.is_some() && !self.is_assumed {
+            self.learn(took > limit.0);
+        }
+        value
+    }
+
+    /// One load may have been interrupted, two in a row hardly.
+    fn learn(&mut self, was_far: bool) {
+        let differs = was_far != self.is_far;
+        if differs && self.doubts {
+            self.is_far = was_far;
+        }
+        self.doubts = differs && !self.doubts;
+    }
+}
+
+/// [`FAR_NS`] on this machine's counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticks(u64);
+
+impl Ticks {
+    pub fn new() -> Ticks {
+        Ticks((FAR_NS / clock::nanoseconds_per_tick()) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_loads_in_a_row_change_the_distance() {
+        let mut distance = Distance::default();
+        let mut after = |far: &[bool]| {
+            far.iter().for_each(|far| distance.learn(*far));
+            distance.is_far()
+        };
+        assert!(!after(&[]) && !after(&[false, true, false, true, false]));
+        assert!(after(&[true, true]) && after(&[false, true, false, true]));
+        assert!(!after(&[false, false]) && !after(&[true]));
+    }
+
+    #[test]
+    fn what_takes_longer_than_the_limit_is_far() {
+        clock::start();
+        let mut distance = Distance::default();
+        let mut load = |time: u64, news: bool| {
+            for _ in 0..2 {
+                let begun = clock::ticks();
+                distance.timed(Ticks(1 << 20), || {
+                    while clock::ticks().wrapping_sub(begun) < time {}
+                    news.then_some(())
+                });
+            }
+            distance.is_far()
+        };
+        assert!(!load(1 << 22, false) && load(1 << 22, true));
+        assert!(load(0, false));
+        let limit = Ticks::new().0;
+        assert!((1..10_000).contains(&limit), "{limit} ticks");
+    }
+}
