@@ -112,6 +112,8 @@ entry_points! {
     module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
     launch = "cuLaunchKernel"
         (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void, *mut *mut c_void);
+    launch_cooperative = "cuLaunchCooperativeKernel"
+        (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void);
 }
 
 /// An entry point's address; `symbol` ends with a NUL.

@@ -6,7 +6,7 @@
 
 #[path = "../../../kernels/abi.rs"]
 #[allow(dead_code)]
-mod abi;
+pub mod abi;
 mod context;
 mod driver;
 mod event;
@@ -17,8 +17,9 @@ mod memory;
 pub use context::{Current, Device};
 pub use driver::{Address, Driver, Stream};
 pub use event::{Capture, Event, OwnedStream, Recording, Replay, check_stream, wait};
+pub(crate) use fused::tile;
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
-pub use kernels::Kernels;
+pub use kernels::{Family, Grid, Kernels};
 pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.
