@@ -207,7 +207,8 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
     let together = links.one_process() && topology.nhosts() == 1;
-    let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together);
+    let name = bootstrap::rendezvous_name(id);
+    let gpu = Gpu::seated(seated, (rank, map.nranks), &name, together, config);
     let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
     warn(gpu.as_ref(), rank, config);
     // A communicator that is made from this one has the same device.
@@ -255,11 +256,11 @@ fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
 
 /// Say why calls on devices take the long way, where they do.
 fn warn(gpu: Option<&Gpu>, rank: usize, config: &Config) {
-    if let Some(warning) = gpu.and_then(|gpu| gpu.warning.as_ref())
+    if let Some((gpu, warning)) = gpu.and_then(|gpu| Some((gpu, gpu.warning.as_ref()?)))
         && config.debug > 0
     {
-        let what = "calls go through pinned memory, as a probe of the devices failed";
-        let _ = writeln!(stderr(), "ringcomm: rank {rank}: {what}: {warning}");
+        let how = gpu.transport();
+        let _ = writeln!(stderr(), "ringcomm: rank {rank}: calls on devices are {how}: {warning}");
     }
 }
 

@@ -1,32 +1,41 @@
 //! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
 //!
-//! There are two ways. Where all ranks of a communicator are threads of this process and reach each
-//! other's memory, they meet at a [`desk`]: the last one launches kernels for all, between events
-//! of every rank's stream. Everywhere else a call goes through pinned host memory and the
-//! collectives of the processor ([`staging`]), which is right with any mixture of ranks. Neither
-//! lets a device wait for work that is not submitted yet, so neither can hang a hardware queue.
+//! There are three ways. Where all ranks of a communicator are threads of this process and reach
+//! each other's memory, they meet at a [`desk`]: the last one launches kernels for all. Ranks on a
+//! device each are a [`company`], whose kernels wait for each other; others have kernels that wait
+//! for nothing, between events of every rank's stream. Everywhere else a call goes through pinned
+//! host memory and the collectives of the processor ([`staging`]), which is right with any mixture
+//! of ranks.
 #![allow(unsafe_code)]
 
 mod calls;
+mod choice;
+mod company;
 mod conclude;
 mod desk;
 mod messages;
 mod probe;
 mod staging;
+mod trial;
 
 pub use messages::Posted;
 
 use super::call::{Call, Extents};
-use super::watch::OperationWatch;
+use super::introduction::forced_algorithm;
+use super::watch::{OperationWatch, Watched};
+use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
+use crate::executor::flags::{Ending, Way};
 use crate::plan::Collective;
 use crate::sync::Mutex;
+use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::thread::ThreadId;
+use std::time::Duration;
 
 /// What a rank on a device has of it.
 pub(super) struct Gpu {
@@ -95,6 +104,7 @@ impl Gpu {
         (rank, nranks): (usize, usize),
         name: &[u8],
         together: bool,
+        config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
@@ -102,6 +112,12 @@ impl Gpu {
         let mut warning = None;
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
+            let asked = Asked {
+                algorithm: forced_algorithm(config)?,
+                deterministic: config.deterministic,
+                buffer_bytes: config.buffer_bytes,
+                timeout: Duration::from_millis(config.timeout_ms),
+            };
             warning = desk.sit(
                 rank,
                 Sitting {
@@ -109,6 +125,7 @@ impl Gpu {
                     kernels: kernels.clone(),
                     before: event()?,
                     after: event()?,
+                    asked,
                 },
                 seated.maker,
             );
@@ -117,15 +134,44 @@ impl Gpu {
         Ok(Some(Gpu { device, rank, kernels, staging, desk, warning }))
     }
 
-    /// How calls on device memory run here, in words.
+    /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
         match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
             (Some(Reach::All), Some(_)) => "cuda fused",
-            // In C a name has 31 bytes.
             (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
+            (Some(Reach::Refused), _) => "cuda pinned (no peer access)",
             (_, Some(_)) => "cuda through pinned host memory",
             (_, None) => "cuda through pinned host memory (no kernels in this build)",
         }
+    }
+
+    /// The same for a call on memory that all devices reach, with the algorithm and its modelled
+    /// time where it is not the host's.
+    pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, f64)>) {
+        let chosen = self.desk.as_ref().and_then(|desk| desk.explain(call));
+        match chosen {
+            None => (self.transport(), None),
+            Some((Chosen { way, predicted_us }, is_together)) => {
+                let algorithm = match way {
+                    Way::OneShot => Algorithm::OneShot,
+                    Way::Pieces => Algorithm::TwoShot,
+                    Way::Plan(algorithm) => algorithm,
+                };
+                let transport = if is_together { "cuda cooperative" } else { "cuda flags" };
+                (transport, Some((algorithm.name(), predicted_us)))
+            }
+        }
+    }
+
+    /// End the kernels of all ranks that wait for each other, and let none begin.
+    pub fn stop(&self) {
+        self.desk.iter().for_each(|desk| desk.stop());
+    }
+
+    /// Where and why a kernel of this rank has ended before its time, if it was not told to: the
+    /// rank that it waited for, for how long, and what it waited for.
+    pub fn lateness(&self) -> Option<Ending> {
+        self.desk.as_ref().and_then(|desk| desk.ending(self.rank)).filter(Ending::is_late)
     }
 
     /// Look where a call's buffers are, and whether it can run at all.
@@ -170,7 +216,11 @@ impl Gpu {
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
-                return if call.settles { self.settle(call.stream, watch) } else { Ok(()) };
+                if call.settles {
+                    self.settle(call.stream, watch)?;
+                    return watch.watched.lateness(Some(self)).map_or(Ok(()), Err);
+                }
+                return Ok(());
             }
         }
         self.staging.lock().run(call, found, extents, watch, on_host)?;
@@ -203,6 +253,20 @@ impl Gpu {
             is_plain: found.is_plain,
             thread: std::thread::current().id(),
         }
+    }
+}
+
+impl Watched {
+    /// The error of a kernel of this rank's that waited too long.
+    pub(super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {
+        let (gpu, ending) = gpu.and_then(|gpu| Some((gpu, gpu.lateness()?)))?;
+        Some(Error::Timeout {
+            rank: gpu.rank,
+            peer: self.who(ending.peer()),
+            operation: Operation::aside(&format!("on CUDA device {}", gpu.device.ordinal)),
+            waited_ms: self.timeout.as_millis() as u64,
+            peer_state: ending.to_string().into(),
+        })
     }
 }
 
