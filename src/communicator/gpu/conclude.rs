@@ -61,7 +61,7 @@ pub fn conclude(state: &mut State, last: usize) -> Verdict {
         if is_here { last } else { *leader }
     };
     let leaders: Vec<usize> = leaders.iter().map(leader_of).collect();
-    let is_within_reach = *reach == Reach::All;
+    let is_within_reach = matches!(reach, Reach::All | Reach::Memory);
     let outcome = work(&parties, &leaders, is_within_reach, company.as_mut());
     outcome.map_or_else(Verdict::Failed, Verdict::Met)
 }

@@ -83,6 +83,8 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     All,
+    /// They do, but kernels that wait for each other have failed when they were tried.
+    Memory,
     /// There are no kernels.
     No,
     /// The driver refuses, or what passes does not arrive as it was.
@@ -296,17 +298,16 @@ impl State {
                 Err(error) => Some((Reach::Failed, Some(error))),
             }
         };
-        let (reach, mut error) = match has_kernels {
+        let (mut reach, mut error) = match has_kernels {
             true => others.find_map(probe).unwrap_or((Reach::All, None)),
             false => (Reach::No, None),
         };
         let mut company = None;
         if reach == Reach::All {
-            // Without it, kernels that wait for nothing do.
-            company = Company::found(&sittings, leaders.len()).unwrap_or_else(|why| {
-                error = Some(why);
-                None
-            });
+            match Company::found(&sittings, leaders.len()) {
+                Ok(found) => company = found,
+                Err(why) => (reach, error) = (Reach::Memory, Some(why)),
+            }
         }
         (self.reach, self.leaders, self.company) = (reach, leaders, company);
         error

@@ -138,6 +138,7 @@ impl Gpu {
     pub fn transport(&self) -> &'static str {
         match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
             (Some(Reach::All), Some(_)) => "cuda fused",
+            (Some(Reach::Memory), Some(_)) => "cuda fused (a trial failed)",
             (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
             (Some(Reach::Refused), _) => "cuda pinned (no peer access)",
             (_, Some(_)) => "cuda through pinned host memory",
