@@ -240,7 +240,7 @@ fn what_a_killed_agent_left_over_is_removed() {
     assert_eq!(folder.entries().len(), 2, "{:?}", folder.entries());
 }
 
-/// The threads of this process by that name.
+/// The threads of this process by that name, which a thread gives itself after it has started.
 fn status_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
@@ -268,6 +268,10 @@ fn a_process_serves_its_socket_from_its_first_communicator_to_its_last() {
     let socket = folder.join(format!("rank.{}", std::process::id()));
     for _ in 0..2 {
         let mut ranks = Communicator::init_all(3, &config).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while status_threads() == 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!(status_threads(), 1);
         let rows = ask(&socket, "table");
         assert_eq!(rows.lines().count(), 3, "{rows}");
