@@ -143,3 +143,62 @@ pub fn choose(
     }
     Ok(best)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{DataType, ReduceOp};
+
+    fn call(count: usize, data_type: DataType) -> Call {
+        let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
+        Call { collective, root: 0, count, data_type, op, is_plain: true }
+    }
+
+    fn asked(algorithm: Option<Algorithm>, deterministic: bool) -> Asked {
+        let (buffer_bytes, timeout) = (4 << 20, Duration::from_secs(1));
+        Asked { algorithm, deterministic, buffer_bytes, timeout }
+    }
+
+    /// What eight ranks do where `does` says what there is.
+    fn way(call: Call, asked: Asked, does: impl Fn(Way) -> bool) -> Option<Way> {
+        let chosen = choose(&call, 8, (&asked, &Pace::default()), |way| Ok(does(way)));
+        chosen.unwrap().map(|chosen| chosen.way)
+    }
+
+    #[test]
+    fn small_calls_are_one_shot_and_large_ones_are_not() {
+        let free = asked(None, false);
+        assert_eq!(way(call(8, DataType::Int32), free, |_| true), Some(Way::OneShot));
+        let large = way(call(1 << 24, DataType::Int32), free, |_| true);
+        assert_eq!(large, Some(Way::Pieces));
+        // A slow link moves the border down: the flags of lines cost more.
+        let slow = Pace { us_per_byte: 1.0, ..Pace::default() };
+        let chosen = choose(&call(64, DataType::Int32), 8, (&free, &slow), |_| Ok(true));
+        assert_eq!(chosen.unwrap().unwrap().way, Way::Pieces);
+    }
+
+    #[test]
+    fn sums_that_round_keep_the_serial_order_unless_asked_otherwise() {
+        let not_pieces = |way| way != Way::Pieces && way != Way::OneShot;
+        let chosen = way(call(1 << 24, DataType::Float32), asked(None, false), not_pieces);
+        assert_eq!(chosen, Some(Way::Plan(Algorithm::TwoShot)));
+        let ring = Some(Algorithm::Ring);
+        let chosen = way(call(1 << 24, DataType::Float32), asked(ring, false), |_| true);
+        assert_eq!(chosen, Some(Way::Plan(Algorithm::Ring)));
+        let chosen = way(call(1 << 24, DataType::Float32), asked(ring, true), |_| true);
+        assert_eq!(chosen, Some(Way::Pieces));
+    }
+
+    #[test]
+    fn what_is_asked_has_its_own_kernel_first_and_another_way_where_it_has_none() {
+        let two = asked(Some(Algorithm::TwoShot), false);
+        assert_eq!(way(call(8, DataType::Int32), two, |_| true), Some(Way::Pieces));
+        let plan = way(call(8, DataType::Int32), two, |way| way != Way::Pieces);
+        assert_eq!(plan, Some(Way::Plan(Algorithm::TwoShot)));
+        assert_eq!(
+            way(call(8, DataType::Int32), two, |way| way == Way::OneShot),
+            Some(Way::OneShot)
+        );
+        assert_eq!(way(call(8, DataType::Int32), two, |_| false), None);
+    }
+}

@@ -206,6 +206,6 @@ impl Bench {
     }
 }
 
-fn kernels<'a>(sitting: &'a Sitting) -> Result<&'a Kernels> {
+fn kernels(sitting: &Sitting) -> Result<&Kernels> {
     sitting.kernels.as_deref().ok_or_else(|| Error::Internal("a launch without kernels".into()))
 }

@@ -20,6 +20,7 @@ pub mod together;
 
 pub use control::{Control, Ending};
 pub use geometry::Geometry;
+pub use programs::Programs;
 pub use station::Station;
 
 use super::cuda::Place;

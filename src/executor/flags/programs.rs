@@ -9,7 +9,7 @@ use crate::algorithm::{self, Algorithm};
 use crate::device::cuda::{Address, abi};
 use crate::device::host::Reduction;
 use crate::error::Result;
-use crate::executor::bind::{Bound, Cut, Shape};
+use crate::executor::bind::{Bound, BoundStep, Cut, Shape};
 use crate::executor::layout::Layout;
 use crate::plan::partition::Partition;
 use crate::plan::{Collective, End, PIPELINE_DEPTH};
@@ -53,7 +53,7 @@ impl Programs {
             let shape = Shape {
                 layout: &layout,
                 element,
-                reduction: reduction.clone(),
+                reduction,
                 scales: reduces && work.op == ReduceOp::PreMulSum,
                 slot_bytes: geometry.slot_bytes,
                 pipelined: DEPTH >= PIPELINE_DEPTH,
@@ -62,13 +62,17 @@ impl Programs {
             Bound::new(&plans[rank], shape)
         };
         let bounds = (0..channels).map(bound).collect::<Result<Vec<Bound>>>()?;
-        let programs = Programs { bounds };
+        let programs = Programs::of(bounds);
         Ok(programs.fits(geometry).then_some(programs))
     }
 
+    /// Programs of plans that were bound elsewhere.
+    pub fn of(bounds: Vec<Bound>) -> Programs {
+        Programs { bounds }
+    }
+
     fn fits(&self, geometry: &Geometry) -> bool {
-        let ends =
-            |step: &crate::executor::bind::BoundStep| step.sources.len() + step.targets.len();
+        let ends = |step: &BoundStep| step.sources.len() + step.targets.len();
         let mut steps = self.bounds.iter().flat_map(|bound| &bound.steps);
         geometry.nranks <= abi::PLAN_PEERS
             && steps.all(|step| ends(step) <= abi::STEP_ENDS)
@@ -83,7 +87,7 @@ impl Programs {
     /// Bytes of the tables.
     pub fn bytes(&self) -> usize {
         let of = |bound: &Bound| {
-            let step = |step: &crate::executor::bind::BoundStep| {
+            let step = |step: &BoundStep| {
                 let ends = step.sources.len() + step.targets.len();
                 size_of::<abi::Step>()
                     + ends * size_of::<abi::End>()
@@ -102,7 +106,7 @@ impl Programs {
         let mut scratch = 0;
         for bound in &self.bounds {
             let at = |rest: &Vec<u8>| begin + rest.len() as Address;
-            let tables = TablesOf::new(bound);
+            let tables = Tables::new(bound);
             let steps = at(&rest);
             tables.steps.iter().for_each(|step| append(&mut rest, step));
             let ends = at(&rest);
@@ -144,15 +148,15 @@ pub(super) fn append<T: Copy>(bytes: &mut Vec<u8>, one: &T) {
 }
 
 /// A bound plan in the structures of the kernels.
-struct TablesOf {
+struct Tables {
     steps: Vec<abi::Step>,
     ends: Vec<abi::End>,
     spans: Vec<abi::Span>,
 }
 
-impl TablesOf {
-    fn new(bound: &Bound) -> TablesOf {
-        let mut tables = TablesOf { steps: Vec::new(), ends: Vec::new(), spans: Vec::new() };
+impl Tables {
+    fn new(bound: &Bound) -> Tables {
+        let mut tables = Tables { steps: Vec::new(), ends: Vec::new(), spans: Vec::new() };
         for step in &bound.steps {
             let finish = if step.finish { abi::FINISH } else { 0 };
             tables.steps.push(abi::Step {

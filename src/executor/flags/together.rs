@@ -117,14 +117,16 @@ fn pieces_of(
     let ends_at = content.len();
     ends.iter().for_each(|end| append(&mut content, end));
     let base = table(&mut stations[0], &content, stream)?;
-    let mut arguments = abi::ReduceArgs::default();
-    arguments.data_type = data_type as i32;
-    arguments.op = if reduces { work.op as i32 } else { 0 };
-    arguments.parts = nranks as u64;
-    arguments.tile = tile;
-    arguments.calls = base;
-    arguments.pieces = base + pieces_at as Address;
-    arguments.ends = base + ends_at as Address;
+    let mut arguments = abi::ReduceArgs {
+        data_type: data_type as i32,
+        op: if reduces { work.op as i32 } else { 0 },
+        parts: nranks as u64,
+        tile,
+        calls: base,
+        pieces: base + pieces_at as Address,
+        ends: base + ends_at as Address,
+        ..abi::ReduceArgs::default()
+    };
     let places = arguments.inline_scalars.iter_mut();
     places.zip(work.scalars).for_each(|(place, scalar)| *place = *scalar);
     Ok((data_type, arguments))
