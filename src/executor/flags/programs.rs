@@ -80,10 +80,6 @@ impl Programs {
                 <= geometry.scratch_bytes
     }
 
-    pub fn channels(&self) -> usize {
-        self.bounds.len()
-    }
-
     /// Bytes of the tables.
     pub fn bytes(&self) -> usize {
         let of = |bound: &Bound| {
@@ -134,7 +130,7 @@ impl Programs {
 }
 
 /// Channels of a call: as many as have chunks worth their flags.
-fn channels(work: &Work, geometry: &Geometry) -> usize {
+pub(super) fn channels(work: &Work, geometry: &Geometry) -> usize {
     let chunks = work.bytes() / geometry.nranks.max(1);
     match work.collective {
         Collective::Barrier => 1,

@@ -5,7 +5,7 @@
 
 use super::control::Control;
 use super::geometry::{DEPTH, FLAG, Geometry};
-use super::programs::{Programs, append};
+use super::programs::{Programs, append, channels};
 use super::tables::{self, Tables};
 use super::{Way, Work};
 use crate::device::cuda::{
@@ -296,17 +296,18 @@ impl Station {
         algorithm: crate::algorithm::Algorithm,
         stream: Stream,
     ) -> Result<(Address, u32)> {
+        let channels = channels(work, &self.geometry);
+        let mut name = Vec::new();
+        append(&mut name, &[work.collective as u64, algorithm as u64, work.root as u64]);
+        append(&mut name, &[work.count as u64, work.data_type as u64, work.op as u64]);
+        if let Some(address) = self.tables.find(&name) {
+            return Ok((address, channels as u32));
+        }
         let Some(programs) = Programs::bind(work, algorithm, self.rank, &self.geometry)? else {
             return Err(Error::Internal(format!("{algorithm} does not do {:?}", work.collective)));
         };
-        let mut name = Vec::new();
-        let shape = [work.collective as u64, algorithm as u64, work.root as u64];
-        append(&mut name, &shape);
-        append(&mut name, &[work.count as u64, work.data_type as u64, work.op as u64]);
-        let (bytes, channels) = (programs.bytes(), programs.channels() as u32);
-        let address =
-            self.table(&name, stream, bytes, |base, place| programs.write(base, place))?;
-        Ok((address, channels))
+        let fill = |base, place: &mut [u8]| programs.write(base, place);
+        Ok((self.table(&name, stream, programs.bytes(), fill)?, channels as u32))
     }
 
     /// A table's address; where there is no room any more, all make room.

@@ -35,6 +35,11 @@ impl Tables {
         Ok(Tables { device, mirror, memory, used: 0, kept: 0, known })
     }
 
+    /// The table of that name, if it is there.
+    pub fn find(&self, name: &[u8]) -> Option<Address> {
+        self.known.get(name).copied()
+    }
+
     /// The address of the table of that name, made by `fill` for where it will lie if it is not
     /// there; `None` where there is no room. The context is current.
     pub fn place(
@@ -44,8 +49,8 @@ impl Tables {
         bytes: usize,
         fill: impl FnOnce(Address, &mut [u8]),
     ) -> Result<Option<Address>> {
-        if let Some(address) = self.known.get(name) {
-            return Ok(Some(*address));
+        if let Some(address) = self.find(name) {
+            return Ok(Some(address));
         }
         if bytes > BYTES - self.used {
             return Ok(None);
