@@ -7,6 +7,7 @@ use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slo
 use super::{Bench, fake, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, deferred};
 use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::{Event, Recording, wait};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -21,7 +22,7 @@ fn cases(nranks: usize, seed: u64) -> Vec<Prepared> {
     let mut random = Random(seed);
     let mut cases = vec![Case::new(Collective::Barrier, nranks, 0, DataType::Uint8)];
     for collective in REDUCING.into_iter().chain(COPYING) {
-        for bytes in [0, 1, 40, 3000, 30_000] {
+        for bytes in [0usize, 1, 40, 3000, 30_000] {
             let data_type = random.pick(&DataType::ALL);
             let supported = |op: &_| ringcomm::types::ReduceOp::supports(*op, data_type);
             let op = random.pick(&operations().filter(supported).collect::<Vec<_>>());
@@ -114,11 +115,11 @@ fn communicators_share_devices_in_any_order() {
             scope.spawn(|| {
                 on_seats(&seats, &config, |comm, bench| {
                     let floats = Floats::new(bench, &[1.0; 3000]);
-                    for _ in 0..60 {
+                    for _ in 0..40 {
                         // SAFETY: the memory lives until it is read.
                         unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
                     }
-                    let want = (seats.len() as f32).powi(60);
+                    let want = (seats.len() as f32).powi(40);
                     assert_eq!(floats.read(bench), vec![want; 3000]);
                 });
             });
@@ -144,28 +145,44 @@ fn launches_follow_each_other_over_streams() {
     });
 }
 
-/// A graph for each rank's stream, replayed by each rank.
+/// All streams in one graph; and one whose streams have a graph each is refused.
 #[test]
-fn every_stream_has_a_graph_of_its_own() {
+fn all_streams_have_one_graph() {
     let Some(seats) = alone() else { return };
-    for name in [None, Some("ring"), Some("twoshot")] {
-        let config = Config { algorithm: name.map(String::from), ..config() };
-        on_seats(&seats, &config, |comm, bench| {
-            let floats = Floats::new(bench, &[1.0; 2000]);
-            let replay = bench.stream.capture(|| {
-                // SAFETY: the memory lives as long as the graph.
-                unsafe { comm.call(&sum(&floats, bench)) }
-            });
-            let replay = replay.unwrap();
-            let mut want = 1.0;
-            for _ in 0..4 {
-                replay.launch(&bench.stream).unwrap();
-                // SAFETY: as above.
-                unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
-                want *= (comm.nranks() * comm.nranks()) as f32;
-                assert_eq!(floats.read(bench), vec![want; 2000]);
-            }
+    for name in ["oneshot", "twoshot", "ring"] {
+        let config = Config { algorithm: Some(name.into()), ..config() };
+        let ranks = Communicator::init_all_on(&seats, &config).unwrap();
+        let ranks: Vec<Arc<Communicator>> = ranks.into_iter().map(Arc::new).collect();
+        let benches: Vec<Bench> = (0..seats.len()).map(|one| Bench::new(one as i32)).collect();
+        let floats = benches.iter().map(|bench| Floats::new(bench, &[1.0; 200])).collect();
+        let all = (ranks, benches, floats);
+        let (_, benches, floats) = &all;
+        let alone = benches[0].stream.capture(|| call_both(&all)).err().expect("one is captured");
+        assert!(alone.to_string().contains("not all ranks' streams are in one capture"), "{alone}");
+        let event = |bench: &Bench| Event::new(&bench.device, Recording::Moment).unwrap();
+        let (fork, joins) = (event(&benches[0]), benches.iter().map(event).collect::<Vec<_>>());
+        let replay = benches[0].stream.capture(|| {
+            fork.record(benches[0].stream.raw())?;
+            benches[1..].iter().try_for_each(|bench| wait(bench.stream.raw(), &fork))?;
+            call_both(&all)?;
+            benches[1..].iter().zip(&joins).try_for_each(|(bench, join)| {
+                join.record(bench.stream.raw())?;
+                wait(benches[0].stream.raw(), join)
+            })
         });
+        let replay = replay.unwrap();
+        // A call of the same shape before the graph is launched for the first time.
+        call_both(&all).unwrap();
+        let mut want = seats.len() as f32;
+        for _ in 0..3 {
+            benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
+            replay.launch(&benches[0].stream).unwrap();
+            benches[0].stream.synchronize().unwrap();
+            want *= seats.len() as f32;
+            for (floats, bench) in floats.iter().zip(benches) {
+                assert_eq!(floats.read(bench), vec![want; 200], "{name}");
+            }
+        }
     }
 }
 

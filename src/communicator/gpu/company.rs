@@ -4,13 +4,14 @@
 //! A device's kernel that waits must not be behind what it waits for. So nobody shares a device
 //! with another rank's waiting kernel; one thread launches the kernels of a call on all devices,
 //! under a lock of the process, so that calls of several communicators come to all devices in one
-//! order, whatever queues their streams share; and a kernel leaves half of its device to others.
+//! order, whatever queues their streams share; and a kernel leaves half of its device to others: to the
+//! streams that its peers may wait for, and to a second communicator's, not to any number of them.
 #![allow(unsafe_code)]
 
 use super::choice::{Asked, Chosen, Pace, choose};
 use super::desk::{Arrival, Sitting};
 use super::trial;
-use crate::device::cuda::{Address, Capture, DeviceMemory, Kernels, OwnedStream, Stream};
+use crate::device::cuda::{Address, Capture, DeviceMemory, Event, Kernels, OwnedStream, Stream};
 use crate::error::Result;
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Geometry, Station, Way, Work, together};
@@ -24,7 +25,11 @@ use std::time::Duration;
 /// Held while the kernels of one call are given to several devices.
 static LAUNCHES: Mutex<()> = Mutex::new(());
 
-/// No other call is given to several devices meanwhile.
+/// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
+const MOST_WAYS: usize = 4096;
+
+/// No other call is given to several devices meanwhile, and no memory of waiting kernels comes or
+/// goes: the driver may wait for kernels then.
 pub fn in_one_order() -> MutexGuard<'static, ()> {
     LAUNCHES.lock()
 }
@@ -61,6 +66,17 @@ pub struct Part<'a> {
     pub kernels: &'a Kernels,
     pub stream: Stream,
     pub capture: Capture,
+    /// Recorded before and after it.
+    pub around: Option<&'a [Event; 2]>,
+}
+
+impl Part<'_> {
+    /// Record the moment before the launch, or after it.
+    fn record(&self, after: usize) -> Result<()> {
+        let Some(around) = self.around else { return Ok(()) };
+        let _current = self.kernels.device().enter()?;
+        around[after].record(self.stream)
+    }
 }
 
 /// The ranks of a communicator, ready to launch.
@@ -95,7 +111,11 @@ impl Company {
         };
         let streams =
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
-        let stations = stations(sittings, geometry, sittings[0].asked.timeout, &streams)?;
+        let stations = {
+            // To allocate may wait for kernels, and those for launches that must not wait for it.
+            let _one_order = in_one_order();
+            stations(sittings, geometry, sittings[0].asked.timeout, &streams)?
+        };
         let (pace, ways) = (Pace::default(), HashMap::default());
         let mut company = Company { stations, is_together, asked, pace, ways };
         company.pace = trial::run(&mut company, sittings, &streams)?;
@@ -124,6 +144,9 @@ impl Company {
         if let Some(way) = self.ways.get(&call) {
             return Ok(*way);
         }
+        if self.ways.len() >= MOST_WAYS {
+            self.ways.clear();
+        }
         let places = vec![Place::default(); self.nranks()];
         let scalars = vec![1.0; self.nranks()];
         let does = |way| {
@@ -141,14 +164,20 @@ impl Company {
     /// The buffers that `work` names are valid until the streams have passed.
     pub unsafe fn launch(&mut self, parts: &[Part], leader: usize, work: &Work) -> Result<()> {
         let outcome = if self.is_together {
-            let Part { kernels, stream, capture } = parts[leader];
-            // SAFETY: the caller's promise.
-            unsafe { together::launch(&mut self.stations, kernels, work, stream, capture) }
+            let part @ Part { kernels, stream, capture, .. } = parts[leader];
+            part.record(0)
+                // SAFETY: the caller's promise.
+                .and_then(|()| unsafe {
+                    together::launch(&mut self.stations, kernels, work, stream, capture)
+                })
+                .and_then(|()| part.record(1))
         } else {
             let mut all = self.stations.iter_mut().zip(parts);
             all.try_for_each(|(station, part)| {
+                part.record(0)?;
                 // SAFETY: the caller's promise.
-                unsafe { station.launch(part.kernels, work, part.stream, part.capture) }
+                unsafe { station.launch(part.kernels, work, part.stream, part.capture)? };
+                part.record(1)
             })
         };
         // Those that were launched wait for those that were not.
@@ -186,5 +215,7 @@ impl Drop for Company {
         if !self.stations.iter().all(Station::is_at_rest) {
             self.stations.drain(..).for_each(Station::give_up);
         }
+        let _one_order = in_one_order();
+        self.stations.clear();
     }
 }

@@ -33,7 +33,7 @@ impl<'a> Party<'a> {
     /// Where its kernels that wait are launched.
     fn part(&self) -> Result<Part<'a>> {
         let (kernels, stream) = (self.kernels()?, self.arrival.stream.0);
-        Ok(Part { kernels, stream, capture: self.arrival.capture })
+        Ok(Part { kernels, stream, capture: self.arrival.capture, around: None })
     }
 
     fn shares_stream(&self, other: &Party) -> bool {
@@ -78,7 +78,7 @@ fn work(
         let arrivals: Vec<&Arrival> = parties.iter().map(|party| party.arrival).collect();
         let call = Call::of(&arrivals);
         if let Some(chosen) = company.way(call)? {
-            check_capture(parties, None, !company.is_together())?;
+            check_capture(parties, None)?;
             let places: Vec<Place> = arrivals.iter().map(|arrival| arrival.place).collect();
             let scalars: Vec<f64> = arrivals.iter().map(|arrival| arrival.scalar).collect();
             let work = call.work(chosen.way, &places, &scalars);
@@ -87,7 +87,7 @@ fn work(
         }
     }
     unfit = unfit.or_else(|| unfit_for_one(parties, leaders.len()));
-    check_capture(parties, unfit, false)?;
+    check_capture(parties, unfit)?;
     if unfit.is_some() {
         return Ok(Met::OnHost);
     }
@@ -147,8 +147,9 @@ fn unfit_for_one(parties: &[Party], ndevices: usize) -> Option<&'static str> {
     }
 }
 
-/// All streams are captured, by one capture unless `each` has its own, or none is.
-fn check_capture(parties: &[Party], unfit: Option<&'static str>, each: bool) -> Result<()> {
+/// All streams are captured by one capture, or none is. Kernels that wait would meet those of other
+/// launches if each stream had a graph of its own, and the ranks launched them in other orders.
+fn check_capture(parties: &[Party], unfit: Option<&'static str>) -> Result<()> {
     let captures = parties.iter().map(|party| party.arrival.capture);
     let Some(capture) = captures.clone().find(|capture| *capture != Capture::No) else {
         return Ok(());
@@ -156,9 +157,7 @@ fn check_capture(parties: &[Party], unfit: Option<&'static str>, each: bool) -> 
     if let Some(why) = unfit {
         return refuse_capture(capture, why);
     }
-    let is_captured = |other: Capture| matches!(other, Capture::Yes(_));
-    let fits = |other| if each { is_captured(other) } else { other == capture };
-    let one = captures.clone().all(fits) && capture != Capture::Broken;
+    let one = captures.clone().all(|other| other == capture) && capture != Capture::Broken;
     if one { Ok(()) } else { refuse_capture(capture, "not all ranks' streams are in one capture") }
 }
 

@@ -12,7 +12,7 @@ use super::desk::Sitting;
 use super::probe::passed;
 use crate::algorithm::Algorithm;
 use crate::device::cuda::{
-    Capture, DeviceMemory, Event, Kernels, OwnedStream, Pinned, Recording, copy,
+    Capture, DeviceMemory, Event, Kernels, OwnedStream, Pinned, Recording, copy, fill,
 };
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
@@ -39,6 +39,9 @@ const MOST_BYTES_PER_US: f64 = 10e6;
 /// Elements of the pattern between the inputs of two ranks.
 const SHIFT: usize = 32;
 
+/// What outputs hold before each turn: no sum that is compared is made of it alone.
+const POISON: u8 = 0x5a;
+
 /// What trials work with.
 struct Bench {
     pattern: Pinned,
@@ -55,12 +58,18 @@ fn element(index: usize) -> u32 {
 
 /// Try all ways on these streams; what they take.
 pub fn run(company: &mut Company, sittings: &[&Sitting], streams: &[OwnedStream]) -> Result<Pace> {
-    let bench = Bench::new(sittings)?;
+    let bench = {
+        let _one_order = in_one_order();
+        Bench::new(sittings)?
+    };
     let tried = bench.all(company, sittings, streams);
     if tried.is_err() {
         company.stop();
         // Something may be under way still, and to free the memory would wait for it.
         std::mem::forget(bench);
+    } else {
+        let _one_order = in_one_order();
+        drop(bench);
     }
     tried
 }
@@ -110,20 +119,27 @@ impl Bench {
         let large_us = time(Way::Pieces, LARGE)?;
         let n = sittings.len() as f64;
         let moved = 2.0 * (n - 1.0) / n * 4.0 * (LARGE - SMALL) as f64;
+        let usual = Pace::default();
+        // What a small buffer budget has no room for is not measured.
+        let between = |longer: Option<f64>, shorter: Option<f64>| Some(longer? - shorter?);
+        let crossings_us = between(ring_us, one_shot_us);
+        let bytes_us = between(large_us, small_us);
         Ok(Pace {
-            crossing_us: ((ring_us - one_shot_us) / (2.0 * n - 2.0)).max(LEAST_CROSSING_US),
-            us_per_byte: ((large_us - small_us) / moved).max(1.0 / MOST_BYTES_PER_US),
+            crossing_us: crossings_us
+                .map_or(usual.crossing_us, |us| (us / (2.0 * n - 2.0)).max(LEAST_CROSSING_US)),
+            us_per_byte: bytes_us
+                .map_or(usual.us_per_byte, |us| (us / moved).max(1.0 / MOST_BYTES_PER_US)),
         })
     }
 
-    /// Microseconds of a sum of so many elements.
+    /// Microseconds of a sum of so many elements; `None` where it is not done so.
     fn time(
         &self,
         company: &mut Company,
         sittings: &[&Sitting],
         streams: &[OwnedStream],
         (way, count): (Way, usize),
-    ) -> Result<f64> {
+    ) -> Result<Option<f64>> {
         let end = |memory: &DeviceMemory| memory.pointer().expose_provenance() as u64;
         let place =
             |both: &[DeviceMemory; 2]| Place { input: end(&both[0]), output: end(&both[1]) };
@@ -139,27 +155,32 @@ impl Bench {
         };
         let work = call.work(way, &places, &scalars);
         if !company.does(&work)? {
-            // A small buffer budget: what is not there is not chosen either.
-            return Ok(0.0);
+            return Ok(None);
         }
+        let last = sittings.len() - 1;
         let parts: Vec<Part> = sittings
             .iter()
             .zip(streams)
-            .map(|(sitting, stream)| {
+            .enumerate()
+            .map(|(rank, (sitting, stream))| {
                 let (kernels, capture) = (kernels(sitting)?, Capture::No);
-                Ok(Part { kernels, stream: stream.raw(), capture })
+                let around = (rank == last).then_some(&self.around);
+                Ok(Part { kernels, stream: stream.raw(), capture, around })
             })
             .collect::<Result<_>>()?;
-        let last = sittings.len() - 1;
         let mut best_ms = f32::MAX;
         for turn in 0..=TIMES {
+            for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
+                let _current = sitting.device.enter()?;
+                let output = self.buffers[rank][1].pointer();
+                // What the way before has left must not pass for this one's.
+                // SAFETY: the buffer's own bytes, which stay until the stream has passed.
+                unsafe { fill(&sitting.device, output, POISON, 4 * count, stream.raw())? };
+            }
             {
                 let _one_order = in_one_order();
-                let _current = sittings[last].device.enter()?;
-                self.around[0].record(streams[last].raw())?;
                 // SAFETY: the trial's own buffers, which stay until the streams have passed.
                 unsafe { company.launch(&parts, last, &work)? };
-                self.around[1].record(streams[last].raw())?;
             }
             for (sitting, stream) in sittings.iter().zip(streams) {
                 passed(&sitting.device, stream)?;
@@ -169,7 +190,7 @@ impl Bench {
             }
         }
         self.compare(sittings, streams, (way, count))?;
-        Ok(f64::from(best_ms) * 1e3)
+        Ok(Some(f64::from(best_ms) * 1e3))
     }
 
     /// Look at the sums that all ranks have.

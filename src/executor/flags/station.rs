@@ -32,6 +32,8 @@ pub struct Station {
     launched: Event,
     captured: Event,
     last: Option<(usize, Capture)>,
+    /// Of the launch that is being made.
+    capture: Capture,
     /// A graph may launch kernels of this station for ever.
     is_captured: bool,
     memory: Memory,
@@ -129,6 +131,7 @@ impl Station {
             launched: event()?,
             captured: event()?,
             last: None,
+            capture: Capture::No,
             is_captured: false,
             memory: Memory { _ground: ground, _private: private, _first: pinned },
         })
@@ -147,7 +150,9 @@ impl Station {
             Way::OneShot => {
                 let is_known =
                     matches!(work.collective, Collective::AllReduce | Collective::AllGather);
-                is_known && work.count * work.data_type.size() <= geometry.inbox_bytes()
+                // An empty exchange would not hold anybody up, and numbers would run ahead.
+                let bytes = work.count * work.data_type.size();
+                is_known && (1..=geometry.inbox_bytes()).contains(&bytes)
             }
             Way::Pieces => fits(work.collective, nranks) && !(scales && nranks > MOST_SCALED),
             Way::Plan(algorithm) => {
@@ -192,8 +197,10 @@ impl Station {
         self.mark(stream, capture)
     }
 
-    /// What `stream` is given next comes after the last launch.
+    /// What `stream` is given next comes after the last launch. Streams are told apart by their
+    /// handles: one that is destroyed while its launch runs must not come again as another's.
     pub(super) fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+        self.capture = capture;
         match self.last {
             Some((last, of)) if last != stream.addr() && of == capture => {
                 let is_eager = capture == Capture::No;
@@ -300,7 +307,7 @@ impl Station {
         let mut name = Vec::new();
         append(&mut name, &[work.collective as u64, algorithm as u64, work.root as u64]);
         append(&mut name, &[work.count as u64, work.data_type as u64, work.op as u64]);
-        if let Some(address) = self.tables.find(&name) {
+        if let Some(address) = self.tables.find(&name, stream, self.capture)? {
             return Ok((address, channels as u32));
         }
         let Some(programs) = Programs::bind(work, algorithm, self.rank, &self.geometry)? else {
@@ -318,20 +325,42 @@ impl Station {
         bytes: usize,
         fill: impl Fn(Address, &mut [u8]),
     ) -> Result<Address> {
-        if let Some(address) = self.tables.place(name, stream, bytes, &fill)? {
+        let on = (stream, self.capture);
+        if let Some(address) = self.tables.find(name, stream, self.capture)? {
             return Ok(address);
         }
+        if let Some(address) = self.tables.place(name, on, bytes, &fill)? {
+            return Ok(address);
+        }
+        self.make_room(stream)?;
+        let placed = self.tables.place(name, on, bytes, &fill)?;
+        placed.ok_or_else(|| self.no_room("beside those that graphs keep"))
+    }
+
+    fn no_room(&self, why: &str) -> Error {
+        let rank = self.rank;
+        Error::argument(format!(
+            "rank {rank}: there is no room for tables of kernels {why}; RINGCOMM_ALGO=twoshot \
+             needs none between devices"
+        ))
+    }
+
+    /// Forget tables once nothing that was given to the stream, or before it, needs them any more.
+    fn make_room(&mut self, stream: Stream) -> Result<()> {
+        if self.capture != Capture::No {
+            return Err(self.no_room("in a graph"));
+        }
+        // Copies of this call may be under way, too.
+        self.launched.record(stream)?;
+        let started = Instant::now();
         while !self.launched.has_passed()? {
+            if started.elapsed().as_nanos() as u64 > self.timeout_ns {
+                return Err(self.no_room("while the stream does not come to the call"));
+            }
             std::thread::yield_now();
         }
         self.tables.clear();
-        self.tables.place(name, stream, bytes, &fill)?.ok_or_else(|| {
-            Error::Cuda(format!(
-                "rank {}: tables of {bytes} bytes have no room beside those that graphs keep; \
-                 RINGCOMM_ALGO=twoshot needs none",
-                self.rank
-            ))
-        })
+        Ok(())
     }
 
     pub(super) fn plan_call(&self, work: &Work, programs: Address) -> abi::PlanCall {

@@ -2,10 +2,10 @@
 //!
 //! The device's copy follows the host's in the order of the stream of the launch that needs it
 //! first, and later launches of the rank come after. What a graph has captured is kept for ever:
-//! its launches name the addresses again.
+//! its launches name the addresses again, and copy for themselves.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::{Address, Device, Pinned, Stream, copy};
+use crate::device::cuda::{Address, Capture, Device, Pinned, Stream, copy};
 use crate::error::Result;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,18 @@ pub struct Tables {
     used: usize,
     /// Bytes that are there for good.
     kept: usize,
-    known: HashMap<Vec<u8>, Address>,
+    /// How often what was there was forgotten.
+    pub clearings: u64,
+    known: HashMap<Vec<u8>, Table>,
+}
+
+/// A table, and what has copied it to the device.
+struct Table {
+    at: usize,
+    bytes: usize,
+    is_there: bool,
+    /// The last capture whose graph copies it.
+    capture: Capture,
 }
 
 impl Tables {
@@ -32,26 +43,48 @@ impl Tables {
     pub fn new(device: &Arc<Device>, memory: Address) -> Result<Tables> {
         let mirror = Pinned::new(device, BYTES)?;
         let (device, known) = (device.clone(), HashMap::new());
-        Ok(Tables { device, mirror, memory, used: 0, kept: 0, known })
+        Ok(Tables { device, mirror, memory, used: 0, kept: 0, clearings: 0, known })
     }
 
-    /// The table of that name, if it is there.
-    pub fn find(&self, name: &[u8]) -> Option<Address> {
-        self.known.get(name).copied()
-    }
-
-    /// The address of the table of that name, made by `fill` for where it will lie if it is not
-    /// there; `None` where there is no room. The context is current.
-    pub fn place(
+    /// The address of the table of that name, if there is one; what is given to `stream` next finds
+    /// it on the device. The context is current.
+    ///
+    /// A graph copies for itself: whether and when it is launched, and on which stream, is not known.
+    pub fn find(
         &mut self,
         name: &[u8],
         stream: Stream,
+        capture: Capture,
+    ) -> Result<Option<Address>> {
+        let Some(table) = self.known.get_mut(name) else { return Ok(None) };
+        let address = self.memory + table.at as Address;
+        let has_come = match capture {
+            Capture::No => table.is_there,
+            capture => table.capture == capture,
+        };
+        if !has_come {
+            let source = self.mirror.pointer().wrapping_add(table.at);
+            let target = std::ptr::with_exposed_provenance_mut(address as usize);
+            // SAFETY: as many bytes of both, which stay; launches that read them meanwhile find
+            // them as they are.
+            unsafe { copy(&self.device, target, source, table.bytes, stream)? };
+            match capture {
+                Capture::No => table.is_there = true,
+                capture => table.capture = capture,
+            }
+        }
+        Ok(Some(address))
+    }
+
+    /// The address of a new table of that name, made by `fill` for where it will lie; `None` where
+    /// there is no room. As [`Tables::find`].
+    pub fn place(
+        &mut self,
+        name: &[u8],
+        (stream, capture): (Stream, Capture),
         bytes: usize,
         fill: impl FnOnce(Address, &mut [u8]),
     ) -> Result<Option<Address>> {
-        if let Some(address) = self.find(name) {
-            return Ok(Some(address));
-        }
         if bytes > BYTES - self.used {
             return Ok(None);
         }
@@ -59,13 +92,10 @@ impl Tables {
         let source = self.mirror.pointer().wrapping_add(at);
         // SAFETY: bytes of the mirror that no copy under way reads: those before are used.
         fill(address, unsafe { std::slice::from_raw_parts_mut(source, bytes) });
-        let target = std::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: as many bytes of the device, which no launch before this one on the rank's
-        // streams reads; the mirror keeps what is copied until `clear`.
-        unsafe { copy(&self.device, target, source, bytes, stream)? };
         self.used = (at + bytes).next_multiple_of(LINE).min(BYTES);
-        self.known.insert(name.to_vec(), address);
-        Ok(Some(address))
+        let table = Table { at, bytes, is_there: false, capture: Capture::No };
+        self.known.insert(name.to_vec(), table);
+        self.find(name, stream, capture)
     }
 
     /// What is there stays: a graph refers to it.
@@ -75,8 +105,8 @@ impl Tables {
 
     /// Forget all that is not kept. No launch that is under way may need it.
     pub fn clear(&mut self) {
-        let end = self.memory + self.kept as Address;
-        self.known.retain(|_, address| *address < end);
+        self.known.retain(|_, table| table.at < self.kept);
         self.used = self.kept;
+        self.clearings += 1;
     }
 }

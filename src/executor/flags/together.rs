@@ -8,6 +8,7 @@
 use super::programs::append;
 use super::station::{Station, bytes_of, oneshot_arguments, plan_arguments, shape};
 use super::{Way, Work};
+use crate::algorithm::Algorithm;
 use crate::device::cuda::{Address, Capture, Family, Grid, Kernels, Stream, abi, tile};
 use crate::error::Result;
 use crate::executor::cuda::pieces;
@@ -46,21 +47,37 @@ pub unsafe fn launch(
             unsafe { kernels.run((Family::Reduce, data_type), &arguments, grid(blocks), stream)? };
         }
         Way::Plan(algorithm) => {
-            let mut channels = 1;
-            let mut calls = Vec::new();
-            for station in stations.iter_mut() {
-                let (programs, count) = station.programs(work, algorithm, stream)?;
-                channels = count;
-                calls.push(station.plan_call(work, programs));
+            let clearings = stations[0].tables.clearings;
+            let (mut table, mut channels) = plan_table(stations, work, algorithm, stream)?;
+            if stations[0].tables.clearings != clearings {
+                // Room was made, perhaps where the programs were: now there is room for both.
+                (table, channels) = plan_table(stations, work, algorithm, stream)?;
             }
             let mut arguments = plan_arguments(work);
-            arguments.calls = table(&mut stations[0], bytes_of(&calls), stream)?;
+            arguments.calls = table;
             let what = (Family::Plan, work.data_type);
             // SAFETY: as above.
             unsafe { kernels.run(what, &arguments, grid(channels), stream)? };
         }
     }
     stations.iter_mut().try_for_each(|station| station.mark(stream, capture))
+}
+
+/// The calls of a plan's rows, and its channels.
+fn plan_table(
+    stations: &mut [Station],
+    work: &Work,
+    algorithm: Algorithm,
+    stream: Stream,
+) -> Result<(Address, u32)> {
+    let mut channels = 1;
+    let mut calls = Vec::new();
+    for station in stations.iter_mut() {
+        let (programs, count) = station.programs(work, algorithm, stream)?;
+        channels = count;
+        calls.push(station.plan_call(work, programs));
+    }
+    Ok((table(&mut stations[0], bytes_of(&calls), stream)?, channels))
 }
 
 /// Keep a table, named by what it says: calls on the same buffers find it again.
