@@ -3,7 +3,7 @@
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::engine::Engine;
 use super::flight::Flight;
-use super::gpu::{self, Company, Gpu, Seated};
+use super::gpu::{self, Around, Gpu, Seated};
 use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
 use super::memory::Memory;
@@ -218,8 +218,8 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
     let together = links.one_process() && topology.nhosts() == 1;
-    let company = Company { nranks: map.nranks, together, near: links.one_machine() };
-    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &company);
+    let around = Around { nranks: map.nranks, together, near: links.one_machine() };
+    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config);
     let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
@@ -261,12 +261,12 @@ pub(super) fn assemble(
 fn start(communicator: &Communicator, profiled: bool, cores: usize, unless: Unless) -> Result<()> {
     choose::calibrate(communicator, profiled, cores, unless)?;
     communicator.survey(unless)?;
-    // Say why calls on devices take the long way, where they do.
+    // Say why calls on devices take a longer way, where they do.
     if communicator.config.debug > 0
-        && let Some(warning) = communicator.gpu.as_ref().and_then(Gpu::trouble)
+        && let Some((gpu, warning)) =
+            communicator.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.trouble()?)))
     {
-        let what = "calls go through pinned memory, as a probe of the devices failed";
-        communicator.say(&format!("{what}: {warning}"));
+        communicator.say(&format!("calls on devices are {}: {warning}", gpu.transport()));
     }
     Ok(())
 }

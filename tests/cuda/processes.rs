@@ -10,7 +10,6 @@ use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// How calls run where processes work in each other's memory.
@@ -203,7 +202,6 @@ fn a_buffer_that_cannot_be_shared_takes_the_call_through_the_host() {
                 send: values.as_ptr().cast(),
                 recv: values.as_mut_ptr().cast(),
                 count: values.len(),
-                stream: null_mut(),
                 ..Call::new(Collective::AllReduce, DataType::Float32)
             };
             // SAFETY: so many floats.

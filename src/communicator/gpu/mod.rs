@@ -1,15 +1,18 @@
 //! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
 //!
-//! There are three ways. Where all ranks of a communicator are threads of this process and reach
-//! each other's memory, they meet at a [`desk`]: the last one launches kernels for all, between
-//! events of every rank's stream. Where they are several processes of one machine whose devices
-//! share memory, one process for each device launches ([`shared`]). Everywhere else a call goes
-//! through pinned host memory and the collectives of the processor ([`staging`]), which is right
-//! with any mixture of ranks. None lets a device wait for work that is not submitted yet, so none
-//! can hang a hardware queue.
+//! There are several ways. Where all ranks of a communicator are threads of this process and reach
+//! each other's memory, they meet at a [`desk`]: the last one launches kernels for all. Ranks on a
+//! device each are a [`company`], whose kernels wait for each other; others have kernels that wait
+//! for nothing, between events of every rank's stream. Where ranks are several processes of one
+//! machine whose devices share memory, one process for each device launches ([`shared`]).
+//! Everywhere else a call goes through pinned host memory and the collectives of the processor
+//! ([`staging`]), which is right with any mixture of ranks. Only a company's kernels wait for work
+//! that may not be submitted yet.
 #![allow(unsafe_code)]
 
 mod calls;
+mod choice;
+mod company;
 mod conclude;
 mod desk;
 mod exports;
@@ -20,18 +23,23 @@ mod probe;
 mod shared;
 mod staging;
 mod survey;
+mod trial;
 
 pub use messages::Posted;
 
 use super::call::{Call, Extents};
-use super::watch::OperationWatch;
+use super::introduction::forced_algorithm;
+use super::watch::{OperationWatch, Watched};
+use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
+use crate::executor::flags::{Ending, Way};
 use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
+use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::Shared;
 use staging::{Guard, Staging};
@@ -65,7 +73,7 @@ enum Sharing {
 }
 
 /// Which ranks of a communicator there are beside this one.
-pub(super) struct Company {
+pub(super) struct Around {
     pub nranks: usize,
     /// All are threads of this process.
     pub together: bool,
@@ -126,15 +134,22 @@ impl Gpu {
         seated: Seated,
         rank: usize,
         name: &[u8],
-        company: &Company,
+        around: &Around,
+        config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
-        let desk = (company.together && seated.all).then(|| Desk::of(name, company.nranks));
-        let may_share = seated.all && company.near && !company.together;
+        let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
+        let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
+            let asked = Asked {
+                algorithm: forced_algorithm(config)?,
+                deterministic: config.deterministic,
+                buffer_bytes: config.buffer_bytes,
+                timeout: Duration::from_millis(config.timeout_ms),
+            };
             warning = desk.sit(
                 rank,
                 Sitting {
@@ -142,6 +157,7 @@ impl Gpu {
                     kernels: kernels.clone(),
                     before: event()?,
                     after: event()?,
+                    asked,
                 },
                 seated.maker,
             );
@@ -166,7 +182,7 @@ impl Gpu {
         }
     }
 
-    /// How calls on device memory run here, in words.
+    /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
         match &*self.sharing.lock() {
             Sharing::Works(shared) => return shared.transport(),
@@ -175,11 +191,41 @@ impl Gpu {
         }
         match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
             (Some(Reach::All), Some(_)) => "cuda fused",
-            // In C a name has 31 bytes.
+            (Some(Reach::Memory), Some(_)) => "cuda fused (a trial failed)",
             (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
+            (Some(Reach::Refused), _) => "cuda pinned (no peer access)",
             (_, Some(_)) => "cuda through pinned host memory",
             (_, None) => "cuda through pinned host memory (no kernels in this build)",
         }
+    }
+
+    /// The same for a call on memory that all devices reach, with the algorithm and its modelled
+    /// time where it is not the host's.
+    pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, f64)>) {
+        let chosen = self.desk.as_ref().and_then(|desk| desk.explain(call));
+        match chosen {
+            None => (self.transport(), None),
+            Some((Chosen { way, predicted_us }, is_together)) => {
+                let algorithm = match way {
+                    Way::OneShot => Algorithm::OneShot,
+                    Way::Pieces => Algorithm::TwoShot,
+                    Way::Plan(algorithm) => algorithm,
+                };
+                let transport = if is_together { "cuda cooperative" } else { "cuda flags" };
+                (transport, Some((algorithm.name(), predicted_us)))
+            }
+        }
+    }
+
+    /// End the kernels of all ranks that wait for each other, and let none begin.
+    pub fn stop(&self) {
+        self.desk.iter().for_each(|desk| desk.stop());
+    }
+
+    /// Where and why a kernel of this rank has ended before its time, if it was not told to: the
+    /// rank that it waited for, for how long, and what it waited for.
+    pub fn lateness(&self) -> Option<Ending> {
+        self.desk.as_ref().and_then(|desk| desk.ending(self.rank)).filter(Ending::is_late)
     }
 
     /// Look where a call's buffers are, and whether it can run at all.
@@ -229,8 +275,8 @@ impl Gpu {
             }
             _ => false,
         };
-        if ran && call.settles {
-            self.settle(call.stream, how.1)?;
+        if ran && call.order.settles {
+            self.settle(call.order.stream, how.1)?;
         }
         Ok(ran)
     }
@@ -250,7 +296,9 @@ impl Gpu {
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
-                return finished(call.order.settles);
+                finished(call.order.settles)?;
+                let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
+                return late.map_or(Ok(()), Err);
             }
         }
         self.staging.lock().run(call, found, extents, watch, on_host)?;
@@ -289,6 +337,20 @@ fn is_fusable(call: &Call, found: &Found) -> bool {
     let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
     let swaps = call.collective == Collective::AllToAll && in_place;
     found.is_here && call.vector.is_none() && !swaps
+}
+
+impl Watched {
+    /// The error of a kernel of this rank's that waited too long.
+    pub(super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {
+        let (gpu, ending) = gpu.and_then(|gpu| Some((gpu, gpu.lateness()?)))?;
+        Some(Error::Timeout {
+            rank: gpu.rank,
+            peer: self.who(ending.peer()),
+            operation: Operation::aside(&format!("on CUDA device {}", gpu.device.ordinal)),
+            waited_ms: self.timeout.as_millis() as u64,
+            peer_state: ending.to_string().into(),
+        })
+    }
 }
 
 /// A stream that travels between threads.

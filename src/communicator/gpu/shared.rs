@@ -22,7 +22,7 @@ use super::super::call::Call;
 use super::super::watch::OperationWatch;
 use super::exports::{Exports, Imports, Part, offered};
 use super::guardian::Guardian;
-use super::launch::{Work, has_room};
+use super::launch::{has_room, launch_part};
 use super::staging::{Guard, NAP, wait_for};
 use crate::device::cuda::{
     Device, Event, Kernels, Recording, Registered, Stream, wait, wait_value, write_value,
@@ -30,6 +30,7 @@ use crate::device::cuda::{
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::device_page::DevicePage;
+use crate::executor::flags::{Way, Work};
 use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
 use crate::transport::fifo::Stamp;
@@ -154,7 +155,7 @@ impl Shared {
         let ran = came.and(met);
         self.has_detoured |= matches!(ran, Ok(false));
         if mine.state != UNFIT && !matches!(ran, Ok(true)) {
-            self.mark(call.stream);
+            self.mark(call.order.stream);
         }
         ran
     }
@@ -193,7 +194,7 @@ impl Shared {
         if let Some(leader) = failed {
             return Err(told(leader, watch));
         }
-        self.follow(call.stream, number).map(|()| true)
+        self.follow(call.order.stream, number).map(|()| true)
     }
 
     /// The stream of a call that did not come to its end may have been given some of it.
@@ -221,11 +222,11 @@ impl Shared {
             return Ok(Card { state: UNFIT, ..Card::default() });
         };
         // One call at a time, whatever streams they come from.
-        wait(call.stream, &self.last)?;
+        wait(call.order.stream, &self.last)?;
         if self.leaders != [self.rank] {
             let word = self.words[self.rank].address(DevicePage::BEFORE);
             // SAFETY: the page is registered until `last` has passed.
-            unsafe { write_value(&self.device, call.stream, word, number)? };
+            unsafe { write_value(&self.device, call.order.stream, word, number)? };
         }
         Ok(Card { input, output, scalar: call.scalar, state: FITS })
     }
@@ -247,6 +248,7 @@ impl Shared {
             .collect::<Result<_>>()?;
         let scalars: Vec<f64> = cards.iter().map(|card| card.scalar).collect();
         let work = Work {
+            way: Way::Pieces,
             collective: call.collective,
             root: call.root,
             count: call.count,
@@ -260,7 +262,7 @@ impl Shared {
         // launched here.
         links.visit(&others, watch)?;
         self.mine().launch(number);
-        let launched = self.enqueue(&work, call.stream, number, part);
+        let launched = self.enqueue(&work, call.order.stream, number, part);
         links.end_visit();
         launched
     }
@@ -271,7 +273,7 @@ impl Shared {
             // SAFETY: the page is registered until `last` has passed.
             unsafe { wait_value(&self.device, stream, word, number)? };
         }
-        work.launch(&self.kernels, stream, (part, self.leaders.len()))?;
+        launch_part(work, &self.kernels, stream, (part, self.leaders.len()))?;
         let word = self.words[self.rank].address(DevicePage::AFTER);
         // SAFETY: as above.
         unsafe { write_value(&self.device, stream, word, number) }

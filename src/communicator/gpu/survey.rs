@@ -5,7 +5,7 @@
 //! and an error of one rank is no reason to have no communicator: calls go through the host.
 #![allow(unsafe_code)]
 
-use super::super::call::Call;
+use super::super::call::{Call, Order};
 use super::super::record::Descriptor;
 use super::super::watch::{OperationWatch, Unless};
 use super::super::{Communicator, Error};
@@ -187,7 +187,7 @@ impl Bench {
             send: self.input.pointer(),
             recv: self.output.pointer(),
             count: BYTES,
-            stream: self.stream.raw(),
+            order: Order::on(self.stream.raw()),
             ..Call::new(Collective::AllReduce, DataType::Uint8)
         };
         let ran = shared.run(&call, loaded.is_ok(), links, how)?;

@@ -126,6 +126,8 @@ entry_points! {
     wait_value = "cuStreamWaitValue32_v2" (Stream, Address, u32, u32);
     launch = "cuLaunchKernel"
         (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void, *mut *mut c_void);
+    launch_cooperative = "cuLaunchCooperativeKernel"
+        (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void);
 }
 
 /// An entry point's address; `symbol` ends with a NUL.

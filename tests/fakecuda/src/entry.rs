@@ -6,8 +6,9 @@
 use crate::failures::{broken, injected};
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
-    Answer, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED,
-    capture, events, ipc, kernels, memory, ndevices, setting, streams, words,
+    Answer, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE,
+    PEER_ACCESS_ALREADY_ENABLED, capture, events, ipc, kernels, memory, ndevices, setting, streams,
+    words,
 };
 use std::ffi::{c_char, c_void};
 use std::sync::{LazyLock, Mutex};
@@ -51,6 +52,9 @@ macro_rules! entries {
 
 type Handle = *mut c_void;
 
+/// Of every device, each with room for one block of the library's kernels.
+const MULTIPROCESSORS: u32 = 8;
+
 /// Pairs of devices of which the first may reach the second's memory.
 static PEERS: LazyLock<Mutex<Vec<(usize, usize)>>> = LazyLock::new(Mutex::default);
 
@@ -67,7 +71,7 @@ entries! {
         device(ordinal)?;
         match attribute {
             // Few multiprocessors: launches are then of more tiles than blocks.
-            16 => put(place, 3),
+            16 => put(place, MULTIPROCESSORS as i32),
             41 => put(place, 1),
             _ => Err(INVALID_VALUE),
         }
@@ -206,6 +210,9 @@ entries! {
         function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,
         stream: Handle, parameters: *mut Handle
     ) {
+        if gx * gy > MULTIPROCESSORS {
+            return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
         let shape = ([gx, gy, gz], [bx, by, bz], shared);
         // SAFETY: as above. The host runs all blocks of whatever waits at once.
         unsafe { kernels::launch(function, shape, stream, parameters) }
