@@ -318,7 +318,7 @@ fn slots() -> io::Result<()> {
         let mut block = zeroed::<BYTES>();
         // SAFETY: zeroed memory of the ring's size and alignment, used by this end alone.
         let mut sender = unsafe { Sender::new(block.0.as_mut_ptr(), GEOMETRY) };
-        let stamp = Stamp { communicator: 1, epoch: 0, sequence: 5, fingerprint: 9, source: 1 };
+        let stamp = Stamp { communicator: 1, epoch: 2, sequence: 5, fingerprint: 9, source: 1 };
         let mut send = Vec::new();
         for _ in 0..2 {
             sender.try_reserve(length).expect("an empty ring");

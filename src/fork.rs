@@ -6,6 +6,11 @@
 //! in the child lets go of them. It may only do what a signal handler may: the list is atomics.
 #![allow(unsafe_code)]
 
+#[cfg(not(loom))]
+use crate::sync::count_lock;
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
@@ -105,6 +110,88 @@ impl<T: Send + Sync> Default for Once<T> {
     }
 }
 
+/// A lock on what all threads of a process share.
+///
+/// A child that is forked while another thread holds it would wait for ever for that thread, which
+/// it does not have, and what that thread was changing may be half changed. So it begins anew.
+/// Communicators and streams need no such lock: a child's calls on them are refused before.
+pub struct Shared<T> {
+    /// 0 while nobody holds it, else one more than the generation of whoever does.
+    holder: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached by the thread that holds the lock.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub const fn new(value: T) -> Shared<T> {
+        Shared { holder: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    pub fn lock(&self) -> Held<'_, T>
+    where
+        T: Default,
+    {
+        self.lock_or(T::default)
+    }
+
+    /// The value; one that a thread of this process's parent was changing is replaced by what
+    /// `anew` makes.
+    pub fn lock_or(&self, anew: impl FnOnce() -> T) -> Held<'_, T> {
+        #[cfg(not(loom))]
+        count_lock();
+        prepare();
+        let mine = generation() + 1;
+        loop {
+            // Acquire: pairs with the Release in `Held::drop`.
+            match self.holder.compare_exchange(0, mine, Acquire, Relaxed) {
+                Ok(_) => return Held { lock: self, value: PhantomData },
+                Err(holder) if holder == mine => std::thread::sleep(PAUSE),
+                // Relaxed: `fork` has copied what its holder wrote.
+                Err(holder) => {
+                    if self.holder.compare_exchange(holder, mine, Relaxed, Relaxed).is_ok() {
+                        // SAFETY: no thread of this process holds it. What is there may be half of
+                        // a value, so it is not dropped.
+                        unsafe { self.value.get().write(anew()) };
+                        return Held { lock: self, value: PhantomData };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A [`Shared`] that this thread holds.
+pub struct Held<'a, T> {
+    lock: &'a Shared<T>,
+    /// Gives it out by reference, so it may be shared between threads only if the value may.
+    value: PhantomData<&'a mut T>,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: this thread holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread holds the lock.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `Shared::lock_or`.
+        self.lock.holder.store(0, Release);
+    }
+}
+
 /// Watch for forks from here on.
 pub fn prepare() {
     static WATCHED: Once<()> = Once::new();
@@ -153,7 +240,7 @@ extern "C" fn in_child() {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::io::Read;
@@ -200,6 +287,34 @@ mod tests {
         end.send(()).unwrap();
         assert_eq!(maker.join().unwrap(), std::process::id());
         assert_eq!(asker.join().unwrap(), std::process::id());
+    }
+
+    #[test]
+    fn a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_holds() {
+        static HELD: Shared<Vec<u32>> = Shared::new(Vec::new());
+        static FREE: Shared<Vec<u32>> = Shared::new(Vec::new());
+        HELD.lock().push(1);
+        FREE.lock().push(1);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (end, may_end) = std::sync::mpsc::channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let mut held = HELD.lock();
+            begun.send(()).unwrap();
+            may_end.recv().unwrap();
+            held.push(2);
+        });
+        has_begun.recv().unwrap();
+        let asker = std::thread::spawn(|| HELD.lock().len());
+        let status = in_fork(|| {
+            // SAFETY: ends a child that waits, after longer than any machine takes.
+            unsafe { libc::alarm(20) };
+            let anew = HELD.lock().is_empty() && HELD.lock().is_empty();
+            i32::from(!anew) | i32::from(*FREE.lock() != [1]) << 1
+        });
+        assert_eq!(status, 0);
+        end.send(()).unwrap();
+        holder.join().unwrap();
+        assert_eq!(asker.join().unwrap(), 2, "only a child begins anew");
     }
 
     #[test]

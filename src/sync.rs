@@ -38,7 +38,7 @@ impl<T> UnsafeCell<T> {
 }
 
 #[cfg(not(loom))]
-pub use lock::{Condvar, Mutex, MutexGuard, locks_taken};
+pub use lock::{Condvar, Mutex, MutexGuard, count_lock, locks_taken};
 
 #[cfg(loom)]
 pub use parking_lot::Mutex;
@@ -49,7 +49,8 @@ mod lock {
 
     pub use parking_lot::{Condvar, MutexGuard};
 
-    /// The library's one kind of lock. It counts how often a thread takes one, so that a test can
+    /// The lock of a communicator's or a stream's parts; what a whole process shares has
+    /// [`crate::fork::Shared`]. It counts how often a thread takes one, so that a test can
     /// see that a call which has been made before takes none.
     #[derive(Debug, Default)]
     pub struct Mutex<T>(parking_lot::Mutex<T>);
@@ -63,6 +64,12 @@ mod lock {
         TAKEN.try_with(Cell::get).unwrap_or(0)
     }
 
+    /// Note that the calling thread takes a lock.
+    pub fn count_lock() {
+        // A thread that ends has no count any more, and nobody asks for it.
+        let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+    }
+
     impl<T> Mutex<T> {
         pub const fn new(value: T) -> Mutex<T> {
             Mutex(parking_lot::Mutex::new(value))
@@ -70,8 +77,7 @@ mod lock {
 
         #[inline]
         pub fn lock(&self) -> MutexGuard<'_, T> {
-            // A thread that ends has no count any more, and nobody asks for it.
-            let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+            count_lock();
             self.0.lock()
         }
 

@@ -6,6 +6,8 @@ mod support;
 use ringcomm::communicator::Communicator;
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
+use ringcomm::transport::exports;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use support::config;
 use support::forks::{fork_child, reap};
@@ -46,6 +48,49 @@ fn a_childs_calls_are_refused_and_leave_the_parents_communicator_whole() {
             run(comm, &call).unwrap();
         }
         assert_eq!(comm.async_error(), None);
+    });
+}
+
+/// What a child may do while threads of its parent were in the middle of the same: call on what it
+/// has of its parent, share memory, and make communicators of its own.
+fn go_through_the_library(of_the_parent: &Communicator) -> String {
+    // SAFETY: ends a child that waits, after longer than any machine takes.
+    unsafe { libc::alarm(40) };
+    let mut scratch = Scratch::new(1);
+    let call = scratch.call(Collective::AllReduce, 100);
+    let refusal = run(of_the_parent, &call).unwrap_err().to_string();
+    let memory = exports::allocate(4096).unwrap();
+    exports::release(memory).unwrap();
+    let own = Communicator::init_all(1, &config()).unwrap();
+    run(&own[0], &call).unwrap();
+    drop(own);
+    refusal
+}
+
+/// Locks of the whole process are taken again and again meanwhile, so that children are forked
+/// while another thread holds one.
+#[test]
+fn a_child_forked_in_the_middle_of_anything_is_refused_and_does_not_hang() {
+    let comms = Communicator::init_all(1, &config()).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    drop(Communicator::init_all(1, &config()).unwrap());
+                    let memory = exports::allocate(4096).unwrap();
+                    exports::release(memory).unwrap();
+                    drop(comms[0].split(0, 0, None).unwrap());
+                    let _ = comms[0].async_error();
+                }
+            });
+        }
+        for _ in 0..100 {
+            let (child, text) = fork_child(Duration::ZERO, || go_through_the_library(&comms[0]));
+            assert!(text.contains(FORK), "{text}");
+            reap(child);
+        }
+        done.store(true, Relaxed);
     });
 }
 

@@ -4,6 +4,7 @@
 mod support;
 
 use parking_lot::Mutex;
+use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
@@ -58,6 +59,9 @@ const SLIPS: [(Collective, Slip); 10] = [
         ),
     ),
 ];
+
+/// On which hosts the ranks are that sockets connect.
+const HOSTS: [&[usize]; 4] = [&[0, 1], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1, 2]];
 
 /// Buffers of exactly the length that a call on them may touch.
 struct Exact {
@@ -141,7 +145,7 @@ fn ranks_that_disagree_all_fail_and_name_both_ranks_and_both_calls() {
 fn ranks_of_several_hosts_that_disagree_all_fail_too() {
     let config = Config { timeout_ms: 20_000, spins: Some(4), ..config() };
     let mut took = Vec::new();
-    for hosts in [&[0, 1][..], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1, 2]] {
+    for hosts in HOSTS {
         for (collective, slip) in SLIPS {
             let longest = disagree(&joined_hosts(hosts, &config), collective, slip);
             if longest > Duration::from_millis(500) {
@@ -154,6 +158,41 @@ fn ranks_of_several_hosts_that_disagree_all_fail_too() {
     println!("longest of {}: {:?}, median {:?}", took.len(), took.last(), took[took.len() / 2]);
     // Five times what is promised, for a loaded machine; the deadline is twenty seconds.
     assert!(took.last() < Some(&Duration::from_secs(5)), "{took:?}");
+}
+
+/// What each rank of these hosts gets where rank 1 forces another algorithm than the others; the
+/// longest that took.
+fn force_apart(hosts: &[usize], config: &Config) -> Duration {
+    let config = Config { interfaces: Some("lo".into()), ..config.clone() };
+    let id = Root::start(&config).unwrap();
+    let agreed = Barrier::new(hosts.len());
+    std::thread::scope(|scope| {
+        let join = |(rank, host): (usize, &usize)| {
+            let algorithm = if rank == 1 { "oneshot" } else { "ring" };
+            let (host_id, algorithm) = (Some(format!("host {host}")), Some(algorithm.into()));
+            let config = Config { host_id, algorithm, ..config.clone() };
+            let (id, agreed) = (&id, &agreed);
+            scope.spawn(move || {
+                agreed.wait();
+                let started = Instant::now();
+                let made = Communicator::init_rank(hosts.len(), id, rank, &config);
+                let text = made.err().expect("no communicator").to_string();
+                let named = text.contains("RINGCOMM_ALGO") && text.contains("rank 1");
+                assert!(named, "{hosts:?}, rank {rank}: {text}");
+                started.elapsed()
+            })
+        };
+        let ranks: Vec<_> = hosts.iter().enumerate().map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).max().unwrap()
+    })
+}
+
+#[test]
+fn ranks_that_force_different_algorithms_are_all_refused() {
+    let config = Config { timeout_ms: 20_000, ..config() };
+    let took = HOSTS.map(|hosts| force_apart(hosts, &config));
+    println!("different algorithms: refused after {took:?} at most");
+    assert!(took.iter().all(|took| *took < Duration::from_secs(5)), "{took:?}");
 }
 
 /// Rank 2 of three takes its own block for one element shorter than the others do.

@@ -19,7 +19,7 @@ fn loopback() -> NetworkConfig {
 }
 
 fn greeting(rank: u32, to: u32) -> Greeting {
-    Greeting { purpose: Purpose::Data, rank, to, nranks: 4, epoch: 0, lane: 1, note: 9 }
+    Greeting { purpose: Purpose::Data, rank, to, nranks: 4, lane: 1, note: 9 }
 }
 
 /// A gate that is open while `run` runs, with everybody that it let in.

@@ -15,7 +15,7 @@ thread_local! {
 
 fn greeting() -> Greeting {
     let (to, nranks) = (u32::MAX, 4);
-    Greeting { purpose: Purpose::Data, rank: 1, to, nranks, epoch: 0, lane: 2, note: 3 }
+    Greeting { purpose: Purpose::Data, rank: 1, to, nranks, lane: 2, note: 3 }
 }
 
 /// Feed one end with the input; true if it got keys.

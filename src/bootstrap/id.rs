@@ -33,7 +33,11 @@ const CHECKSUM_AT: Range<usize> = 120..128;
 
 /// The 128 bytes that lead the ranks of one communicator together, a 32-byte secret among them.
 #[derive(Clone)]
-pub struct UniqueId([u8; 128]);
+pub struct UniqueId {
+    bytes: [u8; 128],
+    /// How often it was derived. It does not travel: who has an id from elsewhere has a first one.
+    epoch: u32,
+}
 
 impl UniqueId {
     /// A new id, different from every other.
@@ -55,7 +59,7 @@ impl UniqueId {
         let blank = UniqueId::assemble(THIS_MACHINE_ONLY, &[0; 32], &[0; 16], &[0; 60]);
         let key = blank.mac("shared secret", &[secret]);
         let keyed = UniqueId::assemble(THIS_MACHINE_ONLY, &key, &[0; 16], &[0; 60]);
-        keyed.derive_at(label, addresses)
+        UniqueId { epoch: 0, ..keyed.derive_at(label, addresses) }
     }
 
     /// As [`UniqueId::derive`], for ranks that meet at other addresses.
@@ -70,23 +74,24 @@ impl UniqueId {
             cell.copy_from_slice(&encode_address(address));
         }
         let flags = if addresses.is_empty() { THIS_MACHINE_ONLY } else { NETWORK };
-        UniqueId::assemble(flags, &self.0[SECRET_AT], &self.0[NONCE_AT], &area)
+        let moved = UniqueId::assemble(flags, &self.bytes[SECRET_AT], &self.bytes[NONCE_AT], &area);
+        UniqueId { epoch: self.epoch, ..moved }
     }
 
     /// Where the ranks meet over the network, best first; empty if they share a machine.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let cells = self.0[ADDRESS_AT].chunks_exact(ADDRESS_BYTES);
+        let cells = self.bytes[ADDRESS_AT].chunks_exact(ADDRESS_BYTES);
         cells.filter_map(|cell| decode_address(cell).ok().flatten()).collect()
     }
 
     /// Whether the address area says what the flags say, in the one way to write it.
     fn has_consistent_area(&self, flags: u16) -> bool {
-        let area = &self.0[ADDRESS_AT];
+        let area = &self.bytes[ADDRESS_AT];
         if flags == THIS_MACHINE_ONLY {
             return area.iter().all(|byte| *byte == 0);
         }
         let addresses = self.addresses();
-        !addresses.is_empty() && self.moved_to(&addresses).0[ADDRESS_AT] == *area
+        !addresses.is_empty() && self.moved_to(&addresses).bytes[ADDRESS_AT] == *area
     }
 
     fn assemble(flags: u16, secret: &[u8], nonce: &[u8], address: &[u8]) -> UniqueId {
@@ -99,7 +104,7 @@ impl UniqueId {
         bytes[ADDRESS_AT].copy_from_slice(address);
         let checksum = checksum(&bytes);
         bytes[CHECKSUM_AT].copy_from_slice(&checksum);
-        UniqueId(bytes)
+        UniqueId { bytes, epoch: 0 }
     }
 
     /// An id that travelled as bytes; refused with the reason if it cannot be one.
@@ -125,7 +130,7 @@ impl UniqueId {
                  use the same ringcomm on every rank"
             )));
         }
-        let id = UniqueId(*bytes);
+        let id = UniqueId { bytes: *bytes, epoch: 0 };
         if !id.has_consistent_area(flags) {
             return Err(Error::argument(format!("the unique id holds no valid address; {hint}")));
         }
@@ -133,7 +138,7 @@ impl UniqueId {
     }
 
     pub fn as_bytes(&self) -> &[u8; 128] {
-        &self.0
+        &self.bytes
     }
 
     /// The id of a communicator that is made from this one: every rank that gives the same label
@@ -141,8 +146,15 @@ impl UniqueId {
     pub fn derive(&self, label: &[u8]) -> UniqueId {
         let secret = self.mac("derived secret", &[label]);
         let nonce = self.mac("derived nonce", &[label]);
-        let flags = u16::from_le_bytes([self.0[10], self.0[11]]);
-        UniqueId::assemble(flags, &secret, &nonce[..NONCE_AT.len()], &self.0[ADDRESS_AT])
+        let flags = u16::from_le_bytes([self.bytes[10], self.bytes[11]]);
+        let area = &self.bytes[ADDRESS_AT];
+        let derived = UniqueId::assemble(flags, &secret, &nonce[..NONCE_AT.len()], area);
+        UniqueId { epoch: self.epoch.wrapping_add(1), ..derived }
+    }
+
+    /// How often this id was derived: what all names, keys and proofs under it depend on as well.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// The authenticator of `parts` under this id's secret and a label for its use. Every part is
@@ -157,10 +169,11 @@ impl UniqueId {
     }
 
     fn keyed(&self, purpose: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0[SECRET_AT])
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes[SECRET_AT])
             .expect("HMAC takes a key of any length");
-        let nonce = &self.0[NONCE_AT];
-        for part in [purpose.as_bytes(), nonce].iter().chain(parts) {
+        let nonce = &self.bytes[NONCE_AT];
+        let epoch = self.epoch.to_le_bytes();
+        for part in [purpose.as_bytes(), nonce, &epoch].iter().chain(parts) {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
         }
@@ -218,7 +231,7 @@ pub(super) fn decode_address(
 impl PartialEq for UniqueId {
     /// In constant time: the bytes hold a secret.
     fn eq(&self, other: &UniqueId) -> bool {
-        self.0.iter().zip(&other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+        self.bytes.iter().zip(&other.bytes).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
     }
 }
 

@@ -9,7 +9,7 @@
 use super::flight::{self, Flight, quote};
 use super::network::descriptor::{Event, block_signals, poll};
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::fork::Shared;
 use crate::{fork, host};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -32,6 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const QUESTION_BYTES: usize = 64;
 
 /// The communicators of this process that onlookers see.
+#[derive(Default)]
 struct Gallery {
     flights: Vec<(u64, Flight)>,
     next: u64,
@@ -40,8 +41,8 @@ struct Gallery {
     born: u32,
 }
 
-static GALLERY: Mutex<Gallery> =
-    Mutex::new(Gallery { flights: Vec::new(), next: 0, server: None, born: 0 });
+static GALLERY: Shared<Gallery> =
+    Shared::new(Gallery { flights: Vec::new(), next: 0, server: None, born: 0 });
 
 /// A communicator's place among those that onlookers see; dropping it takes it away.
 pub struct Exhibit {

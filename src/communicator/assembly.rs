@@ -6,7 +6,7 @@ use super::watch::Unless;
 use crate::bootstrap::{self, Contribution, Member, UniqueId, Unmet};
 use crate::error::{Error, Result};
 use crate::executor::links::{Pages, Reach, SegmentMap};
-use crate::sync::Mutex;
+use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
 use crate::transport::process;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Segments of this process by number, for ranks that are threads of it.
-static LOCAL: Mutex<BTreeMap<u64, Local>> = Mutex::new(BTreeMap::new());
+static LOCAL: Shared<BTreeMap<u64, Local>> = Shared::new(BTreeMap::new());
 
 /// A rank's segment, and which rank of which rendezvous it is: what another says of itself, this
 /// process knows of its own.

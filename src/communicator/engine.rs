@@ -35,9 +35,8 @@ pub struct Engine {
     pub topology: Topology,
     pub costs: Costs,
     pub memory: super::memory::Memory,
-    /// What every message carries of its communicator.
-    pub communicator: u32,
-    pub epoch: u32,
+    /// What every message carries of its communicator and its rank.
+    origin: Stamp,
     cache: Cache,
     pointers: Pointers,
     bases: Bases,
@@ -60,17 +59,18 @@ impl Engine {
         links: Links,
         memory: super::memory::Memory,
         topology: Topology,
-        communicator: u32,
+        (communicator, epoch): (u32, u32),
     ) -> Engine {
         let nranks = links.nranks;
         assert_eq!(topology.nranks(), nranks);
+        let source = links.rank as u32;
+        let origin = Stamp { communicator, epoch, source, ..Stamp::default() };
         Engine {
             links,
             topology,
             costs: Costs::default(),
             memory,
-            communicator,
-            epoch: 0,
+            origin,
             cache: Cache::default(),
             pointers: Pointers::new(nranks),
             bases: Bases::new(nranks),
@@ -115,13 +115,7 @@ impl Engine {
         page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
         let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;
-        let stamp = Stamp {
-            communicator: self.communicator,
-            epoch: self.epoch,
-            sequence,
-            fingerprint: ready.fingerprint,
-            source: self.links.rank as u32,
-        };
+        let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.record(sequence)?)))
         {
@@ -428,13 +422,7 @@ impl Engine {
         numbers[peer] += 1;
         // The message's own fingerprint: both ends must name the same type and count.
         let fingerprint = mix(mix(count as u64) ^ (data_type as u64 | 1 << 40)) | 1;
-        let stamp = Stamp {
-            communicator: self.communicator,
-            epoch: self.epoch,
-            sequence,
-            fingerprint,
-            source: self.links.rank as u32,
-        };
+        let stamp = Stamp { sequence, fingerprint, ..self.origin };
         Transfer::new(sends, peer, address, count * data_type.size(), stamp)
     }
 }

@@ -16,7 +16,7 @@ use std::fmt::Write;
 #[derive(Clone)]
 pub struct Flight {
     pub pages: Pages,
-    /// The same on all its ranks.
+    /// Half of the number that messages carry: the same on all its ranks.
     pub number: u32,
 }
 

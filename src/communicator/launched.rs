@@ -62,7 +62,6 @@ impl Network for Outside<'_> {
             rank: ANYONE,
             to: ANYONE,
             nranks: 0,
-            epoch: 0,
             lane: 0,
             note: 0,
         };

@@ -175,3 +175,48 @@ impl Communicator {
 pub(super) fn port_of(gate: &Gate) -> u16 {
     gate.addresses().first().map_or(0, |address| address.port())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::UniqueId;
+    use crate::bootstrap::network::{Greeting, HELLO, Handshake, Purpose, Secret};
+    use crate::communicator::init::number_of;
+    use crate::communicator::together::all_or_none;
+
+    /// The ids of communicators that a rank makes of `of`, each in another way or another time.
+    fn descendants(of: &Communicator) -> Vec<UniqueId> {
+        let split = |_| of.split(0, 0, None).unwrap().unwrap();
+        let mut made: Vec<Communicator> = (0..2).map(split).collect();
+        if of.rank() < 2 {
+            made.extend((0..2).map(|_| of.shrink(&[2], None).unwrap()));
+            made.push(made[2].shrink(&[], None).unwrap());
+        }
+        made.iter().map(|communicator| communicator.id.clone()).collect()
+    }
+
+    #[test]
+    fn what_was_recorded_before_a_shrink_means_nothing_after_it() {
+        let communicators = Communicator::init_all(3, &Config::default()).unwrap();
+        let parent = communicators[0].id.clone();
+        let jobs = communicators.iter().map(|communicator| || descendants(communicator));
+        let made: Vec<Vec<UniqueId>> =
+            all_or_none(jobs).unwrap().into_iter().map(|made| made.unwrap()).collect();
+        assert_eq!(made[0].len(), 5);
+        let greeting =
+            Greeting { purpose: Purpose::Data, rank: 1, to: 0, nranks: 3, lane: 0, note: 0 };
+        let mut all = vec![parent];
+        for (index, id) in made[0].iter().enumerate() {
+            assert_eq!(number_of(id), number_of(&made[1][index]), "the same on every rank");
+            for before in &all {
+                assert_ne!(number_of(before), number_of(id), "a message tells them apart");
+                assert!(id.epoch() > all[0].epoch() && id.epoch() == made[1][index].epoch());
+                let recorded = Handshake::caller(&Secret::new(before), &greeting).unwrap();
+                let mut gate = Handshake::gate(&Secret::new(id)).unwrap();
+                let refused = gate.feed(&recorded.outgoing()[..HELLO]);
+                assert_eq!(refused, Err("a caller that does not hold the secret"));
+            }
+            all.push(id.clone());
+        }
+    }
+}

@@ -10,12 +10,11 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::fork::{Held, Once, Shared};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ops::Deref;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 /// What a handle names; part of the handle, so that one kind cannot pass for another.
@@ -152,9 +151,9 @@ impl<T> Slot<T> {
 /// All handles of one kind.
 pub struct Table<T: 'static> {
     kind: Kind,
-    segments: [OnceLock<Box<[Slot<T>]>>; SEGMENTS],
+    segments: [Once<Box<[Slot<T>]>>; SEGMENTS],
     /// Slots to use next, and how many were ever used. Taken at creation and destruction only.
-    free: Mutex<(Vec<usize>, usize)>,
+    free: Shared<(Vec<usize>, usize)>,
 }
 
 /// A call inside a slot: the value stays until this is dropped.
@@ -211,8 +210,7 @@ impl<T: Send + Sync> Closing<T> {
             }
         };
         if self.generation < LAST_GENERATION {
-            let mut free = self.table.free.lock();
-            free.0.push(self.index);
+            self.table.free().0.push(self.index);
         }
         value
     }
@@ -222,9 +220,15 @@ impl<T: Send + Sync> Table<T> {
     pub const fn new(kind: Kind) -> Table<T> {
         Table {
             kind,
-            segments: [const { OnceLock::new() }; SEGMENTS],
-            free: Mutex::new((Vec::new(), 0)),
+            segments: [const { Once::new() }; SEGMENTS],
+            free: Shared::new((Vec::new(), 0)),
         }
+    }
+
+    /// The slots to use next. A child that cannot know which were used goes on behind all of them.
+    fn free(&'static self) -> Held<'static, (Vec<usize>, usize)> {
+        let used = || self.segments.iter().filter(|segment| segment.get().is_some()).count();
+        self.free.lock_or(|| (Vec::new(), used() * SEGMENT))
     }
 
     fn slot(&'static self, index: usize) -> Option<&'static Slot<T>> {
@@ -243,7 +247,7 @@ impl<T: Send + Sync> Table<T> {
     /// Keep `value` and give its handle.
     pub fn insert(&'static self, value: T) -> Result<*mut c_void> {
         let index = {
-            let mut free = self.free.lock();
+            let mut free = self.free();
             match free.0.pop() {
                 Some(index) => index,
                 None if free.1 == SEGMENT * SEGMENTS => {
@@ -255,7 +259,7 @@ impl<T: Send + Sync> Table<T> {
                 }
             }
         };
-        self.segments[index / SEGMENT].get_or_init(|| (0..SEGMENT).map(|_| Slot::new()).collect());
+        self.segments[index / SEGMENT].get_or_make(|| (0..SEGMENT).map(|_| Slot::new()).collect());
         let generation = self.slot(index).expect("just made").open(value);
         let bits = (self.kind as u64) << 48 | generation << INDEX_BITS | index as u64;
         Ok(std::ptr::without_provenance_mut(bits as usize))

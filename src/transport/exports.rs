@@ -11,7 +11,7 @@ pub use super::mailbox::{Mailbox, MailboxSender};
 
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use std::cell::RefCell;
 use std::fs::File;
@@ -65,12 +65,12 @@ struct Table {
 /// What `find` and `address` need of a region: start, bytes, number.
 type Entry = (usize, usize, u64);
 
-static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+static TABLE: Shared<Option<Table>> = Shared::new(None);
 
 /// Held while a range is looked up and then moved: two that overlap would be mapped over each
 /// other. Not the table's lock, since moving takes long and calls on other memory ask the table
 /// meanwhile.
-static MOVING: Mutex<()> = Mutex::new(());
+static MOVING: Shared<()> = Shared::new(());
 
 /// Counts changes of the table.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
@@ -121,7 +121,11 @@ pub(super) fn contains(start: usize, bytes: usize, inner: usize, inner_bytes: us
 }
 
 fn with_table<T>(body: impl FnOnce(&mut Table) -> T) -> T {
-    body(TABLE.lock().get_or_insert_default())
+    let anew = || {
+        count_change();
+        None
+    };
+    body(TABLE.lock_or(anew).get_or_insert_default())
 }
 
 /// Make every thread's copy stale. Called under the table's lock.

@@ -45,7 +45,7 @@ impl Geometry {
 pub struct Stamp {
     /// The communicator's number, the same on all its ranks.
     pub communicator: u32,
-    /// How often the communicator was rebuilt.
+    /// How many splits and shrinks its communicator is from the one that the ranks came together as.
     pub epoch: u32,
     /// The operation's sequence number.
     pub sequence: u64,
@@ -375,6 +375,22 @@ mod tests {
             assert_eq!((got, message.stamp), (&bytes[..], stamp(length as u64)));
             receiver.free();
         }
+    }
+
+    #[test]
+    fn a_message_of_another_operation_or_time_does_not_match() {
+        let (mut sender, mut receiver, _memory) = ring();
+        assert!(send(&mut sender, 7, &[1, 2]));
+        let message = receiver.try_wait().unwrap();
+        let expected = stamp(7);
+        assert!(message.matches(&expected, 2) && !message.matches(&expected, 1));
+        let others = [
+            Stamp { communicator: 9, ..expected },
+            Stamp { epoch: 3, ..expected },
+            Stamp { sequence: 8, ..expected },
+            Stamp { fingerprint: 9, ..expected },
+        ];
+        assert!(others.iter().all(|other| !message.matches(other, 2)));
     }
 
     #[test]

@@ -9,6 +9,8 @@
 
 #[path = "../../src/error.rs"]
 mod error;
+#[path = "../../src/fork.rs"]
+mod fork;
 #[path = "../../src/sync.rs"]
 mod sync;
 #[path = "../../src/ffi"]
@@ -74,7 +76,7 @@ impl Watch for Forever {
 const SLEEPY: Patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
 
 fn stamp(sequence: u64) -> Stamp {
-    Stamp { communicator: 1, epoch: 0, sequence, fingerprint: 1, source: 0 }
+    Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 1, source: 0 }
 }
 
 /// Messages that use each slot, and one of them twice.

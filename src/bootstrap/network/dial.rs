@@ -11,24 +11,10 @@ use super::stream::Network;
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// A connection whose other end holds the secret, and knows that this end does.
-pub struct Proved {
-    /// Non-blocking, closed on exec, sends small messages at once.
-    pub socket: OwnedFd,
-    pub greeting: Greeting,
-    pub keys: Keys,
-    pub address: SocketAddr,
-}
-
-impl From<Arrival<Socket>> for Proved {
-    fn from(arrival: Arrival<Socket>) -> Proved {
-        let Arrival { stream, greeting, keys, address } = arrival;
-        Proved { socket: stream.into_fd(), greeting, keys, address }
-    }
-}
+/// A socket whose other end holds the secret, and knows that this end does.
+pub type Proved = Arrival<Socket>;
 
 /// The longest that one attempt takes in the first round, where there are other addresses to try: a
 /// connection over a wide network and its handshake take a third. It doubles with every round,
@@ -249,7 +235,7 @@ impl Dial {
 
     /// Go on; the connection once the other end has let us in, an error at the deadline.
     pub fn advance(&mut self) -> Result<Option<Proved>> {
-        Ok(self.0.advance(Instant::now(), &mut Kernel)?.map(Proved::from))
+        self.0.advance(Instant::now(), &mut Kernel)
     }
 }
 

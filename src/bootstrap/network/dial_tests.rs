@@ -23,6 +23,8 @@ impl Stream for Wire {
         self.0.0.lock().unwrap()[self.1][0].extend(bytes);
         Ok(bytes.len())
     }
+
+    fn finish(&mut self) {}
 }
 
 impl Network for Wires {
@@ -37,6 +39,8 @@ impl Network for Wires {
     fn routes(&self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
         addresses.to_vec()
     }
+
+    fn watch(&self, _: &Wire) {}
 }
 
 /// Let a gate read what it was told over the connection, and answer.
@@ -53,7 +57,7 @@ fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
     let secret = Secret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 2] = ["192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Control, 1);
-    let greeting = Greeting { purpose, rank, to: ANYONE, nranks: 2, epoch: 0, lane: 0, note: 0 };
+    let greeting = Greeting { purpose, rank, to: ANYONE, nranks: 2, lane: 0, note: 0 };
     let (mut wires, mut now) = (Wires::default(), Instant::now());
     let mut dial = Dialling::new(secret.clone(), &to, greeting, now, now + 60 * ATTEMPT);
     assert!(dial.advance(now, &mut wires).unwrap().is_none());

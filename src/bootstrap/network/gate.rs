@@ -166,8 +166,7 @@ impl Gate {
     /// counts.
     pub fn advance(&mut self) -> Vec<Proved> {
         let mut proved = std::mem::take(&mut self.kept);
-        let arrived = self.lobby.advance(Instant::now(), || self.listener.accept());
-        proved.extend(arrived.into_iter().map(Proved::from));
+        proved.extend(self.lobby.advance(Instant::now(), || self.listener.accept()));
         proved
     }
 

@@ -3,7 +3,7 @@
 use super::Refusal;
 
 /// Bytes of an encoded greeting.
-pub const GREETING: usize = 32;
+pub const GREETING: usize = 28;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +23,6 @@ pub struct Greeting {
     /// (a container bridge's), so that an address alone can lead to another rank's gate.
     pub to: u32,
     pub nranks: u32,
-    pub epoch: u32,
     /// Which of a peer's data sockets; at a meeting, where there are none yet, the process id.
     pub lane: u32,
     /// Whatever the purpose needs.
@@ -36,11 +35,11 @@ pub const ANYONE: u32 = u32::MAX;
 impl Greeting {
     pub fn encode(&self) -> [u8; GREETING] {
         let mut bytes = [0; GREETING];
-        let words = [self.purpose as u32, self.rank, self.to, self.nranks, self.epoch, self.lane];
+        let words = [self.purpose as u32, self.rank, self.to, self.nranks, self.lane];
         for (cell, word) in bytes.chunks_exact_mut(4).zip(words) {
             cell.copy_from_slice(&word.to_le_bytes());
         }
-        bytes[24..].copy_from_slice(&self.note.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.note.to_le_bytes());
         bytes
     }
 
@@ -60,9 +59,8 @@ impl Greeting {
             rank: word(1),
             to: word(2),
             nranks: word(3),
-            epoch: word(4),
-            lane: word(5),
-            note: u64::from_le_bytes(bytes[24..].try_into().expect("eight bytes")),
+            lane: word(4),
+            note: u64::from_le_bytes(bytes[20..].try_into().expect("eight bytes")),
         })
     }
 }

@@ -51,7 +51,7 @@ pub struct Keys {
 }
 
 /// Where Noise takes its primitives and its randomness from.
-pub(super) type Primitives = fn() -> BoxedCryptoResolver;
+pub(crate) type Primitives = fn() -> BoxedCryptoResolver;
 
 /// The key that all handshakes of one unique id share.
 #[derive(Clone)]
@@ -65,7 +65,7 @@ impl Secret {
         Secret::with(id, || Box::new(DefaultResolver))
     }
 
-    pub(super) fn with(id: &UniqueId, primitives: Primitives) -> Secret {
+    pub(crate) fn with(id: &UniqueId, primitives: Primitives) -> Secret {
         Secret { key: id.mac("network handshake", &[]), primitives }
     }
 

@@ -5,7 +5,7 @@ use super::*;
 
 fn greeting() -> Greeting {
     let (purpose, rank, note) = (Purpose::Data, 3, 0x1234_5678_9abc_def0);
-    Greeting { purpose, rank, to: ANYONE, nranks: 8, epoch: 1, lane: 2, note }
+    Greeting { purpose, rank, to: ANYONE, nranks: 8, lane: 2, note }
 }
 
 fn secret() -> Secret {

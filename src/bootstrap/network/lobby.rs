@@ -232,6 +232,8 @@ mod tests {
         fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
             Ok(bytes.len())
         }
+
+        fn finish(&mut self) {}
     }
 
     struct Scene {
@@ -244,7 +246,7 @@ mod tests {
         fn new() -> Scene {
             let secret = Secret::new(&UniqueId::generate().unwrap());
             let (purpose, rank, to) = (Purpose::Meet, 1, ANYONE);
-            let greeting = Greeting { purpose, rank, to, nranks: 2, epoch: 0, lane: 0, note: 0 };
+            let greeting = Greeting { purpose, rank, to, nranks: 2, lane: 0, note: 0 };
             let hello = Handshake::caller(&secret, &greeting).unwrap().outgoing().to_vec();
             assert_eq!(hello.len(), HELLO);
             Scene { lobby: Lobby::new(secret), hello, now: Instant::now() }

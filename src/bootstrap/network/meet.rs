@@ -5,11 +5,10 @@ use super::gate::{Gate, NetworkConfig};
 use super::greeting::{ANYONE, Greeting, Purpose};
 use super::handshake::Secret;
 use super::host::{Host, Role};
-use super::lobby::Arrival;
 use super::member::Member;
 use super::message::{MOST_ADDRESSES, Party};
 use super::registry::Registry;
-use super::socket::{self, Kernel, Socket, entry};
+use super::socket::{self, Kernel, entry};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::process::random;
 use crate::bootstrap::unmet::Unmet;
@@ -25,13 +24,6 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// Between two looks at whether the meeting is called off: as in a rendezvous on one machine.
 const GLANCE: Duration = Duration::from_millis(2);
-
-impl From<Proved> for Arrival<Socket> {
-    fn from(proved: Proved) -> Arrival<Socket> {
-        let Proved { socket, greeting, keys, address } = proved;
-        Arrival { stream: Socket::from_fd(socket), greeting, keys, address }
-    }
-}
 
 /// Meet the other ranks of `id` over the network and return what every rank brought, in order of
 /// rank. The root is this rank if the id's address is its own gate's, else whoever listens there.
@@ -98,7 +90,6 @@ fn greeting(me: Party, nranks: usize) -> Result<Greeting> {
         rank: me.rank,
         to: ANYONE,
         nranks: nranks as u32,
-        epoch: 0,
         lane: me.pid,
         note: u64::from_le_bytes(note),
     })
@@ -136,7 +127,7 @@ fn run(
         let now = Instant::now();
         for proved in gate.advance() {
             if proved.greeting.purpose == Purpose::Meet {
-                host.admit(proved.into(), now);
+                host.admit(proved, now);
             } else {
                 others.push(proved);
             }
@@ -203,7 +194,7 @@ fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
         let mut entries = Vec::new();
         for proved in gate.advance() {
             if proved.greeting.purpose == Purpose::Meet {
-                host.admit(proved.into(), Instant::now());
+                host.admit(proved, Instant::now());
             }
         }
         host.advance(Instant::now());

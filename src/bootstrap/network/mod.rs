@@ -18,21 +18,24 @@ mod message;
 mod registry;
 mod seal;
 #[cfg(test)]
-mod simulation;
+pub mod simulation;
 mod socket;
 mod stream;
 mod tree;
 
-pub use dial::{Dial, Proved};
+pub use dial::{Dial, Dialling, Proved};
 pub use gate::{Gate, NetworkConfig};
 pub use greeting::{ANYONE, GREETING, Greeting, Purpose};
 pub use handshake::{ANSWER, HELLO, Handshake, Keys, PROOF, Secret};
 pub use interface::{Interface, interfaces};
-pub use lobby::Tally;
+#[cfg(test)]
+pub use lobby::Lobby;
+pub use lobby::{Arrival, Tally};
 pub use meet::{Root, meet, meet_unless};
 pub use message::{Entry, Message, Party, entries};
 pub use seal::{End, Framed, MAX_FRAME, OVERHEAD, Opener, Sealer};
-pub use stream::Stream;
+pub use socket::{Kernel, Socket};
+pub use stream::{Network, Stream, is_not_yet};
 
 /// Why bytes were not what they should have been.
 pub type Refusal = &'static str;

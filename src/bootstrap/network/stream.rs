@@ -11,6 +11,9 @@ pub trait Stream {
 
     /// Send what fits now; `WouldBlock` where nothing does, or while the connection is being made.
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Send nothing more; what comes can still be received.
+    fn finish(&mut self);
 }
 
 /// Where connections come from.
@@ -24,6 +27,9 @@ pub trait Network {
     fn routes(&self, to: &[SocketAddr]) -> Vec<SocketAddr> {
         to.to_vec()
     }
+
+    /// Let a stream fail with `TimedOut` some seconds after nobody is at its other end any more.
+    fn watch(&self, stream: &Self::Stream);
 }
 
 /// Whether a call should simply be made again later.

@@ -9,7 +9,7 @@ use super::secret::{self, ADVICE};
 use super::{Found, Place, machine};
 use crate::bootstrap::id::UniqueId;
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::fork::Shared;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl Invitation {
 type Turn = (String, String, usize);
 
 /// Meetings so far.
-static TURNS: Mutex<BTreeMap<Turn, u64>> = Mutex::new(BTreeMap::new());
+static TURNS: Shared<BTreeMap<Turn, u64>> = Shared::new(BTreeMap::new());
 
 /// Where the ranks meet, as far as it is the same for all of them.
 struct Target {

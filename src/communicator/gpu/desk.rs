@@ -17,18 +17,19 @@ use crate::device::cuda::{Capture, Device, Event, Kernels};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Ending};
+use crate::fork::Shared;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
 use crate::transport::wait::Watch;
 use crate::types::{DataType, ReduceOp};
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// The desks of this process, by their communicators' names.
-static DESKS: LazyLock<Mutex<HashMap<Vec<u8>, Weak<Desk>>>> = LazyLock::new(Mutex::default);
+static DESKS: Shared<BTreeMap<Vec<u8>, Weak<Desk>>> = Shared::new(BTreeMap::new());
 
 /// What a rank leaves at the desk for good.
 pub struct Sitting {

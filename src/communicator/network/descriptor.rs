@@ -1,16 +1,9 @@
-//! The control thread's descriptors: the event that wakes it, options of its sockets, its sleep.
+//! The control thread's descriptors: the event that wakes it, its sleep.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
-
-/// How long the kernel tries to get bytes to a neighbour that acknowledges nothing, milliseconds:
-/// with the heartbeat before it, a partition is found within seven seconds.
-const USER_TIMEOUT_MS: libc::c_int = 6000;
-
-/// Seconds of silence before the kernel asks whether the other end is there.
-const KEEPALIVE_S: libc::c_int = 2;
 
 /// Wakes a thread that sleeps in `poll`.
 pub struct Event(OwnedFd);
@@ -40,22 +33,6 @@ impl Event {
 
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
-    }
-}
-
-/// Let the kernel find out when nobody is at the other end of a socket any more.
-pub fn watch_other_end(socket: RawFd) {
-    let options = [
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE_S),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEPALIVE_S),
-        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
-    ];
-    for (level, option, value) in options {
-        let length = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the value is live and `length` is its size. Only a socket that has ended already
-        // refuses an option, and its next use says so.
-        unsafe { libc::setsockopt(socket, level, option, (&raw const value).cast(), length) };
     }
 }
 

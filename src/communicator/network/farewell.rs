@@ -1,14 +1,11 @@
-//! How the control thread of a rank ends: it waits for connections that are due, then tells its
-//! last words.
+//! How the control plane of a rank ends: it waits for connections that are due, then tells its last
+//! words.
 //!
 //! Others must be able to tell a rank that has left from one that died, so both waits are for them
 //! and both are short.
 
-use super::Worker;
-use crate::communicator::network::descriptor::poll;
-use std::io::{ErrorKind, Read};
-use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use super::Plane;
+use crate::bootstrap::network::{Network, Stream, is_not_yet};
 use std::time::{Duration, Instant};
 
 /// The longest that a rank which ends waits for its neighbours to have read its last words.
@@ -18,26 +15,67 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// only one that is stopped takes as long.
 const LATE_LINKS: Duration = Duration::from_secs(1);
 
-impl Worker {
-    /// A rank may end before all its neighbours are connected. Those who come in vain would take it
-    /// for dead, so they get a little time; who has gone itself is not waited for.
-    pub(super) fn finish_links(&mut self) {
-        let until = Instant::now() + LATE_LINKS;
+/// How far a rank is with its end.
+#[derive(Clone, Copy)]
+pub(super) enum Stage {
+    Working,
+    /// It ends, and may still miss connections.
+    Linking {
+        until: Instant,
+    },
+    /// It tells its last words; once they have left, it has nothing more to say.
+    Parting {
+        until: Instant,
+        has_said: bool,
+    },
+    Over,
+}
+
+impl<N: Network> Plane<N> {
+    /// End. A rank may end before all its neighbours are connected: those who come in vain would
+    /// take it for dead, so they get a little time; who has gone itself is not waited for.
+    pub fn leave(&mut self, now: Instant) {
         self.publish();
-        loop {
-            self.admit();
-            self.advance_calls();
-            self.read_all();
-            self.tend();
-            self.beat();
-            self.write_all();
-            // Asked right before the sleep: what has just come may be all that was missed, and then
-            // nothing more comes to end the sleep.
-            if Instant::now() >= until || !self.misses_links() {
-                return;
-            }
-            self.next_beat = self.next_beat.min(until);
-            self.sleep();
+        self.stage = Stage::Linking { until: now + LATE_LINKS };
+    }
+
+    pub fn is_leaving(&self) -> bool {
+        !matches!(self.stage, Stage::Working)
+    }
+
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+
+    /// Whether who comes is let in, and what comes is read.
+    pub fn receives(&self) -> bool {
+        matches!(self.stage, Stage::Working | Stage::Linking { .. })
+    }
+
+    pub(super) fn links_until(&self) -> Option<Instant> {
+        if let Stage::Linking { until } = self.stage { Some(until) } else { None }
+    }
+
+    pub(super) fn farewell_until(&self) -> Option<Instant> {
+        if let Stage::Parting { until, .. } = self.stage { Some(until) } else { None }
+    }
+
+    pub(super) fn advance_farewell(&mut self) {
+        // Asked at the end of a pass, right before a sleep: what has just come may be all that was
+        // missed, and then nothing more comes to end the sleep.
+        if self.links_until().is_some_and(|until| self.now >= until || !self.misses_links()) {
+            self.publish();
+            self.stage = Stage::Parting { until: self.now + FAREWELL, has_said: false };
+        }
+        let Stage::Parting { until, has_said } = self.stage else { return };
+        if !has_said && self.write_all() {
+            self.stage = Stage::Parting { until, has_said: true };
+            let streams = self.neighbours.iter_mut().filter_map(|n| n.stream.as_mut());
+            streams.for_each(Stream::finish);
+        }
+        self.read_out();
+        if self.now >= until || self.neighbours.iter().all(|n| n.stream.is_none()) {
+            self.stage = Stage::Over;
         }
     }
 
@@ -50,40 +88,17 @@ impl Worker {
         self.gossip.neighbours().iter().any(is_missed)
     }
 
-    /// Tell the neighbours this rank's last words, and wait a little for them to be read.
-    pub(super) fn say_goodbye(mut self) {
-        let until = Instant::now() + FAREWELL;
-        self.publish();
+    /// Unread bytes would turn the end of a connection into a reset, which takes the last words
+    /// with it.
+    fn read_out(&mut self) {
         let mut bytes = [0; 16 << 10];
-        let mut entries = Vec::new();
-        let mut shut = false;
-        while Instant::now() < until && self.neighbours.iter().any(|n| n.socket.is_some()) {
-            if !shut && self.write_all() {
-                shut = true;
-                let sockets = self.neighbours.iter().filter_map(|n| n.socket.as_ref());
-                // One that has ended already is no harm.
-                sockets.for_each(|socket| drop(socket.shutdown(Shutdown::Write)));
-            }
-            for neighbour in &mut self.neighbours {
-                // Unread bytes would turn the end of a connection into a reset.
-                while let Some(socket) = &mut neighbour.socket {
-                    match socket.read(&mut bytes) {
-                        Ok(count) if count > 0 => {}
-                        Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                        Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                        _ => neighbour.socket = None,
-                    }
+        for neighbour in &mut self.neighbours {
+            while let Some(stream) = &mut neighbour.stream {
+                match stream.receive(&mut bytes) {
+                    Ok(count) if count > 0 => {}
+                    Err(error) if is_not_yet(&error) => break,
+                    _ => neighbour.stream = None,
                 }
-            }
-            entries.clear();
-            for neighbour in &self.neighbours {
-                if let Some(socket) = &neighbour.socket {
-                    let events = libc::POLLIN | if shut { 0 } else { libc::POLLOUT };
-                    entries.push(libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 });
-                }
-            }
-            if !entries.is_empty() {
-                poll(&mut entries, until);
             }
         }
     }

@@ -228,7 +228,10 @@ impl Gossip {
 
     fn note_gone(&mut self, rank: usize, from: Option<usize>) {
         // Who takes this rank for dead cannot hear it; what this one does is its own affair.
-        if rank == self.rank || std::mem::replace(&mut self.known[rank].is_gone, true) {
+        if rank == self.rank || self.has_left(rank) {
+            return;
+        }
+        if std::mem::replace(&mut self.known[rank].is_gone, true) {
             return;
         }
         self.news.push(News::Gone(rank));

@@ -11,6 +11,9 @@ pub mod status;
 
 pub(super) mod descriptor;
 mod engine;
+mod plane;
+#[cfg(test)]
+mod simulation;
 mod worker;
 
 pub use engine::{Engine, Publisher, Start};

@@ -6,8 +6,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::fork::Once;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::OnceLock;
 
 /// A result of the driver; 0 is success.
 pub type Code = i32;
@@ -147,7 +147,7 @@ fn look_up(library: *mut c_void, symbol: &str) -> Result<*mut c_void> {
 }
 
 /// The driver, or why there is none, once it was asked for.
-static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+static DRIVER: Once<Result<Driver>> = Once::new();
 
 /// Open the driver's library with these flags; NULL where it is not there.
 fn library(flags: libc::c_int) -> *mut c_void {
@@ -196,7 +196,7 @@ impl Driver {
 
     /// The driver, loaded if need be.
     pub fn get() -> Result<&'static Driver> {
-        DRIVER.get_or_init(Driver::start).as_ref().map_err(Error::clone)
+        DRIVER.get_or_make(Driver::start).as_ref().map_err(Error::clone)
     }
 
     fn start() -> Result<Driver> {

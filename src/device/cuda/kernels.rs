@@ -10,11 +10,11 @@ use super::abi;
 use super::context::Device;
 use super::driver::{Function, Module, Stream};
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::fork::Shared;
 use crate::types::DataType;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 /// How the names of kernels end, by what they compute with.
 const KINDS: [&str; 10] = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"];
@@ -91,7 +91,7 @@ unsafe impl Sync for Kernels {}
 
 /// What was loaded, by the number of the context, which no later context has. A device's own
 /// context is kept from here on, and its modules with it.
-static LOADED: LazyLock<Mutex<HashMap<u64, Arc<Kernels>>>> = LazyLock::new(Mutex::default);
+static LOADED: Shared<BTreeMap<u64, Arc<Kernels>>> = Shared::new(BTreeMap::new());
 
 /// A file with kernels to use instead of those that the library was built with.
 fn replacement() -> Result<Option<Vec<u8>>> {

@@ -156,7 +156,7 @@ impl Job {
                 let (purpose, to) = (Purpose::Meet, ANYONE);
                 let nranks = self.ranks.len() as u32;
                 let (rank, lane, note) = (from as u32, from as u32, from as u64);
-                let greeting = Greeting { purpose, rank, to, nranks, epoch: 0, lane, note };
+                let greeting = Greeting { purpose, rank, to, nranks, lane, note };
                 self.feed(whom, Event::Came { link: theirs, greeting });
             }
             What::Reached { link, peer, theirs } => {

@@ -5,30 +5,42 @@
 //! thousand seeds are to take a second. A seed that fails is printed; `RINGCOMM_SEED=n` replays it.
 
 mod large;
-mod net;
-mod primitives;
+pub mod net;
+pub mod primitives;
 mod world;
 
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use world::{Fault, World};
 
-/// Meetings of one kind with many seeds. Every one of them ends, and ends well or with a reason.
-fn sweep(name: &str, seeds: u64, faults: &[Fault]) {
+/// Run the worlds of many seeds; how many came out as true. One that fails is printed.
+pub fn every_seed<W: Display>(
+    name: &str,
+    seeds: u64,
+    world: impl Fn(u64) -> W,
+    mut run: impl FnMut(&mut W) -> Result<bool, String>,
+) -> u64 {
     let only = std::env::var("RINGCOMM_SEED").ok().map(|seed| seed.parse().expect("a number"));
-    let mut met = 0;
+    let mut fulfilled = 0;
     for seed in only.map_or(0..seeds, |seed: u64| seed..seed + 1) {
-        let mut world = World::new(seed, faults);
-        let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
-        match verdict {
-            Ok(Ok(all)) => met += u64::from(all),
+        let mut world = world(seed);
+        match catch_unwind(AssertUnwindSafe(|| run(&mut world))) {
+            Ok(Ok(fully)) => fulfilled += u64::from(fully),
             Ok(Err(complaint)) => {
                 panic!("{name}: {complaint}\n{world}replay with RINGCOMM_SEED={seed}")
             }
             Err(panic) => {
                 eprintln!("{name}: {world}replay with RINGCOMM_SEED={seed}");
-                std::panic::resume_unwind(panic);
+                resume_unwind(panic);
             }
         }
     }
+    fulfilled
+}
+
+/// Meetings of one kind with many seeds. Every one of them ends, and ends well or with a reason.
+fn sweep(name: &str, seeds: u64, faults: &[Fault]) {
+    let met = every_seed(name, seeds, |seed| World::new(seed, faults), World::run);
     println!("{name}: {met} of {seeds} meetings brought all ranks together");
 }
 

@@ -4,10 +4,11 @@
 //! and a reset takes what the other end has not read yet with it.
 
 use super::primitives::Seeded;
+use crate::bootstrap::network::socket::USER_TIMEOUT;
 use crate::bootstrap::network::stream::{Network, Stream, ended};
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -38,9 +39,20 @@ pub enum Happening {
     Refused {
         pipe: usize,
     },
+    /// What was sent is not acknowledged.
+    TimedOut {
+        pipe: usize,
+        side: usize,
+    },
     Kill(Party),
     Stop(Party),
+    Continue(Party),
     Start(Party),
+    /// Nothing comes from its host any more, and nothing gets there.
+    Silence(Party),
+    /// It has something to tell.
+    Say(Party),
+    Leave(Party),
     /// A stranger comes to a door with bytes of its own.
     Stranger {
         door: usize,
@@ -59,6 +71,10 @@ struct Side {
     eof: bool,
     failed: Option<i32>,
     dropped: bool,
+    finished: bool,
+    watched: bool,
+    /// It is noticed, in time, that nothing is acknowledged.
+    waits: bool,
 }
 
 struct Pipe {
@@ -95,6 +111,7 @@ pub struct Net {
     pipes: Vec<Pipe>,
     pub doors: Vec<Door>,
     places: BTreeMap<SocketAddr, usize>,
+    silent: BTreeSet<Party>,
     pub recordings: Vec<(usize, Vec<u8>)>,
     pub bytes: u64,
 }
@@ -118,6 +135,7 @@ impl Net {
             pipes: Vec::new(),
             doors: Vec::new(),
             places: BTreeMap::new(),
+            silent: BTreeSet::new(),
             recordings: Vec::new(),
             bytes: 0,
         }
@@ -128,7 +146,7 @@ impl Net {
         self.heap.push(Reverse((at.max(self.now), self.count, what)));
     }
 
-    pub fn next(&mut self) -> Option<Happening> {
+    pub fn advance(&mut self) -> Option<Happening> {
         let Reverse((at, _, what)) = self.heap.pop()?;
         self.now = at;
         Some(what)
@@ -147,6 +165,15 @@ impl Net {
             waiting.extend(door.backlog.drain(..));
         }
         waiting.into_iter().for_each(|pipe| self.close(pipe, 1));
+    }
+
+    pub fn silence(&mut self, party: Party) {
+        self.silent.insert(party);
+    }
+
+    /// Whether what one end sends never gets to the other.
+    fn is_cut_off(&self, pipe: usize) -> bool {
+        self.pipes[pipe].sides.iter().any(|side| self.silent.contains(&side.owner))
     }
 
     /// Let something happen; who is to look at the network.
@@ -171,6 +198,11 @@ impl Net {
                 end.eof = true;
                 Some(end.owner)
             }
+            Happening::TimedOut { pipe, side } => {
+                let end = &mut self.pipes[pipe].sides[side];
+                end.failed.get_or_insert(libc::ETIMEDOUT);
+                Some(end.owner)
+            }
             Happening::Refused { pipe } => {
                 let end = &mut self.pipes[pipe].sides[0];
                 end.failed = Some(libc::ECONNREFUSED);
@@ -186,6 +218,11 @@ impl Net {
             return Some(self.pipes[pipe].sides[0].owner);
         }
         let door = self.places.get(&to).map(|door| &mut self.doors[*door]);
+        let caller = self.pipes[pipe].sides[0].owner;
+        let is_silent = |party: Party| self.silent.contains(&party);
+        if is_silent(caller) || door.as_ref().is_some_and(|door| is_silent(door.owner)) {
+            return None;
+        }
         match door.filter(|door| door.open) {
             Some(door) => {
                 door.backlog.push_back(pipe);
@@ -228,12 +265,20 @@ impl Net {
     fn send(&mut self, pipe: usize, side: usize, bytes: &[u8]) -> io::Result<usize> {
         let most = self.numbers.below(bytes.len() as u64 * 2) as usize + 1;
         let jitter = Duration::from_micros(self.numbers.below(50));
+        let cut_off = self.is_cut_off(pipe);
         let (now, line) = (self.now, &mut self.pipes[pipe]);
         if let Some(errno) = line.sides[side].failed {
             return Err(io::Error::from_raw_os_error(errno));
         }
         if !line.connected {
             return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if cut_off {
+            let end = &mut line.sides[side];
+            if end.watched && !std::mem::replace(&mut end.waits, true) {
+                self.schedule(now + USER_TIMEOUT, Happening::TimedOut { pipe, side });
+            }
+            return Ok(bytes.len());
         }
         let (other, sent) = (1 - side, line.sides[side].sent);
         let held = line.sides[other].flying.len() + line.sides[other].inbox.len();
@@ -290,13 +335,29 @@ impl Net {
         Ok(got)
     }
 
+    /// One side sends nothing more.
+    fn finish(&mut self, pipe: usize, side: usize) {
+        self.pipes[pipe].sides[side].finished = true;
+        self.end(pipe, 1 - side, false);
+    }
+
+    /// Tell a side that nothing more comes.
+    fn end(&mut self, pipe: usize, side: usize, reset: bool) {
+        if self.is_cut_off(pipe) {
+            return;
+        }
+        let (now, line) = (self.now, &mut self.pipes[pipe]);
+        let at = (now + line.delay).max(line.sides[side].latest.unwrap_or(now));
+        line.sides[side].latest = Some(at);
+        self.schedule(at, Happening::Closed { pipe, side, reset });
+    }
+
     /// One side lets go of a pipe.
     fn close(&mut self, pipe: usize, side: usize) {
-        let (now, line) = (self.now, &mut self.pipes[pipe]);
+        let line = &mut self.pipes[pipe];
         if line.sides[side].dropped {
             return;
         }
-        let other = 1 - side;
         let reset = !line.sides[side].inbox.is_empty() || !line.sides[side].flying.is_empty();
         line.sides[side].dropped = true;
         if side == 0 && !line.recording.is_empty() {
@@ -304,10 +365,9 @@ impl Net {
             let recording = std::mem::take(&mut line.recording);
             self.recordings.extend(door.map(|door| (door, recording)));
         }
-        let line = &mut self.pipes[pipe];
-        let at = (now + line.delay).max(line.sides[other].latest.unwrap_or(now));
-        line.sides[other].latest = Some(at);
-        self.schedule(at, Happening::Closed { pipe, side: other, reset });
+        if reset || !self.pipes[pipe].sides[side].finished {
+            self.end(pipe, 1 - side, reset);
+        }
     }
 }
 
@@ -331,6 +391,10 @@ impl Network for Port {
         let pipe = self.net.borrow_mut().dial(self.owner, *to);
         Ok(Line { net: self.net.clone(), pipe, side: 0 })
     }
+
+    fn watch(&self, line: &Line) {
+        self.net.borrow_mut().pipes[line.pipe].sides[line.side].watched = true;
+    }
 }
 
 impl Stream for Line {
@@ -343,6 +407,10 @@ impl Stream for Line {
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.net.borrow_mut().send(self.pipe, self.side, bytes)
+    }
+
+    fn finish(&mut self) {
+        self.net.borrow_mut().finish(self.pipe, self.side);
     }
 }
 

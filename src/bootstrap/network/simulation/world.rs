@@ -165,7 +165,7 @@ impl World {
             if happened > 5_000_000 {
                 return Err("somebody spins".into());
             }
-            let next = self.net.borrow_mut().next();
+            let next = self.net.borrow_mut().advance();
             let Some(what) = next else { break };
             let now = self.net.borrow().now;
             if now > limit {
@@ -223,7 +223,7 @@ impl World {
         };
         let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
         let (nranks, lane, note) = (nranks as u32, pid, self.numbers.draw());
-        let greeting = Greeting { purpose, rank, to, nranks, epoch: 0, lane, note };
+        let greeting = Greeting { purpose, rank, to, nranks, lane, note };
         let host = Host::new(self.port(actor), self.secret.clone(), greeting, role);
         let this = &mut self.actors[actor];
         if !apart {
