@@ -168,7 +168,7 @@ fn all_streams_have_one_graph() {
                 wait(bench.stream.raw(), &fork)
             })?;
             call_both(&all)?;
-            benches[1..].iter().zip(&joins).try_for_each(|(bench, join)| {
+            benches[1..].iter().zip(&joins[1..]).try_for_each(|(bench, join)| {
                 {
                     let _current = bench.device.enter()?;
                     join.record(bench.stream.raw())?;
