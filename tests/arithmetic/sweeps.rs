@@ -1,4 +1,4 @@
-//! What tests of every type share: numbers that are the same on every run, and a test for each type.
+//! What tests of every type share: numbers that are the same on every run, a test for each type.
 
 /// xorshift64*.
 pub struct Random(pub u64);

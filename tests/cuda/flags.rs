@@ -163,10 +163,16 @@ fn all_streams_have_one_graph() {
         let (fork, joins) = (event(&benches[0]), benches.iter().map(event).collect::<Vec<_>>());
         let replay = benches[0].stream.capture(|| {
             fork.record(benches[0].stream.raw())?;
-            benches[1..].iter().try_for_each(|bench| wait(bench.stream.raw(), &fork))?;
+            benches[1..].iter().try_for_each(|bench| {
+                let _current = bench.device.enter()?;
+                wait(bench.stream.raw(), &fork)
+            })?;
             call_both(&all)?;
-            benches[1..].iter().zip(&joins).try_for_each(|(bench, join)| {
-                join.record(bench.stream.raw())?;
+            benches[1..].iter().zip(&joins[1..]).try_for_each(|(bench, join)| {
+                {
+                    let _current = bench.device.enter()?;
+                    join.record(bench.stream.raw())?;
+                }
                 wait(benches[0].stream.raw(), join)
             })
         });

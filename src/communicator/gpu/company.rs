@@ -4,8 +4,8 @@
 //! A device's kernel that waits must not be behind what it waits for. So nobody shares a device
 //! with another rank's waiting kernel; one thread launches the kernels of a call on all devices,
 //! under a lock of the process, so that calls of several communicators come to all devices in one
-//! order, whatever queues their streams share; and a kernel leaves half of its device to others: to the
-//! streams that its peers may wait for, and to a second communicator's, not to any number of them.
+//! order, whatever queues their streams share; and a kernel leaves half of its device to others: to
+//! the streams that its peers may wait for, and to a second communicator's, not to any number.
 #![allow(unsafe_code)]
 
 use super::choice::{Asked, Chosen, Pace, choose};

@@ -74,6 +74,9 @@ fn work(
     company: Option<&mut Company>,
 ) -> Result<Met> {
     let mut unfit = unfit(parties, is_within_reach);
+    // A graph may run what was captured on several streams one after the other.
+    let is_captured = parties.iter().any(|party| party.arrival.capture != Capture::No);
+    let company = company.filter(|company| company.is_together() || !is_captured);
     if let (Some(company), None) = (company, unfit) {
         let arrivals: Vec<&Arrival> = parties.iter().map(|party| party.arrival).collect();
         let call = Call::of(&arrivals);
@@ -146,8 +149,7 @@ fn unfit_for_one(parties: &[Party], ndevices: usize) -> Option<&'static str> {
     }
 }
 
-/// All streams are captured by one capture, or none is. Kernels that wait would meet those of other
-/// launches if each stream had a graph of its own, and the ranks launched them in other orders.
+/// All streams are captured by one capture, or none is.
 fn check_capture(parties: &[Party], unfit: Option<&'static str>) -> Result<()> {
     let captures = parties.iter().map(|party| party.arrival.capture);
     let Some(capture) = captures.clone().find(|capture| *capture != Capture::No) else {

@@ -177,6 +177,9 @@ impl Bench {
                 // SAFETY: the buffer's own bytes, which stay until the stream has passed.
                 unsafe { fill(&sitting.device, output, POISON, 4 * count, stream.raw())? };
             }
+            // One launch for all is on the last rank's stream, and follows no other.
+            let mut all = sittings.iter().zip(streams);
+            all.try_for_each(|(sitting, stream)| passed(&sitting.device, stream))?;
             {
                 let _one_order = in_one_order();
                 // SAFETY: the trial's own buffers, which stay until the streams have passed.

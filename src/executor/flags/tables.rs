@@ -49,7 +49,7 @@ impl Tables {
     /// The address of the table of that name, if there is one; what is given to `stream` next finds
     /// it on the device. The context is current.
     ///
-    /// A graph copies for itself: whether and when it is launched, and on which stream, is not known.
+    /// A graph copies for itself: whether, when and on which stream it is launched is not known.
     pub fn find(
         &mut self,
         name: &[u8],
