@@ -36,7 +36,7 @@ pub struct Engine {
     pub costs: Costs,
     pub memory: super::memory::Memory,
     /// What every message carries of its communicator and its rank.
-    origin: Stamp,
+    pub origin: Stamp,
     cache: Cache,
     pointers: Pointers,
     bases: Bases,

@@ -62,13 +62,7 @@ impl Communicator {
         let sequence = u64::MAX;
         let mut watch = OperationWatch::new(&self.watched, unless, descriptor, sequence);
         watch.makes_communicator = true;
-        let stamp = Stamp {
-            communicator: engine.communicator,
-            epoch: engine.epoch,
-            sequence,
-            fingerprint: 1,
-            source: self.rank as u32,
-        };
+        let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
         gpu.survey(&mut engine.links, (&stamp, &watch))
     }
 }
