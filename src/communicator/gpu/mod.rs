@@ -248,7 +248,11 @@ impl Gpu {
         let is_ordered = sends || receives || !stream.is_null();
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
-            refuse_capture(capture, "it goes through host memory, which a graph cannot replay")?;
+            let why = match *self.sharing.lock() {
+                Sharing::Works(_) => "its ranks are several processes, which meet anew for each call",
+                _ => "it goes through host memory, which a graph cannot replay",
+            };
+            refuse_capture(capture, why)?;
         }
         Ok(Found {
             sends,

@@ -78,7 +78,16 @@ impl Gpu {
             is_able: u64::from(sharing.is_ok()),
         };
         let hellos = exchange(hello, all.clone(), links, how)?;
-        let able = hellos.iter().all(|hello| hello.is_able == 1) && one_context(&hellos);
+        let mut able = hellos.iter().all(|hello| hello.is_able == 1) && one_context(&hellos);
+        if able {
+            // Before anything is launched: a kernel that goes where it may not ends its context.
+            let reach = self.reach_threads(&hellos);
+            let answers = exchange(u64::from(reach.is_ok()), all.clone(), links, how)?;
+            able = !answers.contains(&0);
+            if let Err(error) = reach {
+                sharing = Err(error);
+            }
+        }
         if let (Ok((shared, guardian)), true) = (&mut sharing, able) {
             shared.appoint(leaders(&hellos), guardian.take().expect("it was just made"));
             let (passed, bench) = self.probe(shared, links, how);
@@ -100,6 +109,23 @@ impl Gpu {
             Ok((shared, _)) => Sharing::Works(Box::new(shared)),
             Err(error) => Sharing::Failed(error),
         };
+        Ok(())
+    }
+
+    /// Let this device's kernels into the memory of the other devices of this process, which is not
+    /// opened as that of other processes is.
+    fn reach_threads(&self, hellos: &[Hello]) -> Result<()> {
+        let mine = &hellos[self.rank];
+        let is_other = |one: &&Hello| one.process == mine.process && one.uuid != mine.uuid;
+        for other in hellos.iter().filter(is_other) {
+            let other = Device::of_context(other.context)?;
+            if !self.device.reach(&other)? {
+                let (from, to) = (self.device.ordinal, other.ordinal);
+                return Err(Error::Cuda(format!(
+                    "CUDA device {from} has no access to the memory of device {to}"
+                )));
+            }
+        }
         Ok(())
     }
 
