@@ -14,11 +14,15 @@ pub struct Flag(AtomicU32);
 const FAR: u32 = 1 << 30;
 
 impl Flag {
-    /// Do in the owner's place what it will not do any more: whoever waits for it in a call near
-    /// `number` goes on. Several ranks may do so.
-    pub fn let_go(&self, number: u32) {
-        // Relaxed: a device looks at it, and finds nothing else by it.
-        self.0.store(number.wrapping_add(FAR), Relaxed);
+    /// Do in the owner's place what it was to do in the call of this number, if it has not; whether
+    /// it was done for it, now or before. Several ranks may do so. To be asked again: a write that
+    /// the device had taken may land later, and bring the word back.
+    fn let_go(&self, number: u32) -> bool {
+        if !self.has_reached(number) {
+            // Relaxed: a device looks at it, and finds nothing else by it.
+            self.0.store(number.wrapping_add(FAR), Relaxed);
+        }
+        self.has_reached(number.wrapping_add(FAR / 2))
     }
 
     /// Whether it has come to `value`.
@@ -61,6 +65,10 @@ pub struct DevicePage {
     launched: AtomicU32,
     /// The rank has come to the call of this number.
     begun: AtomicU32,
+    /// The rank's stream has been given the write of `before` for the call of this number.
+    told: AtomicU32,
+    /// 1 when the owner's device does nothing any more of what it was given.
+    is_lost: AtomicU32,
     entries: [Entry; EXPORTS],
 }
 
@@ -81,6 +89,30 @@ impl DevicePage {
 
     pub fn begun(&self) -> u32 {
         self.begun.load(Relaxed)
+    }
+
+    /// The owner's stream will say that it comes to the call of this number.
+    pub fn tell(&self, number: u32) {
+        // Release: pairs with the Acquire in `let_go`. Peers wait only after a message that follows.
+        self.told.store(number, Release);
+    }
+
+    /// The owner's device has an error that it does not recover from.
+    pub fn lose(&self) {
+        // Release: pairs with the Acquire in `is_lost`.
+        self.is_lost.store(1, Release);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Acquire) == 1
+    }
+
+    /// Do in the owner's place all that its device was given and never does; whether there is such
+    /// work. Peers wait for nothing else.
+    pub fn let_go(&self) -> bool {
+        let before = self.before.let_go(self.told.load(Acquire));
+        let after = self.after.let_go(self.launched.load(Acquire));
+        before || after
     }
 
     /// The owner is about to launch what uses its peers' memory.
@@ -140,7 +172,15 @@ mod tests {
         let entry = |_| Entry { number: word(), base: word(), bytes: word(), handle: handle() };
         let entries = std::array::from_fn(entry);
         let number = || AtomicU32::new(0);
-        DevicePage { before: flag(), after: flag(), launched: number(), begun: number(), entries }
+        DevicePage {
+            before: flag(),
+            after: flag(),
+            launched: number(),
+            begun: number(),
+            told: number(),
+            is_lost: number(),
+            entries,
+        }
     }
 
     #[test]
@@ -167,14 +207,26 @@ mod tests {
             assert!(
                 page.before.has_reached(start) && !page.before.has_reached(start.wrapping_add(1))
             );
-            page.before.let_go(start);
-            // Another survivor, which is a call behind.
-            page.before.let_go(start.wrapping_sub(1));
+            assert!(!page.before.let_go(start));
+            assert!(page.before.let_go(start.wrapping_add(1)));
+            // Another survivor, which finds it done.
+            assert!(page.before.let_go(start.wrapping_add(1)));
             assert!((0..1000).all(|ahead| page.before.has_reached(start.wrapping_add(ahead))));
+            // A late write of the device's.
+            page.before.0.store(start, Relaxed);
+            assert!(page.before.let_go(start.wrapping_add(1)));
+            assert!(page.before.has_reached(start.wrapping_add(1)));
         }
-        page.launch(3);
+    }
+
+    #[test]
+    fn only_what_was_given_and_is_not_done_is_let_go() {
+        let page = page();
+        page.begin();
+        assert!(!page.let_go() && !page.before.has_reached(1) && !page.after.has_reached(1));
+        page.tell(1);
+        page.launch(1);
         assert!(page.is_at_work());
-        page.after.let_go(3);
-        assert!(!page.is_at_work());
+        assert!(page.let_go() && page.before.has_reached(1) && !page.is_at_work());
     }
 }

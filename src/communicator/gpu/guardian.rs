@@ -4,6 +4,8 @@
 //! them dies, its part never comes, and no call is there to see it. This thread sleeps until a
 //! process ends, and then does in the dead rank's place what streams wait for: their next work is
 //! done, the buffers of the call hold whatever they hold, and the communicator's error says so.
+//! What the device of a rank that has failed, but lives, was given comes by itself, however late;
+//! nobody is let go from it, as buffers would be the caller's again while kernels use them.
 
 use super::super::network::descriptor::{Event, block_signals, poll};
 use crate::error::{Error, Result};
@@ -14,12 +16,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the lives of ranks whose processes live: an error of their device, say.
+/// Between two looks: at ranks whose processes live but whose device may not, and at the words of
+/// those that are gone, which a late write of a device may have brought back.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// How long the streams of a rank that has failed are waited for: what they were given before goes
-/// on, and takes as long as it takes, but for ever it must not be waited for.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// Watches the ranks of a communicator; ends when it is dropped.
 pub struct Guardian {
@@ -59,9 +58,7 @@ impl Drop for Guardian {
 
 fn guard(stop: &Event, mut processes: Vec<Option<OwnedFd>>, pages: &Pages, devices: &DevicePages) {
     block_signals();
-    // By rank: since when it is known to have failed; none that is let go already.
-    let mut failures: Vec<Option<Instant>> = vec![None; pages.nranks()];
-    let mut is_let_go = vec![false; pages.nranks()];
+    let mut is_gone = vec![false; pages.nranks()];
     loop {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let raw = |process: &Option<OwnedFd>| process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
@@ -73,17 +70,18 @@ fn guard(stop: &Event, mut processes: Vec<Option<OwnedFd>>, pages: &Pages, devic
             return;
         }
         for rank in 0..pages.nranks() {
-            let is_dead = entries[rank + 1].revents != 0;
-            let has_failed = pages.of(rank).life() == Life::Failed;
-            let since = has_failed.then(|| *failures[rank].get_or_insert_with(Instant::now));
-            let is_late = since.is_some_and(|since| since.elapsed() > GRACE);
-            if !is_let_go[rank] && (is_dead || is_late) {
-                let number = devices.of(pages.rank).begun();
-                devices.of(rank).before.let_go(number);
-                devices.of(rank).after.let_go(number);
+            if entries[rank + 1].revents != 0 {
                 // A process that has ended would be told again and again.
                 processes[rank] = None;
-                is_let_go[rank] = true;
+                is_gone[rank] = true;
+            }
+            let page = devices.of(rank);
+            let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();
+            // Of others the error is seen; this one has said that all is well.
+            if is_undone && pages.of(rank).life() == Life::Left && rank != pages.rank {
+                let text =
+                    format!("rank {rank} left and ended before its device had done its part");
+                pages.of(pages.rank).fail(rank, &text);
             }
         }
     }

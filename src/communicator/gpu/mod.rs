@@ -249,7 +249,9 @@ impl Gpu {
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
             let why = match *self.sharing.lock() {
-                Sharing::Works(_) => "its ranks are several processes, which meet anew for each call",
+                Sharing::Works(_) => {
+                    "its ranks are several processes, which meet anew for each call"
+                }
                 _ => "it goes through host memory, which a graph cannot replay",
             };
             refuse_capture(capture, why)?;

@@ -227,6 +227,7 @@ impl Shared {
             let word = self.words[self.rank].address(DevicePage::BEFORE);
             // SAFETY: the page is registered until `last` has passed.
             unsafe { write_value(&self.device, call.order.stream, word, number)? };
+            self.mine().tell(number);
         }
         Ok(Card { input, output, scalar: call.scalar, state: FITS })
     }
@@ -331,6 +332,9 @@ impl Shared {
     /// Wait, not for ever, until no launch of a peer's uses this rank's memory any more: it has
     /// failed, and its buffers are about to be the caller's again.
     pub fn see_launches_off(&self, longest: Duration) {
+        if self.last.has_passed().is_err() {
+            self.mine().lose();
+        }
         // Pairs with the fence of a leader's visit: it sees this rank's failure, or its launch is
         // seen here.
         fence(SeqCst);
