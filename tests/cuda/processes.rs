@@ -8,6 +8,7 @@ use super::support::{HARD_DEADLINE_S, Prepared, config};
 use super::{Bench, ndevices};
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::{Event, Recording};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
@@ -435,4 +436,60 @@ fn survivors_of_a_death_in_a_call_are_told_and_their_streams_go_on() {
             }
         }
     }
+}
+
+/// A death fails the communicator for all, but what a living rank's device was given still comes:
+/// until then the others' streams stay where they are, behind kernels that use their buffers.
+#[test]
+fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
+    if ndevices() == 0 || !fake::is_there() || !is_within_reach(3) {
+        return;
+    }
+    let signal = std::env::temp_dir().join(format!("ringcomm-launch-{}", std::process::id()));
+    let argument = signal.to_str().expect("a path of letters");
+    let mut ranks = Ranks::start_apart(3, &config(), argument, |place, argument| {
+        let (comm, bench) = join(place);
+        check_sum(&comm, &bench, 1000);
+        let floats = Floats::new(&bench, &[1.0; 1000]);
+        if place.rank == 0 {
+            let _current = bench.device.enter().unwrap();
+            fake::hold(bench.stream.raw());
+        }
+        // SAFETY: the memory lives until the stream is synchronized, or as long as the process.
+        unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
+        if place.rank == 2 {
+            // SAFETY: it ends this process, as from outside.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        // SAFETY: as above.
+        unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
+        if place.rank == 1 {
+            let event = Event::new(&bench.device, Recording::Moment).unwrap();
+            {
+                let _current = bench.device.enter().unwrap();
+                event.record(bench.stream.raw()).unwrap();
+            }
+            // Longer than any thread takes to look at a rank that has failed.
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(!event.has_passed().unwrap(), "the stream was let go");
+            std::fs::write(argument, "").unwrap();
+        } else {
+            let started = Instant::now();
+            while !std::path::Path::new(argument).exists() && started.elapsed().as_secs() < 30 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            fake::release();
+        }
+        bench.stream.synchronize().unwrap();
+        String::new()
+    });
+    let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
+    for rank in 0..3 {
+        let end = ranks.end(rank, deadline);
+        assert_eq!(end.killed, rank == 2);
+        if rank != 2 {
+            end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+        }
+    }
+    let _ = std::fs::remove_file(signal);
 }
