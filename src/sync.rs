@@ -40,9 +40,6 @@ impl<T> UnsafeCell<T> {
 #[cfg(not(loom))]
 pub use lock::{Condvar, Mutex, MutexGuard, count_lock, locks_taken};
 
-#[cfg(loom)]
-pub use parking_lot::Mutex;
-
 #[cfg(not(loom))]
 mod lock {
     use std::cell::Cell;

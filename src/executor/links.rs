@@ -192,7 +192,7 @@ impl Links {
         let links = (0..nranks).map(link).collect();
         let controls =
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
-        let (geometry, far) = (map.geometry, Ticks::new());
+        let (geometry, far) = (map.geometry, Ticks::far());
         Links { rank, nranks, geometry, patience, links, segments, controls, far, network: None }
     }
 

@@ -73,7 +73,7 @@ impl Distance {
 pub struct Ticks(u64);
 
 impl Ticks {
-    pub fn new() -> Ticks {
+    pub fn far() -> Ticks {
         Ticks((FAR_NS / clock::nanoseconds_per_tick()) as u64)
     }
 }
@@ -110,7 +110,7 @@ mod tests {
         };
         assert!(!load(1 << 22, false) && load(1 << 22, true));
         assert!(load(0, false));
-        let limit = Ticks::new().0;
+        let limit = Ticks::far().0;
         assert!((1..10_000).contains(&limit), "{limit} ticks");
     }
 }

@@ -10,6 +10,16 @@ from ..communicator import Communicator
 from ..errors import RingArgumentError
 
 
+_PAGE = (
+    "what of Horovod is here, and what takes the place of the rest, is in "
+    "docs/python/from-horovod.md"
+)
+
+
+#: What the library says where the environment names no rank, nor half of one.
+_NO_LAUNCHER = "no launcher's variables are set"
+
+
 class Job:
     """A communicator, and who is on which host."""
 
@@ -27,19 +37,21 @@ class Job:
                 same.append(host)
         self.cross_rank, self.cross_size = same.index(hosts[comm.rank]), len(same)
         self.homogeneous = len(set(numbers.values())) == 1
-        #: What a framework keeps for as long as the job lasts.
-        self.kept: Dict[str, Any] = {}
+        #: What a framework has for as long as the job lasts, to be shut down with it.
+        self.of_framework: Dict[str, Any] = {}
 
 
 _job: Optional[Job] = None
 
 
-def init(comm: Any = None) -> None:
+def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job that the launcher says; without a launcher it is a job of one rank.
 
     A second time it does nothing.
     """
     global _job
+    if process_sets:
+        raise ValueError(f"init() takes no process sets here; {_PAGE}")
     if comm is not None:
         raise ValueError("init() takes no ranks here: the launcher says who belongs to the job")
     if _job is None:
@@ -51,7 +63,7 @@ def _launched() -> Communicator:
         launch.launcher()
     except RingArgumentError as error:
         # Variables that say half of it are a mistake, and said to be one.
-        if "no launcher's variables are set" not in str(error):
+        if _NO_LAUNCHER not in str(error):
             raise
         return launch.init(nranks=1)
     return launch.init()
@@ -62,8 +74,8 @@ def shutdown() -> None:
     global _job
     ended, _job = _job, None
     if ended is not None:
-        for kept in ended.kept.values():
-            kept.shutdown()
+        for one in ended.of_framework.values():
+            one.shutdown()
         ended.comm.destroy()
 
 
@@ -114,9 +126,15 @@ def is_homogeneous() -> bool:
     return job().homogeneous
 
 
+def _built() -> bool:
+    """False: what Horovod may be built with does not matter here."""
+    return False
+
+
+mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = _built
+nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = _built
+
+
 def missing(module: str, name: str) -> AttributeError:
     """What is said of a name of Horovod's that is not here."""
-    return AttributeError(
-        f"{module} has no {name}; what of Horovod is here, and what takes the place of the rest, "
-        "is in docs/python/from-horovod.md"
-    )
+    return AttributeError(f"{module} has no {name}; {_PAGE}")

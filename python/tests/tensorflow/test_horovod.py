@@ -52,6 +52,10 @@ def reductions():
         both = hvd.grouped_allreduce([mine, tf.constant([rank, 5])], op=hvd.Sum)
         tf.debugging.assert_equal(both[1], [3, 15])
         assert both[0].shape == (2, 3)
+        half = hvd.allreduce(tf.constant([3]), op=hvd.Sum, prescale_factor=0.5)
+        tf.debugging.assert_equal(half, [3])  # Integers are rounded towards zero: 3 times 1.
+        tf.debugging.assert_equal(hvd.allreduce(mine, False, "", "/cpu:0"), tf.fill([2, 3], 6.0))
+        tf.debugging.assert_equal(khvd.allreduce(mine, "it", False), tf.fill([2, 3], 6.0))
 
     check(body)
 
@@ -101,15 +105,49 @@ def tapes():
     tf.debugging.assert_equal(tape.gradient(loss, weight), [6.0, 6.0])
 
 
+def gradients():
+    rank = hvd.rank()
+    factor = rank + 1.0
+    mine, rows = tf.constant([1.0, 2.0]), tf.fill([rank, 2], 1.0)
+
+    def body():
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([mine, rows])
+            both = hvd.grouped_allreduce([mine, rows[:0]], op=hvd.Sum)
+            grouped = tf.reduce_sum(both[0] * factor)
+            weights = tf.reshape(tf.range(6.0), [3, 2]) * factor
+            gathered = tf.reduce_sum(hvd.allgather(rows) * weights)
+            sent = tf.reduce_sum(hvd.broadcast(mine, root_rank=1) * factor)
+        tf.debugging.assert_equal(tape.gradient(grouped, mine), [6.0, 6.0])
+        # Averages over ranks, as Horovod's: twice the weights of the rows that came from here.
+        expected = [[], [[0.0, 2]], [[4.0, 6], [8, 10]]][rank]
+        found = tape.gradient(gathered, rows)
+        tf.debugging.assert_near(found, tf.reshape(tf.constant(expected), [rank, 2]))
+        of_root = 2.0 if rank == 1 else 0.0
+        tf.debugging.assert_near(tape.gradient(sent, mine), [of_root, of_root])
+
+    check(body)
+
+
 def refusals():
-    with pytest.raises(AttributeError, match="from-horovod"):
-        print(hvd.Adasum)
+    missing = ["Adasum", "elastic", "join", "ProcessSet", "add_process_set", "global_process_set"]
+    for module in (hvd, khvd, khvd.callbacks):
+        for name in [*missing, "LearningRateScheduleCallback"]:
+            with pytest.raises(AttributeError, match="from-horovod"):
+                getattr(module, name)
+    with pytest.raises(ImportError, match="from-horovod"):
+        from ringcomm.horovod.tensorflow import elastic  # noqa: F401
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+        khvd.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="not scaled"):
+        hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), prescale_factor=2.0)
+    assert not hvd.nccl_built() and not khvd.mpi_built()
     with pytest.raises(ValueError, match="neither"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max)
 
 
 @pytest.mark.parametrize(
-    "body", [reductions, moves, tapes, refusals], ids=lambda body: body.__name__
+    "body", [reductions, moves, tapes, gradients, refusals], ids=lambda body: body.__name__
 )
 def test_calls(body):
     run(RANKS, joined, body)
@@ -151,24 +189,54 @@ def by_tape():
     return model.get_weights()
 
 
-def by_fit():
+def by_fit(passes=None):
     """As Horovod's Keras examples train."""
     model, (x, y) = network(1 + khvd.rank()), data()
-    optimizer = khvd.DistributedOptimizer(tf.keras.optimizers.SGD(RATE, 0.9))
+    optimizer = tf.keras.optimizers.SGD(RATE, 0.9, gradient_accumulation_steps=passes)
+    optimizer = khvd.DistributedOptimizer(optimizer)
     assert isinstance(optimizer, tf.keras.optimizers.SGD)
     model.compile(optimizer, LOSS(from_logits=True), jit_compile=False)
-    seen = []
+    own, seen = [], []
     callbacks = [
         khvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: own.append(logs["loss"])),
         khvd.callbacks.MetricAverageCallback(),
         tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(logs["loss"])),
     ]
     mine = slice(khvd.rank(), None, RANKS)
     model.fit(
-        x[mine], y[mine], 24, EPOCHS, verbose=0, shuffle=False, callbacks=callbacks
+        x[mine], y[mine], 8 // (passes or 1), EPOCHS, verbose=0, shuffle=False, callbacks=callbacks
     )  # fmt: skip
-    assert khvd.allgather_object(seen) == [seen] * RANKS
+    np.testing.assert_allclose(seen, np.mean(khvd.allgather_object(own), 0), rtol=1e-6)
     return model.get_weights()
+
+
+def by_passes():
+    """Two passes, whose gradients Keras averages, before each step."""
+    return by_fit(2)
+
+
+def seeded():
+    """Dropout masks differ between ranks, the weights do not."""
+    tf.keras.utils.set_random_seed(hvd.rank())
+    layers = [tf.keras.layers.Dense(3), tf.keras.layers.Dropout(0.5, seed=hvd.rank())]
+    model = tf.keras.Sequential([tf.keras.Input((5,)), *layers])
+    model.compile(khvd.DistributedOptimizer(tf.keras.optimizers.SGD()), "mse", jit_compile=False)
+    callback = khvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[layers[0].bias])
+    layers[0].bias.assign([1.0 * hvd.rank()] * 3)
+    callback.set_model(model)
+    callback.on_train_begin()
+    kernel, bias, seed = (
+        np.array(one).tolist()
+        for one in (layers[0].kernel, layers[0].bias, layers[1].seed_generator.state)
+    )
+    return kernel, bias, seed
+
+
+def test_what_the_root_does_not_decide():
+    first, *others = run(RANKS, joined, seeded)
+    for other in others:
+        assert other[0] == first[0] and other[1] != first[1] and other[2] != first[2]
 
 
 def alone():
@@ -180,7 +248,7 @@ def alone():
     return model.get_weights()
 
 
-@pytest.mark.parametrize("body", [by_tape, by_fit], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [by_tape, by_fit, by_passes], ids=lambda body: body.__name__)
 def test_it_trains_as_one_process_does(body):
     expected = run(1, alone)[0]
     for found in run(RANKS, joined, body):
@@ -193,7 +261,7 @@ def warmed():
     model.compile(tf.keras.optimizers.SGD(9.0), LOSS(from_logits=True), jit_compile=False)
     rates = []
     callbacks = [
-        khvd.callbacks.LearningRateWarmupCallback(initial_lr=9.0, warmup_epochs=2),
+        khvd.callbacks.LearningRateWarmupCallback(9.0, 2, True, verbose=1),
         tf.keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: rates.append(
                 float(model.optimizer.learning_rate)
@@ -205,8 +273,8 @@ def warmed():
 
 
 def test_learning_rates_warm_up():
-    # From a third to all of it in two epochs of two batches.
-    assert run(RANKS, joined, warmed) == [pytest.approx([3, 4.5, 6, 7.5, 9, 9])] * RANKS
+    # From a third to all of it in two epochs of two batches, by a batch's growth from the first.
+    assert run(RANKS, joined, warmed) == [pytest.approx([4.5, 6, 7.5, 9, 9, 9])] * RANKS
 
 
 def test_the_program_in_the_documentation(tmp_path):

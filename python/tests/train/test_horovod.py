@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import launching
 import ringcomm.horovod.torch as hvd
 from ranks_in_processes import run
 
@@ -66,6 +67,8 @@ def reductions():
     assert (hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4) == 12).all()
     low = hvd.allreduce(mine + 2**-20, compression=hvd.Compression.fp16)
     assert low.dtype == torch.float32 and (low == 2).all()
+    half = hvd.allreduce(torch.tensor([3]), op=hvd.Sum, prescale_factor=0.5, postscale_factor=1.5)
+    assert half.tolist() == [4]  # Integers are rounded towards zero: 3 times 1, times 1.5.
     whole = hvd.allreduce(torch.tensor([hvd.rank(), 5]), op=hvd.Sum)
     assert whole.tolist() == [3, 15] and whole.dtype == torch.int64
     handle = hvd.allreduce_async_(mine.t(), op=hvd.Sum)
@@ -95,6 +98,10 @@ def moves():
     ]
     part = hvd.reducescatter(torch.arange(8.0).view(4, 2), op=hvd.Sum)
     assert part.tolist() == [[[0, 3], [6, 9]], [[12, 15]], [[18, 21]]][rank]
+    scales = {"prescale_factor": 0.5, "postscale_factor": 4.0}
+    assert hvd.reducescatter(torch.ones(3), op=hvd.Sum, **scales).tolist() == [6]
+    with pytest.raises(ValueError, match="do not divide"):
+        hvd.alltoall(torch.ones(4))
     hvd.barrier()
     assert hvd.allgather_object({"rank": rank})[2] == {"rank": 2}
     assert hvd.broadcast_object(["it", rank], root_rank=2) == ["it", 2]
@@ -108,15 +115,40 @@ def gradients_flow():
     weight.grad = None
     gathered = hvd.allgather(weight)
     (gathered * torch.arange(6.0) * (rank + 1)).sum().backward()
-    assert weight.grad.tolist() == [12 * rank, 12 * rank + 6]
+    assert weight.grad.tolist() == [4 * rank, 4 * rank + 2], "the average over ranks, as Horovod's"
     weight.grad = None
     (hvd.broadcast(weight, 1) * (rank + 1)).sum().backward()
-    assert weight.grad.tolist() == ([6, 6] if rank == 1 else [0, 0])
+    assert weight.grad.tolist() == ([2, 2] if rank == 1 else [0, 0])
+
+
+def gradients_move():
+    rank = hvd.rank()
+    rows = torch.ones(3, requires_grad=True)
+    (hvd.alltoall(rows) * (rank + 1)).sum().backward()
+    assert rows.grad.tolist() == [1, 2, 3], "what the rank that got the row made of it"
+    rows.grad = None
+    received, counts = hvd.alltoall(rows, splits=[0, 1, 2])
+    assert not counts.requires_grad
+    (received * (rank + 1)).sum().backward()
+    assert rows.grad.tolist() == [2, 3, 3]
+    for op, factor in ((hvd.Average, 1), (hvd.Sum, RANKS)):
+        rows.grad = None
+        part = hvd.reducescatter(rows, op=op, prescale_factor=0.5, postscale_factor=4.0)
+        (part * (rank + 1)).sum().backward()
+        assert rows.grad.tolist() == [2 * factor, 4 * factor, 6 * factor]
+    # Whether a rank needs gradients is its own affair.
+    mine = torch.full((rank,), 1.0, requires_grad=rank == 2)
+    assert hvd.allgather(mine).tolist() == [1, 1, 1]
 
 
 def refusals():
-    with pytest.raises(AttributeError, match="from-horovod"):
-        print(hvd.Adasum)
+    for name in ("Adasum", "elastic", "join", "ProcessSet", "add_process_set"):
+        with pytest.raises(AttributeError, match="from-horovod"):
+            getattr(hvd, name)
+    with pytest.raises(ImportError, match="from-horovod"):
+        from ringcomm.horovod.torch import elastic  # noqa: F401
+    with pytest.raises(ValueError, match="from-horovod"):
+        hvd.init(process_sets="dynamic")
     with pytest.raises(ValueError, match="neither"):
         hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0), op=hvd.Max)
     with pytest.raises(ValueError, match="op alone"):
@@ -127,7 +159,9 @@ def refusals():
 
 
 @pytest.mark.parametrize(
-    "body", [reductions, moves, gradients_flow, refusals], ids=lambda body: body.__name__
+    "body",
+    [reductions, moves, gradients_flow, gradients_move, refusals],
+    ids=lambda body: body.__name__,
 )
 def test_calls(body):
     everyone(body)
@@ -142,15 +176,17 @@ def begun(model, **settings):
     return optimizer
 
 
-def alone(steps, passes=1):
+def alone(steps, passes=1, decay=1.0):
     """The weights of one process that sees every rank's batches."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, decay)
     for step in range(steps):
         optimizer.zero_grad()
         for number in range(step * passes, (step + 1) * passes):
             sum(loss_of(model, rank, number) for rank in range(RANKS)).div(RANKS).backward()
         optimizer.step()
+        scheduler.step()
     return model.state_dict()
 
 
@@ -230,13 +266,19 @@ def clipped():
     with optimizer.skip_synchronize():
         optimizer.step()
     assert all(torch.equal(one.grad, kept) for one, kept in zip(model.parameters(), short))
-    # Without skip_synchronize, what is averaged already is not averaged again.
+    # Without skip_synchronize, what is averaged already is averaged again.
     loss_of(model, hvd.rank()).backward()
     optimizer.synchronize()
     for parameter in model.parameters():
         parameter.grad.fill_(hvd.rank())
     optimizer.step()
-    assert all((one.grad == hvd.rank()).all() for one in model.parameters())
+    assert all((one.grad == 1).all() for one in model.parameters())
+    # Ranks without gradients take part in the step after one that was clipped.
+    optimizer.zero_grad()
+    if hvd.rank() == 0:
+        loss_of(model, 0).backward()
+    optimizer.step()
+    assert all(one.grad.any() for one in model.parameters())
 
 
 def unused():
@@ -259,6 +301,23 @@ def too_often():
     with pytest.raises(RuntimeError, match="backward_passes_per_step"):
         weight.sum().backward()
     optimizer.synchronize()
+
+
+def skipped():
+    """A pass is thrown away, of two that would have been summed."""
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), backward_passes_per_step=2)
+    weight.sum().backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    with pytest.raises(AssertionError, match="load_state_dict"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    for _ in range(2):
+        weight.sum().backward()
+    optimizer.step()
+    assert weight.tolist() == [-2, -2]
 
 
 def with_closure():
@@ -301,6 +360,10 @@ def sparse():
     (2 * layer(torch.tensor([hvd.rank()]))).sum().backward()
     optimizer.step()
     assert layer.weight.flatten().tolist() == [-2, -2, -2, 0]
+    layer = nn.Embedding(4, 1, sparse=True)
+    hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0))
+    with pytest.raises(ValueError, match="sparse_as_dense=True"):
+        layer(torch.tensor([0])).square().sum().backward()
 
 
 def states():
@@ -318,6 +381,38 @@ def states():
     return model.state_dict(), state["state"][0]["exp_avg"]
 
 
+def bare():
+    """Parameters without names, and what is no tensor."""
+    model = model_of(hvd.rank())
+    hvd.broadcast_parameters(list(model.parameters()), root_rank=1)
+    same(model.state_dict(), model_of(1).state_dict(), 0)
+    with pytest.raises(ValueError, match="broadcast_object"):
+        hvd.broadcast_parameters({"epoch": 3}, root_rank=0)
+
+
+def scheduled():
+    """A scheduler that was made before the optimizer was wrapped."""
+    model = model_of(7 + hvd.rank())
+    step = torch.optim.SGD(model.parameters(), 0.2 / (1 + hvd.rank()), momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(step, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(step)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for number in range(4):
+        if number == 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.zero_grad()
+        loss_of(model, hvd.rank(), number).backward()
+        optimizer.step()
+        scheduler.step()
+    return model.state_dict()
+
+
+def test_a_scheduler_made_before_reaches_every_rank():
+    for found in everyone(scheduled):
+        same(found, alone(4, decay=0.5))
+
+
 def normalized():
     torch.manual_seed(1)
     whole = torch.randn(6, 4, dtype=torch.float64)
@@ -330,7 +425,7 @@ def normalized():
 
 @pytest.mark.parametrize(
     "body",
-    [early, clipped, unused, too_often, with_closure, scaled, sparse, normalized],
+    [early, clipped, unused, too_often, skipped, with_closure, scaled, sparse, bare, normalized],
     ids=lambda body: body.__name__,
 )
 def test_optimizers(body):
@@ -343,6 +438,41 @@ def test_everyone_has_the_roots_state():
     for weights, average in answers:
         same(weights, answers[1][0], 0)
         assert torch.equal(average, answers[1][1])
+
+
+PROGRAM = """
+import os, torch, ringcomm.horovod.torch as hvd
+hvd.init()
+assert hvd.size() == hvd.local_size() == 2 and hvd.local_rank() == hvd.rank()
+assert hvd.allreduce(torch.tensor([float(hvd.rank())])).tolist() == [0.5]
+# In one write: the other rank writes to the same pipe.
+os.write(1, f"rank {hvd.rank()} of {hvd.size()}\\n".encode())
+hvd.shutdown()
+"""
+
+
+def test_under_torchrun(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said, _ = launching.run([sys.executable, *torchrun, written(tmp_path)], tmp_path)
+    assert "rank 0 of 2" in said and "rank 1 of 2" in said
+
+
+def test_with_the_variables_of_horovodrun(tmp_path):
+    ranks = []
+    for rank in ("0", "1"):
+        job = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": str(tmp_path), "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"}
+        place = {"HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank}
+        counts = {"HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "2"}
+        words = [sys.executable, written(tmp_path)]
+        ranks.append(launching.started(words, tmp_path, **place, **counts, **job))
+    for rank, process in enumerate(ranks):
+        said, _ = process.communicate(timeout=launching.MOST_SECONDS)
+        assert process.returncode == 0 and f"rank {rank} of 2" in said, said
+
+
+def written(folder):
+    (folder / "program.py").write_text(PROGRAM)
+    return folder / "program.py"
 
 
 def test_without_a_launcher_it_is_one_rank():

@@ -13,25 +13,31 @@ from __future__ import annotations
 from typing import Any
 
 from ..job import (
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     missing,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     shutdown,
     size,
 )
+from ..operations import Average, Max, Min, Product, Sum
 from .calls import (
-    Average,
     Compression,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather,
     allgather_object,
     allreduce,
@@ -46,8 +52,10 @@ from .gradients import DistributedGradientTape
 __all__ = [
     "Average", "Compression", "DistributedGradientTape", "Max", "Min", "Product", "Sum",
     "allgather", "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object",
-    "broadcast_variables", "cross_rank", "cross_size", "grouped_allreduce", "init",
-    "is_homogeneous", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
+    "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "gloo_built", "gloo_enabled", "grouped_allreduce", "init", "is_homogeneous", "is_initialized",
+    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "rank", "rocm_built", "shutdown", "size",
 ]  # fmt: skip
 
 

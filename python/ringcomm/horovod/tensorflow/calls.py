@@ -1,22 +1,20 @@
 """Horovod's operations on TensorFlow's tensors, in eager code and in graphs.
 
 In a graph an operation is a call of Python, which TensorFlow makes in the order of the program;
-so every rank makes the same calls in the same order there, too.
+so every rank makes the same calls in the same order there, too. Gradients are what Horovod makes of
+them: behind `allreduce` reduced as `op` says, behind `allgather` and `broadcast` averaged.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from ..._native import ReduceOp
-from ..job import job, size
-
-#: Horovod's names of the reductions.
-Average, Sum, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.PROD
-Min, Max = ReduceOp.MIN, ReduceOp.MAX
+from ..job import job, rank, size
+from ..operations import Average, asked_for, linear
 
 Arrays = List[Any]
 
@@ -41,25 +39,46 @@ def _called(function: Callable[[Arrays], Arrays], tensors: Sequence[Any], shapes
     return list(outputs)
 
 
+class _Reduction(NamedTuple):
+    """How tensors are reduced, and their gradients in the same way."""
+
+    op: ReduceOp
+    compression: Optional[tf.DType]
+    prescale: float
+    postscale: float
+
+    def __call__(self, tensors: Sequence[Any]) -> List[Any]:
+        """All of them, as one operation."""
+        reduced: Any = tf.custom_gradient(
+            lambda *given: (self._reduced(given), lambda *grads: self(grads))
+        )
+        return list(reduced(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
+
+    def _reduced(self, tensors: Sequence[Any]) -> List[Any]:
+        sent = [_scaled(_rounded(one, self.compression), self.prescale) for one in tensors]
+        shapes = [one.shape for one in tensors]
+        came = _called(lambda arrays: _together(arrays, self.op), sent, shapes)
+        return [
+            _scaled(tf.cast(one, given.dtype), self.postscale) for one, given in zip(came, tensors)
+        ]
+
+
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: Optional[bool] = None,
-    name: Optional[str] = None,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: Optional[tf.DType] = None,
     op: Optional[ReduceOp] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    name: Optional[str] = None,
 ) -> List[Any]:
-    """Every tensor averaged over all ranks, or what `op` says, as one operation."""
-    if average is not None and op is not None:
-        raise ValueError("average and op say the same thing; give op alone")
-    kind = op if op is not None else (Sum if average is False else Average)
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    sent = [_scaled(_rounded(tensor, compression), prescale_factor) for tensor in tensors]
-    came = _called(lambda arrays: _reduced(arrays, kind), sent, [one.shape for one in tensors])
-    return [
-        _scaled(tf.cast(one, tensor.dtype), postscale_factor) for one, tensor in zip(came, tensors)
-    ]
+    """Every tensor averaged over all ranks, or what `op` says, as one operation; through it
+    gradients flow."""
+    kind = asked_for(average, op)
+    return _Reduction(kind, compression, prescale_factor, postscale_factor)(tensors)
 
 
 def _rounded(tensor: Any, compression: Optional[tf.DType]) -> Any:
@@ -68,10 +87,14 @@ def _rounded(tensor: Any, compression: Optional[tf.DType]) -> Any:
 
 
 def _scaled(tensor: Any, factor: float) -> Any:
-    return tensor if factor == 1.0 else tensor * tf.cast(factor, tensor.dtype)
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_integer:
+        return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    return tensor * tf.cast(factor, tensor.dtype)
 
 
-def _reduced(arrays: Arrays, op: ReduceOp) -> Arrays:
+def _together(arrays: Arrays, op: ReduceOp) -> Arrays:
     """Arrays of one type travel as one."""
     results: Arrays = [None] * len(arrays)
     by_type: Dict[Any, List[int]] = {}
@@ -89,42 +112,50 @@ def _reduced(arrays: Arrays, op: ReduceOp) -> Arrays:
 def allreduce(
     tensor: Any,
     average: Optional[bool] = None,
-    name: Optional[str] = None,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: Optional[tf.DType] = None,
     op: Optional[ReduceOp] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: Optional[str] = None,
 ) -> Any:
     """The average of every rank's tensor, or what `op` says; through it gradients flow.
 
     Of `tf.IndexedSlices` every rank gets the slices of all.
     """
-    how = (average, name, compression, op, prescale_factor, postscale_factor)
+    how = _Reduction(asked_for(average, op), compression, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
-        return _gathered_slices(tensor, op or (Sum if average is False else Average))
-
-    @tf.custom_gradient
-    def reduced(one: Any) -> Any:
-        return grouped_allreduce([one], *how)[0], lambda grad: grouped_allreduce([grad], *how)[0]
-
-    return reduced(tf.convert_to_tensor(tensor))
+        return _gathered_slices(tensor, how)
+    return how([tensor])[0]
 
 
-def _gathered_slices(slices: Any, op: ReduceOp) -> Any:
-    if op not in (Average, Sum):
-        raise ValueError(f"slices are averaged or summed; {op!r} is neither")
+def _gathered_slices(slices: Any, how: _Reduction) -> Any:
+    if (how.prescale, how.postscale) != (1.0, 1.0):
+        raise ValueError(
+            "slices are not scaled: prescale_factor and postscale_factor are for dense"
+        )
     values = allgather(slices.values)
-    if op is Average:
+    if linear(how.op, "slices") is Average:
         values = values / tf.cast(size(), values.dtype)
     return tf.IndexedSlices(values, allgather(slices.indices), slices.dense_shape)
 
 
 def allgather(tensor: Any, name: Optional[str] = None) -> Any:
     """Every rank's tensor, one after the other along the first dimension, in which they may
-    differ."""
-    tensor = tf.convert_to_tensor(tensor)
-    shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-    return _called(_gathered, [tensor], [shape])[0]
+    differ; through it gradients flow."""
+
+    @tf.custom_gradient
+    def gathered(one: Any) -> Any:
+        shape = tf.TensorShape([None]).concatenate(one.shape[1:])
+
+        def mine(grad: Any) -> Any:
+            mean, rows = allreduce(tf.convert_to_tensor(grad)), allgather(tf.shape(one)[:1])
+            return tf.split(mean, rows, num=size())[rank()]
+
+        return _called(_gathered, [one], [shape])[0], mine
+
+    return gathered(tf.convert_to_tensor(tensor))
 
 
 def _gathered(arrays: Arrays) -> Arrays:
@@ -138,9 +169,18 @@ def _gathered(arrays: Arrays) -> Arrays:
 
 
 def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None) -> Any:
-    """The root's tensor."""
-    tensor = tf.convert_to_tensor(tensor)
-    return _called(lambda arrays: _broadcasted(arrays, root_rank), [tensor], [tensor.shape])[0]
+    """The root's tensor; through it gradients flow to the root."""
+
+    @tf.custom_gradient
+    def sent(one: Any) -> Any:
+        def of_root(grad: Any) -> Any:
+            mean = allreduce(tf.convert_to_tensor(grad))
+            return mean if rank() == root_rank else tf.zeros_like(mean)
+
+        (root,) = _called(lambda arrays: _broadcasted(arrays, root_rank), [one], [one.shape])
+        return root, of_root
+
+    return sent(tf.convert_to_tensor(tensor))
 
 
 def _broadcasted(arrays: Arrays, root: int) -> Arrays:

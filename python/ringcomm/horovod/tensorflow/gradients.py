@@ -7,7 +7,8 @@ from typing import Any, List, Optional, Sequence
 import tensorflow as tf
 
 from ..._native import ReduceOp
-from .calls import Average, Sum, allreduce, grouped_allreduce
+from ..operations import Average, linear
+from .calls import allreduce, grouped_allreduce
 
 
 class Exchange:
@@ -16,9 +17,8 @@ class Exchange:
     def __init__(
         self, compression: Optional[tf.DType], op: ReduceOp, sparse_as_dense: bool
     ) -> None:
-        if op not in (Average, Sum):
-            raise ValueError(f"gradients are averaged or summed; {op!r} is neither")
-        self._compression, self._op, self._dense = compression, op, sparse_as_dense
+        self._compression, self._op = compression, linear(op, "gradients")
+        self._dense = sparse_as_dense
 
     def all(self, gradients: Sequence[Any]) -> List[Any]:
         """All of them, the dense ones together; None stays None, which it is on every rank."""
@@ -40,7 +40,11 @@ class Exchange:
 
 
 class DistributedGradientTape:
-    """A tape whose `gradient` is the average over all ranks; all else is the tape's own."""
+    """A tape whose `gradient` is the average over all ranks; all else is the tape's own.
+
+    `gradient_predivide_factor`, `num_groups` and `groups` are without effect: dense gradients
+    travel together.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,9 @@ class DistributedGradientTape:
         compression: Optional[tf.DType] = None,
         sparse_as_dense: bool = False,
         op: ReduceOp = Average,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Any = None,
     ) -> None:
         self._tape = gradtape
         self._exchange = Exchange(compression, op, sparse_as_dense)

@@ -21,35 +21,51 @@ from . import (
     Sum,
     allgather,
     allgather_object,
-    allreduce,
     barrier,
     broadcast,
     broadcast_object,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     shutdown,
     size,
 )
+from ..job import missing
+from .calls import allreduce as _allreduce
 from .gradients import Exchange
 
 __all__ = [
     "Average", "Compression", "DistributedOptimizer", "Sum", "allgather", "allgather_object",
-    "allreduce", "barrier", "broadcast", "broadcast_object", "callbacks", "init",
-    "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
+    "allreduce", "barrier", "broadcast", "broadcast_object", "callbacks", "ccl_built", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
+    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
 ]  # fmt: skip
 
 
 class Distributed:
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
-    _ring: Exchange
+    _exchange: Exchange
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Average the gradients over all ranks, and step."""
-        return super().apply(self._ring.all(list(grads)), trainable_variables)
+        return super().apply(self._exchange.all(list(grads)), trainable_variables)
 
 
 def DistributedOptimizer(
@@ -59,11 +75,51 @@ def DistributedOptimizer(
     device_sparse: str = "",
     compression: Optional[tf.DType] = None,
     sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
     op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
 ) -> Any:
     """A new optimizer with the settings of this one, which averages gradients over all ranks before
-    every step. To accumulate, give the optimizer `gradient_accumulation_steps`."""
+    every step.
+
+    To accumulate, give the optimizer `gradient_accumulation_steps`; every pass is then exchanged.
+    `gradient_predivide_factor`, `num_groups` and `groups` are without effect: dense gradients
+    travel together.
+    """
+    if backward_passes_per_step != 1:
+        raise ValueError(
+            "backward_passes_per_step is gradient_accumulation_steps of Keras's optimizer, which "
+            "averages the passes; give it there"
+        )
     kind = type(optimizer)
     made = type(kind.__name__, (Distributed, kind), {}).from_config(optimizer.get_config())
-    made._ring = Exchange(compression, op, sparse_as_dense)
+    made._exchange = Exchange(compression, op, sparse_as_dense)
     return made
+
+
+def allreduce(
+    value: Any,
+    name: Optional[str] = None,
+    average: Optional[bool] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Optional[ReduceOp] = None,
+    compression: Optional[tf.DType] = None,
+) -> Any:
+    """The average of every rank's value, or what `op` says: `allreduce` of
+    `ringcomm.horovod.tensorflow` in the order of Horovod's Keras."""
+    return _allreduce(
+        value,
+        average=average,
+        compression=compression,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)

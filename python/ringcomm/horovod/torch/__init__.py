@@ -14,18 +14,29 @@ from typing import Any
 
 from ...torch import Compression
 from ..job import (
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     missing,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     shutdown,
     size,
 )
+from ..operations import Average, Max, Min, Product, Sum
 from .calls import (
     allgather,
     allgather_async,
@@ -45,7 +56,6 @@ from .calls import (
     reducescatter,
     synchronize,
 )
-from .group import Average, Max, Min, Product, Sum
 from .optimizer import DistributedOptimizer
 from .state import (
     SyncBatchNorm,
@@ -60,19 +70,12 @@ __all__ = [
     "SyncBatchNorm", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
     "allreduce_async", "allreduce_async_", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "cross_rank", "cross_size", "grouped_allreduce", "grouped_allreduce_",
-    "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "poll", "rank",
-    "reducescatter", "shutdown", "size", "synchronize",
+    "broadcast_parameters", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "gloo_built", "gloo_enabled", "grouped_allreduce", "grouped_allreduce_", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "rocm_built",
+    "shutdown", "size", "synchronize",
 ]  # fmt: skip
-
-
-def _built() -> bool:
-    """False: what Horovod may be built with does not matter here."""
-    return False
-
-
-mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = _built
-nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = _built
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,8 @@
 
 Those without `_` at the end return a new tensor, through which gradients flow; those with it write
 where the tensor lies. The asynchronous ones return a handle for `synchronize` and `poll`. Names of
-operations are not needed and not looked at.
+operations are not needed and not looked at. Gradients are what Horovod makes of them: behind
+`allreduce` reduced as `op` says, behind `allgather` and `broadcast` averaged.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 
 from ..._native import ReduceOp
 from ..job import rank, size
-from .group import Average, Options, Sum, group
+from ..operations import Average, Sum, asked_for, linear
+from .group import Options, group
 
 Tensor = torch.Tensor
 Dtype = Optional[torch.dtype]
@@ -59,9 +61,7 @@ class _Reduction:
         postscale: float,
         compression: Dtype = None,
     ) -> None:
-        if average is not None and op is not None:
-            raise ValueError("average and op say the same thing; give op alone")
-        self._op = op if op is not None else (Sum if average is False else Average)
+        self._op = asked_for(average, op)
         self._prescale, self._postscale = prescale, postscale
         self._compression = compression
 
@@ -83,17 +83,24 @@ class _Reduction:
             output = output.to(self._compression)
         if not in_place and output.data_ptr() == tensor.data_ptr():
             output = output.clone(memory_format=torch.contiguous_format)
-        return output if self._prescale == 1.0 else output.mul_(self._prescale)
+        return _scale(output, self._prescale)
 
     def _received(self, output: Tensor, tensor: Tensor, in_place: bool) -> Tensor:
-        output = output.to(tensor.dtype)
-        if self._postscale != 1.0:
-            output.mul_(self._postscale)
+        output = _scale(output.to(tensor.dtype), self._postscale)
         if not in_place:
             return output
         if output.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(output)
         return tensor
+
+
+def _scale(tensor: Tensor, factor: float) -> Tensor:
+    """The tensor, multiplied where it lies; integers are rounded towards zero."""
+    if factor == 1.0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor)
+    return tensor.copy_(tensor.double().mul_(factor))
 
 
 class _AllReduce(torch.autograd.Function):
@@ -152,9 +159,17 @@ def _first(how: _Reduction, tensor: Tensor, in_place: bool) -> Pending:
     return Pending(many, lambda: many.wait()[0])
 
 
-def allreduce_(*arguments: Any, **more: Any) -> Tensor:
-    """As `allreduce_async_`, and waits: the tensor, reduced where it lies."""
-    reduced: Tensor = allreduce_async_(*arguments, **more).wait()
+def allreduce_(
+    tensor: Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """The tensor, reduced where it lies."""
+    how = _Reduction(average, op, prescale_factor, postscale_factor)
+    reduced: Tensor = _first(how, tensor, True).wait()
     return reduced
 
 
@@ -188,34 +203,34 @@ def grouped_allreduce_(
 
 def allgather_async(tensor: Tensor, name: Optional[str] = None) -> Pending:
     """As `allgather`, without gradients; returns a handle."""
+    return _gathering(tensor)[1]
+
+
+def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
+    """How many rows come from each rank, and all of them on their way."""
     if tensor.dim() == 0:
         raise ValueError("allgather: a tensor without dimensions cannot be joined to others")
     source = tensor.detach().contiguous()
-    rows = [int(each) for each in _gathered_sizes(tensor)]
+    sizes = torch.empty(size(), dtype=torch.int64)
+    group().all_gather_single(sizes, torch.tensor([len(source)]), Options()).wait()
+    rows: List[int] = sizes.tolist()
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().allgather([list(output.split(rows))], [source], Options())
-    return Pending(work, lambda: output)
-
-
-def _gathered_sizes(tensor: Tensor) -> List[int]:
-    sizes = torch.empty(size(), dtype=torch.int64)
-    group().all_gather_single(sizes, torch.tensor([tensor.shape[0]]), Options()).wait()
-    found: List[int] = sizes.tolist()
-    return found
+    return rows, Pending(work, lambda: output)
 
 
 class _AllGather(torch.autograd.Function):
-    """Rank r's gradient is the sum of everyone's for the part that came from r."""
+    """Rank r's gradient is the average of everyone's for the part that came from r."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.rows = _gathered_sizes(tensor) if tensor.requires_grad else []
-        gathered: Tensor = allgather_async(tensor).wait()
+        ctx.rows, pending = _gathering(tensor)
+        gathered: Tensor = pending.wait()
         return gathered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return allreduce(grad, op=Sum).split(ctx.rows)[rank()]
+        return allreduce(grad, op=Average).split(ctx.rows)[rank()]
 
 
 def allgather(tensor: Tensor, name: Optional[str] = None) -> Tensor:
@@ -242,7 +257,7 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: Optional[str] = None) 
 
 
 class _Broadcast(torch.autograd.Function):
-    """The root's gradient is the sum of everyone's; the others' count for nothing."""
+    """The root's gradient is the average of everyone's; the others' is zero."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int) -> Tensor:
@@ -252,14 +267,39 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
-        total = allreduce(grad, op=Sum)
-        return (total if rank() == ctx.root_rank else torch.zeros_like(total)), None
+        mean = allreduce(grad, op=Average)
+        return (mean if rank() == ctx.root_rank else torch.zeros_like(mean)), None
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Tensor:
     """The root's tensor, as a new one."""
     sent: Tensor = _Broadcast.apply(tensor, root_rank)
     return sent
+
+
+def _exchanged(tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
+    """What came, so many rows of the tensor having been sent to each rank, and how many came."""
+    source = tensor.detach().contiguous()
+    came = torch.empty_like(sent)
+    group().all_to_all_single(came, sent, None, None, Options()).wait()
+    output = source.new_empty((int(came.sum()), *source.shape[1:]))
+    rows = came.tolist(), sent.tolist()
+    group().all_to_all_single(output, source, *rows, Options()).wait()
+    return output, came
+
+
+class _AllToAll(torch.autograd.Function):
+    """Each row's gradient goes back to where the row came from."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
+        output, ctx.came = _exchanged(tensor, sent)
+        ctx.mark_non_differentiable(ctx.came)
+        return output, ctx.came
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tuple[Tensor, None]:
+        return _exchanged(grad, ctx.came)[0], None
 
 
 def alltoall(
@@ -269,18 +309,37 @@ def alltoall(
 
     With `splits` also how many rows came from each rank.
     """
-    source = tensor.detach().contiguous()
     if splits is None:
-        output = torch.empty_like(source)
-        group().all_to_all_single(output, source, None, None, Options()).wait()
+        if len(tensor) % size():
+            raise ValueError(f"alltoall: {len(tensor)} rows do not divide by {size()} ranks")
+        sent = torch.full((size(),), len(tensor) // size())
+        output: Tensor = _AllToAll.apply(tensor, sent)[0]
         return output
     sent = torch.as_tensor(splits).to(torch.int64).cpu()
-    came = torch.empty_like(sent)
-    group().all_to_all_single(came, sent, None, None, Options()).wait()
-    output = source.new_empty((int(came.sum()), *source.shape[1:]))
-    rows = came.tolist(), sent.tolist()
-    group().all_to_all_single(output, source, *rows, Options()).wait()
-    return output, came
+    both: Tuple[Tensor, Tensor] = _AllToAll.apply(tensor, sent)
+    return both
+
+
+class _ReduceScatter(torch.autograd.Function):
+    """The gradient is everyone's, one after the other; that of a sum times the number of ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, op: ReduceOp, prescale: float, postscale: float
+    ) -> Tensor:
+        ctx.op, ctx.factor = op, prescale * postscale
+        source = _scale(tensor.detach().clone(memory_format=torch.contiguous_format), prescale)
+        each, more = divmod(len(source), size())
+        parts = list(source.split([each + (one < more) for one in range(size())]))
+        output = torch.empty_like(parts[rank()])
+        group().reduce_scatter([output], [parts], Options(op)).wait()
+        return _scale(output, postscale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        op = linear(ctx.op, "reducescatter: tensors with gradients")
+        factor = ctx.factor * (size() if op == Sum else 1)
+        return allgather(grad * factor), None, None, None
 
 
 def reducescatter(
@@ -288,16 +347,14 @@ def reducescatter(
     name: Optional[str] = None,
     compression: Dtype = None,
     op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Tensor:
     """Reduce over all ranks; this rank's share of the result's rows, of which the first ranks have
     one more where they do not divide."""
-    source = tensor.detach().contiguous()
-    low = source if compression is None else source.to(compression)
-    each, more = divmod(low.shape[0], size())
-    parts = list(low.split([each + (one < more) for one in range(size())]))
-    output = torch.empty_like(parts[rank()])
-    group().reduce_scatter([output], [parts], Options(op)).wait()
-    return output.to(tensor.dtype)
+    low = tensor if compression is None else tensor.to(compression)
+    part: Tensor = _ReduceScatter.apply(low, op, prescale_factor, postscale_factor)
+    return part.to(tensor.dtype)
 
 
 def barrier() -> None:

@@ -15,10 +15,7 @@ from ...communicator import Communicator
 from ...torch.core import Core
 from ...torch.ranks import Ranks
 from ..job import job
-
-#: Horovod's names of the reductions.
-Average, Sum, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.PROD
-Min, Max = ReduceOp.MIN, ReduceOp.MAX
+from ..operations import Sum
 
 _OPS = {
     ReduceOp.AVG: TorchOp.AVG,
@@ -38,7 +35,7 @@ class Options:
         self.reduceOp, self.rootRank = _OPS[op], root
 
 
-class _Word:
+class _BroadcastStore:
     """What `Core` asks of a store: rank 0's word, for everyone, in the order in which all ask."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -64,14 +61,16 @@ class Group(Core):
     """Collectives over the job's ranks."""
 
     def __init__(self, comm: Communicator) -> None:
+        # Five minutes, as the library itself waits where nothing is said.
         timeout = int(os.environ.get("RINGCOMM_TIMEOUT_MS", "300000"))
-        self._set_up(_Word(comm), comm.rank, comm.nranks, timedelta(milliseconds=timeout))
+        self._set_up(_BroadcastStore(comm), comm.rank, comm.nranks, timedelta(milliseconds=timeout))
 
 
 class JobRanks(Ranks):
     """The ranks of the job, for the tools of `ringcomm.torch`."""
 
     def __init__(self, group: Group) -> None:
+        # `Ranks` begins with a communicator; the collectives here are the group's.
         self._group = group
         self.rank, self.size = group.rank(), group.size()
 
@@ -93,9 +92,9 @@ class JobRanks(Ranks):
 def group() -> Group:
     """The job's collectives; made by the first call that needs them."""
     here = job()
-    made: Optional[Group] = here.kept.get("torch")
+    made: Optional[Group] = here.of_framework.get("torch")
     if made is None:
-        made = here.kept["torch"] = Group(here.comm)
+        made = here.of_framework["torch"] = Group(here.comm)
     return made
 
 

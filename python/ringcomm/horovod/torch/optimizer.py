@@ -16,7 +16,9 @@ from ..._native import ReduceOp
 from ...torch import Compression
 from ...torch.buckets import Bucket, Parameters, cut
 from ..job import size
-from .group import Average, Sum, ranks
+from ..operations import Average, linear
+from .group import ranks
+from .state import load_in_place
 
 #: Bytes of a bucket: a fifth of a millisecond's work for an all-reduce, so that what a call costs
 #: by itself does not count, and most of a model's buckets leave before the backward pass ends.
@@ -49,11 +51,14 @@ class Exchange:
         self._left: Dict[int, int] = {}
         self._missing = [len(bucket.parameters) for bucket in self._buckets]
         self._sent = 0
-        self.finished = False
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """A backward pass has added to this parameter's gradient."""
-        self.finished = False
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ValueError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; give "
+                "DistributedOptimizer sparse_as_dense=True"
+            )
         key = id(parameter)
         left = self._left.get(key, self.passes) - 1
         if left < 0:
@@ -74,8 +79,8 @@ class Exchange:
 
     @property
     def under_way(self) -> bool:
-        """Whether a gradient has left that `finish` did not bring back."""
-        return self._sent > 0
+        """Whether a backward pass has been since `finish`: this rank or another may have sent."""
+        return bool(self._left)
 
     def finish(self) -> None:
         """Send what is not sent, and wait for all of it."""
@@ -84,14 +89,13 @@ class Exchange:
         for bucket in self._buckets:
             bucket.finish()
         self._begin()
-        self.finished = True
 
 
 class Distributed:
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
     _exchange: Exchange
-    _by_step: bool
+    _averages_in_step: bool
 
     def synchronize(self) -> None:
         """Average the gradients now, as before they are clipped; then call `step` within
@@ -101,26 +105,24 @@ class Distributed:
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within it, `step` does not average."""
-        self._by_step = False
+        self._averages_in_step = False
         try:
             yield
         finally:
-            self._by_step = True
+            self._averages_in_step = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """So many backward passes come before each step from now on."""
         self._exchange.passes = passes
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Average the gradients, unless that is done, and step."""
+        """Average the gradients, also after `synchronize`, and step."""
         stepped: Callable[..., Any] = super().step
-        if not self._by_step:
+        if not self._averages_in_step:
             return stepped(closure)
         if closure is not None:
             return stepped(lambda: self._averaged(closure))
-        if not self._exchange.finished:
-            self.synchronize()
-        self._exchange.finished = False
+        self.synchronize()
         return stepped()
 
     def _averaged(self, closure: Callable[[], Any]) -> Any:
@@ -131,12 +133,20 @@ class Distributed:
 
     def zero_grad(self, *arguments: Any, **more: Any) -> None:
         """As the optimizer's; not while gradients are under way."""
+        self._refuse_under_way("zero_grad()")
+        super().zero_grad(*arguments, **more)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """As the optimizer's; not while gradients are under way."""
+        self._refuse_under_way("load_state_dict()")
+        load_in_place(self, super().load_state_dict, state_dict)
+
+    def _refuse_under_way(self, call: str) -> None:
         if self._exchange.under_way:
             raise AssertionError(
-                "zero_grad() after backward() and before step() or synchronize(): gradients are "
-                "under way to the other ranks"
+                f"{call} after backward() and before step() or synchronize(): gradients are under "
+                "way to the other ranks"
             )
-        super().zero_grad(*arguments, **more)
 
 
 def DistributedOptimizer(
@@ -162,8 +172,7 @@ def DistributedOptimizer(
             travel in buckets, and are divided where that loses least.
         sparse_as_dense: make sparse gradients dense.
     """
-    if op not in (Average, Sum):
-        raise ValueError(f"gradients are averaged or summed; {op!r} is neither")
+    linear(op, "gradients")
     parameters = [
         parameter
         for group in optimizer.param_groups
@@ -178,7 +187,7 @@ def DistributedOptimizer(
         parameter.register_post_accumulate_grad_hook(_dense)
     divisor = size() if op == Average else 1
     made._exchange = Exchange(parameters, backward_passes_per_step, divisor, compression)
-    made._by_step = True
+    made._averages_in_step = True
     return made
 
 

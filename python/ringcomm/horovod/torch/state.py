@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -14,20 +14,57 @@ from .group import ranks
 
 
 def broadcast_parameters(
-    params: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]], root_rank: int
+    params: Union[Mapping[str, Any], Iterable[Union[torch.Tensor, Tuple[str, Any]]]], root_rank: int
 ) -> None:
-    """Overwrite tensors with the root's: of `model.state_dict()`, or `model.named_parameters()`."""
-    named = params.items() if isinstance(params, Mapping) else params
-    tensors = [one for _, one in named if isinstance(one, torch.Tensor)]
+    """Overwrite tensors with the root's: of `model.state_dict()`, `model.named_parameters()` or
+    `model.parameters()`."""
+    given = params.items() if isinstance(params, Mapping) else params
+    tensors = [one[1] if isinstance(one, tuple) else one for one in given]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"broadcast_parameters: {tensor!r} is no tensor; broadcast_object sends it"
+            )
     for handle in [broadcast_async_(tensor, root_rank) for tensor in tensors]:
         handle.wait()
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Give every rank the state of the root's optimizer: learning rates, momenta, steps."""
-    state = broadcast_object(optimizer.state_dict(), root_rank)
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None
+) -> None:
+    """Give every rank the state of the root's optimizer: learning rates, momenta, steps.
+
+    `model` is not needed.
+    """
+    state = broadcast_object(_on_cpu(optimizer.state_dict()), root_rank)
     if rank() != root_rank:
-        optimizer.load_state_dict(state)
+        load_in_place(optimizer, optimizer.load_state_dict, state)
+
+
+def load_in_place(
+    optimizer: torch.optim.Optimizer, load: Callable[[Dict[str, Any]], Any], state: Dict[str, Any]
+) -> None:
+    """Load a state into the objects that others hold: a scheduler that was made before
+    `DistributedOptimizer` changes the learning rate there."""
+    groups, slots = optimizer.param_groups, optimizer.state
+    load(state)
+    for old, new in zip(groups, optimizer.param_groups):
+        old.update(new)
+    loaded = dict(optimizer.state)
+    slots.clear()
+    slots.update(loaded)
+    optimizer.param_groups, optimizer.state = groups, slots
+
+
+def _on_cpu(value: Any) -> Any:
+    """With copies of tensors that are elsewhere: ranks would all load them onto the root's GPU."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {name: _on_cpu(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_on_cpu(one) for one in value]
+    return value
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
