@@ -93,7 +93,7 @@ impl DevicePage {
 
     /// The owner's stream will say that it comes to the call of this number.
     pub fn tell(&self, number: u32) {
-        // Release: pairs with the Acquire in `let_go`. Peers wait only after a message that follows.
+        // Release: pairs with the Acquire in `let_go`. Peers wait only after a message of this.
         self.told.store(number, Release);
     }
 

@@ -45,7 +45,7 @@ impl Geometry {
 pub struct Stamp {
     /// The communicator's number, the same on all its ranks.
     pub communicator: u32,
-    /// How many splits and shrinks its communicator is from the one that the ranks came together as.
+    /// How many splits and shrinks it is from the communicator that the ranks came together as.
     pub epoch: u32,
     /// The operation's sequence number.
     pub sequence: u64,
