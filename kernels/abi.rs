@@ -118,6 +118,27 @@ pub struct ReduceArgs {
     pub inline_scalars: [f64; INLINE_SCALARS],
 }
 
+impl Default for ReduceArgs {
+    /// Nothing to do, and nothing scaled.
+    fn default() -> ReduceArgs {
+        ReduceArgs {
+            data_type: 0,
+            op: 0,
+            parts: 0,
+            tile: 0,
+            unused: 0,
+            calls: 0,
+            pieces: 0,
+            ends: 0,
+            scalars: 0,
+            call: ReduceCall::default(),
+            inline_pieces: [Piece::default(); INLINE_PIECES],
+            inline_ends: [0; INLINE_ENDS],
+            inline_scalars: [1.0; INLINE_SCALARS],
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Connection {

@@ -54,6 +54,15 @@ DEVICE void give_up(const ringcomm_watch &watch, const Waiting &waiting, uint32_
     store_flag32(uint64_t(&report->reason), reason);
 }
 
+/* Whether the rank's kernels are to end: also those that would not have to wait, since their peers
+   may have given up and gone on. */
+DEVICE bool is_called_off(const ringcomm_watch &watch, const Waiting &waiting) {
+    if (load_flag(watch.stop) != 0) return true;
+    if (load_flag(watch.control) == 0) return false;
+    give_up(watch, waiting, RINGCOMM_ABORTED, 0, 0);
+    return true;
+}
+
 /* To be asked after every poll in vain; whether to give up. */
 DEVICE bool loses_patience(const ringcomm_watch &watch, Patience &patience, const Waiting &waiting,
                            uint64_t wanted, uint64_t found) {

@@ -28,6 +28,11 @@ DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch) {
         }
         fence_system();
     }
+    /* A thread that has no peer, if there is one, so that the look is not on the flags' way. */
+    if (tid == (meeting.nranks < nthreads ? meeting.nranks : 0)) {
+        const Waiting waiting = {RINGCOMM_FOR_MEETING, me, block_index(), 0};
+        came = came && !is_called_off(meeting.watch, waiting);
+    }
     return sync_block_and(came);
 }
 

@@ -327,7 +327,7 @@ def main():
         for nranks in RANKS:
             ranks = Ranks(device, layout, nranks, size)
             # A device that is none computes at the pace of the processor.
-            times = 2 if device.multiprocessors < 8 else 100 if size <= 1 << 20 else 10
+            times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 10
             for name, make, traffic in algorithms(ranks):
                 wrong, eager_us, graph_us = measure(ranks, make, times)
                 failed += wrong is not None

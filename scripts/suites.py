@@ -210,17 +210,18 @@ def cuda():
     shutil.rmtree(check, ignore_errors=True)
     check.mkdir(parents=True)
     # Without the tests, which have run by then.
-    for name, place in [("ring-perf", "debug/ring-perf"), ("kernels-host.so", "fakecuda/kernels.so"),
+    for name, place in [("ring-perf", "debug/ring-perf"), ("ringrun", "debug/ringrun"),
+                        ("kernels-host.so", "fakecuda/kernels.so"),
                         ("ringcomm.fatbin", "fakecuda/image")]:
         (check / name).symlink_to(TARGET / place)
     return [
         cargo("build", "-p", "ringcomm-fakecuda"),
         Command("kernels/build-host", str(TARGET / "fakecuda/kernels.so")),
-        cargo("build", "--bin", "ring-perf"),
+        cargo("build", "--bin", "ring-perf", "--bin", "ringrun"),
         ran(1, 8),
         ran(2, 1, "--skip", "gate::"),
         ran(8, 32, "calls::", "streams::"),
-        ran(2, 8, "calls::ranks_on", "streams::", FAKECUDA_PEERS="0"),
+        ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
         Command("scripts/gpu-check", "--dry", str(check), env=on_fake_driver(1, 8)),

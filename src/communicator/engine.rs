@@ -36,7 +36,7 @@ pub struct Engine {
     pub costs: Costs,
     pub memory: super::memory::Memory,
     /// What every message carries of its communicator and its rank.
-    origin: Stamp,
+    pub origin: Stamp,
     cache: Cache,
     pointers: Pointers,
     bases: Bases,
@@ -125,12 +125,17 @@ impl Engine {
             // SAFETY: the caller's promise.
             None => unsafe { self.execute(call, in_place, &ready, &stamp, &watch) },
             Some((gpu, found)) => {
-                let what = (&found, &ready.extents, ready.fingerprint);
-                gpu.carry(call, what, &watch, &mut |call| {
-                    let in_place = ready.extents.check(call, self.links.rank)?;
-                    // SAFETY: the caller's promise, or pinned memory of the same extents.
-                    unsafe { self.execute(call, in_place, &ready, &stamp, &watch) }
-                })
+                match gpu.share(call, &found, &mut self.links, (&stamp, &watch)) {
+                    Ok(false) => {
+                        let what = (&found, &ready.extents, ready.fingerprint);
+                        gpu.carry(call, what, &watch, &mut |call| {
+                            let in_place = ready.extents.check(call, self.links.rank)?;
+                            // SAFETY: the caller's promise, or pinned memory of the same extents.
+                            unsafe { self.execute(call, in_place, &ready, &stamp, &watch) }
+                        })
+                    }
+                    ended => ended.map(drop),
+                }
             }
         };
         self.cache.put_back(ready);

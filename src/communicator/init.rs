@@ -3,7 +3,7 @@
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::engine::Engine;
 use super::flight::Flight;
-use super::gpu::{self, Gpu, Seated};
+use super::gpu::{self, Around, Gpu, Seated};
 use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
 use super::memory::Memory;
@@ -218,9 +218,9 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
     let together = links.one_process() && topology.nhosts() == 1;
-    let gpu = Gpu::seated(seated, (rank, map.nranks), &bootstrap::rendezvous_name(id), together);
+    let around = Around { nranks: map.nranks, together, near: links.one_machine() };
+    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config);
     let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
-    warn(gpu.as_ref(), rank, config);
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
     let engine = Engine::new(links, memory, topology, (number_of(id), id.epoch()));
@@ -252,26 +252,29 @@ pub(super) fn assemble(
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    match choose::calibrate(&communicator, profiled, crowd.cores, unless) {
-        Ok(()) => Ok(communicator),
-        Err(error) => Err(Unmet { cause: cause(&error), error }),
+    start(&communicator, profiled, crowd.cores, unless)
+        .map_err(|error| Unmet { cause: cause(&error), error })?;
+    Ok(communicator)
+}
+
+/// Measure the machine and try the devices with the others.
+fn start(communicator: &Communicator, profiled: bool, cores: usize, unless: Unless) -> Result<()> {
+    choose::calibrate(communicator, profiled, cores, unless)?;
+    communicator.survey(unless)?;
+    // Say why calls on devices take a longer way, where they do.
+    if communicator.config.debug > 0
+        && let Some((gpu, warning)) =
+            communicator.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.trouble()?)))
+    {
+        communicator.say(&format!("calls on devices are {}: {warning}", gpu.transport()));
     }
+    Ok(())
 }
 
 /// Which ranks share a host: as the configuration says, else as it was found.
 fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
     let given = config.hosts.as_ref().filter(|given| given.len() == nranks);
     Topology::new(given.map_or(found, |given| given))
-}
-
-/// Say why calls on devices take the long way, where they do.
-fn warn(gpu: Option<&Gpu>, rank: usize, config: &Config) {
-    if let Some(warning) = gpu.and_then(|gpu| gpu.warning.as_ref())
-        && config.debug > 0
-    {
-        let what = "calls go through pinned memory, as a probe of the devices failed";
-        let _ = writeln!(stderr(), "ringcomm: rank {rank}: {what}: {warning}");
-    }
 }
 
 /// Let onlookers see the rank. One that cannot be looked at works as well as others.

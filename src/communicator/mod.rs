@@ -188,6 +188,9 @@ impl Communicator {
         self.check_process()?;
         let mut engine = self.engine.take();
         self.check()?;
+        if let Some(late) = self.watched.lateness(gpu) {
+            return Err(self.failed(late));
+        }
         if self.config.debug >= EVERY_CALL {
             self.say(&format!("{call:?}"));
         }
@@ -338,6 +341,7 @@ impl Communicator {
                 std::thread::yield_now();
             }
         }
+        self.gpu.iter().for_each(|gpu| gpu.see_launches_off(STOPPED));
     }
 
     /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
@@ -350,6 +354,7 @@ impl Communicator {
     /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
     fn tell(&self, error: &Error) {
         let pages = &self.watched.pages;
+        self.gpu.iter().for_each(Gpu::stop);
         match error {
             Error::Remote { peer, text, .. } => pages.mine().fail(*peer, text),
             error => pages.mine().fail(self.rank, &error.to_string()),
@@ -385,7 +390,9 @@ impl Communicator {
     /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or
     /// death that the next call would run into.
     pub fn async_error(&self) -> Option<Error> {
-        self.failure.lock().clone().or_else(|| self.watched.trouble())
+        let failure = self.failure.lock().clone();
+        let late = || self.watched.lateness(self.gpu.as_ref());
+        failure.or_else(late).or_else(|| self.watched.trouble())
     }
 
     /// How `call` would run, without running it.
@@ -393,18 +400,20 @@ impl Communicator {
         self.check_process()?;
         let mut engine = self.engine.take();
         let ready = engine.ready(call, &self.config)?;
-        let transport = match &self.gpu {
-            Some(gpu) => gpu.transport(),
-            None => transport_of(&engine.links, &ready.way),
+        let (transport, chosen) = match &self.gpu {
+            Some(gpu) => gpu.explain(call),
+            None => (transport_of(&engine.links, &ready.way), None),
         };
+        let (algorithm, predicted_us) =
+            chosen.unwrap_or((ready.algorithm.name(), ready.predicted_us));
         Ok(Explanation {
-            algorithm: ready.algorithm.name(),
+            algorithm,
             transport,
             channels: 1,
             chunks: ready.chunks,
             slices: ready.staged.slices,
             slice_bytes: ready.staged.slice_bytes,
-            predicted_us: ready.predicted_us,
+            predicted_us,
             mapped: ready.mapped,
         })
     }

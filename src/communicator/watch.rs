@@ -36,6 +36,11 @@ const NEWS: Duration = Duration::from_millis(1500);
 impl Watched {
     /// What would break the next operation: a peer that has failed, or died without leaving.
     pub fn trouble(&self) -> Option<Error> {
+        let own = self.pages.of(self.pages.rank);
+        let told = || own.failure().0.filter(|culprit| *culprit != self.pages.rank);
+        if own.life() == Life::Failed && told().is_some() {
+            return Some(self.remote(self.pages.rank, None));
+        }
         self.trouble_among(|_| true)
     }
 

@@ -52,9 +52,6 @@ pub fn pieces(
     let Shape { collective, root, count, size } = *shape;
     let nranks = places.len();
     let (first, len) = share(count, size, part, nparts);
-    if len == 0 {
-        return Ok(());
-    }
     let at = |base: Address, block: usize| base + ((block * count + first) * size) as Address;
     let input = |rank: usize, block: usize| at(places[rank].input, block);
     let output = |rank: usize, block: usize| at(places[rank].output, block);

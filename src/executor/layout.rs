@@ -28,6 +28,10 @@ pub struct Layout {
     partition: Partition,
     /// Elements in a block of the block collectives.
     count: usize,
+    /// Elements from one block to the next, and before what is moved of each: of the whole vector,
+    /// where there are no blocks.
+    stride: usize,
+    first: usize,
     vector: Option<Vector>,
     /// ReduceScatterv: elements before each rank's block.
     before: Vec<usize>,
@@ -53,7 +57,15 @@ impl Layout {
         // A barrier moves nothing, whatever count it is called with.
         let count = if collective == Collective::Barrier { 0 } else { count };
         let partition = Partition::new(count, nchunks);
-        Layout { collective, rank, nranks, partition, count, vector: vector.cloned(), before }
+        let (vector, stride) = (vector.cloned(), count);
+        Layout { collective, rank, nranks, partition, count, stride, first: 0, vector, before }
+    }
+
+    /// The same for one part of a larger call: `first` elements into a vector, or into blocks that
+    /// are `stride` elements apart.
+    pub fn within(self, first: usize, stride: usize) -> Layout {
+        debug_assert!(self.vector.is_none());
+        Layout { stride, first, ..self }
     }
 
     /// Elements in `chunk`. Only asked for chunks that this rank sends or receives.
@@ -102,12 +114,12 @@ impl Layout {
         use Collective::*;
         match (self.collective, &self.vector) {
             (AllReduce | Broadcast | Reduce | Barrier, _) => {
-                Some(self.partition.extent(chunk).offset)
+                Some(self.first + self.partition.extent(chunk).offset)
             }
-            (AllGather | Gather, _) => Some(0),
+            (AllGather | Gather, _) => Some(self.first),
             (ReduceScatter, Some(_)) => Some(self.before[chunk]),
-            (ReduceScatter | Scatter, None) => Some(chunk * self.count),
-            (AllToAll, None) => Some(chunk % self.nranks * self.count),
+            (ReduceScatter | Scatter, None) => Some(self.first + chunk * self.stride),
+            (AllToAll, None) => Some(self.first + chunk % self.nranks * self.stride),
             (Scatter, Some(v)) if rank == self.rank => v.send_displacements.get(chunk).copied(),
             (AllToAll, Some(v)) if rank == self.rank => {
                 Some(v.send_displacements[chunk % self.nranks])
@@ -121,11 +133,11 @@ impl Layout {
         use Collective::*;
         match (self.collective, &self.vector) {
             (AllReduce | Broadcast | Reduce | Barrier, _) => {
-                Some(self.partition.extent(chunk).offset)
+                Some(self.first + self.partition.extent(chunk).offset)
             }
-            (ReduceScatter | Scatter, _) => Some(0),
-            (AllGather | Gather, None) => Some(chunk * self.count),
-            (AllToAll, None) => Some(chunk / self.nranks * self.count),
+            (ReduceScatter | Scatter, _) => Some(self.first),
+            (AllGather | Gather, None) => Some(self.first + chunk * self.stride),
+            (AllToAll, None) => Some(self.first + chunk / self.nranks * self.stride),
             (AllGather | Gather, Some(v)) if rank == self.rank => {
                 v.recv_displacements.get(chunk).copied()
             }
@@ -154,6 +166,16 @@ mod tests {
         let layout = Layout::new(Collective::AllToAll, 1, 3, 9, 5, None);
         // The block from rank 1 to rank 2 is chunk 5: third in 1's input, second in 2's output.
         assert_eq!((layout.input(1, 5), layout.output(2, 5)), (Some(10), Some(5)));
+    }
+
+    #[test]
+    fn a_part_of_a_call_lies_within_its_blocks() {
+        let layout = Layout::new(Collective::AllToAll, 1, 3, 9, 2, None).within(4, 10);
+        assert_eq!((layout.input(1, 5), layout.output(2, 5)), (Some(24), Some(14)));
+        let layout = Layout::new(Collective::ReduceScatter, 1, 3, 3, 2, None).within(4, 10);
+        assert_eq!((layout.input(1, 2), layout.output(2, 2)), (Some(24), Some(4)));
+        let layout = Layout::new(Collective::AllReduce, 0, 2, 2, 6, None).within(4, 10);
+        assert_eq!((layout.input(0, 1), layout.count(1)), (Some(7), 3));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::control::{Control, Life};
+use super::device_page::DevicePage;
 use crate::device::host::STREAMED_LEAST;
 use crate::error::{Error, Result};
 use crate::transport::distance::{Distance, Ticks};
@@ -90,7 +91,31 @@ impl Pages {
     }
 }
 
-/// Where the parts of a rank's segment lie: its control page, then one inbound ring for each rank.
+/// The pages of ranks on devices, which devices and threads that look on use.
+#[derive(Clone)]
+pub struct DevicePages {
+    pages: Vec<DevicePagePointer>,
+    _segments: Vec<Arc<Segment>>,
+}
+
+/// A page inside a segment that [`DevicePages`] keeps alive.
+#[derive(Clone, Copy)]
+struct DevicePagePointer(*const DevicePage);
+
+// SAFETY: as for a control page.
+unsafe impl Send for DevicePagePointer {}
+// SAFETY: as above.
+unsafe impl Sync for DevicePagePointer {}
+
+impl DevicePages {
+    pub fn of(&self, rank: usize) -> &DevicePage {
+        // SAFETY: the page lies in a segment that `_segments` keeps mapped.
+        unsafe { &*self.pages[rank].0 }
+    }
+}
+
+/// Where the parts of a rank's segment lie: its control page, its page for devices, then one
+/// inbound ring for each rank.
 ///
 /// The ring of the rank itself stays untouched, which keeps the arithmetic plain and costs no
 /// memory.
@@ -110,6 +135,11 @@ impl SegmentMap {
         self.geometry.bytes().next_multiple_of(128)
     }
 
+    /// Where the rings begin.
+    fn pages_bytes() -> usize {
+        Self::control_bytes() + size_of::<DevicePage>()
+    }
+
     /// Bytes of a page without rings: the mirror of a rank on another machine.
     pub fn mirror_bytes() -> usize {
         Self::control_bytes()
@@ -117,11 +147,11 @@ impl SegmentMap {
 
     pub fn bytes(&self) -> usize {
         let rings = if self.nranks == 1 { 0 } else { self.nranks };
-        Self::control_bytes() + rings * self.ring_bytes()
+        Self::pages_bytes() + rings * self.ring_bytes()
     }
 
     fn ring(&self, source: usize) -> usize {
-        Self::control_bytes() + source * self.ring_bytes()
+        Self::pages_bytes() + source * self.ring_bytes()
     }
 }
 
@@ -173,6 +203,16 @@ impl Links {
 
     pub fn pages(&self) -> Pages {
         Pages { rank: self.rank, controls: self.controls.clone(), _segments: self.segments.clone() }
+    }
+
+    /// The pages for devices, where all ranks are on one machine.
+    pub fn device_pages(&self) -> DevicePages {
+        assert!(self.one_machine());
+        let page = |segment: &Arc<Segment>| {
+            DevicePagePointer(segment.address().wrapping_add(SegmentMap::control_bytes()).cast())
+        };
+        let pages = self.segments.iter().map(page).collect();
+        DevicePages { pages, _segments: self.segments.clone() }
     }
 
     pub fn control(&self, rank: usize) -> &Control {

@@ -4,14 +4,16 @@
 //! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
 //! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`]
 //! matches point-to-point messages at run time; [`cuda`] cuts a collective into work for devices
-//! that address all ranks' memory.
+//! that address all ranks' memory, and [`flags`] runs it in kernels that wait for each other.
 
 pub mod announcement;
 pub mod bind;
 pub mod control;
 pub mod cuda;
+pub mod device_page;
 pub mod direct;
 pub mod exchange;
+pub mod flags;
 pub mod host;
 pub mod layout;
 pub mod links;

@@ -35,6 +35,13 @@ impl Liveness {
         Liveness { processes }
     }
 
+    /// Descriptors of the same processes, by rank, for a thread of its own.
+    pub fn copies(&self) -> Result<Vec<Option<OwnedFd>>> {
+        let copy = |process: &Option<OwnedFd>| process.as_ref().map(OwnedFd::try_clone).transpose();
+        let copies: std::io::Result<Vec<_>> = self.processes.iter().map(copy).collect();
+        copies.map_err(|_| Error::system("duplicating the descriptor of a process"))
+    }
+
     /// The ranks whose processes have ended. Allocates only if there are any.
     pub fn dead(&self) -> Vec<usize> {
         let mut dead = Vec::new();

@@ -2,10 +2,12 @@
 //! processor has, against an oracle of one line per operation.
 
 mod oracle;
+mod sweeps;
 
 use oracle::Rule;
 use ringcomm::device::host::{self, InstructionSet, Job, Reduction};
 use ringcomm::types::{DataType, ReduceOp};
+use sweeps::{Random, sweeps};
 
 const OPS: [ReduceOp; 9] = {
     use ReduceOp::*;
@@ -16,17 +18,7 @@ const GUARD: u8 = 0xa5;
 /// Wider than the widest vector.
 const MARGIN: usize = 192;
 
-/// xorshift64*: the same data on every run.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
     /// An element: often any bits at all, often something special, else a number near 1.
     fn element(&mut self, data_type: DataType) -> u64 {
         let any = self.next();
@@ -204,32 +196,7 @@ fn sweep(data_type: DataType) {
     }
 }
 
-macro_rules! sweeps {
-    ($($name:ident, $data_type:ident;)*) => { $(
-        #[test]
-        fn $name() {
-            sweep(DataType::$data_type);
-        }
-    )* };
-}
-
-sweeps! {
-    every_int8, Int8;
-    every_uint8, Uint8;
-    every_int16, Int16;
-    every_uint16, Uint16;
-    every_int32, Int32;
-    every_uint32, Uint32;
-    every_int64, Int64;
-    every_uint64, Uint64;
-    every_bool, Bool;
-    every_f8e4m3, Float8e4m3;
-    every_f8e5m2, Float8e5m2;
-    every_half, Float16;
-    every_bfloat16, Bfloat16;
-    every_float, Float32;
-    every_double, Float64;
-}
+sweeps!();
 
 /// Each code against each of a set of partners: `[a, b]` columns.
 fn pairs(data_type: DataType, partners: &[u64]) {

@@ -38,13 +38,19 @@ fn is_within_reach(seats: &[Seat]) -> bool {
     devices.iter().all(|from| reaches(from))
 }
 
+/// Whether each of several ranks has a device of its own.
+fn is_alone(seats: &[Seat]) -> bool {
+    seats.len() > 1 && seats.iter().enumerate().all(|(rank, seat)| !seats[..rank].contains(seat))
+}
+
 fn run(seats: &[Seat], seed: u64) {
     let nranks = seats.len();
     let cases = cases(nranks, seed);
     on_seats(seats, &small_slots(nranks, 4096), |comm, bench| {
         cases.iter().for_each(|case| check(case, comm, bench));
         let transport = cases[0].explain(comm).transport;
-        assert_eq!(transport == "cuda fused", is_within_reach(seats), "{transport}");
+        let want = if is_alone(seats) { "cuda flags" } else { "cuda fused" };
+        assert_eq!(transport == want, is_within_reach(seats), "{transport}");
     });
     println!("{} calls of {nranks} ranks", cases.len());
 }

@@ -14,6 +14,13 @@ fn ranks(seats: &[Seat]) -> Vec<Arc<Communicator>> {
     all.into_iter().map(Arc::new).collect()
 }
 
+/// Two ranks of a device, with a stream and fifty numbers each.
+fn on_two_streams() -> (Vec<Arc<Communicator>>, [Bench; 2], [Floats; 2]) {
+    let benches = [Bench::new(0), Bench::new(0)];
+    let floats = [Floats::new(&benches[0], &[1.0; 50]), Floats::new(&benches[1], &[2.0; 50])];
+    (ranks(&[Seat::Device(0); 2]), benches, floats)
+}
+
 /// Call every rank in a group.
 fn call_all(ranks: &[Arc<Communicator>], parts: &[(&Floats, &Bench)]) -> Result<(), Error> {
     deferred::start();
@@ -67,9 +74,7 @@ fn a_graph_of_two_streams_in_one_capture_is_replayed() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0); 2]);
-    let benches = [Bench::new(0), Bench::new(0)];
-    let floats = [Floats::new(&benches[0], &[1.0; 50]), Floats::new(&benches[1], &[2.0; 50])];
+    let (ranks, benches, floats) = on_two_streams();
     let parts = [(&floats[0], &benches[0]), (&floats[1], &benches[1])];
     let event = || Event::new(&benches[0].device, Recording::Moment).unwrap();
     let (fork, join) = (event(), event());
@@ -95,9 +100,7 @@ fn streams_of_different_captures_are_refused_and_the_communicator_goes_on() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0); 2]);
-    let benches = [Bench::new(0), Bench::new(0)];
-    let floats = [Floats::new(&benches[0], &[1.0; 50]), Floats::new(&benches[1], &[2.0; 50])];
+    let (ranks, benches, floats) = on_two_streams();
     let parts = [(&floats[0], &benches[0]), (&floats[1], &benches[1])];
     let captured = benches[0].stream.capture(|| call_all(&ranks, &parts));
     let error = captured.err().expect("one stream is not captured").to_string();

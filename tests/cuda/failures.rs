@@ -29,7 +29,7 @@ fn scenario(seats: &[Seat]) -> Result<(Counts, bool), String> {
     ends.into_iter().collect::<Result<Vec<_>, _>>()?;
     let call = Call::new(Collective::AllReduce, DataType::Float32);
     let answer = ranks[0].explain(&call).map_err(|error| error.to_string())?;
-    Ok((counted, answer.transport == "cuda pinned (a probe failed)"))
+    Ok((counted, answer.transport.ends_with("failed)")))
 }
 
 /// A rank's two calls. What the test itself asks of the driver panics, and then the others must not
@@ -173,7 +173,8 @@ fn every_code() {
             }
         }
     }
-    println!("{ntold} codes were told");
+    let nsymbols = FUSED.len() + THROUGH_HOST.len();
+    println!("{ntold} codes of {nsymbols} entry points were told");
 }
 
 #[test]

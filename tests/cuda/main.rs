@@ -9,6 +9,7 @@ mod capture;
 mod endings;
 mod failures;
 mod fake;
+mod flags;
 mod gate;
 mod interface;
 mod probes;

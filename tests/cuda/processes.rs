@@ -1,60 +1,495 @@
 //! Ranks that are processes, each on a device, several of them on one.
 
+use super::fake;
+use super::streams::{Floats, sum};
+use super::support::processes::{Ranks, Seat as Place};
 use super::support::samples::sample;
-use super::support::{Prepared, config};
+use super::support::{HARD_DEADLINE_S, Prepared, config};
 use super::{Bench, ndevices};
-use ringcomm::bootstrap::UniqueId;
-use ringcomm::communicator::Communicator;
+use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
-use std::process::{Child, Command, Stdio};
+use ringcomm::device::cuda::{Event, Recording};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::time::{Duration, Instant};
 
-const RANK: &str = "RINGCOMM_TEST_RANK";
-const ID: &str = "RINGCOMM_TEST_ID";
-const NRANKS: usize = 3;
+/// How calls run where processes work in each other's memory.
+const SHARED: &str = "cuda fused by ipc";
 
-/// One rank, as a process of the test below.
-fn be_rank(rank: usize, id: &UniqueId) {
-    let ndevices = ndevices();
-    // Two ranks of the three share a device, and there may be a second.
-    let seat = Seat::Device((rank % 2 % ndevices) as i32);
-    let comm = Communicator::init_rank(NRANKS, id, rank, &Config { seat, ..config() }).unwrap();
-    let bench = Bench::new(comm.device().unwrap());
-    for case in sample(NRANKS, 70) {
-        let case = Prepared::of(case, rank);
-        if let Err(text) = case.outcome_on(&comm, Some(&bench)) {
-            panic!("rank {rank} of {:?}: {text}", case.case);
-        }
-    }
+/// How they run where that was tried in vain.
+const TRIED: &str = "cuda pinned (no shared memory)";
+
+/// A rank on a device: the ranks take turns over the devices.
+fn join(place: &Place) -> (Communicator, Bench) {
+    join_as(place, place.rank, place.nranks)
 }
 
-fn id_from(text: &str) -> UniqueId {
-    let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
-    let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect();
-    UniqueId::from_bytes(&bytes.try_into().expect("an id's length")).expect("an id")
+fn join_as(place: &Place, rank: usize, nranks: usize) -> (Communicator, Bench) {
+    let seat = Seat::Device((rank % ndevices()) as i32);
+    let config = Config { seat, ..place.config.clone() };
+    let comm = Communicator::init_rank(nranks, &place.id, rank, &config).expect("a rank");
+    let bench = Bench::new(comm.device().expect("it is on one"));
+    (comm, bench)
+}
+
+fn transport(comm: &Communicator) -> &'static str {
+    comm.explain(&Call::new(Collective::AllReduce, DataType::Float32)).unwrap().transport
+}
+
+/// Whether this driver lets devices into each other's memory, where ranks are on several.
+fn is_within_reach(nranks: usize) -> bool {
+    let apart = std::env::var("FAKECUDA_PEERS").is_ok_and(|peers| peers == "0");
+    nranks.min(ndevices()) == 1 || !apart
+}
+
+/// Start ranks and wait for all; what each said.
+fn finish(mut ranks: Ranks, nranks: usize) -> Vec<String> {
+    let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
+    let ends = (0..nranks).map(|rank| ranks.end(rank, deadline).result);
+    ends.enumerate()
+        .map(|(rank, end)| end.unwrap_or_else(|why| panic!("rank {rank}: {why}")))
+        .collect()
+}
+
+/// Sum in place and hold what came against the sum of the ranks' numbers.
+fn check_sum(comm: &Communicator, bench: &Bench, count: usize) {
+    let floats = Floats::new(bench, &vec![comm.rank() as f32 + 1.0; count]);
+    // SAFETY: the memory lives until it is read.
+    unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+    let want = (1..=comm.nranks()).sum::<usize>() as f32;
+    let got = floats.read(bench);
+    assert!(got.iter().all(|value| *value == want), "{:?} is not {want}", &got[..3.min(count)]);
 }
 
 #[test]
 fn processes_on_devices_compute_what_threads_do() {
-    if let (Ok(rank), Ok(id)) = (std::env::var(RANK), std::env::var(ID)) {
-        return be_rank(rank.parse().expect("a rank"), &id_from(&id));
-    }
     if ndevices() == 0 {
         return;
     }
-    let id = UniqueId::generate().unwrap();
-    let id: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    let start = |rank: usize| {
-        let test = "processes::processes_on_devices_compute_what_threads_do";
-        Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", test, "--nocapture"])
-            .env(RANK, rank.to_string())
-            .env(ID, &id)
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("a process")
-    };
-    let ranks: Vec<Child> = (0..NRANKS).map(start).collect();
-    for mut rank in ranks {
-        assert!(rank.wait().expect("its end").success());
+    // Three ranks on two devices, or on one; and with connections of the smallest slots.
+    for (nranks, buffer_bytes) in [(3, Config::default().buffer_bytes), (2, 512)] {
+        let config = Config { buffer_bytes, ..config() };
+        let ranks = Ranks::start_apart(nranks, &config, "", |place, _| {
+            let (comm, bench) = join(place);
+            for case in sample(place.nranks, 70) {
+                let case = Prepared::of(case, place.rank);
+                if let Err(text) = case.outcome_on(&comm, Some(&bench)) {
+                    panic!("rank {} of {:?}: {text}", place.rank, case.case);
+                }
+            }
+            transport(&comm).into()
+        });
+        let shared = is_within_reach(nranks);
+        for transport in finish(ranks, nranks) {
+            assert_eq!(transport.starts_with(SHARED), shared, "{transport}");
+        }
     }
+}
+
+/// Two processes of two threads each: some of the memory is to be opened, some is the process's.
+#[test]
+fn threads_of_several_processes_meet() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+        std::thread::scope(|scope| {
+            let rank = |thread: usize| {
+                let (comm, bench) = join_as(place, 2 * place.rank + thread, 4);
+                for case in sample(4, 71).into_iter().take(150) {
+                    let case = Prepared::of(case, comm.rank());
+                    if let Err(text) = case.outcome_on(&comm, Some(&bench)) {
+                        panic!("rank {} of {:?}: {text}", comm.rank(), case.case);
+                    }
+                }
+                transport(&comm)
+            };
+            let threads = [0, 1].map(|thread| scope.spawn(move || rank(thread)));
+            threads.map(|thread| thread.join().expect("no panic"))[0].into()
+        })
+    });
+    for transport in finish(ranks, 2) {
+        assert_eq!(transport.starts_with(SHARED), is_within_reach(4), "{transport}");
+    }
+}
+
+/// Many operations on two streams in turn, each on what the one before left, and no look at the
+/// device before the end.
+#[test]
+fn operations_follow_each_other_whatever_streams_they_come_from() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+        let (comm, bench) = join(place);
+        let other = Bench::new(comm.device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 1000]);
+        let mut want = 1.0;
+        for index in 0..600 {
+            let call = sum(&floats, if index % 3 == 0 { &other } else { &bench });
+            // A mean of equals, or a sum.
+            let op = match want < 1e6 {
+                true => ringcomm::types::ReduceOp::Sum,
+                false => ringcomm::types::ReduceOp::Avg,
+            };
+            want *= if want < 1e6 { 2.0 } else { 1.0 };
+            // SAFETY: the memory lives until it is read.
+            unsafe { comm.call(&Call { op, ..call }) }.unwrap();
+        }
+        other.stream.synchronize().unwrap();
+        assert_eq!(floats.read(&bench), vec![want; 1000]);
+        String::new()
+    });
+    finish(ranks, 2);
+}
+
+/// Memory that was freed, and comes again at the same address, is another; and of more than peers
+/// keep open, some are opened anew.
+#[test]
+fn memory_that_comes_and_goes_is_never_mistaken() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+        let (comm, bench) = join(place);
+        for index in 0..80 {
+            check_sum(&comm, &bench, 1000 + index % 3);
+        }
+        let many: Vec<Floats> = (0..40).map(|_| Floats::new(&bench, &[1.0; 10])).collect();
+        for floats in many.iter().chain(&many).rev() {
+            // SAFETY: the memory lives until it is read.
+            unsafe { comm.call(&sum(floats, &bench)) }.unwrap();
+        }
+        assert!(many.iter().all(|floats| floats.read(&bench) == [4.0; 10]));
+        let shared = transport(&comm) == SHARED;
+        drop(comm);
+        // An attempt that fails opens nothing.
+        if fake::is_there() && is_within_reach(2) {
+            let pairs = [
+                ("cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle"),
+                ("cuMemHostRegister_v2", "cuMemHostUnregister"),
+            ];
+            for (opens, closes) in pairs {
+                assert_eq!(fake::calls(opens), fake::calls(closes), "{opens} and {closes}");
+            }
+            let opened = fake::calls("cuIpcOpenMemHandle_v2");
+            assert_eq!(opened > 80, shared && place.rank < ndevices(), "{opened}");
+        }
+        String::new()
+    });
+    finish(ranks, 2);
+}
+
+/// One rank's buffers are in host memory: the call goes through the host on all ranks, between
+/// calls that do not.
+#[test]
+fn a_buffer_that_cannot_be_shared_takes_the_call_through_the_host() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+        let (comm, bench) = join(place);
+        for round in 0..4 {
+            check_sum(&comm, &bench, 1000);
+            if is_within_reach(2) {
+                assert_eq!(transport(&comm) == SHARED, round == 0, "{}", transport(&comm));
+            }
+            if round % 2 != place.rank {
+                check_sum(&comm, &bench, 500);
+                continue;
+            }
+            let mut values = vec![place.rank as f32 + 1.0; 500];
+            let call = Call {
+                send: values.as_ptr().cast(),
+                recv: values.as_mut_ptr().cast(),
+                count: values.len(),
+                ..Call::new(Collective::AllReduce, DataType::Float32)
+            };
+            // SAFETY: so many floats.
+            unsafe { comm.call(&call) }.unwrap();
+            assert_eq!(values, [3.0; 500]);
+        }
+        String::new()
+    });
+    finish(ranks, 2);
+}
+
+#[test]
+fn different_calls_of_processes_are_told() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+        let (comm, bench) = join(place);
+        let floats = Floats::new(&bench, &vec![1.0; 100 + place.rank]);
+        // SAFETY: the memory lives until the driver frees it.
+        let error = unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err().to_string();
+        assert!(error.contains("AllReduce(count=10"), "{error}");
+        bench.stream.synchronize().unwrap();
+        String::new()
+    });
+    finish(ranks, 2);
+}
+
+/// Whoever has no device to share says so, and calls are right all the same.
+#[test]
+fn a_rank_of_the_host_among_processes_on_devices() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_apart(3, &config(), "", |place, _| {
+        if place.rank > 0 {
+            let (comm, bench) = join(place);
+            check_sum(&comm, &bench, 100_000);
+            assert_eq!(transport(&comm), "cuda through pinned host memory");
+            return String::new();
+        }
+        let comm = place.join();
+        let mut values = vec![1f32; 100_000];
+        let call = Call {
+            send: values.as_ptr().cast(),
+            recv: values.as_mut_ptr().cast(),
+            count: values.len(),
+            ..Call::new(Collective::AllReduce, DataType::Float32)
+        };
+        // SAFETY: so many floats.
+        unsafe { comm.call(&call) }.unwrap();
+        assert!(values.iter().all(|value| *value == 6.0));
+        String::new()
+    });
+    finish(ranks, 3);
+}
+
+/// Ranks of several hosts, which share no memory, and of each two on one device.
+#[test]
+fn ranks_on_devices_of_several_hosts_go_through_the_network() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = Ranks::start_on_hosts(&[0, 0, 1], &config(), "", |place, _| {
+        let (comm, bench) = join(place);
+        for case in sample(3, 72).into_iter().take(120) {
+            let case = Prepared::of(case, place.rank);
+            if let Err(text) = case.outcome_on(&comm, Some(&bench)) {
+                panic!("rank {} of {:?}: {text}", place.rank, case.case);
+            }
+        }
+        transport(&comm).into()
+    });
+    for transport in finish(ranks, 3) {
+        assert_eq!(transport, "cuda through pinned host memory");
+    }
+}
+
+/// Every entry point that only processes use, failing on one of them at each of its calls: the
+/// ranks go through the host and say why, or end with an error; nobody waits for ever.
+#[test]
+fn an_error_of_what_processes_share_ends_in_words() {
+    if ndevices() == 0 || !fake::is_there() {
+        return;
+    }
+    const SYMBOLS: [&str; 9] = [
+        "cuMemGetAddressRange_v2",
+        "cuIpcGetMemHandle",
+        "cuIpcOpenMemHandle_v2",
+        "cuMemHostRegister_v2",
+        "cuMemHostGetDevicePointer_v2",
+        "cuStreamWriteValue32_v2",
+        "cuStreamWaitValue32_v2",
+        "cuLaunchKernel",
+        "cuPointerGetAttribute",
+    ];
+    let mut told = 0;
+    for (index, symbol) in SYMBOLS.iter().enumerate() {
+        for nth in 1..=3 {
+            let victim = (index + nth) % 2;
+            let code = [999, 700, 9999][nth - 1];
+            let argument = format!("{symbol} {nth} {victim} {code}");
+            let ranks = Ranks::start_apart(2, &config(), &argument, |place, argument| {
+                with_failure(place, argument)
+            });
+            let said = finish(ranks, 2);
+            let code = code.to_string();
+            let is_told = |said: &String| said.contains(&code) || said.starts_with(TRIED);
+            told += usize::from(said.iter().any(is_told));
+            let is_mute = |said: &String| said == SHARED;
+            assert!(said.iter().all(is_mute) || !said.iter().any(is_mute), "{argument}: {said:?}");
+        }
+    }
+    println!("{told} errors were told");
+    assert!(told >= SYMBOLS.len(), "{told} errors were told");
+}
+
+/// A rank of the test above: what it says of itself.
+fn with_failure(place: &Place, argument: &str) -> String {
+    let words: Vec<&str> = argument.split(' ').collect();
+    let number = |index: usize| words[index].parse::<u64>().expect("a number");
+    if number(2) == place.rank as u64 {
+        fake::fail(words[0], number(1), number(3) as i32);
+    }
+    let seat = Seat::Device((place.rank % ndevices()) as i32);
+    let config = Config { seat, timeout_ms: 20_000, ..place.config.clone() };
+    let comm = match Communicator::init_rank(place.nranks, &place.id, place.rank, &config) {
+        Ok(comm) => comm,
+        Err(error) => return error.to_string(),
+    };
+    let mut said = transport(&comm).to_string();
+    // What the test itself asks of the driver panics.
+    let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let bench = Bench::new(comm.device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 100]);
+        // As many as show every rank what the first ones have broken.
+        for _ in 0..6 {
+            // SAFETY: the memory lives until the stream is synchronized.
+            unsafe { comm.call(&sum(&floats, &bench)) }.map_err(|error| error.to_string())?;
+        }
+        match floats.read(&bench) == [64.0; 100] {
+            true => Ok(()),
+            false => Err("a wrong sum".to_string()),
+        }
+    }));
+    match called {
+        Ok(Ok(())) => {}
+        Ok(Err(text)) => {
+            assert!(text != "a wrong sum");
+            said += &format!(", then {text}");
+        }
+        Err(_) => {
+            comm.abort();
+            said += ", then the test's own use of the driver failed";
+        }
+    }
+    said
+}
+
+/// How a rank dies in the middle of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// Its stream has not come to the call, whose work the others have.
+    Behind,
+    /// It has not made the call.
+    Before,
+}
+
+fn die(place: &Place, victim: usize, moment: Moment) -> String {
+    let (comm, bench) = join(place);
+    check_sum(&comm, &bench, 1000);
+    let floats = Floats::new(&bench, &[1.0; 1000]);
+    if place.rank == victim {
+        if moment == Moment::Behind {
+            let _current = bench.device.enter().unwrap();
+            fake::hold(bench.stream.raw());
+            // SAFETY: the memory lives as long as the process.
+            unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
+        }
+        // SAFETY: it ends this process, as from outside.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    // SAFETY: the memory lives until the driver frees it.
+    let called = unsafe { comm.call(&sum(&floats, &bench)) };
+    // Whatever the call said: the stream comes to its end.
+    bench.stream.synchronize().unwrap();
+    let error = match called {
+        Err(error) => error,
+        // SAFETY: as above.
+        Ok(()) => unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err(),
+    };
+    let text = error.to_string();
+    assert!(text.contains("AllReduce(count=1000, type=float, op=sum"), "{text}");
+    assert!(text.contains(&format!("rank {victim}")), "{text}");
+    assert!(comm.dump().contains("AllReduce"), "{}", comm.dump());
+    // The stream is good for other work.
+    let fresh = Floats::new(&bench, &[5.0; 10]);
+    assert_eq!(fresh.read(&bench), [5.0; 10]);
+    drop(comm);
+    for (opens, closes) in [
+        ("cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle"),
+        ("cuMemHostRegister_v2", "cuMemHostUnregister"),
+    ] {
+        assert_eq!(fake::calls(opens), fake::calls(closes), "{opens} and {closes}");
+    }
+    text
+}
+
+#[test]
+fn survivors_of_a_death_in_a_call_are_told_and_their_streams_go_on() {
+    if ndevices() == 0 || !fake::is_there() || !is_within_reach(3) {
+        return;
+    }
+    // Rank 0 launches on the first device, the last never does on one.
+    for victim in [0, 2] {
+        for moment in [0, 1] {
+            let argument = format!("{victim} {moment}");
+            let mut ranks = Ranks::start_apart(3, &config(), &argument, |place, argument| {
+                let words: Vec<usize> = argument.split(' ').flat_map(str::parse).collect();
+                die(place, words[0], [Moment::Behind, Moment::Before][words[1]])
+            });
+            let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
+            let who = ranks.who(victim);
+            for rank in 0..3 {
+                let end = ranks.end(rank, deadline);
+                assert_eq!(end.killed, rank == victim);
+                if rank != victim {
+                    let text = end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+                    assert!(text.contains(&who), "{text}");
+                }
+            }
+        }
+    }
+}
+
+/// A death fails the communicator for all, but what a living rank's device was given still comes:
+/// until then the others' streams stay where they are, behind kernels that use their buffers.
+#[test]
+fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
+    if ndevices() == 0 || !fake::is_there() || !is_within_reach(3) {
+        return;
+    }
+    let signal = std::env::temp_dir().join(format!("ringcomm-launch-{}", std::process::id()));
+    let argument = signal.to_str().expect("a path of letters");
+    let mut ranks = Ranks::start_apart(3, &config(), argument, |place, argument| {
+        let (comm, bench) = join(place);
+        check_sum(&comm, &bench, 1000);
+        let floats = Floats::new(&bench, &[1.0; 1000]);
+        if place.rank == 0 {
+            let _current = bench.device.enter().unwrap();
+            fake::hold(bench.stream.raw());
+        }
+        // SAFETY: the memory lives until the stream is synchronized, or as long as the process.
+        unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
+        if place.rank == 2 {
+            // SAFETY: it ends this process, as from outside.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        // SAFETY: as above.
+        unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
+        if place.rank == 1 {
+            let event = Event::new(&bench.device, Recording::Moment).unwrap();
+            {
+                let _current = bench.device.enter().unwrap();
+                event.record(bench.stream.raw()).unwrap();
+            }
+            // Longer than any thread takes to look at a rank that has failed.
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(!event.has_passed().unwrap(), "the stream was let go");
+            std::fs::write(argument, "").unwrap();
+        } else {
+            let started = Instant::now();
+            while !std::path::Path::new(argument).exists() && started.elapsed().as_secs() < 30 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            fake::release();
+        }
+        bench.stream.synchronize().unwrap();
+        String::new()
+    });
+    let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
+    for rank in 0..3 {
+        let end = ranks.end(rank, deadline);
+        assert_eq!(end.killed, rank == 2);
+        if rank != 2 {
+            end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+        }
+    }
+    let _ = std::fs::remove_file(signal);
 }

@@ -3,6 +3,7 @@
 use crate::abi;
 use crate::data::{Guarded, Random, Rule, difference, on_the_host};
 use crate::library::{Args, Kernels, kernels, kind};
+use crate::sweeps::sweeps;
 use ringcomm::types::{DataType, ReduceOp};
 
 const OPS: [ReduceOp; 9] = {
@@ -154,32 +155,7 @@ fn sweep(data_type: DataType) {
     }
 }
 
-macro_rules! sweeps {
-    ($($name:ident, $data_type:ident;)*) => { $(
-        #[test]
-        fn $name() {
-            sweep(DataType::$data_type);
-        }
-    )* };
-}
-
-sweeps! {
-    every_int8, Int8;
-    every_uint8, Uint8;
-    every_int16, Int16;
-    every_uint16, Uint16;
-    every_int32, Int32;
-    every_uint32, Uint32;
-    every_int64, Int64;
-    every_uint64, Uint64;
-    every_bool, Bool;
-    every_f8e4m3, Float8e4m3;
-    every_f8e5m2, Float8e5m2;
-    every_half, Float16;
-    every_bfloat16, Bfloat16;
-    every_float, Float32;
-    every_double, Float64;
-}
+sweeps!();
 
 /// Every code of a type against partners.
 fn pairs(data_type: DataType, partners: &[u64]) {

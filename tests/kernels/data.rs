@@ -1,5 +1,6 @@
 //! Test data: random elements with many special ones, and buffers with guards around them.
 
+pub use crate::sweeps::Random;
 use ringcomm::device::host::{Job, Reduction};
 use ringcomm::types::{DataType, ReduceOp};
 
@@ -7,17 +8,7 @@ const GUARD: u8 = 0xa5;
 /// Wider than a vector, and than a thread's batch of them would be wrong by.
 const MARGIN: usize = 128;
 
-/// xorshift64*: the same data on every run.
-pub struct Random(pub u64);
-
 impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
     /// An element: any bits at all, something special, or a number near 1.
     fn element(&mut self, data_type: DataType) -> u64 {
         let any = self.next();

@@ -10,6 +10,8 @@ mod exchanges;
 mod library;
 mod plans;
 mod reference;
+#[path = "../arithmetic/sweeps.rs"]
+mod sweeps;
 mod wires;
 
 use library::kernels;

@@ -9,9 +9,10 @@ use crate::wires::{Control, Wires};
 use ringcomm::algorithm::{Algorithm, plan};
 use ringcomm::device::host::Reduction;
 use ringcomm::executor::bind::{Bound, Cut, Shape};
+use ringcomm::executor::flags::Programs;
 use ringcomm::executor::layout::Layout;
+use ringcomm::plan::Collective;
 use ringcomm::plan::partition::Partition;
-use ringcomm::plan::{Collective, End};
 use ringcomm::types::{DataType, ReduceOp};
 
 #[derive(Clone, Copy, Debug)]
@@ -31,64 +32,15 @@ pub struct Case {
     pub threads: u32,
 }
 
-/// A bound plan as the device reads it.
-struct Tables {
-    steps: Vec<abi::Step>,
-    ends: Vec<abi::End>,
-    spans: Vec<abi::Span>,
-}
-
-fn end_of(end: End) -> abi::End {
-    match end {
-        End::Input => abi::End { place: abi::INPUT, peer: 0 },
-        End::Output => abi::End { place: abi::OUTPUT, peer: 0 },
-        End::Scratch => abi::End { place: abi::SCRATCH, peer: 0 },
-        End::Peer(peer) => abi::End { place: abi::PEER, peer: peer as u32 },
-    }
-}
-
-impl Tables {
-    fn new(bound: &Bound) -> Tables {
-        let mut tables = Tables { steps: Vec::new(), ends: Vec::new(), spans: Vec::new() };
-        for step in &bound.steps {
-            let finish = if step.finish { abi::FINISH } else { 0 };
-            tables.steps.push(abi::Step {
-                first_span: tables.spans.len() as u32,
-                nspans: step.pieces.len() as u32,
-                first_end: tables.ends.len() as u32,
-                nsources: step.sources.len() as u16,
-                ntargets: step.targets.len() as u16,
-                slices: step.slices as u32,
-                stage: step.stage as u32,
-                scaled: step.scaled.map_or(abi::NONE, |index| index as u32),
-                flags: finish | if step.copies { abi::COPY } else { 0 },
-            });
-            let ends = step.sources.iter().chain(&step.targets);
-            tables.ends.extend(ends.map(|end| end_of(*end)));
-            tables.spans.extend(step.pieces.iter().map(|piece| abi::Span {
-                input: piece.input as u64,
-                output: piece.output as u64,
-                scratch: piece.scratch as u64,
-                bytes: piece.bytes as u64,
-            }));
-        }
-        tables
-    }
-
-    fn program(&self, bound: &Bound, scratch: usize) -> abi::Program {
-        abi::Program {
-            steps: self.steps.as_ptr() as u64,
-            ends: self.ends.as_ptr() as u64,
-            spans: self.spans.as_ptr() as u64,
-            nsteps: self.steps.len() as u32,
-            ticks: bound.ticks as u32,
-            slice_bytes: bound.slice_bytes as u64,
-            scratch: scratch as u64,
-            scratch_share: bound.scratch_share as u64,
-            lives: bound.lives as u32,
-            unused: 0,
-        }
-    }
+/// The programs of a rank's channels as the device reads them.
+fn tables(channels: &[Bound]) -> Vec<u64> {
+    let programs = Programs::of(channels.to_vec());
+    let mut table = vec![0u64; programs.bytes() / size_of::<u64>()];
+    let base = table.as_mut_ptr() as u64;
+    // SAFETY: the table's own bytes.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(base as *mut u8, programs.bytes()) };
+    programs.write(base, bytes);
+    table
 }
 
 impl Case {
@@ -150,19 +102,7 @@ impl Case {
                     .map(|content| Guarded::with(content, self.shift))
             })
             .collect();
-        let tables: Vec<Vec<Tables>> =
-            bounds.iter().map(|rank| rank.iter().map(Tables::new).collect()).collect();
-        let programs: Vec<Vec<abi::Program>> = (0..self.nranks)
-            .map(|rank| {
-                let mut scratch = 0;
-                let program = |(bound, tables): (&Bound, &Tables)| {
-                    let program = tables.program(bound, scratch);
-                    scratch += bound.scratch_bytes;
-                    program
-                };
-                bounds[rank].iter().zip(&tables[rank]).map(program).collect()
-            })
-            .collect();
+        let programs: Vec<Vec<u64>> = bounds.iter().map(|rank| tables(rank)).collect();
         let calls: Vec<_> = (0..self.nranks)
             .map(|rank| {
                 let [input, output, scratch] = &mut buffers[rank];

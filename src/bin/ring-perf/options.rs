@@ -204,8 +204,8 @@ impl Options {
             || self.csv.is_some();
         if self.gpus > 0 && elsewhere {
             return Err(
-                "-g measures ranks on GPUs as threads of one process: it goes with -t, -d, \
-                        -o, sizes, iterations and --json"
+                "-g measures ranks on GPUs as threads of one process, or as the processes of \
+                 a launched job: it goes with -t, -d, -o, sizes, iterations and --json"
                     .into(),
             );
         }

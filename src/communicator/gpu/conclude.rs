@@ -2,14 +2,18 @@
 //!
 //! The stream of one rank of each device waits for the streams of all, then has the kernels of that
 //! device's part, then an event for which all streams wait. Where all ranks give the same stream,
-//! nothing waits for anything.
+//! nothing waits for anything. Ranks in a company have kernels that wait for each other instead: on
+//! a device each, every rank's on its own stream, and no stream waits for another.
+#![allow(unsafe_code)]
 
+use super::company::{Call, Company, Part, in_one_order};
 use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
+use super::launch::{has_room, launch_part};
 use super::refuse_capture;
-use crate::device::cuda::{Capture, Fused, MOST_SCALED, wait};
+use crate::device::cuda::{Capture, Kernels, wait};
 use crate::error::{Error, Result};
-use crate::executor::cuda::{Place, Shape, fits, pieces};
-use crate::types::ReduceOp;
+use crate::executor::cuda::Place;
+use crate::executor::flags::{Way, Work};
 
 /// The driver's name for a stream that every thread has for itself: another thread cannot mean it.
 const PER_THREAD_STREAM: usize = 2;
@@ -20,7 +24,18 @@ struct Party<'a> {
     arrival: &'a Arrival,
 }
 
-impl Party<'_> {
+impl<'a> Party<'a> {
+    fn kernels(&self) -> Result<&'a Kernels> {
+        let kernels = self.sitting.kernels.as_deref();
+        kernels.ok_or_else(|| Error::Internal("a launch without kernels".into()))
+    }
+
+    /// Where its kernels that wait are launched.
+    fn part(&self) -> Result<Part<'a>> {
+        let (kernels, stream) = (self.kernels()?, self.arrival.stream.0);
+        Ok(Part { kernels, stream, capture: self.arrival.capture, around: None })
+    }
+
     fn shares_stream(&self, other: &Party) -> bool {
         self.arrival.stream == other.arrival.stream && self.sitting.device.is(&other.sitting.device)
     }
@@ -28,10 +43,10 @@ impl Party<'_> {
 
 /// Give the devices their work. `last` is the rank that came last.
 pub fn conclude(state: &mut State, last: usize) -> Verdict {
-    let parties: Vec<Party> = state
-        .sittings
+    let State { sittings, arrivals, leaders, reach, company, .. } = state;
+    let parties: Vec<Party> = sittings
         .iter()
-        .zip(&state.arrivals)
+        .zip(arrivals.iter())
         .map(|(sitting, arrival)| Party {
             sitting: sitting.as_ref().expect("all have sat down"),
             arrival: arrival.as_ref().expect("all have come"),
@@ -45,34 +60,90 @@ pub fn conclude(state: &mut State, last: usize) -> Verdict {
         let is_here = parties[*leader].sitting.device.is(&parties[last].sitting.device);
         if is_here { last } else { *leader }
     };
-    let leaders: Vec<usize> = state.leaders.iter().map(leader_of).collect();
-    let unfit = unfit(&parties, state.reach == Reach::All, leaders.len());
-    let outcome = check_capture(&parties, unfit).and_then(|()| match unfit {
-        Some(_) => Ok(Met::OnHost),
-        None => order(&parties, &leaders).map(|()| Met::Done),
-    });
-    match outcome {
-        Ok(met) => Verdict::Met(met),
-        Err(error) => Verdict::Failed(error),
+    let leaders: Vec<usize> = leaders.iter().map(leader_of).collect();
+    let is_within_reach = matches!(reach, Reach::All | Reach::Memory);
+    let outcome = work(&parties, &leaders, is_within_reach, company.as_mut());
+    outcome.map_or_else(Verdict::Failed, Verdict::Met)
+}
+
+/// Give the devices the kernels of a call, of the kind that is best for it.
+fn work(
+    parties: &[Party],
+    leaders: &[usize],
+    is_within_reach: bool,
+    company: Option<&mut Company>,
+) -> Result<Met> {
+    let mut unfit = unfit(parties, is_within_reach);
+    // A graph may run what was captured on several streams one after the other.
+    let is_captured = parties.iter().any(|party| party.arrival.capture != Capture::No);
+    let company = company.filter(|company| company.is_together() || !is_captured);
+    if let (Some(company), None) = (company, unfit) {
+        let arrivals: Vec<&Arrival> = parties.iter().map(|party| party.arrival).collect();
+        let call = Call::of(&arrivals);
+        if let Some(chosen) = company.way(call)? {
+            check_capture(parties, None)?;
+            let places: Vec<Place> = arrivals.iter().map(|arrival| arrival.place).collect();
+            let scalars: Vec<f64> = arrivals.iter().map(|arrival| arrival.scalar).collect();
+            let work = call.work(chosen.way, &places, &scalars);
+            wait_for_each_other(parties, leaders, company, &work)?;
+            return Ok(Met::Done);
+        }
     }
+    unfit = unfit.or_else(|| unfit_for_one(parties, leaders.len()));
+    check_capture(parties, unfit)?;
+    if unfit.is_some() {
+        return Ok(Met::OnHost);
+    }
+    // What waits on several devices is launched in the order of all that does.
+    let _one_order = (leaders.len() > 1).then(in_one_order);
+    order(parties, leaders, |leaders| {
+        let mut parts = leaders.iter().enumerate();
+        parts.try_for_each(|(part, leader)| {
+            launch(parties, &parties[*leader], (part, leaders.len()))
+        })
+    })?;
+    Ok(Met::Done)
+}
+
+/// Launch kernels that wait: each rank's on its own stream, or all in one launch between events.
+fn wait_for_each_other(
+    parties: &[Party],
+    leaders: &[usize],
+    company: &mut Company,
+    work: &Work,
+) -> Result<()> {
+    let parts: Vec<Part> = parties.iter().map(Party::part).collect::<Result<_>>()?;
+    // SAFETY: the callers promised their buffers, until their streams have passed.
+    let mut launch = |leader| unsafe { company.launch(&parts, leader, work) };
+    if leaders.len() > 1 {
+        let _one_order = in_one_order();
+        return launch(leaders[0]);
+    }
+    order(parties, leaders, |leaders| launch(leaders[0]))
 }
 
 /// Why kernels cannot do this call, if they cannot.
-fn unfit(parties: &[Party], is_within_reach: bool, ndevices: usize) -> Option<&'static str> {
-    let first = parties[0].arrival;
-    let scales = first.collective.reduces() && first.op == ReduceOp::PreMulSum;
+fn unfit(parties: &[Party], is_within_reach: bool) -> Option<&'static str> {
     if !is_within_reach {
         Some("the devices do not reach each other's memory, or the library has no kernels")
     } else if !parties.iter().all(|party| party.arrival.is_fusable) {
         Some("a buffer is not on its rank's device, or the call has no kernel")
-    } else if ndevices > 1 && !parties.iter().all(|party| party.arrival.is_plain) {
-        Some("a buffer's memory cannot be reached from other devices")
-    } else if !fits(first.collective, parties.len()) || scales && parties.len() > MOST_SCALED {
-        Some("there are too many ranks for one launch")
     } else if parties.len() > 1
         && parties.iter().any(|party| party.arrival.stream.0.addr() == PER_THREAD_STREAM)
     {
         Some("a stream is the per-thread default stream, which only its own thread can use")
+    } else {
+        None
+    }
+}
+
+/// Why kernels that wait for nothing cannot.
+fn unfit_for_one(parties: &[Party], ndevices: usize) -> Option<&'static str> {
+    let first = parties[0].arrival;
+    if ndevices > 1 && !parties.iter().all(|party| party.arrival.is_plain) {
+        Some("a buffer's memory cannot be reached from other devices")
+    } else if !has_room(first.collective, first.op, parties.len()) {
+        Some("there are too many ranks for one launch")
     } else {
         None
     }
@@ -91,8 +162,12 @@ fn check_capture(parties: &[Party], unfit: Option<&'static str>) -> Result<()> {
     if one { Ok(()) } else { refuse_capture(capture, "not all ranks' streams are in one capture") }
 }
 
-/// Order the streams around the launches.
-fn order(parties: &[Party], leaders: &[usize]) -> Result<()> {
+/// Order the streams around launches on the leaders' streams.
+fn order(
+    parties: &[Party],
+    leaders: &[usize],
+    launch: impl FnOnce(&[usize]) -> Result<()>,
+) -> Result<()> {
     let is_other = |party: &Party, leader: &usize| !party.shares_stream(&parties[*leader]);
     for party in parties.iter().filter(|party| leaders.iter().any(|one| is_other(party, one))) {
         let _current = party.sitting.device.enter()?;
@@ -105,9 +180,7 @@ fn order(parties: &[Party], leaders: &[usize]) -> Result<()> {
             wait(leader.arrival.stream.0, &party.sitting.before)?;
         }
     }
-    for (part, leader) in leaders.iter().enumerate() {
-        launch(parties, &parties[*leader], (part, leaders.len()))?;
-    }
+    launch(leaders)?;
     for leader in leaders {
         let leader = &parties[*leader];
         let mut recorded = false;
@@ -126,27 +199,11 @@ fn order(parties: &[Party], leaders: &[usize]) -> Result<()> {
 
 /// Launch one device's part of the call on its leader's stream.
 fn launch(parties: &[Party], leader: &Party, part: (usize, usize)) -> Result<()> {
-    let call = leader.arrival;
-    let Some(kernels) = &leader.sitting.kernels else {
-        return Err(Error::Internal("a launch without kernels".into()));
-    };
+    let kernels = leader.kernels()?;
     let places: Vec<Place> = parties.iter().map(|party| party.arrival.place).collect();
     let scalars: Vec<f64> = parties.iter().map(|party| party.arrival.scalar).collect();
-    let (collective, root, count) = (call.collective, call.root, call.count);
-    let (stream, size) = (call.stream.0, call.data_type.size());
+    let arrivals: Vec<&Arrival> = parties.iter().map(|party| party.arrival).collect();
+    let work = Call::of(&arrivals).work(Way::Pieces, &places, &scalars);
     let _current = leader.sitting.device.enter()?;
-    let bytes = count.saturating_mul(size) / part.1;
-    let reduces = collective.reduces();
-    let mut fused = match reduces {
-        true => {
-            let what = (call.data_type, call.op);
-            Fused::reducing(kernels, stream, what, parties.len(), &scalars, bytes)
-        }
-        false => Fused::copying(kernels, stream, bytes),
-    };
-    let shape = Shape { collective, root, count, size };
-    // A copy counts bytes.
-    let unit = if reduces { 1 } else { size };
-    pieces(&shape, &places, part, |sources, targets, len| fused.add(sources, targets, len * unit))?;
-    fused.launch()
+    launch_part(&work, kernels, leader.arrival.stream.0, part)
 }

@@ -9,11 +9,14 @@
 
 use super::super::watch::OperationWatch;
 use super::DeviceStream;
+use super::choice::{Asked, Chosen};
+use super::company::{Call, Company};
 use super::conclude::conclude;
-use super::probe;
+use super::probe::{self, Probed};
 use crate::device::cuda::{Capture, Device, Event, Kernels};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
+use crate::executor::flags::{Control, Ending};
 use crate::fork::Shared;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -36,6 +39,7 @@ pub struct Sitting {
     pub before: Event,
     /// The device has done its part of the call.
     pub after: Event,
+    pub asked: Asked,
 }
 
 /// What a rank brings to one call.
@@ -80,7 +84,12 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     All,
+    /// They do, but kernels that wait for each other have failed when they were tried.
+    Memory,
+    /// There are no kernels.
     No,
+    /// The driver refuses, or what passes does not arrive as it was.
+    Refused,
     /// It was tried and there was an error, or no end: they are not relied on.
     Failed,
 }
@@ -96,11 +105,16 @@ pub struct State {
     pub reach: Reach,
     /// The rank whose streams launch for each device: by device, in the order of ranks.
     pub leaders: Vec<usize>,
+    /// The ranks whose kernels wait for each other, where they may.
+    pub company: Option<Company>,
 }
 
 pub struct Desk {
     nranks: usize,
     state: Mutex<State>,
+    /// By rank: what stops its kernels that wait. Apart from the state, which is locked while work
+    /// is given to devices.
+    controls: Mutex<Vec<Arc<Control>>>,
     changed: Condvar,
     /// Meetings so far. Release by the last to come: pairs with the Acquire of those that wait,
     /// which then find the verdict.
@@ -135,9 +149,10 @@ impl Desk {
             drivers: vec![None; nranks],
             reach: Reach::No,
             leaders: Vec::new(),
+            company: None,
         };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
-        let desk = Arc::new(Desk { nranks, state, changed, meetings: AtomicU64::new(0) });
+        let (state, changed, controls) = (Mutex::new(state), Condvar::new(), Mutex::default());
+        let desk = Arc::new(Desk { nranks, state, controls, changed, meetings: AtomicU64::new(0) });
         desks.insert(name.to_vec(), Arc::downgrade(&desk));
         desk
     }
@@ -148,12 +163,35 @@ impl Desk {
         let mut state = self.state.lock();
         state.sittings[rank] = Some(sitting);
         state.drivers[rank] = Some(maker);
-        let all = state.sittings.iter().all(Option::is_some);
-        if all { state.survey() } else { None }
+        if !state.sittings.iter().all(Option::is_some) {
+            return None;
+        }
+        let error = state.survey();
+        *self.controls.lock() = state.company.iter().flat_map(Company::controls).collect();
+        error
     }
 
     pub fn reach(&self) -> Reach {
         self.state.lock().reach
+    }
+
+    /// How kernels that wait do a call, where they do it, and whether in one launch.
+    pub fn explain(&self, call: &super::super::Call) -> Option<(Chosen, bool)> {
+        let super::super::Call { collective, root, count, data_type, op, .. } = *call;
+        let call = Call { collective, root, count, data_type, op, is_plain: true };
+        let mut state = self.state.lock();
+        let company = state.company.as_mut()?;
+        Some((company.way(call).ok().flatten()?, company.is_together()))
+    }
+
+    /// End the kernels of all ranks that wait, and let none begin.
+    pub fn stop(&self) {
+        self.controls.lock().iter().for_each(|control| control.stop());
+    }
+
+    /// Where and why a kernel of this rank ended early.
+    pub fn ending(&self, rank: usize) -> Option<Ending> {
+        self.controls.lock().get(rank).and_then(|control| control.ending())
     }
 
     /// Come to a call, and leave when all ranks have come and the work is given.
@@ -253,16 +291,26 @@ impl State {
         let has_kernels = sittings.iter().all(|sitting| sitting.kernels.is_some());
         let pairs = leaders.iter().flat_map(|from| leaders.iter().map(move |to| (*from, *to)));
         let mut others = pairs.filter(|(from, to)| from != to);
-        let first = others.find_map(|(from, to)| {
-            let reached = probe::reaches(sittings[from], sittings[to]);
-            (!matches!(reached, Ok(true))).then_some(reached)
-        });
-        let (reach, error) = match first {
-            Some(Err(error)) => (Reach::Failed, Some(error)),
-            None if has_kernels => (Reach::All, None),
-            _ => (Reach::No, None),
+        let probe = |(from, to): (usize, usize)| {
+            let probed = probe::reaches(sittings[from], sittings[to]);
+            match probed {
+                Ok(Probed::Works) => None,
+                Ok(Probed::Fails(why)) => Some((Reach::Refused, Some(why))),
+                Err(error) => Some((Reach::Failed, Some(error))),
+            }
         };
-        (self.reach, self.leaders) = (reach, leaders);
+        let (mut reach, mut error) = match has_kernels {
+            true => others.find_map(probe).unwrap_or((Reach::All, None)),
+            false => (Reach::No, None),
+        };
+        let mut company = None;
+        if reach == Reach::All {
+            match Company::found(&sittings, leaders.len()) {
+                Ok(found) => company = found,
+                Err(why) => (reach, error) = (Reach::Memory, Some(why)),
+            }
+        }
+        (self.reach, self.leaders, self.company) = (reach, leaders, company);
         error
     }
 }

@@ -1,32 +1,51 @@
 //! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
 //!
-//! There are two ways. Where all ranks of a communicator are threads of this process and reach each
-//! other's memory, they meet at a [`desk`]: the last one launches kernels for all, between events
-//! of every rank's stream. Everywhere else a call goes through pinned host memory and the
-//! collectives of the processor ([`staging`]), which is right with any mixture of ranks. Neither
-//! lets a device wait for work that is not submitted yet, so neither can hang a hardware queue.
+//! There are several ways. Where all ranks of a communicator are threads of this process and reach
+//! each other's memory, they meet at a [`desk`]: the last one launches kernels for all. Ranks on a
+//! device each are a [`company`], whose kernels wait for each other; others have kernels that wait
+//! for nothing, between events of every rank's stream. Where ranks are several processes of one
+//! machine whose devices share memory, one process for each device launches ([`shared`]).
+//! Everywhere else a call goes through pinned host memory and the collectives of the processor
+//! ([`staging`]), which is right with any mixture of ranks. Only a company's kernels wait for work
+//! that may not be submitted yet.
 #![allow(unsafe_code)]
 
 mod calls;
+mod choice;
+mod company;
 mod conclude;
 mod desk;
+mod exports;
+mod guardian;
+mod launch;
 mod messages;
 mod probe;
+mod shared;
 mod staging;
+mod survey;
+mod trial;
 
 pub use messages::Posted;
 
 use super::call::{Call, Extents};
-use super::watch::OperationWatch;
+use super::introduction::forced_algorithm;
+use super::watch::{OperationWatch, Watched};
+use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Operation, Result};
+use crate::executor::flags::{Ending, Way};
+use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
+use crate::transport::fifo::Stamp;
+use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
+use shared::Shared;
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::thread::ThreadId;
+use std::time::Duration;
 
 /// What a rank on a device has of it.
 pub(super) struct Gpu {
@@ -37,8 +56,29 @@ pub(super) struct Gpu {
     staging: Mutex<Staging>,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
+    /// All ranks are on devices of this machine, in several processes.
+    may_share: bool,
+    /// Used by whoever has the communicator's turn.
+    sharing: Mutex<Sharing>,
     /// Why its calls go through the host though its device and the others might not have to.
-    pub warning: Option<Error>,
+    warning: Option<Error>,
+}
+
+/// Whether processes work in each other's memory.
+enum Sharing {
+    No,
+    Works(Box<Shared>),
+    /// It was tried, and this is why not.
+    Failed(Error),
+}
+
+/// Which ranks of a communicator there are beside this one.
+pub(super) struct Around {
+    pub nranks: usize,
+    /// All are threads of this process.
+    pub together: bool,
+    /// All are on this machine.
+    pub near: bool,
 }
 
 /// Settle on which device a communicator is made that another thread will put together.
@@ -89,19 +129,27 @@ pub(super) struct Found {
 
 impl Gpu {
     /// What a rank has of its device, if it is on one. `name` is what all ranks call their
-    /// communicator; `together` says that all are threads of this process.
+    /// communicator.
     pub fn seated(
         seated: Seated,
-        (rank, nranks): (usize, usize),
+        rank: usize,
         name: &[u8],
-        together: bool,
+        around: &Around,
+        config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
-        let desk = (together && seated.all).then(|| Desk::of(name, nranks));
+        let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
+        let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
+            let asked = Asked {
+                algorithm: forced_algorithm(config)?,
+                deterministic: config.deterministic,
+                buffer_bytes: config.buffer_bytes,
+                timeout: Duration::from_millis(config.timeout_ms),
+            };
             warning = desk.sit(
                 rank,
                 Sitting {
@@ -109,23 +157,75 @@ impl Gpu {
                     kernels: kernels.clone(),
                     before: event()?,
                     after: event()?,
+                    asked,
                 },
                 seated.maker,
             );
         }
         let staging = Mutex::new(Staging::new(&device)?);
-        Ok(Some(Gpu { device, rank, kernels, staging, desk, warning }))
+        let sharing = Mutex::new(Sharing::No);
+        Ok(Some(Gpu { device, rank, kernels, staging, desk, may_share, sharing, warning }))
     }
 
-    /// How calls on device memory run here, in words.
+    /// Why its calls go through the host though they might not have to.
+    pub fn trouble(&self) -> Option<Error> {
+        match &*self.sharing.lock() {
+            Sharing::Failed(error) => Some(error.clone()),
+            _ => self.warning.clone(),
+        }
+    }
+
+    /// Wait, not for ever, until no other process's launch uses this rank's memory any more.
+    pub fn see_launches_off(&self, longest: Duration) {
+        if let Sharing::Works(shared) = &*self.sharing.lock() {
+            shared.see_launches_off(longest);
+        }
+    }
+
+    /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
+        match &*self.sharing.lock() {
+            Sharing::Works(shared) => return shared.transport(),
+            Sharing::Failed(_) => return "cuda pinned (no shared memory)",
+            Sharing::No => {}
+        }
         match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
             (Some(Reach::All), Some(_)) => "cuda fused",
-            // In C a name has 31 bytes.
+            (Some(Reach::Memory), Some(_)) => "cuda fused (a trial failed)",
             (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
+            (Some(Reach::Refused), _) => "cuda pinned (no peer access)",
             (_, Some(_)) => "cuda through pinned host memory",
             (_, None) => "cuda through pinned host memory (no kernels in this build)",
         }
+    }
+
+    /// The same for a call on memory that all devices reach, with the algorithm and its modelled
+    /// time where it is not the host's.
+    pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, f64)>) {
+        let chosen = self.desk.as_ref().and_then(|desk| desk.explain(call));
+        match chosen {
+            None => (self.transport(), None),
+            Some((Chosen { way, predicted_us }, is_together)) => {
+                let algorithm = match way {
+                    Way::OneShot => Algorithm::OneShot,
+                    Way::Pieces => Algorithm::TwoShot,
+                    Way::Plan(algorithm) => algorithm,
+                };
+                let transport = if is_together { "cuda cooperative" } else { "cuda flags" };
+                (transport, Some((algorithm.name(), predicted_us)))
+            }
+        }
+    }
+
+    /// End the kernels of all ranks that wait for each other, and let none begin.
+    pub fn stop(&self) {
+        self.desk.iter().for_each(|desk| desk.stop());
+    }
+
+    /// Where and why a kernel of this rank has ended before its time, if it was not told to: the
+    /// rank that it waited for, for how long, and what it waited for.
+    pub fn lateness(&self) -> Option<Ending> {
+        self.desk.as_ref().and_then(|desk| desk.ending(self.rank)).filter(Ending::is_late)
     }
 
     /// Look where a call's buffers are, and whether it can run at all.
@@ -148,7 +248,13 @@ impl Gpu {
         let is_ordered = sends || receives || !stream.is_null();
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
-            refuse_capture(capture, "it goes through host memory, which a graph cannot replay")?;
+            let why = match *self.sharing.lock() {
+                Sharing::Works(_) => {
+                    "its ranks are several processes, which meet anew for each call"
+                }
+                _ => "it goes through host memory, which a graph cannot replay",
+            };
+            refuse_capture(capture, why)?;
         }
         Ok(Found {
             sends,
@@ -157,6 +263,28 @@ impl Gpu {
             is_here: all(&|ordinal, _| ordinal == self.device.ordinal),
             capture,
         })
+    }
+
+    /// Run a call that was looked at in the memory that processes share, if it can be; whether it
+    /// did.
+    pub fn share(
+        &self,
+        call: &Call,
+        found: &Found,
+        links: &mut Links,
+        how: (&Stamp, &OperationWatch),
+    ) -> Result<bool> {
+        let ran = match &mut *self.sharing.lock() {
+            Sharing::Works(shared) => {
+                let is_fit = found.is_plain && is_fusable(call, found);
+                shared.run(call, is_fit, links, how)?
+            }
+            _ => false,
+        };
+        if ran && call.order.settles {
+            self.settle(call.order.stream, how.1)?;
+        }
+        Ok(ran)
     }
 
     /// Run a call that was looked at: at the desk, or through the host with `on_host`.
@@ -174,7 +302,9 @@ impl Gpu {
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
-                return finished(call.order.settles);
+                finished(call.order.settles)?;
+                let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
+                return late.map_or(Ok(()), Err);
             }
         }
         self.staging.lock().run(call, found, extents, watch, on_host)?;
@@ -187,8 +317,6 @@ impl Gpu {
     }
 
     fn arrival(&self, call: &Call, found: &Found, fingerprint: u64) -> Arrival {
-        let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
-        let swaps = call.collective == Collective::AllToAll && in_place;
         Arrival {
             place: crate::executor::cuda::Place {
                 input: call.send.expose_provenance() as u64,
@@ -203,10 +331,31 @@ impl Gpu {
             fingerprint,
             stream: DeviceStream(call.order.stream),
             capture: found.capture,
-            is_fusable: found.is_here && call.vector.is_none() && !swaps,
+            is_fusable: is_fusable(call, found),
             is_plain: found.is_plain,
             thread: std::thread::current().id(),
         }
+    }
+}
+
+/// Whether kernels of the rank's own device can do its part of a call.
+fn is_fusable(call: &Call, found: &Found) -> bool {
+    let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
+    let swaps = call.collective == Collective::AllToAll && in_place;
+    found.is_here && call.vector.is_none() && !swaps
+}
+
+impl Watched {
+    /// The error of a kernel of this rank's that waited too long.
+    pub(super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {
+        let (gpu, ending) = gpu.and_then(|gpu| Some((gpu, gpu.lateness()?)))?;
+        Some(Error::Timeout {
+            rank: gpu.rank,
+            peer: self.who(ending.peer()),
+            operation: Operation::aside(&format!("on CUDA device {}", gpu.device.ordinal)),
+            waited_ms: self.timeout.as_millis() as u64,
+            peer_state: ending.to_string().into(),
+        })
     }
 }
 

@@ -28,11 +28,21 @@ struct Bench {
     back: Pinned,
 }
 
+/// What came of a probe.
+pub enum Probed {
+    Works,
+    Fails(Error),
+}
+
 /// Whether the kernels of `from` read and write the memory of `to`'s device.
-pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
-    let Some(kernels) = &from.kernels else { return Ok(false) };
+pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
+    let fails = |what: &str| {
+        let (from, to) = (from.device.ordinal, to.device.ordinal);
+        Probed::Fails(Error::Cuda(format!("CUDA devices {from} and {to}: {what}")))
+    };
+    let Some(kernels) = &from.kernels else { return Ok(fails("there are no kernels")) };
     if !from.device.reach(&to.device)? {
-        return Ok(false);
+        return Ok(fails("the driver gives the one no access to the other's memory"));
     }
     let bench = Bench {
         near: OwnedStream::new(&from.device)?,
@@ -41,12 +51,15 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<bool> {
         out: Pinned::new(&from.device, BYTES)?,
         back: Pinned::new(&from.device, BYTES)?,
     };
-    let passed = both_ways(from, to, kernels, &bench);
-    if passed.is_err() {
-        // Something may be under way for ever, and to free the memory would wait for it.
-        std::mem::forget(bench);
+    match both_ways(from, to, kernels, &bench) {
+        Ok(true) => Ok(Probed::Works),
+        Ok(false) => Ok(fails("what the one writes in the other's memory is not what arrives")),
+        Err(error) => {
+            // Something may be under way for ever, and to free the memory would wait for it.
+            std::mem::forget(bench);
+            Err(error)
+        }
     }
-    passed
 }
 
 /// Send a pattern each way; whether it came as it was.
@@ -92,7 +105,7 @@ fn both_ways(from: &Sitting, to: &Sitting, kernels: &Kernels, bench: &Bench) -> 
 }
 
 /// Wait until a stream is through.
-fn passed(device: &std::sync::Arc<Device>, stream: &OwnedStream) -> Result<()> {
+pub fn passed(device: &std::sync::Arc<Device>, stream: &OwnedStream) -> Result<()> {
     let event = Event::new(device, Recording::Moment)?;
     let _current = device.enter()?;
     event.record(stream.raw())?;
@@ -100,7 +113,7 @@ fn passed(device: &std::sync::Arc<Device>, stream: &OwnedStream) -> Result<()> {
     while !event.has_passed()? {
         if started.elapsed() > LONGEST {
             return Err(Error::Cuda(format!(
-                "a probe of device {}'s memory did not come back",
+                "a probe on CUDA device {} did not come back",
                 device.ordinal
             )));
         }

@@ -35,6 +35,11 @@ pub type Graph = *mut c_void;
 pub type GraphExec = *mut c_void;
 pub type Address = u64;
 
+/// What names an allocation to other processes: a value of the driver's, of this size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Shareable(pub [u64; 8]);
+
 macro_rules! entry_points {
     ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
         /// The entry points, by what they do.
@@ -110,8 +115,19 @@ entry_points! {
     module_load = "cuModuleLoadData" (*mut Module, *const c_void);
     module_unload = "cuModuleUnload" (Module);
     module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
+    address_range = "cuMemGetAddressRange_v2" (*mut Address, *mut usize, Address);
+    export = "cuIpcGetMemHandle" (*mut Shareable, Address);
+    import = "cuIpcOpenMemHandle_v2" (*mut Address, Shareable, u32);
+    close = "cuIpcCloseMemHandle" (Address);
+    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, u32);
+    host_unregister = "cuMemHostUnregister" (*mut c_void);
+    host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, u32);
+    write_value = "cuStreamWriteValue32_v2" (Stream, Address, u32, u32);
+    wait_value = "cuStreamWaitValue32_v2" (Stream, Address, u32, u32);
     launch = "cuLaunchKernel"
         (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void, *mut *mut c_void);
+    launch_cooperative = "cuLaunchCooperativeKernel"
+        (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void);
 }
 
 /// An entry point's address; `symbol` ends with a NUL.

@@ -9,7 +9,7 @@
 
 use super::abi;
 use super::driver::{Address, Stream};
-use super::kernels::Kernels;
+use super::kernels::{Family, Grid, Kernels};
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
 
@@ -18,6 +18,12 @@ pub const MOST_ENDS: usize = abi::INLINE_ENDS;
 
 /// Sources that may be scaled each by its own factor.
 pub const MOST_SCALED: usize = abi::INLINE_SCALARS;
+
+/// Elements of a tile of pieces of so many bytes on a device.
+pub(crate) fn tile(bytes: usize, multiprocessors: u32, size: usize) -> u32 {
+    let share = bytes / multiprocessors as usize;
+    (share.next_power_of_two().clamp(SMALLEST_TILE, LARGEST_TILE) / size) as u32
+}
 
 /// Bytes of a tile: a block's threads with sixteen bytes each, four deep, at most, so that the
 /// loads of a tile are all under way at once; and sixteen bytes of every thread at least.
@@ -33,6 +39,8 @@ pub struct Fused<'a> {
     arguments: abi::ReduceArgs,
     ends: usize,
     flags: u32,
+    /// Blocks of every launch, where those of all ranks meet.
+    meeting_blocks: Option<u32>,
 }
 
 impl<'a> Fused<'a> {
@@ -68,23 +76,28 @@ impl<'a> Fused<'a> {
         bytes: usize,
         flags: u32,
     ) -> Fused<'a> {
-        // SAFETY: numbers only, for which zero is a value.
-        let mut arguments = unsafe { std::mem::zeroed::<abi::ReduceArgs>() };
+        let mut arguments = abi::ReduceArgs::default();
         let size = data_type.size();
-        let share = bytes / kernels.device().multiprocessors as usize;
-        let tile = share.next_power_of_two().clamp(SMALLEST_TILE, LARGEST_TILE);
         arguments.data_type = data_type as i32;
         arguments.op = op as i32;
         arguments.parts = parts as u64;
-        arguments.tile = (tile / size) as u32;
-        arguments.inline_scalars.fill(1.0);
-        Fused { kernels, stream, size, data_type, arguments, ends: 0, flags }
+        arguments.tile = tile(bytes, kernels.device().multiprocessors, size);
+        let (ends, meeting_blocks) = (0, None);
+        Fused { kernels, stream, size, data_type, arguments, ends, flags, meeting_blocks }
+    }
+
+    /// Let every launch begin and end with a meeting of the same blocks of all ranks, which add
+    /// pieces of the same ends: a piece of a length of none is one, too.
+    pub fn meeting(mut self, meeting: abi::Meeting, blocks: u32) -> Fused<'a> {
+        self.arguments.call.meeting = meeting;
+        self.meeting_blocks = Some(blocks);
+        self
     }
 
     /// Add a piece. The context is current.
     pub fn add(&mut self, sources: &[Address], targets: &[Address], count: usize) -> Result<()> {
         assert!(sources.len() + targets.len() <= MOST_ENDS && !sources.is_empty());
-        if count == 0 || targets.is_empty() {
+        if (count == 0 && self.meeting_blocks.is_none()) || targets.is_empty() {
             return Ok(());
         }
         let call = self.arguments.call;
@@ -111,12 +124,14 @@ impl<'a> Fused<'a> {
         Ok(())
     }
 
-    /// Launch what was added since the last time. The context is current.
+    /// Launch what was added since the last time; a meeting also where that is nothing. The context
+    /// is current.
     pub fn launch(&mut self) -> Result<()> {
         let tiles = self.arguments.call.ntiles;
-        if tiles > 0 {
-            let blocks = tiles.min(self.kernels.device().multiprocessors);
+        if let Some(blocks) = self.meeting_blocks {
             self.send(blocks)?;
+        } else if tiles > 0 {
+            self.send(tiles.min(self.kernels.device().multiprocessors))?;
         }
         self.arguments.call.npieces = 0;
         self.arguments.call.ntiles = 0;
@@ -126,8 +141,8 @@ impl<'a> Fused<'a> {
 
     fn send(&self, blocks: u32) -> Result<()> {
         debug_assert!(self.size > 0);
-        let (arguments, threads) = (&self.arguments, abi::THREADS as u32);
+        let (what, grid) = ((Family::Reduce, self.data_type), Grid::of(blocks));
         // SAFETY: this is the kernel's structure; whoever added addresses answers for them.
-        unsafe { self.kernels.reduce(self.data_type, arguments, blocks, threads, self.stream) }
+        unsafe { self.kernels.run(what, &self.arguments, grid, self.stream) }
     }
 }

@@ -36,10 +36,51 @@ fn kind(data_type: DataType) -> usize {
     }
 }
 
+/// The kernels that there are for every kind of element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Pieces: takes [`abi::ReduceArgs`].
+    Reduce,
+    /// The interpreter of plans: takes [`abi::PlanArgs`].
+    Plan,
+    /// Small messages: takes [`abi::OneshotArgs`].
+    OneShot,
+}
+
+impl Family {
+    const ALL: [Family; 3] = [Family::Reduce, Family::Plan, Family::OneShot];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Family::Reduce => "reduce",
+            Family::Plan => "plan",
+            Family::OneShot => "oneshot",
+        }
+    }
+}
+
+/// The blocks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    pub blocks: u32,
+    /// More than one where several ranks have a row each.
+    pub rows: u32,
+    /// All blocks are on the device at once, or the driver refuses the launch.
+    pub is_cooperative: bool,
+}
+
+impl Grid {
+    /// Blocks of one rank.
+    pub const fn of(blocks: u32) -> Grid {
+        Grid { blocks, rows: 1, is_cooperative: false }
+    }
+}
+
 /// A device's kernels, ready to launch.
 pub struct Kernels {
     device: Arc<Device>,
-    reduce: [Function; KINDS.len()],
+    /// By family and kind.
+    typed: [[Function; KINDS.len()]; Family::ALL.len()],
     delay: Function,
 }
 
@@ -98,12 +139,14 @@ impl Kernels {
             let _ = (driver.module_unload)(module);
         };
         let function = |name: &str| find(device, module, name).inspect_err(unload);
-        let mut reduce = [std::ptr::null_mut(); KINDS.len()];
-        for (place, kind) in reduce.iter_mut().zip(KINDS) {
-            *place = function(&format!("ringcomm_reduce_{kind}"))?;
+        let mut typed = [[std::ptr::null_mut(); KINDS.len()]; Family::ALL.len()];
+        for (places, family) in typed.iter_mut().zip(Family::ALL) {
+            for (place, kind) in places.iter_mut().zip(KINDS) {
+                *place = function(&format!("ringcomm_{}_{kind}", family.name()))?;
+            }
         }
         let delay = function("ringcomm_delay")?;
-        Ok(Some(Kernels { device: device.clone(), reduce, delay }))
+        Ok(Some(Kernels { device: device.clone(), typed, delay }))
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -118,45 +161,54 @@ impl Kernels {
     pub unsafe fn delay(&self, duration_ns: u64, stream: Stream) -> Result<()> {
         let arguments = abi::DelayArgs { duration_ns };
         // SAFETY: this is the kernel's structure, and it points to nothing; the stream is promised.
-        unsafe { self.launch(self.delay, &arguments, (1, 1), stream, "launching a delay") }
+        unsafe { self.launch(self.delay, &arguments, (Grid::of(1), 1), stream, "a delay") }
     }
 
-    /// Launch the reduction kernel for a type. The context is current.
+    /// Launch a kernel of a family for elements of a type. The context is current.
     ///
     /// # Safety
     /// `arguments` is the structure that the kernel takes, and what it points to is valid until the
     /// stream is past the launch.
-    pub(super) unsafe fn reduce<T>(
+    pub unsafe fn run<T>(
         &self,
-        data_type: DataType,
+        (family, data_type): (Family, DataType),
         arguments: &T,
-        blocks: u32,
-        threads: u32,
+        grid: Grid,
         stream: Stream,
     ) -> Result<()> {
-        let (function, shape) = (self.reduce[kind(data_type)], (blocks, threads));
+        let function = self.typed[family as usize][kind(data_type)];
+        let shape = (grid, abi::THREADS as u32);
         // SAFETY: the caller's promise.
-        unsafe { self.launch(function, arguments, shape, stream, "launching a reduction kernel") }
+        unsafe { self.launch(function, arguments, shape, stream, family.name()) }
     }
 
     /// # Safety
-    /// As for `reduce`.
+    /// As for `run`.
     unsafe fn launch<T>(
         &self,
         function: Function,
         arguments: &T,
-        (blocks, threads): (u32, u32),
+        (grid, threads): (Grid, u32),
         stream: Stream,
-        doing: &str,
+        name: &str,
     ) -> Result<()> {
         let mut parameters = [(&raw const *arguments).cast_mut().cast::<c_void>()];
+        let (driver, parameters) = (self.device.driver, parameters.as_mut_ptr());
+        let Grid { blocks, rows, is_cooperative } = grid;
         // SAFETY: the caller's promise; the driver copies the structure before it returns.
         let code = unsafe {
-            let launch = self.device.driver.launch;
-            let none = std::ptr::null_mut();
-            launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), none)
+            if is_cooperative {
+                let launch = driver.launch_cooperative;
+                launch(function, blocks, rows, 1, threads, 1, 1, 0, stream, parameters)
+            } else {
+                let (launch, none) = (driver.launch, std::ptr::null_mut());
+                launch(function, blocks, rows, 1, threads, 1, 1, 0, stream, parameters, none)
+            }
         };
-        self.device.driver.check(code, doing)
+        match code {
+            0 => Ok(()),
+            code => Err(driver.refused(code, &format!("launching the kernel {name}"))),
+        }
     }
 }
 

@@ -48,15 +48,19 @@ impl Device {
 
     /// An attribute of one or four bytes; `None` for memory that CUDA never heard of.
     fn pointer_attribute(&self, attribute: i32, address: Address) -> Result<Option<u32>> {
-        // Room for the widest of all attributes.
-        let mut value = [0u32; 2];
-        let place = value.as_mut_ptr().cast::<c_void>();
+        self.wide_attribute(attribute, address).map(|value| value.map(|value| value as u32))
+    }
+
+    /// An attribute of any width up to eight bytes.
+    pub(super) fn wide_attribute(&self, attribute: i32, address: Address) -> Result<Option<u64>> {
+        let mut value = 0u64;
+        let place = (&raw mut value).cast::<c_void>();
         // SAFETY: all attributes that are asked for have at most eight bytes.
         match unsafe { (self.driver.pointer_attribute)(place, attribute, address) } {
             INVALID_VALUE => Ok(None),
             code => {
                 self.driver.check(code, "asking where a buffer is")?;
-                Ok(Some(value[0]))
+                Ok(Some(value))
             }
         }
     }

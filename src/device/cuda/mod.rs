@@ -6,20 +6,25 @@
 
 #[path = "../../../kernels/abi.rs"]
 #[allow(dead_code)]
-mod abi;
+pub mod abi;
 mod context;
 mod driver;
 mod event;
+mod flag;
 mod fused;
 mod kernels;
 mod memory;
+mod share;
 
 pub use context::{Current, Device};
-pub use driver::{Address, Driver, Stream};
+pub use driver::{Address, Driver, Shareable, Stream};
 pub use event::{Capture, Event, OwnedStream, Recording, Replay, check_stream, wait};
+pub use flag::{Registered, wait_value, write_value};
+pub(crate) use fused::tile;
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
-pub use kernels::Kernels;
+pub use kernels::{Family, Grid, Kernels};
 pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
+pub use share::{Allocation, Imported};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.
 const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_FATBIN"));

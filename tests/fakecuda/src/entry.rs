@@ -6,8 +6,9 @@
 use crate::failures::{broken, injected};
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
-    Answer, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED,
-    capture, events, kernels, memory, ndevices, setting, streams,
+    Answer, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE,
+    PEER_ACCESS_ALREADY_ENABLED, capture, events, ipc, kernels, memory, ndevices, setting, streams,
+    words,
 };
 use std::ffi::{c_char, c_void};
 use std::sync::{LazyLock, Mutex};
@@ -51,6 +52,9 @@ macro_rules! entries {
 
 type Handle = *mut c_void;
 
+/// Of every device, each with room for one block of the library's kernels.
+const MULTIPROCESSORS: u32 = 8;
+
 /// Pairs of devices of which the first may reach the second's memory.
 static PEERS: LazyLock<Mutex<Vec<(usize, usize)>>> = LazyLock::new(Mutex::default);
 
@@ -67,7 +71,7 @@ entries! {
         device(ordinal)?;
         match attribute {
             // Few multiprocessors: launches are then of more tiles than blocks.
-            16 => put(place, 3),
+            16 => put(place, MULTIPROCESSORS as i32),
             41 => put(place, 1),
             _ => Err(INVALID_VALUE),
         }
@@ -112,7 +116,36 @@ entries! {
         Ok(())
     }
     cuPointerGetAttribute(place: *mut c_void, attribute: i32, address: u64) {
-        put(place.cast(), memory::attribute(attribute, address)?)
+        match attribute {
+            7 => {
+                let (_, block) = memory::block(address).ok_or(INVALID_VALUE)?;
+                put(place.cast::<u64>(), block.id)
+            }
+            _ => put(place.cast::<u32>(), memory::attribute(attribute, address)?),
+        }
+    }
+    cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64) {
+        let (start, len) = memory::range(address)?;
+        put(base, start)?;
+        put(bytes, len)
+    }
+    cuIpcGetMemHandle(place: *mut ipc::Handle, address: u64) { put(place, ipc::export(address)?) }
+    cuIpcOpenMemHandle_v2(place: *mut u64, handle: ipc::Handle, _flags: u32) {
+        put(place, ipc::open(handle)?)
+    }
+    cuIpcCloseMemHandle(address: u64) { ipc::close(address) }
+    cuMemHostRegister_v2(start: Handle, bytes: usize, _flags: u32) {
+        words::register(start, bytes)
+    }
+    cuMemHostUnregister(start: Handle) { words::unregister(start) }
+    cuMemHostGetDevicePointer_v2(place: *mut u64, start: Handle, _flags: u32) {
+        put(place, words::address(start)?)
+    }
+    cuStreamWriteValue32_v2(stream: Handle, word: u64, value: u32, _flags: u32) {
+        words::write(stream, word, value)
+    }
+    cuStreamWaitValue32_v2(stream: Handle, word: u64, value: u32, flags: u32) {
+        words::wait(stream, word, value, flags)
     }
     cuMemHostAlloc(place: *mut Handle, bytes: usize, _flags: u32) {
         put(place, memory::allocate_host(bytes)?)
@@ -177,6 +210,9 @@ entries! {
         function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,
         stream: Handle, parameters: *mut Handle
     ) {
+        if gx * gy > MULTIPROCESSORS {
+            return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
         let shape = ([gx, gy, gz], [bx, by, bz], shared);
         // SAFETY: as above. The host runs all blocks of whatever waits at once.
         unsafe { kernels::launch(function, shape, stream, parameters) }

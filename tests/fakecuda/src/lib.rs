@@ -15,10 +15,12 @@ mod capture;
 mod entry;
 mod events;
 mod failures;
+mod ipc;
 mod kernels;
 mod memory;
 mod queue;
 mod streams;
+mod words;
 
 /// A result of the driver.
 pub type Code = i32;
@@ -33,25 +35,33 @@ pub const INVALID_CONTEXT: Code = 201;
 pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
 pub const NOT_READY: Code = 600;
+pub const PEER_ACCESS_UNSUPPORTED: Code = 217;
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub const ALREADY_REGISTERED: Code = 712;
+pub const NOT_REGISTERED: Code = 713;
 pub const LAUNCH_FAILED: Code = 719;
+pub const COOPERATIVE_LAUNCH_TOO_LARGE: Code = 720;
 pub const CAPTURE_UNSUPPORTED: Code = 900;
 pub const CAPTURE_UNJOINED: Code = 904;
 pub const CAPTURE_ISOLATION: Code = 905;
 pub const CAPTURED_EVENT: Code = 907;
 
 /// The names that this driver knows; of the others it says, as a driver does, that it does not.
-pub const NAMES: [(Code, &std::ffi::CStr); 14] = [
+pub const NAMES: [(Code, &std::ffi::CStr); 18] = [
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE"),
     (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY"),
     (NO_DEVICE, c"CUDA_ERROR_NO_DEVICE"),
     (INVALID_DEVICE, c"CUDA_ERROR_INVALID_DEVICE"),
     (INVALID_IMAGE, c"CUDA_ERROR_INVALID_IMAGE"),
     (INVALID_CONTEXT, c"CUDA_ERROR_INVALID_CONTEXT"),
+    (PEER_ACCESS_UNSUPPORTED, c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
+    (ALREADY_REGISTERED, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
+    (NOT_REGISTERED, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
     (INVALID_HANDLE, c"CUDA_ERROR_INVALID_HANDLE"),
     (NOT_FOUND, c"CUDA_ERROR_NOT_FOUND"),
     (NOT_READY, c"CUDA_ERROR_NOT_READY"),
     (LAUNCH_FAILED, c"CUDA_ERROR_LAUNCH_FAILED"),
+    (COOPERATIVE_LAUNCH_TOO_LARGE, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"),
     (CAPTURE_UNSUPPORTED, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
     (CAPTURE_UNJOINED, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
     (CAPTURE_ISOLATION, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),

@@ -4,17 +4,29 @@ use crate::streams::{current, find, synchronize_all};
 use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 #[derive(Clone, Copy)]
-struct Block {
-    bytes: usize,
+pub struct Block {
+    pub bytes: usize,
     /// The device, or none for pinned host memory.
-    ordinal: Option<usize>,
+    pub ordinal: Option<usize>,
+    /// No other block of the process ever has this number.
+    pub id: u64,
+    /// Where it is in the file that other processes can open; none for what is not this process's.
+    pub offset: Option<usize>,
+}
+
+impl Block {
+    pub fn new(bytes: usize, ordinal: Option<usize>, offset: Option<usize>) -> Block {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        Block { bytes, ordinal, id: IDS.fetch_add(1, SeqCst), offset }
+    }
 }
 
 /// By address.
-static BLOCKS: LazyLock<Mutex<BTreeMap<u64, Block>>> = LazyLock::new(Mutex::default);
+pub static BLOCKS: LazyLock<Mutex<BTreeMap<u64, Block>>> = LazyLock::new(Mutex::default);
 
 /// What fresh memory holds: no number that a test writes.
 const FRESH: u8 = 0xA5;
@@ -45,28 +57,66 @@ pub fn allow_device_memory() {
     }
 }
 
-fn map(bytes: usize) -> Answer<*mut u8> {
+/// Map so many bytes of a file, or of none.
+pub fn map(bytes: usize, file: Option<(i32, usize)>) -> Answer<*mut u8> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let flags = match file {
+        Some(_) => libc::MAP_SHARED,
+        None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    };
+    let (fd, offset) = file.unwrap_or((-1, 0));
+    let offset = offset as libc::off_t;
     // SAFETY: a new mapping wherever the kernel likes.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, fd, offset) };
     if start == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(start.cast()) }
+}
+
+/// Let only the queues' threads touch this memory.
+pub fn lock_away(start: *mut u8, bytes: usize) {
+    if let Some(key) = key() {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: just mapped, so many bytes.
+        unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, bytes, access, key) };
+    }
+}
+
+/// The file that all device memory of this process is in, which other processes can open.
+pub fn arena() -> Answer<i32> {
+    /// More than any test allocates; what is not touched takes no room.
+    const BYTES: libc::off_t = 1 << 40;
+    static ARENA: OnceLock<i32> = OnceLock::new();
+    let fd = *ARENA.get_or_init(|| {
+        // SAFETY: a C string; the descriptor stays as long as the process.
+        unsafe {
+            let fd = libc::memfd_create(c"fakecuda".as_ptr(), libc::MFD_CLOEXEC);
+            if fd >= 0 && libc::ftruncate(fd, BYTES) == 0 { fd } else { -1 }
+        }
+    });
+    if fd >= 0 { Ok(fd) } else { Err(OUT_OF_MEMORY) }
+}
+
+/// Room for so many bytes in the arena, in whole pages; never the same again.
+fn room(bytes: usize) -> usize {
+    static END: AtomicUsize = AtomicUsize::new(0);
+    END.fetch_add(bytes.next_multiple_of(4096), SeqCst)
 }
 
 fn allocate(bytes: usize, ordinal: Option<usize>) -> Answer<u64> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let start = map(bytes)?;
+    let offset = ordinal.map(|_| room(bytes));
+    let start = match offset {
+        Some(offset) => map(bytes, Some((arena()?, offset)))?,
+        None => map(bytes, None)?,
+    };
     // SAFETY: just mapped, so many bytes.
     unsafe { start.write_bytes(FRESH, bytes) };
-    if let (Some(_), Some(key)) = (ordinal, key()) {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: just mapped; only the queues' threads touch it from here on.
-        unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, bytes, access, key) };
+    if ordinal.is_some() {
+        lock_away(start, bytes);
     }
     let address = start.expose_provenance() as u64;
-    lock(&BLOCKS).insert(address, Block { bytes, ordinal });
+    lock(&BLOCKS).insert(address, Block::new(bytes, ordinal, offset));
     Ok(address)
 }
 
@@ -82,31 +132,47 @@ pub fn allocate_host(bytes: usize) -> Answer<*mut c_void> {
 /// Free a block, as the driver does: after everything that was given to any stream.
 pub fn free(address: u64, is_device: bool) -> Answer {
     match lock(&BLOCKS).get(&address) {
-        Some(block) if block.ordinal.is_some() == is_device => {}
+        Some(block) if block.ordinal.is_some() == is_device => {
+            if is_device && block.offset.is_none() {
+                return Err(INVALID_VALUE);
+            }
+        }
         _ => return Err(INVALID_VALUE),
     }
     synchronize_all();
     let block = lock(&BLOCKS).remove(&address).ok_or(INVALID_VALUE)?;
+    if let Some(offset) = block.offset {
+        // Who has it open finds that it is gone.
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a range of a file of this process.
+        unsafe { libc::fallocate(arena()?, mode, offset as i64, block.bytes as i64) };
+    }
     // SAFETY: mapped by `allocate`, and nothing that was given uses it any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address as usize), block.bytes) };
     Ok(())
 }
 
-fn block(address: u64) -> Option<(u64, Block)> {
+pub fn block(address: u64) -> Option<(u64, Block)> {
     let blocks = lock(&BLOCKS);
     let (start, block) = blocks.range(..=address).next_back()?;
     (address < start + block.bytes as u64).then_some((*start, *block))
 }
 
-/// An attribute of a pointer: the memory's type, the device, whether it was allocated plainly.
+/// An attribute of a pointer, of four bytes: the memory's type, the device, whether processes share
+/// it.
 pub fn attribute(attribute: i32, address: u64) -> Answer<u32> {
     let (_, block) = block(address).ok_or(INVALID_VALUE)?;
     match attribute {
         2 => Ok(if block.ordinal.is_some() { 2 } else { 1 }),
         9 => Ok(block.ordinal.unwrap_or(0) as u32),
-        10 => Ok(u32::from(block.ordinal.is_some())),
+        10 => Ok(u32::from(block.offset.is_some())),
         _ => Err(INVALID_VALUE),
     }
+}
+
+/// The bounds of the block at an address.
+pub fn range(address: u64) -> Answer<(u64, usize)> {
+    block(address).map(|(start, block)| (start, block.bytes)).ok_or(INVALID_VALUE)
 }
 
 /// Refuse a range that begins in a block and goes beyond it.

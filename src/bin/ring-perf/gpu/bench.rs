@@ -73,8 +73,9 @@ impl<'a> Bench<'a> {
         // Both buffers as large as the larger one: every collective fits.
         let bytes = (cell.count * cell.blocks * cell.data_type.size()).max(1);
         let each = bytes.next_multiple_of(256);
-        let largest = if comms.len() * 2 * each > ROTATING { 1 } else { 64 };
-        let sets = options.rotate.unwrap_or((ROTATING / (2 * each * comms.len())).max(1));
+        let nranks = comms[0].nranks();
+        let largest = if nranks * 2 * each > ROTATING { 1 } else { 64 };
+        let sets = options.rotate.unwrap_or((ROTATING / (2 * each * nranks)).max(1));
         let sets = sets.clamp(1, largest);
         let rank = |comm: &'a Communicator| {
             let device = Device::of_ordinal(comm.device().unwrap_or(0))?;
@@ -96,7 +97,8 @@ impl<'a> Bench<'a> {
         let wrong = if self.options.check { self.check()? } else { None };
         let (hot_us, eager_us) = self.timed(1)?;
         let (rotating_us, _) = self.timed(self.sets)?;
-        let one_device = self.ranks.iter().all(|rank| rank.device.is(&self.ranks[0].device));
+        let one_device =
+            !self.is_part() && self.ranks.iter().all(|rank| rank.device.is(&self.ranks[0].device));
         let graph_us = if one_device { self.replayed().unwrap_or(f64::NAN) } else { f64::NAN };
         let transport = self.ranks[0].comm.explain(&self.call(0, 0))?.transport;
         Ok(Times { hot_us, rotating_us, graph_us, eager_us, wrong, transport })
@@ -112,6 +114,27 @@ impl<'a> Bench<'a> {
             order: Order::on(rank.stream.raw()),
             ..Call::new(self.cell.collective, self.cell.data_type)
         }
+    }
+
+    /// Whether the other ranks are processes of their own.
+    fn is_part(&self) -> bool {
+        self.ranks.len() < self.ranks[0].comm.nranks()
+    }
+
+    /// Of the numbers that every process has, those of all.
+    fn combined<const N: usize>(&self, op: ReduceOp, mut numbers: [f64; N]) -> Result<[f64; N]> {
+        if self.is_part() {
+            let call = Call {
+                send: numbers.as_ptr().cast(),
+                recv: numbers.as_mut_ptr().cast(),
+                count: N,
+                op,
+                ..Call::new(Collective::AllReduce, DataType::Float64)
+            };
+            // SAFETY: both buffers are the numbers.
+            unsafe { self.ranks[0].comm.run(&call)? };
+        }
+        Ok(numbers)
     }
 
     fn iterations(&self) -> usize {
@@ -135,6 +158,7 @@ impl<'a> Bench<'a> {
             calls(self.options.warmup.unwrap_or(5))?;
             mine.stream.synchronize()?;
             barrier.wait();
+            self.combined(ReduceOp::Max, [0.0])?;
             let record = |event: &Event| {
                 let _current = mine.device.enter()?;
                 event.record(mine.stream.raw())
@@ -149,9 +173,10 @@ impl<'a> Bench<'a> {
             Ok((us / n as f64, host * 1e6 / n as f64))
         };
         let times = self.on_threads(one)?;
-        Ok(times
-            .into_iter()
-            .fold((0.0, 0.0), |most, time| (time.0.max(most.0), time.1.max(most.1))))
+        let most = |most: (f64, f64), time: (f64, f64)| (time.0.max(most.0), time.1.max(most.1));
+        let (device, host) = times.into_iter().fold((0.0, 0.0), most);
+        let [device, host] = self.combined(ReduceOp::Max, [device, host])?;
+        Ok((device, host))
     }
 
     fn on_threads<T: Send>(&self, one: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
@@ -239,6 +264,8 @@ impl<'a> Bench<'a> {
             mine.stream.synchronize()?;
             Ok(got.iter().zip(&want).filter(|(got, want)| got != want).count())
         })?;
-        Ok(Some(wrong.into_iter().sum()))
+        let wrong: usize = wrong.into_iter().sum();
+        let [wrong] = self.combined(ReduceOp::Sum, [wrong as f64])?;
+        Ok(Some(wrong as usize))
     }
 }

@@ -1,13 +1,15 @@
 //! Ranks on GPUs: every size with hot and with rotating buffers, and replayed from a graph, against
 //! the bandwidth that copies reach in the same run.
 //!
-//! Ranks are threads, each with a stream. The devices' own events take the times. A result is
-//! compared with the one that the processor computes, bit for bit. Where all ranks share one GPU,
-//! the memory of that GPU bounds every figure, and every line says so.
+//! Ranks are threads, each with a stream, or, in a launched job, processes. The devices' own events
+//! take the times. A result is compared with the one that the processor computes, bit for bit.
+//! Where all ranks share one GPU, the memory of that GPU bounds every figure, and every line says
+//! so.
 
 mod bench;
 mod copies;
 
+use crate::job;
 use crate::json::{Value, object};
 use crate::operation::Operation;
 use crate::options::Options;
@@ -15,6 +17,7 @@ use crate::run::Failure;
 use crate::{Status, say};
 use bench::{Bench, Cell, Times};
 use copies::Bandwidth;
+use ringcomm::bootstrap::rendezvous::Found;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Device;
@@ -27,20 +30,22 @@ const ONE_GPU: &str = "one GPU, HBM-bound";
 
 /// Measure what the options ask for on so many devices, with so many ranks on each.
 pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
-    let each = options.threads.unwrap_or(1);
-    let seats: Vec<Seat> =
-        (0..ndevices * each).map(|rank| Seat::Device((rank % ndevices) as i32)).collect();
-    let timeout_ms = options.timeout_ms.unwrap_or(60_000);
-    let config = Config { timeout_ms, ..Config::from_environment()? };
+    let found = job::found(options).transpose()?;
     let none = |error: ringcomm::error::Error| Failure::Option(format!("-g {ndevices}: {error}"));
     let device = Device::of_ordinal(0).map_err(none)?;
+    if let Some(found) = found.as_ref().filter(|found| found.rank > 0) {
+        // Rank 0 reports.
+        return follow(options, &join(options, Some(found), ndevices)?);
+    }
+    // Before the others use the devices.
     let bandwidth = Bandwidth::measure(&device)?;
-    let ranks = Communicator::init_all_on(&seats, &config)?;
+    let ranks = join(options, found.as_ref(), ndevices)?;
+    let nranks = ranks[0].nranks();
     let scope = if ndevices == 1 { ONE_GPU } else { "several GPUs" };
+    let processes = if found.is_some() { ", each a process," } else { "" };
     say(&format!(
-        "# {} ranks on {ndevices} x {}; {scope}; copies {:.0} GB/s by cudaMemcpyAsync, {:.0} by \
-         our kernel (read plus written)",
-        seats.len(),
+        "# {nranks} ranks{processes} on {ndevices} x {}; {scope}; copies {:.0} GB/s by \
+         cudaMemcpyAsync, {:.0} by our kernel (read plus written)",
         device.name()?,
         bandwidth.driver,
         bandwidth.kernel
@@ -62,16 +67,17 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     ));
     let mut rows = Vec::new();
     let mut wrong = 0;
-    for cell in cells(options, seats.len()) {
+    for cell in cells(options, nranks) {
         let times = Bench::new(&ranks, &cell, options)?.measure()?;
         wrong += times.wrong.unwrap_or(0);
-        rows.push(report(&cell, &times, &bandwidth, (seats.len(), ndevices, scope)));
+        rows.push(report(&cell, &times, &bandwidth, (nranks, ndevices, scope)));
     }
     if let Some(path) = &options.json {
         let whole = object([
             ("device", device.name()?.as_str().into()),
             ("devices", ndevices.into()),
-            ("ranks", seats.len().into()),
+            ("ranks", nranks.into()),
+            ("processes", if found.is_some() { nranks } else { 1 }.into()),
             ("scope", scope.into()),
             ("copy_driver_gbps", bandwidth.driver.into()),
             ("copy_kernel_gbps", bandwidth.kernel.into()),
@@ -79,6 +85,34 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
         ]);
         let write = |error: std::io::Error| Failure::Run(format!("writing {path}: {error}"));
         fs::write(path, format!("{whole}\n")).map_err(write)?;
+    }
+    Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
+}
+
+/// The ranks of this process: all of them, or, of a launched job, its one, which takes its turn
+/// among the devices.
+fn join(
+    options: &Options,
+    found: Option<&Found>,
+    ndevices: usize,
+) -> Result<Vec<Communicator>, Failure> {
+    let timeout_ms = options.timeout_ms.unwrap_or(60_000);
+    let config = Config { timeout_ms, ..Config::from_environment()? };
+    let seat = |rank: usize| Seat::Device((rank % ndevices) as i32);
+    if let Some(found) = found {
+        let config = Config { seat: seat(found.local_rank.unwrap_or(found.rank)), ..config };
+        return Ok(vec![Communicator::init_found(found, &config)?]);
+    }
+    let each = options.threads.unwrap_or(1);
+    let seats: Vec<Seat> = (0..ndevices * each).map(seat).collect();
+    Ok(Communicator::init_all_on(&seats, &config)?)
+}
+
+/// The life of a rank that does not report.
+fn follow(options: &Options, ranks: &[Communicator]) -> Result<Status, Failure> {
+    let mut wrong = 0;
+    for cell in cells(options, ranks[0].nranks()) {
+        wrong += Bench::new(ranks, &cell, options)?.measure()?.wrong.unwrap_or(0);
     }
     Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
 }

@@ -1,0 +1,204 @@
+//! Which way kernels that wait do a call: by modelled time, like everything else.
+//!
+//! The closed forms are those of the processor's plans (`algorithm::select`), with three sets of
+//! constants that follow from two, which are measured when the communicator is made: what a flag
+//! takes from device to device, and what a byte takes. The last of the ranks to come chooses for
+//! all, so they cannot differ.
+
+use super::company::Call;
+use crate::algorithm::select::{Costs, Hosts, Question, predict};
+use crate::algorithm::{Algorithm, serial_order};
+use crate::error::Result;
+use crate::executor::flags::Way;
+use crate::plan::Collective;
+use std::time::Duration;
+
+/// What a configuration asks of kernels that wait. The same on every rank, as communicators check.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub algorithm: Option<Algorithm>,
+    pub deterministic: bool,
+    pub buffer_bytes: usize,
+    pub timeout: Duration,
+}
+
+/// What devices take for what kernels do with each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// From a flag's store on one device to another device's kernel having seen it.
+    pub crossing_us: f64,
+    /// A byte from one device to another.
+    pub us_per_byte: f64,
+}
+
+impl Default for Pace {
+    /// In the order of NVLink: 450 GB/s each way, two microseconds for a step. Only until it is
+    /// measured.
+    fn default() -> Pace {
+        Pace { crossing_us: 2.0, us_per_byte: 1.0 / 450e3 }
+    }
+}
+
+impl Pace {
+    fn costs(&self, alphas: f64, bytes: f64) -> Costs {
+        Costs {
+            alpha_us: alphas * self.crossing_us,
+            message_us: 0.0,
+            copy_us_per_byte: bytes * self.us_per_byte,
+            // A device's own memory is an order faster than a link.
+            reduce_us_per_byte: 0.1 * self.us_per_byte,
+            // A device has its own cores.
+            cores: usize::MAX,
+            ..Costs::default()
+        }
+    }
+
+    /// Through slots: a message crosses with its flag.
+    fn plans(&self) -> Costs {
+        self.costs(1.0, 1.0)
+    }
+
+    /// In lines: half of each is the flag.
+    fn lines(&self) -> Costs {
+        self.costs(1.0, 2.0)
+    }
+
+    /// In the peers' buffers: at a meeting the flags cross, and before the second one reads go
+    /// there and back. Every operand of a reduction comes over the link, and so does every result;
+    /// the model counts a further target as half a copy.
+    fn pieces(&self) -> Costs {
+        Costs { reduce_us_per_byte: self.us_per_byte, ..self.costs(2.0, 2.0) }
+    }
+}
+
+/// A way and its modelled time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chosen {
+    pub way: Way,
+    pub predicted_us: f64,
+}
+
+/// The fastest way that `does` the call and gives the bits that it must; the one that is asked for,
+/// if there is one.
+pub fn choose(
+    call: &Call,
+    nranks: usize,
+    (asked, pace): (&Asked, &Pace),
+    does: impl Fn(Way) -> Result<bool>,
+) -> Result<Option<Chosen>> {
+    let reduces = call.collective.reduces();
+    let is_free = !asked.deterministic && (!reduces || call.op.is_associative(call.data_type));
+    let blocks = match call.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+        _ => nranks,
+    };
+    let question = Question {
+        collective: call.collective,
+        nranks,
+        hosts: Hosts::one(nranks),
+        bytes: blocks.saturating_mul(call.count).saturating_mul(call.data_type.size()),
+        associative: true,
+        deterministic: false,
+        direct: true,
+        in_place: false,
+        // A device's slots are many: channels stream beside each other.
+        slot_bytes: usize::MAX,
+        forced: None,
+    };
+    let time =
+        |algorithm, is_direct, costs: &Costs| predict(algorithm, is_direct, &question, costs);
+    let direct = Algorithm::ALL.into_iter().filter_map(|one| time(one, true, &pace.pieces()));
+    // A meeting is all that a barrier is.
+    let pieces = direct.reduce(f64::min).unwrap_or(2.0 * pace.crossing_us);
+    let mut ways = vec![
+        (Way::OneShot, Algorithm::OneShot, time(Algorithm::OneShot, false, &pace.lines())),
+        (Way::Pieces, Algorithm::TwoShot, Some(pieces)),
+    ];
+    ways.extend(
+        Algorithm::ALL.into_iter().filter(|one| *one != Algorithm::Local).map(|algorithm| {
+            (Way::Plan(algorithm), algorithm, time(algorithm, false, &pace.plans()))
+        }),
+    );
+    let is_asked = |algorithm| asked.algorithm == Some(algorithm) && !asked.deterministic;
+    ways.retain(|(_, algorithm, _)| {
+        is_free || is_asked(*algorithm) || serial_order(*algorithm, call.collective)
+    });
+    let mut possible: Vec<(Algorithm, Chosen)> = Vec::new();
+    for (way, algorithm, predicted_us) in ways {
+        let Some(predicted_us) = predicted_us else { continue };
+        possible.push((algorithm, Chosen { way, predicted_us }));
+    }
+    for (algorithm, chosen) in &possible {
+        // The kernel made for it comes before its plan.
+        if asked.algorithm == Some(*algorithm) && does(chosen.way)? {
+            return Ok(Some(*chosen));
+        }
+    }
+    let mut best: Option<Chosen> = None;
+    for (_, chosen) in &possible {
+        let is_better = best.is_none_or(|best| chosen.predicted_us < best.predicted_us);
+        if is_better && does(chosen.way)? {
+            best = Some(*chosen);
+        }
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{DataType, ReduceOp};
+
+    fn call(count: usize, data_type: DataType) -> Call {
+        let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
+        Call { collective, root: 0, count, data_type, op, is_plain: true }
+    }
+
+    fn asked(algorithm: Option<Algorithm>, deterministic: bool) -> Asked {
+        let (buffer_bytes, timeout) = (4 << 20, Duration::from_secs(1));
+        Asked { algorithm, deterministic, buffer_bytes, timeout }
+    }
+
+    /// What eight ranks do where `does` says what there is.
+    fn way(call: Call, asked: Asked, does: impl Fn(Way) -> bool) -> Option<Way> {
+        let chosen = choose(&call, 8, (&asked, &Pace::default()), |way| Ok(does(way)));
+        chosen.unwrap().map(|chosen| chosen.way)
+    }
+
+    #[test]
+    fn small_calls_are_one_shot_and_large_ones_are_not() {
+        let free = asked(None, false);
+        assert_eq!(way(call(8, DataType::Int32), free, |_| true), Some(Way::OneShot));
+        let large = way(call(1 << 24, DataType::Int32), free, |_| true);
+        assert_eq!(large, Some(Way::Pieces));
+        // A slow link moves the border down: the flags of lines cost more.
+        let slow = Pace { us_per_byte: 1.0, ..Pace::default() };
+        let chosen = choose(&call(64, DataType::Int32), 8, (&free, &slow), |_| Ok(true));
+        assert_eq!(chosen.unwrap().unwrap().way, Way::Pieces);
+    }
+
+    #[test]
+    fn sums_that_round_keep_the_serial_order_unless_asked_otherwise() {
+        let not_pieces = |way| way != Way::Pieces && way != Way::OneShot;
+        let chosen = way(call(1 << 24, DataType::Float32), asked(None, false), not_pieces);
+        assert_eq!(chosen, Some(Way::Plan(Algorithm::TwoShot)));
+        let ring = Some(Algorithm::Ring);
+        let chosen = way(call(1 << 24, DataType::Float32), asked(ring, false), |_| true);
+        assert_eq!(chosen, Some(Way::Plan(Algorithm::Ring)));
+        let chosen = way(call(1 << 24, DataType::Float32), asked(ring, true), |_| true);
+        assert_eq!(chosen, Some(Way::Pieces));
+    }
+
+    #[test]
+    fn what_is_asked_has_its_own_kernel_first_and_another_way_where_it_has_none() {
+        let two = asked(Some(Algorithm::TwoShot), false);
+        assert_eq!(way(call(8, DataType::Int32), two, |_| true), Some(Way::Pieces));
+        let plan = way(call(8, DataType::Int32), two, |way| way != Way::Pieces);
+        assert_eq!(plan, Some(Way::Plan(Algorithm::TwoShot)));
+        assert_eq!(
+            way(call(8, DataType::Int32), two, |way| way == Way::OneShot),
+            Some(Way::OneShot)
+        );
+        assert_eq!(way(call(8, DataType::Int32), two, |_| false), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! Ranks whose kernels wait for each other's: on a device each, or, where it is asked for, all on
+//! one device in one cooperative launch.
+//!
+//! A device's kernel that waits must not be behind what it waits for. So nobody shares a device
+//! with another rank's waiting kernel; one thread launches the kernels of a call on all devices,
+//! under a lock of the process, so that calls of several communicators come to all devices in one
+//! order, whatever queues their streams share; and a kernel leaves half of its device to others: to
+//! the streams that its peers may wait for, and to a second communicator's, not to any number.
+#![allow(unsafe_code)]
+
+use super::choice::{Asked, Chosen, Pace, choose};
+use super::desk::{Arrival, Sitting};
+use super::trial;
+use crate::device::cuda::{Address, Capture, DeviceMemory, Event, Kernels, OwnedStream, Stream};
+use crate::error::Result;
+use crate::executor::cuda::Place;
+use crate::executor::flags::{Control, Geometry, Station, Way, Work, together};
+use crate::plan::Collective;
+use crate::sync::{Mutex, MutexGuard};
+use crate::types::{DataType, ReduceOp};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Held while the kernels of one call are given to several devices.
+static LAUNCHES: Mutex<()> = Mutex::new(());
+
+/// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
+const MOST_WAYS: usize = 4096;
+
+/// No other call is given to several devices meanwhile, and no memory of waiting kernels comes or
+/// goes: the driver may wait for kernels then.
+pub fn in_one_order() -> MutexGuard<'static, ()> {
+    LAUNCHES.lock()
+}
+
+/// What is asked of a way to do a call. All ranks give the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    pub collective: Collective,
+    pub root: usize,
+    pub count: usize,
+    pub data_type: DataType,
+    pub op: ReduceOp,
+    /// All devices reach all ranks' buffers, not only their grounds.
+    pub is_plain: bool,
+}
+
+impl Call {
+    pub fn of(arrivals: &[&Arrival]) -> Call {
+        let Arrival { collective, root, count, data_type, op, .. } = *arrivals[0];
+        let is_plain = arrivals.iter().all(|arrival| arrival.is_plain);
+        Call { collective, root, count, data_type, op, is_plain }
+    }
+
+    /// As the kernels are told of it.
+    pub fn work<'a>(&self, way: Way, places: &'a [Place], scalars: &'a [f64]) -> Work<'a> {
+        let Call { collective, root, count, data_type, op, .. } = *self;
+        Work { way, collective, root, count, data_type, op, places, scalars }
+    }
+}
+
+/// Where a rank's kernel is launched.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    pub kernels: &'a Kernels,
+    pub stream: Stream,
+    pub capture: Capture,
+    /// Recorded before and after it.
+    pub around: Option<&'a [Event; 2]>,
+}
+
+impl Part<'_> {
+    /// Record the moment before the launch, or after it.
+    fn record(&self, after: usize) -> Result<()> {
+        let Some(around) = self.around else { return Ok(()) };
+        let _current = self.kernels.device().enter()?;
+        around[after].record(self.stream)
+    }
+}
+
+/// The ranks of a communicator, ready to launch.
+pub struct Company {
+    stations: Vec<Station>,
+    /// All are on one device.
+    is_together: bool,
+    asked: Asked,
+    pace: Pace,
+    /// The way of every shape that was called.
+    ways: HashMap<Call, Option<Chosen>>,
+}
+
+impl Company {
+    /// The company of ranks that sit on a device each, or on one if an algorithm is asked for;
+    /// `None` for others. Tries each kind of kernel.
+    pub fn found(sittings: &[&Sitting], ndevices: usize) -> Result<Option<Company>> {
+        let nranks = sittings.len();
+        let asked = sittings[0].asked;
+        let is_together = ndevices == 1 && asked.algorithm.is_some();
+        if nranks == 1 || !(is_together || ndevices == nranks) {
+            return Ok(None);
+        }
+        let multiprocessors = sittings.iter().map(|one| one.device.multiprocessors as usize).min();
+        let (least, bytes) = (multiprocessors.unwrap_or(1), asked.buffer_bytes);
+        if is_together && nranks > least {
+            return Ok(None);
+        }
+        let geometry = match is_together {
+            true => Geometry::of_one_device(nranks, least, bytes),
+            false => Geometry::new(nranks, least, bytes),
+        };
+        let streams =
+            sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
+        let stations = {
+            // To allocate may wait for kernels, and those for launches that must not wait for it.
+            let _one_order = in_one_order();
+            stations(sittings, geometry, sittings[0].asked.timeout, &streams)?
+        };
+        let (pace, ways) = (Pace::default(), HashMap::default());
+        let mut company = Company { stations, is_together, asked, pace, ways };
+        company.pace = trial::run(&mut company, sittings, &streams)?;
+        Ok(Some(company))
+    }
+
+    pub fn controls(&self) -> Vec<Arc<Control>> {
+        self.stations.iter().map(|station| station.control().clone()).collect()
+    }
+
+    pub fn is_together(&self) -> bool {
+        self.is_together
+    }
+
+    pub fn nranks(&self) -> usize {
+        self.stations.len()
+    }
+
+    /// Whether work can be done its way, whatever the buffers are.
+    pub fn does(&self, work: &Work) -> Result<bool> {
+        self.stations[0].does(work)
+    }
+
+    /// How the call is done; `None` where kernels that wait do not do it, or not as asked.
+    pub fn way(&mut self, call: Call) -> Result<Option<Chosen>> {
+        if let Some(way) = self.ways.get(&call) {
+            return Ok(*way);
+        }
+        if self.ways.len() >= MOST_WAYS {
+            self.ways.clear();
+        }
+        let places = vec![Place::default(); self.nranks()];
+        let scalars = vec![1.0; self.nranks()];
+        let does = |way| {
+            let reaches = way != Way::Pieces || call.is_plain;
+            Ok(reaches && self.does(&call.work(way, &places, &scalars))?)
+        };
+        let way = choose(&call, self.nranks(), (&self.asked, &self.pace), does)?;
+        self.ways.insert(call, way);
+        Ok(way)
+    }
+
+    /// Launch the kernels of all ranks, each on its part's stream; together on that of `leader`.
+    ///
+    /// # Safety
+    /// The buffers that `work` names are valid until the streams have passed.
+    pub unsafe fn launch(&mut self, parts: &[Part], leader: usize, work: &Work) -> Result<()> {
+        let outcome = if self.is_together {
+            let part @ Part { kernels, stream, capture, .. } = parts[leader];
+            part.record(0)
+                // SAFETY: the caller's promise.
+                .and_then(|()| unsafe {
+                    together::launch(&mut self.stations, kernels, work, stream, capture)
+                })
+                .and_then(|()| part.record(1))
+        } else {
+            let mut all = self.stations.iter_mut().zip(parts);
+            all.try_for_each(|(station, part)| {
+                part.record(0)?;
+                // SAFETY: the caller's promise.
+                unsafe { station.launch(part.kernels, work, part.stream, part.capture)? };
+                part.record(1)
+            })
+        };
+        // Those that were launched wait for those that were not.
+        outcome.inspect_err(|_| self.stop())
+    }
+
+    /// Kernels that run end, and none begins any more.
+    pub fn stop(&self) {
+        self.stations.iter().for_each(|station| station.control().stop());
+    }
+}
+
+/// Every rank's station, ready once the streams have passed.
+fn stations(
+    sittings: &[&Sitting],
+    geometry: Geometry,
+    timeout: Duration,
+    streams: &[OwnedStream],
+) -> Result<Vec<Station>> {
+    let ground = |one: &&Sitting| DeviceMemory::new(&one.device, geometry.ground_bytes());
+    let grounds: Vec<DeviceMemory> = sittings.iter().map(ground).collect::<Result<_>>()?;
+    let address = |ground: &DeviceMemory| ground.pointer().expose_provenance() as Address;
+    let addresses: Vec<Address> = grounds.iter().map(address).collect();
+    let all = sittings.iter().zip(grounds).zip(streams).enumerate();
+    all.map(|(rank, ((sitting, ground), stream))| {
+        let grounds = (ground, &addresses[..]);
+        Station::new(&sitting.device, rank, geometry, grounds, timeout, stream.raw())
+    })
+    .collect()
+}
+
+impl Drop for Company {
+    /// Grounds are freed together, and only where no kernel of any rank may still come to them.
+    fn drop(&mut self) {
+        if !self.stations.iter().all(Station::is_at_rest) {
+            self.stations.drain(..).for_each(Station::give_up);
+        }
+        let _one_order = in_one_order();
+        self.stations.clear();
+    }
+}

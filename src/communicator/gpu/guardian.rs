@@ -1,0 +1,88 @@
+//! The thread that lets streams go which wait for a rank that is no more.
+//!
+//! A call has returned when its stream still waits for the streams of other processes. If one of
+//! them dies, its part never comes, and no call is there to see it. This thread sleeps until a
+//! process ends, and then does in the dead rank's place what streams wait for: their next work is
+//! done, the buffers of the call hold whatever they hold, and the communicator's error says so.
+//! What the device of a rank that has failed, but lives, was given comes by itself, however late;
+//! nobody is let go from it, as buffers would be the caller's again while kernels use them.
+
+use super::super::network::descriptor::{Event, block_signals, poll};
+use crate::error::{Error, Result};
+use crate::executor::control::Life;
+use crate::executor::links::{DevicePages, Pages};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two looks: at ranks whose processes live but whose device may not, and at the words of
+/// those that are gone, which a late write of a device may have brought back.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Watches the ranks of a communicator; ends when it is dropped.
+pub struct Guardian {
+    stop: Arc<Event>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Guardian {
+    /// Watch these processes, by rank.
+    pub fn start(
+        processes: Vec<Option<OwnedFd>>,
+        pages: Pages,
+        devices: DevicePages,
+    ) -> Result<Guardian> {
+        let stop = Arc::new(Event::new()?);
+        let theirs = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("ringcomm-guardian".into())
+            .spawn(move || guard(&theirs, processes, &pages, &devices))
+            .map_err(|error| Error::System {
+                what: "starting the thread that watches ranks on devices".into(),
+                errno: error.raw_os_error().unwrap_or(0),
+            })?;
+        Ok(Guardian { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        self.stop.raise();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said why.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn guard(stop: &Event, mut processes: Vec<Option<OwnedFd>>, pages: &Pages, devices: &DevicePages) {
+    block_signals();
+    let mut is_gone = vec![false; pages.nranks()];
+    loop {
+        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let raw = |process: &Option<OwnedFd>| process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut entries = vec![entry(stop.raw())];
+        // The kernel skips negative descriptors.
+        entries.extend(processes.iter().map(|process| entry(raw(process))));
+        poll(&mut entries, Instant::now() + LOOK);
+        if entries[0].revents != 0 {
+            return;
+        }
+        for rank in 0..pages.nranks() {
+            if entries[rank + 1].revents != 0 {
+                // A process that has ended would be told again and again.
+                processes[rank] = None;
+                is_gone[rank] = true;
+            }
+            let page = devices.of(rank);
+            let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();
+            // Of others the error is seen; this one has said that all is well.
+            if is_undone && pages.of(rank).life() == Life::Left && rank != pages.rank {
+                let text =
+                    format!("rank {rank} left and ended before its device had done its part");
+                pages.of(pages.rank).fail(rank, &text);
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Whether ranks of several processes can work in each other's memory: tried once, as they meet.
+//!
+//! Every rank does what it can, says so, and looks whether all could; then all make one call on
+//! memory of the library's own, compare what came, and say that. So all come to the same answer
+//! and an error of one rank is no reason to have no communicator: calls go through the host.
+#![allow(unsafe_code)]
+
+use super::super::call::{Call, Order};
+use super::super::record::Descriptor;
+use super::super::watch::{OperationWatch, Unless};
+use super::super::{Communicator, Error};
+use super::guardian::Guardian;
+use super::shared::{Plain, Shared, Within, exchange};
+use super::staging::wait_for;
+use super::{Gpu, Sharing};
+use crate::algorithm::Algorithm;
+use crate::bootstrap;
+use crate::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Pinned, Recording, copy};
+use crate::error::Result;
+use crate::executor::links::Links;
+use crate::plan::Collective;
+use crate::transport::fifo::Stamp;
+use crate::types::{DataType, ReduceOp};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a rank says of itself.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Hello {
+    uuid: [u8; 16],
+    /// Its process, and its context: ranks of one process must share it to use each other's memory.
+    process: u64,
+    context: u64,
+    /// 1 where it could do all that it does alone.
+    is_able: u64,
+}
+
+impl Plain for Hello {}
+
+/// Bytes that are sent: several lines and pages, and not a multiple of either.
+const BYTES: usize = 20_011;
+
+/// A call that has not come back by then never will: it takes microseconds.
+const LONGEST: Duration = Duration::from_secs(5);
+
+impl Communicator {
+    /// Find out whether the ranks' devices can share memory, where the ranks are several processes
+    /// of one machine.
+    pub(in super::super) fn survey(&self, unless: Unless) -> Result<()> {
+        let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.may_share) else { return Ok(()) };
+        let mut engine = self.engine.take();
+        let descriptor = Descriptor {
+            collective: None,
+            data_type: DataType::Uint8,
+            op: ReduceOp::Sum,
+            algorithm: Algorithm::OneShot,
+            root: 0,
+            count: 0,
+        };
+        // No call of the user's has the number.
+        let sequence = u64::MAX;
+        let mut watch = OperationWatch::new(&self.watched, unless, descriptor, sequence);
+        watch.makes_communicator = true;
+        let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
+        gpu.survey(&mut engine.links, (&stamp, &watch))
+    }
+}
+
+impl Gpu {
+    fn survey(&self, links: &mut Links, how: (&Stamp, &OperationWatch)) -> Result<()> {
+        let all = 0..links.nranks;
+        let mut sharing = self.prepare(links, how.1);
+        let hello = Hello {
+            uuid: self.device.uuid,
+            process: bootstrap::process_token()?,
+            context: self.device.token(),
+            is_able: u64::from(sharing.is_ok()),
+        };
+        let hellos = exchange(hello, all.clone(), links, how)?;
+        let mut able = hellos.iter().all(|hello| hello.is_able == 1) && one_context(&hellos);
+        if able {
+            // Before anything is launched: a kernel that goes where it may not ends its context.
+            let reach = self.reach_threads(&hellos);
+            let answers = exchange(u64::from(reach.is_ok()), all.clone(), links, how)?;
+            able = !answers.contains(&0);
+            if let Err(error) = reach {
+                sharing = Err(error);
+            }
+        }
+        if let (Ok((shared, guardian)), true) = (&mut sharing, able) {
+            shared.appoint(leaders(&hellos), guardian.take().expect("it was just made"));
+            let (passed, bench) = self.probe(shared, links, how);
+            let verdict = u64::from(matches!(passed, Ok(true)));
+            let verdicts = exchange(verdict, all.clone(), links, how)?;
+            // Memory is freed when nobody has it open any more.
+            shared.close_imports();
+            exchange(verdict, all, links, how)?;
+            drop(bench);
+            if let Err(error) = passed {
+                sharing = Err(error);
+            } else if verdicts.contains(&0) {
+                sharing = Err(Error::Cuda("a rank's device did not pass a probe".into()));
+            }
+        } else if sharing.is_ok() {
+            sharing = Err(Error::Cuda("not all ranks' devices can share memory".into()));
+        }
+        *self.sharing.lock() = match sharing {
+            Ok((shared, _)) => Sharing::Works(Box::new(shared)),
+            Err(error) => Sharing::Failed(error),
+        };
+        Ok(())
+    }
+
+    /// Let this device's kernels into the memory of the other devices of this process, which is not
+    /// opened as that of other processes is.
+    fn reach_threads(&self, hellos: &[Hello]) -> Result<()> {
+        let mine = &hellos[self.rank];
+        let is_other = |one: &&Hello| one.process == mine.process && one.uuid != mine.uuid;
+        for other in hellos.iter().filter(is_other) {
+            let other = Device::of_context(other.context)?;
+            if !self.device.reach(&other)? {
+                let (from, to) = (self.device.ordinal, other.ordinal);
+                return Err(Error::Cuda(format!(
+                    "CUDA device {from} has no access to the memory of device {to}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a rank does alone.
+    fn prepare(&self, links: &Links, watch: &OperationWatch) -> Result<(Shared, Option<Guardian>)> {
+        let Some(kernels) = &self.kernels else {
+            return Err(Error::Cuda("this build has no kernels".into()));
+        };
+        let shared = Shared::prepare(&self.device, kernels, links)?;
+        let watched = watch.watched;
+        let (processes, pages) = (watched.liveness.copies()?, watched.pages.clone());
+        let guardian = Guardian::start(processes, pages, shared.pages().clone())?;
+        Ok((shared, Some(guardian)))
+    }
+
+    /// Make a call of all ranks on the library's own memory; whether what came is right.
+    fn probe(
+        &self,
+        shared: &mut Shared,
+        links: &mut Links,
+        how: (&Stamp, &OperationWatch),
+    ) -> (Result<bool>, Option<Bench>) {
+        match Bench::new(&self.device) {
+            Ok(bench) => {
+                let passed = bench.try_call(shared, links, how);
+                if passed.is_err() {
+                    // Something may be under way for ever, and to free memory would wait for it.
+                    std::mem::forget(bench);
+                    return (passed, None);
+                }
+                (passed, Some(bench))
+            }
+            Err(error) => {
+                // The others must not wait for this rank.
+                let call = Call::new(Collective::AllReduce, DataType::Uint8);
+                let ran = shared.run(&call, false, links, how);
+                (ran.and(Err(error)), None)
+            }
+        }
+    }
+}
+
+/// What a probe works with.
+struct Bench {
+    device: Arc<Device>,
+    stream: OwnedStream,
+    input: DeviceMemory,
+    output: DeviceMemory,
+    host: Pinned,
+    end: Event,
+}
+
+impl Bench {
+    fn new(device: &Arc<Device>) -> Result<Bench> {
+        Ok(Bench {
+            device: device.clone(),
+            stream: OwnedStream::new(device)?,
+            input: DeviceMemory::new(device, BYTES)?,
+            output: DeviceMemory::new(device, BYTES)?,
+            host: Pinned::new(device, BYTES)?,
+            end: Event::new(device, Recording::Moment)?,
+        })
+    }
+
+    /// Sum a pattern of every rank; whether the sum is right.
+    fn try_call(
+        &self,
+        shared: &mut Shared,
+        links: &mut Links,
+        how: (&Stamp, &OperationWatch),
+    ) -> Result<bool> {
+        let pattern = |rank: usize, at: usize| (at % 251) as u8 ^ (rank as u8).wrapping_mul(7);
+        let (rank, nranks) = (links.rank, links.nranks);
+        // SAFETY: the memory is the bench's, and nothing of it is under way.
+        let host = unsafe { std::slice::from_raw_parts_mut(self.host.pointer(), BYTES) };
+        host.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(rank, at));
+        let loaded = self.copied(self.input.pointer(), self.host.pointer());
+        let call = Call {
+            send: self.input.pointer(),
+            recv: self.output.pointer(),
+            count: BYTES,
+            order: Order::on(self.stream.raw()),
+            ..Call::new(Collective::AllReduce, DataType::Uint8)
+        };
+        let ran = shared.run(&call, loaded.is_ok(), links, how)?;
+        loaded?;
+        self.copied(self.host.pointer(), self.output.pointer())?;
+        {
+            let _current = self.device.enter()?;
+            self.end.record(self.stream.raw())?;
+        }
+        wait_for(&self.end, &Within(LONGEST))?;
+        let sum = |at| (0..nranks).fold(0u8, |sum, rank| sum.wrapping_add(pattern(rank, at)));
+        Ok(ran && host.iter().enumerate().all(|(at, byte)| *byte == sum(at)))
+    }
+
+    fn copied(&self, to: *mut u8, from: *const u8) -> Result<()> {
+        let _current = self.device.enter()?;
+        // SAFETY: both have the bytes, and stay until the stream has passed, or for good.
+        unsafe { copy(&self.device, to, from, BYTES, self.stream.raw()) }
+    }
+}
+
+/// The first rank of each device.
+fn leaders(hellos: &[Hello]) -> Vec<usize> {
+    let is_first = |rank: &usize| {
+        let before = &hellos[..*rank];
+        before.iter().all(|other| other.uuid != hellos[*rank].uuid)
+    };
+    (0..hellos.len()).filter(is_first).collect()
+}
+
+/// Whether ranks of one process that are on one device are in one context.
+fn one_context(hellos: &[Hello]) -> bool {
+    let differ = |one: &Hello, other: &Hello| {
+        (one.uuid, one.process) == (other.uuid, other.process) && one.context != other.context
+    };
+    hellos.iter().all(|one| !hellos.iter().any(|other| differ(one, other)))
+}

@@ -1,0 +1,235 @@
+//! Kernels that wait, tried before the first call relies on them: results compared, and timed.
+//!
+//! A probe shows that memory carries data; this shows that flags arrive in kernels that poll them,
+//! after what they announce. The times are those of the rank that is launched last, to which all
+//! others have come: a small ring is `2n - 2` crossings longer than a small one-shot, and large
+//! pieces are longer than small ones by their bytes.
+#![allow(unsafe_code)]
+
+use super::choice::Pace;
+use super::company::{Call, Company, Part, in_one_order};
+use super::desk::Sitting;
+use super::probe::passed;
+use crate::algorithm::Algorithm;
+use crate::device::cuda::{
+    Capture, DeviceMemory, Event, Kernels, OwnedStream, Pinned, Recording, copy, fill,
+};
+use crate::error::{Error, Result};
+use crate::executor::cuda::Place;
+use crate::executor::flags::Way;
+use crate::plan::Collective;
+use crate::types::{DataType, ReduceOp};
+
+/// Elements of the large trial: 1 MiB, some microseconds of any link, several of its round trips.
+const LARGE: usize = 1 << 18;
+/// Elements of the others: each rank of most communicators has one.
+const SMALL: usize = 16;
+
+/// Of each trial, after one that only warms up; the fastest counts, as devices may be busy.
+const TIMES: usize = 3;
+
+/// Elements between those that are compared: the results of all blocks, not all of each.
+const APART: usize = 61;
+
+/// A step between two devices takes no less; a clock that says so has measured nothing.
+const LEAST_CROSSING_US: f64 = 0.1;
+/// Nor has one by which a link carries more than this many bytes in a microsecond.
+const MOST_BYTES_PER_US: f64 = 10e6;
+
+/// Elements of the pattern between the inputs of two ranks.
+const SHIFT: usize = 32;
+
+/// What outputs hold before each turn: no sum that is compared is made of it alone.
+const POISON: u8 = 0x5a;
+
+/// What trials work with.
+struct Bench {
+    pattern: Pinned,
+    back: Pinned,
+    buffers: Vec<[DeviceMemory; 2]>,
+    /// Around the launch of the last rank.
+    around: [Event; 2],
+}
+
+/// Element `index` of the pattern: neighbours and ranks differ in all bits.
+fn element(index: usize) -> u32 {
+    (index as u32).wrapping_mul(0x9e37_79b1)
+}
+
+/// Try all ways on these streams; what they take.
+pub fn run(company: &mut Company, sittings: &[&Sitting], streams: &[OwnedStream]) -> Result<Pace> {
+    let bench = {
+        let _one_order = in_one_order();
+        Bench::new(sittings)?
+    };
+    let tried = bench.all(company, sittings, streams);
+    if tried.is_err() {
+        company.stop();
+        // Something may be under way still, and to free the memory would wait for it.
+        std::mem::forget(bench);
+    } else {
+        let _one_order = in_one_order();
+        drop(bench);
+    }
+    tried
+}
+
+impl Bench {
+    fn new(sittings: &[&Sitting]) -> Result<Bench> {
+        let nranks = sittings.len();
+        let device = &sittings[0].device;
+        let pattern = Pinned::new(device, 4 * (LARGE + SHIFT * nranks))?;
+        let place = pattern.pointer().cast::<u32>();
+        // SAFETY: fresh memory of as many elements.
+        let elements = unsafe { std::slice::from_raw_parts_mut(place, LARGE + SHIFT * nranks) };
+        elements.iter_mut().enumerate().for_each(|(index, place)| *place = element(index));
+        let memory = |one: &&Sitting| DeviceMemory::new(&one.device, 4 * LARGE);
+        let both = |one: &&Sitting| Ok([memory(one)?, memory(one)?]);
+        let last = &sittings[nranks - 1].device;
+        let event = || Event::new(last, Recording::Time);
+        Ok(Bench {
+            pattern,
+            back: Pinned::new(device, 4 * LARGE)?,
+            buffers: sittings.iter().map(both).collect::<Result<_>>()?,
+            around: [event()?, event()?],
+        })
+    }
+
+    fn all(
+        &self,
+        company: &mut Company,
+        sittings: &[&Sitting],
+        streams: &[OwnedStream],
+    ) -> Result<Pace> {
+        for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
+            let _current = sitting.device.enter()?;
+            let (to, from) = (self.buffers[rank][0].pointer(), self.pattern.pointer());
+            let from = from.wrapping_add(4 * SHIFT * rank);
+            // SAFETY: both have the bytes, and stay until the stream has passed.
+            unsafe { copy(&sitting.device, to, from, 4 * LARGE, stream.raw())? };
+        }
+        // The stations' own work is on the same streams.
+        for (sitting, stream) in sittings.iter().zip(streams) {
+            passed(&sitting.device, stream)?;
+        }
+        let mut time = |way, count| self.time(company, sittings, streams, (way, count));
+        let one_shot_us = time(Way::OneShot, SMALL)?;
+        let ring_us = time(Way::Plan(Algorithm::Ring), SMALL)?;
+        let small_us = time(Way::Pieces, SMALL)?;
+        let large_us = time(Way::Pieces, LARGE)?;
+        let n = sittings.len() as f64;
+        let moved = 2.0 * (n - 1.0) / n * 4.0 * (LARGE - SMALL) as f64;
+        let usual = Pace::default();
+        // What a small buffer budget has no room for is not measured.
+        let between = |longer: Option<f64>, shorter: Option<f64>| Some(longer? - shorter?);
+        let crossings_us = between(ring_us, one_shot_us);
+        let bytes_us = between(large_us, small_us);
+        Ok(Pace {
+            crossing_us: crossings_us
+                .map_or(usual.crossing_us, |us| (us / (2.0 * n - 2.0)).max(LEAST_CROSSING_US)),
+            us_per_byte: bytes_us
+                .map_or(usual.us_per_byte, |us| (us / moved).max(1.0 / MOST_BYTES_PER_US)),
+        })
+    }
+
+    /// Microseconds of a sum of so many elements; `None` where it is not done so.
+    fn time(
+        &self,
+        company: &mut Company,
+        sittings: &[&Sitting],
+        streams: &[OwnedStream],
+        (way, count): (Way, usize),
+    ) -> Result<Option<f64>> {
+        let end = |memory: &DeviceMemory| memory.pointer().expose_provenance() as u64;
+        let place =
+            |both: &[DeviceMemory; 2]| Place { input: end(&both[0]), output: end(&both[1]) };
+        let places: Vec<Place> = self.buffers.iter().map(place).collect();
+        let scalars = vec![1.0; sittings.len()];
+        let call = Call {
+            collective: Collective::AllReduce,
+            root: 0,
+            count,
+            data_type: DataType::Uint32,
+            op: ReduceOp::Sum,
+            is_plain: true,
+        };
+        let work = call.work(way, &places, &scalars);
+        if !company.does(&work)? {
+            return Ok(None);
+        }
+        let last = sittings.len() - 1;
+        let parts: Vec<Part> = sittings
+            .iter()
+            .zip(streams)
+            .enumerate()
+            .map(|(rank, (sitting, stream))| {
+                let (kernels, capture) = (kernels(sitting)?, Capture::No);
+                let around = (rank == last).then_some(&self.around);
+                Ok(Part { kernels, stream: stream.raw(), capture, around })
+            })
+            .collect::<Result<_>>()?;
+        let mut best_ms = f32::MAX;
+        for turn in 0..=TIMES {
+            for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
+                let _current = sitting.device.enter()?;
+                let output = self.buffers[rank][1].pointer();
+                // What the way before has left must not pass for this one's.
+                // SAFETY: the buffer's own bytes, which stay until the stream has passed.
+                unsafe { fill(&sitting.device, output, POISON, 4 * count, stream.raw())? };
+            }
+            // One launch for all is on the last rank's stream, and follows no other.
+            let mut all = sittings.iter().zip(streams);
+            all.try_for_each(|(sitting, stream)| passed(&sitting.device, stream))?;
+            {
+                let _one_order = in_one_order();
+                // SAFETY: the trial's own buffers, which stay until the streams have passed.
+                unsafe { company.launch(&parts, last, &work)? };
+            }
+            for (sitting, stream) in sittings.iter().zip(streams) {
+                passed(&sitting.device, stream)?;
+            }
+            if turn > 0 {
+                best_ms = best_ms.min(self.around[1].since(&self.around[0])?);
+            }
+        }
+        self.compare(sittings, streams, (way, count))?;
+        Ok(Some(f64::from(best_ms) * 1e3))
+    }
+
+    /// Look at the sums that all ranks have.
+    fn compare(
+        &self,
+        sittings: &[&Sitting],
+        streams: &[OwnedStream],
+        (way, count): (Way, usize),
+    ) -> Result<()> {
+        for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
+            {
+                let _current = sitting.device.enter()?;
+                let (to, from) = (self.back.pointer(), self.buffers[rank][1].pointer());
+                // SAFETY: both have the bytes, and stay until the stream has passed.
+                unsafe { copy(&sitting.device, to, from, 4 * count, stream.raw())? };
+            }
+            passed(&sitting.device, stream)?;
+            // SAFETY: as many elements, all written; nothing of the device uses them now.
+            let got: &[u32] =
+                unsafe { std::slice::from_raw_parts(self.back.pointer().cast(), count) };
+            let sum = |index: usize| {
+                let of = |rank: usize| element(index + SHIFT * rank);
+                (0..sittings.len()).map(of).fold(0u32, u32::wrapping_add)
+            };
+            let is_wrong = |index: &usize| got[*index] != sum(*index);
+            if let Some(wrong) = (0..count).step_by(APART).find(is_wrong) {
+                return Err(Error::Cuda(format!(
+                    "kernels that wait for each other gave rank {rank} a wrong element {wrong} of \
+                     {count} in a trial ({way:?})"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn kernels(sitting: &Sitting) -> Result<&Kernels> {
+    sitting.kernels.as_deref().ok_or_else(|| Error::Internal("a launch without kernels".into()))
+}

@@ -1,0 +1,89 @@
+//! How the host and one rank's kernels tell each other to stop: a block of pinned memory.
+#![allow(unsafe_code)]
+
+use crate::device::cuda::{Address, Device, Pinned, abi};
+use crate::error::Result;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::fmt;
+use std::sync::Arc;
+
+/// A rank's word to its kernels, and theirs.
+pub struct Control {
+    pinned: Pinned,
+}
+
+// SAFETY: after `new`, the memory is read and written by atomics only, and what a report says is
+// read after its last word.
+unsafe impl Sync for Control {}
+
+impl Control {
+    pub fn new(device: &Arc<Device>) -> Result<Control> {
+        let pinned = Pinned::new(device, size_of::<abi::Control>())?;
+        // SAFETY: fresh memory of as many bytes, page-aligned, of which nobody else knows yet.
+        unsafe { pinned.pointer().cast::<abi::Control>().write(abi::Control::default()) };
+        Ok(Control { pinned })
+    }
+
+    /// As the device addresses it.
+    pub(super) fn address(&self) -> Address {
+        self.pinned.pointer().expose_provenance() as Address
+    }
+
+    fn control(&self) -> *const abi::Control {
+        self.pinned.pointer().cast_const().cast()
+    }
+
+    /// Kernels of the rank end, those that run and those that have not begun.
+    pub fn stop(&self) {
+        // SAFETY: a word that the kernels only read.
+        let word = unsafe { &*(&raw const (*self.control()).abort).cast::<AtomicU64>() };
+        // Relaxed: kernels poll it, and nothing else depends on it.
+        word.store(1, Relaxed);
+    }
+
+    /// Where and why a kernel of the rank has ended early, if one has.
+    pub fn ending(&self) -> Option<Ending> {
+        // SAFETY: the word that the kernels write last.
+        let reason = unsafe { &*(&raw const (*self.control()).report.reason).cast::<AtomicU32>() };
+        // Acquire: pairs with the system fence before the kernel's store.
+        match reason.load(Acquire) {
+            0 => None,
+            // SAFETY: written before the reason, once.
+            _ => Some(Ending(unsafe { (&raw const (*self.control()).report).read() })),
+        }
+    }
+}
+
+/// A wait of a kernel that ended without what it waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ending(abi::Report);
+
+impl Ending {
+    /// The deadline passed; else it was told to stop.
+    pub fn is_late(&self) -> bool {
+        self.0.reason == abi::LATE
+    }
+
+    /// The rank that was waited for.
+    pub fn peer(&self) -> usize {
+        self.0.peer as usize
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let abi::Report { waiting, peer, block, step, wanted, found, .. } = self.0;
+        let what = match waiting {
+            abi::FOR_MESSAGE => "a message",
+            abi::FOR_SLOT => "a free slot",
+            abi::FOR_MEETING => "the meeting",
+            abi::FOR_LINES => "the lines",
+            _ => "the probe",
+        };
+        write!(f, "a kernel waited for {what} of rank {peer} (block {block}, ")?;
+        if matches!(waiting, abi::FOR_MESSAGE | abi::FOR_SLOT) {
+            write!(f, "step {step}, ")?;
+        }
+        write!(f, "number {wanted}, found {found})")
+    }
+}

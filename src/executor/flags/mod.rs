@@ -1,0 +1,69 @@
+//! Ranks on a device each: kernels that wait for each other's kernels, by flags in device memory.
+//!
+//! Every rank has a *ground*, memory of its device that all others reach: flags, an inbox for small
+//! messages, slots of connections. A [`Station`] is one rank's end: it knows where all grounds are
+//! as its own device addresses them, not how they came to be reachable, and launches its rank's
+//! part of a collective. Every wait in a kernel ends: with the message, with [`Control::stop`], or
+//! after the deadline, and then [`Control::ending`] says where.
+//!
+//! A kernel that waits occupies its device, so nothing that it waits for may be behind it: each
+//! rank has a device of its own, the kernels of one collective are launched on all devices in one
+//! go, and those of two collectives in the same order on every device. Or all ranks share one
+//! device, and their kernels are rows of one cooperative launch ([`together`]).
+
+mod control;
+mod geometry;
+mod programs;
+mod station;
+mod tables;
+pub mod together;
+
+pub use control::{Control, Ending};
+pub use geometry::Geometry;
+pub use programs::Programs;
+pub use station::Station;
+
+use super::cuda::Place;
+use crate::algorithm::Algorithm;
+use crate::plan::Collective;
+use crate::types::{DataType, ReduceOp};
+
+/// How kernels do a collective. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// Everybody's input into everybody's inbox, in one step.
+    OneShot,
+    /// Each rank its part of every block, in all ranks' buffers, between two meetings.
+    Pieces,
+    /// A plan through slots.
+    Plan(Algorithm),
+}
+
+/// A collective, as kernels are told of it. The same on every rank, but for addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    pub way: Way,
+    pub collective: Collective,
+    pub root: usize,
+    /// Elements of the vector, or of a block.
+    pub count: usize,
+    pub data_type: DataType,
+    pub op: ReduceOp,
+    /// Every rank's buffers, as this rank's device addresses them; only [`Way::Pieces`] looks at
+    /// those of others.
+    pub places: &'a [Place],
+    /// Every rank's factor of a pre-multiplied sum; as with places.
+    pub scalars: &'a [f64],
+}
+
+impl Work<'_> {
+    /// Bytes of the vector, or of the blocks of all ranks.
+    fn bytes(&self) -> usize {
+        let blocks = match self.collective {
+            Collective::Barrier => 0,
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+            _ => self.places.len(),
+        };
+        blocks.saturating_mul(self.count).saturating_mul(self.data_type.size())
+    }
+}

@@ -1,0 +1,457 @@
+//! One rank's end of the kernels that wait: its private memory, and the launch of its part.
+#![allow(unsafe_code)]
+// A stream is handed to the driver, which looks it up; nothing here follows it.
+#![allow(clippy::not_unsafe_ptr_arg_deref)]
+
+use super::control::Control;
+use super::geometry::{DEPTH, FLAG, Geometry};
+use super::programs::{Programs, append, channels};
+use super::tables::{self, Tables};
+use super::{Way, Work};
+use crate::device::cuda::{
+    Address, Capture, Device, DeviceMemory, Event, Family, Fused, Grid, Kernels, MOST_SCALED,
+    Pinned, Recording, Stream, abi, copy, fill, wait,
+};
+use crate::error::{Error, Result};
+use crate::executor::cuda::{Shape, fits, pieces};
+use crate::plan::Collective;
+use crate::types::ReduceOp;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One rank's end.
+pub struct Station {
+    device: Arc<Device>,
+    pub(super) rank: usize,
+    pub(super) geometry: Geometry,
+    control: Arc<Control>,
+    timeout_ns: u64,
+    pub(super) tables: Tables,
+    parts: Parts,
+    /// The last launch, and where it was.
+    launched: Event,
+    captured: Event,
+    last: Option<(usize, Capture)>,
+    /// Of the launch that is being made.
+    capture: Capture,
+    /// A graph may launch kernels of this station for ever.
+    is_captured: bool,
+    memory: Memory,
+}
+
+/// What kernels may still use when the station goes.
+struct Memory {
+    _ground: DeviceMemory,
+    _private: DeviceMemory,
+    _first: Pinned,
+}
+
+/// Where the private memory's parts begin.
+#[derive(Clone, Copy)]
+struct Parts {
+    epochs: Address,
+    epoch: Address,
+    stop: Address,
+    flags: Address,
+    inboxes: Address,
+    sends: Address,
+    receives: Address,
+    scratch: Address,
+}
+
+/// The bytes of structures of the kernels'.
+pub(super) fn bytes_of<T: Copy>(all: &[T]) -> &[u8] {
+    // SAFETY: numbers without gaps between them: the kernels' layout names every byte.
+    unsafe { std::slice::from_raw_parts(all.as_ptr().cast(), size_of_val(all)) }
+}
+
+fn place(address: Address) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+impl Station {
+    /// The station of `rank` on `device`, whose ground is `ground`; `grounds` are those of all
+    /// ranks, as this device addresses them. Gives `stream` what makes both ready: every rank's has
+    /// to have passed before the first launch of any.
+    pub fn new(
+        device: &Arc<Device>,
+        rank: usize,
+        geometry: Geometry,
+        (ground, grounds): (DeviceMemory, &[Address]),
+        timeout: Duration,
+        stream: Stream,
+    ) -> Result<Station> {
+        assert_eq!(grounds.len(), geometry.nranks);
+        let control = Arc::new(Control::new(device)?);
+        let connections = geometry.channels * geometry.nranks * size_of::<abi::Connection>();
+        let mut end = 0;
+        let mut part = |bytes: usize| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(FLAG);
+            start
+        };
+        let addresses = geometry.nranks * size_of::<Address>();
+        let offsets = [
+            part(geometry.blocks * size_of::<u64>()),
+            part(size_of::<abi::Epoch>()),
+            part(FLAG),
+            part(addresses),
+            part(addresses),
+            part(connections),
+            part(connections),
+            part(geometry.scratch_bytes),
+            part(tables::BYTES),
+        ];
+        let private = DeviceMemory::new(device, end)?;
+        let base = private.pointer().expose_provenance() as Address;
+        let [epochs, epoch, stop, flags, inboxes, sends, receives, scratch, table] =
+            offsets.map(|offset| base + offset as Address);
+        let first = first(&geometry, rank, grounds);
+        let pinned = Pinned::new(device, first.len())?;
+        {
+            let _current = device.enter()?;
+            // SAFETY: fresh memory of as many bytes; both memories stay until the stream has
+            // passed, which the caller waits for.
+            unsafe {
+                pinned.pointer().copy_from_nonoverlapping(first.as_ptr(), first.len());
+                fill(device, place(grounds[rank]), 0, geometry.cleared_bytes(), stream)?;
+                fill(device, place(base), 0, offsets[7], stream)?;
+                copy(device, place(flags), pinned.pointer(), first.len(), stream)?;
+            }
+        }
+        let event = || Event::new(device, Recording::Moment);
+        Ok(Station {
+            device: device.clone(),
+            rank,
+            geometry,
+            control,
+            timeout_ns: timeout.as_nanos() as u64,
+            tables: Tables::new(device, table)?,
+            parts: Parts { epochs, epoch, stop, flags, inboxes, sends, receives, scratch },
+            launched: event()?,
+            captured: event()?,
+            last: None,
+            capture: Capture::No,
+            is_captured: false,
+            memory: Memory { _ground: ground, _private: private, _first: pinned },
+        })
+    }
+
+    /// What stops its kernels, and tells why they ended.
+    pub fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Whether `work` can be done its way, whatever the buffers are: the same on every rank.
+    pub fn does(&self, work: &Work) -> Result<bool> {
+        let (geometry, nranks) = (&self.geometry, self.geometry.nranks);
+        let scales = work.collective.reduces() && work.op == ReduceOp::PreMulSum;
+        Ok(match work.way {
+            Way::OneShot => {
+                let is_known =
+                    matches!(work.collective, Collective::AllReduce | Collective::AllGather);
+                // An empty exchange would not hold anybody up, and numbers would run ahead.
+                let bytes = work.count * work.data_type.size();
+                is_known && (1..=geometry.inbox_bytes()).contains(&bytes)
+            }
+            Way::Pieces => fits(work.collective, nranks) && !(scales && nranks > MOST_SCALED),
+            Way::Plan(algorithm) => {
+                let every = |rank| Programs::bind(work, algorithm, rank, geometry);
+                let mut all = (0..nranks).map(every);
+                all.try_fold(true, |all, one| Ok::<bool, Error>(all && one?.is_some()))?
+            }
+        })
+    }
+
+    /// Launch this rank's part. Every rank has to, of the same work, in the same order.
+    ///
+    /// # Safety
+    /// The buffers that `work` names are valid until the stream has passed.
+    pub unsafe fn launch(
+        &mut self,
+        kernels: &Kernels,
+        work: &Work,
+        stream: Stream,
+        capture: Capture,
+    ) -> Result<()> {
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        self.follow(stream, capture)?;
+        match work.way {
+            Way::OneShot => {
+                let arguments = self.oneshot(work);
+                let what = (Family::OneShot, work.data_type);
+                // SAFETY: the kernel's structure; its memory is the station's, or promised.
+                unsafe { kernels.run(what, &arguments, self.lines_grid(work), stream)? };
+            }
+            Way::Pieces => self.launch_pieces(kernels, work, stream)?,
+            Way::Plan(algorithm) => {
+                let (programs, channels) = self.programs(work, algorithm, stream)?;
+                let mut arguments = plan_arguments(work);
+                arguments.call = self.plan_call(work, programs);
+                let (what, grid) = ((Family::Plan, work.data_type), Grid::of(channels));
+                // SAFETY: as above.
+                unsafe { kernels.run(what, &arguments, grid, stream)? };
+            }
+        }
+        self.mark(stream, capture)
+    }
+
+    /// What `stream` is given next comes after the last launch. Streams are told apart by their
+    /// handles: one that is destroyed while its launch runs must not come again as another's.
+    pub(super) fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+        self.capture = capture;
+        match self.last {
+            Some((last, of)) if last != stream.addr() && of == capture => {
+                let is_eager = capture == Capture::No;
+                wait(stream, if is_eager { &self.launched } else { &self.captured })
+            }
+            // Between a capture and what is not of it, the order is that of the graph's launches.
+            _ => Ok(()),
+        }
+    }
+
+    /// The last launch is the last thing that `stream` was given.
+    pub(super) fn mark(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+        self.last = Some((stream.addr(), capture));
+        if capture == Capture::No {
+            return self.launched.record(stream);
+        }
+        self.is_captured = true;
+        self.tables.keep();
+        self.captured.record(stream)
+    }
+
+    /// Each rank has a grid as large as every other's: the blocks meet one by one.
+    pub(super) fn meeting_blocks(&self, work: &Work) -> u32 {
+        /// A block's threads with sixteen bytes each.
+        const USEFUL: usize = 16 * abi::THREADS;
+        let blocks = (work.bytes() / self.geometry.nranks).div_ceil(USEFUL);
+        blocks.clamp(1, self.geometry.blocks) as u32
+    }
+
+    fn launch_pieces(&self, kernels: &Kernels, work: &Work, stream: Stream) -> Result<()> {
+        let nranks = self.geometry.nranks;
+        let (reduces, size) = (work.collective.reduces(), work.data_type.size());
+        let bytes = work.count.saturating_mul(size) / nranks;
+        let fused = match reduces {
+            true => {
+                let what = (work.data_type, work.op);
+                Fused::reducing(kernels, stream, what, nranks, work.scalars, bytes)
+            }
+            false => Fused::copying(kernels, stream, bytes),
+        };
+        let mut fused = fused.meeting(self.meeting(), self.meeting_blocks(work));
+        let unit = if reduces { 1 } else { size };
+        pieces(&shape(work), work.places, (self.rank, nranks), |sources, targets, len| {
+            fused.add(sources, targets, len * unit)
+        })?;
+        fused.launch()
+    }
+
+    pub(super) fn meeting(&self) -> abi::Meeting {
+        abi::Meeting {
+            flags: self.parts.flags,
+            epochs: self.parts.epochs,
+            nranks: self.geometry.nranks as u32,
+            unused: 0,
+            watch: self.watch(),
+        }
+    }
+
+    fn watch(&self) -> abi::Watch {
+        abi::Watch {
+            control: self.control.address(),
+            stop: self.parts.stop,
+            timeout_ns: self.timeout_ns,
+            rank: self.rank as u32,
+            unused: 0,
+        }
+    }
+
+    pub(super) fn lines_grid(&self, work: &Work) -> Grid {
+        let lines = (work.count * work.data_type.size()).div_ceil(abi::LINE_PAYLOAD);
+        Grid::of(lines.div_ceil(abi::THREADS).clamp(1, self.geometry.blocks) as u32)
+    }
+
+    fn oneshot(&self, work: &Work) -> abi::OneshotArgs {
+        let mut arguments = oneshot_arguments(work);
+        arguments.call = self.oneshot_call(work);
+        arguments
+    }
+
+    pub(super) fn oneshot_call(&self, work: &Work) -> abi::OneshotCall {
+        let own = work.places[self.rank];
+        abi::OneshotCall {
+            input: own.input,
+            output: own.output,
+            count: work.count as u64,
+            scalar: work.scalars[self.rank],
+            inboxes: self.parts.inboxes,
+            epoch: self.parts.epoch,
+            lines: self.geometry.lines as u64,
+            nranks: self.geometry.nranks as u32,
+            unused: 0,
+            watch: self.watch(),
+        }
+    }
+
+    /// Where the programs of a plan lie, and how many there are.
+    pub(super) fn programs(
+        &mut self,
+        work: &Work,
+        algorithm: crate::algorithm::Algorithm,
+        stream: Stream,
+    ) -> Result<(Address, u32)> {
+        let channels = channels(work, &self.geometry);
+        let mut name = Vec::new();
+        append(&mut name, &[work.collective as u64, algorithm as u64, work.root as u64]);
+        append(&mut name, &[work.count as u64, work.data_type as u64, work.op as u64]);
+        if let Some(address) = self.tables.find(&name, stream, self.capture)? {
+            return Ok((address, channels as u32));
+        }
+        let Some(programs) = Programs::bind(work, algorithm, self.rank, &self.geometry)? else {
+            return Err(Error::Internal(format!("{algorithm} does not do {:?}", work.collective)));
+        };
+        let fill = |base, place: &mut [u8]| programs.write(base, place);
+        Ok((self.table(&name, stream, programs.bytes(), fill)?, channels as u32))
+    }
+
+    /// A table's address; where there is no room any more, all make room.
+    pub(super) fn table(
+        &mut self,
+        name: &[u8],
+        stream: Stream,
+        bytes: usize,
+        fill: impl Fn(Address, &mut [u8]),
+    ) -> Result<Address> {
+        let on = (stream, self.capture);
+        if let Some(address) = self.tables.find(name, stream, self.capture)? {
+            return Ok(address);
+        }
+        if let Some(address) = self.tables.place(name, on, bytes, &fill)? {
+            return Ok(address);
+        }
+        self.make_room(stream)?;
+        let placed = self.tables.place(name, on, bytes, &fill)?;
+        placed.ok_or_else(|| self.no_room("beside those that graphs keep"))
+    }
+
+    fn no_room(&self, why: &str) -> Error {
+        let rank = self.rank;
+        Error::argument(format!(
+            "rank {rank}: there is no room for tables of kernels {why}; RINGCOMM_ALGO=twoshot \
+             needs none between devices"
+        ))
+    }
+
+    /// Forget tables once nothing that was given to the stream, or before it, needs them any more.
+    fn make_room(&mut self, stream: Stream) -> Result<()> {
+        if self.capture != Capture::No {
+            return Err(self.no_room("in a graph"));
+        }
+        // Copies of this call may be under way, too.
+        self.launched.record(stream)?;
+        let started = Instant::now();
+        while !self.launched.has_passed()? {
+            if started.elapsed().as_nanos() as u64 > self.timeout_ns {
+                return Err(self.no_room("while the stream does not come to the call"));
+            }
+            std::thread::yield_now();
+        }
+        self.tables.clear();
+        Ok(())
+    }
+
+    pub(super) fn plan_call(&self, work: &Work, programs: Address) -> abi::PlanCall {
+        let own = work.places[self.rank];
+        abi::PlanCall {
+            input: own.input,
+            output: own.output,
+            scratch: self.parts.scratch,
+            scalar: work.scalars[self.rank],
+            programs,
+            sends: self.parts.sends,
+            receives: self.parts.receives,
+            npeers: self.geometry.nranks as u32,
+            depth: DEPTH as u32,
+            slot_bytes: self.geometry.slot_bytes as u64,
+            watch: self.watch(),
+        }
+    }
+
+    /// Whether no kernel of its own will touch any memory any more, or soon so.
+    pub fn is_at_rest(&self) -> bool {
+        // A kernel that has its peers takes milliseconds; one that has not may wait for minutes.
+        const LONGEST: Duration = Duration::from_secs(2);
+        let started = Instant::now();
+        loop {
+            match self.launched.has_passed() {
+                Ok(true) => return !self.is_captured,
+                Ok(false) if started.elapsed() < LONGEST => std::thread::yield_now(),
+                _ => return false,
+            }
+        }
+    }
+
+    /// Give its memory up without freeing it: kernels may still come.
+    pub fn give_up(self) {
+        std::mem::forget((self.memory, self.tables, self.control));
+    }
+}
+
+/// What the private memory begins with, from the flags' addresses on.
+fn first(geometry: &Geometry, rank: usize, grounds: &[Address]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut part = |part: &[u8]| {
+        bytes.extend_from_slice(part);
+        bytes.resize(bytes.len().next_multiple_of(FLAG), 0);
+    };
+    let inbox = geometry.inbox() as Address;
+    let inboxes: Vec<Address> = grounds.iter().map(|ground| ground + inbox).collect();
+    part(bytes_of(grounds));
+    part(bytes_of(&inboxes));
+    let connections = |sends: bool| -> Vec<abi::Connection> {
+        let all = (0..geometry.channels)
+            .flat_map(|channel| (0..geometry.nranks).map(move |peer| (channel, peer)));
+        let connection = |(channel, peer): (usize, usize)| {
+            let (sender, receiver) = if sends { (rank, peer) } else { (peer, rank) };
+            let at = |of: usize, offset: usize| grounds[of] + offset as Address;
+            abi::Connection {
+                slots: at(receiver, geometry.slots(channel, sender)),
+                posted: at(receiver, geometry.posted(channel, sender)),
+                freed: at(sender, geometry.freed(channel, receiver)),
+                position: 0,
+            }
+        };
+        all.map(connection).collect()
+    };
+    part(bytes_of(&connections(true)));
+    part(bytes_of(&connections(false)));
+    bytes
+}
+
+pub(super) fn shape(work: &Work) -> Shape {
+    let Work { collective, root, count, data_type, .. } = *work;
+    Shape { collective, root, count, size: data_type.size() }
+}
+
+pub(super) fn plan_arguments(work: &Work) -> abi::PlanArgs {
+    abi::PlanArgs {
+        data_type: work.data_type as i32,
+        op: work.op as i32,
+        parts: work.places.len() as u64,
+        ..abi::PlanArgs::default()
+    }
+}
+
+pub(super) fn oneshot_arguments(work: &Work) -> abi::OneshotArgs {
+    let gathers = work.collective == Collective::AllGather;
+    abi::OneshotArgs {
+        data_type: work.data_type as i32,
+        op: work.op as i32,
+        parts: work.places.len() as u64,
+        collective: if gathers { abi::ALL_GATHER } else { abi::ALL_REDUCE },
+        ..abi::OneshotArgs::default()
+    }
+}

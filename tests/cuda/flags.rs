@@ -1,0 +1,311 @@
+//! Kernels that wait for each other: ranks on a device each, or all of one device in one launch.
+
+use super::gate::{child, is_child};
+use super::streams::{Floats, sum};
+use super::support::samples::{COPYING, REDUCING, operations};
+use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slots, threads};
+use super::{Bench, fake, ndevices, on_seats, spread};
+use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::config::{Config, Seat};
+use ringcomm::device::cuda::{Event, Recording, wait};
+use ringcomm::error::Error;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ALGORITHMS: [&str; 9] =
+    ["oneshot", "twoshot", "ring", "doubling", "halving", "tree", "chain", "binomial", "pairwise"];
+
+/// Every collective, in and out of place, around the lengths at which ways and slices change.
+fn cases(nranks: usize, seed: u64) -> Vec<Prepared> {
+    let mut random = Random(seed);
+    let mut cases = vec![Case::new(Collective::Barrier, nranks, 0, DataType::Uint8)];
+    for collective in REDUCING.into_iter().chain(COPYING) {
+        for bytes in [0usize, 1, 40, 3000, 30_000] {
+            let data_type = random.pick(&DataType::ALL);
+            let supported = |op: &_| ringcomm::types::ReduceOp::supports(*op, data_type);
+            let op = random.pick(&operations().filter(supported).collect::<Vec<_>>());
+            let in_place = random.chance(2) && collective != Collective::AllToAll;
+            let (root, seed) = (random.below(nranks), random.next() >> 8);
+            let count = bytes.div_ceil(data_type.size());
+            let case = Case::new(collective, nranks, count, data_type);
+            cases.push(Case { op, in_place, root, seed, ..case });
+        }
+    }
+    cases.into_iter().map(Prepared::new).collect()
+}
+
+fn check_all(seats: &[Seat], transport: &str, config: &Config, seed: u64) {
+    let cases = cases(seats.len(), seed);
+    on_seats(seats, config, |comm, bench| {
+        let mut went = 0;
+        for case in &cases {
+            if let Err(text) = case.outcome_on(comm, Some(bench)) {
+                panic!("rank {} of {:?}, {config:?}: {text}", comm.rank(), case.case);
+            }
+            let answer = case.explain(comm);
+            let is_asked = config.algorithm.as_deref().is_none_or(|name| name == answer.algorithm);
+            went += usize::from(answer.transport == transport && is_asked);
+        }
+        assert!(went > 3, "{went} of {} calls over {transport} as {config:?}", cases.len());
+    });
+}
+
+/// As many as there are devices.
+fn alone() -> Option<Vec<Seat>> {
+    (ndevices() > 1 && std::env::var_os("FAKECUDA_PEERS").is_none_or(|peers| peers == "1"))
+        .then(|| spread(ndevices()))
+}
+
+#[test]
+fn every_algorithm_between_devices() {
+    let Some(seats) = alone() else { return };
+    for (index, name) in ALGORITHMS.into_iter().enumerate() {
+        let slots = small_slots(seats.len(), [1024, 4096, 40_000][index % 3]);
+        let config = Config { algorithm: Some(name.into()), ..slots };
+        check_all(&seats, "cuda flags", &config, index as u64 + 1);
+    }
+    check_all(&seats, "cuda flags", &config(), 99);
+}
+
+#[test]
+fn every_algorithm_in_one_launch() {
+    if ndevices() == 0 {
+        return;
+    }
+    for (index, name) in ALGORITHMS.into_iter().enumerate() {
+        let nranks = [2, 3, 8][index % 3];
+        let slots = small_slots(nranks, [40_000, 1024, 4096][index % 3]);
+        let config = Config { algorithm: Some(name.into()), ..slots };
+        check_all(&vec![Seat::Device(0); nranks], "cuda cooperative", &config, index as u64 + 1);
+    }
+}
+
+/// The processor's bits, with sums whose order shows: ways that are chosen by cost keep the order.
+#[test]
+fn what_is_chosen_has_the_serial_bits() {
+    let Some(seats) = alone() else { return };
+    let mut cases = Vec::new();
+    for data_type in DataType::ALL.into_iter().filter(|one| one.is_float()) {
+        for count in [3, 3000, 60_000] {
+            let case = Case::new(Collective::AllReduce, seats.len(), count, data_type);
+            cases.push(Prepared::new(Case { data: Data::Special, seed: count as u64, ..case }));
+        }
+    }
+    let on_host = on_threads(seats.len(), &config(), |comm| {
+        cases.iter().map(|case| case.outcome(comm).unwrap()).collect::<Vec<_>>()
+    });
+    let on_devices = on_seats(&seats, &config(), |comm, bench| {
+        let all = |case: &Prepared| case.outcome_on(comm, Some(bench)).unwrap();
+        cases.iter().map(all).collect::<Vec<_>>()
+    });
+    assert!(on_devices == on_host);
+}
+
+/// Two communicators on the same devices, called in different orders and from different threads:
+/// with one hardware queue, kernels that wait would block each other if they came to the devices
+/// in different orders.
+#[test]
+fn communicators_share_devices_in_any_order() {
+    let Some(seats) = alone() else { return };
+    let config = config();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                on_seats(&seats, &config, |comm, bench| {
+                    let floats = Floats::new(bench, &[1.0; 3000]);
+                    for _ in 0..40 {
+                        // SAFETY: the memory lives until it is read.
+                        unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+                    }
+                    let want = (seats.len() as f32).powi(40);
+                    assert_eq!(floats.read(bench), vec![want; 3000]);
+                });
+            });
+        }
+    });
+}
+
+/// Calls of one communicator that change between streams are in the order of the calls.
+#[test]
+fn launches_follow_each_other_over_streams() {
+    let Some(seats) = alone() else { return };
+    on_seats(&seats, &config(), |comm, bench| {
+        let benches = [Bench::new(bench.device.ordinal), Bench::new(bench.device.ordinal)];
+        let floats: Vec<Floats> = benches.iter().map(|one| Floats::new(one, &[1.0; 900])).collect();
+        for round in 0..30 {
+            let turn = (round + comm.rank()) % 2;
+            // SAFETY: the memory lives until it is read.
+            unsafe { comm.call(&sum(&floats[turn], &benches[turn])) }.unwrap();
+        }
+        benches.iter().for_each(|one| one.stream.synchronize().unwrap());
+        // Each sum had one memory of every rank, so no rank knows what is in it; but all ended.
+        assert!(comm.async_error().is_none());
+    });
+}
+
+/// All streams in one graph; and one whose streams have a graph each is refused.
+#[test]
+fn all_streams_have_one_graph() {
+    let Some(seats) = alone() else { return };
+    for name in ["oneshot", "twoshot", "ring"] {
+        let config = Config { algorithm: Some(name.into()), ..config() };
+        let ranks = Communicator::init_all_on(&seats, &config).unwrap();
+        let ranks: Vec<Arc<Communicator>> = ranks.into_iter().map(Arc::new).collect();
+        let benches: Vec<Bench> = (0..seats.len()).map(|one| Bench::new(one as i32)).collect();
+        let floats = benches.iter().map(|bench| Floats::new(bench, &[1.0; 200])).collect();
+        let all = (ranks, benches, floats);
+        let (_, benches, floats) = &all;
+        let alone = benches[0].stream.capture(|| call_both(&all)).err().expect("one is captured");
+        assert!(alone.to_string().contains("not all ranks' streams are in one capture"), "{alone}");
+        let event = |bench: &Bench| Event::new(&bench.device, Recording::Moment).unwrap();
+        let (fork, joins) = (event(&benches[0]), benches.iter().map(event).collect::<Vec<_>>());
+        let replay = benches[0].stream.capture(|| {
+            fork.record(benches[0].stream.raw())?;
+            benches[1..].iter().try_for_each(|bench| {
+                let _current = bench.device.enter()?;
+                wait(bench.stream.raw(), &fork)
+            })?;
+            call_both(&all)?;
+            benches[1..].iter().zip(&joins[1..]).try_for_each(|(bench, join)| {
+                {
+                    let _current = bench.device.enter()?;
+                    join.record(bench.stream.raw())?;
+                }
+                wait(benches[0].stream.raw(), join)
+            })
+        });
+        let replay = replay.unwrap();
+        // A call of the same shape before the graph is launched for the first time.
+        call_both(&all).unwrap();
+        let mut want = seats.len() as f32;
+        for _ in 0..3 {
+            benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
+            replay.launch(&benches[0].stream).unwrap();
+            benches[0].stream.synchronize().unwrap();
+            want *= seats.len() as f32;
+            for (floats, bench) in floats.iter().zip(benches) {
+                assert_eq!(floats.read(bench), vec![want; 200], "{name}");
+            }
+        }
+    }
+}
+
+/// Whether this is the process in which `test` may ask the driver without a GPU for its tricks;
+/// where it is there and this is not, runs that process, with two devices.
+fn is_apart(test: &str) -> bool {
+    if !is_child() && fake::is_there() {
+        let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "8"), ("FAKECUDA_PEERS", "1")];
+        child(test, &two);
+    }
+    is_child() && fake::is_there()
+}
+
+fn two(timeout_ms: u64, algorithm: &str) -> (Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>) {
+    let seats = [Seat::Device(0), Seat::Device(1)];
+    let algorithm = Some(algorithm.into());
+    let config = Config { timeout_ms, algorithm, ..config() };
+    let ranks = Communicator::init_all_on(&seats, &config).unwrap();
+    let benches: Vec<Bench> = (0..2).map(Bench::new).collect();
+    let floats = benches.iter().map(|bench| Floats::new(bench, &[1.0; 3000])).collect();
+    (ranks.into_iter().map(Arc::new).collect(), benches, floats)
+}
+
+fn call_both(
+    (ranks, benches, floats): &(Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>),
+) -> Result<(), Error> {
+    let calls: Vec<Call> = floats.iter().zip(benches).map(|(one, bench)| sum(one, bench)).collect();
+    deferred::start();
+    for (rank, call) in ranks.iter().zip(&calls) {
+        // SAFETY: the memory lives as long as the test.
+        unsafe { deferred::collective(rank, call, None) }.unwrap();
+    }
+    deferred::end()
+}
+
+/// A kernel whose peer's stream never comes to the call.
+fn hold(benches: &[Bench]) {
+    let _current = benches[1].device.enter().unwrap();
+    fake::hold(benches[1].stream.raw());
+}
+
+#[test]
+fn a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for() {
+    if !is_apart("flags::a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for") {
+        return;
+    }
+    for (algorithm, what) in [("twoshot", "the meeting"), ("ring", "a message")] {
+        let all = two(4000, algorithm);
+        let (ranks, benches, _) = &all;
+        hold(benches);
+        call_both(&all).unwrap();
+        // The kernel ends by itself: its stream comes to an end.
+        benches[0].stream.synchronize().unwrap();
+        let error = ranks[0].async_error().expect("an error of the kernel's").to_string();
+        assert!(error.contains("rank 0 waited 4000 ms for rank 1"), "{error}");
+        assert!(error.contains(what) && error.contains("on CUDA device 0"), "{error}");
+        fake::release();
+        let text = call_both(&all).unwrap_err().to_string();
+        assert!(text.contains("waited 4000 ms for rank 1"), "{text}");
+        benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
+    }
+}
+
+#[test]
+fn an_abort_reaches_kernels_that_wait() {
+    if !is_apart("flags::an_abort_reaches_kernels_that_wait") {
+        return;
+    }
+    for algorithm in ["oneshot", "twoshot", "ring"] {
+        let all = two(60_000, algorithm);
+        let (ranks, benches, _) = &all;
+        hold(benches);
+        call_both(&all).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        // Of the rank whose kernel has not begun.
+        ranks[1].abort();
+        benches[0].stream.synchronize().unwrap();
+        assert!(matches!(ranks[1].async_error(), Some(Error::Aborted { .. })));
+        assert!(ranks[0].async_error().expect("news").to_string().contains("rank 1"));
+        fake::release();
+        // And what begins later ends, too.
+        benches[1].stream.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn a_launch_that_is_refused_ends_those_that_wait_for_it() {
+    if !is_apart("flags::a_launch_that_is_refused_ends_those_that_wait_for_it") {
+        return;
+    }
+    let all = two(60_000, "twoshot");
+    let (ranks, benches, _) = &all;
+    // The second device's.
+    fake::fail("cuLaunchKernel", 2, 4711);
+    let error = call_both(&all).unwrap_err().to_string();
+    fake::fail("", 0, 0);
+    assert!(error.contains("4711"), "{error}");
+    benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
+    assert!(ranks.iter().all(|rank| rank.async_error().is_some()));
+}
+
+#[test]
+fn devices_that_refuse_access_are_said_to() {
+    if !fake::is_there() {
+        return;
+    }
+    if !is_child() {
+        let none = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "0"), ("RINGCOMM_DEBUG", "1")];
+        child("flags::devices_that_refuse_access_are_said_to", &none);
+        return;
+    }
+    let config = Config { debug: 1, ..config() };
+    let ranks = Communicator::init_all_on(&spread(2), &config).unwrap();
+    threads::run_all(&ranks, |comm| {
+        let bench = Bench::new(comm.rank() as i32);
+        let floats = Floats::new(&bench, &[1.5; 70]);
+        let transport = comm.explain(&sum(&floats, &bench)).unwrap().transport;
+        assert_eq!(transport, "cuda pinned (no peer access)");
+    });
+}
