@@ -282,7 +282,7 @@ fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
     assert_eq!(shown, text, "what is written is shown");
     // What the rows say of how each call runs, without its times.
     let choices = |arguments: &str| -> Vec<String> {
-        let (table, _) = expect(0, &format!("--explain -b 8 -e 1M -f 64 {SMALL} {arguments}"));
+        let (table, _) = expect(0, &format!("--explain -b 256 -e 16K -f 8 {SMALL} {arguments}"));
         let lines = table.lines().filter(|line| line.contains(" over "));
         lines.map(|line| line.split(';').next().unwrap().to_string()).collect()
     };

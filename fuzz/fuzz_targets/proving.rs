@@ -4,7 +4,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::{Greeting, Handshake, Opener, Purpose, Sealer, Secret};
+use ringcomm::bootstrap::network::{
+    GREETING, Greeting, Handshake, Opener, Purpose, Sealer, Secret,
+};
 
 mod support;
 use support::Input;
@@ -94,8 +96,8 @@ fn frames(send: &[u8; 32], receive: &[u8; 32], input: &mut Input) {
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
-    if let Ok(greeting) = Greeting::decode(&data[..data.len().min(32)]) {
-        assert_eq!(greeting.encode(), data[..32]);
+    if let Ok(greeting) = Greeting::decode(&data[..data.len().min(GREETING)]) {
+        assert_eq!(greeting.encode(), data[..GREETING]);
     }
     SECRET.with(|secret| match input.byte() {
         Some(0) => assert!(!alone(Handshake::gate(secret).unwrap(), &mut input)),

@@ -15,6 +15,7 @@ use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::bootstrap::{self, Cause, UniqueId, Unmet};
 use crate::clock;
 use crate::config::{Config, Seat};
+use crate::device;
 use crate::device::cuda::Device;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
@@ -208,6 +209,7 @@ pub(super) fn assemble(
         crowd,
     } = assembly;
     fork::prepare();
+    device::host::prepare();
     let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);

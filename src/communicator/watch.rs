@@ -52,8 +52,16 @@ impl Watched {
         if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
-        let dead = self.missed(matters)?;
-        Some(Error::PeerDied { rank: pages.rank, peer: self.who(dead), operation: None })
+        self.missed(matters).map(|dead| self.ended(dead, None))
+    }
+
+    /// The error for a rank whose process has ended. It may have failed, said so and ended since
+    /// its page was looked at.
+    fn ended(&self, dead: usize, operation: Option<Operation>) -> Error {
+        match self.pages.of(dead).life() {
+            Life::Failed => self.remote(dead, operation),
+            _ => Error::PeerDied { rank: self.pages.rank, peer: self.who(dead), operation },
+        }
     }
 
     /// A rank that has died without leaving, of those that `matters` names.
@@ -131,10 +139,7 @@ impl Watched {
             }
             std::thread::sleep(NEWS / 100);
         };
-        Some(match self.pages.of(dead).life() {
-            Life::Failed => self.remote(dead, None),
-            _ => Error::PeerDied { rank: self.pages.rank, peer: self.who(dead), operation: None },
-        })
+        Some(self.ended(dead, None))
     }
 }
 
@@ -322,11 +327,6 @@ impl<'a> OperationWatch<'a> {
         if done || page.life() == Life::Left {
             return Ok(());
         }
-        let rank = self.watched.pages.rank;
-        Err(Error::PeerDied {
-            rank,
-            peer: self.watched.who(dead),
-            operation: Some(self.operation()),
-        })
+        Err(self.watched.ended(dead, Some(self.operation())))
     }
 }

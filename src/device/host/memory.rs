@@ -29,10 +29,19 @@ pub unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, streaming: 
 /// page, 64 lines.
 pub const STREAMED_LEAST: usize = 4096;
 
+/// Make what copies need, so that none allocates: a peer may turn out to be far at any time.
+pub fn prepare() {
+    union();
+}
+
+fn union() -> &'static Option<Reduction> {
+    static UNION: Once<Option<Reduction>> = Once::new();
+    UNION.get_or_make(|| Reduction::new(DataType::Uint8, ReduceOp::Bor, 1).ok())
+}
+
 /// A copy past the cache is a union of one source: the reduction kernels already stream.
 unsafe fn stream(target: *mut u8, source: *const u8, bytes: usize) {
-    static UNION: Once<Option<Reduction>> = Once::new();
-    let union = UNION.get_or_make(|| Reduction::new(DataType::Uint8, ReduceOp::Bor, 1).ok());
+    let union = union();
     let (targets, sources) = ([target], [source]);
     let job = Job { streaming: 1, ..Job::new(&targets, &sources, bytes) };
     // SAFETY: the caller's promise, handed on.
