@@ -354,7 +354,8 @@ typedef struct ringConfig_t {
      */
     int64_t timeoutMs;
     /**
-     * Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`).
+     * Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). Of the
+     * default, 4 MiB, more than two ranks use half.
      */
     int64_t bufferBytes;
     /**

@@ -201,7 +201,8 @@ pub struct ringConfig_t {
     pub version: u32,
     /// Milliseconds that one operation waits for its peers before it fails (`RINGCOMM_TIMEOUT_MS`).
     pub timeoutMs: i64,
-    /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`).
+    /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). Of the
+    /// default, 4 MiB, more than two ranks use half.
     pub bufferBytes: i64,
     /// 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
     /// (`RINGCOMM_DETERMINISTIC`).
