@@ -53,9 +53,9 @@ impl Pace {
         }
     }
 
-    /// Through slots: a message crosses with its flag.
+    /// Through slots: a fence waits until the payload has crossed, then the flag crosses.
     fn plans(&self) -> Costs {
-        self.costs(1.0, 1.0)
+        self.costs(2.0, 1.0)
     }
 
     /// In lines: half of each is the flag.

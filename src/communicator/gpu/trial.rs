@@ -123,10 +123,12 @@ impl Bench {
         // What a small buffer budget has no room for is not measured.
         let between = |longer: Option<f64>, shorter: Option<f64>| Some(longer? - shorter?);
         let crossings_us = between(ring_us, one_shot_us);
+        // Two for each of the ring's steps, less the one-shot's one: see `Pace`.
+        let crossings = 2.0 * (2.0 * n - 2.0) - 1.0;
         let bytes_us = between(large_us, small_us);
         Ok(Pace {
             crossing_us: crossings_us
-                .map_or(usual.crossing_us, |us| (us / (2.0 * n - 2.0)).max(LEAST_CROSSING_US)),
+                .map_or(usual.crossing_us, |us| (us / crossings).max(LEAST_CROSSING_US)),
             us_per_byte: bytes_us
                 .map_or(usual.us_per_byte, |us| (us / moved).max(1.0 / MOST_BYTES_PER_US)),
         })
