@@ -293,18 +293,19 @@ fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
         assert_eq!(first, choices(&format!("{mode} --profile {path}")), "{mode}");
     }
 
-    // The choice follows the file: where messages are dear, fewer of them.
-    let with = |alpha: &str, message: &str| {
+    // The choice follows the file: where messages are dear, fewer of them, where bytes are, those.
+    let with = |dear: [&str; 2]| {
         let changed = text.lines().map(|line| match line.split(" = ").next() {
-            Some("alpha_us") => format!("alpha_us = {alpha}\n"),
-            Some("message_us") => format!("message_us = {message}\n"),
+            Some(name) if dear.contains(&name) => format!("{name} = 1000\n"),
             _ => format!("{line}\n"),
         });
         let other = folder.file("other.profile");
         std::fs::write(&other, changed.collect::<String>()).unwrap();
         choices(&format!("--procs 4 --profile {other}"))
     };
-    assert_ne!(with("0", "0"), with("100000", "100000"));
+    let (messages, bytes) =
+        (["alpha_us", "message_us"], ["copy_us_per_byte", "reduce_us_per_byte"]);
+    assert_ne!(with(messages), with(bytes));
 }
 
 #[test]
