@@ -9,12 +9,17 @@ from .. import launch
 from ..communicator import Communicator
 from ..errors import RingArgumentError
 
+# What the modules of all frameworks have.
+__all__ = [
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled",
+    "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
+]  # fmt: skip
 
 _PAGE = (
     "what of Horovod is here, and what takes the place of the rest, is in "
     "docs/python/from-horovod.md"
 )
-
 
 #: What the library says where the environment names no rank, nor half of one.
 _NO_LAUNCHER = "no launcher's variables are set"

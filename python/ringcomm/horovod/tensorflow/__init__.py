@@ -12,29 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..job import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    missing,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from .. import job as _job
+from ..job import *  # noqa: F403
 from ..operations import Average, Max, Min, Product, Sum
 from .calls import (
     Compression,
@@ -52,12 +31,10 @@ from .gradients import DistributedGradientTape
 __all__ = [
     "Average", "Compression", "DistributedGradientTape", "Max", "Min", "Product", "Sum",
     "allgather", "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object",
-    "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "gloo_built", "gloo_enabled", "grouped_allreduce", "init", "is_homogeneous", "is_initialized",
-    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "rank", "rocm_built", "shutdown", "size",
+    "broadcast_variables", "grouped_allreduce",
 ]  # fmt: skip
+__all__ += _job.__all__
 
 
 def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+    raise _job.missing(__name__, name)

@@ -24,38 +24,17 @@ from . import (
     barrier,
     broadcast,
     broadcast_object,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
 )
-from ..job import missing
+from .. import job as _job
+from ..job import *  # noqa: F403
 from .calls import allreduce as _allreduce
 from .gradients import Exchange
 
 __all__ = [
     "Average", "Compression", "DistributedOptimizer", "Sum", "allgather", "allgather_object",
-    "allreduce", "barrier", "broadcast", "broadcast_object", "callbacks", "ccl_built", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
-    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
+    "allreduce", "barrier", "broadcast", "broadcast_object", "callbacks",
 ]  # fmt: skip
+__all__ += _job.__all__
 
 
 class Distributed:
@@ -122,4 +101,4 @@ def allreduce(
 
 
 def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+    raise _job.missing(__name__, name)

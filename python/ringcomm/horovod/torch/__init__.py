@@ -13,29 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...torch import Compression
-from ..job import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    missing,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from .. import job as _job
+from ..job import *  # noqa: F403
 from ..operations import Average, Max, Min, Product, Sum
 from .calls import (
     allgather,
@@ -71,13 +50,11 @@ __all__ = [
     "SyncBatchNorm", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
     "allreduce_async", "allreduce_async_", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "gloo_built", "gloo_enabled", "grouped_allreduce", "grouped_allreduce_", "init",
-    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "rocm_built",
-    "shutdown", "size", "synchronize",
+    "broadcast_parameters", "grouped_allreduce", "grouped_allreduce_", "poll", "reducescatter",
+    "synchronize",
 ]  # fmt: skip
+__all__ += _job.__all__
 
 
 def __getattr__(name: str) -> Any:
-    raise missing(__name__, name)
+    raise _job.missing(__name__, name)
