@@ -7,7 +7,7 @@ mod mutants;
 use mutants::mutants;
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::verify::{self, Fault, MAX_RANKS, Placement, Report, Violation, Wait};
-use ringcomm::plan::{Collective, End, PIPELINE_DEPTH, Plan, Span};
+use ringcomm::plan::{CROWDED_STRIDE, Collective, End, PIPELINE_DEPTH, Plan, Span};
 
 /// Slots of a connection as shipped, the least that the ring works with.
 const DEPTH: usize = 2;
@@ -81,8 +81,12 @@ fn every_plan_in_stages_keeps_its_order_and_cannot_deadlock() {
                     let Some(plans) = plans(algorithm, collective, nranks, root) else { continue };
                     let name = format!("{collective:?} {algorithm}, {nranks} ranks, root {root}");
                     staged += usize::from(plans.iter().any(|plan| plan.stages() > 1));
-                    verify::verify_pipelined(&plans, PIPELINE_DEPTH)
-                        .unwrap_or_else(|why| panic!("{name}: {why}"));
+                    for stride in 1..=CROWDED_STRIDE {
+                        let plans: Vec<Plan> =
+                            plans.iter().map(|plan| plan.clone().spread(stride)).collect();
+                        verify::verify_pipelined(&plans, stride * PIPELINE_DEPTH)
+                            .unwrap_or_else(|why| panic!("{name}, stride {stride}: {why}"));
+                    }
                 }
             }
         }

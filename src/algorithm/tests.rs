@@ -124,6 +124,15 @@ fn two_shot_streams_at_its_depth_and_not_below() {
 }
 
 #[test]
+fn a_plan_that_is_spread_needs_as_many_times_the_depth() {
+    let plans: Vec<Plan> = two_shot(3).into_iter().map(|plan| plan.spread(4)).collect();
+    assert_eq!(plans[0].stages(), 9);
+    assert!(verify_pipelined(&plans, 4 * PIPELINE_DEPTH).is_ok());
+    let error = verify_pipelined(&plans, PIPELINE_DEPTH).unwrap_err();
+    assert!(matches!(error.fault, Fault::Deadlock { .. }), "{error}");
+}
+
+#[test]
 fn ends_that_differ_in_stage_are_refused() {
     let mut plans = two_shot(2);
     // The last step of rank 1 comes a stage later than its sender's messages expect.

@@ -21,7 +21,7 @@ use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
 use crate::plan::topology::Topology;
-use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
+use crate::plan::{CROWDED_STRIDE, Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -251,7 +251,7 @@ impl Engine {
             true => Some(Reduction::new(call.data_type, call.op, nranks)?),
             false => None,
         };
-        let plan = plan_of(chosen.staged.algorithm, rank);
+        let plan = plan_of(chosen.staged.algorithm, rank).spread(self.stride());
         let layout = layout_for(&plan);
         let geometry = self.links.geometry;
         let plans = (0..nranks).map(|of| plan_of(chosen.staged.algorithm, of));
@@ -287,6 +287,16 @@ impl Engine {
         let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
         ready.mapped = mapped;
         Ok(ready)
+    }
+
+    /// Slices between two stages of a plan. The order of messages depends on it, so it rests on what
+    /// all ranks agree on.
+    fn stride(&self) -> usize {
+        let crowded = !self.setting_up && self.links.nranks > self.costs.cores;
+        match crowded && self.topology.nhosts() == 1 {
+            true => (self.links.geometry.depth / PIPELINE_DEPTH).clamp(1, CROWDED_STRIDE),
+            false => 1,
+        }
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.

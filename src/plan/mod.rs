@@ -66,6 +66,12 @@ pub struct Step {
 /// in both halves of a double buffer.
 pub const PIPELINE_DEPTH: usize = 4;
 
+/// Slices between two stages where ranks share cores. Whoever waits there loses its core, so it
+/// had better get several slices done before that. With 4 processes on 2 near cores 1 MiB takes
+/// 265 us with 4, 310 with 2, 350 with 1, and with 8 no less than with 4
+/// (`benches/results/where-time-goes-2026-11-22.txt`).
+pub const CROWDED_STRIDE: usize = 4;
+
 /// What one rank does, step by step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -90,7 +96,14 @@ impl Plan {
         self.stage += 1;
     }
 
-    /// How many stages the plan has.
+    /// The same with every stage `stride` slices behind the one before it, not one. Connections
+    /// need as many times the depth.
+    pub fn spread(mut self, stride: usize) -> Plan {
+        self.steps.iter_mut().for_each(|step| step.stage *= stride);
+        self
+    }
+
+    /// How many stages the plan has, the empty ones of a plan that is spread among them.
     pub fn stages(&self) -> usize {
         self.steps.iter().map(|step| step.stage + 1).max().unwrap_or(1)
     }

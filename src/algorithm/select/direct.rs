@@ -38,9 +38,10 @@ pub(super) fn form(
         (TwoShot, Reduce) => (0.0, others * c, n),
         (OneShot, ReduceScatter) => (0.0, others * c, n),
         (OneShot | Pairwise, AllGather | AllToAll) => (n * c, 0.0, n),
-        (OneShot, Broadcast) => (b, 0.0, n),
-        // The root copies for itself and spreads one chunk; the others spread one chunk each.
-        (TwoShot, Broadcast) => (b + WRITE * others * c, 0.0, 1.0 + WRITE * others),
+        // A broadcast is mostly in place: the root has nothing to copy for itself.
+        (OneShot, Broadcast) => (b, 0.0, others),
+        // Every rank copies one chunk to all others but the root, which has it.
+        (TwoShot, Broadcast) => (c + WRITE * (others - 1.0) * c, 0.0, n),
         (OneShot, Gather) => (n * c, 0.0, 1.0),
         (OneShot, Scatter) => (c, 0.0, n),
         _ => return None,

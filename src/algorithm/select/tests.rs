@@ -242,6 +242,8 @@ fn in_place_nobody_overwrites_what_others_read_directly() {
         let choice = direct(Collective::AllReduce, in_place);
         assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true));
     }
+    // In a broadcast in place the root has nothing to do but to help.
+    assert_eq!(direct(Collective::Broadcast, true).algorithm, Algorithm::TwoShot);
     assert!(direct(Collective::AllToAll, false).direct);
     assert!(!direct(Collective::AllToAll, true).direct);
 }
