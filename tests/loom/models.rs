@@ -210,17 +210,41 @@ fn every_ordering_is_enough_and_needed() {
     assert!(needless.is_empty(), "no model notices when these are weakened: {needless:?}");
 }
 
+/// The sites of the atomic accesses in a source file, and the lines of those without one.
+fn accesses(source: &'static str) -> (Vec<&'static str>, Vec<&'static str>) {
+    let code = source.split("mod tests").next().expect("what comes before the tests");
+    let accesses = [".load(", ".store(", ".swap(", ".fetch_", ".compare_exchange", " fence("];
+    let (mut sites, mut others) = (Vec::new(), Vec::new());
+    for line in code.lines().filter(|line| accesses.iter().any(|access| line.contains(access))) {
+        match line.split_once("ordering(Site::").and_then(|(_, rest)| rest.split_once(',')) {
+            Some((site, _)) => sites.push(site),
+            None => others.push(line.trim()),
+        }
+    }
+    assert!(sites.iter().all(|name| Site::ALL.iter().any(|site| format!("{site:?}") == *name)));
+    (sites, others)
+}
+
 /// Every atomic access of the connection names a site of its own, so none escapes the weakening.
 #[test]
 fn every_atomic_of_the_connection_has_a_site() {
-    let source = include_str!("../../src/transport/fifo.rs");
-    let code = source.split("mod tests").next().expect("what comes before the tests");
-    let accesses = [".load(", ".store(", ".swap(", ".fetch_", ".compare_exchange", "fence("];
-    let mut sites: Vec<&str> = Vec::new();
-    for line in code.lines().filter(|line| accesses.iter().any(|access| line.contains(access))) {
-        let site = line.split_once("ordering(Site::").and_then(|(_, rest)| rest.split_once(','));
-        sites.push(site.unwrap_or_else(|| panic!("no site: {line}")).0);
-    }
+    let (sites, others) = accesses(include_str!("../../src/transport/fifo.rs"));
     assert_eq!(sites, ["Reserve", "Post", "Drained", "Wait", "Free"]);
-    assert!(sites.iter().all(|name| Site::ALL.iter().any(|site| format!("{site:?}") == *name)));
+    assert!(others.is_empty(), "no site: {others:?}");
+}
+
+/// As above for waiting, where only fences order: other accesses are relaxed, but for those of the
+/// models themselves.
+#[test]
+fn every_ordering_of_a_wait_has_a_site() {
+    let (sites, mut others) = accesses(include_str!("../../src/transport/wait.rs"));
+    assert_eq!(sites, ["RingFence", "SleepFence"]);
+    others.retain(|line| !line.contains("Relaxed"));
+    let models = [
+        "fence(SeqCst);",
+        "fence(SeqCst);",
+        "while word.load(Acquire) == 1 {",
+        "word.store(0, Release);",
+    ];
+    assert_eq!(others, models);
 }
