@@ -2,6 +2,7 @@
 
 mod support;
 
+use ringcomm::algorithm::select::Costs;
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::{Call, Communicator};
@@ -90,10 +91,12 @@ fn every_algorithm_that_exists_can_be_forced_and_is_right() {
 #[test]
 fn every_algorithm_streams_long_vectors_through_deep_connections() {
     let mut pairs = 0;
-    for nranks in RANKS {
-        // Four slots of 8 KiB: deep enough for plans to run in stages.
-        let buffer_bytes = (nranks - 1).max(1) * (128 + 4 * (8192 + 64));
-        let config = Config { buffer_bytes, ..config() };
+    // Slots of 8 KiB: with four, plans run in stages; with sixteen and ranks that share a core, the
+    // stages are four slices apart.
+    for (slots, nranks) in [4, 16].into_iter().flat_map(|slots| RANKS.map(|ranks| (slots, ranks))) {
+        let buffer_bytes = (nranks - 1).max(1) * (128 + slots * (8192 + 64));
+        let profile = profile(slots);
+        let config = Config { buffer_bytes, profile: Some(profile.clone()), ..config() };
         let mut cases = Vec::new();
         for collective in Collective::ALL {
             for data_type in [DataType::Int16, DataType::Float32] {
@@ -113,8 +116,16 @@ fn every_algorithm_streams_long_vectors_through_deep_connections() {
             }
         }
         pairs += force_every_algorithm(nranks, &config, cases);
+        std::fs::remove_file(profile).unwrap();
     }
     println!("{pairs} pairs of a call and an algorithm");
+}
+
+/// A profile of a machine where all ranks have one core.
+fn profile(number: usize) -> String {
+    let path = std::env::temp_dir().join(format!("one-core-{}-{number}", std::process::id()));
+    std::fs::write(&path, Costs { cores: 1, ..Costs::default() }.to_text()).unwrap();
+    path.to_str().unwrap().to_string()
 }
 
 #[test]
