@@ -68,8 +68,7 @@ pub const PIPELINE_DEPTH: usize = 4;
 
 /// Slices between two stages where ranks share cores. Whoever waits there loses its core, so it
 /// had better get several slices done before that. With 4 processes on 2 near cores 1 MiB takes
-/// 265 us with 4, 310 with 2, 350 with 1, and with 8 no less than with 4
-/// (`benches/results/where-time-goes-2026-11-22.txt`).
+/// 376 us with 1, 320 with 2, 274 with 4 (`benches/results/where-time-goes-2026-11-22.txt`).
 pub const CROWDED_STRIDE: usize = 4;
 
 /// What one rank does, step by step.
