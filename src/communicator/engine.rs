@@ -289,8 +289,8 @@ impl Engine {
         Ok(ready)
     }
 
-    /// Slices between two stages of a plan. The order of messages depends on it, so it rests on what
-    /// all ranks agree on.
+    /// Slices between two stages of a plan. The order of messages depends on it, so it rests on
+    /// what all ranks agree on.
     fn stride(&self) -> usize {
         let crowded = !self.setting_up && self.links.nranks > self.costs.cores;
         match crowded && self.topology.nhosts() == 1 {

@@ -7,9 +7,9 @@
 //!
 //! The poster must not pay for the sleeper: between its store and its look at the doorbell it has
 //! only a compiler fence, and the sleeper makes up for it with `membarrier(2)`, which runs a full
-//! fence on every core that runs a registered process. A process that the kernel refuses to register
-//! uses a full fence for every post, and one that it refuses the call sleeps for [`SHORTEST_SLEEP`]
-//! at a time. In any case no sleep is longer than [`LONGEST_SLEEP`], so a lost wake-up costs bounded
+//! fence on every core that runs a registered process. A process that the kernel does not register
+//! uses a full fence for every post, and one whose call is refused sleeps for [`SHORTEST_SLEEP`] at
+//! a time. In any case no sleep is longer than [`LONGEST_SLEEP`]: a lost wake-up costs bounded
 //! time. Models have two full fences: that these two order like them is the kernel's word.
 #![allow(unsafe_code)]
 
