@@ -70,6 +70,11 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("-t 2 --trace /nowhere/trace.txt", "/nowhere/trace.txt"),
         ("-t 2 --compare /nowhere/old.json", "/nowhere/old.json"),
         ("--simulate 8 --network gamma=1", "known: alpha"),
+        ("--network alpha=1", "give both"),
+        ("-d float -o band", "float has no band"),
+        ("-t 2 --json /nowhere/new.json", "--json /nowhere/new.json: No such file"),
+        ("-t 2 --csv /nowhere/new.csv", "--csv /nowhere/new.csv: No such file"),
+        ("-t 2 --plot /nowhere/new.svg", "--plot /nowhere/new.svg: No such file"),
     ] {
         let (_, error) = expect(2, arguments);
         assert!(error.contains(wanted), "{arguments}: {error}");
@@ -390,7 +395,9 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     assert_eq!(rows(&table).len(), 2, "{table}");
     assert!(table.contains("100000 ranks, simulated") && table.contains("ring over network"));
     let (table, _) = expect(0, "all --simulate 16 -b 1K -e 1K");
-    assert_eq!(rows(&table).len(), 10, "{table}");
+    assert_eq!(rows(&table).len(), 15, "{table}");
+    let (table, _) = expect(0, "all_to_all_v --simulate 100000 -b 1M -e 1M");
+    assert_eq!(rows(&table).len(), 1, "{table}");
 }
 
 /// `kill -9` of a rank process in the middle: an end with its name, and soon.

@@ -134,18 +134,22 @@ fn hierarchical_forms_agree_with_the_simulated_clock() {
     assert!(wrong.is_empty(), "{} {wrong:#?}", wrong.len());
 }
 
+/// Constants of machines that have nothing in common.
+fn all_kinds_of_machines() -> impl Iterator<Item = Costs> {
+    [(0.01, 0.01), (1.0, 1.0), (100.0, 1.0), (1.0, 1000.0)].into_iter().map(|(alpha, wire)| Costs {
+        alpha_us: alpha,
+        wire_alpha_us: wire,
+        wire_us_per_byte: wire / 1e4,
+        ..costs(2)
+    })
+}
+
 #[test]
-fn on_several_hosts_the_topology_decides_the_order_and_constants_do_not() {
+fn on_a_few_hosts_with_company_floats_are_reduced_in_host_order() {
     for topology in some_hosts() {
         for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
             for bytes in [0, 8, 8 << 10, 64 << 20] {
-                for (alpha, wire) in [(0.01, 0.01), (1.0, 1.0), (100.0, 1.0), (1.0, 1000.0)] {
-                    let costs = Costs {
-                        alpha_us: alpha,
-                        wire_alpha_us: wire,
-                        wire_us_per_byte: wire / 1e4,
-                        ..costs(2)
-                    };
+                for costs in all_kinds_of_machines() {
                     let floats = Question {
                         associative: false,
                         ..question_on(&topology, collective, bytes)
@@ -157,9 +161,56 @@ fn on_several_hosts_the_topology_decides_the_order_and_constants_do_not() {
             }
         }
     }
-    let one_each = question_on(&Topology::new(&[0, 1, 2, 3]), Collective::AllReduce, 1 << 20);
-    let floats = Question { associative: false, ..one_each };
-    assert!(serial_order(choose(&floats, &costs(4)).algorithm, Collective::AllReduce));
+}
+
+/// Hosts of one rank, hosts of eight.
+fn many_hosts() -> impl Iterator<Item = Topology> {
+    [(64, 1), (1000, 1), (100, 8)].into_iter().map(|(hosts, local)| {
+        Topology::new(&(0..hosts * local).map(|rank| rank / local).collect::<Vec<_>>())
+    })
+}
+
+#[test]
+fn between_hosts_the_call_decides_the_order_of_a_float_sum_and_constants_do_not() {
+    for topology in many_hosts() {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
+            for bytes in [0, 8, 8 << 10, 1 << 20, 64 << 20] {
+                let floats =
+                    Question { associative: false, ..question_on(&topology, collective, bytes) };
+                // Algorithms of one order are one in this.
+                let order = |costs: &Costs, slot_bytes| {
+                    let question = Question { slot_bytes, ..floats };
+                    let algorithm = choose(&question, costs).algorithm;
+                    match () {
+                        _ if host_order(algorithm) => Algorithm::Hierarchical,
+                        _ if serial_order(algorithm, collective) => Algorithm::OneShot,
+                        _ => algorithm,
+                    }
+                };
+                let first = order(&costs(2), SLOT_BYTES);
+                for (machine, slot_bytes) in
+                    all_kinds_of_machines().zip([1 << 10, 1 << 20].repeat(2))
+                {
+                    assert_eq!(order(&machine, slot_bytes), first, "{collective:?} {bytes}");
+                }
+                let serial = Question { deterministic: true, ..floats };
+                assert!(serial_order(choose(&serial, &costs(2)).algorithm, collective));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_small_float_sum_between_many_hosts_takes_rounds_and_not_a_message_of_everybody() {
+    for topology in many_hosts() {
+        let small = question_on(&topology, Collective::AllReduce, 1024);
+        let floats = choose(&Question { associative: false, ..small }, &costs(2));
+        let serial = choose(&Question { deterministic: true, ..small }, &costs(2));
+        let rounds = (topology.nhosts() as f64).log2().ceil();
+        let wire = costs(2).wire_alpha_us + 2.0 * costs(2).wire_message_us;
+        assert!(floats.predicted_us < 2.0 * rounds * wire, "{floats:?}");
+        assert!(serial.predicted_us > 2.0 * floats.predicted_us, "{serial:?} {floats:?}");
+    }
 }
 
 #[test]
