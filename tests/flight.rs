@@ -1,4 +1,4 @@
-//! The flight record: the newest operations of a communicator, and how far those that hang have come.
+//! The flight record: the newest operations of a communicator, and how far those that hang came.
 
 mod support;
 

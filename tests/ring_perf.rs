@@ -400,6 +400,24 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     assert_eq!(rows(&table).len(), 1, "{table}");
 }
 
+/// A simulation asks what the library would: between hosts a sum of floats has the order of what is
+/// fast there, unless the serial order is asked for.
+#[test]
+fn a_simulation_runs_what_the_library_would() {
+    let explained = |more: &str| {
+        let (table, _) = expect(0, &format!("--simulate 1000 -b 1K -e 1K --explain {more}"));
+        let time: f64 = rows(&table)[0][5].parse().unwrap();
+        (table, time)
+    };
+    let (floats, fast) = explained("");
+    assert!(floats.contains(" doubling over network, in an order of its own"), "{floats}");
+    let (serial, slow) = explained("--deterministic");
+    assert!(serial.contains(" oneshot over network, in rank order"), "{serial}");
+    assert!(slow > 5.0 * fast, "{slow} {fast}");
+    let (integers, _) = explained("-d int32");
+    assert!(integers.contains(" doubling over network, channels"), "{integers}");
+}
+
 /// `kill -9` of a rank process in the middle: an end with its name, and soon.
 #[test]
 fn a_killed_rank_is_reported() {

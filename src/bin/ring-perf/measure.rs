@@ -136,7 +136,7 @@ impl Director<'_> {
         }
     }
 
-    /// Iterations of the next block: as many as there are buffers for, but little of a tight budget.
+    /// Iterations of the next block: as many as have buffers, but little of a tight budget.
     fn longest_block(&self) -> usize {
         if !self.budget.is_tight() {
             return self.block;

@@ -5,12 +5,16 @@ use crate::launch::{self, Mode};
 use crate::layout::{Cell, Placement, least_traffic};
 use crate::machine::Machine;
 use crate::operation::Operation;
+use crate::option_table::data_type;
 use crate::options::Options;
 use crate::row::Row;
+use ringcomm::algorithm::{Algorithm, host_order, serial_order};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
 
 /// How much of the memory's bandwidth the row's least traffic is, in per cent: sums against the add
-/// figure, copies against the copy figure, of all cores. What fits the cache is not held against the
-/// memory.
+/// figure, copies against the copy figure, of all cores. What fits the cache is not held against
+/// the memory.
 pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
     let (Some(bandwidth), Some(operation)) = (machine.bandwidth, Operation::parse(&row.op)) else {
         return f64::NAN;
@@ -160,11 +164,27 @@ pub fn line(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     )
 }
 
+/// In which order it reduces, where that makes a difference.
+fn order(row: &Row) -> &'static str {
+    let reduces = Operation::parse(&row.op).is_some_and(Operation::reduces);
+    let rounds = data_type(&row.data_type).is_ok_and(DataType::is_float)
+        && !matches!(row.redop.as_str(), "min" | "max");
+    match Algorithm::from_name(&row.algorithm) {
+        Ok(algorithm) if reduces && rounds => match () {
+            _ if serial_order(algorithm, Collective::AllReduce) => ", in rank order",
+            _ if host_order(algorithm) => ", in host order",
+            _ => ", in an order of its own",
+        },
+        _ => "",
+    }
+}
+
 /// The line that `--explain` adds below.
 pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     let one = |row: &Row| {
         let place = if row.in_place { "in place" } else { "out of place" };
         let mut text = format!("#   {place}: {} over {}", row.algorithm, row.transport);
+        text += order(row);
         if row.channels > 0 {
             text += &format!(
                 ", channels {}, chunks {}, slices {} of {} B",

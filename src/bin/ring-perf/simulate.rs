@@ -76,8 +76,8 @@ pub fn row(
     Ok(row)
 }
 
-/// What there is to know of the ranks' places: without `--ranks_per_host` each has a host and a port
-/// of its own, and the simulator needs no topology to say so.
+/// What there is to know of the ranks' places: without `--ranks_per_host` each has a host and a
+/// port of its own, and the simulator needs no topology to say so.
 fn spread(options: &Options, nranks: usize) -> (Option<Topology>, Hosts) {
     match options.ranks_per_host {
         Some(local) => {
