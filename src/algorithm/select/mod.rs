@@ -8,8 +8,8 @@
 //! layout, the collective and the size alone decide in which order it is reduced, and the measured
 //! constants choose among the algorithms that reduce in that order, which all give the same bits:
 //! - the serial order on one host, and wherever it is asked for;
-//! - between hosts, the order of the algorithm that is the fastest by *fixed* constants. Where a
-//!   host has several ranks, host order takes the serial order's place.
+//! - between hosts of one rank each, that of the algorithm that is the fastest by *fixed* constants;
+//! - host order where there are several hosts and one of them has several ranks.
 //!
 //! A root does not matter: ranks are alike on one machine, and hosts nearly.
 
@@ -86,17 +86,14 @@ fn candidates(question: &Question) -> Vec<Algorithm> {
     if deterministic || !collective.reduces() || hosts.count == 1 {
         return all.filter(serial).collect();
     }
-    // Every other algorithm has an order of its own.
-    let by_hosts = all.clone().any(|algorithm| host_order(algorithm));
-    let shared = |algorithm: &Algorithm| match by_hosts {
-        true => host_order(*algorithm),
-        false => serial(algorithm),
-    };
-    let contenders = all.clone().filter(|algorithm| !by_hosts || !serial(algorithm)).collect();
+    if all.clone().any(host_order) {
+        return all.filter(|algorithm| host_order(*algorithm)).collect();
+    }
+    // Every algorithm that does not keep the serial order has one of its own.
     let fixed = Question { slot_bytes: costs::FIXED_SLOT_BYTES, direct: false, ..*question };
-    let leader = fastest(contenders, &fixed, &Costs::fixed(question.nranks)).algorithm;
-    match shared(&leader) {
-        true => all.filter(shared).collect(),
+    let leader = fastest(all.clone().collect(), &fixed, &Costs::fixed(question.nranks)).algorithm;
+    match serial(&leader) {
+        true => all.filter(serial).collect(),
         false => vec![leader],
     }
 }

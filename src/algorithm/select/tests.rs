@@ -145,7 +145,7 @@ fn all_kinds_of_machines() -> impl Iterator<Item = Costs> {
 }
 
 #[test]
-fn on_a_few_hosts_with_company_floats_are_reduced_in_host_order() {
+fn on_hosts_with_company_floats_are_reduced_in_host_order() {
     for topology in some_hosts() {
         for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
             for bytes in [0, 8, 8 << 10, 64 << 20] {
@@ -163,11 +163,9 @@ fn on_a_few_hosts_with_company_floats_are_reduced_in_host_order() {
     }
 }
 
-/// Hosts of one rank, hosts of eight.
+/// Hosts of one rank each.
 fn many_hosts() -> impl Iterator<Item = Topology> {
-    [(64, 1), (1000, 1), (100, 8)].into_iter().map(|(hosts, local)| {
-        Topology::new(&(0..hosts * local).map(|rank| rank / local).collect::<Vec<_>>())
-    })
+    [8, 64, 1000].into_iter().map(|hosts| Topology::new(&(0..hosts).collect::<Vec<_>>()))
 }
 
 #[test]
@@ -181,10 +179,9 @@ fn between_hosts_the_call_decides_the_order_of_a_float_sum_and_constants_do_not(
                 let order = |costs: &Costs, slot_bytes| {
                     let question = Question { slot_bytes, ..floats };
                     let algorithm = choose(&question, costs).algorithm;
-                    match () {
-                        _ if host_order(algorithm) => Algorithm::Hierarchical,
-                        _ if serial_order(algorithm, collective) => Algorithm::OneShot,
-                        _ => algorithm,
+                    match serial_order(algorithm, collective) {
+                        true => Algorithm::OneShot,
+                        false => algorithm,
                     }
                 };
                 let first = order(&costs(2), SLOT_BYTES);
@@ -202,10 +199,10 @@ fn between_hosts_the_call_decides_the_order_of_a_float_sum_and_constants_do_not(
 
 #[test]
 fn a_small_float_sum_between_many_hosts_takes_rounds_and_not_a_message_of_everybody() {
-    for topology in many_hosts() {
+    for topology in many_hosts().skip(1) {
         let small = question_on(&topology, Collective::AllReduce, 1024);
-        let floats = choose(&Question { associative: false, ..small }, &costs(2));
-        let serial = choose(&Question { deterministic: true, ..small }, &costs(2));
+        let floats = choose(&Question { associative: false, ..small }, &costs(2000));
+        let serial = choose(&Question { deterministic: true, ..small }, &costs(2000));
         let rounds = (topology.nhosts() as f64).log2().ceil();
         let wire = costs(2).wire_alpha_us + 2.0 * costs(2).wire_message_us;
         assert!(floats.predicted_us < 2.0 * rounds * wire, "{floats:?}");
@@ -287,7 +284,7 @@ fn small_vectors_want_one_round_and_large_ones_fewest_bytes() {
 fn in_place_nobody_overwrites_what_others_read_directly() {
     let direct = |collective, in_place| {
         let question = Question { direct: true, in_place, ..question(collective, 2, 64 << 20) };
-        choose(&question, &costs(2))
+        choose(&question, &costs(2000))
     };
     for in_place in [false, true] {
         let choice = direct(Collective::AllReduce, in_place);

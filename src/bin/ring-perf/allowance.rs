@@ -66,10 +66,11 @@ impl Allowance {
         if left.is_zero() || 2 * self.took > left {
             return None;
         }
-        // Filling buffers, warming up and checking take about as long as what is timed.
-        let time = left / (2 * self.placements.max(1) as u32);
+        let share = left / self.placements.max(1) as u32;
         self.placements = self.placements.saturating_sub(1);
-        match time < self.usual {
+        // Filling buffers, warming up and checking take about as long as what is timed.
+        let time = share / 2;
+        match time < self.usual || self.took > share {
             true => Some(Budget { time, least: 1 }),
             false => Some(Budget::whole(self.usual)),
         }
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn a_busy_one_drops_iterations_and_then_sizes() {
         let (all, few, now) = measured(|_| Duration::from_millis(40), 2);
-        assert!(all == PLACEMENTS && few > PLACEMENTS / 2, "{all} {few}");
+        assert!(all > PLACEMENTS - 4 && few > PLACEMENTS / 2, "{all} {few}");
         assert!(now <= TOTAL, "{now:?}");
         let (all, few, now) = measured(doubling(Duration::from_millis(4)), 7);
         assert!(all < PLACEMENTS && few > 0, "{all} {few}");
