@@ -8,7 +8,8 @@
 //! layout, the collective and the size alone decide in which order it is reduced, and the measured
 //! constants choose among the algorithms that reduce in that order, which all give the same bits:
 //! - the serial order on one host, and wherever it is asked for;
-//! - between hosts of one rank each, that of the algorithm that is the fastest by *fixed* constants;
+//! - between hosts of one rank each, that of the algorithm that is the fastest by *fixed*
+//!   constants;
 //! - host order where there are several hosts and one of them has several ranks.
 //!
 //! A root does not matter: ranks are alike on one machine, and hosts nearly.

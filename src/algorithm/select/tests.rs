@@ -306,3 +306,38 @@ fn a_profile_is_read_back_and_its_errors_name_the_line() {
     assert!(error("alpha_us = 1\nalpha_us = 1").contains("line 2: alpha_us is set twice"));
     assert!(error("alpha_us = 1 # one").contains("line 1: the profile ends without message_us"));
 }
+
+/// What one rank stands for, although spans that run on over the last chunk are two messages.
+#[test]
+fn alike_but_for_a_message_is_nearly_alike() {
+    let costs = costs(1024);
+    let machine = Machine {
+        alpha_us: costs.wire_alpha_us,
+        message_us: costs.wire_message_us,
+        send_us_per_byte: costs.wire_us_per_byte,
+        copy_us_per_byte: costs.copy_us_per_byte,
+        reduce_us_per_byte: costs.reduce_us_per_byte,
+        depth: PIPELINE_DEPTH,
+        slot_bytes: SLOT_BYTES,
+    };
+    let time = |nranks: usize, algorithm, collective, bytes| {
+        let make = |rank| plan(algorithm, collective, rank, nranks, 0).unwrap();
+        simulate(collective, nranks, bytes, &machine, make).unwrap()
+    };
+    /// The most that are run in full.
+    const MOST_EXACT: usize = 1024;
+    for (algorithm, collective) in [
+        (Algorithm::Doubling, Collective::AllGather),
+        (Algorithm::Halving, Collective::ReduceScatter),
+        (Algorithm::Halving, Collective::AllReduce),
+    ] {
+        for per_rank in [8, 800] {
+            let exact = time(MOST_EXACT, algorithm, collective, per_rank * MOST_EXACT);
+            let more = time(MOST_EXACT + 1, algorithm, collective, per_rank * (MOST_EXACT + 1));
+            assert!(!exact.symmetric && more.symmetric);
+            // One rank more is one round more of eleven, or two of twenty-two.
+            let ratio = more.time_us / exact.time_us;
+            assert!((0.9..1.2).contains(&ratio), "{algorithm} {collective:?} {per_rank}: {ratio}");
+        }
+    }
+}

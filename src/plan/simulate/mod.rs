@@ -9,12 +9,11 @@
 //!
 //! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
 //! one-shot, two-shot), all clocks are equal and **one rank is run for all**; its own posts stand
-//! for what arrives. Above [`MOST_EXACT`] ranks halving and the all-gather of doubling count as
-//! such, too: they differ where a span runs on over the last chunk, and is two messages. Other plans
+//! for what arrives. Above `MOST_EXACT` ranks halving and the all-gather of doubling count as such,
+//! too: they differ where a span runs on over the last chunk, and is two messages. Other plans
 //! (trees, the doubling of vectors: about log n steps a rank) are generated one by one, packed into
-//! some twenty bytes a step and run in full. What has more than
-//! [`MAX_STEPS`] steps in all is refused. Of many slices the first few are run and the rest follow
-//! at their pace.
+//! some twenty bytes a step and run in full. What has more than [`MAX_STEPS`] steps in all is
+//! refused. Of many slices the first few are run and the rest follow at their pace.
 
 mod clock;
 mod packed;

@@ -115,8 +115,8 @@ pub(super) struct TurnedStep {
     len: usize,
 }
 
-/// What of a plan's timing does not depend on where on the circle its rank is. With `joined`, a span
-/// that runs on over the last chunk is one message, which it is on most ranks.
+/// What of a plan's timing does not depend on where on the circle its rank is. With `joined`, a
+/// span that runs on over the last chunk is one message, which it is on most ranks.
 pub(super) fn turned(plan: &Plan, joined: bool) -> Vec<TurnedStep> {
     let distances = |ends: &[End]| {
         let distance = |peer: usize| (peer + plan.nranks - plan.rank) % plan.nranks;

@@ -60,27 +60,3 @@ fn plans_that_wait_for_each_other_are_an_error() {
     let text = simulate(Collective::Broadcast, 2, 8, &MACHINE, stuck).unwrap_err().to_string();
     assert!(text.contains("deadlock at rank 0"), "{text}");
 }
-
-/// What one rank stands for, although spans that run on over the last chunk are two messages.
-#[test]
-fn alike_but_for_a_message_is_nearly_alike() {
-    use crate::algorithm::{Algorithm, plan};
-    let time = |nranks: usize, algorithm, collective, bytes| {
-        let make = |rank| plan(algorithm, collective, rank, nranks, 0).unwrap();
-        simulate(collective, nranks, bytes, &MACHINE, make).unwrap()
-    };
-    for (algorithm, collective) in [
-        (Algorithm::Doubling, Collective::AllGather),
-        (Algorithm::Halving, Collective::ReduceScatter),
-        (Algorithm::Halving, Collective::AllReduce),
-    ] {
-        for per_rank in [8, 800] {
-            let exact = time(MOST_EXACT, algorithm, collective, per_rank * MOST_EXACT);
-            let more = time(MOST_EXACT + 1, algorithm, collective, per_rank * (MOST_EXACT + 1));
-            assert!(!exact.symmetric && more.symmetric);
-            // One rank more is one round more of eleven, or two of twenty-two.
-            let ratio = more.time_us / exact.time_us;
-            assert!((0.9..1.2).contains(&ratio), "{algorithm} {collective:?} {per_rank}: {ratio}");
-        }
-    }
-}
