@@ -70,6 +70,11 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("-t 2 --trace /nowhere/trace.txt", "/nowhere/trace.txt"),
         ("-t 2 --compare /nowhere/old.json", "/nowhere/old.json"),
         ("--simulate 8 --network gamma=1", "known: alpha"),
+        ("--network alpha=1", "give both"),
+        ("-d float -o band", "float has no band"),
+        ("-t 2 --json /nowhere/new.json", "--json /nowhere/new.json: No such file"),
+        ("-t 2 --csv /nowhere/new.csv", "--csv /nowhere/new.csv: No such file"),
+        ("-t 2 --plot /nowhere/new.svg", "--plot /nowhere/new.svg: No such file"),
     ] {
         let (_, error) = expect(2, arguments);
         assert!(error.contains(wanted), "{arguments}: {error}");
@@ -390,7 +395,27 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     assert_eq!(rows(&table).len(), 2, "{table}");
     assert!(table.contains("100000 ranks, simulated") && table.contains("ring over network"));
     let (table, _) = expect(0, "all --simulate 16 -b 1K -e 1K");
-    assert_eq!(rows(&table).len(), 10, "{table}");
+    assert_eq!(rows(&table).len(), 15, "{table}");
+    let (table, _) = expect(0, "all_to_all_v --simulate 100000 -b 1M -e 1M");
+    assert_eq!(rows(&table).len(), 1, "{table}");
+}
+
+/// A simulation asks what the library would: between hosts a sum of floats has the order of what is
+/// fast there, unless the serial order is asked for.
+#[test]
+fn a_simulation_runs_what_the_library_would() {
+    let explained = |more: &str| {
+        let (table, _) = expect(0, &format!("--simulate 1000 -b 1K -e 1K --explain {more}"));
+        let time: f64 = rows(&table)[0][5].parse().unwrap();
+        (table, time)
+    };
+    let (floats, fast) = explained("");
+    assert!(floats.contains(" doubling over network, in an order of its own"), "{floats}");
+    let (serial, slow) = explained("--deterministic");
+    assert!(serial.contains(" oneshot over network, in rank order"), "{serial}");
+    assert!(slow > 5.0 * fast, "{slow} {fast}");
+    let (integers, _) = explained("-d int32");
+    assert!(integers.contains(" doubling over network, channels"), "{integers}");
 }
 
 /// `kill -9` of a rank process in the middle: an end with its name, and soon.

@@ -182,7 +182,8 @@ fn a_hung_job_says_who_waits_for_whom() {
         assert!(trace.contains(&format!("\"name\":\"rank {rank} (")), "{trace}");
     }
     assert_eq!(trace.matches("\"complete\":true").count(), 15, "{trace}");
-    assert!(trace.contains("\"complete\":false,\"waiting_for\":1"), "{trace}");
+    let hangs = trace.split_once("\"complete\":false,\"steps_done\":").expect(&trace).1;
+    assert!(hangs.contains("\"waiting_for\":1"), "{trace}");
 
     // One that asks for nonsense, or for nothing, does no harm.
     let silent = UnixStream::connect(sockets[0]).unwrap();
@@ -198,6 +199,8 @@ fn a_hung_job_says_who_waits_for_whom() {
     let answer = folder.status(&[]);
     assert_eq!(answer.status.code(), Some(1));
     assert!(text(&answer.stderr).contains("no job of yours"), "{}", text(&answer.stderr));
+    let answer = folder.status(&["nosuch"]);
+    assert!(text(&answer.stderr).contains("no job nosuch of yours"), "{}", text(&answer.stderr));
 }
 
 #[test]
@@ -382,6 +385,11 @@ fn two_communicators_in_a_row_meet_on_several_hosts() {
         let (first, second) = (join(), join());
         all_reduce(&second, 1000);
         all_reduce(&first, 1000);
+        let mut scratch = Scratch::new(second.nranks());
+        let explained = second.explain(&scratch.call(Collective::AllReduce, 1000)).unwrap();
+        // Rank 2 is the only one of its host.
+        let wanted = if second.rank() == 2 { "tcp" } else { "shared memory and tcp" };
+        assert_eq!(explained.transport, wanted, "rank {}", second.rank());
         return;
     }
     let folder = Folder::new("hosts");

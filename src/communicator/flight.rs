@@ -29,8 +29,10 @@ struct Entry {
     started: u64,
     /// `None` where it runs or has failed.
     ended: Option<u64>,
-    waiting_for: Option<u64>,
+    waiting_for: Option<usize>,
     waited_ms: u64,
+    /// Steps done and all of them, as of its last long wait.
+    progress: Option<(u32, u32)>,
 }
 
 impl Entry {
@@ -42,8 +44,20 @@ impl Entry {
             fingerprint: record.fingerprint.load(Relaxed),
             started: record.started.load(Relaxed),
             ended: Some(record.ended.load(Relaxed)).filter(|ended| *ended > 0),
-            waiting_for: record.waiting_for.load(Relaxed).checked_sub(1),
-            waited_ms: record.waited_ms.load(Relaxed),
+            waiting_for: record.waiting_for(),
+            waited_ms: record.waited_ms(),
+            progress: record.progress(),
+        }
+    }
+
+    /// Steps done and all of them, as JSON. An operation that has ended has done them all.
+    fn progress(&self) -> (String, String) {
+        match self.progress {
+            None => ("null".into(), "null".into()),
+            Some((done, steps)) => {
+                let done = if self.ended.is_some() { steps } else { done };
+                (done.to_string(), steps.to_string())
+            }
         }
     }
 
@@ -54,9 +68,10 @@ impl Entry {
     /// The name of the call, and all about it, as JSON.
     fn described(&self) -> (String, String) {
         let name = self.operation.call.split('(').next().unwrap_or_default();
+        let (done, steps) = self.progress();
         let arguments = format!(
             "{{\"call\":{},\"sequence\":{},\"fingerprint\":\"{:016x}\",\"complete\":{},\
-             \"waiting_for\":{},\"waited_ms\":{}}}",
+             \"steps_done\":{done},\"steps\":{steps},\"waiting_for\":{},\"waited_ms\":{}}}",
             quote(&self.operation.call),
             self.sequence,
             self.fingerprint,
@@ -70,9 +85,11 @@ impl Entry {
     fn json(&self, now: u64, tick: f64) -> String {
         let microseconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * tick / 1000.0;
         let took = |ended: u64| format!("{:.3}", microseconds(self.started, ended));
+        let (done, steps) = self.progress();
         format!(
             "{{\"sequence\":{},\"call\":{},\"fingerprint\":\"{:016x}\",\"age_us\":{:.1},\
-             \"took_us\":{},\"waiting_for\":{},\"waited_ms\":{}}}",
+             \"took_us\":{},\"steps_done\":{done},\"steps\":{steps},\"waiting_for\":{},\
+             \"waited_ms\":{}}}",
             self.sequence,
             quote(&self.operation.call),
             self.fingerprint,

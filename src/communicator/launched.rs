@@ -52,6 +52,10 @@ pub fn new_id(config: &Config) -> Result<UniqueId> {
 struct Outside<'a>(&'a Config);
 
 impl Network for Outside<'_> {
+    fn hosts_are_named(&self) -> bool {
+        self.0.host_id.is_some()
+    }
+
     fn new_id(&self) -> Result<UniqueId> {
         new_id(self.0)
     }

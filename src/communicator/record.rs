@@ -113,7 +113,7 @@ pub fn operation(record: &Record) -> Operation {
 fn open_batch(control: &Control, rank: usize) -> Option<String> {
     let record = control.open_batch()?;
     let operation = operation(record);
-    Some(match record.waiting_for.load(Relaxed).checked_sub(1) {
+    Some(match record.waiting_for() {
         Some(peer) => format!("rank {rank} is in {operation}, waiting for rank {peer}"),
         None => format!("rank {rank} is in {operation}"),
     })
@@ -138,7 +138,7 @@ pub fn state_of(control: &Control, rank: usize) -> String {
     match control.record(completed) {
         Some(record) => {
             let operation = operation(record);
-            match record.waiting_for.load(Relaxed).checked_sub(1) {
+            match record.waiting_for() {
                 Some(peer) => format!("rank {rank} is in {operation}, waiting for rank {peer}"),
                 None => format!("rank {rank} is in {operation}"),
             }

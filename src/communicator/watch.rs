@@ -175,6 +175,12 @@ pub struct OperationWatch<'a> {
 }
 
 impl Watch for OperationWatch<'_> {
+    fn progress(&self, done: usize, of: usize) {
+        if let Some(record) = self.record_of(self.watched.pages.rank) {
+            record.come(done, of);
+        }
+    }
+
     #[cold]
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let pages = &self.watched.pages;
@@ -253,7 +259,7 @@ impl<'a> OperationWatch<'a> {
         let mut seen = vec![pages.rank, peer];
         let awaited = |rank: usize| {
             let record = self.record_of(rank).filter(|_| self.is_collective())?;
-            let next = (record.waiting_for.load(Relaxed) as usize).checked_sub(1)?;
+            let next = record.waiting_for()?;
             (next < pages.nranks()).then_some(next)
         };
         let mut at = peer;
@@ -280,8 +286,7 @@ impl<'a> OperationWatch<'a> {
     /// Tell onlookers whom this rank waits for.
     fn note(&self, peer: usize, waited: Duration) {
         if let Some(record) = self.record_of(self.watched.pages.rank) {
-            record.waiting_for.store(peer as u64 + 1, Relaxed);
-            let before = record.waited_ms.swap(waited.as_millis() as u64, Relaxed);
+            let before = record.wait(peer, waited.as_millis() as u64);
             if tidings(before) != tidings(waited.as_millis() as u64) {
                 self.watched.publish();
             }

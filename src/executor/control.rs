@@ -47,9 +47,13 @@ pub struct Record {
     pub started: AtomicU64,
     pub ended: AtomicU64,
     /// The peer being waited for plus one, 0 for none; written only once a wait becomes long.
-    pub waiting_for: AtomicU64,
-    /// Milliseconds of that wait so far.
-    pub waited_ms: AtomicU64,
+    waiting_for: AtomicU32,
+    /// Milliseconds of that wait so far: seven weeks of them.
+    waited_ms: AtomicU32,
+    /// How far it had come at its last long wait: steps done, slice by slice, and all of them; 0 of
+    /// 0 where no wait was long.
+    done: AtomicU32,
+    steps: AtomicU32,
 }
 
 /// A record as it travels to another machine.
@@ -71,9 +75,38 @@ impl Record {
             fingerprint: self.fingerprint.load(Relaxed),
             count: self.count.load(Relaxed),
             what: self.what.load(Relaxed),
-            waiting_for: (self.waiting_for.load(Relaxed) as u32).checked_sub(1),
-            waited_ms: self.waited_ms.load(Relaxed),
+            waiting_for: self.waiting_for.load(Relaxed).checked_sub(1),
+            waited_ms: u64::from(self.waited_ms.load(Relaxed)),
         }
+    }
+
+    /// The peer being waited for, once that takes long.
+    pub fn waiting_for(&self) -> Option<usize> {
+        self.waiting_for.load(Relaxed).checked_sub(1).map(|peer| peer as usize)
+    }
+
+    pub fn waited_ms(&self) -> u64 {
+        u64::from(self.waited_ms.load(Relaxed))
+    }
+
+    /// Steps done and all of them, as of the last long wait.
+    pub fn progress(&self) -> Option<(u32, u32)> {
+        let steps = self.steps.load(Relaxed);
+        (steps > 0).then(|| (self.done.load(Relaxed), steps))
+    }
+
+    /// Note a long wait; gives the milliseconds that were noted before.
+    pub fn wait(&self, peer: usize, waited_ms: u64) -> u64 {
+        self.waiting_for.store(peer as u32 + 1, Relaxed);
+        let waited_ms = u32::try_from(waited_ms).unwrap_or(u32::MAX);
+        u64::from(self.waited_ms.swap(waited_ms, Relaxed))
+    }
+
+    /// Note how far the operation has come.
+    pub fn come(&self, done: usize, steps: usize) {
+        let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        self.done.store(narrow(done), Relaxed);
+        self.steps.store(narrow(steps), Relaxed);
     }
 
     fn reflect(&self, seen: &Seen, now: u64) {
@@ -81,8 +114,8 @@ impl Record {
         if is_new {
             self.begin(seen.sequence, seen.fingerprint, seen.what, seen.count, now);
         }
-        self.waiting_for.store(seen.waiting_for.map_or(0, |peer| u64::from(peer) + 1), Relaxed);
-        self.waited_ms.store(seen.waited_ms, Relaxed);
+        self.waiting_for.store(seen.waiting_for.map_or(0, |peer| peer.saturating_add(1)), Relaxed);
+        self.waited_ms.store(u32::try_from(seen.waited_ms).unwrap_or(u32::MAX), Relaxed);
     }
 
     #[inline]
@@ -97,6 +130,7 @@ impl Record {
         self.ended.store(0, Relaxed);
         self.waiting_for.store(0, Relaxed);
         self.waited_ms.store(0, Relaxed);
+        self.steps.store(0, Relaxed);
         // Release: pairs with the Acquire in `is_of`.
         self.sequence.store(sequence + 1, Release);
     }

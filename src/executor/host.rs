@@ -9,10 +9,12 @@
 use super::bind::{Bound, BoundStep, Piece};
 use super::links::Links;
 use crate::device::host::{Job, copy};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::End;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::Watch;
+use std::cell::Cell;
+use std::time::Duration;
 
 /// The memory one call works on.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +77,8 @@ pub unsafe fn run(
     stamp: &Stamp,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let run = Run { bound, buffers, stamp, watch };
+    let progress = Progress { bound, watch, done: Cell::new(0) };
+    let run = Run { bound, buffers, stamp, watch: &progress };
     for tick in 0..bound.ticks {
         for step in &bound.steps {
             // Before the step's first slice this wraps, which no step has as many slices as.
@@ -87,10 +90,30 @@ pub unsafe fn run(
                         run_step(&run, step, slice, links, pointers)?;
                     }
                 }
+                progress.done.set(progress.done.get() + 1);
             }
         }
     }
-    links.flush(watch)
+    links.flush(&progress)
+}
+
+/// Counts the steps on this rank's own stack, and tells of them where a wait has become long.
+struct Progress<'a> {
+    bound: &'a Bound,
+    watch: &'a dyn Watch,
+    done: Cell<usize>,
+}
+
+impl Watch for Progress<'_> {
+    fn check(&self, peer: usize, waited: Duration) -> Result<()> {
+        let of = self.bound.steps.iter().map(|step| step.slices).sum();
+        self.watch.progress(self.done.get(), of);
+        self.watch.check(peer, waited)
+    }
+
+    fn broken(&self, peer: usize, why: &str) -> Error {
+        self.watch.broken(peer, why)
+    }
 }
 
 /// A step that copies one piece to or from other machines, without slots where there are none in

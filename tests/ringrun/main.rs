@@ -101,6 +101,10 @@ fn bytes_arrive_as_they_were_written() {
         let line = [format!("[{rank}]<stdout>:").as_bytes(), b"a\0\xffb\r\n"].concat();
         assert!(output.stdout.windows(line.len()).any(|window| window == line));
     }
+    // What cannot be written is named.
+    let nowhere = command(&["-np", "1", "--output-filename", "/proc/nope"], script);
+    let said = String::from_utf8({ nowhere }.output().unwrap().stderr).unwrap();
+    assert!(said.contains("--output-filename: /proc/nope/rank.0: "), "{said}");
     // Nothing is added where no prefix is wanted.
     let one = command(&["-np", "1"], script).output().unwrap();
     assert_eq!(one.stdout, b"a\0\xffb\r\nc");

@@ -4,11 +4,15 @@
 //! measured or read from a profile; no size is compared with any threshold. All ranks must be given
 //! the same question and the same constants, and then choose alike.
 //!
-//! **Measured constants never change bits.** Where an operation is not associative on its type, or
-//! the serial order is asked for, only algorithms that reduce in the serial order are candidates,
-//! and those all give the same bits. On several hosts, where one of them has several ranks, those
-//! in host order take their place unless the serial order is asked for; they all give the same bits
-//! too. A root does not matter: ranks are alike on one machine, and hosts nearly.
+//! **Measured constants never change bits.** Where an operation is not associative on its type, the
+//! layout, the collective and the size alone decide in which order it is reduced, and the measured
+//! constants choose among the algorithms that reduce in that order, which all give the same bits:
+//! - the serial order on one host, and wherever it is asked for;
+//! - between hosts of one rank each, that of the algorithm that is the fastest by *fixed*
+//!   constants;
+//! - host order where there are several hosts and one of them has several ranks.
+//!
+//! A root does not matter: ranks are alike on one machine, and hosts nearly.
 
 mod costs;
 mod direct;
@@ -58,24 +62,46 @@ pub struct Choice {
 
 /// The fastest algorithm that is allowed, by the model.
 pub fn choose(question: &Question, costs: &Costs) -> Choice {
-    let free = question.associative && !question.deterministic;
-    let exists = |algorithm: &Algorithm| form(*algorithm, question, 1.0).is_some();
-    // One order or the other, by the topology alone.
-    let by_hosts = !question.deterministic
-        && Algorithm::ALL.iter().any(|algorithm| host_order(*algorithm) && exists(algorithm));
-    let allowed = |algorithm: &Algorithm| {
-        let ordered = match by_hosts {
-            true => host_order(*algorithm) || !question.collective.reduces(),
-            false => serial_order(*algorithm, question.collective),
-        };
-        let asked = question.forced == Some(*algorithm) && !question.deterministic;
-        (ordered || free || asked) && exists(algorithm)
+    let serial = |algorithm| serial_order(algorithm, question.collective);
+    let asked = |algorithm: &Algorithm| {
+        exists(*algorithm, question) && (!question.deterministic || serial(*algorithm))
     };
-    let candidates: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(allowed).collect();
-    let forced = question.forced.filter(|forced| candidates.contains(forced));
+    match question.forced.filter(asked) {
+        Some(forced) => fastest(vec![forced], question, costs),
+        None => fastest(candidates(question), question, costs),
+    }
+}
+
+fn exists(algorithm: Algorithm, question: &Question) -> bool {
+    form(algorithm, question, 1.0).is_some()
+}
+
+/// The algorithms that give the bits which the call is to have.
+fn candidates(question: &Question) -> Vec<Algorithm> {
+    let Question { collective, hosts, deterministic, .. } = *question;
+    let all = Algorithm::ALL.into_iter().filter(|algorithm| exists(*algorithm, question));
+    if question.associative && !deterministic {
+        return all.collect();
+    }
+    let serial = |algorithm: &Algorithm| serial_order(*algorithm, collective);
+    if deterministic || !collective.reduces() || hosts.count == 1 {
+        return all.filter(serial).collect();
+    }
+    if all.clone().any(host_order) {
+        return all.filter(|algorithm| host_order(*algorithm)).collect();
+    }
+    // Every algorithm that does not keep the serial order has one of its own.
+    let fixed = Question { slot_bytes: costs::FIXED_SLOT_BYTES, direct: false, ..*question };
+    let leader = fastest(all.clone().collect(), &fixed, &Costs::fixed(question.nranks)).algorithm;
+    match serial(&leader) {
+        true => all.filter(serial).collect(),
+        false => vec![leader],
+    }
+}
+
+fn fastest(candidates: Vec<Algorithm>, question: &Question, costs: &Costs) -> Choice {
     let choices = candidates
         .into_iter()
-        .filter(|algorithm| forced.is_none_or(|forced| forced == *algorithm))
         .flat_map(|algorithm| [(algorithm, false), (algorithm, true)])
         .filter_map(|(algorithm, direct)| {
             let predicted_us = predict(algorithm, direct, question, costs)?;

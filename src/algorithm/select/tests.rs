@@ -134,18 +134,22 @@ fn hierarchical_forms_agree_with_the_simulated_clock() {
     assert!(wrong.is_empty(), "{} {wrong:#?}", wrong.len());
 }
 
+/// Constants of machines that have nothing in common.
+fn all_kinds_of_machines() -> impl Iterator<Item = Costs> {
+    [(0.01, 0.01), (1.0, 1.0), (100.0, 1.0), (1.0, 1000.0)].into_iter().map(|(alpha, wire)| Costs {
+        alpha_us: alpha,
+        wire_alpha_us: wire,
+        wire_us_per_byte: wire / 1e4,
+        ..costs(2)
+    })
+}
+
 #[test]
-fn on_several_hosts_the_topology_decides_the_order_and_constants_do_not() {
+fn on_hosts_with_company_floats_are_reduced_in_host_order() {
     for topology in some_hosts() {
         for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
             for bytes in [0, 8, 8 << 10, 64 << 20] {
-                for (alpha, wire) in [(0.01, 0.01), (1.0, 1.0), (100.0, 1.0), (1.0, 1000.0)] {
-                    let costs = Costs {
-                        alpha_us: alpha,
-                        wire_alpha_us: wire,
-                        wire_us_per_byte: wire / 1e4,
-                        ..costs(2)
-                    };
+                for costs in all_kinds_of_machines() {
                     let floats = Question {
                         associative: false,
                         ..question_on(&topology, collective, bytes)
@@ -157,9 +161,53 @@ fn on_several_hosts_the_topology_decides_the_order_and_constants_do_not() {
             }
         }
     }
-    let one_each = question_on(&Topology::new(&[0, 1, 2, 3]), Collective::AllReduce, 1 << 20);
-    let floats = Question { associative: false, ..one_each };
-    assert!(serial_order(choose(&floats, &costs(4)).algorithm, Collective::AllReduce));
+}
+
+/// Hosts of one rank each.
+fn many_hosts() -> impl Iterator<Item = Topology> {
+    [8, 64, 1000].into_iter().map(|hosts| Topology::new(&(0..hosts).collect::<Vec<_>>()))
+}
+
+#[test]
+fn between_hosts_the_call_decides_the_order_of_a_float_sum_and_constants_do_not() {
+    for topology in many_hosts() {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.reduces()) {
+            for bytes in [0, 8, 8 << 10, 1 << 20, 64 << 20] {
+                let floats =
+                    Question { associative: false, ..question_on(&topology, collective, bytes) };
+                // Algorithms of one order are one in this.
+                let order = |costs: &Costs, slot_bytes| {
+                    let question = Question { slot_bytes, ..floats };
+                    let algorithm = choose(&question, costs).algorithm;
+                    match serial_order(algorithm, collective) {
+                        true => Algorithm::OneShot,
+                        false => algorithm,
+                    }
+                };
+                let first = order(&costs(2), SLOT_BYTES);
+                for (machine, slot_bytes) in
+                    all_kinds_of_machines().zip([1 << 10, 1 << 20].repeat(2))
+                {
+                    assert_eq!(order(&machine, slot_bytes), first, "{collective:?} {bytes}");
+                }
+                let serial = Question { deterministic: true, ..floats };
+                assert!(serial_order(choose(&serial, &costs(2)).algorithm, collective));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_small_float_sum_between_many_hosts_takes_rounds_and_not_a_message_of_everybody() {
+    for topology in many_hosts().skip(1) {
+        let small = question_on(&topology, Collective::AllReduce, 1024);
+        let floats = choose(&Question { associative: false, ..small }, &costs(2000));
+        let serial = choose(&Question { deterministic: true, ..small }, &costs(2000));
+        let rounds = (topology.nhosts() as f64).log2().ceil();
+        let wire = costs(2).wire_alpha_us + 2.0 * costs(2).wire_message_us;
+        assert!(floats.predicted_us < 2.0 * rounds * wire, "{floats:?}");
+        assert!(serial.predicted_us > 2.0 * floats.predicted_us, "{serial:?} {floats:?}");
+    }
 }
 
 #[test]
@@ -236,7 +284,7 @@ fn small_vectors_want_one_round_and_large_ones_fewest_bytes() {
 fn in_place_nobody_overwrites_what_others_read_directly() {
     let direct = |collective, in_place| {
         let question = Question { direct: true, in_place, ..question(collective, 2, 64 << 20) };
-        choose(&question, &costs(2))
+        choose(&question, &costs(2000))
     };
     for in_place in [false, true] {
         let choice = direct(Collective::AllReduce, in_place);
@@ -259,4 +307,39 @@ fn a_profile_is_read_back_and_its_errors_name_the_line() {
     assert!(error("cores = 0").contains("line 1: cores = \"0\" is not a number from 1"));
     assert!(error("alpha_us = 1\nalpha_us = 1").contains("line 2: alpha_us is set twice"));
     assert!(error("alpha_us = 1 # one").contains("line 1: the profile ends without message_us"));
+}
+
+/// What one rank stands for, although spans that run on over the last chunk are two messages.
+#[test]
+fn alike_but_for_a_message_is_nearly_alike() {
+    let costs = costs(1024);
+    let machine = Machine {
+        alpha_us: costs.wire_alpha_us,
+        message_us: costs.wire_message_us,
+        send_us_per_byte: costs.wire_us_per_byte,
+        copy_us_per_byte: costs.copy_us_per_byte,
+        reduce_us_per_byte: costs.reduce_us_per_byte,
+        depth: PIPELINE_DEPTH,
+        slot_bytes: SLOT_BYTES,
+    };
+    let time = |nranks: usize, algorithm, collective, bytes| {
+        let make = |rank| plan(algorithm, collective, rank, nranks, 0).unwrap();
+        simulate(collective, nranks, bytes, &machine, make).unwrap()
+    };
+    /// The most that are run in full.
+    const MOST_EXACT: usize = 1024;
+    for (algorithm, collective) in [
+        (Algorithm::Doubling, Collective::AllGather),
+        (Algorithm::Halving, Collective::ReduceScatter),
+        (Algorithm::Halving, Collective::AllReduce),
+    ] {
+        for per_rank in [8, 800] {
+            let exact = time(MOST_EXACT, algorithm, collective, per_rank * MOST_EXACT);
+            let more = time(MOST_EXACT + 1, algorithm, collective, per_rank * (MOST_EXACT + 1));
+            assert!(!exact.symmetric && more.symmetric);
+            // One rank more is one round more of eleven, or two of twenty-two.
+            let ratio = more.time_us / exact.time_us;
+            assert!((0.9..1.2).contains(&ratio), "{algorithm} {collective:?} {per_rank}: {ratio}");
+        }
+    }
 }

@@ -280,6 +280,9 @@ fn spawn(options: &Options, index: usize, board: &Board, report: &OwnedFd) -> Re
     command.arg0("ring-perf").args(&options.arguments);
     command.args(["--procs", &format!("{}", options.procs.unwrap_or(2))]);
     command.args(["--rank-process", &hidden]);
+    if let Some(left) = options.time_left {
+        command.args(["--time-left", &left.as_millis().to_string()]);
+    }
     // SAFETY: prctl and getppid are async-signal-safe and touch no memory.
     unsafe {
         command.pre_exec(move || {

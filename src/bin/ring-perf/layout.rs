@@ -109,8 +109,8 @@ impl Cell {
                 plain(total, total, total, vec![part])
             }
             Operation::Barrier => plain(0, 0, 0, Vec::new()),
+            _ if self.operation.is_vector() => self.vector_layout(rank, n),
             // At least one element per rank: a smaller call is none.
-            _ if self.operation.is_vector() => self.vector_layout(total.max(n), rank, n),
             _ => self.blocks((total / n).max(1), rank, n),
         }
     }
@@ -166,9 +166,15 @@ impl Cell {
         layout
     }
 
+    /// The blocks of a v form, in elements: at least one per rank, a smaller call is none.
+    pub fn uneven_blocks(&self, n: usize) -> Vec<usize> {
+        uneven((self.bytes / self.data_type.size()).max(n), n)
+    }
+
     /// Uneven blocks with a gap of one element between them, which must stay as it was.
-    fn vector_layout(&self, total: usize, rank: usize, n: usize) -> Layout {
-        let counts = uneven(total, n);
+    fn vector_layout(&self, rank: usize, n: usize) -> Layout {
+        let counts = self.uneven_blocks(n);
+        let total = counts.iter().sum();
         let at = follow(&counts, 1);
         let whole = extent(&counts, &at);
         let own = counts[rank];

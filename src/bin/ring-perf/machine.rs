@@ -31,6 +31,8 @@ pub struct Machine {
     /// measured.
     pub cross_core_ns: Option<(f64, f64)>,
     pub bandwidth: Option<Bandwidth>,
+    /// What the caches hold of what the ranks use; 0: not known.
+    pub cache_bytes: usize,
 }
 
 impl Machine {
@@ -41,7 +43,9 @@ impl Machine {
         let model = model.and_then(|rest| rest.split_once(':')).map(|(_, name)| name.trim());
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let cpu = model.unwrap_or(std::env::consts::ARCH).to_string();
-        Machine { cpu, cores, ..Machine::default() }
+        // Where streaming stores begin to win: half of the last cache.
+        let cache_bytes = 2 * ringcomm::device::host::streaming_threshold();
+        Machine { cpu, cores, cache_bytes, ..Machine::default() }
     }
 
     /// Measure the rest; takes about a second.

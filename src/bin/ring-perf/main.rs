@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+mod allowance;
 mod arena;
 mod board;
 mod compare;
@@ -20,6 +21,7 @@ mod measure;
 mod naive;
 #[path = "../shared/nearest.rs"]
 mod nearest;
+mod network;
 mod numeric;
 mod operation;
 mod option_table;

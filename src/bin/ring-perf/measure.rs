@@ -8,17 +8,16 @@
 //! make the 99th percentile. A time is the longest of the ranks' (`-a` chooses another); the median
 //! and the least are taken over these.
 
+use crate::allowance::Budget;
 use crate::board::{Board, Broken, List, SAMPLES};
 use crate::options::{Average, Options};
 use crate::stage::Stage;
 use ringcomm::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Calls longer than this, in seconds, are timed one by one: a hundred times what a small call
 /// takes, so that reading the clock and a start that is not quite together are below the noise.
 const SINGLE: f64 = 20e-6;
-/// Fewer times than this make no median.
-const LEAST_ITERATIONS: usize = 5;
 /// Blocks of short calls per block of single times.
 const TAIL_EVERY: usize = 4;
 
@@ -72,6 +71,7 @@ impl Block {
 /// budget or the asked number of iterations is used up.
 struct Director<'a> {
     options: &'a Options,
+    budget: Budget,
     /// Iterations that fit one block.
     block: usize,
     begun: Instant,
@@ -85,9 +85,10 @@ struct Director<'a> {
 }
 
 impl Director<'_> {
-    fn new(options: &Options, block: usize) -> Director<'_> {
+    fn new(options: &Options, budget: Budget, block: usize) -> Director<'_> {
         Director {
             options,
+            budget,
             block,
             begun: Instant::now(),
             warmed: 0,
@@ -100,7 +101,8 @@ impl Director<'_> {
     }
 
     fn next(&mut self) -> Block {
-        let budget = Duration::from_millis(self.options.budget_ms);
+        let budget = self.budget.time;
+        let most = self.longest_block();
         // An asked number is met; the default gives way where five calls would eat the budget.
         let (warmup, exact) = match self.options.warmup {
             Some(asked) => (asked, true),
@@ -108,19 +110,19 @@ impl Director<'_> {
             None if self.estimate < SINGLE => (5 * self.block, false),
             None => ((2 * self.block).max(5), false),
         };
-        let tired = !exact && self.warmed > self.block && self.begun.elapsed() > budget / 3;
+        let tired = !exact && self.warmed > most && self.begun.elapsed() > budget / 3;
         if self.timed_since.is_none() && self.warmed < warmup && !tired {
-            return Block::WarmUp(self.block.min(warmup - self.warmed));
+            return Block::WarmUp(most.min(warmup - self.warmed));
         }
         let since = *self.timed_since.get_or_insert_with(Instant::now);
         let left = match self.options.iterations {
             Some(asked) => asked - self.done,
-            None if self.done < LEAST_ITERATIONS => LEAST_ITERATIONS - self.done,
+            None if self.done < self.budget.least => self.budget.least - self.done,
             None if since.elapsed() > budget => 0,
             None if self.kept.iter().any(|kept| kept + self.block > SAMPLES) => 0,
             None => usize::MAX,
         };
-        let iterations = self.block.min(left);
+        let iterations = most.min(left);
         if iterations == 0 {
             return Block::Stop;
         }
@@ -132,6 +134,16 @@ impl Director<'_> {
         } else {
             Block::Whole(iterations)
         }
+    }
+
+    /// Iterations of the next block: as many as have buffers, but little of a tight budget.
+    fn longest_block(&self) -> usize {
+        if !self.budget.is_tight() {
+            return self.block;
+        }
+        // Unknown at first: one call tells.
+        let fitting = self.budget.time.as_secs_f64() / (4.0 * self.estimate);
+        if self.warmed == 0 { 1 } else { (fitting as usize).clamp(1, self.block) }
     }
 
     fn ran(&mut self, block: Block, seconds: f64) {
@@ -212,9 +224,9 @@ impl<'a> Clock<'a> {
     }
 
     /// Measure one placement. All ranks call this together; the times are complete on rank 0.
-    pub fn measure(&mut self, stage: &mut Stage) -> Result<Times, Broken> {
+    pub fn measure(&mut self, stage: &mut Stage, budget: Budget) -> Result<Times, Broken> {
         let aggregate = self.options.aggregate;
-        let mut director = Director::new(self.options, stage.turns() / aggregate);
+        let mut director = Director::new(self.options, budget, stage.turns() / aggregate);
         let mut kept = [0; 2];
         let mut iteration = 0;
         for number in 0.. {
@@ -342,7 +354,7 @@ mod tests {
         for (asked, block) in [(1, 63), (7, 3), (200, 63)] {
             let options =
                 Options { iterations: Some(asked), warmup: Some(2), ..Options::default() };
-            let mut director = Director::new(&options, block);
+            let mut director = Director::new(&options, Budget::whole(options.budget()), block);
             loop {
                 let block = director.next();
                 assert_eq!(Block::decode(block.encode()), block);
@@ -356,10 +368,31 @@ mod tests {
     }
 
     #[test]
+    fn a_tight_budget_makes_do_with_one_iteration() {
+        let options = Options::default();
+        let budget = Budget { time: std::time::Duration::ZERO, least: 1 };
+        let mut director = Director::new(&options, budget, 63);
+        loop {
+            let block = director.next();
+            if block == Block::Stop {
+                break;
+            }
+            assert_eq!(block.iterations(), 1);
+            director.ran(block, 1.0);
+        }
+        assert!(
+            director.done == 1 && director.warmed <= 2,
+            "{} {}",
+            director.done,
+            director.warmed
+        );
+    }
+
+    #[test]
     fn a_cold_first_block_does_not_decide_how_short_calls_are_timed() {
         let options = Options { budget_ms: 1_000_000, ..Options::default() };
         let first = |paces: [f64; 2]| {
-            let mut director = Director::new(&options, 63);
+            let mut director = Director::new(&options, Budget::whole(options.budget()), 63);
             let mut paces = paces.into_iter().chain(std::iter::repeat(paces[1]));
             loop {
                 let block = director.next();

@@ -4,6 +4,7 @@ use crate::nearest::nearest;
 use crate::options::{Average, Child, Csv, Entry, Options, Progression, Roots, Takes};
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
+use std::time::Duration;
 
 use Takes::{Nothing, Perhaps, Value};
 
@@ -61,7 +62,7 @@ pub static OPTIONS: &[Entry] = &[
         Ok(())
     }),
     row('c', "check", Value("0|1"), "check every iteration's result (default 1)", |o, v| {
-        number(v).map(|count| o.check = count != 0)
+        switch(v).map(|on| o.check = on)
     }),
     row('p', "parallel_init", Value("0|1"), "threads join one by one by id (default 0)", |o, v| {
         switch(v).map(|on| o.parallel_init = on)
@@ -135,7 +136,11 @@ pub static OPTIONS: &[Entry] = &[
     row('F', "output_file", Value("FILE"), "as --csv FILE", csv),
     row(' ', "plot", Value("FILE.svg"), "draw time and busbw against size", |o, v| {
         o.plot = Some(v.into());
-        Ok(())
+        if v.to_ascii_lowercase().ends_with(".svg") {
+            Ok(())
+        } else {
+            Err("must end in .svg".into())
+        }
     }),
     row(' ', "compare", Value("OLD.json"), "print ratios; exit 3 past the tolerance", |o, v| {
         o.compare = Some(v.into());
@@ -173,7 +178,7 @@ pub static OPTIONS: &[Entry] = &[
         },
     ),
     row(' ', "network", Value("SPEC"), "as alpha=2us,beta=12.5GB/s (the default)", |o, v| {
-        o.network = v.into();
+        o.network = Some(v.into());
         Ok(())
     }),
     row(' ', "trace", Value("FILE"), "replay a model's gradients: name count type", |o, v| {
@@ -188,6 +193,10 @@ pub static OPTIONS: &[Entry] = &[
     }),
     row(' ', "inject-fault", Value("RANK:CALL:BYTE"), "", |o, v| {
         o.fault = Some(v.into());
+        Ok(())
+    }),
+    row(' ', "time-left", Value("MS"), "", |o, v| {
+        o.time_left = Some(Duration::from_millis(number(v)? as u64));
         Ok(())
     }),
     row(' ', "endpoint-naive", Nothing, "", |o, _| {

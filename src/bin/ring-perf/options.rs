@@ -6,6 +6,7 @@
 use crate::nearest::nearest;
 use crate::operation::Operation;
 use ringcomm::types::{DataType, ReduceOp};
+use std::time::Duration;
 
 /// How the next size follows from the last.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +72,8 @@ pub struct Options {
     pub explain: bool,
     pub simulate: Option<usize>,
     pub ranks_per_host: Option<usize>,
-    pub network: String,
+    /// Of the simulation.
+    pub network: Option<String>,
     pub trace: Option<String>,
     pub bucket_bytes: usize,
     pub first_bucket_bytes: usize,
@@ -84,6 +86,8 @@ pub struct Options {
     pub in_place: bool,
     /// Milliseconds of wall time for one placement of one row.
     pub budget_ms: u64,
+    /// The run has to end so soon, whatever is left out.
+    pub time_left: Option<Duration>,
     pub rotate: Option<usize>,
     pub pin: Option<bool>,
     pub probe: bool,
@@ -133,7 +137,7 @@ impl Default for Options {
             explain: false,
             simulate: None,
             ranks_per_host: None,
-            network: "alpha=2us,beta=12.5GB/s".into(),
+            network: None,
             trace: None,
             // What torch's DistributedDataParallel ships: 25 MiB buckets, the first of 1 MiB.
             bucket_bytes: 25 << 20,
@@ -147,6 +151,7 @@ impl Default for Options {
             in_place: true,
             // The default table has 96 cells: 60 ms each, and start-up, stay under 20 s.
             budget_ms: 60,
+            time_left: None,
             rotate: None,
             pin: None,
             probe: true,
@@ -158,7 +163,16 @@ impl Default for Options {
     }
 }
 
+/// Of the 20 s of a run without arguments: starting processes, and what is begun last, take the
+/// rest.
+const DEFAULT_RUN: Duration = Duration::from_secs(17);
+
 impl Options {
+    /// The time for a placement of a row.
+    pub fn budget(&self) -> Duration {
+        Duration::from_millis(self.budget_ms)
+    }
+
     /// The sizes of the scan, in bytes.
     pub fn sizes(&self) -> Vec<usize> {
         let least = self.min_bytes.unwrap_or(self.max_bytes.map_or(8, |most| most.min(8)));
@@ -190,6 +204,10 @@ impl Options {
         if self.tcp && self.simulate.is_some() {
             return Err("--tcp runs, --simulate does not: give one of them".into());
         }
+        if self.network.is_some() && self.simulate.is_none() {
+            return Err("--network describes what --simulate RANKS simulates: give both".into());
+        }
+        self.reduces_something()?;
         if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
             return Err(
                 "--save-profile measures; it goes with neither --profile nor --simulate".into()
@@ -218,6 +236,25 @@ impl Options {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
         }
         Ok(())
+    }
+
+    /// Of types and reductions that are asked for by name, each goes with each.
+    fn reduces_something(&self) -> Result<(), String> {
+        let by_name = self.types != DataType::ALL && self.reductions.len() < ReduceOp::ALL.len();
+        if !by_name || !self.operations.iter().any(|operation| operation.reduces()) {
+            return Ok(());
+        }
+        let pairs = self.types.iter().flat_map(|data_type| {
+            self.reductions.iter().map(move |reduction| (data_type, reduction))
+        });
+        match pairs.into_iter().find(|(data_type, reduction)| !reduction.supports(**data_type)) {
+            None => Ok(()),
+            Some((data_type, reduction)) => Err(format!(
+                "{} has no {}: there is nothing to run",
+                data_type.name(),
+                reduction.name()
+            )),
+        }
     }
 
     /// Whether the root is a rank; of a launched job with so many ranks, where it is part of one.
@@ -262,6 +299,8 @@ pub enum Parsed {
 
 pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
     let mut options = Options { arguments: arguments.to_vec(), ..Options::default() };
+    // What runs without having been asked for anything takes less than 20 s.
+    options.time_left = arguments.is_empty().then_some(DEFAULT_RUN);
     let mut rest = arguments.iter().peekable();
     while let Some(argument) = rest.next() {
         if matches!(argument.as_str(), "-h" | "--help") {
@@ -386,6 +425,24 @@ mod tests {
         let most = usize::MAX.to_string();
         let error = run(&["-t", &most, "--procs", &most]).unwrap_err();
         assert!(error.contains("ranks on one machine"), "{error}");
+    }
+
+    #[test]
+    fn what_has_no_effect_is_refused() {
+        let refused = |arguments: &[&str], why: &str| {
+            let error = run(arguments).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        };
+        refused(&["-d", "float", "-o", "band"], "float has no band");
+        refused(&["all_reduce", "barrier", "-d", "bool", "-o", "avg"], "bool has no avg");
+        refused(&["-d", "int,float", "-o", "sum,bor"], "float has no bor");
+        refused(&["-c", "5"], "use 0 or 1");
+        refused(&["--network", "alpha=2"], "give both");
+        refused(&["--plot", "x.png"], "must end in .svg");
+        refused(&["allgatherv"], "did you mean all_gather_v?");
+        assert!(run(&["-d", "all", "-o", "band"]).is_ok());
+        assert!(run(&["-d", "float", "-o", "all"]).is_ok());
+        assert!(run(&["barrier", "-d", "bool", "-o", "avg"]).is_ok());
     }
 
     #[test]

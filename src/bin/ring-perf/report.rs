@@ -1,14 +1,20 @@
 //! The table, in nccl-tests' columns, and the same rows as comma-separated values.
 
+use crate::allowance::LEAST_ITERATIONS;
 use crate::launch::{self, Mode};
-use crate::layout::{Placement, least_traffic};
+use crate::layout::{Cell, Placement, least_traffic};
 use crate::machine::Machine;
 use crate::operation::Operation;
+use crate::option_table::data_type;
 use crate::options::Options;
 use crate::row::Row;
+use ringcomm::algorithm::{Algorithm, host_order, serial_order};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
 
 /// How much of the memory's bandwidth the row's least traffic is, in per cent: sums against the add
-/// figure, copies against the copy figure, of all cores.
+/// figure, copies against the copy figure, of all cores. What fits the cache is not held against
+/// the memory.
 pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
     let (Some(bandwidth), Some(operation)) = (machine.bandwidth, Operation::parse(&row.op)) else {
         return f64::NAN;
@@ -16,7 +22,11 @@ pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
     let placement = if row.in_place { Placement::InPlace } else { Placement::OutOfPlace };
     let bytes = least_traffic(operation, row.bytes, row.ranks, placement);
     let gbs = if operation.reduces() { bandwidth.add_all } else { bandwidth.copy_all };
-    if bytes == 0.0 { f64::NAN } else { bytes / (gbs * 1e9) / (row.time_us * 1e-6) * 100.0 }
+    if bytes <= machine.cache_bytes as f64 {
+        f64::NAN
+    } else {
+        bytes / (gbs * 1e9) / (row.time_us * 1e-6) * 100.0
+    }
 }
 
 /// With `--tcp`: how the ranks reach each other.
@@ -154,11 +164,27 @@ pub fn line(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     )
 }
 
+/// In which order it reduces, where that makes a difference.
+fn order(row: &Row) -> &'static str {
+    let reduces = Operation::parse(&row.op).is_some_and(Operation::reduces);
+    let rounds = data_type(&row.data_type).is_ok_and(DataType::is_float)
+        && !matches!(row.redop.as_str(), "min" | "max");
+    match Algorithm::from_name(&row.algorithm) {
+        Ok(algorithm) if reduces && rounds => match () {
+            _ if serial_order(algorithm, Collective::AllReduce) => ", in rank order",
+            _ if host_order(algorithm) => ", in host order",
+            _ => ", in an order of its own",
+        },
+        _ => "",
+    }
+}
+
 /// The line that `--explain` adds below.
 pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     let one = |row: &Row| {
         let place = if row.in_place { "in place" } else { "out of place" };
         let mut text = format!("#   {place}: {} over {}", row.algorithm, row.transport);
+        text += order(row);
         if row.channels > 0 {
             text += &format!(
                 ", channels {}, chunks {}, slices {} of {} B",
@@ -180,6 +206,27 @@ pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String
     };
     let lines: Vec<String> = [out_of_place, in_place].into_iter().flatten().map(one).collect();
     lines.join("\n")
+}
+
+/// What of a mode was left out so that the run ends in time, from the cell `first` on.
+pub fn shortened(rows: &[Row], mode: Mode, first: Option<&Cell>) -> Vec<String> {
+    let few = |row: &&Row| row.mode == mode.name() && row.iterations < LEAST_ITERATIONS;
+    let few = rows.iter().filter(few).count();
+    let mut lines = Vec::new();
+    if few > 0 {
+        lines.push(format!(
+            "# {few} measurements of fewer than {LEAST_ITERATIONS} iterations: a run without \
+             arguments ends within 20 s, and this machine is busy"
+        ));
+    }
+    lines.extend(first.map(|cell| {
+        format!(
+            "# left out, to end within 20 s: {} from {} B on",
+            cell.operation.name(),
+            cell.bytes
+        )
+    }));
+    lines
 }
 
 /// What ends the report: nccl-tests' two lines.
@@ -241,8 +288,11 @@ mod tests {
         let machine = Machine { bandwidth: Some(bandwidth), ..Machine::default() };
         let row = Row { op: "all_reduce".into(), bytes: 1_000_000, ranks: 2, ..Row::default() };
         // 4 MB at 50 GB/s are 80 us.
-        let share = memory_share(&Row { time_us: 160.0, ..row }, &machine);
+        let row = Row { time_us: 160.0, ..row };
+        let share = memory_share(&row, &machine);
         assert!((share - 50.0).abs() < 1e-9, "{share}");
+        let cached = Machine { cache_bytes: 4_000_000, ..machine };
+        assert!(memory_share(&row, &cached).is_nan());
     }
 
     #[test]

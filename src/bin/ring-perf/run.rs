@@ -7,18 +7,20 @@ use crate::json::{Value, object};
 use crate::launch::{self, Mode};
 use crate::layout::Cell;
 use crate::machine::Machine;
+use crate::network::Network;
 use crate::options::{Csv, Options};
 use crate::plot;
 use crate::profile;
 use crate::progress::Progress;
 use crate::report;
 use crate::row::Row;
-use crate::simulate::{self, Network};
+use crate::simulate;
 use crate::worker;
 use crate::{Status, complain, say, trace};
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::rendezvous::Found;
+use std::time::Instant;
 
 /// Why there is no report.
 pub enum Failure {
@@ -43,6 +45,7 @@ fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
 }
 
 pub fn everything(options: &Options) -> Result<Status, Failure> {
+    let begun = Instant::now();
     if options.gpus > 0 {
         return gpu::run(options, options.gpus);
     }
@@ -55,6 +58,9 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
         let mode = modes[0];
         launch::be_child(options, child, &cells(options, mode)?, mode)?;
         return Ok(Status::Fine);
+    }
+    if found.as_ref().is_none_or(|found| found.rank == 0) {
+        outputs_are_writable(options)?;
     }
     if let Some(name) = &options.algorithm {
         Algorithm::from_name(name).map_err(|error| Failure::Option(format!("--algo: {error}")))?;
@@ -82,8 +88,11 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
         say(&report::header(options, &machine));
     }
     let mut session = Session { options, machine, found, rows: Vec::new(), failed: false, quiet };
-    for mode in modes {
-        session.measure(mode)?;
+    let several = modes.len();
+    for (done, mode) in modes.into_iter().enumerate() {
+        let left = options.time_left.map(|total| total.saturating_sub(begun.elapsed()));
+        let share = left.map(|left| left / (several - done) as u32);
+        session.measure(mode, &Options { time_left: share, ..options.clone() })?;
     }
     session.finish(old)
 }
@@ -103,12 +112,8 @@ fn follow(options: &Options, found: &Found, mode: Mode) -> Result<Status, Failur
 
 /// The table of a job that is not run.
 fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
-    let network = Network::parse(&options.network).map_err(Failure::Option)?;
-    if let Some(operation) = options.operations.iter().find(|operation| !simulate::can(**operation))
-        && options.operations.len() == 1
-    {
-        return Err(Failure::Option(format!("{} cannot be simulated", operation.name())));
-    }
+    let network =
+        Network::parse(options.network.as_deref().unwrap_or("")).map_err(Failure::Option)?;
     let quiet = options.csv == Some(Csv::Output);
     let machine = Machine::described();
     let found = None;
@@ -121,7 +126,7 @@ fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
         ));
     }
     let mut titled = None;
-    for cell in worker::cells(options, nranks).iter().filter(|cell| simulate::can(cell.operation)) {
+    for cell in &worker::cells(options, nranks) {
         let row = simulate::row(cell, nranks, &network, options).map_err(Failure::Run)?;
         if !quiet {
             if titled != Some(cell.operation) {
@@ -151,8 +156,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn measure(&mut self, mode: Mode) -> Result<(), Failure> {
-        let options = self.options;
+    /// Measure a mode, with its share of the time where there is an end to it.
+    fn measure(&mut self, mode: Mode, options: &Options) -> Result<(), Failure> {
         let cells = cells(options, mode)?;
         if let Some(path) = options.trace.as_ref().filter(|_| !self.quiet) {
             say(&trace::describe(options, path).map_err(Failure::Option)?);
@@ -164,13 +169,14 @@ impl Session<'_> {
         });
         let total = cells.iter().map(|cell| worker::placements(options, cell).len()).sum();
         let mut progress = Progress::new(total);
-        let (mut titled, mut halves) = (None, Vec::new());
+        let (mut titled, mut halves, mut left_out) = (None, Vec::new(), None);
         let mut receive = |value: Value| {
             if let Some(text) = value.text("failed").or(value.text("wrong")) {
                 progress.clear();
                 complain(text);
                 self.failed |= value.text("failed").is_some();
             }
+            left_out = left_out.or(value.number("left_out_from"));
             let Some(mut row) = value.field("row").and_then(Row::from_json) else { return };
             row.mem = report::memory_share(&row, &self.machine);
             progress.step(&format!("{} {} B", row.op, row.bytes));
@@ -199,8 +205,14 @@ impl Session<'_> {
             None => launch::run(options, &cells, mode, &mut receive)?,
         }
         progress.clear();
-        if awaited.next().is_some() {
-            self.failed = true;
+        if let Some(row) = halves.first().filter(|_| !self.quiet) {
+            say(&report::line(Some(row), None));
+        }
+        let missing = awaited.next().is_some();
+        self.failed |= missing && left_out.is_none();
+        if options.time_left.is_some() && !self.quiet {
+            let first = left_out.and_then(|number| cells.get(number as usize));
+            report::shortened(&self.rows, mode, first).iter().for_each(|line| say(line));
         }
         Ok(())
     }
@@ -239,6 +251,27 @@ impl Session<'_> {
         // A wrong result outweighs a slow one.
         Ok(if wrong || self.failed { Status::Wrong } else { status })
     }
+}
+
+/// A report that cannot be written is known before anything is measured. What is there stays until
+/// the new report takes its place: it may be what the run is compared with.
+fn outputs_are_writable(options: &Options) -> Result<(), Failure> {
+    let csv = match &options.csv {
+        Some(Csv::File(path)) => Some(path),
+        _ => None,
+    };
+    let outputs = [
+        ("--json", options.json.as_ref()),
+        ("--csv", csv),
+        ("--plot", options.plot.as_ref()),
+        ("--save-profile", options.save_profile.as_ref()),
+    ];
+    for (name, path) in outputs {
+        let Some(path) = path else { continue };
+        let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        opened.map_err(|error| Failure::Option(format!("{name} {path}: {error}")))?;
+    }
+    Ok(())
 }
 
 fn save(path: &str, text: &str) -> Result<(), Failure> {

@@ -8,11 +8,14 @@
 
 use crate::arena::{Arena, Buffer, POISON, differences, taken};
 use crate::endpoint::Endpoint;
+use crate::job;
+use crate::launch;
 use crate::layout::{Cell, Layout, Origin, Placement};
 use crate::numeric;
 use crate::operation::Operation;
 use crate::options::Options;
 use crate::pattern::{self, Pattern, VARIANTS};
+use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::communicator::{Call, Message};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
@@ -58,6 +61,18 @@ fn buffer_sizes(
     }
 }
 
+/// Whether the library promises the serial order of every reduction: where it was asked for, and
+/// between ranks of one host unless an algorithm of another order was.
+fn is_serial(options: &Options) -> bool {
+    let Ok(config) = launch::config(options) else { return false };
+    let free = |name: &String| {
+        let forced = Algorithm::from_name(name).ok();
+        forced.is_none_or(|forced| serial_order(forced, Collective::AllReduce))
+    };
+    let one_host = !options.tcp && job::found(options).is_none();
+    config.deterministic || one_host && config.algorithm.as_ref().is_none_or(free)
+}
+
 /// Bytes of arena for it.
 pub fn arena_bytes(cell: &Cell, placement: Placement, rank: usize, n: usize, o: &Options) -> usize {
     let layout = cell.layout(rank, n);
@@ -94,7 +109,7 @@ impl<'a> Stage<'a> {
     ) -> Stage<'a> {
         let turns = rotation(cell, nranks, options);
         let op = cell.operation.reduces().then_some(cell.op);
-        let pattern = Pattern::new(cell.data_type, op, nranks, options.deterministic);
+        let pattern = Pattern::new(cell.data_type, op, nranks, is_serial(options));
         let (inputs, results) = buffer_sizes(cell, placement, layout, turns);
         let sends = inputs.len();
         let mut buffers = arena.carve(inputs.into_iter().chain(results));

@@ -1,5 +1,6 @@
 //! What one rank does: every cell in order, out of place and in place; rank 0 reports.
 
+use crate::allowance::{Allowance, Budget};
 use crate::arena::Arena;
 use crate::board::{Board, Broken};
 use crate::endpoint::Endpoint;
@@ -13,6 +14,7 @@ use crate::row::Row;
 use crate::stage::{Stage, arena_bytes, kind};
 use ringcomm::communicator::{Explanation, Mapped};
 use ringcomm::types::ReduceOp;
+use std::time::Instant;
 
 /// What travels from the ranks to the report: one JSON object each.
 pub type Sink<'a> = &'a dyn Fn(Value);
@@ -128,13 +130,20 @@ fn measure_all(
     }
     let mut clock = Clock::new(board, rank, options);
     clock.fault = fault(options, rank);
-    for (number, cell) in cells.iter().enumerate() {
+    let mut pace = Pace::new(options, cells);
+    'cells: for (number, cell) in cells.iter().enumerate() {
         board.working_on(rank, number);
         let layout = cell.layout(rank, nranks);
         for placement in placements(options, cell) {
+            let Some(budget) = pace.next(board, rank)? else {
+                if rank == 0 {
+                    sink(object([("left_out_from", number.into())]));
+                }
+                break 'cells;
+            };
             let what = (cell, &layout, placement);
             let mut stage = Stage::new(endpoint, &arena, (rank, nranks), what, options);
-            let times = clock.measure(&mut stage)?;
+            let times = clock.measure(&mut stage, budget)?;
             board.report_wrong(rank, stage.wrong as u64, stage.first.unwrap_or_default());
             board.share(rank, [0; 2])?;
             board.barrier()?;
@@ -147,6 +156,36 @@ fn measure_all(
     }
     endpoint.finalize()?;
     Ok(())
+}
+
+/// What the next placement may take, where rank 0 decides whether there is time for it.
+struct Pace {
+    usual: Budget,
+    begun: Instant,
+    allowance: Option<Allowance>,
+}
+
+impl Pace {
+    fn new(options: &Options, cells: &[Cell]) -> Pace {
+        let (begun, usual) = (Instant::now(), options.budget());
+        let placements = cells.iter().map(|cell| placements(options, cell).len()).sum();
+        let allowance = options.time_left.map(|left| Allowance::new(left, usual, placements));
+        Pace { usual: Budget::whole(usual), begun, allowance }
+    }
+
+    /// The same on all ranks; `None`: the rest is left out.
+    fn next(&mut self, board: &Board, rank: usize) -> Result<Option<Budget>, Broken> {
+        // A measurement begins with the other place for a decision.
+        const PLACE: usize = 1;
+        let Some(allowance) = &mut self.allowance else { return Ok(Some(self.usual)) };
+        if rank == 0 {
+            let budget = allowance.next(self.begun.elapsed());
+            board.decide(PLACE, budget.map_or(0, Budget::encode));
+        }
+        board.start_together()?;
+        let word = board.decision(PLACE);
+        Ok((word != 0).then(|| Budget::decode(word)))
+    }
 }
 
 fn report(

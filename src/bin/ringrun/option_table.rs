@@ -43,6 +43,12 @@ pub static OPTIONS: &[Entry] = &[
     ),
     row(&["-x", "--env"], Value("NAME[=VALUE]"), "set a variable for every rank", variable),
     row(
+        &["--network-interface", "--network-interfaces"],
+        Value("NAME,..."),
+        "as -x RINGCOMM_SOCKET_IFNAME==NAME,...",
+        |o, v| variable(o, &format!("RINGCOMM_SOCKET_IFNAME=={v}")),
+    ),
+    row(
         &["--wdir", "-wdir"],
         Value("DIR"),
         "directory of the ranks (default: this one)",

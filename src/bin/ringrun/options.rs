@@ -132,8 +132,8 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
             _ => {}
         }
         let (name, attached) = match text.split_once('=') {
-            Some((name, value)) if name.starts_with("--") => (name, Some(value)),
-            _ => (text, None),
+            Some((name, value)) => (name, Some(value)),
+            None => (text, None),
         };
         let entry = find(name)?;
         let value = match (entry.takes, attached) {
@@ -194,6 +194,16 @@ impl Options {
     }
 }
 
+/// What mpirun and horovodrun have and ringrun does not, and what to do instead.
+const ELSEWHERE: &[(&[&str], &str)] = &[
+    (&["--verbose", "-v"], "use -x RINGCOMM_DEBUG=2"),
+    (&["--oversubscribe", "-oversubscribe"], "leave it out, hosts take as many ranks as -H says"),
+    (&["-mca", "--mca", "-genv"], "settings are variables RINGCOMM_..., given with -x"),
+    (&["--bind-to", "-bind-to", "--map-by", "-map-by"], "leave it out, ranks are bound to no core"),
+    (&["--allow-run-as-root"], "leave it out, nothing is needed for that"),
+    (&["--gloo", "--mpi", "--use-gloo", "--use-mpi"], "leave it out, there is one way to start"),
+];
+
 fn find(name: &str) -> Result<&'static Entry, String> {
     let same = |entry: &&Entry| entry.names.contains(&name);
     OPTIONS.iter().find(same).ok_or_else(|| {
@@ -209,6 +219,9 @@ fn find(name: &str) -> Result<&'static Entry, String> {
         let guess = nearest(name.trim_start_matches('-'), &bare)
             .and_then(|near| bare.iter().position(|bare| *bare == near))
             .map(|at| format!("; did you mean {}?", all[at]));
+        if let Some((_, instead)) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name)) {
+            return format!("ringrun has no {name}: {instead}");
+        }
         let help = "; ringrun --help lists them all".to_string();
         format!("there is no option {name}{}", guess.unwrap_or(help))
     })
@@ -228,7 +241,12 @@ mod tests {
 
     #[test]
     fn every_launchers_spelling_means_the_same() {
-        for text in ["-np 4 -H a:2,b:2 p", "-n 4 --hosts a:2,b:2 p", "--np=4 -host a:2,b:2 p"] {
+        for text in [
+            "-np=4 -H=a:2,b:2 p",
+            "-np 4 -H a:2,b:2 p",
+            "-n 4 --hosts a:2,b:2 p",
+            "--np=4 -host a:2,b:2 p",
+        ] {
             let options = run(text).unwrap();
             assert_eq!((options.ranks, options.hosts.unwrap().len()), (Some(4), 2), "{text}");
         }
@@ -258,6 +276,10 @@ mod tests {
             ("--check p", "leave it out"),
             ("--status --jso", "does not know --jso"),
             ("-x RANK=3 p", "sets RANK"),
+            ("--verbose -np 2 p", "use -x RINGCOMM_DEBUG=2"),
+            ("-np 2 --oversubscribe p", "as many ranks as -H says"),
+            ("-np 2 -mca btl tcp p", "variables RINGCOMM_"),
+            ("-np 2 -bind-to none p", "bound to no core"),
         ] {
             let error = run(text).unwrap_err();
             assert!(error.contains(wanted), "{text}: {error}");
@@ -270,5 +292,8 @@ mod tests {
         let expected = [("A", None), ("B", Some("1=2")), ("C", Some(""))]
             .map(|(name, value)| (name.to_string(), value.map(str::to_string)));
         assert_eq!(options.variables, expected);
+        let options = run("-np 2 --network-interface eth0,eth1 p").unwrap();
+        let expected = ("RINGCOMM_SOCKET_IFNAME".to_string(), Some("=eth0,eth1".to_string()));
+        assert_eq!(options.variables, [expected]);
     }
 }

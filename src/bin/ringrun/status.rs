@@ -28,7 +28,10 @@ type Answer = (u32, Result<String, String>);
 /// Answer; the text to print.
 pub fn answer(wanted: &Wanted) -> Result<String, String> {
     let all = folder::all();
-    let newest = all.first().ok_or("no job of yours runs on this machine")?;
+    let newest = all.first().ok_or_else(|| match &wanted.job {
+        Some(name) => format!("no job {name} of yours runs on this machine, nor any other"),
+        None => "no job of yours runs on this machine".into(),
+    })?;
     let chosen = match &wanted.job {
         None => newest,
         Some(name) => {

@@ -65,6 +65,11 @@ fn index(stream: Stream) -> usize {
     }
 }
 
+/// The error, with what it is about.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("--output-filename: {}: {error}", path.display()))
+}
+
 impl Writer {
     /// Start the thread; `folder` gets a file for each of `nranks` ranks and streams.
     pub fn start(folder: Option<&Path>, nranks: usize) -> io::Result<Writer> {
@@ -72,8 +77,11 @@ impl Writer {
         let width = (nranks - 1).to_string().len();
         let rank_files = |folder: &Path, rank: usize| -> io::Result<[File; 2]> {
             let folder = folder.join(format!("rank.{rank:0width$}"));
-            std::fs::create_dir_all(&folder)?;
-            let create = |stream: Stream| File::create(folder.join(stream.name()));
+            std::fs::create_dir_all(&folder).map_err(|error| named(&folder, &error))?;
+            let create = |stream: Stream| {
+                let path = folder.join(stream.name());
+                File::create(&path).map_err(|error| named(&path, &error))
+            };
             Ok([create(Stream::Output)?, create(Stream::Error)?])
         };
         let files = match folder {

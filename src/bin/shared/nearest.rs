@@ -1,7 +1,12 @@
 //! Which known name a mistyped one was meant to be: what every program's errors suggest.
 
-/// The known name that takes the fewest edits to reach, if they are few for its length.
+/// The known name that takes the fewest edits to reach, if they are few for its length. Words that
+/// are only joined otherwise are the same name.
 pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let joined = |name: &str| name.replace(['-', '_'], "");
+    if let Some(same) = known.iter().find(|known| joined(known) == joined(name)) {
+        return Some(same);
+    }
     let best = known.iter().map(|known| (edits(name, known), *known)).min()?;
     // A third of the letters wrong is still a slip; more is another word. An unfinished word
     // counts.
@@ -41,5 +46,6 @@ mod tests {
             assert_eq!(nearest(slip, &known), Some("hostfile"), "{slip}");
         }
         assert_eq!(nearest("verbose", &known), None);
+        assert_eq!(nearest("allgatherv", &["all_gather", "all_gather_v"]), Some("all_gather_v"));
     }
 }

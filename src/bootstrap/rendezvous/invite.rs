@@ -23,8 +23,10 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// Addresses of a host that are of use: an id carries as many.
 const ADDRESSES: usize = 2;
 
-/// What the network does where ranks meet through a file.
+/// What is known of the network, and what it does where ranks meet through a file.
 pub trait Network {
+    /// This rank's user says which host it is on: others may be on another one of this machine.
+    fn hosts_are_named(&self) -> bool;
     /// A new id that leads to this process, for rank 0 to leave in the file.
     fn new_id(&self) -> Result<UniqueId>;
     /// Whether somebody who holds the id's secret answers at its addresses.
@@ -106,7 +108,12 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
         Place::Machine => Target { place: found.place.to_string(), addresses: Vec::new() },
         Place::Address { host, port } => {
             let port = port_of_turn(*port, turn)?;
-            address(host, port, secret.is_some(), deadline)?
+            let meeting = match (secret.is_some(), network.hosts_are_named()) {
+                (false, _) => Meets::Here,
+                (true, false) => Meets::HereOnLoopback,
+                (true, true) => Meets::Anywhere,
+            };
+            address(host, port, meeting, deadline)?
         }
     };
     let secret = secret.map_or_else(secret::of_this_machine, Ok)?;
@@ -125,24 +132,41 @@ fn port_of_turn(port: u16, turn: u64) -> Result<u16> {
     })
 }
 
-/// Where `host` is. Without a secret, only this machine's own loopback is anywhere.
-fn address(host: &str, port: u16, secret: bool, deadline: Instant) -> Result<Target> {
+/// Which addresses lead to other machines.
+#[derive(Clone, Copy, PartialEq)]
+enum Meets {
+    /// None: there is no secret, and ranks meet on this machine.
+    Here,
+    /// All but loopback.
+    HereOnLoopback,
+    /// All of them: behind a loopback address may be another host that is played here.
+    Anywhere,
+}
+
+/// Where `host` is.
+fn address(host: &str, port: u16, meets: Meets, deadline: Instant) -> Result<Target> {
     let here = Target { place: format!("loopback port {port}"), addresses: Vec::new() };
-    let literal = host.parse::<IpAddr>();
-    if host.eq_ignore_ascii_case("localhost") || literal.is_ok_and(|ip| ip.is_loopback()) {
+    let literal = host.parse::<IpAddr>().ok();
+    let loopback =
+        host.eq_ignore_ascii_case("localhost") || literal.is_some_and(|ip| ip.is_loopback());
+    if loopback && meets != Meets::Anywhere {
         return Ok(here);
     }
     let addresses = resolve(host, port, deadline)?;
-    if secret {
+    if meets != Meets::Here {
         // Ranks may know the host by different addresses, but they call it by one name.
         return Ok(Target { place: format!("{}:{port}", host.to_lowercase()), addresses });
     }
     if addresses.iter().all(|address| address.ip().is_loopback()) {
         return Ok(here);
     }
+    let ip = addresses[0].ip();
+    let elsewhere = match literal == Some(ip) {
+        true => format!("{host} may be another"),
+        false => format!("{host} is {ip}"),
+    };
     Err(Error::usage(format!(
-        "without a secret ranks meet on one machine only, and {host} is {}: {ADVICE}",
-        addresses[0].ip()
+        "without a secret ranks meet on one machine only, and {elsewhere}: {ADVICE}"
     )))
 }
 
@@ -179,10 +203,14 @@ mod tests {
     use super::*;
     use crate::bootstrap::rendezvous::detect;
 
-    /// A network without anybody.
-    struct Nobody;
+    /// A network without anybody. Whether hosts have names on it.
+    struct Nobody(bool);
 
     impl Network for Nobody {
+        fn hosts_are_named(&self) -> bool {
+            self.0
+        }
+
         fn new_id(&self) -> Result<UniqueId> {
             UniqueId::generate()
         }
@@ -193,9 +221,18 @@ mod tests {
     }
 
     fn invited(url: &str, rank: usize, secret: Option<&str>) -> Result<Invitation> {
+        invited_on(&Nobody(false), url, rank, secret)
+    }
+
+    fn invited_on(
+        network: &Nobody,
+        url: &str,
+        rank: usize,
+        secret: Option<&str>,
+    ) -> Result<Invitation> {
         let lookup = |name: &str| secret.filter(|_| name == "RINGCOMM_SECRET").map(str::to_string);
         let found = detect(lookup, Some(url), Some(rank), Some(2)).unwrap();
-        invite(&found, &Nobody, Instant::now())
+        invite(&found, network, Instant::now())
     }
 
     const SECRET: Option<&str> = Some("sixteen letters!");
@@ -224,9 +261,16 @@ mod tests {
     }
 
     #[test]
+    fn loopback_is_the_way_to_other_hosts_where_hosts_have_names() {
+        let id = |secret| invited_on(&Nobody(true), "tcp://127.0.0.1:5", 0, secret).unwrap().id;
+        assert_eq!(id(SECRET).addresses(), ["127.0.0.1:5".parse().unwrap()]);
+        assert!(id(None).addresses().is_empty(), "without a secret nobody listens");
+    }
+
+    #[test]
     fn without_a_secret_only_loopback_is_served_and_the_text_says_what_to_set() {
         let text = invited("tcp://192.0.2.1:5", 0, None).unwrap_err().to_string();
-        assert!(text.contains("192.0.2.1") && text.contains("RINGCOMM_SECRET"), "{text}");
+        assert!(text.contains("192.0.2.1 may be another: set RINGCOMM_SECRET"), "{text}");
         assert!(text.contains("RINGCOMM_SECRET_FILE") && text.contains("ringrun"), "{text}");
         let text = invited("tcp://127.0.0.1:5", 0, Some("short")).unwrap_err().to_string();
         assert!(text.contains("5 characters"), "{text}");
@@ -258,10 +302,10 @@ mod tests {
             Some(value.to_string())
         };
         let found = detect(lookup, None, None, None).unwrap();
-        let first = invite(&found, &Nobody, Instant::now()).unwrap();
+        let first = invite(&found, &Nobody(false), Instant::now()).unwrap();
         let id = first.id.clone();
         first.met();
-        assert_ne!(invite(&found, &Nobody, Instant::now()).unwrap().id, id);
+        assert_ne!(invite(&found, &Nobody(false), Instant::now()).unwrap().id, id);
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn what_a_page_says_shows_on_all_its_mirrors() {
     page.begin(0, 77, 0, 10, 1);
     page.end(0, 2);
     page.begin(1, 78, 0, 20, 3);
-    page.record(1).unwrap().waiting_for.store(3, std::sync::atomic::Ordering::Relaxed);
+    page.record(1).unwrap().wait(2, 0);
     page.board.publish(&Announcement { attempt: 9, phase: Phase::Made, ..Announcement::NOTHING });
     page.fail(2, "a text");
     ranks[5].engine.as_ref().unwrap().publish();
@@ -157,7 +157,7 @@ fn an_awaited_rank_tells_what_it_is_at() {
     ranks[0].pages.mine().end(0, 1);
     ranks[0].pages.mine().begin(1, 5, 0, 1, 1);
     let record = ranks[0].pages.mine().record(1).unwrap();
-    record.waiting_for.store(3, std::sync::atomic::Ordering::Relaxed);
+    record.wait(2, 0);
     ranks[0].engine.as_ref().unwrap().publish();
     until("the answer", || ranks[0].pages.of(2).completed() == 1);
 }

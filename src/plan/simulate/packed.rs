@@ -115,8 +115,9 @@ pub(super) struct TurnedStep {
     len: usize,
 }
 
-/// What of a plan's timing does not depend on where on the circle its rank is.
-pub(super) fn turned(plan: &Plan) -> Vec<TurnedStep> {
+/// What of a plan's timing does not depend on where on the circle its rank is. With `joined`, a
+/// span that runs on over the last chunk is one message, which it is on most ranks.
+pub(super) fn turned(plan: &Plan, joined: bool) -> Vec<TurnedStep> {
     let distances = |ends: &[End]| {
         let distance = |peer: usize| (peer + plan.nranks - plan.rank) % plan.nranks;
         let mut distances: Vec<usize> = peers(ends).map(distance).collect();
@@ -134,5 +135,30 @@ pub(super) fn turned(plan: &Plan) -> Vec<TurnedStep> {
             len: step.span.len,
         }
     };
-    plan.steps.iter().map(step).collect()
+    let mut all: Vec<TurnedStep> = Vec::with_capacity(plan.steps.len());
+    let mut ends_at = None;
+    for next in &plan.steps {
+        let turned = step(next);
+        match all.last_mut() {
+            Some(last)
+                if joined
+                    && ends_at == Some(plan.nchunks)
+                    && next.span.first == 0
+                    && last.goes_with(&turned) =>
+            {
+                last.len += turned.len;
+            }
+            _ => all.push(turned),
+        }
+        ends_at = Some(next.span.first + next.span.len);
+    }
+    all
+}
+
+impl TurnedStep {
+    /// The two differ in nothing but their chunks.
+    fn goes_with(&self, next: &TurnedStep) -> bool {
+        let same = |step: &TurnedStep| (step.operands, step.local);
+        same(self) == same(next) && self.sources == next.sources && self.targets == next.targets
+    }
 }
