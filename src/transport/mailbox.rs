@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The words of a message: the region's number and its bytes.
+/// The words of a message: what its memory is called, and its bytes.
 const WORDS: usize = 2;
 
 /// Room for the descriptor of a message, aligned as the kernel's header for it. The space of one
@@ -43,7 +43,8 @@ impl Mailbox {
         }
     }
 
-    /// The next region that a peer sent, its bytes and its descriptor; `None` if there is none now.
+    /// The next memory that a peer sent: its name, its bytes and its descriptor; `None` if there is
+    /// none now.
     pub fn receive(&self) -> Result<Option<(u64, usize, OwnedFd)>> {
         let (mut words, mut ancillary) = ([0u64; WORDS], Ancillary::uninit());
         let mut part =
@@ -85,7 +86,12 @@ impl MailboxSender {
     /// full, or the peer or the region is gone.
     pub fn send(&self, region: u64) -> Result<()> {
         let (bytes, descriptor) = exports::descriptor(region)?;
-        let mut words = [region, bytes as u64];
+        self.hand(region, bytes, &descriptor)
+    }
+
+    /// Send memory by its descriptor. An error means that the peer does not have it.
+    pub fn hand(&self, name: u64, bytes: usize, descriptor: &OwnedFd) -> Result<()> {
+        let mut words = [name, bytes as u64];
         let mut ancillary = Ancillary::new([0; 3]);
         let mut part =
             libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
@@ -104,7 +110,7 @@ impl MailboxSender {
         if sent == size_of_val(&words) as isize {
             return Ok(());
         }
-        Err(Error::system("sending a peer a descriptor of registered memory"))
+        Err(Error::system("sending a peer a descriptor of memory"))
     }
 }
 
