@@ -11,9 +11,9 @@ use super::call::{Call, Extents};
 use crate::error::Result;
 use crate::executor::direct::Used;
 use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
-use crate::transport::exports::{self, Imports, Mailbox, MailboxSender};
+use crate::transport::exports::{self, Imports, Mailbox, MailboxSender, Sent};
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Pieces of a device's memory: the bytes and the descriptor of each, one after another.
 pub type Parcel = Vec<(usize, OwnedFd)>;
@@ -108,13 +108,15 @@ impl Memory {
     }
 
     /// Keep what came out of the mailbox.
-    fn put(&mut self, (name, bytes, descriptor): (u64, usize, OwnedFd)) -> Result<()> {
-        if name & PARCEL != 0 {
-            self.parcels.entry(name).or_default().push((bytes, descriptor));
+    fn put(&mut self, sent: Sent) -> Result<()> {
+        if sent.name & PARCEL != 0 {
+            let pieces = sent.descriptors.into_iter().map(|descriptor| (sent.bytes, descriptor));
+            self.parcels.entry(sent.name).or_default().extend(pieces);
             return Ok(());
         }
         self.imported = true;
-        self.imports.import(name, descriptor, bytes)
+        let (region, bytes, descriptor) = sent.region()?;
+        self.imports.import(region, descriptor, bytes)
     }
 
     /// Send the pieces of a parcel of `rank`, this one, to peers in other processes. Where it
@@ -123,11 +125,12 @@ impl Memory {
         self.collect();
         let name = parcel_name(rank, number);
         peers.iter().all(|peer| {
-            let sent = |(bytes, descriptor): &(usize, OwnedFd)| {
-                let peer = self.peers[*peer].as_ref();
-                peer.is_some_and(|peer| peer.hand(name, *bytes, descriptor).is_ok())
-            };
-            parcel.iter().all(sent)
+            let Some(peer) = &self.peers[*peer] else { return false };
+            // Pieces of one size go together.
+            parcel.chunk_by(|one, next| one.0 == next.0).all(|alike| {
+                let descriptors: Vec<_> = alike.iter().map(|(_, one)| one.as_fd()).collect();
+                peer.hand(name, alike[0].0, &descriptors).is_ok()
+            })
         })
     }
 
@@ -242,7 +245,7 @@ mod tests {
         let (mut memory, region, address) = importer();
         // Mapped as from another process: the table of this one must not know it.
         let (number, bytes, descriptor) =
-            memory.mailbox.as_ref().unwrap().receive().unwrap().unwrap();
+            memory.mailbox.as_ref().unwrap().receive().unwrap().unwrap().region().unwrap();
         memory.imports.import(number, descriptor, bytes).unwrap();
         memory.imported = true;
         exports::release(address).unwrap();

@@ -3,7 +3,7 @@
 //! Memory is offered under a number, on the rank's page, when a call first names it, and is found
 //! again by the driver's numbers for what is there: another allocation at the same address has
 //! another. What is no more is withdrawn: every call looks at one of the entries, in turn, so that
-//! after as many calls as there are entries nothing is offered that was freed before.
+//! nothing is offered for more calls than there are entries after it was freed.
 //!
 //! Plain allocations are opened by a handle. Of memory that is mapped piece by piece, the pieces
 //! around the buffer are sent to the ranks that launch, before the entry's number is.
@@ -27,8 +27,8 @@ pub struct Part {
 /// PyTorch makes them, windows are of 640 MiB.
 const WINDOW: u64 = 32;
 
-/// Pieces that are offered under one number at most: half of the descriptors that fit a peer's
-/// socket, with the kernel's usual 208 KiB of buffer.
+/// Pieces that are offered under one number at most: an eighth of the 1024 descriptors that a
+/// process usually may have, as they are all open while they travel.
 const MOST_PIECES: usize = 128;
 
 /// What is offered.
@@ -87,6 +87,8 @@ pub struct Exports {
     /// Numbers given out, and calls.
     numbers: u64,
     calls: u64,
+    /// Which entry is to be looked at next.
+    next: usize,
     /// Pieces have come to all peers when they were tried.
     pub sends_pieces: bool,
 }
@@ -108,9 +110,12 @@ impl Exports {
         if self.offered.is_empty() {
             return Ok(());
         }
-        let index = self.calls as usize % self.offered.len();
+        let index = self.next % self.offered.len();
         let Allocation { base, bytes, .. } = self.offered[index].what.bounds();
-        if !self.offered[index].what.is_there(device, (base, bytes))? {
+        if self.offered[index].what.is_there(device, (base, bytes))? {
+            self.next = index + 1;
+        } else {
+            // The last is in its place now, and the next to be looked at.
             page.offer(self.offered.swap_remove(index).number, None);
         }
         Ok(())

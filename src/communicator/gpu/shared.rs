@@ -122,13 +122,7 @@ impl Shared {
 
     /// All ranks are known: who launches, `mine` for this rank's device, and who watches over
     /// their lives.
-    pub fn appoint(
-        &mut self,
-        leaders: Vec<usize>,
-        mine: usize,
-        guardian: Guardian,
-        links: &Links,
-    ) {
+    pub fn appoint(&mut self, leaders: Vec<usize>, mine: usize, guardian: Guardian, links: &Links) {
         // This rank and a thread of its process on its device use its addresses as they are; a
         // thread on another device has no rights on pieces, and no socket that they go through.
         let mut openers = leaders.iter().copied().filter(|leader| *leader != self.rank);

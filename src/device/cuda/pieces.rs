@@ -98,7 +98,9 @@ impl Piece {
         // SAFETY: the place has room for what the carrier's number stands for.
         match unsafe { (self.device.driver.piece_export)(place, self.handle, number, 0) } {
             INVALID_VALUE | NOT_PERMITTED | NOT_SUPPORTED => return Ok(None),
-            code => self.device.driver.check(code, "sharing a piece of the CUDA device's memory")?,
+            code => {
+                self.device.driver.check(code, "sharing a piece of the CUDA device's memory")?
+            }
         }
         match carrier {
             // SAFETY: the driver has made it for this process to close.
@@ -127,8 +129,7 @@ impl Piece {
             }
         };
         // SAFETY: the place is a local; what is named is what the carrier's number stands for.
-        let code =
-            unsafe { (device.driver.piece_import)(&mut handle, named, carrier as i32) };
+        let code = unsafe { (device.driver.piece_import)(&mut handle, named, carrier as i32) };
         device.driver.check(code, "opening a piece of another process's memory")?;
         Ok(Piece { device: device.clone(), handle, bytes })
     }

@@ -107,7 +107,8 @@ impl Imported {
         packed: &[(usize, OwnedFd)],
         carrier: Carrier,
     ) -> Result<Imported> {
-        let unpack = |(bytes, packed): &(usize, _)| Piece::unpack(device, (*bytes, packed), carrier);
+        let unpack =
+            |(bytes, packed): &(usize, _)| Piece::unpack(device, (*bytes, packed), carrier);
         let pieces: Vec<Piece> = packed.iter().map(unpack).collect::<Result<_>>()?;
         // Mapped, they stay.
         let addresses = Addresses::of(device, &pieces)?;
