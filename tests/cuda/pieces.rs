@@ -170,7 +170,7 @@ fn an_error_of_what_maps_pieces_ends_in_words() {
     for (symbol, victim) in SYMBOLS {
         for moment in ["meeting", "call"] {
             let argument = format!("{symbol} {victim} {moment}");
-            let said = apart(2, &argument, with_failure);
+            let said = apart(2, &argument, |place, argument| with_failure(place, argument));
             told += usize::from(said.iter().all(|said| said.contains("4711")));
             let are_alike = said[0].starts_with("error") == said[1].starts_with("error");
             assert!(are_alike, "{argument}: {said:?}");

@@ -293,7 +293,7 @@ fn an_error_of_what_processes_share_ends_in_words() {
             let victim = (index + nth) % 2;
             let code = [999, 700, 9999][nth - 1];
             let argument = format!("{symbol} {nth} {victim} {code}");
-            let said = apart(2, &argument, with_failure);
+            let said = apart(2, &argument, |place, argument| with_failure(place, argument));
             let code = code.to_string();
             let is_told = |said: &String| said.contains(&code) || said.starts_with(TRIED);
             told += usize::from(said.iter().any(is_told));

@@ -190,14 +190,17 @@ pub fn range(address: u64) -> Answer<(u64, usize)> {
     block(address).map(|(start, block)| (start, block.bytes)).ok_or(INVALID_VALUE)
 }
 
-/// Refuse a range that begins in a block and goes beyond it.
+/// Refuse a range that begins in a block and goes beyond it, but from piece to mapped piece.
 fn check(address: u64, bytes: usize) -> Answer {
-    match block(address) {
-        Some((start, block)) if address + bytes as u64 > start + block.bytes as u64 => {
-            Err(INVALID_VALUE)
-        }
-        _ => Ok(()),
+    let end = address + bytes as u64;
+    let Some((start, mut last)) = block(address) else { return Ok(()) };
+    let mut reached = start + last.bytes as u64;
+    while reached < end {
+        let next = block(reached).filter(|_| last.rights.is_some()).ok_or(INVALID_VALUE)?;
+        last = next.1;
+        reached += last.bytes as u64;
     }
+    Ok(())
 }
 
 pub fn copy(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> Answer {
