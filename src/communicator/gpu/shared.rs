@@ -199,6 +199,10 @@ impl Shared {
     /// Meet the others with this rank's card; whether the devices have the call's work.
     fn meet(&mut self, call: &Call, mine: Card, number: u32, talk: &mut Talk) -> Result<bool> {
         let cards = talk.exchange(mine, 0..self.nranks)?;
+        if mine.state == FAILED {
+            // It has an error of its own to tell, for which the others wait.
+            return Ok(false);
+        }
         if let Some(failed) = cards.iter().position(|card| card.state == FAILED) {
             return Err(talk.told(failed));
         }
