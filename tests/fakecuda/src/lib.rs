@@ -3,12 +3,14 @@
 //! A device is a set of hardware queues, each a thread that does one thing after the other; a
 //! stream is put on one of them, so with few queues streams block each other as they do on a
 //! device. What a device's memory holds only those threads may touch, where the processor has
-//! protection keys, and a kernel may be given another device's only where access was enabled. Kernels are the library's own, compiled for the host.
+//! protection keys, and a kernel may be given another device's only where access was enabled.
+//! Kernels are the library's own, compiled for the host.
 //!
 //! The environment says what there is: `FAKECUDA_DEVICES` (1), `FAKECUDA_QUEUES` for each (8),
 //! `FAKECUDA_KERNELS` (the host's kernels), `FAKECUDA_VERSION` (13000), `FAKECUDA_PEERS=0` (devices
-//! that do not reach each other), `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_DELAY_US` (the longest of the random delays before each
-//! thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`.
+//! that do not reach each other), `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece),
+//! `FAKECUDA_DELAY_US` (the longest of the random delays before each thing that a queue does) and
+//! `FAKECUDA_FAIL=symbol:nth:code`.
 #![allow(non_snake_case)] // The driver's names.
 
 mod capture;
