@@ -170,7 +170,9 @@ fn an_error_of_what_maps_pieces_ends_in_words() {
     for (symbol, victim) in SYMBOLS {
         for moment in ["meeting", "call"] {
             let argument = format!("{symbol} {victim} {moment}");
-            let said = apart(2, &argument, |place, argument| with_failure(place, argument));
+            let said = apart(2, &argument, |place, argument| {
+                with_failure(place, &argument.split(' ').collect::<Vec<_>>())
+            });
             told += usize::from(said.iter().all(|said| said.contains("4711")));
             let are_alike = said[0].starts_with("error") == said[1].starts_with("error");
             assert!(are_alike, "{argument}: {said:?}");
@@ -185,8 +187,7 @@ fn an_error_of_what_maps_pieces_ends_in_words() {
 }
 
 /// A rank of the test above: what it says of itself.
-fn with_failure(place: &super::support::processes::Seat, argument: &str) -> String {
-    let words: Vec<&str> = argument.split(' ').collect();
+fn with_failure(place: &super::support::processes::Seat, words: &[&str]) -> String {
     let fails = |moment: &str| words[1] == place.rank.to_string() && words[2] == moment;
     if fails("meeting") {
         fake::fail(words[0], 1, 4711);

@@ -293,7 +293,9 @@ fn an_error_of_what_processes_share_ends_in_words() {
             let victim = (index + nth) % 2;
             let code = [999, 700, 9999][nth - 1];
             let argument = format!("{symbol} {nth} {victim} {code}");
-            let said = apart(2, &argument, |place, argument| with_failure(place, argument));
+            let said = apart(2, &argument, |place, argument| {
+                with_failure(place, &argument.split(' ').collect::<Vec<_>>())
+            });
             let code = code.to_string();
             let is_told = |said: &String| said.contains(&code) || said.starts_with(TRIED);
             told += usize::from(said.iter().any(is_told));
@@ -306,8 +308,7 @@ fn an_error_of_what_processes_share_ends_in_words() {
 }
 
 /// A rank of the test above: what it says of itself.
-fn with_failure(place: &Place, argument: &str) -> String {
-    let words: Vec<&str> = argument.split(' ').collect();
+fn with_failure(place: &Place, words: &[&str]) -> String {
     let number = |index: usize| words[index].parse::<u64>().expect("a number");
     if number(2) == place.rank as u64 {
         fake::fail(words[0], number(1), number(3) as i32);
