@@ -160,8 +160,9 @@ fn take_part(comm: &Communicator, prepared: &[Prepared]) -> (usize, Option<Strin
     (prepared.len(), None)
 }
 
-/// One run on threads that take each other for other hosts: how many calls were exact, and the errors
-/// of the ranks that failed, which name another rank each, or who was missing when they were to meet.
+/// One run on threads that take each other for other hosts: how many calls were exact, and the
+/// errors of the ranks that failed, which name another rank each, or who was missing when they were
+/// to meet.
 fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
     let id = Root::start(config).expect("an id");
     let hosts: Vec<usize> = (0..nranks).collect();

@@ -175,8 +175,9 @@ pub unsafe fn try_run(
     Ok(all)
 }
 
-/// Why a region that a peer announced is not mapped here, or does not hold its buffer. A peer that has
-/// failed since has given it up; else the machine is out of memory maps, or the announcement is false.
+/// Why a region that a peer announced is not mapped here, or does not hold its buffer. A peer that
+/// has failed since has given it up; else the machine is out of memory maps, or the announcement is
+/// false.
 #[cold]
 fn unmapped(links: &Links, peer: usize, watch: &dyn Watch) -> Error {
     watch.check(peer, Duration::ZERO).err().unwrap_or_else(|| {

@@ -68,8 +68,8 @@ pub fn names_another(text: &str, rank: usize, nranks: usize) -> bool {
     })
 }
 
-/// Whether the error of a rank that has not met the others says who is missing, or that the meeting's
-/// root is, which is no rank but the process that made the id.
+/// Whether the error of a rank that has not met the others says who is missing, or that the
+/// meeting's root is, which is no rank but the process that made the id.
 pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize) -> bool {
     let listed = text.split_once("missing: [").is_some_and(|(_, list)| !list.starts_with(']'));
     listed
