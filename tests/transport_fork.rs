@@ -10,7 +10,7 @@ fn a_forked_child_that_frees_does_not_take_the_memory_from_its_parent() {
     let region = exports::find(address, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     MailboxSender::new(sender).send(region).unwrap();
-    let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
+    let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
     let mut imports = Imports::default();
     imports.import(number, descriptor, bytes).unwrap();
     // SAFETY: the child frees one region and leaves.

@@ -42,7 +42,7 @@ fn round(buffer: *mut u8) {
         sender.send(region).unwrap();
         // A second one stays in the mailbox with its descriptor.
         sender.send(region).unwrap();
-        let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
+        let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
         imports.import(number, descriptor, bytes).unwrap();
     }
     exports::deregister(handle).unwrap();

@@ -24,7 +24,7 @@ fn imported(address: *mut u8) -> (Imports, u64) {
     let (mailbox, sender) = Mailbox::pair().unwrap();
     MailboxSender::new(sender).send(region).unwrap();
     let mut imports = Imports::default();
-    let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
+    let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
     assert_eq!(number, region);
     imports.import(number, descriptor, bytes).unwrap();
     (imports, region)
@@ -205,7 +205,7 @@ fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
     sender.send(number).unwrap();
     sender.send(number).unwrap();
     for _ in 0..2 {
-        let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap();
+        let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
         imports.import(number, descriptor, bytes).unwrap();
     }
     // An import unmaps nothing, since a call may be using it.
@@ -226,7 +226,7 @@ fn a_region_of_another_size_than_announced_is_refused() {
     let sender = MailboxSender::new(sender);
     for claim in [0, 1, PAGE, 3 * PAGE, usize::MAX] {
         sender.send(region).unwrap();
-        let (number, _, descriptor) = mailbox.receive().unwrap().unwrap();
+        let (number, _, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
         assert!(Imports::default().import(number, descriptor, claim).is_err(), "{claim}");
     }
     exports::release(address).unwrap();
@@ -246,7 +246,7 @@ fn a_mailbox_never_blocks() {
     }
     assert!(sent >= 16, "only {sent} messages fit");
     for _ in 0..sent {
-        assert_eq!(mailbox.receive().unwrap().unwrap().0, region);
+        assert_eq!(mailbox.receive().unwrap().unwrap().region().unwrap().0, region);
     }
     copy.send(region).unwrap();
     assert!(mailbox.receive().unwrap().is_some());

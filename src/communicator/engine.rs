@@ -125,7 +125,8 @@ impl Engine {
             // SAFETY: the caller's promise.
             None => unsafe { self.execute(call, in_place, &ready, &stamp, &watch) },
             Some((gpu, found)) => {
-                match gpu.share(call, &found, &mut self.links, (&stamp, &watch)) {
+                let (links, memory) = (&mut self.links, &mut self.memory);
+                match gpu.share(call, &found, links, memory, (&stamp, &watch)) {
                     Ok(false) => {
                         let what = (&found, &ready.extents, ready.fingerprint);
                         gpu.carry(call, what, &watch, &mut |call| {

@@ -3,15 +3,31 @@
 //! A buffer inside an exported region (`ringMemAlloc`, or `ringCommRegister` of whole pages) has an
 //! address for every rank of the machine: the region's number and an offset. The descriptor behind
 //! a region travels once per communicator, through a socket that only its ranks hold, before the
-//! first call that names the region.
+//! first call that names the region. Pieces of devices' memory come through the same socket, and
+//! wait here for whoever opens them.
 #![allow(unsafe_code)]
 
 use super::call::{Call, Extents};
 use crate::error::Result;
 use crate::executor::direct::Used;
 use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
-use crate::transport::exports::{self, Imports, Mailbox, MailboxSender};
-use std::collections::HashSet;
+use crate::transport::exports::{self, Imports, Mailbox, MailboxSender, Sent};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Pieces of a device's memory: the bytes and the descriptor of each, one after another.
+pub type Parcel = Vec<(usize, OwnedFd)>;
+
+/// The bit that no region's number has: what is named with it is a piece of a parcel.
+const PARCEL: u64 = 1 << 63;
+
+/// Bits of a parcel's name that its rank has given.
+const NUMBER_BITS: u32 = 40;
+
+/// What the pieces of a rank's parcel are called.
+fn parcel_name(rank: usize, number: u64) -> u64 {
+    PARCEL | (rank as u64) << NUMBER_BITS | number
+}
 
 pub struct Memory {
     /// All ranks are threads of this process: addresses are good as they are.
@@ -25,6 +41,8 @@ pub struct Memory {
     imports: Imports,
     /// Something came since what is given up was last looked for.
     imported: bool,
+    /// Pieces that were sent and not opened yet, by the name of their parcel.
+    parcels: HashMap<u64, Parcel>,
 }
 
 impl Memory {
@@ -40,6 +58,7 @@ impl Memory {
             mailbox,
             imports: Imports::default(),
             imported: false,
+            parcels: HashMap::new(),
         }
     }
 
@@ -82,13 +101,53 @@ impl Memory {
 
     /// Empty the mailbox, so that a rank that never needs its peers' memory does not block them.
     fn collect(&mut self) {
-        while let Some(Ok(Some((region, bytes, descriptor)))) =
-            self.mailbox.as_ref().map(Mailbox::receive)
-        {
-            self.imported = true;
+        while let Some(Ok(Some(sent))) = self.mailbox.as_ref().map(Mailbox::receive) {
             // One that cannot be mapped now is found missing when a call names it.
-            let _ = self.imports.import(region, descriptor, bytes);
+            let _ = self.put(sent);
         }
+    }
+
+    /// Keep what came out of the mailbox.
+    fn put(&mut self, sent: Sent) -> Result<()> {
+        if sent.name & PARCEL != 0 {
+            let pieces = sent.descriptors.into_iter().map(|descriptor| (sent.bytes, descriptor));
+            self.parcels.entry(sent.name).or_default().extend(pieces);
+            return Ok(());
+        }
+        self.imported = true;
+        let (region, bytes, descriptor) = sent.region()?;
+        self.imports.import(region, descriptor, bytes)
+    }
+
+    /// Send the pieces of a parcel of `rank`, this one, to peers in other processes. Where it
+    /// fails, some may have some of it.
+    pub fn hand(&mut self, rank: usize, number: u64, parcel: &Parcel, peers: &[usize]) -> bool {
+        self.collect();
+        let name = parcel_name(rank, number);
+        peers.iter().all(|peer| {
+            let Some(peer) = &self.peers[*peer] else { return false };
+            // Pieces of one size go together.
+            parcel.chunk_by(|one, next| one.0 == next.0).all(|alike| {
+                let descriptors: Vec<_> = alike.iter().map(|(_, one)| one.as_fd()).collect();
+                peer.hand(name, alike[0].0, &descriptors).is_ok()
+            })
+        })
+    }
+
+    /// The parcel of so many pieces that a peer has sent, if all of it is there.
+    pub fn take(&mut self, rank: usize, number: u64, pieces: usize) -> Option<Parcel> {
+        self.collect();
+        let parcel = self.parcels.remove(&parcel_name(rank, number))?;
+        (parcel.len() == pieces).then_some(parcel)
+    }
+
+    /// Close the pieces that came and that their rank does not offer any more.
+    pub fn forget_parcels(&mut self, is_offered: impl Fn(usize, u64) -> bool) {
+        self.collect();
+        self.parcels.retain(|name, _| {
+            let number = name & ((1 << NUMBER_BITS) - 1);
+            is_offered(((name & !PARCEL) >> NUMBER_BITS) as usize, number)
+        });
     }
 
     /// A peer's buffers in this process's address space, if all that is `used` of them is there.
@@ -119,9 +178,8 @@ impl Memory {
                         return Some(address);
                     }
                     // The descriptor was sent before the invitation, so it is in the mailbox.
-                    let (region, bytes, descriptor) = self.mailbox.as_ref()?.receive().ok()??;
-                    self.imported = true;
-                    self.imports.import(region, descriptor, bytes).ok()?;
+                    let sent = self.mailbox.as_ref()?.receive().ok()??;
+                    self.put(sent).ok()?;
                 }
             }
         }
@@ -187,7 +245,7 @@ mod tests {
         let (mut memory, region, address) = importer();
         // Mapped as from another process: the table of this one must not know it.
         let (number, bytes, descriptor) =
-            memory.mailbox.as_ref().unwrap().receive().unwrap().unwrap();
+            memory.mailbox.as_ref().unwrap().receive().unwrap().unwrap().region().unwrap();
         memory.imports.import(number, descriptor, bytes).unwrap();
         memory.imported = true;
         exports::release(address).unwrap();

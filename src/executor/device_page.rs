@@ -43,6 +43,7 @@ pub struct Entry {
     /// Where it is in its owner's process, for ranks that are threads of that.
     base: AtomicU64,
     bytes: AtomicU64,
+    pieces: AtomicU64,
     handle: [AtomicU64; 8],
 }
 
@@ -51,6 +52,9 @@ pub struct Entry {
 pub struct Shared {
     pub base: u64,
     pub bytes: u64,
+    /// Of how many pieces it is, which its owner has sent; 0 for memory that the handle opens.
+    pub pieces: u64,
+    /// The driver's handle; of pieces the first word says how they travel.
     pub handle: [u64; 8],
 }
 
@@ -137,6 +141,7 @@ impl DevicePage {
         let Some(shared) = shared else { return entry.number.store(0, Release) };
         entry.base.store(shared.base, Relaxed);
         entry.bytes.store(shared.bytes, Relaxed);
+        entry.pieces.store(shared.pieces, Relaxed);
         for (place, word) in entry.handle.iter().zip(shared.handle) {
             place.store(word, Relaxed);
         }
@@ -157,7 +162,8 @@ impl DevicePage {
         let entry = self.entry(number);
         let word = |word: &AtomicU64| word.load(Relaxed);
         let handle = std::array::from_fn(|index| word(&entry.handle[index]));
-        Some(Shared { base: word(&entry.base), bytes: word(&entry.bytes), handle })
+        let (base, bytes, pieces) = (word(&entry.base), word(&entry.bytes), word(&entry.pieces));
+        Some(Shared { base, bytes, pieces, handle })
     }
 }
 
@@ -169,7 +175,13 @@ mod tests {
         let flag = || Flag(AtomicU32::new(0));
         let word = || AtomicU64::new(0);
         let handle = || std::array::from_fn(|_| word());
-        let entry = |_| Entry { number: word(), base: word(), bytes: word(), handle: handle() };
+        let entry = |_| Entry {
+            number: word(),
+            base: word(),
+            bytes: word(),
+            pieces: word(),
+            handle: handle(),
+        };
         let entries = std::array::from_fn(entry);
         let number = || AtomicU32::new(0);
         DevicePage {
@@ -186,7 +198,7 @@ mod tests {
     #[test]
     fn what_is_offered_is_found_until_it_is_withdrawn() {
         let page = page();
-        let shared = Shared { base: 16, bytes: 4096, handle: [7; 8] };
+        let shared = Shared { base: 16, bytes: 4096, pieces: 3, handle: [7; 8] };
         assert!(!page.offers(0) && page.offered(0).is_none());
         page.offer(5, Some(&shared));
         assert_eq!(page.offered(5), Some(shared));

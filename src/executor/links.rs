@@ -108,6 +108,10 @@ unsafe impl Send for DevicePagePointer {}
 unsafe impl Sync for DevicePagePointer {}
 
 impl DevicePages {
+    pub fn nranks(&self) -> usize {
+        self.pages.len()
+    }
+
     pub fn of(&self, rank: usize) -> &DevicePage {
         // SAFETY: the page lies in a segment that `_segments` keeps mapped.
         unsafe { &*self.pages[rank].0 }

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 pub use super::imports::Imports;
-pub use super::mailbox::{Mailbox, MailboxSender};
+pub use super::mailbox::{Mailbox, MailboxSender, Sent};
 
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};

@@ -8,20 +8,42 @@
 use super::exports;
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// The words of a message: the region's number and its bytes.
+/// The words of a message: what its memory is called, and its bytes.
 const WORDS: usize = 2;
 
-/// Room for the descriptor of a message, aligned as the kernel's header for it. The space of one
-/// descriptor is 24 bytes on 64-bit Linux, in which a second one may come along.
-type Ancillary = MaybeUninit<[u64; 3]>;
+/// Descriptors of one message at most: far fewer than the kernel's 253, and so many that the pieces
+/// of a buffer are a few messages.
+const MOST: usize = 64;
 
-const _: () = {
+/// Room for the descriptors of a message, aligned as the kernel's header for them: 16 bytes on
+/// 64-bit Linux.
+type Ancillary = MaybeUninit<[u64; 2 + MOST / 2]>;
+
+/// Bytes that so many descriptors take in a message, with their header.
+fn space(ndescriptors: usize) -> usize {
     // SAFETY: arithmetic on a number.
-    let space = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) };
-    assert!(space as usize <= size_of::<Ancillary>());
-};
+    unsafe { libc::CMSG_SPACE((ndescriptors * size_of::<RawFd>()) as u32) as usize }
+}
+
+/// Memory that a peer sent: what it is called, and one piece of so many bytes for each descriptor.
+#[derive(Debug)]
+pub struct Sent {
+    pub name: u64,
+    pub bytes: usize,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Sent {
+    /// A region, which is one file: its number, bytes and descriptor.
+    pub fn region(mut self) -> Result<(u64, usize, OwnedFd)> {
+        match (self.descriptors.pop(), self.descriptors.is_empty()) {
+            (Some(descriptor), true) => Ok((self.name, self.bytes, descriptor)),
+            _ => Err(Error::usage("a peer sent a region that is not one file")),
+        }
+    }
+}
 
 /// The reading end, which a rank keeps.
 pub struct Mailbox(OwnedFd);
@@ -43,12 +65,12 @@ impl Mailbox {
         }
     }
 
-    /// The next region that a peer sent, its bytes and its descriptor; `None` if there is none now.
-    pub fn receive(&self) -> Result<Option<(u64, usize, OwnedFd)>> {
+    /// The next memory that a peer sent; `None` if there is none now.
+    pub fn receive(&self) -> Result<Option<Sent>> {
         let (mut words, mut ancillary) = ([0u64; WORDS], Ancillary::uninit());
         let mut part =
             libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
-        let mut message = envelope(&mut part, &mut ancillary);
+        let mut message = envelope(&mut part, &mut ancillary, MOST);
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         // SAFETY: the message points to the room above.
         let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &mut message, flags) };
@@ -60,18 +82,17 @@ impl Mailbox {
             };
         }
         // SAFETY: the kernel filled the message.
-        let mut descriptors = unsafe { descriptors_of(&message) };
+        let descriptors = unsafe { descriptors_of(&message) };
         if got == 0 && descriptors.is_empty() {
             // Every peer has closed its end.
             return Ok(None);
         }
         // Of a longer message `got` counts only what there was room for.
         let is_cut = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-        if is_cut || got as usize != size_of_val(&words) || descriptors.len() != 1 {
+        if is_cut || got as usize != size_of_val(&words) || descriptors.is_empty() {
             return Err(Error::usage("a peer sent a malformed message to this rank's mailbox"));
         }
-        let descriptor = descriptors.remove(0);
-        Ok(Some((words[0], words[1] as usize, descriptor)))
+        Ok(Some(Sent { name: words[0], bytes: words[1] as usize, descriptors }))
     }
 }
 
@@ -85,18 +106,32 @@ impl MailboxSender {
     /// full, or the peer or the region is gone.
     pub fn send(&self, region: u64) -> Result<()> {
         let (bytes, descriptor) = exports::descriptor(region)?;
-        let mut words = [region, bytes as u64];
-        let mut ancillary = Ancillary::new([0; 3]);
+        self.hand(region, bytes, &[descriptor.as_fd()])
+    }
+
+    /// Send pieces of memory by their descriptors, each of so many bytes. An error means that the
+    /// peer does not have all of them.
+    pub fn hand(&self, name: u64, bytes: usize, descriptors: &[BorrowedFd]) -> Result<()> {
+        descriptors.chunks(MOST).try_for_each(|some| self.post(name, bytes, some))
+    }
+
+    fn post(&self, name: u64, bytes: usize, descriptors: &[BorrowedFd]) -> Result<()> {
+        let mut words = [name, bytes as u64];
+        let mut ancillary = Ancillary::new([0; 2 + MOST / 2]);
         let mut part =
             libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
-        let message = envelope(&mut part, &mut ancillary);
-        // SAFETY: the ancillary room holds one header with one descriptor, as asserted above.
+        let message = envelope(&mut part, &mut ancillary, descriptors.len());
+        let length = size_of_val(descriptors) as u32;
+        // SAFETY: the ancillary room holds one header with as many descriptors, as `envelope` says.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&message);
             (*header).cmsg_level = libc::SOL_SOCKET;
             (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
-            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(descriptor.as_raw_fd());
+            (*header).cmsg_len = libc::CMSG_LEN(length) as _;
+            let first = libc::CMSG_DATA(header).cast::<RawFd>();
+            for (index, descriptor) in descriptors.iter().enumerate() {
+                first.add(index).write_unaligned(descriptor.as_raw_fd());
+            }
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the message points to the room above.
@@ -104,19 +139,23 @@ impl MailboxSender {
         if sent == size_of_val(&words) as isize {
             return Ok(());
         }
-        Err(Error::system("sending a peer a descriptor of registered memory"))
+        Err(Error::system("sending a peer a descriptor of memory"))
     }
 }
 
-/// A message of one part, with ancillary room for one descriptor.
-fn envelope(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
+/// A message of one part, with ancillary room for so many descriptors, of the most there may be.
+fn envelope(
+    part: &mut libc::iovec,
+    ancillary: &mut Ancillary,
+    ndescriptors: usize,
+) -> libc::msghdr {
+    assert!(space(ndescriptors) <= size_of::<Ancillary>());
     // SAFETY: zero is a value of every field; the structure may have padding, hence not a literal.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = part;
     message.msg_iovlen = 1;
     message.msg_control = ancillary.as_mut_ptr().cast();
-    // SAFETY: arithmetic on a number.
-    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
+    message.msg_controllen = space(ndescriptors) as _;
     message
 }
 
@@ -149,13 +188,13 @@ mod tests {
     use super::*;
 
     /// Post `bytes` with one descriptor, and read the mailbox.
-    fn post(bytes: &[u8]) -> Result<Option<(u64, usize, OwnedFd)>> {
+    fn post(bytes: &[u8]) -> Result<Option<Sent>> {
         let (mailbox, sender) = Mailbox::pair()?;
         let mut part =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut ancillary = Ancillary::new([0; 3]);
-        let message = envelope(&mut part, &mut ancillary);
-        // SAFETY: as in `MailboxSender::send`; the message points to live memory.
+        let mut ancillary = Ancillary::new([0; 2 + MOST / 2]);
+        let message = envelope(&mut part, &mut ancillary, 1);
+        // SAFETY: as in `MailboxSender::post`; the message points to live memory.
         let sent = unsafe {
             let header = libc::CMSG_FIRSTHDR(&message);
             (*header).cmsg_level = libc::SOL_SOCKET;
@@ -168,13 +207,26 @@ mod tests {
         mailbox.receive()
     }
 
+    #[test]
+    fn many_descriptors_come_in_few_messages() {
+        let (mailbox, end) = Mailbox::pair().unwrap();
+        let (sender, count) = (MailboxSender::new(end.try_clone().unwrap()), 2 * MOST + 1);
+        sender.hand(5, 4096, &vec![end.as_fd(); count]).unwrap();
+        let mut came = Vec::new();
+        while let Some(sent) = mailbox.receive().unwrap() {
+            assert_eq!((sent.name, sent.bytes), (5, 4096));
+            came.push(sent.descriptors.len());
+        }
+        assert_eq!(came, [MOST, MOST, 1]);
+    }
+
     /// What follows a message's first words must not pass for nothing, though it is cut off.
     #[test]
     fn a_message_of_any_other_length_is_refused() {
-        let (region, bytes, _descriptor) = post(&[1; 16]).unwrap().expect("it was sent");
-        assert_eq!((region, bytes), (0x0101_0101_0101_0101, 0x0101_0101_0101_0101));
+        let sent = post(&[1; 16]).unwrap().expect("it was sent");
+        assert_eq!((sent.name, sent.bytes), (0x0101_0101_0101_0101, 0x0101_0101_0101_0101));
         for length in [1, 8, 15, 17, 24, 32, 4096] {
-            let error = post(&vec![1; length]).expect_err("no region is announced so");
+            let error = post(&vec![1; length]).expect_err("no memory is announced so");
             assert!(error.to_string().contains("malformed"), "{length} bytes: {error}");
         }
     }

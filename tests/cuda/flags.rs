@@ -274,6 +274,37 @@ fn an_abort_reaches_kernels_that_wait() {
     }
 }
 
+/// A rank whose stream is through after an abort has its output for itself: a peer's kernel that
+/// begins later, and finds all of its data there, leaves it alone.
+#[test]
+fn no_peer_writes_after_an_abort() {
+    if !is_apart("flags::no_peer_writes_after_an_abort") {
+        return;
+    }
+    const POISON: f32 = -77.0;
+    for algorithm in ["oneshot", "twoshot", "ring"] {
+        let (ranks, benches, inputs) = two(60_000, algorithm);
+        let output = |bench| Floats::new(bench, &[POISON; 3000]);
+        let outputs: Vec<Floats> = benches.iter().map(output).collect();
+        hold(&benches);
+        deferred::start();
+        for (index, rank) in ranks.iter().enumerate() {
+            let recv = outputs[index].memory.pointer();
+            let call = Call { recv, ..sum(&inputs[index], &benches[index]) };
+            // SAFETY: the memory lives as long as the test.
+            unsafe { deferred::collective(rank, &call, None) }.unwrap();
+        }
+        deferred::end().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        ranks[0].abort();
+        benches[0].stream.synchronize().unwrap();
+        fake::release();
+        benches[1].stream.synchronize().unwrap();
+        let left = outputs[0].read(&benches[0]);
+        assert!(left.iter().all(|value| *value == POISON), "{algorithm}");
+    }
+}
+
 #[test]
 fn a_launch_that_is_refused_ends_those_that_wait_for_it() {
     if !is_apart("flags::a_launch_that_is_refused_ends_those_that_wait_for_it") {

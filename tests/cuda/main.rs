@@ -6,12 +6,14 @@
 mod bits;
 mod calls;
 mod capture;
+mod deaths;
 mod endings;
 mod failures;
 mod fake;
 mod flags;
 mod gate;
 mod interface;
+mod pieces;
 mod probes;
 mod processes;
 mod streams;

@@ -6,6 +6,7 @@ use super::support::{config, threads};
 use super::{Bench, fake};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Seat;
+use ringcomm::device::cuda::{Fused, Kernels};
 
 const DEVICES: [(&str, &str); 3] =
     [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "1"), ("FAKECUDA_PEERS", "1")];
@@ -57,4 +58,42 @@ fn a_probe_that_does_not_come_back_is_given_up() {
         fake::hold(bench.stream.raw());
     }
     check();
+}
+
+/// The driver without a GPU is as strict as a device: what would go to another's memory without
+/// access ends its context, so that the other tests show that access is asked for.
+#[test]
+fn a_kernel_goes_to_another_devices_memory_with_access_only() {
+    let test = "probes::a_kernel_goes_to_another_devices_memory_with_access_only";
+    if !is_child() {
+        if fake::is_there() {
+            child(test, &DEVICES);
+        }
+        return;
+    }
+    for has_access in [true, false] {
+        let (near, far) = (Bench::new(0), Bench::new(1));
+        // Access goes one way.
+        let (near, far) = if has_access { (near, far) } else { (far, near) };
+        if has_access {
+            assert!(near.device.reach(&far.device).unwrap());
+        }
+        let kernels = Kernels::of(&near.device).unwrap().expect("kernels");
+        let ends = [Floats::new(&near, &[1.5; 70]), Floats::new(&far, &[0.0; 70])];
+        let [source, target] = ends.each_ref().map(|one| one.memory.pointer().addr() as u64);
+        let launched = {
+            let _current = near.device.enter().unwrap();
+            let mut copying = Fused::copying(&kernels, near.stream.raw(), 280);
+            copying.add(&[source], &[target], 280).unwrap();
+            copying.launch()
+        };
+        launched.unwrap();
+        match near.stream.synchronize() {
+            Ok(()) => {
+                assert!(has_access, "another device's memory was touched");
+                assert_eq!(ends[1].read(&far), [1.5; 70]);
+            }
+            Err(error) => assert!(!has_access && error.to_string().contains("700"), "{error}"),
+        }
+    }
 }

@@ -8,19 +8,18 @@ use super::support::{HARD_DEADLINE_S, Prepared, config};
 use super::{Bench, ndevices};
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{Event, Recording};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
 
 /// How calls run where processes work in each other's memory.
-const SHARED: &str = "cuda fused by ipc";
+pub const SHARED: &str = "cuda fused by ipc";
 
 /// How they run where that was tried in vain.
-const TRIED: &str = "cuda pinned (no shared memory)";
+pub const TRIED: &str = "cuda pinned (no shared memory)";
 
 /// A rank on a device: the ranks take turns over the devices.
-fn join(place: &Place) -> (Communicator, Bench) {
+pub fn join(place: &Place) -> (Communicator, Bench) {
     join_as(place, place.rank, place.nranks)
 }
 
@@ -32,12 +31,12 @@ fn join_as(place: &Place, rank: usize, nranks: usize) -> (Communicator, Bench) {
     (comm, bench)
 }
 
-fn transport(comm: &Communicator) -> &'static str {
+pub fn transport(comm: &Communicator) -> &'static str {
     comm.explain(&Call::new(Collective::AllReduce, DataType::Float32)).unwrap().transport
 }
 
 /// Whether this driver lets devices into each other's memory, where ranks are on several.
-fn is_within_reach(nranks: usize) -> bool {
+pub fn is_within_reach(nranks: usize) -> bool {
     let apart = std::env::var("FAKECUDA_PEERS").is_ok_and(|peers| peers == "0");
     nranks.min(ndevices()) == 1 || !apart
 }
@@ -51,8 +50,20 @@ fn finish(mut ranks: Ranks, nranks: usize) -> Vec<String> {
         .collect()
 }
 
+/// Run `body` on ranks that are processes; what each said. Without a device there is nothing to do.
+#[track_caller]
+pub fn apart<F>(nranks: usize, argument: &str, body: F) -> Vec<String>
+where
+    F: Fn(&Place, &str) -> String,
+{
+    if ndevices() == 0 {
+        return Vec::new();
+    }
+    finish(Ranks::start_apart(nranks, &config(), argument, body), nranks)
+}
+
 /// Sum in place and hold what came against the sum of the ranks' numbers.
-fn check_sum(comm: &Communicator, bench: &Bench, count: usize) {
+pub fn check_sum(comm: &Communicator, bench: &Bench, count: usize) {
     let floats = Floats::new(bench, &vec![comm.rank() as f32 + 1.0; count]);
     // SAFETY: the memory lives until it is read.
     unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
@@ -89,10 +100,7 @@ fn processes_on_devices_compute_what_threads_do() {
 /// Two processes of two threads each: some of the memory is to be opened, some is the process's.
 #[test]
 fn threads_of_several_processes_meet() {
-    if ndevices() == 0 {
-        return;
-    }
-    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+    let said = apart(2, "", |place, _| {
         std::thread::scope(|scope| {
             let rank = |thread: usize| {
                 let (comm, bench) = join_as(place, 2 * place.rank + thread, 4);
@@ -108,7 +116,7 @@ fn threads_of_several_processes_meet() {
             threads.map(|thread| thread.join().expect("no panic"))[0].into()
         })
     });
-    for transport in finish(ranks, 2) {
+    for transport in said {
         assert_eq!(transport.starts_with(SHARED), is_within_reach(4), "{transport}");
     }
 }
@@ -117,10 +125,7 @@ fn threads_of_several_processes_meet() {
 /// device before the end.
 #[test]
 fn operations_follow_each_other_whatever_streams_they_come_from() {
-    if ndevices() == 0 {
-        return;
-    }
-    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+    apart(2, "", |place, _| {
         let (comm, bench) = join(place);
         let other = Bench::new(comm.device().unwrap());
         let floats = Floats::new(&bench, &[1.0; 1000]);
@@ -140,17 +145,13 @@ fn operations_follow_each_other_whatever_streams_they_come_from() {
         assert_eq!(floats.read(&bench), vec![want; 1000]);
         String::new()
     });
-    finish(ranks, 2);
 }
 
 /// Memory that was freed, and comes again at the same address, is another; and of more than peers
 /// keep open, some are opened anew.
 #[test]
 fn memory_that_comes_and_goes_is_never_mistaken() {
-    if ndevices() == 0 {
-        return;
-    }
-    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+    apart(2, "", |place, _| {
         let (comm, bench) = join(place);
         for index in 0..80 {
             check_sum(&comm, &bench, 1000 + index % 3);
@@ -177,17 +178,13 @@ fn memory_that_comes_and_goes_is_never_mistaken() {
         }
         String::new()
     });
-    finish(ranks, 2);
 }
 
 /// One rank's buffers are in host memory: the call goes through the host on all ranks, between
 /// calls that do not.
 #[test]
 fn a_buffer_that_cannot_be_shared_takes_the_call_through_the_host() {
-    if ndevices() == 0 {
-        return;
-    }
-    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+    apart(2, "", |place, _| {
         let (comm, bench) = join(place);
         for round in 0..4 {
             check_sum(&comm, &bench, 1000);
@@ -211,15 +208,11 @@ fn a_buffer_that_cannot_be_shared_takes_the_call_through_the_host() {
         }
         String::new()
     });
-    finish(ranks, 2);
 }
 
 #[test]
 fn different_calls_of_processes_are_told() {
-    if ndevices() == 0 {
-        return;
-    }
-    let ranks = Ranks::start_apart(2, &config(), "", |place, _| {
+    apart(2, "", |place, _| {
         let (comm, bench) = join(place);
         let floats = Floats::new(&bench, &vec![1.0; 100 + place.rank]);
         // SAFETY: the memory lives until the driver frees it.
@@ -228,16 +221,12 @@ fn different_calls_of_processes_are_told() {
         bench.stream.synchronize().unwrap();
         String::new()
     });
-    finish(ranks, 2);
 }
 
 /// Whoever has no device to share says so, and calls are right all the same.
 #[test]
 fn a_rank_of_the_host_among_processes_on_devices() {
-    if ndevices() == 0 {
-        return;
-    }
-    let ranks = Ranks::start_apart(3, &config(), "", |place, _| {
+    apart(3, "", |place, _| {
         if place.rank > 0 {
             let (comm, bench) = join(place);
             check_sum(&comm, &bench, 100_000);
@@ -257,7 +246,6 @@ fn a_rank_of_the_host_among_processes_on_devices() {
         assert!(values.iter().all(|value| *value == 6.0));
         String::new()
     });
-    finish(ranks, 3);
 }
 
 /// Ranks of several hosts, which share no memory, and of each two on one device.
@@ -305,10 +293,9 @@ fn an_error_of_what_processes_share_ends_in_words() {
             let victim = (index + nth) % 2;
             let code = [999, 700, 9999][nth - 1];
             let argument = format!("{symbol} {nth} {victim} {code}");
-            let ranks = Ranks::start_apart(2, &config(), &argument, |place, argument| {
-                with_failure(place, argument)
+            let said = apart(2, &argument, |place, argument| {
+                with_failure(place, &argument.split(' ').collect::<Vec<_>>())
             });
-            let said = finish(ranks, 2);
             let code = code.to_string();
             let is_told = |said: &String| said.contains(&code) || said.starts_with(TRIED);
             told += usize::from(said.iter().any(is_told));
@@ -321,8 +308,7 @@ fn an_error_of_what_processes_share_ends_in_words() {
 }
 
 /// A rank of the test above: what it says of itself.
-fn with_failure(place: &Place, argument: &str) -> String {
-    let words: Vec<&str> = argument.split(' ').collect();
+fn with_failure(place: &Place, words: &[&str]) -> String {
     let number = |index: usize| words[index].parse::<u64>().expect("a number");
     if number(2) == place.rank as u64 {
         fake::fail(words[0], number(1), number(3) as i32);
@@ -360,136 +346,4 @@ fn with_failure(place: &Place, argument: &str) -> String {
         }
     }
     said
-}
-
-/// How a rank dies in the middle of a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Moment {
-    /// Its stream has not come to the call, whose work the others have.
-    Behind,
-    /// It has not made the call.
-    Before,
-}
-
-fn die(place: &Place, victim: usize, moment: Moment) -> String {
-    let (comm, bench) = join(place);
-    check_sum(&comm, &bench, 1000);
-    let floats = Floats::new(&bench, &[1.0; 1000]);
-    if place.rank == victim {
-        if moment == Moment::Behind {
-            let _current = bench.device.enter().unwrap();
-            fake::hold(bench.stream.raw());
-            // SAFETY: the memory lives as long as the process.
-            unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
-        }
-        // SAFETY: it ends this process, as from outside.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-    }
-    // SAFETY: the memory lives until the driver frees it.
-    let called = unsafe { comm.call(&sum(&floats, &bench)) };
-    // Whatever the call said: the stream comes to its end.
-    bench.stream.synchronize().unwrap();
-    let error = match called {
-        Err(error) => error,
-        // SAFETY: as above.
-        Ok(()) => unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err(),
-    };
-    let text = error.to_string();
-    assert!(text.contains("AllReduce(count=1000, type=float, op=sum"), "{text}");
-    assert!(text.contains(&format!("rank {victim}")), "{text}");
-    assert!(comm.dump().contains("AllReduce"), "{}", comm.dump());
-    // The stream is good for other work.
-    let fresh = Floats::new(&bench, &[5.0; 10]);
-    assert_eq!(fresh.read(&bench), [5.0; 10]);
-    drop(comm);
-    for (opens, closes) in [
-        ("cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle"),
-        ("cuMemHostRegister_v2", "cuMemHostUnregister"),
-    ] {
-        assert_eq!(fake::calls(opens), fake::calls(closes), "{opens} and {closes}");
-    }
-    text
-}
-
-#[test]
-fn survivors_of_a_death_in_a_call_are_told_and_their_streams_go_on() {
-    if ndevices() == 0 || !fake::is_there() || !is_within_reach(3) {
-        return;
-    }
-    // Rank 0 launches on the first device, the last never does on one.
-    for victim in [0, 2] {
-        for moment in [0, 1] {
-            let argument = format!("{victim} {moment}");
-            let mut ranks = Ranks::start_apart(3, &config(), &argument, |place, argument| {
-                let words: Vec<usize> = argument.split(' ').flat_map(str::parse).collect();
-                die(place, words[0], [Moment::Behind, Moment::Before][words[1]])
-            });
-            let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
-            let who = ranks.who(victim);
-            for rank in 0..3 {
-                let end = ranks.end(rank, deadline);
-                assert_eq!(end.killed, rank == victim);
-                if rank != victim {
-                    let text = end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
-                    assert!(text.contains(&who), "{text}");
-                }
-            }
-        }
-    }
-}
-
-/// A death fails the communicator for all, but what a living rank's device was given still comes:
-/// until then the others' streams stay where they are, behind kernels that use their buffers.
-#[test]
-fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
-    if ndevices() == 0 || !fake::is_there() || !is_within_reach(3) {
-        return;
-    }
-    let signal = std::env::temp_dir().join(format!("ringcomm-launch-{}", std::process::id()));
-    let argument = signal.to_str().expect("a path of letters");
-    let mut ranks = Ranks::start_apart(3, &config(), argument, |place, argument| {
-        let (comm, bench) = join(place);
-        check_sum(&comm, &bench, 1000);
-        let floats = Floats::new(&bench, &[1.0; 1000]);
-        if place.rank == 0 {
-            let _current = bench.device.enter().unwrap();
-            fake::hold(bench.stream.raw());
-        }
-        // SAFETY: the memory lives until the stream is synchronized, or as long as the process.
-        unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
-        if place.rank == 2 {
-            // SAFETY: it ends this process, as from outside.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        }
-        // SAFETY: as above.
-        unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
-        if place.rank == 1 {
-            let event = Event::new(&bench.device, Recording::Moment).unwrap();
-            {
-                let _current = bench.device.enter().unwrap();
-                event.record(bench.stream.raw()).unwrap();
-            }
-            // Longer than any thread takes to look at a rank that has failed.
-            std::thread::sleep(Duration::from_secs(3));
-            assert!(!event.has_passed().unwrap(), "the stream was let go");
-            std::fs::write(argument, "").unwrap();
-        } else {
-            let started = Instant::now();
-            while !std::path::Path::new(argument).exists() && started.elapsed().as_secs() < 30 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            fake::release();
-        }
-        bench.stream.synchronize().unwrap();
-        String::new()
-    });
-    let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
-    for rank in 0..3 {
-        let end = ranks.end(rank, deadline);
-        assert_eq!(end.killed, rank == 2);
-        if rank != 2 {
-            end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
-        }
-    }
-    let _ = std::fs::remove_file(signal);
 }

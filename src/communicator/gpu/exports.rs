@@ -1,19 +1,20 @@
-//! Memory of devices between processes: what this rank offers its peers, and what it has opened of
-//! theirs.
+//! Memory of devices that a rank offers its peers in other processes.
 //!
-//! An allocation is offered under a number, on the rank's page, when a call first names it, and is
-//! found again by the driver's number for it: another allocation at the same address has another.
-//! What is offered no more is closed by those who opened it when they next open something. So the
-//! memory of an allocation that its owner has freed stays until then, or until the communicator is
-//! gone; that of as many as there are entries at most.
+//! Memory is offered under a number, on the rank's page, when a call first names it, and is found
+//! again by the driver's numbers for what is there: another allocation at the same address has
+//! another. What is no more is withdrawn: every call looks at one of the entries, in turn, so that
+//! nothing is offered for more calls than there are entries after it was freed.
+//!
+//! Plain allocations are opened by a handle. Of memory that is mapped piece by piece, the pieces
+//! around the buffer are sent to the ranks that launch, before the entry's number is.
 
-use crate::device::cuda::{Address, Allocation, Device, Imported, Shareable};
-use crate::error::{Error, Result};
+use super::super::memory::{Memory, Parcel};
+use crate::device::cuda::{Address, Allocation, Device, Mapping, Piece, Run};
+use crate::error::Result;
 use crate::executor::device_page::{DevicePage, EXPORTS, Shared};
-use crate::executor::links::DevicePages;
 use std::sync::Arc;
 
-/// Where a buffer is, as peers are told: in which allocation, and how far in.
+/// Where a buffer is, as peers are told: in what is offered under a number, and how far in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Part {
@@ -22,11 +23,60 @@ pub struct Part {
     pub offset: u64,
 }
 
-/// An allocation that peers may open.
+/// Pieces of a window: buffers near each other are offered together. With pieces of 20 MiB, as
+/// PyTorch makes them, windows are of 640 MiB.
+const WINDOW: u64 = 32;
+
+/// Pieces that are offered under one number at most: an eighth of the 1024 descriptors that a
+/// process usually may have, as they are all open while they travel.
+const MOST_PIECES: usize = 128;
+
+/// What is offered.
+enum Offered {
+    Allocation(Allocation),
+    /// Pieces, one after another.
+    Pieces(Vec<Mapping>),
+}
+
+impl Offered {
+    fn bounds(&self) -> Allocation {
+        match self {
+            Offered::Allocation(allocation) => *allocation,
+            Offered::Pieces(mappings) => {
+                let bytes = mappings.iter().map(|mapping| mapping.bytes).sum();
+                Allocation { base: mappings[0].base, bytes, id: 0 }
+            }
+        }
+    }
+
+    /// Whether what was offered is still there, as far as a range of it reaches.
+    fn is_there(&self, device: &Device, (start, bytes): (Address, usize)) -> Result<bool> {
+        match self {
+            Offered::Allocation(allocation) => {
+                Ok(device.allocation_id(allocation.base)? == Some(allocation.id))
+            }
+            Offered::Pieces(mappings) => {
+                let is_meant = |mapping: &&Mapping| {
+                    mapping.base < start + bytes as u64
+                        && start < mapping.base + mapping.bytes as u64
+                };
+                for mapping in mappings.iter().filter(is_meant) {
+                    if device.block(mapping.base)? != Some(mapping.block) {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// Memory that peers may open.
 struct Export {
     number: u64,
-    allocation: Allocation,
-    /// The call that named it last.
+    what: Offered,
+    /// The call that named it first, and last.
+    made: u64,
     used: u64,
 }
 
@@ -37,41 +87,144 @@ pub struct Exports {
     /// Numbers given out, and calls.
     numbers: u64,
     calls: u64,
+    /// Which entry is to be looked at next.
+    next: usize,
+    /// Pieces have come to all peers when they were tried.
+    pub sends_pieces: bool,
+}
+
+/// Through what a rank offers.
+pub struct Offering<'a> {
+    pub device: &'a Arc<Device>,
+    pub page: &'a DevicePage,
+    pub rank: usize,
+    pub memory: &'a mut Memory,
+    /// The ranks that open what is offered, if all can be sent pieces.
+    pub openers: Option<&'a [usize]>,
 }
 
 impl Exports {
-    /// A call begins.
-    pub fn begin(&mut self) {
+    /// A call begins. The context is current.
+    pub fn begin(&mut self, device: &Device, page: &DevicePage) -> Result<()> {
         self.calls += 1;
+        if self.offered.is_empty() {
+            return Ok(());
+        }
+        let index = self.next % self.offered.len();
+        let Allocation { base, bytes, .. } = self.offered[index].what.bounds();
+        if self.offered[index].what.is_there(device, (base, bytes))? {
+            self.next = index + 1;
+        } else {
+            // The last is in its place now, and the next to be looked at.
+            page.offer(self.offered.swap_remove(index).number, None);
+        }
+        Ok(())
     }
 
     /// Where `bytes` bytes at `address` are for peers, who can then open them; `None` where the
-    /// driver shares no such memory. The context is current.
+    /// driver shares no such memory. `is_plain` says that all memory of the call is plain. The
+    /// context is current.
     pub fn part(
         &mut self,
-        (device, page): (&Device, &DevicePage),
-        address: Address,
-        bytes: usize,
+        offering: &mut Offering,
+        is_plain: bool,
+        (address, bytes): (Address, usize),
     ) -> Result<Option<Part>> {
         if bytes == 0 {
             return Ok(Some(Part::default()));
         }
+        if is_plain || offering.device.is_plain(address)? {
+            self.plain_part(offering, address, bytes)
+        } else if self.sends_pieces {
+            self.pieces_part(offering, address, bytes)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn plain_part(
+        &mut self,
+        offering: &mut Offering,
+        address: Address,
+        bytes: usize,
+    ) -> Result<Option<Part>> {
+        let device = offering.device;
         let Some(id) = device.allocation_id(address)? else { return Ok(None) };
-        let same = |export: &&mut Export| export.allocation.id == id;
+        let same = |export: &&mut Export| match &export.what {
+            Offered::Allocation(allocation) => allocation.id == id,
+            Offered::Pieces(_) => false,
+        };
         if let Some(export) = self.offered.iter_mut().find(same) {
             export.used = self.calls;
-            let offset = export.allocation.offset(address, bytes);
+            let offset = export.what.bounds().offset(address, bytes);
             return Ok(offset.map(|offset| Part { number: export.number, offset }));
         }
         let Some(allocation) = device.allocation(address)? else { return Ok(None) };
         let Some(offset) = allocation.offset(address, bytes) else { return Ok(None) };
         let Some(handle) = device.export(&allocation)? else { return Ok(None) };
+        let what = Offered::Allocation(allocation);
+        let number = self.offer(offering, what, (0, handle.0))?;
+        Ok(Some(Part { number, offset }))
+    }
+
+    fn pieces_part(
+        &mut self,
+        offering: &mut Offering,
+        address: Address,
+        bytes: usize,
+    ) -> Result<Option<Part>> {
+        let device = offering.device;
+        for export in &mut self.offered {
+            let Offered::Pieces(_) = &export.what else { continue };
+            let Some(offset) = export.what.bounds().offset(address, bytes) else { continue };
+            if export.what.is_there(device, (address, bytes))? {
+                export.used = self.calls;
+                return Ok(Some(Part { number: export.number, offset }));
+            }
+        }
+        let Some(openers) = offering.openers else { return Ok(None) };
+        let Some(run) = device.run(address, bytes, (WINDOW, MOST_PIECES))? else { return Ok(None) };
+        let Some(parcel) = packed(device, &run)? else { return Ok(None) };
+        let (offset, mut handle) = (address - run.base(), [0; 8]);
+        handle[0] = run.carrier as u64;
+        let how = (parcel.len() as u64, handle);
+        // Offered first: peers close what is sent and not offered.
+        let number = self.offer(offering, Offered::Pieces(run.mappings), how)?;
+        if offering.memory.hand(offering.rank, number, &parcel, openers) {
+            return Ok(Some(Part { number, offset }));
+        }
+        // Somebody's mailbox is full: a later call asks again.
+        self.offered.retain(|export| export.number != number);
+        offering.page.offer(number, None);
+        Ok(None)
+    }
+
+    /// Offer something new.
+    fn offer(
+        &mut self,
+        offering: &Offering,
+        what: Offered,
+        (pieces, handle): (u64, [u64; 8]),
+    ) -> Result<u64> {
+        let Offering { device, page, .. } = offering;
         self.make_room(device, page)?;
         let number = self.number(page);
-        let Allocation { base, bytes, .. } = allocation;
-        page.offer(number, Some(&Shared { base, bytes: bytes as u64, handle: handle.0 }));
-        self.offered.push(Export { number, allocation, used: self.calls });
-        Ok(Some(Part { number, offset }))
+        let Allocation { base, bytes, .. } = what.bounds();
+        page.offer(number, Some(&Shared { base, bytes: bytes as u64, pieces, handle }));
+        self.offered.push(Export { number, what, made: self.calls, used: self.calls });
+        Ok(number)
+    }
+
+    /// The call runs another way: withdraw pieces that were sent for it, which nobody has opened.
+    pub fn take_back(&mut self, page: &DevicePage) {
+        let calls = self.calls;
+        self.offered.retain(|export| {
+            let is_kept = export.made != calls || matches!(export.what, Offered::Allocation(_));
+            if !is_kept {
+                page.offer(export.number, None);
+            }
+            is_kept
+        });
     }
 
     /// Withdraw what is no more, and of what is there the one that was not used for longest, where
@@ -79,8 +232,9 @@ impl Exports {
     fn make_room(&mut self, device: &Device, page: &DevicePage) -> Result<()> {
         let mut kept = Vec::with_capacity(EXPORTS);
         for export in self.offered.drain(..) {
-            let id = device.allocation_id(export.allocation.base)?;
-            if id == Some(export.allocation.id) {
+            let Allocation { base, bytes, .. } = export.what.bounds();
+            // What this call has found there is about to be named.
+            if export.used == self.calls || export.what.is_there(device, (base, bytes))? {
                 kept.push(export);
             } else {
                 page.offer(export.number, None);
@@ -109,40 +263,13 @@ impl Exports {
     }
 }
 
-/// What a rank has opened of its peers' memory.
-#[derive(Default)]
-pub struct Imports {
-    opened: Vec<(usize, u64, Imported)>,
-}
-
-impl Imports {
-    /// The address here of a part of another process's memory, of which `bytes` bytes are used;
-    /// `None` where it was not opened yet.
-    pub fn find(&self, peer: usize, part: Part, bytes: usize) -> Option<Result<Address>> {
-        let is_it = |(rank, number, _): &&(usize, u64, _)| (*rank, *number) == (peer, part.number);
-        let (.., imported) = self.opened.iter().find(is_it)?;
-        Some(imported.address(part.offset, bytes))
+/// What peers open the pieces of a run by; `None` where the driver does not give that.
+fn packed(device: &Arc<Device>, run: &Run) -> Result<Option<Parcel>> {
+    let mut parcel = Parcel::new();
+    for mapping in &run.mappings {
+        let Some(piece) = Piece::at(device, mapping)? else { return Ok(None) };
+        let Some(packed) = piece.pack(run.carrier)? else { return Ok(None) };
+        parcel.push((mapping.bytes, packed));
     }
-
-    /// Open what `peer` offers, and close what nobody offers any more. Nothing uses it, and the
-    /// context is current.
-    pub fn open(
-        &mut self,
-        device: &Arc<Device>,
-        pages: &DevicePages,
-        (peer, number): (usize, u64),
-    ) -> Result<()> {
-        self.opened.retain(|(rank, number, _)| pages.of(*rank).offers(*number));
-        let shared = offered(pages, peer, number)?;
-        let imported = Imported::new(device, Shareable(shared.handle))?;
-        self.opened.push((peer, number, imported));
-        Ok(())
-    }
-}
-
-/// What `peer` offers under a number that it has named.
-pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<Shared> {
-    pages.of(peer).offered(number).ok_or_else(|| {
-        Error::usage(format!("rank {peer} named memory (number {number}) that it does not offer"))
-    })
+    Ok(Some(parcel))
 }

@@ -17,18 +17,22 @@ mod conclude;
 mod desk;
 mod exports;
 mod guardian;
+mod imports;
 mod launch;
+mod lead;
 mod messages;
 mod probe;
 mod shared;
 mod staging;
 mod survey;
+mod talk;
 mod trial;
 
 pub use messages::Posted;
 
 use super::call::{Call, Extents};
 use super::introduction::forced_algorithm;
+use super::memory::Memory;
 use super::watch::{OperationWatch, Watched};
 use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
@@ -41,11 +45,12 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
-use shared::Shared;
+use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
+use talk::Talk;
 
 /// What a rank on a device has of it.
 pub(super) struct Gpu {
@@ -171,7 +176,8 @@ impl Gpu {
     pub fn trouble(&self) -> Option<Error> {
         match &*self.sharing.lock() {
             Sharing::Failed(error) => Some(error.clone()),
-            _ => self.warning.clone(),
+            Sharing::Works(shared) => shared.trouble(),
+            Sharing::No => self.warning.clone(),
         }
     }
 
@@ -272,17 +278,22 @@ impl Gpu {
         call: &Call,
         found: &Found,
         links: &mut Links,
-        how: (&Stamp, &OperationWatch),
+        memory: &mut Memory,
+        (stamp, watch): (&Stamp, &OperationWatch),
     ) -> Result<bool> {
         let ran = match &mut *self.sharing.lock() {
             Sharing::Works(shared) => {
-                let is_fit = found.is_plain && is_fusable(call, found);
-                shared.run(call, is_fit, links, how)?
+                let buffers = match (is_fusable(call, found), found.is_plain) {
+                    (false, _) => Buffers::Unfit,
+                    (true, true) => Buffers::Plain,
+                    (true, false) => Buffers::Any,
+                };
+                shared.run(call, buffers, &mut Talk { links, memory, stamp, watch })?
             }
             _ => false,
         };
         if ran && call.order.settles {
-            self.settle(call.order.stream, how.1)?;
+            self.settle(call.order.stream, watch)?;
         }
         Ok(ran)
     }

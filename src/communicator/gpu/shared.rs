@@ -19,35 +19,34 @@
 #![allow(unsafe_code)]
 
 use super::super::call::Call;
-use super::super::watch::OperationWatch;
-use super::exports::{Exports, Imports, Part, offered};
+use super::exports::{Exports, Offering, Part};
 use super::guardian::Guardian;
-use super::launch::{has_room, launch_part};
+use super::imports::Imports;
+use super::launch::has_room;
 use super::staging::{Guard, NAP, wait_for};
+use super::talk::{Plain, Talk};
 use crate::device::cuda::{
     Device, Event, Kernels, Recording, Registered, Stream, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::Place;
 use crate::executor::device_page::DevicePage;
-use crate::executor::flags::{Way, Work};
 use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
-use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a rank tells the others of its part in a call. Fits the smallest slot.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Card {
-    input: Part,
-    output: Part,
-    scalar: f64,
+pub struct Card {
+    pub input: Part,
+    pub output: Part,
+    pub scalar: f64,
     /// A [`FITS`] or one of the others.
     state: u64,
 }
+
+impl Plain for Card {}
 
 /// Kernels of other processes can do the call on the rank's buffers; its stream has come.
 const FITS: u64 = 1;
@@ -56,31 +55,41 @@ const UNFIT: u64 = 0;
 /// The rank has run into an error, which it will tell.
 const FAILED: u64 = 2;
 
-/// Words of exchanged messages are copied as they are.
-pub trait Plain: Copy + Default {}
-impl Plain for Card {}
-impl Plain for u64 {}
+/// What a rank knows of its buffers before it offers them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Buffers {
+    /// They are not its device's, or its kernels do not do such a call.
+    Unfit,
+    /// Allocated plainly, all of them.
+    Plain,
+    /// Some may be mapped piece by piece, or be none that is shared.
+    Any,
+}
 
 /// One rank's part in the memory and the order that processes share.
 pub struct Shared {
-    device: Arc<Device>,
-    kernels: Arc<Kernels>,
-    rank: usize,
-    nranks: usize,
-    pages: DevicePages,
+    pub(super) device: Arc<Device>,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) rank: usize,
+    pub(super) nranks: usize,
+    pub(super) pages: DevicePages,
     /// By rank: its page, as this process's devices address it.
-    words: Vec<Registered>,
+    pub(super) words: Vec<Registered>,
     /// The rank that launches for each device: by device, in the order of ranks.
-    leaders: Vec<usize>,
+    pub(super) leaders: Vec<usize>,
+    /// The ranks that open what this one offers, if all can be sent pieces.
+    openers: Option<Vec<usize>>,
     exports: Exports,
-    imports: Imports,
+    pub(super) imports: Imports,
     /// This rank's stream is past the last call, for the next one's stream, and before anything
     /// that the call uses is let go.
-    last: Event,
+    pub(super) last: Event,
     /// A stream may have been given something that the event does not stand for.
     is_loose: bool,
     /// A call had to go through the host.
     has_detoured: bool,
+    /// An error of the trial of memory in pieces.
+    trouble: Option<Error>,
     guardian: Option<Guardian>,
 }
 
@@ -100,19 +109,44 @@ impl Shared {
             nranks: links.nranks,
             pages,
             leaders: Vec::new(),
+            openers: None,
             exports: Exports::default(),
             imports: Imports::default(),
             last: Event::new(device, Recording::Moment)?,
             is_loose: false,
             has_detoured: false,
+            trouble: None,
             guardian: None,
         })
     }
 
-    /// All ranks are known: who launches, and who watches over their lives.
-    pub fn appoint(&mut self, leaders: Vec<usize>, guardian: Guardian) {
+    /// All ranks are known: who launches, `mine` for this rank's device, and who watches over
+    /// their lives.
+    pub fn appoint(&mut self, leaders: Vec<usize>, mine: usize, guardian: Guardian, links: &Links) {
+        // This rank and a thread of its process on its device use its addresses as they are; a
+        // thread on another device has no rights on pieces, and no socket that they go through.
+        let mut openers = leaders.iter().copied().filter(|leader| *leader != self.rank);
+        let is_near = |leader: &usize| links.reach(*leader) == Reach::Process;
+        let stray = openers.clone().find(|leader| is_near(leader) && *leader != mine);
+        self.openers = match stray {
+            Some(_) => None,
+            None => Some(openers.by_ref().filter(|leader| !is_near(leader)).collect()),
+        };
         self.leaders = leaders;
         self.guardian = Some(guardian);
+    }
+
+    /// Send peers the pieces of memory that is mapped so, or not: whether they came to all when it
+    /// was tried, or an error of that. How calls ran before is forgotten.
+    pub fn send_pieces(&mut self, came: Result<bool>) {
+        self.exports.sends_pieces = matches!(came, Ok(true));
+        self.trouble = came.err();
+        self.has_detoured = false;
+    }
+
+    /// Why memory that is mapped piece by piece goes through the host.
+    pub fn trouble(&self) -> Option<Error> {
+        self.trouble.clone()
     }
 
     /// Close what was opened, unless a kernel may use it for ever.
@@ -137,62 +171,61 @@ impl Shared {
     }
 
     /// Give the devices a call's work, if all ranks' buffers allow it; whether they did.
-    /// `is_fit` says that this rank's do, as far as it knows.
-    pub fn run(
-        &mut self,
-        call: &Call,
-        is_fit: bool,
-        links: &mut Links,
-        (stamp, watch): (&Stamp, &OperationWatch),
-    ) -> Result<bool> {
+    pub fn run(&mut self, call: &Call, buffers: Buffers, talk: &mut Talk) -> Result<bool> {
         let number = self.mine().begin();
-        let came = self.come(call, is_fit, number);
+        let came = self.come(call, buffers, number, talk);
         let mine = match &came {
             Ok(card) => *card,
             Err(_) => Card { state: FAILED, ..Card::default() },
         };
-        let met = self.meet(call, mine, number, links, (stamp, watch));
+        let met = self.meet(call, mine, number, talk);
         let ran = came.and(met);
-        self.has_detoured |= matches!(ran, Ok(false));
-        if mine.state != UNFIT && !matches!(ran, Ok(true)) {
-            self.mark(call.order.stream);
+        if !matches!(ran, Ok(true)) {
+            if mine.state != UNFIT {
+                self.mark(call.order.stream);
+            }
+            self.exports.take_back(self.pages.of(self.rank));
+        }
+        if matches!(ran, Ok(false)) {
+            self.has_detoured = true;
+            let pages = &self.pages;
+            talk.memory.forget_parcels(|rank, number| {
+                rank < pages.nranks() && pages.of(rank).offers(number)
+            });
         }
         ran
     }
 
     /// Meet the others with this rank's card; whether the devices have the call's work.
-    fn meet(
-        &mut self,
-        call: &Call,
-        mine: Card,
-        number: u32,
-        links: &mut Links,
-        (stamp, watch): (&Stamp, &OperationWatch),
-    ) -> Result<bool> {
-        let cards = exchange(mine, 0..self.nranks, links, (stamp, watch))?;
+    fn meet(&mut self, call: &Call, mine: Card, number: u32, talk: &mut Talk) -> Result<bool> {
+        let cards = talk.exchange(mine, 0..self.nranks)?;
+        if mine.state == FAILED {
+            // It has an error of its own to tell, for which the others wait.
+            return Ok(false);
+        }
         if let Some(failed) = cards.iter().position(|card| card.state == FAILED) {
-            return Err(told(failed, watch));
+            return Err(talk.told(failed));
         }
         if cards.iter().any(|card| card.state != FITS) {
             return Ok(false);
         }
         let mut led = Ok(());
         if let Some(part) = self.leaders.iter().position(|leader| *leader == self.rank) {
-            led = self.lead(call, &cards, number, part, links, watch);
+            led = self.lead(call, &cards, (number, part), talk);
             let word = u64::from(led.is_ok());
             for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
-                post(peer, word, links, (stamp, watch))?;
+                talk.post(peer, word)?;
             }
         }
         // Heard also by a rank with an error of its own, so that no word is left for later.
         let mut failed = None;
         for leader in self.leaders.iter().filter(|leader| **leader != self.rank) {
-            let word: u64 = receive(*leader, links, (stamp, watch))?;
+            let word: u64 = talk.receive(*leader)?;
             failed = failed.or((word == 0).then_some(*leader));
         }
         led?;
         if let Some(leader) = failed {
-            return Err(told(leader, watch));
+            return Err(talk.told(leader));
         }
         self.follow(call.order.stream, number).map(|()| true)
     }
@@ -205,16 +238,30 @@ impl Shared {
     }
 
     /// Say where this rank's buffers are, and let its stream say when it comes to the call.
-    fn come(&mut self, call: &Call, is_fit: bool, number: u32) -> Result<Card> {
+    fn come(
+        &mut self,
+        call: &Call,
+        buffers: Buffers,
+        number: u32,
+        talk: &mut Talk,
+    ) -> Result<Card> {
         let extents = call.extents(self.rank, self.nranks)?;
-        if !is_fit || !has_room(call.collective, call.op, self.nranks) {
+        if buffers == Buffers::Unfit || !has_room(call.collective, call.op, self.nranks) {
             return Ok(Card { state: UNFIT, ..Card::default() });
         }
         let _current = self.device.enter()?;
-        self.exports.begin();
-        let whose = (&*self.device, self.pages.of(self.rank));
+        let page = self.pages.of(self.rank);
+        self.exports.begin(&self.device, page)?;
+        let mut offering = Offering {
+            device: &self.device,
+            page,
+            rank: self.rank,
+            memory: &mut *talk.memory,
+            openers: self.openers.as_deref(),
+        };
         let mut part = |address: *const u8, bytes| {
-            self.exports.part(whose, address.expose_provenance() as u64, bytes)
+            let range = (address.expose_provenance() as u64, bytes);
+            self.exports.part(&mut offering, buffers == Buffers::Plain, range)
         };
         let input = part(call.send, extents.input)?;
         let output = part(call.recv, extents.output)?;
@@ -232,54 +279,6 @@ impl Shared {
         Ok(Card { input, output, scalar: call.scalar, state: FITS })
     }
 
-    /// Launch part `part` of the call, between the other ranks' streams.
-    fn lead(
-        &mut self,
-        call: &Call,
-        cards: &[Card],
-        number: u32,
-        part: usize,
-        links: &Links,
-        watch: &OperationWatch,
-    ) -> Result<()> {
-        let _current = self.device.clone();
-        let _current = _current.enter()?;
-        let places: Vec<Place> = (0..self.nranks)
-            .map(|rank| self.place(rank, &cards[rank], call, links, watch))
-            .collect::<Result<_>>()?;
-        let scalars: Vec<f64> = cards.iter().map(|card| card.scalar).collect();
-        let work = Work {
-            way: Way::Pieces,
-            collective: call.collective,
-            root: call.root,
-            count: call.count,
-            data_type: call.data_type,
-            op: call.op,
-            places: &places,
-            scalars: &scalars,
-        };
-        let others: Vec<usize> = (0..self.nranks).filter(|rank| *rank != self.rank).collect();
-        // A rank that has failed may use its buffers again; one that fails later waits for what is
-        // launched here.
-        links.visit(&others, watch)?;
-        self.mine().launch(number);
-        let launched = self.enqueue(&work, call.order.stream, number, part);
-        links.end_visit();
-        launched
-    }
-
-    fn enqueue(&self, work: &Work, stream: Stream, number: u32, part: usize) -> Result<()> {
-        for rank in (0..self.nranks).filter(|rank| *rank != self.rank) {
-            let word = self.words[rank].address(DevicePage::BEFORE);
-            // SAFETY: the page is registered until `last` has passed.
-            unsafe { wait_value(&self.device, stream, word, number)? };
-        }
-        launch_part(work, &self.kernels, stream, (part, self.leaders.len()))?;
-        let word = self.words[self.rank].address(DevicePage::AFTER);
-        // SAFETY: as above.
-        unsafe { write_value(&self.device, stream, word, number) }
-    }
-
     /// Let this rank's stream wait for what others have launched.
     fn follow(&mut self, stream: Stream, number: u32) -> Result<()> {
         let _current = self.device.enter()?;
@@ -289,44 +288,6 @@ impl Shared {
             unsafe { wait_value(&self.device, stream, word, number)? };
         }
         self.last.record(stream)
-    }
-
-    /// Where a rank's buffers are in this process.
-    fn place(
-        &mut self,
-        rank: usize,
-        card: &Card,
-        call: &Call,
-        links: &Links,
-        watch: &OperationWatch,
-    ) -> Result<Place> {
-        if rank == self.rank {
-            return Ok(Place {
-                input: call.send.expose_provenance() as u64,
-                output: call.recv.expose_provenance() as u64,
-            });
-        }
-        let extents = call.extents(rank, self.nranks)?;
-        let mut address = |part: Part, bytes: usize| {
-            if bytes == 0 {
-                return Ok(0);
-            }
-            if links.reach(rank) == Reach::Process {
-                // A process does not open its own memory, and needs not.
-                return Ok(offered(&self.pages, rank, part.number)?.base + part.offset);
-            }
-            if let Some(found) = self.imports.find(rank, part, bytes) {
-                return found;
-            }
-            // What is closed now may be used by the last call's kernels.
-            wait_for(&self.last, watch)?;
-            self.imports.open(&self.device, &self.pages, (rank, part.number))?;
-            self.imports.find(rank, part, bytes).expect("it was opened")
-        };
-        Ok(Place {
-            input: address(card.input, extents.input)?,
-            output: address(card.output, extents.output)?,
-        })
     }
 
     /// Wait, not for ever, until no launch of a peer's uses this rank's memory any more: it has
@@ -377,61 +338,4 @@ impl Guard for Within {
         let text = format!("work on the device did not end within {} ms", self.0.as_millis());
         Err(Error::Cuda(text))
     }
-}
-
-/// Tell all of `ranks` a value, and hear theirs: by rank.
-pub fn exchange<T: Plain>(
-    mine: T,
-    ranks: std::ops::Range<usize>,
-    links: &mut Links,
-    how: (&Stamp, &OperationWatch),
-) -> Result<Vec<T>> {
-    let mut values = vec![mine; ranks.len()];
-    let me = links.rank;
-    for peer in ranks.clone().filter(|peer| *peer != me) {
-        post(peer, mine, links, how)?;
-    }
-    for peer in ranks.filter(|peer| *peer != me) {
-        values[peer] = receive(peer, links, how)?;
-    }
-    Ok(values)
-}
-
-fn post<T: Plain>(
-    peer: usize,
-    value: T,
-    links: &mut Links,
-    (stamp, watch): (&Stamp, &OperationWatch),
-) -> Result<()> {
-    let payload = links.reserve(peer, size_of::<T>(), watch)?;
-    // SAFETY: the slot has room for it.
-    unsafe { payload.cast::<T>().write_unaligned(value) };
-    links.post(peer, stamp, size_of::<T>());
-    Ok(())
-}
-
-fn receive<T: Plain>(
-    peer: usize,
-    links: &mut Links,
-    (stamp, watch): (&Stamp, &OperationWatch),
-) -> Result<T> {
-    let payload = links.receive(peer, stamp, size_of::<T>(), watch)?;
-    // SAFETY: the message has the bytes, and plain values have no others.
-    let value = unsafe { payload.cast::<T>().read_unaligned() };
-    links.free(peer);
-    Ok(value)
-}
-
-/// The error of a rank that was told that `peer` has one: what the peer says of it, which it does
-/// at once.
-fn told(peer: usize, watch: &OperationWatch) -> Error {
-    const LONGEST: Duration = Duration::from_secs(2);
-    let started = Instant::now();
-    while !watch.makes_communicator && started.elapsed() < LONGEST {
-        if let Err(error) = watch.check(peer, Duration::ZERO) {
-            return error;
-        }
-        std::thread::sleep(NAP);
-    }
-    Error::Cuda(format!("rank {peer} could not do its part in {}", watch.operation()))
 }

@@ -1,8 +1,9 @@
 //! Whether ranks of several processes can work in each other's memory: tried once, as they meet.
 //!
 //! Every rank does what it can, says so, and looks whether all could; then all make one call on
-//! memory of the library's own, compare what came, and say that. So all come to the same answer
-//! and an error of one rank is no reason to have no communicator: calls go through the host.
+//! memory of the library's own, compare what came, and say that; and another on memory that is
+//! mapped piece by piece. So all come to the same answer and an error of one rank is no reason to
+//! have no communicator: calls go through the host.
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Order};
@@ -10,12 +11,15 @@ use super::super::record::Descriptor;
 use super::super::watch::{OperationWatch, Unless};
 use super::super::{Communicator, Error};
 use super::guardian::Guardian;
-use super::shared::{Plain, Shared, Within, exchange};
+use super::shared::{Buffers, Shared, Within};
 use super::staging::wait_for;
+use super::talk::{Plain, Talk};
 use super::{Gpu, Sharing};
 use crate::algorithm::Algorithm;
 use crate::bootstrap;
-use crate::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Pinned, Recording, copy};
+use crate::device::cuda::{
+    Addresses, Carrier, Device, DeviceMemory, Event, OwnedStream, Piece, Pinned, Recording, copy,
+};
 use crate::error::Result;
 use crate::executor::links::Links;
 use crate::plan::Collective;
@@ -34,6 +38,8 @@ struct Hello {
     context: u64,
     /// 1 where it could do all that it does alone.
     is_able: u64,
+    /// 1 where its device has memory that is mapped piece by piece.
+    has_pieces: u64,
 }
 
 impl Plain for Hello {}
@@ -63,43 +69,49 @@ impl Communicator {
         let mut watch = OperationWatch::new(&self.watched, unless, descriptor, sequence);
         watch.makes_communicator = true;
         let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
-        gpu.survey(&mut engine.links, (&stamp, &watch))
+        let engine = &mut *engine;
+        let (links, memory) = (&mut engine.links, &mut engine.memory);
+        gpu.survey(&mut Talk { links, memory, stamp: &stamp, watch: &watch })
     }
 }
 
 impl Gpu {
-    fn survey(&self, links: &mut Links, how: (&Stamp, &OperationWatch)) -> Result<()> {
-        let all = 0..links.nranks;
-        let mut sharing = self.prepare(links, how.1);
+    fn survey(&self, talk: &mut Talk) -> Result<()> {
+        let all = 0..talk.links.nranks;
+        let mut sharing = self.prepare(talk.links, talk.watch);
         let hello = Hello {
             uuid: self.device.uuid,
             process: bootstrap::process_token()?,
             context: self.device.token(),
             is_able: u64::from(sharing.is_ok()),
+            has_pieces: u64::from(self.device.has_pieces().is_ok_and(|has| has)),
         };
-        let hellos = exchange(hello, all.clone(), links, how)?;
+        let hellos = talk.exchange(hello, all.clone())?;
         let mut able = hellos.iter().all(|hello| hello.is_able == 1) && one_context(&hellos);
         if able {
             // Before anything is launched: a kernel that goes where it may not ends its context.
             let reach = self.reach_threads(&hellos);
-            let answers = exchange(u64::from(reach.is_ok()), all.clone(), links, how)?;
+            let answers = talk.exchange(u64::from(reach.is_ok()), all)?;
             able = !answers.contains(&0);
             if let Err(error) = reach {
                 sharing = Err(error);
             }
         }
         if let (Ok((shared, guardian)), true) = (&mut sharing, able) {
-            shared.appoint(leaders(&hellos), guardian.take().expect("it was just made"));
-            let (passed, bench) = self.probe(shared, links, how);
-            let verdict = u64::from(matches!(passed, Ok(true)));
-            let verdicts = exchange(verdict, all.clone(), links, how)?;
-            // Memory is freed when nobody has it open any more.
-            shared.close_imports();
-            exchange(verdict, all, links, how)?;
-            drop(bench);
-            if let Err(error) = passed {
+            let guardian = guardian.take().expect("it was just made");
+            let leaders = leaders(&hellos);
+            let is_mine = |leader: &&usize| hellos[**leader].uuid == hello.uuid;
+            let mine = *leaders.iter().find(is_mine).expect("every device has one");
+            shared.appoint(leaders, mine, guardian, talk.links);
+            let (works, error) = self.tried(shared, Buffers::Plain, talk)?;
+            if works && hellos.iter().all(|hello| hello.has_pieces == 1) {
+                shared.send_pieces(Ok(true));
+                let (come, error) = self.tried(shared, Buffers::Any, talk)?;
+                shared.send_pieces(error.map_or(Ok(come), Err));
+            }
+            if let Some(error) = error {
                 sharing = Err(error);
-            } else if verdicts.contains(&0) {
+            } else if !works {
                 sharing = Err(Error::Cuda("a rank's device did not pass a probe".into()));
             }
         } else if sharing.is_ok() {
@@ -110,6 +122,25 @@ impl Gpu {
             Err(error) => Sharing::Failed(error),
         };
         Ok(())
+    }
+
+    /// Make a call on memory of this kind; whether all ranks found it right, and an error of this
+    /// rank's.
+    fn tried(
+        &self,
+        shared: &mut Shared,
+        kind: Buffers,
+        talk: &mut Talk,
+    ) -> Result<(bool, Option<Error>)> {
+        let all = 0..talk.links.nranks;
+        let (passed, bench) = self.probe(shared, kind, talk);
+        let verdict = u64::from(matches!(passed, Ok(true)));
+        let verdicts = talk.exchange(verdict, all.clone())?;
+        // Memory is freed when nobody has it open any more.
+        shared.close_imports();
+        talk.exchange(verdict, all)?;
+        drop(bench);
+        Ok((!verdicts.contains(&0), passed.err()))
     }
 
     /// Let this device's kernels into the memory of the other devices of this process, which is not
@@ -145,12 +176,12 @@ impl Gpu {
     fn probe(
         &self,
         shared: &mut Shared,
-        links: &mut Links,
-        how: (&Stamp, &OperationWatch),
+        kind: Buffers,
+        talk: &mut Talk,
     ) -> (Result<bool>, Option<Bench>) {
-        match Bench::new(&self.device) {
+        match Bench::new(&self.device, kind) {
             Ok(bench) => {
-                let passed = bench.try_call(shared, links, how);
+                let passed = bench.try_call(shared, kind, talk);
                 if passed.is_err() {
                     // Something may be under way for ever, and to free memory would wait for it.
                     std::mem::forget(bench);
@@ -161,9 +192,32 @@ impl Gpu {
             Err(error) => {
                 // The others must not wait for this rank.
                 let call = Call::new(Collective::AllReduce, DataType::Uint8);
-                let ran = shared.run(&call, false, links, how);
+                let ran = shared.run(&call, Buffers::Unfit, talk);
                 (ran.and(Err(error)), None)
             }
+        }
+    }
+}
+
+/// Memory of a bench.
+enum Room {
+    Plain(DeviceMemory),
+    Pieces(Addresses),
+}
+
+impl Room {
+    fn new(device: &Arc<Device>, kind: Buffers) -> Result<Room> {
+        if kind == Buffers::Plain {
+            return DeviceMemory::new(device, BYTES).map(Room::Plain);
+        }
+        let piece = Piece::new(device, BYTES, Some(Carrier::Descriptor))?;
+        Addresses::of(device, &[piece]).map(Room::Pieces)
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        match self {
+            Room::Plain(memory) => memory.pointer(),
+            Room::Pieces(addresses) => addresses.pointer(),
         }
     }
 }
@@ -172,33 +226,28 @@ impl Gpu {
 struct Bench {
     device: Arc<Device>,
     stream: OwnedStream,
-    input: DeviceMemory,
-    output: DeviceMemory,
+    input: Room,
+    output: Room,
     host: Pinned,
     end: Event,
 }
 
 impl Bench {
-    fn new(device: &Arc<Device>) -> Result<Bench> {
+    fn new(device: &Arc<Device>, kind: Buffers) -> Result<Bench> {
         Ok(Bench {
             device: device.clone(),
             stream: OwnedStream::new(device)?,
-            input: DeviceMemory::new(device, BYTES)?,
-            output: DeviceMemory::new(device, BYTES)?,
+            input: Room::new(device, kind)?,
+            output: Room::new(device, kind)?,
             host: Pinned::new(device, BYTES)?,
             end: Event::new(device, Recording::Moment)?,
         })
     }
 
     /// Sum a pattern of every rank; whether the sum is right.
-    fn try_call(
-        &self,
-        shared: &mut Shared,
-        links: &mut Links,
-        how: (&Stamp, &OperationWatch),
-    ) -> Result<bool> {
+    fn try_call(&self, shared: &mut Shared, kind: Buffers, talk: &mut Talk) -> Result<bool> {
         let pattern = |rank: usize, at: usize| (at % 251) as u8 ^ (rank as u8).wrapping_mul(7);
-        let (rank, nranks) = (links.rank, links.nranks);
+        let (rank, nranks) = (talk.links.rank, talk.links.nranks);
         // SAFETY: the memory is the bench's, and nothing of it is under way.
         let host = unsafe { std::slice::from_raw_parts_mut(self.host.pointer(), BYTES) };
         host.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(rank, at));
@@ -210,7 +259,8 @@ impl Bench {
             order: Order::on(self.stream.raw()),
             ..Call::new(Collective::AllReduce, DataType::Uint8)
         };
-        let ran = shared.run(&call, loaded.is_ok(), links, how)?;
+        let buffers = if loaded.is_ok() { kind } else { Buffers::Unfit };
+        let ran = shared.run(&call, buffers, talk)?;
         loaded?;
         self.copied(self.host.pointer(), self.output.pointer())?;
         {

@@ -97,7 +97,7 @@ impl Device {
         Ok(self)
     }
 
-    fn attribute(&self, attribute: i32) -> Result<i32> {
+    pub(super) fn attribute(&self, attribute: i32) -> Result<i32> {
         let mut value = 0;
         // SAFETY: the place is a local.
         let code = unsafe { (self.driver.device_attribute)(&mut value, attribute, self.ordinal) };

@@ -17,6 +17,8 @@ pub const INVALID_VALUE: Code = 1;
 pub const NO_DEVICE: Code = 100;
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub const NOT_READY: Code = 600;
+pub const NOT_PERMITTED: Code = 800;
+pub const NOT_SUPPORTED: Code = 801;
 
 /// The oldest driver with all that is used: CUDA 12.0. What the kernels need beyond that, the
 /// driver says itself when it loads them.
@@ -34,6 +36,33 @@ pub type Function = *mut c_void;
 pub type Graph = *mut c_void;
 pub type GraphExec = *mut c_void;
 pub type Address = u64;
+/// A piece of memory that has no address yet.
+pub type Physical = u64;
+
+/// What a piece of memory is to be like, as the driver lays it out.
+#[repr(C)]
+pub struct Wanted {
+    pub kind: i32,
+    /// How it may travel: a bit for each way.
+    pub carriers: i32,
+    pub place: Place,
+    pub unused: [u64; 2],
+}
+
+/// On which device memory is.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Place {
+    pub kind: i32,
+    pub ordinal: i32,
+}
+
+/// Who may do what with a range of addresses.
+#[repr(C)]
+pub struct Right {
+    pub place: Place,
+    pub what: i32,
+}
 
 /// What names an allocation to other processes: a value of the driver's, of this size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,6 +148,17 @@ entry_points! {
     export = "cuIpcGetMemHandle" (*mut Shareable, Address);
     import = "cuIpcOpenMemHandle_v2" (*mut Address, Shareable, u32);
     close = "cuIpcCloseMemHandle" (Address);
+    piece_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const Wanted, i32);
+    piece_create = "cuMemCreate" (*mut Physical, usize, *const Wanted, u64);
+    piece_retain = "cuMemRetainAllocationHandle" (*mut Physical, *mut c_void);
+    piece_release = "cuMemRelease" (Physical);
+    piece_export = "cuMemExportToShareableHandle" (*mut c_void, Physical, i32, u64);
+    piece_import = "cuMemImportFromShareableHandle" (*mut Physical, *mut c_void, i32);
+    addresses_reserve = "cuMemAddressReserve" (*mut Address, usize, usize, Address, u64);
+    addresses_free = "cuMemAddressFree" (Address, usize);
+    addresses_map = "cuMemMap" (Address, usize, usize, Physical, u64);
+    addresses_unmap = "cuMemUnmap" (Address, usize);
+    addresses_open = "cuMemSetAccess" (Address, usize, *const Right, usize);
     host_register = "cuMemHostRegister_v2" (*mut c_void, usize, u32);
     host_unregister = "cuMemHostUnregister" (*mut c_void);
     host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, u32);

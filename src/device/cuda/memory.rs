@@ -41,9 +41,13 @@ impl Device {
             Some(_) => {}
         }
         let ordinal = self.pointer_attribute(DEVICE_ORDINAL, address)?.unwrap_or(u32::MAX);
+        Ok(Kind::Device { ordinal: ordinal as i32, plain: self.is_plain(address)? })
+    }
+
+    /// Whether the memory of a device at an address was allocated plainly.
+    pub fn is_plain(&self, address: Address) -> Result<bool> {
         let plain = self.pointer_attribute(IS_LEGACY_IPC_CAPABLE, address)?;
-        let plain = plain.is_some_and(|plain| plain & 1 == 1);
-        Ok(Kind::Device { ordinal: ordinal as i32, plain })
+        Ok(plain.is_some_and(|plain| plain & 1 == 1))
     }
 
     /// An attribute of one or four bytes; `None` for memory that CUDA never heard of.

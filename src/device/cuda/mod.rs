@@ -7,6 +7,7 @@
 #[path = "../../../kernels/abi.rs"]
 #[allow(dead_code)]
 pub mod abi;
+mod addresses;
 mod context;
 mod driver;
 mod event;
@@ -14,8 +15,10 @@ mod flag;
 mod fused;
 mod kernels;
 mod memory;
+mod pieces;
 mod share;
 
+pub use addresses::{Addresses, Mapping, Run};
 pub use context::{Current, Device};
 pub use driver::{Address, Driver, Shareable, Stream};
 pub use event::{Capture, Event, OwnedStream, Recording, Replay, check_stream, wait};
@@ -24,6 +27,7 @@ pub(crate) use fused::tile;
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
 pub use kernels::{Family, Grid, Kernels};
 pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
+pub use pieces::{Carrier, Piece};
 pub use share::{Allocation, Imported};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.

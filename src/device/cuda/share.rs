@@ -1,9 +1,12 @@
 //! Memory of a device that several processes use.
 #![allow(unsafe_code)]
 
+use super::addresses::Addresses;
 use super::context::Device;
 use super::driver::{Address, INVALID_VALUE, Shareable};
+use super::pieces::{Carrier, Piece};
 use crate::error::{Error, Result};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// An allocation of a device's memory, as its owner knows it.
@@ -63,15 +66,27 @@ impl Device {
     }
 }
 
-/// Another process's allocation, mapped here until this is dropped.
+/// Memory of another process's, mapped here until this is dropped.
 pub struct Imported {
-    device: Arc<Device>,
     base: Address,
     bytes: usize,
+    _hold: Hold,
+}
+
+/// What lets it go.
+enum Hold {
+    Opened(#[expect(dead_code, reason = "kept to be dropped")] Opened),
+    Mapped(#[expect(dead_code, reason = "kept to be dropped")] Addresses),
+}
+
+/// An allocation that is open, by its address here.
+struct Opened {
+    device: Arc<Device>,
+    base: Address,
 }
 
 impl Imported {
-    /// Open what another process exported. The context is current.
+    /// Open the allocation that another process exported. The context is current.
     pub fn new(device: &Arc<Device>, handle: Shareable) -> Result<Imported> {
         /// The driver's flag that lets this device reach the memory of the other.
         const ENABLE_PEER_ACCESS: u32 = 1;
@@ -79,11 +94,26 @@ impl Imported {
         // SAFETY: the place is a local; a handle is a value that the driver checks.
         let code = unsafe { (device.driver.import)(&mut base, handle, ENABLE_PEER_ACCESS) };
         device.driver.check(code, "opening another process's memory of the CUDA device")?;
-        let mut imported = Imported { device: device.clone(), base, bytes: 0 };
+        let opened = Opened { device: device.clone(), base };
         let (start, bytes) = device.range(base)?;
         // What lies before the address that was handed out is none of this rank's.
-        imported.bytes = bytes - (base - start) as usize;
-        Ok(imported)
+        let bytes = bytes - (base - start) as usize;
+        Ok(Imported { base, bytes, _hold: Hold::Opened(opened) })
+    }
+
+    /// Map the pieces that another process packed, one after another. The context is current.
+    pub fn of_pieces(
+        device: &Arc<Device>,
+        packed: &[(usize, OwnedFd)],
+        carrier: Carrier,
+    ) -> Result<Imported> {
+        let unpack =
+            |(bytes, packed): &(usize, _)| Piece::unpack(device, (*bytes, packed), carrier);
+        let pieces: Vec<Piece> = packed.iter().map(unpack).collect::<Result<_>>()?;
+        // Mapped, they stay.
+        let addresses = Addresses::of(device, &pieces)?;
+        let (base, bytes) = (addresses.start(), addresses.bytes());
+        Ok(Imported { base, bytes, _hold: Hold::Mapped(addresses) })
     }
 
     /// The address of a range in it, if it has the whole range: the numbers are another process's.
@@ -99,10 +129,10 @@ impl Imported {
     }
 }
 
-impl Drop for Imported {
+impl Drop for Opened {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter() {
-            // SAFETY: opened by `new`, and this was its owner.
+            // SAFETY: opened by `Imported::new`, and this was its owner.
             unsafe { (self.device.driver.close)(self.base) };
         }
     }

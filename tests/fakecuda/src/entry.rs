@@ -7,11 +7,9 @@ use crate::failures::{broken, injected};
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
     Answer, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE,
-    PEER_ACCESS_ALREADY_ENABLED, capture, events, ipc, kernels, memory, ndevices, setting, streams,
-    words,
+    capture, events, ipc, kernels, memory, ndevices, peers, pieces, setting, streams, words,
 };
 use std::ffi::{c_char, c_void};
-use std::sync::{LazyLock, Mutex};
 
 /// What every entry point begins and ends with.
 fn answer(symbol: &'static str, body: impl FnOnce() -> Answer) -> Code {
@@ -55,9 +53,6 @@ type Handle = *mut c_void;
 /// Of every device, each with room for one block of the library's kernels.
 const MULTIPROCESSORS: u32 = 8;
 
-/// Pairs of devices of which the first may reach the second's memory.
-static PEERS: LazyLock<Mutex<Vec<(usize, usize)>>> = LazyLock::new(Mutex::default);
-
 entries! {
     cuInit(_flags: u32) {
         if ndevices() == 0 { Err(NO_DEVICE) } else { Ok(()) }
@@ -72,7 +67,8 @@ entries! {
         match attribute {
             // Few multiprocessors: launches are then of more tiles than blocks.
             16 => put(place, MULTIPROCESSORS as i32),
-            41 => put(place, 1),
+            41 | 102 => put(place, 1),
+            103 => put(place, setting("FAKECUDA_PIECES", 1) as i32),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -107,21 +103,12 @@ entries! {
     }
     cuCtxPopCurrent_v2(context: *mut Handle) { put(context, context_of(streams::pop()?)) }
     cuCtxEnablePeerAccess(context: Handle, _flags: u32) {
-        let pair = (current()?, ordinal_of(context)?);
-        let mut peers = crate::lock(&PEERS);
-        if peers.contains(&pair) {
-            return Err(PEER_ACCESS_ALREADY_ENABLED);
-        }
-        peers.push(pair);
-        Ok(())
+        peers::enable(current()?, ordinal_of(context)?)
     }
     cuPointerGetAttribute(place: *mut c_void, attribute: i32, address: u64) {
-        match attribute {
-            7 => {
-                let (_, block) = memory::block(address).ok_or(INVALID_VALUE)?;
-                put(place.cast::<u64>(), block.id)
-            }
-            _ => put(place.cast::<u32>(), memory::attribute(attribute, address)?),
+        match memory::wide_attribute(attribute, address) {
+            Some(value) => put(place.cast::<u64>(), value?),
+            None => put(place.cast::<u32>(), memory::attribute(attribute, address)?),
         }
     }
     cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64) {
@@ -134,6 +121,42 @@ entries! {
         put(place, ipc::open(handle)?)
     }
     cuIpcCloseMemHandle(address: u64) { ipc::close(address) }
+    cuMemGetAllocationGranularity(
+        place: *mut usize, _wanted: *const pieces::Wanted, _which: i32
+    ) {
+        put(place, pieces::GRANULE)
+    }
+    cuMemCreate(place: *mut u64, bytes: usize, wanted: *const pieces::Wanted, _flags: u64) {
+        // SAFETY: the C caller promises the structure.
+        put(place, pieces::create(bytes, unsafe { &*wanted })?)
+    }
+    cuMemRetainAllocationHandle(place: *mut u64, address: Handle) {
+        put(place, pieces::retain(address.addr() as u64)?)
+    }
+    cuMemRelease(piece: u64) { pieces::release(piece) }
+    cuMemExportToShareableHandle(place: Handle, piece: u64, carrier: i32, _flags: u64) {
+        // SAFETY: the C caller promises room for what the carrier stands for.
+        unsafe { pieces::export(place, piece, carrier) }
+    }
+    cuMemImportFromShareableHandle(place: *mut u64, named: Handle, carrier: i32) {
+        // SAFETY: the C caller promises what the carrier stands for.
+        put(place, unsafe { pieces::import(named, carrier)? })
+    }
+    cuMemAddressReserve(place: *mut u64, bytes: usize, _align: usize, _near: u64, _flags: u64) {
+        put(place, pieces::reserve(bytes)?)
+    }
+    cuMemAddressFree(address: u64, bytes: usize) { pieces::free(address, bytes) }
+    cuMemMap(address: u64, bytes: usize, offset: usize, piece: u64, _flags: u64) {
+        pieces::map(address, bytes, offset, piece)
+    }
+    cuMemUnmap(address: u64, bytes: usize) { pieces::unmap(address, bytes) }
+    cuMemSetAccess(address: u64, bytes: usize, right: *const pieces::Right, count: usize) {
+        if count != 1 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the C caller promises the structure.
+        pieces::open(address, bytes, unsafe { &*right })
+    }
     cuMemHostRegister_v2(start: Handle, bytes: usize, _flags: u32) {
         words::register(start, bytes)
     }

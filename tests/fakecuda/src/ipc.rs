@@ -5,7 +5,9 @@
 
 use crate::memory::{BLOCKS, Block, arena, block, lock_away, map};
 use crate::streams::current;
-use crate::{Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, lock, setting};
+use crate::{
+    Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, lock, peers, setting,
+};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{LazyLock, Mutex};
@@ -57,6 +59,8 @@ pub fn open(handle: Handle) -> Answer<u64> {
     if handle.ordinal != here as u64 && setting("FAKECUDA_PEERS", 1) == 0 {
         return Err(PEER_ACCESS_UNSUPPORTED);
     }
+    // As with the driver's flag for it; a second time changes nothing.
+    let _ = peers::enable(here, handle.ordinal as usize);
     let mut all = lock(&OPEN);
     let whose = (handle.process, handle.id);
     if let Some((address, opened)) = all.iter_mut().find(|(_, opened)| opened.whose == whose) {

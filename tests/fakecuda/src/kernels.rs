@@ -1,6 +1,7 @@
 //! Modules and launches: the library's own kernels, compiled for the host.
 
 use crate::failures::break_with;
+use crate::peers::{ILLEGAL_ADDRESS, may_touch_all};
 use crate::streams::{current, find};
 use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, lock};
 use std::collections::{HashMap, HashSet};
@@ -112,7 +113,12 @@ pub unsafe fn launch(
         let bytes = (host.bytes)(function.name.as_ptr());
         std::slice::from_raw_parts((*parameters).cast::<u64>(), bytes / 8).to_vec()
     };
-    find(stream)?.submit(Arc::new(move || {
+    let stream = find(stream)?;
+    let ordinal = stream.ordinal;
+    stream.submit(Arc::new(move || {
+        if !may_touch_all(ordinal, &arguments) {
+            return break_with(ILLEGAL_ADDRESS);
+        }
         let (start, bytes) = (arguments.as_ptr().cast(), 8 * arguments.len());
         let name = function.name.as_ptr();
         // SAFETY: the structure is whole; what it points to the program promised.

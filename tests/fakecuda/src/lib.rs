@@ -3,12 +3,14 @@
 //! A device is a set of hardware queues, each a thread that does one thing after the other; a
 //! stream is put on one of them, so with few queues streams block each other as they do on a
 //! device. What a device's memory holds only those threads may touch, where the processor has
-//! protection keys. Kernels are the library's own, compiled for the host.
+//! protection keys, and a kernel may be given another device's only where access was enabled.
+//! Kernels are the library's own, compiled for the host.
 //!
 //! The environment says what there is: `FAKECUDA_DEVICES` (1), `FAKECUDA_QUEUES` for each (8),
 //! `FAKECUDA_KERNELS` (the host's kernels), `FAKECUDA_VERSION` (13000), `FAKECUDA_PEERS=0` (devices
-//! that do not reach each other), `FAKECUDA_DELAY_US` (the longest of the random delays before each
-//! thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`.
+//! that do not reach each other), `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece),
+//! `FAKECUDA_DELAY_US` (the longest of the random delays before each thing that a queue does) and
+//! `FAKECUDA_FAIL=symbol:nth:code`.
 #![allow(non_snake_case)] // The driver's names.
 
 mod capture;
@@ -18,6 +20,8 @@ mod failures;
 mod ipc;
 mod kernels;
 mod memory;
+mod peers;
+mod pieces;
 mod queue;
 mod streams;
 mod words;
@@ -41,13 +45,14 @@ pub const ALREADY_REGISTERED: Code = 712;
 pub const NOT_REGISTERED: Code = 713;
 pub const LAUNCH_FAILED: Code = 719;
 pub const COOPERATIVE_LAUNCH_TOO_LARGE: Code = 720;
+pub const NOT_SUPPORTED: Code = 801;
 pub const CAPTURE_UNSUPPORTED: Code = 900;
 pub const CAPTURE_UNJOINED: Code = 904;
 pub const CAPTURE_ISOLATION: Code = 905;
 pub const CAPTURED_EVENT: Code = 907;
 
 /// The names that this driver knows; of the others it says, as a driver does, that it does not.
-pub const NAMES: [(Code, &std::ffi::CStr); 18] = [
+pub const NAMES: [(Code, &std::ffi::CStr); 19] = [
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE"),
     (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY"),
     (NO_DEVICE, c"CUDA_ERROR_NO_DEVICE"),
@@ -62,6 +67,7 @@ pub const NAMES: [(Code, &std::ffi::CStr); 18] = [
     (NOT_READY, c"CUDA_ERROR_NOT_READY"),
     (LAUNCH_FAILED, c"CUDA_ERROR_LAUNCH_FAILED"),
     (COOPERATIVE_LAUNCH_TOO_LARGE, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"),
+    (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED"),
     (CAPTURE_UNSUPPORTED, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
     (CAPTURE_UNJOINED, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
     (CAPTURE_ISOLATION, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),

@@ -16,12 +16,14 @@ pub struct Block {
     pub id: u64,
     /// Where it is in the file that other processes can open; none for what is not this process's.
     pub offset: Option<usize>,
+    /// The devices that may touch it, a bit each; none where that goes by pairs of devices.
+    pub rights: Option<u32>,
 }
 
 impl Block {
     pub fn new(bytes: usize, ordinal: Option<usize>, offset: Option<usize>) -> Block {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        Block { bytes, ordinal, id: IDS.fetch_add(1, SeqCst), offset }
+        Block { bytes, ordinal, id: IDS.fetch_add(1, SeqCst), offset, rights: None }
     }
 }
 
@@ -29,7 +31,7 @@ impl Block {
 pub static BLOCKS: LazyLock<Mutex<BTreeMap<u64, Block>>> = LazyLock::new(Mutex::default);
 
 /// What fresh memory holds: no number that a test writes.
-const FRESH: u8 = 0xA5;
+pub const FRESH: u8 = 0xA5;
 
 /// The protection key of device memory, where the processor and the kernel have such keys.
 fn key() -> Option<i32> {
@@ -159,14 +161,27 @@ pub fn block(address: u64) -> Option<(u64, Block)> {
 }
 
 /// An attribute of a pointer, of four bytes: the memory's type, the device, whether processes share
-/// it.
+/// it as a whole, and how piece by piece.
 pub fn attribute(attribute: i32, address: u64) -> Answer<u32> {
     let (_, block) = block(address).ok_or(INVALID_VALUE)?;
     match attribute {
         2 => Ok(if block.ordinal.is_some() { 2 } else { 1 }),
         9 => Ok(block.ordinal.unwrap_or(0) as u32),
         10 => Ok(u32::from(block.offset.is_some())),
+        14 => Ok(crate::pieces::carriers(address)),
         _ => Err(INVALID_VALUE),
+    }
+}
+
+/// An attribute of a pointer, of eight bytes: the block's number, its bounds, its piece's number.
+pub fn wide_attribute(attribute: i32, address: u64) -> Option<Answer<u64>> {
+    let found = || block(address).ok_or(INVALID_VALUE);
+    match attribute {
+        7 => Some(found().map(|(_, block)| block.id)),
+        18 => Some(found().map(|(_, block)| block.bytes as u64)),
+        19 => Some(found().map(|(start, _)| start)),
+        20 => Some(crate::pieces::block(address)),
+        _ => None,
     }
 }
 
@@ -175,14 +190,17 @@ pub fn range(address: u64) -> Answer<(u64, usize)> {
     block(address).map(|(start, block)| (start, block.bytes)).ok_or(INVALID_VALUE)
 }
 
-/// Refuse a range that begins in a block and goes beyond it.
+/// Refuse a range that begins in a block and goes beyond it, but from piece to mapped piece.
 fn check(address: u64, bytes: usize) -> Answer {
-    match block(address) {
-        Some((start, block)) if address + bytes as u64 > start + block.bytes as u64 => {
-            Err(INVALID_VALUE)
-        }
-        _ => Ok(()),
+    let end = address + bytes as u64;
+    let Some((start, mut last)) = block(address) else { return Ok(()) };
+    let mut reached = start + last.bytes as u64;
+    while reached < end {
+        let next = block(reached).filter(|_| last.rights.is_some()).ok_or(INVALID_VALUE)?;
+        last = next.1;
+        reached += last.bytes as u64;
     }
+    Ok(())
 }
 
 pub fn copy(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> Answer {

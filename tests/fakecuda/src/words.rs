@@ -1,6 +1,7 @@
 //! Host memory that is registered, and its words that streams write and wait for.
 
 use crate::failures::{break_with, broken};
+use crate::peers::ILLEGAL_ADDRESS;
 use crate::streams::{current, find};
 use crate::{ALREADY_REGISTERED, Answer, INVALID_VALUE, NOT_REGISTERED, lock};
 use std::collections::BTreeMap;
@@ -11,9 +12,6 @@ use std::time::Duration;
 
 /// Bytes, by address.
 static REGISTERED: LazyLock<Mutex<BTreeMap<u64, usize>>> = LazyLock::new(Mutex::default);
-
-/// What a device says that touches what is not there.
-const ILLEGAL_ADDRESS: i32 = 700;
 
 pub fn register(start: *mut c_void, bytes: usize) -> Answer {
     current()?;

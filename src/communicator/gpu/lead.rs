@@ -1,0 +1,99 @@
+//! The part of the rank that launches for its device: in memory of all processes, between their
+//! streams.
+#![allow(unsafe_code)]
+
+use super::super::call::Call;
+use super::exports::Part;
+use super::imports::offered;
+use super::launch::launch_part;
+use super::shared::{Card, Shared};
+use super::staging::wait_for;
+use super::talk::Talk;
+use crate::device::cuda::{Stream, wait_value, write_value};
+use crate::error::Result;
+use crate::executor::cuda::Place;
+use crate::executor::device_page::DevicePage;
+use crate::executor::flags::{Way, Work};
+use crate::executor::links::Reach;
+
+impl Shared {
+    /// Launch part `part` of the call of this number, between the other ranks' streams.
+    pub(super) fn lead(
+        &mut self,
+        call: &Call,
+        cards: &[Card],
+        (number, part): (u32, usize),
+        talk: &mut Talk,
+    ) -> Result<()> {
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        if self.imports.is_stale(&self.pages) && self.last.has_passed()? {
+            self.imports.close_stale(&self.pages);
+        }
+        let places: Vec<Place> = (0..self.nranks)
+            .map(|rank| self.place(rank, &cards[rank], call, talk))
+            .collect::<Result<_>>()?;
+        let scalars: Vec<f64> = cards.iter().map(|card| card.scalar).collect();
+        let work = Work {
+            way: Way::Pieces,
+            collective: call.collective,
+            root: call.root,
+            count: call.count,
+            data_type: call.data_type,
+            op: call.op,
+            places: &places,
+            scalars: &scalars,
+        };
+        let others: Vec<usize> = (0..self.nranks).filter(|rank| *rank != self.rank).collect();
+        // A rank that has failed may use its buffers again; one that fails later waits for what is
+        // launched here.
+        talk.links.visit(&others, talk.watch)?;
+        self.pages.of(self.rank).launch(number);
+        let launched = self.enqueue(&work, call.order.stream, number, part);
+        talk.links.end_visit();
+        launched
+    }
+
+    fn enqueue(&self, work: &Work, stream: Stream, number: u32, part: usize) -> Result<()> {
+        for rank in (0..self.nranks).filter(|rank| *rank != self.rank) {
+            let word = self.words[rank].address(DevicePage::BEFORE);
+            // SAFETY: the page is registered until `last` has passed.
+            unsafe { wait_value(&self.device, stream, word, number)? };
+        }
+        launch_part(work, &self.kernels, stream, (part, self.leaders.len()))?;
+        let word = self.words[self.rank].address(DevicePage::AFTER);
+        // SAFETY: as above.
+        unsafe { write_value(&self.device, stream, word, number) }
+    }
+
+    /// Where a rank's buffers are in this process.
+    fn place(&mut self, rank: usize, card: &Card, call: &Call, talk: &mut Talk) -> Result<Place> {
+        if rank == self.rank {
+            return Ok(Place {
+                input: call.send.expose_provenance() as u64,
+                output: call.recv.expose_provenance() as u64,
+            });
+        }
+        let extents = call.extents(rank, self.nranks)?;
+        let mut address = |part: Part, bytes: usize| {
+            if bytes == 0 {
+                return Ok(0);
+            }
+            if talk.links.reach(rank) == Reach::Process {
+                // A process does not open its own memory, and needs not.
+                return Ok(offered(&self.pages, rank, part.number)?.base + part.offset);
+            }
+            if let Some(found) = self.imports.find(rank, part, bytes) {
+                return found;
+            }
+            // What is closed now may be used by the last call's kernels.
+            wait_for(&self.last, talk.watch)?;
+            self.imports.open(&self.device, &self.pages, (rank, part.number), talk)?;
+            self.imports.find(rank, part, bytes).expect("it was opened")
+        };
+        Ok(Place {
+            input: address(card.input, extents.input)?,
+            output: address(card.output, extents.output)?,
+        })
+    }
+}

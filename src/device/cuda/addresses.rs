@@ -1,0 +1,216 @@
+//! Ranges of addresses that pieces of a device's memory are mapped into.
+//!
+//! A buffer may lie on several pieces, one after another. What is at an address can be another
+//! piece the next time: the number of the piece tells.
+#![allow(unsafe_code)]
+
+use super::context::Device;
+use super::driver::{Address, Place, Right};
+use super::pieces::{Carrier, ON_DEVICE, Piece};
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Attributes of devices, by the driver's numbers: whether they map memory like this, and let it
+/// travel as a descriptor.
+const MAPS: i32 = 102;
+const HAS_DESCRIPTORS: i32 = 103;
+
+/// Attributes of pointers, by the driver's numbers.
+const ALLOWED_CARRIERS: i32 = 14;
+const MAPPING_BYTES: i32 = 18;
+const MAPPING_BASE: i32 = 19;
+const MEMORY_BLOCK: i32 = 20;
+
+/// A piece where it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub base: Address,
+    pub bytes: usize,
+    /// No other piece of the process ever has this number.
+    pub block: u64,
+}
+
+impl Mapping {
+    fn end(&self) -> Address {
+        self.base + self.bytes as u64
+    }
+}
+
+/// Pieces that are mapped one after another.
+pub struct Run {
+    pub mappings: Vec<Mapping>,
+    pub carrier: Carrier,
+}
+
+impl Run {
+    pub fn base(&self) -> Address {
+        self.mappings[0].base
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.mappings.iter().map(|mapping| mapping.bytes).sum()
+    }
+}
+
+impl Device {
+    /// Whether it maps pieces, and lets them travel as descriptors.
+    pub fn has_pieces(&self) -> Result<bool> {
+        Ok(self.attribute(MAPS)? != 0 && self.attribute(HAS_DESCRIPTORS)? != 0)
+    }
+
+    /// The number of the piece at an address; `None` where there is no memory.
+    pub fn block(&self, address: Address) -> Result<Option<u64>> {
+        self.wide_attribute(MEMORY_BLOCK, address)
+    }
+
+    /// The pieces around a range that can travel, `most` of them at most; `None` where not all of
+    /// the range can. Beyond the range a run goes as far as a window of `wide` pieces, so that
+    /// ranges near each other are in the same one.
+    pub fn run(
+        &self,
+        address: Address,
+        bytes: usize,
+        (wide, most): (u64, usize),
+    ) -> Result<Option<Run>> {
+        let Some((first, carriers)) = self.mapping(address)? else { return Ok(None) };
+        let Some(carrier) = Carrier::among(carriers) else { return Ok(None) };
+        let travels = |carriers: u32| carriers & carrier as u32 != 0;
+        let end = address + bytes as u64;
+        let window = wide * first.bytes as u64;
+        let mut mappings = vec![first];
+        let mut last = first;
+        while last.end() < end.next_multiple_of(window) && mappings.len() < most {
+            match self.mapping(last.end())? {
+                Some((next, carriers)) if next.base == last.end() && travels(carriers) => {
+                    mappings.push(next);
+                    last = next;
+                }
+                _ => break,
+            }
+        }
+        if last.end() < end {
+            return Ok(None);
+        }
+        let mut before = Vec::new();
+        let mut start = first.base;
+        while start > address - address % window && mappings.len() + before.len() < most {
+            match self.mapping(start - 1)? {
+                Some((next, carriers)) if next.end() == start && travels(carriers) => {
+                    before.push(next);
+                    start = next.base;
+                }
+                _ => break,
+            }
+        }
+        before.reverse();
+        before.extend(mappings);
+        Ok(Some(Run { mappings: before, carrier }))
+    }
+
+    /// What is mapped at an address, and how it may travel.
+    fn mapping(&self, address: Address) -> Result<Option<(Mapping, u32)>> {
+        let ask = |attribute| self.wide_attribute(attribute, address);
+        let (Some(base), Some(bytes)) = (ask(MAPPING_BASE)?, ask(MAPPING_BYTES)?) else {
+            return Ok(None);
+        };
+        let (Some(block), Some(carriers)) = (ask(MEMORY_BLOCK)?, ask(ALLOWED_CARRIERS)?) else {
+            return Ok(None);
+        };
+        // Addresses that are only reserved are mapped to nothing.
+        let is_mapped = base <= address && address - base < bytes;
+        let mapping = Mapping { base, bytes: bytes as usize, block };
+        Ok(is_mapped.then_some((mapping, carriers as u32)))
+    }
+}
+
+/// A range of addresses, with what is mapped into it, until this is dropped.
+pub struct Addresses {
+    device: Arc<Device>,
+    start: Address,
+    bytes: usize,
+    /// By where they begin.
+    mapped: Vec<(usize, usize)>,
+}
+
+impl Addresses {
+    /// So many bytes of addresses: whole pieces.
+    pub fn reserve(device: &Arc<Device>, bytes: usize) -> Result<Addresses> {
+        let mut start = 0;
+        let _current = device.enter()?;
+        // SAFETY: the place is a local.
+        let code = unsafe { (device.driver.addresses_reserve)(&mut start, bytes, 0, 0, 0) };
+        device.driver.check(code, &format!("reserving {bytes} bytes of addresses"))?;
+        Ok(Addresses { device: device.clone(), start, bytes, mapped: Vec::new() })
+    }
+
+    /// Pieces one after another, each with an address.
+    pub fn of(device: &Arc<Device>, pieces: &[Piece]) -> Result<Addresses> {
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        let mut addresses = Addresses::reserve(device, bytes)?;
+        let mut offset = 0;
+        for piece in pieces {
+            addresses.map(offset, piece)?;
+            offset += piece.bytes;
+        }
+        Ok(addresses)
+    }
+
+    /// Let this device find a piece at an offset at which nothing is.
+    pub fn map(&mut self, offset: usize, piece: &Piece) -> Result<()> {
+        const READ_AND_WRITE: i32 = 3;
+        let Addresses { device, start, .. } = self;
+        let address = *start + offset as u64;
+        let _current = device.enter()?;
+        // SAFETY: addresses of this range, which nothing uses yet; the driver checks both.
+        let code =
+            unsafe { (device.driver.addresses_map)(address, piece.bytes, 0, piece.handle, 0) };
+        device.driver.check(code, "mapping a piece of the CUDA device's memory")?;
+        self.mapped.push((offset, piece.bytes));
+        let place = Place { kind: ON_DEVICE, ordinal: device.ordinal };
+        let right = Right { place, what: READ_AND_WRITE };
+        // SAFETY: just mapped; the right is a local.
+        let code = unsafe { (device.driver.addresses_open)(address, piece.bytes, &right, 1) };
+        device.driver.check(code, "opening mapped memory to the CUDA device")
+    }
+
+    /// Take the piece at an offset away, after all that uses it.
+    pub fn unmap(&mut self, offset: usize) {
+        if let Some(index) = self.mapped.iter().position(|(at, _)| *at == offset)
+            && let Ok(_current) = self.device.enter()
+        {
+            let (_, bytes) = self.mapped.swap_remove(index);
+            // SAFETY: mapped by `map`; the caller has no more use for it.
+            unsafe { (self.device.driver.addresses_unmap)(self.start + offset as u64, bytes) };
+        }
+    }
+
+    pub fn start(&self) -> Address {
+        self.start
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it begins, for devices to read and write.
+    pub fn pointer(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.start as usize)
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        while let Some((offset, _)) = self.mapped.last().copied() {
+            let before = self.mapped.len();
+            self.unmap(offset);
+            if self.mapped.len() == before {
+                // The context is gone, and all in it.
+                return;
+            }
+        }
+        if let Ok(_current) = self.device.enter() {
+            // SAFETY: reserved by `reserve`, and nothing is mapped there any more.
+            unsafe { (self.device.driver.addresses_free)(self.start, self.bytes) };
+        }
+    }
+}

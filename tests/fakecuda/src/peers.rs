@@ -1,0 +1,34 @@
+//! Which device may touch whose memory. A kernel that goes elsewhere breaks its context.
+
+use crate::memory::{Block, block};
+use crate::{Answer, PEER_ACCESS_ALREADY_ENABLED, lock};
+use std::sync::{LazyLock, Mutex};
+
+/// Pairs of devices of which the first may touch the second's plain memory.
+static PEERS: LazyLock<Mutex<Vec<(usize, usize)>>> = LazyLock::new(Mutex::default);
+
+/// What a device says that touches what it may not.
+pub const ILLEGAL_ADDRESS: i32 = 700;
+
+pub fn enable(from: usize, to: usize) -> Answer {
+    let mut peers = lock(&PEERS);
+    if peers.contains(&(from, to)) {
+        return Err(PEER_ACCESS_ALREADY_ENABLED);
+    }
+    peers.push((from, to));
+    Ok(())
+}
+
+fn may_touch(ordinal: usize, block: &Block) -> bool {
+    let Some(owner) = block.ordinal else { return true };
+    match block.rights {
+        Some(rights) => rights >> ordinal & 1 == 1,
+        None => owner == ordinal || lock(&PEERS).contains(&(ordinal, owner)),
+    }
+}
+
+/// Whether a device may touch all that these words name, where they are addresses.
+pub fn may_touch_all(ordinal: usize, words: &[u64]) -> bool {
+    let named = words.iter().filter_map(|word| block(*word));
+    named.into_iter().all(|(_, block)| may_touch(ordinal, &block))
+}
