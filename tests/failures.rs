@@ -6,7 +6,7 @@ mod support;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::Config;
-use ringcomm::error::Error;
+use ringcomm::error::{Error, Who};
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::ffi::CString;
@@ -274,7 +274,10 @@ fn abort_ends_a_wait_and_tells_the_peers() {
         let errors: Vec<Error> =
             waiting.into_iter().map(|waiting| waiting.join().unwrap()).collect();
         assert!(matches!(errors[0], Error::Aborted { rank: 0, operation: Some(_) }), "{errors:?}");
-        assert!(matches!(errors[1], Error::Remote { rank: 1, peer: 0, .. }), "{errors:?}");
+        assert!(
+            matches!(errors[1], Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. }),
+            "{errors:?}"
+        );
     });
     // The rank that never called has all the others' data for its first call; it learns of the
     // abort at the second at the latest. Every call from then on fails alike.

@@ -6,7 +6,7 @@ use super::call::{Call, Extents};
 use super::gpu::Gpu;
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Unless, Watched};
-use super::{Mapped, Message, choose};
+use super::{Mapped, Message, choose, label};
 use crate::algorithm::select::{Choice, Costs};
 use crate::algorithm::{self, Algorithm};
 use crate::clock;
@@ -52,6 +52,9 @@ pub struct Engine {
     lanes: Lanes,
     /// The constants are not agreed yet.
     pub setting_up: bool,
+    /// Messages that this rank sent until they were.
+    #[cfg(test)]
+    pub setup_messages: u64,
 }
 
 impl Engine {
@@ -82,6 +85,8 @@ impl Engine {
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
             setting_up: true,
+            #[cfg(test)]
+            setup_messages: 0,
         }
     }
 
@@ -227,6 +232,13 @@ impl Engine {
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
         self.batches = 0;
+        #[cfg(test)]
+        {
+            self.setup_messages = self.sent.iter().sum();
+        }
+        // All of them have come: a rank has passed the last barrier when it has had its own.
+        self.sent.fill(0);
+        self.received.fill(0);
         self.links.pages().mine().forget_batches();
     }
 
@@ -325,15 +337,16 @@ impl Engine {
             if let Some(chunk) = to {
                 let offset = layout.input(rank, chunk).expect("its own block") * size;
                 let address = call.send.cast_mut().wrapping_add(offset);
-                let bytes = layout.count(chunk) * size;
-                self.transfers.push(Transfer::new(true, peer, address, bytes, block(stamp, bytes)));
+                let count = layout.count(chunk);
+                let stamp = block(stamp, count);
+                self.transfers.push(Transfer::new(true, peer, address, count * size, stamp));
             }
             if let Some(chunk) = from {
                 let offset = layout.output(rank, chunk).expect("its own block") * size;
                 let address = call.recv.wrapping_add(offset);
-                let bytes = layout.count(chunk) * size;
-                let stamp = block(stamp, bytes);
-                self.transfers.push(Transfer::new(false, peer, address, bytes, stamp));
+                let count = layout.count(chunk);
+                let stamp = block(stamp, count);
+                self.transfers.push(Transfer::new(false, peer, address, count * size, stamp));
             }
         }
         // SAFETY: the caller's promise; the blocks lie inside the call's buffers.
@@ -386,7 +399,38 @@ impl Engine {
 
     /// Refuse a batch that can never be right.
     pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
-        messages.iter().try_for_each(|message| self.check_message(message.as_ref()))
+        messages.iter().try_for_each(|message| self.check_message(message.as_ref()))?;
+        self.check_own(messages)
+    }
+
+    /// Refuse messages of this rank to itself that do not match: nobody else can bring the other
+    /// end.
+    fn check_own<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
+        let rank = self.links.rank;
+        let own = |sends: bool| {
+            let parts = messages.iter().map(|message| parts(message.as_ref()));
+            parts.filter(move |(sent, peer, ..)| *sent == sends && *peer == rank)
+        };
+        let (mut sent, mut received) = (own(true), own(false));
+        loop {
+            match (sent.next(), received.next()) {
+                (None, None) => return Ok(()),
+                (Some((.., count, data_type)), Some((.., expected, expected_type))) => {
+                    if (count, data_type) != (expected, expected_type) {
+                        return Err(Error::argument(format!(
+                            "rank {rank} sends itself {count} elements of type {data_type} but \
+                             receives {expected} of type {expected_type}"
+                        )));
+                    }
+                }
+                _ => {
+                    return Err(Error::argument(format!(
+                        "rank {rank} sends to itself without receiving, or the reverse; put both \
+                         in one group"
+                    )));
+                }
+            }
+        }
     }
 
     fn check_message(&self, message: &Message) -> Result<()> {
@@ -408,20 +452,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Messages sent so far, those of set-up among them.
-    #[cfg(test)]
-    pub fn messages_sent(&self) -> u64 {
-        self.sent.iter().sum()
-    }
-
     /// Number a checked message.
     fn transfer(&mut self, message: &Message) -> Transfer {
         let (sends, peer, address, count, data_type) = parts(message);
         let numbers = if sends { &mut self.sent } else { &mut self.received };
         let sequence = numbers[peer];
         numbers[peer] += 1;
-        // The message's own fingerprint: both ends must name the same type and count.
-        let fingerprint = mix(mix(count as u64) ^ (data_type as u64 | 1 << 40)) | 1;
+        let fingerprint = label::of_message(count, data_type);
         let stamp = Stamp { sequence, fingerprint, ..self.origin };
         Transfer::new(sends, peer, address, count * data_type.size(), stamp)
     }
@@ -444,8 +481,8 @@ fn by_messages(call: &Call) -> bool {
 }
 
 /// The stamp of one block of a `v` form: only its two ranks know its size, and must agree on it.
-fn block(stamp: &Stamp, bytes: usize) -> Stamp {
-    Stamp { fingerprint: mix(stamp.fingerprint ^ mix(bytes as u64)) | 1, ..*stamp }
+fn block(stamp: &Stamp, count: usize) -> Stamp {
+    Stamp { fingerprint: label::of_block(stamp.fingerprint, count), ..*stamp }
 }
 
 fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {

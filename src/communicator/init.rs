@@ -244,6 +244,7 @@ pub(super) fn assemble(
             track,
         },
         failure: Mutex::new(None),
+        last_error: Arc::default(),
         shrinking: Mutex::default(),
         aborts: AtomicU64::new(0),
         children: Mutex::default(),

@@ -26,6 +26,7 @@ mod engine;
 mod init;
 mod introduction;
 mod join;
+mod label;
 mod launched;
 mod memory;
 mod shrink;
@@ -68,6 +69,8 @@ pub struct Communicator {
     engine: Turns<Engine>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
+    /// The error of the last call that failed, by whichever thread, also where nothing broke.
+    last_error: group::Notes,
     /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
     shrinking: Mutex<Vec<Vec<usize>>>,
     /// How often it was aborted: who makes a smaller communicator of an aborted one is called off
@@ -356,7 +359,7 @@ impl Communicator {
         let pages = &self.watched.pages;
         self.gpu.iter().for_each(Gpu::stop);
         match error {
-            Error::Remote { peer, text, .. } => pages.mine().fail(*peer, text),
+            Error::Remote { peer, text, .. } => pages.mine().fail(peer.rank, text),
             error => pages.mine().fail(self.rank, &error.to_string()),
         }
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
@@ -385,6 +388,17 @@ impl Communicator {
 
     fn aborts(&self) -> u64 {
         self.aborts.load(Acquire)
+    }
+
+    /// The error of the last call that failed here: one that the caller [noted](Self::note), or
+    /// that of a group or of a call on a stream.
+    pub fn last_error(&self) -> Option<Error> {
+        self.last_error.lock().clone()
+    }
+
+    /// Keep an error for [`Communicator::last_error`].
+    pub fn note(&self, error: &Error) {
+        *self.last_error.lock() = Some(error.clone());
     }
 
     /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or
