@@ -264,3 +264,16 @@ pub(super) fn entry(socket: &Socket, events: libc::c_short) -> libc::pollfd {
 pub(super) fn wait(socket: &Socket, events: libc::c_short, until: Instant) -> Result<()> {
     poll(&mut [entry(socket, events)], until)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_this_user_and_of_root_are_ours() {
+        let me = crate::bootstrap::process::user();
+        let is_ours = |uid| Peer { pid: 1, uid }.is_ours();
+        assert!(is_ours(me) && is_ours(0));
+        assert!(!is_ours(me + 1) && !is_ours(u32::MAX - 1));
+    }
+}

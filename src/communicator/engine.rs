@@ -6,13 +6,13 @@ use super::call::{Call, Extents};
 use super::gpu::Gpu;
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Unless, Watched};
-use super::{Mapped, Message, choose, label};
+use super::{Mapped, Message, choose, label, message};
 use crate::algorithm::select::{Choice, Costs};
 use crate::algorithm::{self, Algorithm};
 use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executor::bind::{Bound, Cut, Shape};
 use crate::executor::direct::{Direct, Used};
 use crate::executor::exchange::{self, Lanes, Transfer};
@@ -117,7 +117,8 @@ impl Engine {
         let sequence = self.sequence;
         self.sequence += 1;
         let page = watched.pages.mine();
-        page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
+        let count = if by_messages(call) { call.count } else { ready.descriptor.count };
+        page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
         let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;
         let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
@@ -399,78 +400,18 @@ impl Engine {
 
     /// Refuse a batch that can never be right.
     pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
-        messages.iter().try_for_each(|message| self.check_message(message.as_ref()))?;
-        self.check_own(messages)
-    }
-
-    /// Refuse messages of this rank to itself that do not match: nobody else can bring the other
-    /// end.
-    fn check_own<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
-        let rank = self.links.rank;
-        let own = |sends: bool| {
-            let parts = messages.iter().map(|message| parts(message.as_ref()));
-            parts.filter(move |(sent, peer, ..)| *sent == sends && *peer == rank)
-        };
-        let (mut sent, mut received) = (own(true), own(false));
-        loop {
-            match (sent.next(), received.next()) {
-                (None, None) => return Ok(()),
-                (Some((.., count, data_type)), Some((.., expected, expected_type))) => {
-                    if (count, data_type) != (expected, expected_type) {
-                        return Err(Error::argument(format!(
-                            "rank {rank} sends itself {count} elements of type {data_type} but \
-                             receives {expected} of type {expected_type}"
-                        )));
-                    }
-                }
-                _ => {
-                    return Err(Error::argument(format!(
-                        "rank {rank} sends to itself without receiving, or the reverse; put both \
-                         in one group"
-                    )));
-                }
-            }
-        }
-    }
-
-    fn check_message(&self, message: &Message) -> Result<()> {
-        let (sends, peer, address, count, data_type) = parts(message);
-        let name = if sends { "Send" } else { "Recv" };
-        if peer >= self.links.nranks {
-            return Err(Error::argument(format!(
-                "{name}: peer {peer} is not a rank of this communicator; ranks are 0 to {}",
-                self.links.nranks - 1
-            )));
-        }
-        let bytes = count.checked_mul(data_type.size());
-        let Some(bytes) = bytes.filter(|bytes| *bytes <= isize::MAX as usize) else {
-            return Err(Error::argument(format!("{name}: count {count} does not fit memory")));
-        };
-        if bytes > 0 && address.is_null() {
-            return Err(Error::argument(format!("{name}: the buffer of {count} elements is NULL")));
-        }
-        Ok(())
+        message::check(messages, self.links.rank, self.links.nranks)
     }
 
     /// Number a checked message.
     fn transfer(&mut self, message: &Message) -> Transfer {
-        let (sends, peer, address, count, data_type) = parts(message);
+        let (sends, peer, address, count, data_type) = message.parts();
         let numbers = if sends { &mut self.sent } else { &mut self.received };
         let sequence = numbers[peer];
         numbers[peer] += 1;
         let fingerprint = label::of_message(count, data_type);
         let stamp = Stamp { sequence, fingerprint, ..self.origin };
         Transfer::new(sends, peer, address, count * data_type.size(), stamp)
-    }
-}
-
-/// Whether it is a send, its peer, buffer, count and type.
-fn parts(message: &Message) -> (bool, usize, *mut u8, usize, DataType) {
-    match *message {
-        Message::Send { buffer, count, data_type, peer } => {
-            (true, peer, buffer.cast_mut(), count, data_type)
-        }
-        Message::Recv { buffer, count, data_type, peer } => (false, peer, buffer, count, data_type),
     }
 }
 
@@ -496,9 +437,13 @@ fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
     }
 }
 
-/// The count that all ranks agree on; in the `v` forms each has its own.
+/// The count that all ranks agree on: in a `v` form that of all blocks, where all ranks know them.
 fn common_count(call: &Call) -> usize {
-    if call.vector.is_some() { 0 } else { call.count }
+    match call.vector {
+        None => call.count,
+        Some(_) if by_messages(call) => 0,
+        Some(vector) => vector.recv_counts.iter().sum(),
+    }
 }
 
 /// What ranks of a `v` form must agree on: the counts, where all ranks know all of them.

@@ -29,6 +29,7 @@ mod join;
 mod label;
 mod launched;
 mod memory;
+mod message;
 mod shrink;
 mod split;
 mod survivors;
@@ -46,7 +47,6 @@ use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
-use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Order, Vector};
 use engine::Engine;
@@ -54,6 +54,7 @@ use flight::Flight;
 use gpu::Gpu;
 pub use gpu::Posted;
 pub use launched::new_id;
+pub use message::Message;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -115,19 +116,6 @@ pub struct Mapped {
     /// Whether it also suits a call in place.
     pub in_place: bool,
     pub predicted_us: f64,
-}
-
-/// One message of a point-to-point batch.
-#[derive(Clone, Copy, Debug)]
-pub enum Message {
-    Send { buffer: *const u8, count: usize, data_type: DataType, peer: usize },
-    Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
-}
-
-impl AsRef<Message> for Message {
-    fn as_ref(&self) -> &Message {
-        self
-    }
 }
 
 /// A panic in the middle of an operation breaks the communicator: its connections are half used.
