@@ -385,7 +385,7 @@ fn say_who_has_no_memory(mut ranks: Ranks, hosts: [usize; 4]) {
         let text = ranks.end(rank, deadline).result.unwrap_or_else(|why| panic!("{rank}: {why}"));
         let gone = text.contains("rank 1 (") && text.contains("died");
         assert!(text.contains(own) || (host != hosts[1] && gone), "rank {rank}: {text}");
-        let named = (text.contains("rank 1 (") && text.contains(" failed and rank")) || gone;
+        let named = gone || text.contains(" failed and rank");
         assert!(rank == 1 || named, "rank {rank}: {text}");
     }
 }
