@@ -113,25 +113,11 @@ mod tests {
         (theirs, Candidate::new(Socket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
     }
 
-    /// A connection whose other end is of this user; none where this one may not act as it.
-    #[allow(unsafe_code)]
-    fn connection_of(user: libc::uid_t) -> Option<Socket> {
-        let act = move || {
-            let unchanged = libc::uid_t::MAX;
-            // SAFETY: no pointers. The call itself, unlike the C library's function of this name,
-            // changes this thread only.
-            let changed =
-                unsafe { libc::syscall(libc::SYS_setresuid, unchanged, user, unchanged) == 0 };
-            changed.then(|| Socket::from(std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0)))
-        };
-        std::thread::spawn(act).join().unwrap()
-    }
-
     #[test]
     fn a_connection_of_another_user_is_refused() {
         let me = crate::bootstrap::process::user();
-        assert!(Candidate::new(connection_of(me).expect("no change")).is_some());
-        match connection_of(me + 1) {
+        assert!(Candidate::new(Socket::of_user(me).expect("no change")).is_some());
+        match Socket::of_user(me + 1) {
             Some(socket) => assert!(Candidate::new(socket).is_none()),
             None => println!("skipped: only root may act as another user"),
         }

@@ -117,6 +117,23 @@ impl From<OwnedFd> for Socket {
     }
 }
 
+#[cfg(test)]
+impl Socket {
+    /// A connection whose other end is of this user; none where this one may not act as it.
+    pub fn of_user(user: libc::uid_t) -> Option<Socket> {
+        let act = move || {
+            let unchanged = libc::uid_t::MAX;
+            // SAFETY: no pointers. The call itself, unlike the C library's function of this name,
+            // changes this thread only.
+            let changed =
+                unsafe { libc::syscall(libc::SYS_setresuid, unchanged, user, unchanged) == 0 };
+            let pair = std::os::unix::net::UnixStream::pair;
+            changed.then(|| Socket(OwnedFd::from(pair().expect("a pair").0)))
+        };
+        std::thread::spawn(act).join().expect("no panic")
+    }
+}
+
 impl Socket {
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
