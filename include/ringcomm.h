@@ -492,6 +492,9 @@ const char *ringGetErrorString(ringResult_t result);
  * What went wrong in the last call that failed on this communicator, by whichever thread: who,
  * what, which rank, which operation, and what to do.
  *
+ * A group that fails is such a call on each of its communicators, and a stream's call where it
+ * runs.
+ *
  * Where `comm` is NULL or destroyed: in this thread's last call that failed. Never NULL; "" where
  * nothing failed. Valid until the same thread calls this function again.
  *

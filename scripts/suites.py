@@ -116,7 +116,11 @@ def asan():
     suppressions = TARGET / "lsan-suppressions"
     suppressions.write_text("leak:src/ffi/handle_tests.rs\nleak:tests/capi/ends.rs\n")
     options = f"suppressions={suppressions} print_suppressions=0"
-    return sanitized("address", "", {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": options})
+    env = {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": options}
+    # The tests have built this library, too.
+    library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / "address" / HOST / "debug/deps"), **env}
+    need("gcc", "g++", "nm")
+    return [*sanitized("address", "", env), Command("scripts/run-examples", "asan", env=library)]
 
 
 def aarch64():
@@ -163,7 +167,7 @@ def abi():
 
 
 def examples():
-    """The C and C++ examples, plain and under AddressSanitizer."""
+    """The C and C++ examples; the suite `asan` runs them with a library of its own."""
     need("gcc", "g++")
     return [cargo("build", "--release"), Command("scripts/run-examples")]
 

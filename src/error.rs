@@ -47,6 +47,13 @@ pub struct Who {
     pub pid: u32,
 }
 
+impl Who {
+    /// A rank of which no more is known.
+    pub fn unmet(rank: usize) -> Who {
+        Who { rank, host: "".into(), pid: 0 }
+    }
+}
+
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.pid == 0 {
@@ -73,15 +80,15 @@ pub enum Error {
     /// A broken invariant of the library itself.
     Internal(String),
     /// Two ranks made different calls under one sequence number.
-    Mismatch { rank: usize, mine: Operation, peer: usize, theirs: Operation },
+    Mismatch { rank: usize, mine: Operation, peer: Who, theirs: Operation },
     /// A peer's process is gone.
     PeerDied { rank: usize, peer: Who, operation: Option<Operation> },
     /// The deadline passed while waiting for `peer`.
     Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: Box<str> },
     /// A rank failed first and told the others; `text` is its own error.
-    Remote { rank: usize, peer: usize, operation: Option<Operation>, text: String },
+    Remote { rank: usize, peer: Who, operation: Option<Operation>, text: String },
     /// The connection to a peer that seems to live is gone: reset, or damaged bytes came.
-    Disconnected { peer: usize, operation: Option<Operation>, why: String },
+    Disconnected { rank: Option<usize>, peer: Who, operation: Option<Operation>, why: String },
     /// `ringCommAbort` was called on this rank.
     Aborted { rank: usize, operation: Option<Operation> },
     /// The rendezvous did not complete before its deadline.
@@ -111,7 +118,14 @@ impl Error {
                 Error::Timeout { rank, peer, operation, waited_ms, peer_state }
             }
             Error::Remote { rank, peer, operation, text } => {
-                Error::Remote { rank: name(rank), peer: name(peer), operation, text }
+                Error::Remote { rank: name(rank), peer: who(peer), operation, text }
+            }
+            Error::Mismatch { rank, mine, peer, theirs } => {
+                Error::Mismatch { rank: name(rank), mine, peer: who(peer), theirs }
+            }
+            Error::Disconnected { rank, peer, operation, why } => {
+                let rank = rank.map(&name);
+                Error::Disconnected { rank, peer: who(peer), operation, why }
             }
             Error::Missing { nranks, missing, waited_ms } => {
                 let missing = missing.into_iter().map(name).collect();
@@ -149,7 +163,7 @@ impl fmt::Display for Error {
             }
             Error::Mismatch { rank, mine, peer, theirs } => write!(
                 f,
-                "ranks disagree: rank {rank} called {mine} but rank {peer} called {theirs}; \
+                "ranks disagree: rank {rank} called {mine} but {peer} called {theirs}; \
                  every rank must make the same calls in the same order"
             ),
             Error::PeerDied { rank, peer, operation } => write!(
@@ -164,15 +178,14 @@ impl fmt::Display for Error {
                  expected raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms",
                 operation.during()
             ),
-            Error::Remote { rank, peer, operation, text } => write!(
+            Error::Remote { rank, peer, operation, text } => {
+                write!(f, "{peer} failed and rank {rank} cannot go on{}: {text}", during(operation))
+            }
+            Error::Disconnected { rank, peer, operation, why } => write!(
                 f,
-                "rank {peer} failed and rank {rank} cannot go on{}: {text}",
-                during(operation)
-            ),
-            Error::Disconnected { peer, operation, why } => write!(
-                f,
-                "the connection to rank {peer} broke{}: {why}; look for what cuts connections \
+                "the connection {}to {peer} broke{}: {why}; look for what cuts connections \
                  between the two hosts, then shrink the communicator or restart the job",
+                rank.map(|rank| format!("of rank {rank} ")).unwrap_or_default(),
                 during(operation)
             ),
             Error::Aborted { rank, operation } => {

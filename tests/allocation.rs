@@ -1,5 +1,7 @@
 //! After its first call at a shape a collective allocates nothing and takes no lock.
 
+#[path = "allocation/exported.rs"]
+mod exported;
 mod support;
 
 use ringcomm::communicator::{Call, Communicator, Message, Vector};

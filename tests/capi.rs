@@ -8,6 +8,8 @@ mod ends;
 mod exported;
 #[path = "capi/forks.rs"]
 mod forks;
+#[path = "capi/groups.rs"]
+mod groups;
 #[path = "capi/moments.rs"]
 mod moments;
 #[path = "capi/registrations.rs"]
@@ -58,8 +60,12 @@ fn succeeds(result: ringResult_t) {
 }
 
 fn last_error() -> String {
+    last_error_of(null_mut())
+}
+
+fn last_error_of(comm: ringComm_t) -> String {
     // SAFETY: a C string that lives until this thread asks again.
-    unsafe { CStr::from_ptr(ringGetLastError(null_mut())) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(ringGetLastError(comm)) }.to_string_lossy().into_owned()
 }
 
 /// A configuration with a deadline of a minute and `debug` as given.

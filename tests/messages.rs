@@ -3,11 +3,12 @@
 
 mod support;
 
-use ringcomm::communicator::{Communicator, Message};
+use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::error::Error;
+use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use support::exchange::{Planned, batch, run};
-use support::{Random, config, on_joined_threads, on_processes, on_threads, small_slots};
+use support::{Random, config, on_hosts, on_joined_threads, on_processes, on_threads, small_slots};
 
 fn random_batches(comm: &Communicator, seed: u64, rounds: usize) {
     let mut plan = Random(seed);
@@ -113,47 +114,129 @@ fn a_refused_batch_leaves_the_communicator_as_it_was() {
     });
 }
 
+/// What a rank calls: elements sent to the other one of two and received from it, none where 0.
+type Ends = (usize, DataType, usize, DataType);
+
+/// What two ranks whose messages differ are told, at once or at their next call.
+fn told(comm: &Communicator, ends: [Ends; 2]) -> String {
+    let (sent, sent_type, received, received_type) = ends[comm.rank()];
+    let peer = 1 - comm.rank();
+    let (send, mut recv) = (vec![1u8; 1 << 20], vec![0u8; 1 << 20]);
+    let mut messages = Vec::new();
+    if sent > 0 {
+        let (buffer, count) = (send.as_ptr(), sent);
+        messages.push(Message::Send { buffer, count, data_type: sent_type, peer });
+    }
+    if received > 0 {
+        let (buffer, count) = (recv.as_mut_ptr(), received);
+        messages.push(Message::Recv { buffer, count, data_type: received_type, peer });
+    }
+    // A small send is complete once it is posted; then the next call learns of the failure.
+    messages.push(one_byte(false, peer, &mut recv[0]));
+    let (first, next) = messages.split_at(messages.len() - 1);
+    // SAFETY: the buffers are long enough.
+    let outcome = unsafe { comm.exchange(first).and_then(|()| comm.exchange(next)) };
+    outcome.expect_err("a mismatch").to_string()
+}
+
+/// Every way in which two ends may differ, and how the receiver names it.
+fn differ(comm: &Communicator, ends: [Ends; 2], right: &str, wrong: &str) {
+    let text = told(comm, ends);
+    let (rank, pid) = (comm.rank(), std::process::id());
+    for part in ["rank 0", "rank 1", right, wrong, &format!("pid {pid}")] {
+        assert!(text.contains(part), "rank {rank}: {part} is not in: {text}");
+    }
+}
+
+const ENDS: [([Ends; 2], &str, &str); 4] = {
+    use DataType::{Float32, Int32, Uint8};
+    [
+        (
+            [(8, Float32, 0, Uint8), (0, Uint8, 9, Float32)],
+            "Send(count=8, type=float, peer=1) #0",
+            "Recv(count=9, type=float, peer=0) #0",
+        ),
+        // As many bytes.
+        (
+            [(8, Int32, 0, Uint8), (0, Uint8, 8, Float32)],
+            "Send(count=8, type=int32, peer=1) #0",
+            "Recv(count=8, type=float, peer=0) #0",
+        ),
+        // Rank 0 receives what it expects.
+        (
+            [(9, Int32, 4, Int32), (4, Int32, 7, Int32)],
+            "Send(count=9, type=int32, peer=1) #0",
+            "Recv(count=7, type=int32, peer=0) #0",
+        ),
+        // Longer than a slot.
+        (
+            [(200_000, Float32, 0, Uint8), (0, Uint8, 200_001, Float32)],
+            "Send(count=200000, type=float, peer=1) #0",
+            "Recv(count=200001, type=float, peer=0) #0",
+        ),
+    ]
+};
+
 #[test]
-fn ends_that_disagree_on_a_message_fail_on_both_ranks() {
-    let config = ringcomm::config::Config { timeout_ms: 5000, ..config() };
+fn ends_that_disagree_on_a_message_both_name_both_calls() {
+    let config = ringcomm::config::Config { timeout_ms: 20_000, ..config() };
+    for (ends, sent, received) in ENDS {
+        on_threads(2, &config, |comm| differ(comm, ends, sent, received));
+        on_hosts(&[0, 1], &config, |comm| differ(comm, ends, sent, received));
+    }
+}
+
+#[test]
+fn a_message_where_a_collective_is_expected_is_named() {
+    let config = ringcomm::config::Config { timeout_ms: 20_000, ..config() };
     on_threads(2, &config, |comm| {
-        let mut buffer = vec![0u8; 4096];
-        let count = 8 + comm.rank();
-        let message = match comm.rank() {
-            0 => Message::Send {
-                buffer: buffer.as_ptr(),
-                count,
-                data_type: DataType::Float32,
-                peer: 1,
-            },
-            _ => Message::Recv {
-                buffer: buffer.as_mut_ptr(),
-                count,
-                data_type: DataType::Float32,
-                peer: 0,
-            },
-        };
-        // SAFETY: the buffer is long enough.
-        let first = unsafe { comm.exchange(&[message]) };
-        // A small send is complete once it is posted; then the next call learns of the failure.
-        let error = match first {
-            Err(error) => error,
-            Ok(()) => {
-                // SAFETY: the buffer is long enough.
-                unsafe { comm.exchange(&[one_byte(false, 1, &mut buffer[0])]) }.unwrap_err()
+        let mut byte = 1u8;
+        // SAFETY: the buffers hold the bytes.
+        let outcome = unsafe {
+            if comm.rank() == 0 {
+                let send = one_byte(true, 1, &mut byte);
+                comm.exchange(&[send])
+                    .and_then(|()| comm.exchange(&[one_byte(false, 1, &mut byte)]))
+            } else {
+                comm.run(&Call::new(Collective::Barrier, DataType::Uint8))
             }
         };
-        let text = error.to_string();
-        assert!(text.contains("rank 1") && text.contains("rank 0"), "{text}");
+        let text = outcome.expect_err("a mismatch").to_string();
+        for part in ["rank 1 called Barrier() #0", "Send(count=1, type=uint8, peer=1) #0"] {
+            assert!(text.contains(part), "rank {}: {text}", comm.rank());
+        }
     });
 }
 
 #[test]
-fn a_rank_that_sends_itself_nothing_back_is_told_so() {
-    on_threads(1, &config(), |comm| {
-        let mut byte = 1u8;
-        // SAFETY: the buffer holds a byte.
-        let error = unsafe { comm.exchange(&[one_byte(true, 0, &mut byte)]) }.unwrap_err();
-        assert!(error.to_string().contains("sends to itself"), "{error}");
+fn a_rank_that_sends_itself_nothing_back_is_told_so_and_goes_on() {
+    on_threads(2, &config(), |comm| {
+        let rank = comm.rank();
+        let (mut one, mut other) = (1u8, 0u8);
+        let send = one_byte(true, rank, &mut one);
+        let short = Message::Recv {
+            buffer: &raw mut other,
+            count: 0,
+            data_type: DataType::Uint8,
+            peer: rank,
+        };
+        let refused = [
+            (vec![send], "sends to itself"),
+            (vec![one_byte(false, rank, &mut other)], "sends to itself"),
+            (vec![send, short], "sends itself 1 elements of type uint8 but receives 0"),
+        ];
+        for (batch, why) in refused {
+            // SAFETY: the buffers hold a byte.
+            let error = unsafe { comm.exchange(&batch) }.unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        assert_eq!(comm.async_error(), None);
+        // SAFETY: as above; a barrier has no buffers.
+        unsafe {
+            comm.exchange(&[send, one_byte(false, rank, &mut other)]).unwrap();
+            comm.run(&Call::new(Collective::Barrier, DataType::Uint8)).unwrap();
+        }
+        assert_eq!(other, 1);
     });
 }

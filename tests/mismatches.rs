@@ -122,7 +122,12 @@ fn disagree(communicators: &[Communicator], collective: Collective, slip: Slip) 
         let took = started.elapsed();
         let mut longest = longest.lock();
         *longest = took.max(*longest);
-        let named = text.contains(right) && text.contains(wrong) && text.contains("rank 1");
+        let others = (0..nranks).filter(|other| *other != 1);
+        let named = text.contains(right)
+            && text.contains(wrong)
+            && text.contains("rank 1 ")
+            && others.into_iter().any(|other| text.contains(&format!("rank {other} ")))
+            && text.contains(&format!("pid {}", std::process::id()));
         let shown = collective.name();
         assert!(named, "{shown}, {what}, rank {rank} of {nranks}: {text}");
         assert_eq!(exact.spilled(), None, "{shown}, {what}, rank {rank} of {nranks}");
@@ -207,7 +212,35 @@ fn differing_v_forms(comm: &Communicator) {
     let call = scratch.call(Collective::AllGather, counts[comm.rank()]);
     let call = Call { vector: Some(&vector), ..call };
     let text = run(comm, &call).unwrap_err().to_string();
-    assert!(text.contains("AllGather") && text.contains("rank 2"), "{text}");
+    // The counts of all blocks together.
+    for part in ["AllGather(count=16,", "AllGather(count=17,", "rank 2 "] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    assert!(text.contains("rank 0 ") || text.contains("rank 1 "), "{text}");
+}
+
+/// Rank 1 has five elements for rank 2, which takes six from everybody.
+fn differing_blocks(comm: &Communicator) {
+    let mut scratch = Scratch::new(3);
+    let mut vector = Vector {
+        send_counts: vec![6; 3],
+        send_displacements: vec![0, 6, 12],
+        recv_counts: vec![6; 3],
+        recv_displacements: vec![0, 6, 12],
+    };
+    if comm.rank() == 1 {
+        vector.send_counts[2] = 5;
+    }
+    let call = scratch.call(Collective::AllToAll, 6);
+    let call = Call { vector: Some(&vector), ..call };
+    // The others' blocks are right: they may be told at their next call.
+    let next = Call::new(Collective::Barrier, DataType::Uint8);
+    let text = run(comm, &call).and_then(|()| run(comm, &next)).unwrap_err().to_string();
+    for part in
+        ["rank 1 ", "rank 2 ", "AllToAll(count=5 from rank 1", "AllToAll(count=6 from rank 1"]
+    {
+        assert!(text.contains(part), "rank {}: {part} is not in: {text}", comm.rank());
+    }
 }
 
 #[test]
@@ -216,6 +249,8 @@ fn v_forms_whose_counts_disagree_fail_everywhere() {
     on_threads(3, &config, differing_v_forms);
     on_hosts(&[0, 1, 2], &config, differing_v_forms);
     on_hosts(&[0, 1, 1], &config, differing_v_forms);
+    on_threads(3, &config, differing_blocks);
+    on_hosts(&[0, 1, 2], &config, differing_blocks);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod support;
 
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Config;
-use ringcomm::error::Error;
+use ringcomm::error::{Error, Who};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ffi::CString;
@@ -209,7 +209,10 @@ fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
             assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error}");
         }
         let error = ended(&hosts, false, |both| both[1].abort());
-        assert!(matches!(error, Error::Remote { rank: 0, peer: 1, .. }), "{error}");
+        assert!(
+            matches!(error, Error::Remote { rank: 0, peer: Who { rank: 1, .. }, .. }),
+            "{error}"
+        );
     }
     let three = Communicator::init_all(3, &config()).unwrap();
     std::thread::scope(|scope| {
@@ -266,7 +269,7 @@ fn an_abort_ends_a_split_and_a_shrink_whose_other_ranks_stop_after_they_met() {
     assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error}");
     // Rank 0 tells rank 1.
     let error = ended_in_the_end(2, split, |both| both[0].abort());
-    assert!(matches!(error, Error::Remote { rank: 1, peer: 0, .. }), "{error}");
+    assert!(matches!(error, Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. }), "{error}");
 }
 
 /// Split again and again; the error that ends it.

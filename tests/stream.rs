@@ -1,7 +1,7 @@
 //! Host streams and groups, with a mock in the place of the communicator.
 
 use parking_lot::Mutex;
-use ringcomm::communicator::group::{self, Action, Entry, Executor, Group, Work};
+use ringcomm::communicator::group::{self, Action, Entry, Executor, Group, Notes, Work};
 use ringcomm::communicator::stream::{Job, Stream};
 use ringcomm::error::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -281,12 +281,13 @@ struct Mock {
     log: Log,
     meet: Option<Arc<Barrier>>,
     worker: OnceLock<Arc<Stream<Work<Mock>>>>,
+    notes: Notes,
 }
 
 impl Mock {
     fn new(name: &'static str, log: &Log, meet: Option<&Arc<Barrier>>) -> Arc<Mock> {
         let (log, meet) = (Arc::clone(log), meet.cloned());
-        Arc::new(Mock { name, log, meet, worker: OnceLock::new() })
+        Arc::new(Mock { name, log, meet, worker: OnceLock::new(), notes: Notes::default() })
     }
 }
 
@@ -314,6 +315,10 @@ impl Executor for Mock {
 
     fn worker(&self) -> Result<Arc<Stream<Work<Mock>>>> {
         Ok(Arc::clone(self.worker.get_or_init(|| Stream::new().unwrap())))
+    }
+
+    fn notes(&self) -> &Notes {
+        &self.notes
     }
 }
 

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use ringcomm::config::Protection;
-use ringcomm::error::{Error, Result as Outcome};
+use ringcomm::error::{Error, Result as Outcome, Who};
 use ringcomm::executor::exchange::{self, Transfer};
 use ringcomm::executor::links::{Links, Reach, SegmentMap};
 use ringcomm::transport::fifo::{Geometry, Stamp};
@@ -262,5 +262,5 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     // SAFETY: the buffer holds the bytes and outlives the batch.
     let outcome = unsafe { exchange::run(&mut batch, &mut lanes, &mut links, &Deadline) };
     let error = outcome.expect_err("nobody receives");
-    assert!(matches!(error, Error::Disconnected { peer: 1, .. }), "{error}");
+    assert!(matches!(error, Error::Disconnected { peer: Who { rank: 1, .. }, .. }), "{error}");
 }

@@ -98,16 +98,16 @@ _WHO = r"rank (?P<peer>\d+)(?: \([^)]*\))?"
 # One for each sentence in which the library names ranks; `rank` is this one, `peer` the one at
 # fault.
 _SENTENCES = [
-    re.compile(rf"ranks disagree: rank (?P<rank>\d+) called {_CALL} but rank (?P<peer>\d+) called"),
+    re.compile(rf"ranks disagree: rank (?P<rank>\d+) called {_CALL} but {_WHO} called"),
     re.compile(rf"{_WHO} died: rank (?P<rank>\d+) cannot go on(?: in {_CALL})?"),
     re.compile(rf"timeout: rank (?P<rank>\d+) waited \d+ ms for {_WHO} in {_CALL}"),
     re.compile(r"rank (?P<rank>\d+) expected message .* from rank (?P<peer>\d+) but got"),
-    re.compile(rf"the connection to rank (?P<peer>\d+) broke(?: in {_CALL})?"),
+    re.compile(rf"the connection (?:of rank (?P<rank>\d+) )?to {_WHO} broke(?: in {_CALL})?"),
     re.compile(rf"the communicator of rank (?P<rank>\d+) was aborted(?: in {_CALL})?"),
     re.compile(r"only \d+ of \d+ ranks had arrived; missing: \[(?P<missing>[\d, ]*)\]"),
 ]
 _REMOTE = re.compile(
-    rf"rank (?P<peer>\d+) failed and rank (?P<rank>\d+) cannot go on(?: in {_CALL})?: (?P<text>.*)",
+    rf"{_WHO} failed and rank (?P<rank>\d+) cannot go on(?: in {_CALL})?: (?P<text>.*)",
     re.S,
 )
 

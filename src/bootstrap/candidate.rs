@@ -113,6 +113,16 @@ mod tests {
         (theirs, Candidate::new(Socket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
     }
 
+    #[test]
+    fn a_connection_of_another_user_is_refused() {
+        let me = crate::bootstrap::process::user();
+        assert!(Candidate::new(Socket::of_user(me).expect("no change")).is_some());
+        match Socket::of_user(me + 1) {
+            Some(socket) => assert!(Candidate::new(socket).is_none()),
+            None => println!("skipped: only root may act as another user"),
+        }
+    }
+
     fn hello(nonce: u8) -> [u8; HELLO] {
         Hello { rank: 1, nranks: 3, remaining_ms: 5000, nonce: [nonce; 32] }.encode()
     }

@@ -117,6 +117,23 @@ impl From<OwnedFd> for Socket {
     }
 }
 
+#[cfg(test)]
+impl Socket {
+    /// A connection whose other end is of this user; none where this one may not act as it.
+    pub fn of_user(user: libc::uid_t) -> Option<Socket> {
+        let act = move || {
+            let unchanged = libc::uid_t::MAX;
+            // SAFETY: no pointers. The call itself, unlike the C library's function of this name,
+            // changes this thread only.
+            let changed =
+                unsafe { libc::syscall(libc::SYS_setresuid, unchanged, user, unchanged) == 0 };
+            let pair = std::os::unix::net::UnixStream::pair;
+            changed.then(|| Socket(OwnedFd::from(pair().expect("a pair").0)))
+        };
+        std::thread::spawn(act).join().expect("no panic")
+    }
+}
+
 impl Socket {
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
@@ -263,4 +280,17 @@ pub(super) fn entry(socket: &Socket, events: libc::c_short) -> libc::pollfd {
 /// Sleep until one socket is ready or `until` has come.
 pub(super) fn wait(socket: &Socket, events: libc::c_short, until: Instant) -> Result<()> {
     poll(&mut [entry(socket, events)], until)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_this_user_and_of_root_are_ours() {
+        let me = crate::bootstrap::process::user();
+        let is_ours = |uid| Peer { pid: 1, uid }.is_ours();
+        assert!(is_ours(me) && is_ours(0));
+        assert!(!is_ours(me + 1) && !is_ours(u32::MAX - 1));
+    }
 }

@@ -313,7 +313,7 @@ impl Failure {
             Failure::Usage { text } => Error::InvalidUsage(text),
             Failure::CalledOff { rank } => Error::Remote {
                 rank: me,
-                peer: rank as usize,
+                peer: Who::unmet(rank as usize),
                 operation: None,
                 text: "it called the rendezvous off".into(),
             },
@@ -322,7 +322,7 @@ impl Failure {
             }
             Failure::System { rank, errno, what } => Error::Remote {
                 rank: me,
-                peer: rank as usize,
+                peer: Who::unmet(rank as usize),
                 operation: None,
                 text: Error::System { what, errno }.to_string(),
             },

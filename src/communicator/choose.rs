@@ -257,7 +257,7 @@ mod tests {
     /// The constants of two ranks, and whether they exchanged messages to find them.
     fn started(config: &Config) -> Vec<(Costs, bool)> {
         let ranks = Communicator::init_all(2, config).unwrap();
-        let timed = |rank: &Communicator| rank.engine.take().messages_sent() == ROUND_TRIPS as u64;
+        let timed = |rank: &Communicator| rank.engine.take().setup_messages == ROUND_TRIPS as u64;
         ranks.iter().map(|rank| (rank.costs(), timed(rank))).collect()
     }
 

@@ -4,7 +4,7 @@
 //! open group, else hand it to its stream, else run it.
 #![allow(unsafe_code)]
 
-use super::group::{self, Action, Entry, Executor, Group, Work};
+use super::group::{self, Action, Entry, Executor, Group, Notes, Work};
 use super::stream::Stream;
 use super::{Call, Communicator, Message, Posted, Vector};
 use crate::error::{Error, Result};
@@ -59,6 +59,10 @@ impl Executor for Communicator {
         }
         let fresh = Stream::new()?;
         Ok(Arc::clone(self.worker.get_or_init(|| fresh)))
+    }
+
+    fn notes(&self) -> &Notes {
+        &self.last_error
     }
 
     fn broken(&self) -> Option<Error> {

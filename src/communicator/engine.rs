@@ -6,13 +6,13 @@ use super::call::{Call, Extents};
 use super::gpu::Gpu;
 use super::record::{Descriptor, mix};
 use super::watch::{OperationWatch, Unless, Watched};
-use super::{Mapped, Message, choose};
+use super::{Mapped, Message, choose, label, message};
 use crate::algorithm::select::{Choice, Costs};
 use crate::algorithm::{self, Algorithm};
 use crate::clock;
 use crate::config::Config;
 use crate::device::host::Reduction;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executor::bind::{Bound, Cut, Shape};
 use crate::executor::direct::{Direct, Used};
 use crate::executor::exchange::{self, Lanes, Transfer};
@@ -52,6 +52,9 @@ pub struct Engine {
     lanes: Lanes,
     /// The constants are not agreed yet.
     pub setting_up: bool,
+    /// Messages that this rank sent until they were.
+    #[cfg(test)]
+    pub setup_messages: u64,
 }
 
 impl Engine {
@@ -82,6 +85,8 @@ impl Engine {
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
             setting_up: true,
+            #[cfg(test)]
+            setup_messages: 0,
         }
     }
 
@@ -112,7 +117,8 @@ impl Engine {
         let sequence = self.sequence;
         self.sequence += 1;
         let page = watched.pages.mine();
-        page.begin(sequence, ready.fingerprint, ready.what, call.count as u64, clock::ticks());
+        let count = if by_messages(call) { call.count } else { ready.descriptor.count };
+        page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
         let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;
         let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
@@ -228,6 +234,13 @@ impl Engine {
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
         self.batches = 0;
+        #[cfg(test)]
+        {
+            self.setup_messages = self.sent.iter().sum();
+        }
+        // All of them have come: a rank has passed the last barrier when it has had its own.
+        self.sent.fill(0);
+        self.received.fill(0);
         self.links.pages().mine().forget_batches();
     }
 
@@ -336,15 +349,16 @@ impl Engine {
             if let Some(chunk) = to {
                 let offset = layout.input(rank, chunk).expect("its own block") * size;
                 let address = call.send.cast_mut().wrapping_add(offset);
-                let bytes = layout.count(chunk) * size;
-                self.transfers.push(Transfer::new(true, peer, address, bytes, block(stamp, bytes)));
+                let count = layout.count(chunk);
+                let stamp = block(stamp, count);
+                self.transfers.push(Transfer::new(true, peer, address, count * size, stamp));
             }
             if let Some(chunk) = from {
                 let offset = layout.output(rank, chunk).expect("its own block") * size;
                 let address = call.recv.wrapping_add(offset);
-                let bytes = layout.count(chunk) * size;
-                let stamp = block(stamp, bytes);
-                self.transfers.push(Transfer::new(false, peer, address, bytes, stamp));
+                let count = layout.count(chunk);
+                let stamp = block(stamp, count);
+                self.transfers.push(Transfer::new(false, peer, address, count * size, stamp));
             }
         }
         // SAFETY: the caller's promise; the blocks lie inside the call's buffers.
@@ -397,54 +411,18 @@ impl Engine {
 
     /// Refuse a batch that can never be right.
     pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
-        messages.iter().try_for_each(|message| self.check_message(message.as_ref()))
-    }
-
-    fn check_message(&self, message: &Message) -> Result<()> {
-        let (sends, peer, address, count, data_type) = parts(message);
-        let name = if sends { "Send" } else { "Recv" };
-        if peer >= self.links.nranks {
-            return Err(Error::argument(format!(
-                "{name}: peer {peer} is not a rank of this communicator; ranks are 0 to {}",
-                self.links.nranks - 1
-            )));
-        }
-        let bytes = count.checked_mul(data_type.size());
-        let Some(bytes) = bytes.filter(|bytes| *bytes <= isize::MAX as usize) else {
-            return Err(Error::argument(format!("{name}: count {count} does not fit memory")));
-        };
-        if bytes > 0 && address.is_null() {
-            return Err(Error::argument(format!("{name}: the buffer of {count} elements is NULL")));
-        }
-        Ok(())
-    }
-
-    /// Messages sent so far, those of set-up among them.
-    #[cfg(test)]
-    pub fn messages_sent(&self) -> u64 {
-        self.sent.iter().sum()
+        message::check(messages, self.links.rank, self.links.nranks)
     }
 
     /// Number a checked message.
     fn transfer(&mut self, message: &Message) -> Transfer {
-        let (sends, peer, address, count, data_type) = parts(message);
+        let (sends, peer, address, count, data_type) = message.parts();
         let numbers = if sends { &mut self.sent } else { &mut self.received };
         let sequence = numbers[peer];
         numbers[peer] += 1;
-        // The message's own fingerprint: both ends must name the same type and count.
-        let fingerprint = mix(mix(count as u64) ^ (data_type as u64 | 1 << 40)) | 1;
+        let fingerprint = label::of_message(count, data_type);
         let stamp = Stamp { sequence, fingerprint, ..self.origin };
         Transfer::new(sends, peer, address, count * data_type.size(), stamp)
-    }
-}
-
-/// Whether it is a send, its peer, buffer, count and type.
-fn parts(message: &Message) -> (bool, usize, *mut u8, usize, DataType) {
-    match *message {
-        Message::Send { buffer, count, data_type, peer } => {
-            (true, peer, buffer.cast_mut(), count, data_type)
-        }
-        Message::Recv { buffer, count, data_type, peer } => (false, peer, buffer, count, data_type),
     }
 }
 
@@ -455,8 +433,8 @@ fn by_messages(call: &Call) -> bool {
 }
 
 /// The stamp of one block of a `v` form: only its two ranks know its size, and must agree on it.
-fn block(stamp: &Stamp, bytes: usize) -> Stamp {
-    Stamp { fingerprint: mix(stamp.fingerprint ^ mix(bytes as u64)) | 1, ..*stamp }
+fn block(stamp: &Stamp, count: usize) -> Stamp {
+    Stamp { fingerprint: label::of_block(stamp.fingerprint, count), ..*stamp }
 }
 
 fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
@@ -470,9 +448,13 @@ fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
     }
 }
 
-/// The count that all ranks agree on; in the `v` forms each has its own.
+/// The count that all ranks agree on: in a `v` form that of all blocks, where all ranks know them.
 fn common_count(call: &Call) -> usize {
-    if call.vector.is_some() { 0 } else { call.count }
+    match call.vector {
+        None => call.count,
+        Some(_) if by_messages(call) => 0,
+        Some(vector) => vector.recv_counts.iter().sum(),
+    }
 }
 
 /// What ranks of a `v` form must agree on: the counts, where all ranks know all of them.

@@ -11,6 +11,10 @@ use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
 
+/// Where the error of a communicator's last call that failed is kept for whoever asks; it may
+/// outlive the communicator.
+pub type Notes = Arc<Mutex<Option<Error>>>;
+
 /// What runs the entries of a group: a communicator.
 pub trait Executor: Send + Sync + 'static {
     /// A collective that owns all it needs but its buffers.
@@ -24,6 +28,8 @@ pub trait Executor: Send + Sync + 'static {
     fn worker(&self) -> Result<Arc<Stream<Work<Self>>>>
     where
         Self: Sized;
+    /// Where to write why a group or a call on a stream has failed.
+    fn notes(&self) -> &Notes;
     /// Why it runs nothing any more, if that is so.
     fn broken(&self) -> Option<Error> {
         None
@@ -113,10 +119,16 @@ impl<E: Executor> Work<E> {
 impl<E: Executor> Job for Work<E> {
     fn run(self) -> Result<()> {
         match self.0 {
-            Kind::One(communicator, Action::Collective(call)) => communicator.run(&call),
-            Kind::One(communicator, Action::Message(message)) => communicator.exchange(&[message]),
+            Kind::One(communicator, action) => {
+                let result = match action {
+                    Action::Collective(call) => communicator.run(&call),
+                    Action::Message(message) => communicator.exchange(&[message]),
+                };
+                noted(result, std::slice::from_ref(communicator.notes()))
+            }
             Kind::List(communicator, program, ticket) => {
                 let result = program.play(&communicator);
+                let result = noted(result, std::slice::from_ref(communicator.notes()));
                 // The communicator's last handle must not outlive the wait of its user.
                 drop(communicator);
                 ticket.report(result, program)
@@ -131,6 +143,11 @@ impl<E: Executor> Job for Work<E> {
             Kind::Group(batch) => batch.lists.iter().find_map(|list| list.communicator.broken()),
         }
     }
+}
+
+/// The result, after its error, if it is one, was written to all of `notes`.
+fn noted(result: Result<()>, notes: &[Notes]) -> Result<()> {
+    result.inspect_err(|error| notes.iter().for_each(|note| *note.lock() = Some(error.clone())))
 }
 
 /// The place of a list in its group. Dropped without a report (a panic, a stream that would not
@@ -228,13 +245,16 @@ struct List<E: Executor> {
 pub struct Group<E: Executor> {
     depth: usize,
     lists: Vec<List<E>>,
+    /// Those of the lists' communicators.
+    notes: Vec<Notes>,
     failure: Option<Error>,
     latch: Arc<Latch<E>>,
 }
 
 impl<E: Executor> Default for Group<E> {
     fn default() -> Group<E> {
-        Group { depth: 0, lists: Vec::new(), failure: None, latch: Latch::new() }
+        let (lists, notes) = (Vec::new(), Vec::new());
+        Group { depth: 0, lists, notes, failure: None, latch: Latch::new() }
     }
 }
 
@@ -268,6 +288,7 @@ impl<E: Executor> Group<E> {
         }
         let mut program = self.latch.state.lock().spare.pop().unwrap_or_else(Program::new);
         program.push(action);
+        self.notes.push(Arc::clone(communicator.notes()));
         self.lists.push(List { communicator, stream, program });
         Ok(())
     }
@@ -290,16 +311,19 @@ impl<E: Executor> Group<E> {
             return Ok(None);
         }
         let lists = std::mem::take(&mut self.lists);
+        let notes = std::mem::take(&mut self.notes);
         match self.failure.take() {
-            Some(error) => Err(error),
-            None => Ok(Some(Batch { lists, latch: Arc::clone(&self.latch) })),
+            Some(error) => noted(Err(error), &notes).map(|()| None),
+            None => Ok(Some(Batch { lists, notes, latch: Arc::clone(&self.latch) })),
         }
     }
 
     /// Take back the memory of a batch that has run.
-    fn recycle(&mut self, lists: Vec<List<E>>) {
+    fn recycle(&mut self, batch: Batch<E>) {
+        let Batch { lists, mut notes, .. } = batch;
+        notes.clear();
         if self.lists.capacity() < lists.capacity() && self.lists.is_empty() {
-            self.lists = lists;
+            (self.lists, self.notes) = (lists, notes);
         }
     }
 }
@@ -307,12 +331,19 @@ impl<E: Executor> Group<E> {
 /// A complete group, taken out of its thread's state so that what it runs may use groups again.
 pub struct Batch<E: Executor> {
     lists: Vec<List<E>>,
+    notes: Vec<Notes>,
     latch: Arc<Latch<E>>,
 }
 
 impl<E: Executor> Batch<E> {
-    /// Start everything, wait for what has no stream, and return the first error.
+    /// Start everything, wait for what has no stream, and return the first error, which all
+    /// communicators of the group get to know.
     pub fn run(&mut self) -> Result<()> {
+        let result = self.run_lists();
+        noted(result, &self.notes)
+    }
+
+    fn run_lists(&mut self) -> Result<()> {
         let mut result = Ok(());
         let mut mine = None;
         for position in 0..self.lists.len() {
@@ -352,13 +383,15 @@ impl<E: Executor> Batch<E> {
             let ticket = self.latch.ticket(None);
             return stream.submit(Work(Kind::List(communicator, program, ticket)));
         }
+        let mut notes = vec![Arc::clone(communicator.notes())];
         let mut lists = vec![List { communicator, stream: None, program }];
         for list in self.lists.iter_mut().filter(|list| same(list)) {
             list.stream = None;
             let communicator = Arc::clone(&list.communicator);
+            notes.push(Arc::clone(communicator.notes()));
             lists.push(List { communicator, stream: None, program: take(list) });
         }
-        stream.submit(Work(Kind::Group(Batch { lists, latch: Latch::new() })))
+        stream.submit(Work(Kind::Group(Batch { lists, notes, latch: Latch::new() })))
     }
 }
 
@@ -368,6 +401,6 @@ pub fn end<E: Executor>(state: &std::cell::RefCell<Group<E>>) -> Result<()> {
     let batch = state.borrow_mut().leave()?;
     let Some(mut batch) = batch else { return Ok(()) };
     let result = batch.run();
-    state.borrow_mut().recycle(batch.lists);
+    state.borrow_mut().recycle(batch);
     result
 }

@@ -225,7 +225,6 @@ pub(super) fn assemble(
     let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
     // A communicator that is made from this one has the same device.
     let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
-    let engine = Engine::new(links, memory, topology, (number_of(id), id.epoch()));
     let flight = Flight { pages: pages.clone(), number: number_of(id) };
     // The others are about to measure the machine with this rank.
     let track = Track::new(&flight).inspect_err(|error| tell(&pages, error))?;
@@ -234,7 +233,7 @@ pub(super) fn assemble(
         nranks: map.nranks,
         id: id.clone(),
         config: Config { seat, ..config.clone() },
-        engine: Turns::new(engine),
+        engine: Turns::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()))),
         watched: Watched {
             pages,
             liveness: Liveness::new(processes),
@@ -244,6 +243,7 @@ pub(super) fn assemble(
             track,
         },
         failure: Mutex::new(None),
+        last_error: Arc::default(),
         shrinking: Mutex::default(),
         aborts: AtomicU64::new(0),
         children: Mutex::default(),

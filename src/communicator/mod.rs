@@ -26,8 +26,10 @@ mod engine;
 mod init;
 mod introduction;
 mod join;
+mod label;
 mod launched;
 mod memory;
+mod message;
 mod shrink;
 mod split;
 mod survivors;
@@ -45,7 +47,6 @@ use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::{exports, wait};
-use crate::types::DataType;
 use cache::Way;
 pub use call::{Call, Order, Vector};
 use engine::Engine;
@@ -53,6 +54,7 @@ use flight::Flight;
 use gpu::Gpu;
 pub use gpu::Posted;
 pub use launched::new_id;
+pub use message::Message;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -68,6 +70,8 @@ pub struct Communicator {
     engine: Turns<Engine>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
+    /// The error of the last call that failed, by whichever thread, also where nothing broke.
+    last_error: group::Notes,
     /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
     shrinking: Mutex<Vec<Vec<usize>>>,
     /// How often it was aborted: who makes a smaller communicator of an aborted one is called off
@@ -112,19 +116,6 @@ pub struct Mapped {
     /// Whether it also suits a call in place.
     pub in_place: bool,
     pub predicted_us: f64,
-}
-
-/// One message of a point-to-point batch.
-#[derive(Clone, Copy, Debug)]
-pub enum Message {
-    Send { buffer: *const u8, count: usize, data_type: DataType, peer: usize },
-    Recv { buffer: *mut u8, count: usize, data_type: DataType, peer: usize },
-}
-
-impl AsRef<Message> for Message {
-    fn as_ref(&self) -> &Message {
-        self
-    }
 }
 
 /// A panic in the middle of an operation breaks the communicator: its connections are half used.
@@ -356,7 +347,7 @@ impl Communicator {
         let pages = &self.watched.pages;
         self.gpu.iter().for_each(Gpu::stop);
         match error {
-            Error::Remote { peer, text, .. } => pages.mine().fail(*peer, text),
+            Error::Remote { peer, text, .. } => pages.mine().fail(peer.rank, text),
             error => pages.mine().fail(self.rank, &error.to_string()),
         }
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
@@ -385,6 +376,17 @@ impl Communicator {
 
     fn aborts(&self) -> u64 {
         self.aborts.load(Acquire)
+    }
+
+    /// The error of the last call that failed here: one that the caller [noted](Self::note), or
+    /// that of a group or of a call on a stream.
+    pub fn last_error(&self) -> Option<Error> {
+        self.last_error.lock().clone()
+    }
+
+    /// Keep an error for [`Communicator::last_error`].
+    pub fn note(&self, error: &Error) {
+        *self.last_error.lock() = Some(error.clone());
     }
 
     /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or

@@ -1,6 +1,7 @@
 //! The flight record in words: an operation packed into a record's fixed fields, and read back.
 
 use super::engine::SETUP_OPERATIONS;
+use super::label;
 use crate::algorithm::Algorithm;
 use crate::error::Operation;
 use crate::executor::control::{Control, Life, Record};
@@ -76,11 +77,7 @@ impl Descriptor {
     ///
     /// `layout` folds in what the fields above leave out (the counts of a `v` form).
     pub fn fingerprint(&self, layout: u64) -> u64 {
-        let mut hash = 0x9e37_79b9_7f4a_7c15;
-        for word in [self.pack(), self.count as u64, layout] {
-            hash = mix(hash ^ word);
-        }
-        hash | 1
+        label::of_words(&[self.pack(), self.count as u64, layout])
     }
 }
 

@@ -215,11 +215,13 @@ impl Communicator {
 
     fn excluded_by(&self, peer: usize) -> Error {
         let text = format!("it counts rank {} among the dead", self.rank);
+        let peer = self.watched.who(peer);
         Error::Remote { rank: self.rank, peer, operation: None, text }
     }
 
     fn absent(&self, peer: usize) -> Error {
         let text = "its own shrink returned an error".into();
+        let peer = self.watched.who(peer);
         Error::Remote { rank: self.rank, peer, operation: None, text }
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Only consulted once a wait has become long, so it may read every peer's page and ask the kernel.
 
+use super::label;
 use super::network::Publisher;
 use super::record::{self, Descriptor};
 use super::timeline::Track;
@@ -11,6 +12,7 @@ use crate::error::{Error, Operation, Result, Who};
 use crate::executor::control::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::fifo::Stamp;
 use crate::transport::process::Liveness;
 use crate::transport::wait::Watch;
 use std::cell::Cell;
@@ -80,7 +82,8 @@ impl Watched {
     /// names the first cause and not the way it took.
     fn remote(&self, peer: usize, operation: Option<Operation>) -> Error {
         let (culprit, text) = self.pages.of(peer).failure();
-        Error::Remote { rank: self.pages.rank, peer: culprit.unwrap_or(peer), operation, text }
+        let peer = self.who(culprit.unwrap_or(peer));
+        Error::Remote { rank: self.pages.rank, peer, operation, text }
     }
 
     /// This rank's page has news.
@@ -201,7 +204,7 @@ impl Watch for OperationWatch<'_> {
         if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(Error::Remote {
                 rank: pages.rank,
-                peer,
+                peer: self.watched.who(peer),
                 operation: Some(self.operation()),
                 text: record::state_of(pages.of(peer), peer),
             });
@@ -220,7 +223,19 @@ impl Watch for OperationWatch<'_> {
 
     #[cold]
     fn broken(&self, peer: usize, why: &str) -> Error {
-        Error::Disconnected { peer, operation: Some(self.operation()), why: why.to_string() }
+        let (rank, peer) = (Some(self.watched.pages.rank), self.watched.who(peer));
+        let operation = Some(self.operation());
+        Error::Disconnected { rank, peer, operation, why: why.to_string() }
+    }
+
+    #[cold]
+    fn unexpected(&self, peer: usize, expected: &Stamp, come: &Stamp) -> Option<Error> {
+        if expected == come {
+            return None;
+        }
+        let theirs = self.sent_by(peer, expected, come)?;
+        let mine = self.awaited(peer, expected)?;
+        Some(self.mismatch(peer, mine, theirs))
     }
 }
 
@@ -249,6 +264,61 @@ impl<'a> OperationWatch<'a> {
 
     fn is_collective(&self) -> bool {
         self.descriptor.collective.is_some()
+    }
+
+    fn mismatch(&self, peer: usize, mine: Operation, theirs: Operation) -> Error {
+        let (rank, peer) = (self.watched.pages.rank, self.watched.who(peer));
+        Error::Mismatch { rank, mine, peer, theirs }
+    }
+
+    /// The fingerprint of this operation, a collective.
+    fn form(&self) -> Option<u64> {
+        let record = self.record_of(self.watched.pages.rank).filter(|_| self.is_collective());
+        Some(record?.fingerprint.load(Relaxed))
+    }
+
+    /// What of this rank's a message of `peer` was to be.
+    fn awaited(&self, peer: usize, expected: &Stamp) -> Option<Operation> {
+        if let Some((count, data_type)) = label::message(expected.fingerprint) {
+            return Some(Operation {
+                call: format!("Recv(count={count}, type={data_type}, peer={peer})"),
+                sequence: Some(expected.sequence),
+            });
+        }
+        match self.form()? {
+            form if form == expected.fingerprint => Some(self.operation()),
+            form => self.block(peer, form, expected),
+        }
+    }
+
+    /// The call of `peer` that a message belongs to, where that is known.
+    fn sent_by(&self, peer: usize, expected: &Stamp, come: &Stamp) -> Option<Operation> {
+        if let Some((count, data_type)) = label::message(come.fingerprint) {
+            let rank = self.watched.pages.rank;
+            return Some(Operation {
+                call: format!("Send(count={count}, type={data_type}, peer={rank})"),
+                sequence: Some(come.sequence),
+            });
+        }
+        if let Some(form) = self.form()
+            && form != expected.fingerprint
+            && come.sequence == expected.sequence
+        {
+            return self.block(peer, form, come);
+        }
+        let record = self.watched.pages.of(peer).record(come.sequence)?;
+        (!self.is_collective()).then(|| record::operation(record))
+    }
+
+    /// A block from `peer` in this operation, a `v` form.
+    fn block(&self, peer: usize, form: u64, stamp: &Stamp) -> Option<Operation> {
+        let count = label::block(form, stamp.fingerprint)?;
+        let Descriptor { collective, data_type, .. } = self.descriptor;
+        let (name, rank) = (collective?.name(), self.watched.pages.rank);
+        Some(Operation {
+            call: format!("{name}(count={count} from rank {peer} to {rank}, type={data_type})"),
+            sequence: Some(self.number()),
+        })
     }
 
     /// What a peer is doing, and, where it waits too, the rank that it waits for, and so on: the
@@ -314,12 +384,8 @@ impl<'a> OperationWatch<'a> {
             if let (Some(mine), Some(theirs)) = (mine.record(sequence), page.record(sequence))
                 && mine.fingerprint.load(Relaxed) != theirs.fingerprint.load(Relaxed)
             {
-                return Err(Error::Mismatch {
-                    rank: pages.rank,
-                    mine: record::operation(mine),
-                    peer: other,
-                    theirs: record::operation(theirs),
-                });
+                let (mine, theirs) = (record::operation(mine), record::operation(theirs));
+                return Err(self.mismatch(other, mine, theirs));
             }
         }
         Ok(())

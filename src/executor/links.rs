@@ -389,20 +389,28 @@ impl Links {
         if let Err(error) = watch.check(peer, Duration::ZERO) {
             return error;
         }
-        let message = match self.slots(peer) {
+        let come = match self.slots(peer) {
             Some((_, receiver)) => receiver.try_wait(),
-            None => self.explained(peer, watch),
+            None => self.peek_remote(peer),
         };
+        let message = come.expect("it has come");
+        if let Some(error) = watch.unexpected(peer, stamp, &message.stamp) {
+            return error;
+        }
+        if self.slots(peer).is_none() {
+            self.await_explanation(peer, watch);
+        }
         if let Err(error) = watch.check(peer, Duration::ZERO) {
             return error;
         }
-        let message = message.expect("it has come");
-        Error::usage(format!(
-            "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
+        watch.unexpected(peer, stamp, &message.stamp).unwrap_or_else(|| {
+            Error::usage(format!(
+                "rank {} expected message #{} of {bytes} bytes from rank {peer} but got #{} of {} \
              bytes; both ends must make the same calls, with the same count and type, in the same \
              order",
-            self.rank, stamp.sequence, message.stamp.sequence, message.length
-        ))
+                self.rank, stamp.sequence, message.stamp.sequence, message.length
+            ))
+        })
     }
 
     /// Give the message that `receive` returned back to its sender.

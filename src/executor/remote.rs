@@ -128,17 +128,22 @@ impl Links {
             .map(|(message, _)| message)
     }
 
-    /// The message that is there, once the sender has had time to say over the control plane what
-    /// call it belongs to, or that it has failed: `watch` then knows.
+    /// The message that is there.
     #[cold]
-    pub(super) fn explained(&mut self, peer: usize, watch: &dyn Watch) -> Option<Message> {
+    pub(super) fn peek_remote(&mut self, peer: usize) -> Option<Message> {
+        self.remote().connection(peer).try_wait().map(|(message, _)| message)
+    }
+
+    /// Give the sender time to say over the control plane what call its message belongs to, or that
+    /// it has failed: `watch` then knows.
+    #[cold]
+    pub(super) fn await_explanation(&self, peer: usize, watch: &dyn Watch) {
         let started = Instant::now();
         // The peer may be here as well, with a message of this rank: time that is told of as waited
         // makes both publish their calls.
         while started.elapsed() < EXPLANATION && watch.check(peer, started.elapsed()).is_ok() {
             std::thread::sleep(BETWEEN);
         }
-        self.remote().connection(peer).try_wait().map(|(message, _)| message)
     }
 
     pub(super) fn free_remote(&mut self, peer: usize) {

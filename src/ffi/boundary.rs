@@ -110,14 +110,17 @@ pub fn failed(error: &Error, comm: Option<&Comm>) -> ringResult_t {
             None => writeln!(stderr(), "ringcomm: {text}"),
         };
     }
-    // A text with a NUL cannot reach C whole; none is made from anything but C strings and numbers.
-    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     if let Some(comm) = comm {
-        *comm.last_error.lock() = text.clone();
+        comm.communicator.note(error);
     }
     // A thread that is ending has lost its storage and asks no more questions.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+    let _ = LAST.try_with(|last| *last.borrow_mut() = for_c(&text));
     code(error)
+}
+
+/// A text with a NUL cannot reach C whole; none is made from anything but C strings and numbers.
+fn for_c(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
 /// `RINGCOMM_DEBUG`, where no communicator's configuration says it. Read at every failure, which
@@ -129,8 +132,12 @@ fn debug_of_environment() -> u32 {
 /// The communicator's last text, or the thread's where the handle names none (any more). Valid
 /// until the thread asks again.
 pub fn last_error(comm: ringComm_t) -> *const c_char {
-    let of_communicator = object::enter(comm).ok().map(|comm| comm.last_error.lock().clone());
-    let text = of_communicator
+    let of_communicator = |comm: &Comm| {
+        comm.communicator.last_error().map(|error| for_c(&error.to_string())).unwrap_or_default()
+    };
+    let text = object::enter(comm)
+        .ok()
+        .map(|comm| of_communicator(&comm))
         .or_else(|| LAST.try_with(|last| last.borrow().clone()).ok())
         .unwrap_or_default();
     let keep = |slot: &RefCell<CString>| {

@@ -114,6 +114,13 @@ pub fn finish_group() -> Result<()> {
     let (places, makes): (Vec<_>, Vec<_>) =
         pending.into_iter().map(|one| ((one.out, one.debug), (one.parent, one.make))).unzip();
     let chains = chains(makes.into_iter());
+    let parents: Vec<_> = chains.iter().filter_map(|chain| chain.parent.clone()).collect();
+    let finished = make_all(places, chains);
+    finished.inspect_err(|error| parents.iter().for_each(|parent| parent.note(error)))
+}
+
+/// Fill the `places` of a group with what its chains make.
+fn make_all(places: Vec<(Out<ringComm_t>, u32)>, chains: Vec<Chain>) -> Result<()> {
     let made = together::all_or_none(chains.into_iter().map(|chain| move || chain.run()))?;
     let mut made: Vec<Made> =
         made.into_iter().flat_map(|chain| chain.expect("panics are caught")).collect();

@@ -7,7 +7,7 @@ use crate::ffi::reduction::Reductions;
 use crate::ffi::types::{ringComm_t, ringStream_t};
 use crate::sync::Mutex;
 use std::collections::HashSet;
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 
 /// A communicator and what the C API keeps beside it.
@@ -16,8 +16,6 @@ pub struct Comm {
     pub communicator: Arc<Communicator>,
     /// The reductions made by `ringRedOpCreatePreMulSum`.
     pub reductions: Reductions,
-    /// The text of the last call that failed, by whichever thread.
-    pub last_error: Mutex<CString>,
     /// `debug` of the configuration it was made with: whether failures are printed.
     pub debug: u32,
     /// Handles of the registrations made with it that are still there.
@@ -31,7 +29,6 @@ impl Comm {
         Comm {
             communicator: Arc::new(communicator),
             reductions: Reductions::default(),
-            last_error: Mutex::default(),
             debug,
             registrations: Mutex::default(),
             finalized: Mutex::default(),

@@ -13,7 +13,8 @@
 //! time. Models have two full fences: that these two order like them is the kernel's word.
 #![allow(unsafe_code)]
 
-use crate::error::{Error, Result};
+use super::fifo::Stamp;
+use crate::error::{Error, Result, Who};
 use crate::sync::Site;
 use crate::sync::atomic::{AtomicU32, Ordering::*, fence};
 use std::time::{Duration, Instant};
@@ -46,7 +47,13 @@ pub trait Watch {
 
     /// The error for a connection to `peer` that is of no more use.
     fn broken(&self, peer: usize, why: &str) -> Error {
-        Error::Disconnected { peer, operation: None, why: why.to_string() }
+        let peer = Who::unmet(peer);
+        Error::Disconnected { rank: None, peer, operation: None, why: why.to_string() }
+    }
+
+    /// The error for a message of `peer` that is not the `expected` one, if both are known.
+    fn unexpected(&self, _peer: usize, _expected: &Stamp, _come: &Stamp) -> Option<Error> {
+        None
     }
 }
 

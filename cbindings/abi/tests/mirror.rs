@@ -142,23 +142,97 @@ fn every_function_has_the_same_prototype_in_c_and_rust() {
     assert_eq!(in_c, in_rust);
 }
 
-/// The numbers of an enum's variants in the header.
-#[test]
-fn every_enum_constant_has_the_same_number_in_c_and_rust() {
-    use ringcomm::types::{DataType, ReduceOp};
-    let mut in_c = BTreeMap::new();
+/// Every integer constant in the header: those of an enum by their own names.
+fn constants() -> BTreeMap<String, i64> {
+    let mut all = BTreeMap::new();
     for item in read_back().items {
         if let syn::Item::Const(constant) = item {
             let text = constant.expr.to_token_stream().to_string().replace(' ', "");
             if let Ok(number) = text.parse::<i64>() {
-                in_c.insert(constant.ident.to_string(), number);
+                let name = constant.ident.to_string();
+                let own = name.split_once("_t_").map_or(name.as_str(), |(_, own)| own);
+                all.insert(own.to_string(), number);
             }
         }
     }
-    let find = |name: &str| {
-        let found = in_c.iter().find(|(key, _)| key.ends_with(&format!("_{name}")));
-        *found.unwrap_or_else(|| panic!("{name} is not in the header: {in_c:?}")).1
-    };
+    all
+}
+
+/// What programs are compiled with, in letters and digits: those of NCCL's names are NCCL's
+/// (`nccl.h.in`), the others start at 64 where NCCL may add more.
+const NUMBERS: [(&str, i64); 53] = [
+    ("ringSuccess", 0),
+    ("ringUnhandledCudaError", 1),
+    ("ringSystemError", 2),
+    ("ringInternalError", 3),
+    ("ringInvalidArgument", 4),
+    ("ringInvalidUsage", 5),
+    ("ringRemoteError", 6),
+    ("ringInProgress", 7),
+    ("ringTimeout", 8),
+    ("ringAborted", 64),
+    ("ringInt8", 0),
+    ("ringUint8", 1),
+    ("ringInt32", 2),
+    ("ringUint32", 3),
+    ("ringInt64", 4),
+    ("ringUint64", 5),
+    ("ringFloat16", 6),
+    ("ringFloat32", 7),
+    ("ringFloat64", 8),
+    ("ringBfloat16", 9),
+    ("ringFloat8e4m3", 10),
+    ("ringFloat8e5m2", 11),
+    ("ringInt16", 64),
+    ("ringUint16", 65),
+    ("ringBool", 66),
+    ("ringSum", 0),
+    ("ringProd", 1),
+    ("ringMax", 2),
+    ("ringMin", 3),
+    ("ringAvg", 4),
+    ("ringBand", 64),
+    ("ringBor", 65),
+    ("ringBxor", 66),
+    ("ringScalarDevice", 0),
+    ("ringScalarHostImmediate", 1),
+    ("ringCollAllReduce", 0),
+    ("ringCollReduceScatter", 1),
+    ("ringCollAllGather", 2),
+    ("ringCollBroadcast", 3),
+    ("ringCollReduce", 4),
+    ("ringCollAllToAll", 5),
+    ("ringCollGather", 6),
+    ("ringCollScatter", 7),
+    ("ringCollBarrier", 8),
+    ("RING_UNIQUE_ID_BYTES", 128),
+    ("RING_MAGIC", 0x7269_6e67),
+    ("RING_CONFIG_UNDEF_INT", i32::MIN as i64),
+    ("RING_PROTECTION_CLEAR", 0),
+    ("RING_PROTECTION_CHECKSUM", 1),
+    ("RING_PROTECTION_ENCRYPTED", 2),
+    ("RING_SPLIT_NOCOLOR", -1),
+    ("RING_SHRINK_DEFAULT", 0),
+    ("RING_SHRINK_ABORT", 1),
+];
+
+#[test]
+fn every_constant_has_the_number_that_programs_were_compiled_with() {
+    let mut found = constants();
+    // These follow the release.
+    for name in ["RING_MAJOR", "RING_MINOR", "RING_PATCH", "RING_VERSION_CODE"] {
+        assert!(found.remove(name).is_some(), "{name}");
+    }
+    assert_eq!(found.remove("RING_NAME_BYTES"), Some(32));
+    let wanted = NUMBERS.map(|(name, number)| (name.to_string(), number)).into();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn every_enum_constant_has_the_same_number_in_c_and_rust() {
+    use ringcomm::types::{DataType, ReduceOp};
+    let in_c = constants();
+    let find = |name: &str| *in_c.get(name).unwrap_or_else(|| panic!("{name}: {in_c:?}"));
     let types = [
         ("ringInt8", DataType::Int8),
         ("ringUint8", DataType::Uint8),

@@ -223,8 +223,16 @@ SENTENCES = {
         0, 1, None, None),
     "ranks disagree: rank 0 called AllReduce(count=1) #0 but rank 1 called Barrier() #0; every": (
         0, 1, "AllReduce(count=1)", 0),
+    "ranks disagree: rank 1 called Recv(count=8, type=float, peer=0) #3 but rank 0 (host node7, pid "
+    "5) called Send(count=8, type=int32, peer=1) #3; every": (
+        1, 0, "Recv(count=8, type=float, peer=0)", 3),
+    "rank 1 (host node7, pid 5) failed and rank 0 cannot go on in Send/Recv(1 messages) #1: ranks "
+    "disagree: rank 1 called Recv(count=8, type=float, peer=0) #3 but rank 0 (host node8, pid 6) "
+    "called Send(count=8, type=int32, peer=1) #3; every": (0, 1, "Send/Recv(1 messages)", 1),
     "the connection to rank 4 broke in Send(count=3, peer=4) #9: reset": (
         None, 4, "Send(count=3, peer=4)", 9),
+    "the connection of rank 2 to rank 4 (host node7, pid 5) broke in Barrier() #9: reset": (
+        2, 4, "Barrier()", 9),
     "something else": (None, None, None, None),
 }  # fmt: skip
 

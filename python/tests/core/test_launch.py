@@ -36,7 +36,7 @@ def test_spawn_tells_which_rank_failed():
         and error.__cause__ is error.exception
     )
     assert "rank 1 failed first: KeyError: 'a defect'" in str(error) and "in fail" in str(error)
-    assert "RingRemoteError" in error.failures[0] and "rank 1 failed" in error.failures[0]
+    assert "RingRemoteError" in error.failures[0] and " failed and rank 0" in error.failures[0]
 
 
 def test_a_process_that_died_is_the_first_whoever_was_heard_before():
