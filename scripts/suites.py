@@ -204,7 +204,8 @@ def cuda():
     need("g++")
 
     def ran(devices, queues, *filters, **more):
-        return cargo("test", "--test", "cuda", "--", *filters,
+        # More threads than cores: many tests wait for a deadline.
+        return cargo("test", "--test", "cuda", "--", "--test-threads", "8", *filters,
                      env=on_fake_driver(devices, queues, **more))
     check = TARGET / "gpu-check-dry"
     shutil.rmtree(check, ignore_errors=True)
