@@ -222,7 +222,7 @@ def cuda():
         ran(1, 8),
         # What a driver without an entry point or with an error says does not depend on devices.
         ran(2, 1, "--skip", "gate::", "--skip", "failures::"),
-        ran(8, 32, "calls::", "streams::"),
+        ran(8, 32, "calls::", "streams::", "ahead::"),
         ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),

@@ -186,6 +186,7 @@ impl Communicator {
     #[allow(unsafe_code)]
     unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, unless: Unless) -> Result<()> {
         self.check_process()?;
+        self.follow();
         let mut engine = self.engine.take();
         self.check()?;
         if let Some(late) = self.watched.lateness(gpu) {
@@ -227,6 +228,7 @@ impl Communicator {
     #[inline]
     fn exchanged(&self, run: impl FnOnce(&mut Engine) -> Result<()>) -> Result<()> {
         self.check_process()?;
+        self.follow();
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);
