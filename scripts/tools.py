@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from collections import defaultdict
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "target"
@@ -20,9 +22,17 @@ class Missing(Exception):
     """The suite must run everywhere, and cannot for the reason in the text: it has failed."""
 
 
+# One installation at a time into an environment.
+installing = defaultdict(threading.Lock)
+
+
 def venv(*requirements, name="venv"):
     """The tests' virtual environment, with these from PyPI in it; installed once."""
-    place = TARGET / name
+    with installing[name]:
+        return installed(requirements, TARGET / name)
+
+
+def installed(requirements, place):
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     try:
@@ -43,8 +53,26 @@ def venv(*requirements, name="venv"):
     return place
 
 
+def install_early(environments):
+    """Make these environments in the background. What fails here fails again, and is told, where it is
+    asked for."""
+    def make():
+        for environment in environments:
+            try:
+                environment()
+            except Missing:
+                pass
+    threading.Thread(target=make, daemon=True).start()
+
+
+def tensorflow_venv():
+    """The virtual environment of what uses TensorFlow."""
+    return venv("tensorflow-cpu<3", "pytest<10", name="venv-tensorflow")
+
+
 def torch_venv():
-    """The virtual environment of what uses PyTorch, which is large and so has its own."""
+    """The virtual environment of what uses PyTorch: its wheel wants its CUDA libraries also on the CPU,
+    5.4 GB, a minute."""
     return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
                 name="venv-torch")
 
