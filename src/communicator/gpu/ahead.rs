@@ -65,7 +65,10 @@ impl Words {
 }
 
 /// The devices of this process that ranks of communicators are on: all ranks of one hold the same.
-static SEATS: Shared<BTreeMap<(Vec<u8>, i32), Weak<()>>> = Shared::new(BTreeMap::new());
+static SEATS: Shared<BTreeMap<Seat, Weak<()>>> = Shared::new(BTreeMap::new());
+
+/// A communicator's name, and the number of a device.
+type Seat = (Vec<u8>, i32);
 
 /// A rank's hold of its communicator's place on a device.
 pub struct Place(Arc<()>);
