@@ -13,12 +13,14 @@ pub struct Order {
     pub stream: Stream,
     /// The call is done only when its stream is past it: it was given to a stream of the host.
     pub settles: bool,
+    /// The stream has all of the call but the host's part, under this number.
+    pub(super) ticket: Option<u32>,
 }
 
 impl Order {
     /// On a stream of the device's.
     pub fn on(stream: Stream) -> Order {
-        Order { stream, settles: false }
+        Order { stream, settles: false, ticket: None }
     }
 }
 

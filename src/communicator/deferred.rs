@@ -4,6 +4,7 @@
 //! open group, else hand it to its stream, else run it.
 #![allow(unsafe_code)]
 
+use super::gpu::Given;
 use super::group::{self, Action, Entry, Executor, Group, Notes, Work};
 use super::stream::Stream;
 use super::{Call, Communicator, Message, Posted, Vector};
@@ -18,6 +19,8 @@ pub type HostStream = Stream<Work<Communicator>>;
 pub struct OwnedCall {
     call: Call<'static>,
     vector: Option<Vector>,
+    /// Its stream waits until this is dropped.
+    _given: Option<Given>,
 }
 
 // SAFETY: whoever made it promised that the buffers stay valid until it has run, on any thread.
@@ -31,7 +34,16 @@ impl OwnedCall {
     /// The buffers of `call` stay valid, for the extents its collective defines, until it has run.
     pub unsafe fn new(call: &Call) -> OwnedCall {
         let vector = call.vector.cloned();
-        OwnedCall { call: Call { vector: None, ..call.clone() }, vector }
+        OwnedCall { call: Call { vector: None, ..call.clone() }, vector, _given: None }
+    }
+
+    /// The host's part of a call that its stream has.
+    ///
+    /// # Safety
+    /// As for `new`.
+    pub(super) unsafe fn given(call: &Call, given: Given) -> OwnedCall {
+        // SAFETY: the caller's promise.
+        OwnedCall { _given: Some(given), ..unsafe { OwnedCall::new(call) } }
     }
 
     fn call(&self) -> Call<'_> {
@@ -115,7 +127,7 @@ pub fn refuse(error: Error) -> Error {
 ///
 /// # Safety
 /// The buffers of `call` stay valid until it has run: until this returns, or the group's [`end`],
-/// or where a stream is given until the stream is synchronized.
+/// or where a stream is given, of the host or in the call's order, until it is synchronized.
 pub unsafe fn collective(
     communicator: &Arc<Communicator>,
     call: &Call,
@@ -123,7 +135,12 @@ pub unsafe fn collective(
 ) -> Result<()> {
     if stream.is_none() && !is_open() {
         // SAFETY: the caller's promise.
-        return unsafe { communicator.call(call) };
+        return unsafe {
+            match communicator.give(call)? {
+                true => Ok(()),
+                false => communicator.call(call),
+            }
+        };
     }
     let rank = communicator.rank();
     let extents = call.extents(rank, communicator.nranks()).map_err(refuse)?;

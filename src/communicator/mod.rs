@@ -177,6 +177,7 @@ impl Communicator {
     #[allow(unsafe_code)]
     unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, unless: Unless) -> Result<()> {
         self.check_process()?;
+        self.follow();
         let mut engine = self.engine.take();
         self.check()?;
         if let Some(late) = self.watched.lateness(gpu) {
@@ -218,6 +219,7 @@ impl Communicator {
     #[inline]
     fn exchanged(&self, run: impl FnOnce(&mut Engine) -> Result<()>) -> Result<()> {
         self.check_process()?;
+        self.follow();
         let mut engine = self.engine.take();
         self.check()?;
         let guard = Unwinding(self);

@@ -32,7 +32,8 @@ pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
     // The device's stream; host streams order calls by themselves.
     let device = if inside.is_some() { std::ptr::null_mut() } else { stream };
     let settles = inside.is_some() && comm.communicator.device().is_some();
-    let order = Order { stream: device, settles };
+    let mut order = Order::on(device);
+    order.settles = settles;
     let stream = inside.as_deref();
     // SAFETY: the C caller promises the buffers that each function's documentation names, until the
     // call is done, the group is, or the stream is synchronized.

@@ -3,6 +3,7 @@
 //! The suite `cuda` of scripts/test runs this with one, two and eight devices and different numbers
 //! of hardware queues. Where there is no driver, every test says so.
 
+mod ahead;
 mod bits;
 mod calls;
 mod capture;

@@ -6,10 +6,11 @@
 //! for nothing, between events of every rank's stream. Where ranks are several processes of one
 //! machine whose devices share memory, one process for each device launches ([`shared`]).
 //! Everywhere else a call goes through pinned host memory and the collectives of the processor
-//! ([`staging`]), which is right with any mixture of ranks. Only a company's kernels wait for work
-//! that may not be submitted yet.
+//! ([`staging`]), which is right with any mixture of ranks. Only a company's kernels, and streams
+//! that wait for the host ([`ahead`]), wait for work that may not be submitted yet.
 #![allow(unsafe_code)]
 
+mod ahead;
 mod calls;
 mod choice;
 mod company;
@@ -29,6 +30,7 @@ mod talk;
 mod trial;
 
 pub use messages::Posted;
+pub use staging::Given;
 
 use super::call::{Call, Extents};
 use super::introduction::forced_algorithm;
@@ -43,6 +45,7 @@ use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
+use ahead::{Place, Words};
 use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
@@ -59,6 +62,11 @@ pub(super) struct Gpu {
     kernels: Option<Arc<Kernels>>,
     /// Used by one operation at a time: whoever has the communicator's turn.
     staging: Mutex<Staging>,
+    /// Of calls whose streams wait for the host.
+    words: Arc<Words>,
+    /// Held by who gives a call to its stream and its host's part to the thread.
+    giving: Mutex<()>,
+    place: Place,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
     /// All ranks are on devices of this machine, in several processes.
@@ -167,9 +175,23 @@ impl Gpu {
                 seated.maker,
             );
         }
-        let staging = Mutex::new(Staging::new(&device)?);
+        let staging = Staging::new(&device)?;
+        let (words, staging) = (staging.words(), Mutex::new(staging));
+        let (giving, place) = (Mutex::new(()), Place::of(name, device.ordinal));
         let sharing = Mutex::new(Sharing::No);
-        Ok(Some(Gpu { device, rank, kernels, staging, desk, may_share, sharing, warning }))
+        Ok(Some(Gpu {
+            device,
+            rank,
+            kernels,
+            staging,
+            words,
+            giving,
+            place,
+            desk,
+            may_share,
+            sharing,
+            warning,
+        }))
     }
 
     /// Why its calls go through the host though they might not have to.
@@ -317,6 +339,9 @@ impl Gpu {
                 let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
                 return late.map_or(Ok(()), Err);
             }
+        }
+        if let Some(ran) = self.run_given(call, watch, on_host) {
+            return ran;
         }
         self.staging.lock().run(call, found, extents, watch, on_host)?;
         finished(call.order.settles && found.receives)

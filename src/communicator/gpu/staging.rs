@@ -1,8 +1,9 @@
 //! Calls on device memory through pinned host memory and the collectives of the processor.
 //!
 //! The input is copied to the host in the stream's order; when it has come the collective runs as
-//! any other; the result is copied back in the stream's order, and the call returns without waiting
-//! for that. The device never waits for another rank.
+//! any other; the result is copied back in the stream's order. Either the caller waits for the
+//! input and runs the collective, and no stream waits for another rank; or the stream is given
+//! both copies, with a wait for the host between them ([`ahead`](super::ahead)).
 //!
 //! Pinned memory is allocated by the first call that needs more than there is, at least twice as
 //! much as before, and is freed with the communicator only: to free it waits for every stream of
@@ -13,10 +14,13 @@
 use super::super::call::{Call, Extents};
 use super::super::watch::{OperationWatch, Watched};
 use super::Found;
-use crate::device::cuda::{Device, Event, Pinned, Recording, Stream, copy};
+use super::ahead::Words;
+use crate::device::cuda::{
+    Device, Event, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
+};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
-use crate::sync::atomic::Ordering::Acquire;
+use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::transport::wait::Watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,13 +46,84 @@ pub struct Staging {
     left: Event,
     /// Copies may have been given to streams that neither event stands for.
     is_loose: bool,
+    words: Arc<Words>,
+    /// The last call that was given to a stream whole.
+    last: u32,
+}
+
+/// A call whose stream waits for the host until this is dropped.
+pub struct Given {
+    words: Arc<Words>,
+    ticket: u32,
+}
+
+impl Given {
+    pub fn ticket(&self) -> u32 {
+        self.ticket
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        // Release: pairs with the stream's wait, whose copy comes after it.
+        self.words.done().store(self.ticket, Release);
+    }
 }
 
 impl Staging {
     pub fn new(device: &Arc<Device>) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = (event()?, event()?);
-        Ok(Staging { device: device.clone(), pinned: Vec::new(), arrived, left, is_loose: false })
+        let words = Arc::new(Words::new(Pinned::new(device, Words::BYTES)?));
+        let (device, pinned) = (device.clone(), Vec::new());
+        Ok(Staging { device, pinned, arrived, left, is_loose: false, words, last: 0 })
+    }
+
+    pub fn words(&self) -> Arc<Words> {
+        self.words.clone()
+    }
+
+    /// The next call that a stream is given whole.
+    pub fn ticket(&mut self) -> Given {
+        self.last = self.last.wrapping_add(1);
+        Given { words: self.words.clone(), ticket: self.last }
+    }
+
+    /// Give a call's stream all of it but the host's part, which is the call that is returned.
+    pub fn give<'a>(
+        &mut self,
+        call: &Call<'a>,
+        found: &Found,
+        extents: &Extents,
+        ticket: u32,
+    ) -> Result<Call<'a>> {
+        let stream = call.order.stream;
+        let input = if found.sends { extents.input } else { 0 };
+        let output = if found.receives { extents.output } else { 0 };
+        let start = input.next_multiple_of(64);
+        self.forsake();
+        let base = self.grown(start + output)?;
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        // The calls before this one have the memory until their results have left it.
+        wait(stream, &self.left)?;
+        self.is_loose = true;
+        self.copy_in(base, call.send, input, stream)?;
+        let address = |word: &AtomicU32| std::ptr::from_ref(word).expose_provenance() as u64;
+        // SAFETY: the words stay until `left` has passed.
+        unsafe {
+            write_value(&device, stream, address(self.words.come()), ticket)?;
+            wait_value(&device, stream, address(self.words.done()), ticket)?;
+        }
+        let result = base.wrapping_add(start);
+        if found.receives {
+            self.copy_out(call, result, output)?;
+        }
+        self.left.record(stream)?;
+        self.is_loose = false;
+        let send = if found.sends { base.cast_const() } else { call.send };
+        let recv = if found.receives { result } else { call.recv };
+        Ok(Call { send, recv, ..call.clone() })
     }
 
     /// Run `call` on the host: `on_host` is the collective there.
@@ -102,9 +177,24 @@ impl Staging {
     pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
         wait_for(&self.arrived, watch)?;
         wait_for(&self.left, watch)?;
+        self.forsake();
+        self.grown(bytes)
+    }
+
+    /// Give up the memory of copies that nothing stands for.
+    fn forsake(&mut self) {
         if std::mem::take(&mut self.is_loose) {
-            std::mem::forget(std::mem::take(&mut self.pinned));
+            self.give_up();
         }
+    }
+
+    fn give_up(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.pinned));
+        std::mem::forget(self.words.clone());
+    }
+
+    /// Memory of so many bytes: the last, or a larger one.
+    fn grown(&mut self, bytes: usize) -> Result<*mut u8> {
         let there = self.pinned.last().map_or(0, Pinned::bytes);
         if there == 0 || there < bytes {
             let size = bytes.max(2 * there).max(1).next_multiple_of(STEP);
@@ -192,7 +282,7 @@ impl Drop for Staging {
     /// aborted has left one on its stream. To free it would wait for that stream, however long.
     fn drop(&mut self) {
         if !self.pinned.is_empty() && !self.is_at_rest() {
-            std::mem::forget(std::mem::take(&mut self.pinned));
+            self.give_up();
         }
     }
 }
@@ -251,9 +341,14 @@ impl OperationWatch<'_> {
 
 /// Wait until an event's moment has passed.
 pub fn wait_for(event: &Event, watch: &dyn Guard) -> Result<()> {
+    wait_until(|| event.has_passed(), watch)
+}
+
+/// Wait until something is so.
+pub fn wait_until(is_so: impl Fn() -> Result<bool>, watch: &dyn Guard) -> Result<()> {
     let started = Instant::now();
     let mut looks = 0;
-    while !event.has_passed()? {
+    while !is_so()? {
         looks += 1;
         if looks < SPINS {
             std::hint::spin_loop();

@@ -1,6 +1,7 @@
 //! Host memory that is registered, and its words that streams write and wait for.
 
 use crate::failures::{break_with, broken};
+use crate::memory::BLOCKS;
 use crate::peers::ILLEGAL_ADDRESS;
 use crate::streams::{current, find};
 use crate::{ALREADY_REGISTERED, Answer, INVALID_VALUE, NOT_REGISTERED, lock};
@@ -43,7 +44,16 @@ pub fn address(start: *mut c_void) -> Answer<u64> {
 fn is_registered(address: u64) -> bool {
     let all = lock(&REGISTERED);
     let before = all.range(..=address).next_back();
-    before.is_some_and(|(start, bytes)| address + 4 <= start + *bytes as u64)
+    before.is_some_and(|(start, bytes)| address + 4 <= start + *bytes as u64) || is_pinned(address)
+}
+
+/// Whether an address is in host memory of the driver's own.
+fn is_pinned(address: u64) -> bool {
+    let all = lock(&BLOCKS);
+    let before = all.range(..=address).next_back();
+    before.is_some_and(|(start, block)| {
+        block.ordinal.is_none() && address + 4 <= start + block.bytes as u64
+    })
 }
 
 /// Let `work` have a word when its time comes, if it is registered then.

@@ -1,0 +1,167 @@
+//! Calls through the host that return at once: the stream has all of a call but the host's part.
+//!
+//! The stream is given the copy to pinned memory, a word to write when that has come, a wait for
+//! another word, and the copy back. The communicator's thread waits for the first word, runs the
+//! collective of the processor, and writes the second, whatever became of the call: with an error,
+//! an abort or at the deadline, the stream goes on.
+//!
+//! A stream that waits holds up what is behind it in its hardware queue. So a rank that shares its
+//! device with another one of its communicator, in its process, does not do this: the other one's
+//! copy, for which all wait, may be behind.
+#![allow(unsafe_code)]
+
+use super::super::call::{Call, Extents, Order};
+use super::super::deferred::OwnedCall;
+use super::super::group::{Action, Executor, Work};
+use super::super::watch::OperationWatch;
+use super::super::{Communicator, Error};
+use super::staging::{Given, Guard, wait_until};
+use super::{Found, Gpu, Sharing};
+use crate::device::cuda::Pinned;
+use crate::error::Result;
+use crate::fork::Shared;
+use crate::sync::atomic::{AtomicU32, Ordering::*};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// From one word to the next: a line of the widest cache, as one is polled by the processor.
+const LINE: usize = 128;
+
+/// What streams write and wait for, in pinned memory, which devices address as this process does.
+pub struct Words(Pinned);
+
+// SAFETY: the words are atomics.
+unsafe impl Sync for Words {}
+
+impl Words {
+    pub fn new(memory: Pinned) -> Words {
+        // SAFETY: two lines, which nobody else has.
+        unsafe { memory.pointer().write_bytes(0, 2 * LINE) };
+        Words(memory)
+    }
+
+    pub const BYTES: usize = 2 * LINE;
+
+    /// The last call whose input has come to the host.
+    pub fn come(&self) -> &AtomicU32 {
+        // SAFETY: aligned to a page, and zeroed.
+        unsafe { &*self.0.pointer().cast() }
+    }
+
+    /// The last call whose result the host has.
+    pub fn done(&self) -> &AtomicU32 {
+        // SAFETY: as above, one line further.
+        unsafe { &*self.0.pointer().add(LINE).cast() }
+    }
+
+    /// Wait until the input of a call has come.
+    fn wait(&self, ticket: u32, watch: &dyn Guard) -> Result<()> {
+        // Acquire: pairs with the stream's write, which comes after its copy.
+        wait_until(|| Ok(self.come().load(Acquire).wrapping_sub(ticket) as i32 >= 0), watch)?;
+        // An abort before the input came ends the call, too.
+        watch.look(Duration::ZERO)
+    }
+}
+
+/// The devices of this process that ranks of communicators are on: all ranks of one hold the same.
+static SEATS: Shared<BTreeMap<Seat, Weak<()>>> = Shared::new(BTreeMap::new());
+
+/// A communicator's name, and the number of a device.
+type Seat = (Vec<u8>, i32);
+
+/// A rank's hold of its communicator's place on a device.
+pub struct Place(Arc<()>);
+
+impl Place {
+    pub fn of(name: &[u8], ordinal: i32) -> Place {
+        let mut seats = SEATS.lock();
+        seats.retain(|_, seat| seat.strong_count() > 0);
+        let seat = seats.entry((name.to_vec(), ordinal)).or_default();
+        let place = seat.upgrade().unwrap_or_default();
+        *seat = Arc::downgrade(&place);
+        Place(place)
+    }
+
+    fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+impl Gpu {
+    /// Whether a call returns before the host has done its part.
+    fn is_ahead(&self, found: &Found, extents: &Extents) -> bool {
+        // What is in host memory is the caller's again when the call returns.
+        let is_all_here =
+            found.sends == (extents.input > 0) && found.receives == (extents.output > 0);
+        let goes_through_host =
+            self.desk.is_none() && !matches!(*self.sharing.lock(), Sharing::Works(_));
+        is_all_here
+            && (found.sends || found.receives)
+            && goes_through_host
+            && !self.place.is_shared()
+    }
+
+    /// The host's part of a call that a stream has already; whether this was one.
+    pub(super) fn run_given(
+        &self,
+        call: &Call,
+        watch: &OperationWatch,
+        on_host: &mut dyn FnMut(&Call) -> Result<()>,
+    ) -> Option<Result<()>> {
+        let ticket = call.order.ticket?;
+        Some(self.words.wait(ticket, watch).and_then(|()| on_host(call)))
+    }
+}
+
+impl Communicator {
+    /// Give a call to its stream, and the host's part of it to this communicator's thread, where
+    /// the call goes through the host; whether it does.
+    ///
+    /// # Safety
+    /// The buffers of `call` stay valid until its stream has passed it.
+    pub unsafe fn give(self: &Arc<Communicator>, call: &Call) -> Result<bool> {
+        let Some(gpu) = &self.gpu else { return Ok(false) };
+        self.check_process()?;
+        self.check()?;
+        let extents = call.extents(self.rank, self.nranks)?;
+        extents.check(call, self.rank)?;
+        let found = gpu.look(call, &extents)?;
+        if !gpu.is_ahead(&found, &extents) {
+            return Ok(false);
+        }
+        let worker = self.worker()?;
+        // The stream's order is the thread's.
+        let _one_order = gpu.giving.lock();
+        let mut staging = gpu.staging.lock();
+        let given = staging.ticket();
+        let staged = staging.give(call, &found, &extents, given.ticket());
+        drop(staging);
+        let moved = match staged {
+            Ok(moved) => moved,
+            Err(error) => {
+                let error = self.failed(error);
+                // Calls before this one have their results before their streams go on.
+                self.follow();
+                drop::<Given>(given);
+                return Err(error);
+            }
+        };
+        let order = Order { ticket: Some(given.ticket()), ..Order::default() };
+        let moved = Call { order, ..moved };
+        // SAFETY: pinned memory, which is the stream's and the thread's until both are through.
+        let owned = unsafe { OwnedCall::given(&moved, given) };
+        worker.submit(Work::one(Arc::clone(self), Action::Collective(owned)))?;
+        Ok(true)
+    }
+
+    /// Wait until this communicator's thread has run what it was given before.
+    pub(in super::super) fn follow(&self) {
+        if self.gpu.is_some()
+            && let Some(worker) = self.worker.get()
+        {
+            // Its errors are the communicator's, too. Its own thread does not wait for itself.
+            let _: Result<bool, Error> = worker.mark().and_then(|mark| worker.reached(mark, None));
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Calls through the host that return before their streams have come to them.
+
+use super::endings::is_alone;
+use super::fake;
+use super::streams::{Floats, sum};
+use super::support::config;
+use super::{Bench, ndevices};
+use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::config::{Config, Seat};
+use ringcomm::error::{Error, Result};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::sync::Arc;
+use std::thread::{scope, yield_now};
+
+fn ranks(seats: &[Seat], timeout_ms: u64) -> Vec<Arc<Communicator>> {
+    let config = Config { timeout_ms, ..config() };
+    let all = Communicator::init_all_on(seats, &config).unwrap();
+    all.into_iter().map(Arc::new).collect()
+}
+
+/// A sum in place on the rank's stream, as the C interface makes it.
+fn give(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<()> {
+    // SAFETY: the memory lives as long as the test.
+    unsafe { deferred::collective(comm, &sum(floats, bench), None) }
+}
+
+/// The same of a rank of the host, all of whose numbers are `value`.
+fn add(comm: &Communicator, count: usize, value: f32) -> Result<Vec<f32>> {
+    let mut values = vec![value; count];
+    let call = Call {
+        send: values.as_ptr().cast(),
+        recv: values.as_mut_ptr().cast(),
+        count,
+        ..Call::new(Collective::AllReduce, DataType::Float32)
+    };
+    // SAFETY: as many floats.
+    unsafe { comm.call(&call) }.map(|()| values)
+}
+
+fn hold(bench: &Bench) {
+    let _current = bench.device.enter().unwrap();
+    fake::hold(bench.stream.raw());
+}
+
+#[test]
+fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order() {
+    if !is_alone(
+        "ahead::a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order",
+    ) {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0), Seat::Host], 20_000);
+    let bench = Bench::new(0);
+    let floats = Floats::new(&bench, &[0.0; 3000]);
+    let (before, between) = ([1.0; 3000], [5.0; 3000]);
+    hold(&bench);
+    floats.write(&bench, &before);
+    give(&ranks[0], &floats, &bench).unwrap();
+    give(&ranks[0], &floats, &bench).unwrap();
+    floats.write(&bench, &between);
+    give(&ranks[0], &floats, &bench).unwrap();
+    fake::release();
+    for want in [11.0, 21.0, 15.0] {
+        assert_eq!(add(&ranks[1], 3000, 10.0).unwrap(), [want; 3000]);
+    }
+    assert_eq!(floats.read(&bench), [15.0; 3000]);
+}
+
+#[test]
+fn calls_on_changing_streams_have_the_communicators_order() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ndevices = ndevices().min(3);
+    let mut seats: Vec<Seat> = (0..ndevices).map(|one| Seat::Device(one as i32)).collect();
+    seats.push(Seat::Host);
+    let ranks = ranks(&seats, 60_000);
+    let nranks = seats.len() as f32;
+    let rounds = [1, 1000, 40_000, 7, 2_000_000, 1000, 64];
+    scope(|scope| {
+        for (ordinal, comm) in ranks[..ndevices].iter().enumerate() {
+            scope.spawn(move || {
+                let benches = [Bench::new(ordinal as i32), Bench::new(ordinal as i32)];
+                let new = |count| Floats::new(&benches[0], &vec![1.0; count]);
+                let all = rounds.map(new);
+                for (round, floats) in all.iter().enumerate() {
+                    let bench = &benches[round % 2];
+                    give(comm, floats, bench).unwrap();
+                    give(comm, floats, bench).unwrap();
+                }
+                for (round, floats) in all.iter().enumerate() {
+                    let want = (nranks - 1.0) * nranks + 1.0;
+                    assert!(floats.read(&benches[round % 2]).iter().all(|value| *value == want));
+                }
+            });
+        }
+        for count in rounds {
+            add(&ranks[ndevices], count, 1.0).unwrap();
+            add(&ranks[ndevices], count, 1.0).unwrap();
+        }
+    });
+}
+
+/// Where the stream of one rank would wait before what the other's has to do.
+#[test]
+fn ranks_that_share_a_device_wait_on_the_host() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0), Seat::Device(0), Seat::Host], 60_000);
+    scope(|scope| {
+        for comm in &ranks[..2] {
+            scope.spawn(move || {
+                let bench = Bench::new(0);
+                let floats = Floats::new(&bench, &[1.0; 500]);
+                give(comm, &floats, &bench).unwrap();
+                assert_eq!(floats.read(&bench), [3.0; 500]);
+            });
+        }
+        add(&ranks[2], 500, 1.0).unwrap();
+    });
+}
+
+/// The error that a rank is told of after its call.
+fn error_of(comm: &Communicator) -> Error {
+    loop {
+        match comm.async_error() {
+            Some(error) => return error,
+            None => yield_now(),
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_never_comes_is_told_later_and_goes_on() {
+    if !is_alone("ahead::a_stream_that_never_comes_is_told_later_and_goes_on") {
+        return;
+    }
+    for aborts in [false, true] {
+        let ranks = ranks(&[Seat::Device(0), Seat::Host], if aborts { 60_000 } else { 4000 });
+        let bench = Bench::new(0);
+        let floats = Floats::new(&bench, &[1.0; 16]);
+        hold(&bench);
+        give(&ranks[0], &floats, &bench).unwrap();
+        give(&ranks[0], &floats, &bench).unwrap();
+        if aborts {
+            ranks[0].abort();
+        }
+        let error = error_of(&ranks[0]);
+        match aborts {
+            true => assert!(matches!(error, Error::Aborted { .. }), "{error}"),
+            false => assert!(error.to_string().contains("for its own stream"), "{error}"),
+        }
+        fake::release();
+        bench.stream.synchronize().unwrap();
+        assert!(give(&ranks[0], &floats, &bench).is_err());
+        assert!(add(&ranks[1], 16, 1.0).is_err());
+    }
+}
+
+#[test]
+fn a_peer_that_aborts_lets_the_stream_go_on() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+    let bench = Bench::new(0);
+    let floats = Floats::new(&bench, &[1.0; 16]);
+    give(&ranks[0], &floats, &bench).unwrap();
+    ranks[1].abort();
+    bench.stream.synchronize().unwrap();
+    assert!(error_of(&ranks[0]).to_string().contains("rank 1"));
+}
+
+#[test]
+fn a_copy_that_is_refused_is_told_at_once_and_holds_no_stream() {
+    if !is_alone("ahead::a_copy_that_is_refused_is_told_at_once_and_holds_no_stream") {
+        return;
+    }
+    // To the host, and back.
+    for nth in [1, 2] {
+        let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+        let bench = Bench::new(0);
+        let floats = Floats::new(&bench, &[1.0; 16]);
+        fake::fail("cuMemcpyAsync", nth, 1);
+        let error = give(&ranks[0], &floats, &bench).unwrap_err().to_string();
+        fake::fail("", 0, 0);
+        assert!(error.contains("copying 64 bytes"), "{error}");
+        bench.stream.synchronize().unwrap();
+        assert!(add(&ranks[1], 16, 1.0).is_err());
+    }
+}
