@@ -4,7 +4,7 @@
 
 Every process has a group of each backend, and the two take turns within each round, so that both
 see the same machine. A time of all_reduce is the median of the rounds, of the slowest rank, of
-calls in a block; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18
+calls in a block; also of a tensor in memory that the ranks share; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18
 (11.7 million parameters) under DistributedDataParallel whose gradients are views of its buckets, beside
 the same step with buckets that are filled but not sent: what is left after taking that away is
 communication that was not hidden, and the processor's time that it took on a rank's threads. The step
@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [4, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 SYSTEMS = ["ringcomm", "gloo"]
+IN_SHARED = "ringcomm, tensor of empty_shared"
 SHARED = "ringcomm, shared buckets"
 #: Ways to make a training step; with the last two nothing is sent.
 KINDS = [SHARED, *SYSTEMS, "unsent", "no buckets"]
@@ -62,14 +63,17 @@ def calls_for(group, tensor):
 
 
 def all_reduce(groups, rounds, say):
+    from ringcomm.torch import empty_shared
+
     rows = []
     for size in SIZES:
-        tensor = torch.zeros(size // 4)
-        counts = {name: calls_for(group, tensor) for name, group in groups.items()}
+        cases = {name: (group, torch.zeros(size // 4)) for name, group in groups.items()}
+        cases[IN_SHARED] = groups["ringcomm"], empty_shared(size // 4)
+        counts = {name: calls_for(*case) for name, case in cases.items()}
         for index in range(rounds):
-            order = SYSTEMS if index % 2 == 0 else SYSTEMS[::-1]
+            order = list(cases)[:: 1 if index % 2 == 0 else -1]
             for name in order:
-                taken = block(groups[name], tensor, counts[name])
+                taken = block(*cases[name], counts[name])
                 rows.append(
                     {
                         "what": "all_reduce",
@@ -173,15 +177,17 @@ def table(rows, ranks):
     rows = [row for row in rows if row["ranks"] == ranks]
     lines = [
         f"dist.all_reduce, float32 sum, in place, {ranks} processes",
-        f"{'bytes':>10} {'ringcomm us':>12} {'gloo us':>12} {'gloo / ringcomm':>16}",
+        f"{'bytes':>10} {'ringcomm us':>12} {'gloo us':>12} {'gloo / ringcomm':>16} "
+        f"{'empty_shared us':>16}",
     ]
     for size in SIZES:
         times = [
             statistics.median(rounds_of(rows, name, "us", what="all_reduce", bytes=size))
-            for name in SYSTEMS
+            for name in [*SYSTEMS, IN_SHARED]
         ]
         lines.append(
-            f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x"
+            f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x "
+            f"{times[2]:>16.1f}"
         )
     if any(row["what"] == "step" for row in rows):
         lines += step_table(rows, ranks)

@@ -1,4 +1,4 @@
-"""Buckets of DistributedDataParallel in shared memory: the same training, where others see it."""
+"""Tensors and DistributedDataParallel's buckets in shared memory: the same, where others see it."""
 
 import pytest
 import torch
@@ -42,6 +42,20 @@ def exported(address, nbytes):
             if low <= address and address + nbytes <= high:
                 return line.split()[1].endswith("s")
     return False
+
+
+def tensors(rank):
+    shared = ringcomm.torch.empty_shared(3, 1000, dtype=torch.float64)
+    assert shared.shape == (3, 1000) and not shared.any()
+    assert exported(shared.data_ptr(), shared.numel() * 8)
+    shared += rank + 1
+    dist.all_reduce(shared)
+    assert (shared == 3).all()
+    single, none = ringcomm.torch.empty_shared(), ringcomm.torch.empty_shared(0, 5)
+    assert single.shape == () and none.shape == (0, 5) and single.dtype == torch.float32
+    place = shared.data_ptr()
+    del shared
+    assert not exported(place, 1)
 
 
 def as_without(rank):
@@ -105,8 +119,8 @@ def refused(rank):
 
 @pytest.mark.parametrize(
     "function",
-    [as_without, of_what_is_not_used, with_uneven_ranks, refused],
+    [tensors, as_without, of_what_is_not_used, with_uneven_ranks, refused],
     ids=lambda function: function.__name__,
 )
-def test_shared_buckets(function):
+def test_shared(function):
     run(RANKS, function)

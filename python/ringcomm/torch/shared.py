@@ -1,16 +1,17 @@
-"""DistributedDataParallel whose buckets lie in memory that the ranks of a machine share.
+"""Tensors, and the buckets of DistributedDataParallel, in memory that the ranks of a machine share.
 
-torch allocates buckets where other processes cannot see them, so that an all-reduce goes through
-slots: copied in by one rank, out by another, each waiting for the other every few hundred KiB. In
-shared memory a rank adds where its peers' gradients lie, and two meetings are all that it waits for.
+torch allocates where other processes cannot see, so that an all-reduce goes through slots: copied in
+by one rank, out by another, each waiting for the other every few hundred KiB. In shared memory a
+rank adds where its peers' values lie, and two meetings are all that it waits for.
 
-torch has no place for another allocator, but with `gradient_as_bucket_view` each of its views of a
-bucket is some parameter's gradient. So the first time that a bucket comes by, it and those
-gradients are given new memory; they stay the tensors that torch holds.
+torch's buckets have no place for another allocator, but with `gradient_as_bucket_view` each of its
+views of a bucket is some parameter's gradient. So the first time that a bucket comes by, it and
+those gradients are given new memory; they stay the tensors that torch holds.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Set, Tuple
 
 import torch
@@ -18,6 +19,18 @@ import torch.distributed as dist
 
 from ..memory import Memory
 from .group import Group
+
+
+def empty_shared(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor on the CPU, of zeros, in memory that the other ranks of the machine reach directly.
+
+    Collectives on it copy less. It goes when nothing uses it any more.
+    """
+    count = math.prod(size)
+    if count == 0:
+        return torch.zeros(size, dtype=dtype)
+    memory = Memory(count * torch.empty((), dtype=dtype).element_size())
+    return torch.frombuffer(memory.view(), dtype=dtype, count=count).view(size)
 
 
 def share_buckets(model: Any) -> None:
@@ -71,9 +84,7 @@ class _SharedBuckets:
         views = _views(buffer, [parameter.grad for parameter in bucket.parameters()])
         if not views:
             return
-        memory = Memory(buffer.numel() * buffer.element_size()).view()
-        moved = torch.frombuffer(memory, dtype=buffer.dtype, count=buffer.numel())
-        moved.copy_(buffer)
+        moved = empty_shared(buffer.numel(), dtype=buffer.dtype).copy_(buffer)
         for view, offset in views:
             view.data = moved.as_strided(view.size(), view.stride(), offset)
         buffer.data = moved
