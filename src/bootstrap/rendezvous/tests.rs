@@ -2,7 +2,7 @@
 //! mixture.
 
 use super::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::collections::HashMap;
 
 type Variables = Vec<(&'static str, &'static str)>;
