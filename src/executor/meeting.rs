@@ -10,9 +10,10 @@ use super::direct::{Direct, Place, Used};
 use super::host::{Buffers, move_bytes};
 use super::links::Links;
 use crate::device::host::{Job, Reduction};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::Watch;
+use std::time::Duration;
 
 /// Where a rank's buffers are, as its peers are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,15 +154,8 @@ pub unsafe fn try_run(
         let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
         all &= is_reachable(&theirs, program);
         if all && program.touches.contains(&peer) {
-            // A region that a peer announces is mapped here and holds its buffer, unless the
-            // machine is out of memory maps or the announcement is false.
-            room.bases[peer] = resolve(&theirs, &program.used[peer]).ok_or_else(|| {
-                crate::error::Error::Internal(format!(
-                    "rank {} cannot map the memory that rank {peer} registered, or it does not \
-                     hold the whole buffer that rank {peer} announced in it",
-                    links.rank
-                ))
-            })?;
+            let found = resolve(&theirs, &program.used[peer]);
+            room.bases[peer] = found.map_or_else(|| Err(unmapped(links, peer, watch)), Ok)?;
         }
     }
     if all {
@@ -179,6 +173,20 @@ pub unsafe fn try_run(
         }
     }
     Ok(all)
+}
+
+/// Why a region that a peer announced is not mapped here, or does not hold its buffer. A peer that
+/// has failed since has given it up; else the machine is out of memory maps, or the announcement is
+/// false.
+#[cold]
+fn unmapped(links: &Links, peer: usize, watch: &dyn Watch) -> Error {
+    watch.check(peer, Duration::ZERO).err().unwrap_or_else(|| {
+        Error::Internal(format!(
+            "rank {} cannot map the memory that rank {peer} registered, or it does not hold the \
+             whole buffer that rank {peer} announced in it",
+            links.rank
+        ))
+    })
 }
 
 /// Whether the rank's buffers have addresses for its peers, and the program suits them.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use support::holdings::Holdings;
 use support::processes::{Crew, Ranks, Seat};
 use support::samples::mixed;
-use support::{Prepared, Random, config, exchange};
+use support::{Prepared, Random, config, exchange, names_another, names_who_is_missing};
 
 /// The longest that an operation or a meeting may wait: a packet that is lost several times comes
 /// after seconds.
@@ -211,30 +211,31 @@ impl Run {
         if asked("RINGCOMM_FIRST").is_some() {
             println!("{self:?}: {ends:#?}");
         }
-        for (rank, End { error, .. }) in ends.iter().enumerate() {
-            assert!(self.is_named(rank, error, cut), "{self:?}: rank {rank}: {error}");
+        for (rank, end) in ends.iter().enumerate() {
+            let error = &end.error;
+            assert!(self.is_named(rank, end, cut), "{self:?}: rank {rank}: {error}");
         }
         ends
     }
 
     /// Whether this is what a rank may say of such a run.
-    fn is_named(&self, rank: usize, error: &str, cut: Option<(usize, Instant)>) -> bool {
+    fn is_named(&self, rank: usize, end: &End, cut: Option<(usize, Instant)>) -> bool {
+        let (error, nranks) = (&end.error, self.hosts.len());
+        // Who has not met has made no call.
+        let missing = end.calls == 0 && names_who_is_missing(error, rank, nranks);
         let alone = self.hosts.iter().all(|host| *host == self.hosts[0]);
         match self.trouble {
             _ if alone => error.is_empty(),
             Trouble::Resets | Trouble::Loss(20) => {
-                // The root of a meeting is no rank, but the process that made the id.
-                let names = ["rank ", "root", "missing", "unique id"];
-                error.is_empty() || names.iter().any(|name| error.contains(name))
+                error.is_empty() || missing || names_another(error, rank, nranks)
             }
             Trouble::Partition => {
                 let (silent, _) = cut.expect("somebody was cut off");
-                let met = !["root", "missing", "unique id"].iter().any(|name| error.contains(name));
                 let across = |other: &usize| {
                     (self.hosts[*other] == silent) != (self.hosts[rank] == silent)
                         && error.contains(&format!("rank {other} "))
                 };
-                !met || (0..self.hosts.len()).any(|other| across(&other))
+                missing || (0..nranks).any(|other| across(&other))
             }
             // TCP makes good for all of it.
             _ => error.is_empty(),

@@ -9,6 +9,7 @@ pub mod oracle;
 
 pub mod case;
 pub mod data;
+pub mod delays;
 pub mod device;
 pub mod exchange;
 pub mod forks;
@@ -18,6 +19,7 @@ pub mod processes;
 pub mod samples;
 pub mod scratch;
 pub mod threads;
+pub mod work;
 
 pub use case::{Case, Prepared};
 pub use data::{Data, Random};
@@ -56,4 +58,21 @@ pub fn calm(nranks: usize) -> Config {
     std::fs::write(&fresh, costs.to_text()).expect("a profile");
     std::fs::rename(&fresh, &path).expect("a profile");
     Config { profile: Some(path.to_string_lossy().into_owned()), ..config() }
+}
+
+/// Whether the error of a rank says which other rank it is about.
+pub fn names_another(text: &str, rank: usize, nranks: usize) -> bool {
+    (0..nranks).filter(|other| *other != rank).any(|other| {
+        let name = format!("rank {other}");
+        text.split(&name).skip(1).any(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+    })
+}
+
+/// Whether the error of a rank that has not met the others says who is missing, or that the
+/// meeting's root is, which is no rank but the process that made the id.
+pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize) -> bool {
+    let listed = text.split_once("missing: [").is_some_and(|(_, list)| !list.starts_with(']'));
+    listed
+        || ["root", "unique id"].iter().any(|name| text.contains(name))
+        || names_another(text, rank, nranks)
 }

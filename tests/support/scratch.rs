@@ -3,6 +3,7 @@
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
+use ringcomm::transport::exports;
 use ringcomm::types::DataType;
 
 /// Elements of the buffers of [`Scratch`], for each rank.
@@ -10,13 +11,25 @@ pub const ROOM: usize = 20_000;
 
 /// Buffers for calls whose results do not matter.
 pub struct Scratch {
-    pub send: Vec<f32>,
-    pub recv: Vec<f32>,
+    pub send: &'static mut [f32],
+    pub recv: &'static mut [f32],
+    /// In memory that other processes map, and read and write themselves.
+    mapped: bool,
 }
 
 impl Scratch {
     pub fn new(nranks: usize) -> Scratch {
-        Scratch { send: vec![1.0; ROOM * nranks], recv: vec![0.0; ROOM * nranks] }
+        let zeroed = || Box::leak(vec![0.0; ROOM * nranks].into_boxed_slice());
+        Scratch { send: zeroed(), recv: zeroed(), mapped: false }
+    }
+
+    pub fn mapped(nranks: usize) -> Scratch {
+        let zeroed = || {
+            let address = exports::allocate(ROOM * nranks * size_of::<f32>()).expect("memory");
+            // SAFETY: so many zeroed bytes on a page of their own, until they are released.
+            unsafe { std::slice::from_raw_parts_mut(address.cast(), ROOM * nranks) }
+        };
+        Scratch { send: zeroed(), recv: zeroed(), mapped: true }
     }
 
     pub fn call(&mut self, collective: Collective, count: usize) -> Call<'static> {
@@ -25,6 +38,19 @@ impl Scratch {
             recv: self.recv.as_mut_ptr().cast(),
             count,
             ..Call::new(collective, DataType::Float32)
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for buffer in [&mut self.send, &mut self.recv] {
+            let slice = &raw mut **buffer;
+            match self.mapped {
+                true => exports::release(slice.cast()).expect("it was allocated"),
+                // SAFETY: leaked by `new`, and nobody has it any more.
+                false => drop(unsafe { Box::from_raw(slice) }),
+            }
         }
     }
 }
