@@ -4,11 +4,12 @@
 
 Every process has a group of each backend, and the two take turns within each round, so that both
 see the same machine. A time of all_reduce is the median of the rounds, of the slowest rank, of
-calls in a block; also of a tensor in memory that the ranks share; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18
-(11.7 million parameters) under DistributedDataParallel whose gradients are views of its buckets, beside
-the same step with buckets that are filled but not sent: what is left after taking that away is
-communication that was not hidden, and the processor's time that it took on a rank's threads. The step
-without buckets (`no_sync`) shows what those cost by themselves, on every backend.
+calls in a block; also of a tensor in memory that the ranks share; the ratio is the median of the
+rounds' ratios. The training step is of a ResNet-18 (11.7 million parameters) under
+DistributedDataParallel whose gradients are views of its buckets, beside the same step with buckets
+that are filled but not sent: what is left after taking that away is communication that was not
+hidden, and the processor's time that it took on a rank's threads. The step without buckets
+(`no_sync`) shows what those cost by themselves, on every backend.
 """
 
 import argparse

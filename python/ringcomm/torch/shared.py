@@ -1,7 +1,7 @@
 """Tensors, and the buckets of DistributedDataParallel, in memory that the ranks of a machine share.
 
-torch allocates where other processes cannot see, so that an all-reduce goes through slots: copied in
-by one rank, out by another, each waiting for the other every few hundred KiB. In shared memory a
+torch allocates where other processes cannot see, so that an all-reduce goes through slots: copied
+in by one rank, out by another, each waiting for the other every few hundred KiB. In shared memory a
 rank adds where its peers' values lie, and two meetings are all that it waits for.
 
 torch's buckets have no place for another allocator, but with `gradient_as_bucket_view` each of its
