@@ -242,7 +242,7 @@ def peers():
 
 def python():
     """The Python package: its wheel, built and installed; its tests, types and documentation."""
-    tools = venv("numpy<3", "ml_dtypes<1", "pytest<10", "mypy<3", "mkdocs<2")
+    tools = venv("numpy<3", "ml_dtypes<1", "jax<1", "pytest<10", "mypy<3", "mkdocs<2")
     return [Command("scripts/test-python", str(tools))]
 
 

@@ -4,10 +4,12 @@
 
 Every process has a group of each backend, and the two take turns within each round, so that both
 see the same machine. A time of all_reduce is the median of the rounds, of the slowest rank, of
-calls in a block; the ratio is the median of the rounds' ratios. The training step is of a ResNet-18
-(11.7 million parameters) under DistributedDataParallel, beside the same step with buckets that are
-filled and emptied but not sent: what is left after taking that away is communication that was not
-hidden. The step without buckets (`no_sync`) shows what those cost by themselves, on every backend.
+calls in a block; also of a tensor in memory that the ranks share; the ratio is the median of the
+rounds' ratios. The training step is of a ResNet-18 (11.7 million parameters) under
+DistributedDataParallel whose gradients are views of its buckets, beside the same step with buckets
+that are filled but not sent: what is left after taking that away is communication that was not
+hidden, and the processor's time that it took on a rank's threads. The step without buckets
+(`no_sync`) shows what those cost by themselves, on every backend.
 """
 
 import argparse
@@ -32,6 +34,10 @@ from torch.nn.parallel import DistributedDataParallel
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [4, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 SYSTEMS = ["ringcomm", "gloo"]
+IN_SHARED = "ringcomm, tensor of empty_shared"
+SHARED = "ringcomm, shared buckets"
+#: Ways to make a training step; with the last two nothing is sent.
+KINDS = [SHARED, *SYSTEMS, "unsent", "no buckets"]
 #: Seconds that a block of calls takes, about.
 BLOCK_S = 0.15
 
@@ -58,14 +64,17 @@ def calls_for(group, tensor):
 
 
 def all_reduce(groups, rounds, say):
+    from ringcomm.torch import empty_shared
+
     rows = []
     for size in SIZES:
-        tensor = torch.zeros(size // 4)
-        counts = {name: calls_for(group, tensor) for name, group in groups.items()}
+        cases = {name: (group, torch.zeros(size // 4)) for name, group in groups.items()}
+        cases[IN_SHARED] = groups["ringcomm"], empty_shared(size // 4)
+        counts = {name: calls_for(*case) for name, case in cases.items()}
         for index in range(rounds):
-            order = SYSTEMS if index % 2 == 0 else SYSTEMS[::-1]
+            order = list(cases)[:: 1 if index % 2 == 0 else -1]
             for name in order:
-                taken = block(groups[name], tensor, counts[name])
+                taken = block(*cases[name], counts[name])
                 rows.append(
                     {
                         "what": "all_reduce",
@@ -81,13 +90,18 @@ def all_reduce(groups, rounds, say):
 
 def step_times(groups, rounds, batch):
     """Milliseconds of a training step, of the slowest rank, with each backend and with none."""
-    torch.manual_seed(0)
-    models = {
-        name: DistributedDataParallel(resnet.resnet18(), process_group=group)
-        for name, group in groups.items()
-    }
+    from ringcomm.torch import share_buckets
+
+    def model_of(**settings):
+        torch.manual_seed(0)
+        settings = {"gradient_as_bucket_view": True, **settings}
+        return DistributedDataParallel(resnet.resnet18(), **settings)
+
+    models = {name: model_of(process_group=group) for name, group in groups.items()}
+    models[SHARED] = model_of(process_group=groups["ringcomm"])
+    share_buckets(models[SHARED])
     # Broadcasts of buffers are communication, too.
-    models["unsent"] = DistributedDataParallel(resnet.resnet18(), broadcast_buffers=False)
+    models["unsent"] = model_of(broadcast_buffers=False)
     models["unsent"].register_comm_hook(None, unsent)
     optimizers = {name: torch.optim.SGD(model.parameters(), 0.01) for name, model in models.items()}
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
@@ -96,23 +110,25 @@ def step_times(groups, rounds, batch):
         model, optimizer = models[name], optimizers[name]
         dist.barrier(groups["gloo"])
         begin = time.perf_counter()
+        used = time.process_time()
         optimizer.zero_grad()
         with nullcontext() if buckets else model.no_sync():
             torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-        spent = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        spent = [time.perf_counter() - begin, time.process_time() - used]
+        spent = torch.tensor(spent, dtype=torch.float64)
         dist.all_reduce(spent, op=dist.ReduceOp.MAX, group=groups["gloo"])
-        return spent.item() * 1e3
+        return [1e3 * each for each in spent.tolist()]
 
     rows = []
-    kinds = [*SYSTEMS, "unsent", "no buckets"]
-    for index in range(-2, rounds):
-        shift = index % len(kinds)
-        for name in kinds[shift:] + kinds[:shift]:
+    for index in range(-3, rounds):
+        shift = index % len(KINDS)
+        for name in KINDS[shift:] + KINDS[:shift]:
             buckets = name != "no buckets"
-            taken = step(name if buckets else "unsent", buckets)
+            taken, used = step(name if buckets else "unsent", buckets)
             if index >= 0:
-                rows.append({"what": "step", "round": index, "system": name, "ms": taken})
+                row = {"what": "step", "round": index, "system": name, "ms": taken, "cpu": used}
+                rows.append(row)
     return rows
 
 
@@ -162,30 +178,42 @@ def table(rows, ranks):
     rows = [row for row in rows if row["ranks"] == ranks]
     lines = [
         f"dist.all_reduce, float32 sum, in place, {ranks} processes",
-        f"{'bytes':>10} {'ringcomm us':>12} {'gloo us':>12} {'gloo / ringcomm':>16}",
+        f"{'bytes':>10} {'ringcomm us':>12} {'gloo us':>12} {'gloo / ringcomm':>16} "
+        f"{'empty_shared us':>16}",
     ]
     for size in SIZES:
         times = [
             statistics.median(rounds_of(rows, name, "us", what="all_reduce", bytes=size))
-            for name in SYSTEMS
+            for name in [*SYSTEMS, IN_SHARED]
         ]
         lines.append(
-            f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x"
+            f"{size:>10} {times[0]:>12.1f} {times[1]:>12.1f} {ratio_of(rows, size):>15.1f}x "
+            f"{times[2]:>16.1f}"
         )
-    kinds = [*SYSTEMS, "unsent", "no buckets"]
-    steps = {name: rounds_of(rows, name, "ms", what="step") for name in kinds}
-    if steps["unsent"]:
-        own, other, quiet, plain = (statistics.median(steps[name]) for name in kinds)
-        exposed = [
-            statistics.median(sent - kept for sent, kept in zip(steps[name], steps["unsent"]))
-            for name in SYSTEMS
+    if any(row["what"] == "step" for row in rows):
+        lines += step_table(rows, ranks)
+    return lines
+
+
+def step_table(rows, ranks):
+    """What a step took, and how much more than a step that sends nothing."""
+    lines = [
+        f"training step of a ResNet-18, {ranks} processes, gradient_as_bucket_view=True, ms",
+        f"{'':>24} {'step':>7} {'CPU time':>9} {'more than unsent':>17} {'CPU time':>9}",
+    ]
+    columns = {
+        name: [rounds_of(rows, name, value, what="step") for value in ("ms", "cpu")]
+        for name in KINDS
+    }
+    for name in KINDS:
+        times = [statistics.median(column) for column in columns[name]]
+        more = [
+            statistics.median(sent - kept for sent, kept in zip(column, unsent))
+            for column, unsent in zip(columns[name], columns["unsent"])
         ]
-        lines += [
-            f"training step of a ResNet-18, {ranks} processes, ms: ringcomm {own:.1f}, gloo "
-            f"{other:.1f}, without sending {quiet:.1f}, without buckets {plain:.1f}",
-            f"communication that is not hidden, ms: ringcomm {exposed[0]:.1f}, gloo "
-            f"{exposed[1]:.1f}",
-        ]
+        lines.append(
+            f"{name:>24} {times[0]:>7.1f} {times[1]:>9.1f} {more[0]:>17.1f} {more[1]:>9.1f}"
+        )
     return lines
 
 

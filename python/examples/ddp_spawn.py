@@ -1,4 +1,4 @@
-"""DistributedDataParallel without a launcher: the program starts its ranks, who meet in its store.
+"""DistributedDataParallel without a launcher: the program starts its ranks, who meet at tcp://.
 
 python ddp_spawn.py --ranks 2
 """
@@ -18,8 +18,8 @@ def worker(rank, port, args):
     """One rank."""
     # A launcher would say so: as many threads as leaves each rank a core.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.ranks))
-    store = dist.TCPStore("127.0.0.1", port, args.ranks, is_master=False)
-    dist.init_process_group(args.backend, store=store, rank=rank, world_size=args.ranks)
+    url = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(args.backend, init_method=url, rank=rank, world_size=args.ranks)
     train(args, "DDP by mp.spawn")
     dist.destroy_process_group()
 
@@ -28,10 +28,9 @@ def main():
     """Start the ranks, and wait for them."""
     parser = digits.options(__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--port", type=int, default=29500, help="where rank 0 listens")
     args = parser.parse_args()
-    # The store takes a port that is free, and stays there until the ranks have ended.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(worker, (store.port, args), nprocs=args.ranks)
+    mp.spawn(worker, (args.port, args), nprocs=args.ranks)
 
 
 if __name__ == "__main__":

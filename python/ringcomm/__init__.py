@@ -20,8 +20,22 @@ and hosts.
 - Nothing hangs: a dead rank, one that does not come and one that makes another call end in a
   `RingError` that names it.
 - The GIL is released in every call of the library.
-- `ringcomm.torch` is a backend of `torch.distributed`, with tools for training; `ringcomm.horovod`
-  is Horovod's interface, for PyTorch, TensorFlow and Keras.
+- `python -m ringcomm.run -np 4 python program.py` starts a program as ranks, on several hosts too;
+  `python -m ringcomm.perf` measures.
+
+Training goes on it in these ways:
+
+- PyTorch: `import ringcomm.torch`, then `init_process_group("ringcomm")`, and all of
+  `torch.distributed` works as it is: DistributedDataParallel, FSDP2, ZeRO, DTensor, checkpoints.
+- `ringcomm.torch` has tools of its own: `DataParallel` for many devices in one process,
+  `reduce_gradients` for hand-written loops, `convert_sync_batchnorm`, and `share_buckets`, with
+  which DistributedDataParallel takes less of the processors.
+- `ringcomm.horovod.torch`, `.tensorflow` and `.tensorflow.keras` are Horovod's interface.
+- Everything else: `Communicator` on arrays of NumPy, JAX (as inputs), CuPy and others.
+
+The documentation is in `docs/python` of the repository: begin with `index.md` and `tutorial.md`; on
+PyTorch `pytorch.md` and `training.md`; who comes from elsewhere reads `from-nccl.md`, `from-gloo.md`
+or `from-horovod.md`; `api.md` lists every name, and `errors.md` what goes wrong and what to do.
 """
 
 from ._native import Collective, DataType, Protection, ReduceOp, Result, version

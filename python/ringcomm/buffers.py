@@ -285,7 +285,13 @@ def _contiguous(shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]], item
 
 
 def _memory(buffer: Any, write: bool) -> Buffer:
-    view = memoryview(buffer)
+    try:
+        view = memoryview(buffer)
+    except BufferError as why:
+        # JAX has the protocol, but not for types that it has no letter for, as bfloat16.
+        if hasattr(buffer, "__dlpack__"):
+            return _dlpack(buffer, write)
+        raise unfit(buffer, str(why)) from None
     if not view.c_contiguous:
         raise unfit(buffer, NOT_CONTIGUOUS.format("bytes(...) or a copy"))
     if write and view.readonly:

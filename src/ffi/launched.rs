@@ -32,9 +32,10 @@ use std::ffi::{c_char, c_int};
 /// with it. Without one, only ranks of one machine meet.
 ///
 /// `*comm` is written on success. Errors: `ringInvalidArgument` for NULL, a URL that is none, and
-/// where nothing says rank, number of ranks or place (the text says what was found and what is
-/// missing); `ringInvalidUsage` for another host without a secret; `ringTimeout` where not all
-/// ranks came in time; and those of `ringCommInitRankConfig`.
+/// where variables do not say rank, number of ranks and place (the text says what was found and
+/// what is missing); `ringInvalidUsage` where no launcher says anything, and for another host
+/// without a secret; `ringTimeout` where not all ranks came in time; and those of
+/// `ringCommInitRankConfig`.
 ///
 /// # Safety
 /// `comm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `url` is NULL or a C
@@ -88,8 +89,9 @@ fn given(raw: c_int, what: &str) -> Result<Option<usize>> {
 /// does not fit is cut off, and a NUL closes it. Where only a URL could say where to meet, the text
 /// says so. Each pointer may be NULL. They are written on success.
 ///
-/// Errors: `ringInvalidArgument` where nothing says rank and number of ranks; the text of
-/// `ringGetLastError` says what was found and what is missing.
+/// Errors: `ringInvalidUsage` where no launcher's variables are set, `ringInvalidArgument` where
+/// they do not say rank and number of ranks; the text of `ringGetLastError` says what was found and
+/// what is missing.
 ///
 /// # Safety
 /// `rank`, `nranks` and `localRank` are NULL or have room for an `int`, `text` is NULL or has room

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import platform
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from .. import launch
 from ..communicator import Communicator
-from ..errors import RingArgumentError
+from ..errors import RingUsageError
 
 # What the modules of all frameworks have.
 __all__ = [
@@ -20,9 +22,6 @@ _PAGE = (
     "what of Horovod is here, and what takes the place of the rest, is in "
     "docs/python/from-horovod.md"
 )
-
-#: What the library says where the environment names no rank, nor half of one.
-_NO_LAUNCHER = "no launcher's variables are set"
 
 
 class Job:
@@ -66,10 +65,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 def _launched() -> Communicator:
     try:
         launch.launcher()
-    except RingArgumentError as error:
-        # Variables that say half of it are a mistake, and said to be one.
-        if _NO_LAUNCHER not in str(error):
-            raise
+    except RingUsageError:
+        # Variables that say half of it are a mistake, and another error says so.
         return launch.init(nranks=1)
     return launch.init()
 
@@ -138,6 +135,25 @@ def _built() -> bool:
 
 mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = _built
 nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = _built
+
+
+def without_process_sets(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which says of Horovod's `process_set` what to do instead."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        if "process_set" in named:
+            raise ValueError(f"{function.__name__}() takes no process_set here; {_PAGE}")
+        return function(*arguments, **named)
+
+    return called
+
+
+def refuse_process_sets(module: Dict[str, Any], names: List[str]) -> None:
+    """Give the functions of these names in a module an answer to `process_set`."""
+    for name in names:
+        if inspect.isfunction(module[name]):
+            module[name] = without_process_sets(module[name])
 
 
 def missing(module: str, name: str) -> AttributeError:

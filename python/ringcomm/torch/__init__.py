@@ -16,6 +16,7 @@ from .data_parallel import DataParallel
 from .gradients import Compression, broadcast_parameters, reduce_gradients
 from .group import DEVICES, Group, create
 from .metrics import all_gather_object, broadcast_object, reduce_mean
+from .shared import empty_shared, share_buckets
 from .sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
@@ -27,9 +28,11 @@ __all__ = [
     "broadcast_object",
     "broadcast_parameters",
     "convert_sync_batchnorm",
+    "empty_shared",
     "reduce_gradients",
     "reduce_mean",
     "register",
+    "share_buckets",
 ]
 
 

@@ -60,3 +60,9 @@ def ranks():
             comm.abort()
         except ringcomm.RingError:
             pass
+
+
+@pytest.fixture
+def one(ranks):
+    """A communicator of one rank."""
+    return ranks(1)[0]

@@ -12,11 +12,6 @@ import ringcomm
 from ringcomm import DataType, buffers
 
 
-@pytest.fixture
-def one(ranks):
-    return ranks(1)[0]
-
-
 class Interface:
     """Only `__array_interface__`."""
 

@@ -137,6 +137,9 @@ def refusals():
                 getattr(module, name)
     with pytest.raises(ImportError, match="from-horovod"):
         from ringcomm.horovod.tensorflow import elastic  # noqa: F401
+    for call in (hvd.allreduce, hvd.DistributedGradientTape, khvd.DistributedOptimizer):
+        with pytest.raises(ValueError, match="no process_set here.*from-horovod"):
+            call(None, process_set=None)
     with pytest.raises(ValueError, match="gradient_accumulation_steps"):
         khvd.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=2)
     with pytest.raises(ValueError, match="not scaled"):

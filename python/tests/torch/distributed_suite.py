@@ -21,6 +21,11 @@ from pathlib import Path
 import torch
 
 
+#: What passed with 2 ranks, by release; in 2.15 the same tests as on gloo
+#: (`benches/results/distributed-test-2026-11-21.txt`).
+PASSED = {"2.7": 90, "2.15": 90}
+
+
 class Answering(str):
     """A backend's name that also answers to gloo's."""
 
@@ -127,6 +132,11 @@ def name_of(test):
     return test.id().rsplit(".", 1)[1]
 
 
+def least_of(version):
+    """How many tests pass under a release of torch, as far as that has been seen."""
+    return PASSED.get(".".join(version.split(".")[:2]), 1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="ringcomm")
@@ -154,7 +164,10 @@ def main():
     )
     if options.output:
         Path(options.output).write_text("\n".join(result.lines) + "\n")
-    return 1 if failed or not result.passed else 0
+    least = 1 if options.names or options.ranks != 2 else least_of(module.torch.__version__)
+    if result.passed < least:
+        print(f"FAILED: {result.passed} tests passed, and at least {least} should")
+    return 1 if failed or result.passed < least else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run, with_free_port
+from ports import with_free_port
+from ranks import run
 
 import ringcomm
 from ringcomm.torch.group import HAS_INNER

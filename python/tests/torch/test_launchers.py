@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from ranks import with_free_port
+from ports import with_free_port
 
 PROGRAM = """
 import os, torch, torch.distributed as dist

@@ -116,6 +116,8 @@ def uneven(rank):
     model(torch.ones(2, 4))
     means = [torch.zeros(4) for _ in range(RANKS)]
     dist.all_gather(means, model.module[1].running_mean)
+    # A forward pass begins with rank 0's, which had seen zeros where the other had seen ones.
+    assert means[0].any() and torch.equal(means[0], means[1])
 
 
 def sharded_optimizer(rank):

@@ -4,7 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+PYTHON = Path(__file__).resolve().parents[2]
+
 # Before torch is loaded: as the launchers set it, so that matrices are multiplied in the same
 # order.
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path[:0] = [str(PYTHON / "examples"), str(PYTHON / "tests")]

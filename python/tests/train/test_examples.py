@@ -27,6 +27,7 @@ from launching import (
     started,
     weights,
 )
+from ports import with_free_port
 
 #: How far float32 and float64 carry two orders of adding, over the examples' 45 steps.
 FLOAT32, FLOAT64 = 1e-4, 1e-12
@@ -39,11 +40,12 @@ def settings(*words, **more):
     return args
 
 
-def check_output(output, name, ranks=2):
-    """One line says how fast it was."""
+def check_output(output, error, name, ranks="2 ranks"):
+    """One line says how fast it was, and before that one bar for each epoch how far."""
     lines = [line for line in output.splitlines() if "samples per second" in line]
     assert len(lines) == 1, output
-    assert re.search(rf"{re.escape(name)} on {ranks} ranks: \d+ samples per second", lines[0])
+    assert re.search(rf"{re.escape(name)} on {ranks}: \d+ samples per second", lines[0])
+    assert re.findall(r"\[#{30}\] epoch (\d)/3", error) == ["1", "2", "3"], error
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +63,29 @@ def test_parts_of_a_batch_are_the_batch(by_parts):
 
 def test_data_parallel(tmp_path):
     words = ["--devices", "3", "--double", "--save", "w"]
-    run([sys.executable, EXAMPLES / "data_parallel.py", *words], tmp_path)
+    output, error = run([sys.executable, EXAMPLES / "data_parallel.py", *words], tmp_path)
+    check_output(output, error, "DataParallel of 3 devices", "1 rank")
     expected = digits.alone(settings("--double"))
     assert difference(weights(tmp_path / "w"), expected) < FLOAT64
 
 
 def test_ddp_under_ringrun(tmp_path, by_parts):
     output, error = run([*ringrun("-np", "2"), EXAMPLES / "ddp.py", "--save", "w"], tmp_path)
-    check_output(output, "DDP")
-    assert "#" * 30 + "] epoch 3/3" in error
+    check_output(output, error, "DDP")
     assert same_bits(weights(tmp_path / "w"), by_parts)
 
 
 def test_ddp_under_torchrun(tmp_path, by_parts):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    output, _ = run([*words, EXAMPLES / "ddp.py", "--save", "w"], tmp_path)
-    check_output(output, "DDP")
+    output, error = run([*words, EXAMPLES / "ddp.py", "--save", "w"], tmp_path)
+    check_output(output, error, "DDP")
     assert same_bits(weights(tmp_path / "w"), by_parts)
 
 
 def test_ddp_by_spawn(tmp_path):
     words = [sys.executable, EXAMPLES / "ddp_spawn.py", "--ranks", "4", "--save", "w"]
-    output, _ = run(words, tmp_path)
-    check_output(output, "DDP by mp.spawn", 4)
+    output, error = with_free_port(lambda port: run([*words, "--port", port], tmp_path))
+    check_output(output, error, "DDP by mp.spawn", "4 ranks")
     assert same_bits(weights(tmp_path / "w"), digits.alone(settings(), shards=4))
 
 
@@ -96,20 +98,21 @@ def test_slurm_and_a_file(tmp_path, by_parts):
     ]
     outputs = [rank.communicate(timeout=MOST_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    check_output(outputs[0], "DDP under Slurm")
+    check_output(outputs[0], outputs[0], "DDP under Slurm")
     assert same_bits(weights(tmp_path / "w"), by_parts)
 
 
 def test_horovod_style_with_accumulation(tmp_path):
     words = [EXAMPLES / "horovod_style.py", "--update-cycle", "3", "--double", "--save", "w"]
-    output, _ = run([*ringrun("-np", "2"), *words], tmp_path)
-    check_output(output, "Horovod-style")
+    output, error = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, error, "Horovod-style")
     assert difference(weights(tmp_path / "w"), digits.alone(settings("--double"))) < FLOAT64
 
 
 def test_horovod_style_compressed(tmp_path):
     words = [EXAMPLES / "horovod_style.py", "--compression", "fp16", "--save", "w"]
-    run([*ringrun("-np", "2"), *words], tmp_path)
+    output, error = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, error, "Horovod-style")
     # Every gradient was rounded to 11 bits: a thousandth of weights that are about 1.
     assert 0 < difference(weights(tmp_path / "w"), digits.alone(settings())) < 1e-2
 
@@ -117,8 +120,8 @@ def test_horovod_style_compressed(tmp_path):
 def test_a_script_of_horovods(tmp_path):
     words = [EXAMPLES / "horovod_script.py", "--save", "w", "--double"]
     words += ["--batches-per-allreduce", "3"]
-    output, _ = run([*ringrun("-np", "2"), *words], tmp_path)
-    check_output(output, "Horovod's script")
+    output, error = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, error, "Horovod's script")
     expected = digits.alone(settings("--double"))
     assert difference(weights(tmp_path / "w"), expected) < FLOAT64
     x, y = digits.data(settings("--double"))[1].tensors
@@ -128,7 +131,8 @@ def test_a_script_of_horovods(tmp_path):
 
 def test_a_script_of_horovods_compressed(tmp_path):
     words = [EXAMPLES / "horovod_script.py", "--save", "w", "--fp16-allreduce"]
-    run([*ringrun("-np", "2"), *words], tmp_path)
+    output, error = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, error, "Horovod's script")
     assert 0 < difference(weights(tmp_path / "w"), digits.alone(settings())) < 1e-2
 
 
@@ -137,19 +141,20 @@ def test_mixed_precision(tmp_path, precision):
     exact = precision == "none"
     words = [EXAMPLES / "mixed_precision.py", "--precision", precision, "--save", "w"]
     words += ["--double"] if exact else []
-    output, _ = run([*ringrun("-np", "2"), *words], tmp_path)
-    check_output(output, f"mixed precision ({precision})")
+    output, error = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, error, f"mixed precision ({precision})")
     args = settings(*["--double"] if exact else [])
     low = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     expected = digits.alone(args, model=digits.network(args, batchnorm=True), autocast=low)
-    # bf16 has 8 bits, fp16 11; what is rounded differently once grows over 45 steps.
-    tolerance = {"none": 1e-10, "bf16": 0.1, "fp16": 0.02}[precision]
+    # bf16 has 8 bits, fp16 11; what is rounded differently once grows over 45 steps. Statistics of
+    # half a batch would differ by 0.18.
+    tolerance = {"none": 1e-10, "bf16": 0.02, "fp16": 0.02}[precision]
     assert difference(weights(tmp_path / "w"), expected) < tolerance
 
 
 def test_warmup(tmp_path):
-    output, _ = run([*ringrun("-np", "2"), EXAMPLES / "warmup.py", "--save", "w"], tmp_path)
-    check_output(output, "DDP with warm-up")
+    output, error = run([*ringrun("-np", "2"), EXAMPLES / "warmup.py", "--save", "w"], tmp_path)
+    check_output(output, error, "DDP with warm-up")
     rates = [warmup.rate_at(step, 0.05, 2, 20) for step in (0, 10, 20, 99)]
     assert rates == pytest.approx([0.05, 0.075, 0.1, 0.1])
     expected = digits.alone(
@@ -162,7 +167,7 @@ def test_evaluation_and_a_restart(tmp_path, by_parts):
     words = [EXAMPLES / "evaluation.py", "--kill-in-epoch", "2", "--save", "w"]
     output, error = run([*ringrun("-np", "2", "--max-restarts", "1"), *words], tmp_path)
     assert "SIGKILL" in error and "starting the job anew" in error
-    check_output(output, "DDP with evaluation")
+    check_output(output, error, "DDP with evaluation")
     # It went on from the checkpoint: no epoch is done twice, and the weights are those of one run.
     epochs = re.findall(r"epoch (\d): loss ([\d.]+), accuracy ([\d.]+)", output)
     assert [epoch for epoch, _, _ in epochs] == ["1", "2", "3"]

@@ -1,6 +1,7 @@
 """`ringcomm.horovod.torch`, called as programs that were written for Horovod call it."""
 
 import copy
+import inspect
 import subprocess
 import sys
 
@@ -149,6 +150,11 @@ def refusals():
         from ringcomm.horovod.torch import elastic  # noqa: F401
     with pytest.raises(ValueError, match="from-horovod"):
         hvd.init(process_sets="dynamic")
+    tensor = torch.ones(1)
+    for call in (hvd.allreduce, hvd.allgather, hvd.broadcast_object, hvd.DistributedOptimizer):
+        with pytest.raises(ValueError, match=f"{call.__name__}.* no process_set.*from-horovod"):
+            call(tensor, process_set=None)
+    assert hvd.allreduce.__doc__ and "tensor" in inspect.signature(hvd.allreduce).parameters
     with pytest.raises(ValueError, match="neither"):
         hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0), op=hvd.Max)
     with pytest.raises(ValueError, match="op alone"):

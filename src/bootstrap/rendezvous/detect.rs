@@ -181,8 +181,12 @@ fn of_environment(
     let asked = only.map_or("no launcher's variables are set".to_string(), |only| {
         format!("no variable of {only} is set")
     });
-    let seen = if incomplete.is_empty() { asked } else { incomplete.join("; ") };
-    Err(Error::argument(format!(
+    // Who may go on without a launcher must not take half of what one says for none.
+    let (error, seen): (fn(String) -> Error, _) = match incomplete.is_empty() {
+        true => (Error::usage, asked),
+        false => (Error::argument, incomplete.join("; ")),
+    };
+    Err(error(format!(
         "nothing says which rank this is: {seen}. Give rank and number of ranks, or start the \
          program with ringrun, torchrun, mpirun or srun, or set RINGCOMM_RANK, RINGCOMM_NRANKS and \
          RINGCOMM_ADDRESS=host:port"

@@ -2,7 +2,7 @@
 //! mixture.
 
 use super::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::collections::HashMap;
 
 type Variables = Vec<(&'static str, &'static str)>;
@@ -255,6 +255,9 @@ fn values_that_are_no_ranks_are_named() {
     assert!(text.contains("2147483648 ranks"), "{text}");
     let text = refusal(&[("RANK", ""), ("WORLD_SIZE", " ")]);
     assert!(text.contains("nothing says which rank this is: no launcher"), "{text}");
+    // No launcher at all is told from half of what one says by the kind of the error.
+    assert!(matches!(with(&[], None, None, None), Err(Error::InvalidUsage(_))));
+    assert!(matches!(with(&[("RANK", "1")], None, None, None), Err(Error::InvalidArgument(_))));
 }
 
 #[test]

@@ -33,6 +33,7 @@ __all__ = [
     "allgather", "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object",
     "broadcast_variables", "grouped_allreduce",
 ]  # fmt: skip
+_job.refuse_process_sets(globals(), __all__)
 __all__ += _job.__all__
 
 

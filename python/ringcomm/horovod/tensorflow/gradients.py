@@ -7,6 +7,7 @@ from typing import Any, List, Optional, Sequence
 import tensorflow as tf
 
 from ..._native import ReduceOp
+from ..job import without_process_sets
 from ..operations import Average, linear
 from .calls import allreduce, grouped_allreduce
 
@@ -46,6 +47,7 @@ class DistributedGradientTape:
     travel together.
     """
 
+    @without_process_sets
     def __init__(
         self,
         gradtape: tf.GradientTape,

@@ -47,6 +47,7 @@ class Distributed:
         return super().apply(self._exchange.all(list(grads)), trainable_variables)
 
 
+@_job.without_process_sets
 def DistributedOptimizer(
     optimizer: Any,
     name: Optional[str] = None,
@@ -79,6 +80,7 @@ def DistributedOptimizer(
     return made
 
 
+@_job.without_process_sets
 def allreduce(
     value: Any,
     name: Optional[str] = None,

@@ -53,6 +53,7 @@ __all__ = [
     "broadcast_parameters", "grouped_allreduce", "grouped_allreduce_", "poll", "reducescatter",
     "synchronize",
 ]  # fmt: skip
+_job.refuse_process_sets(globals(), __all__)
 __all__ += _job.__all__
 
 

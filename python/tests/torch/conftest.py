@@ -1,0 +1,6 @@
+"""Helpers of all suites of tests can be imported."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
