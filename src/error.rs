@@ -80,7 +80,7 @@ pub enum Error {
     /// A broken invariant of the library itself.
     Internal(String),
     /// Two ranks made different calls under one sequence number.
-    Mismatch { rank: usize, mine: Operation, peer: Who, theirs: Operation },
+    Mismatch { rank: usize, mine: Operation, peer: Who, theirs: Box<Operation> },
     /// A peer's process is gone.
     PeerDied { rank: usize, peer: Who, operation: Option<Operation> },
     /// The deadline passed while waiting for `peer`.

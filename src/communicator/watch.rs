@@ -268,7 +268,7 @@ impl<'a> OperationWatch<'a> {
 
     fn mismatch(&self, peer: usize, mine: Operation, theirs: Operation) -> Error {
         let (rank, peer) = (self.watched.pages.rank, self.watched.who(peer));
-        Error::Mismatch { rank, mine, peer, theirs }
+        Error::Mismatch { rank, mine, peer, theirs: Box::new(theirs) }
     }
 
     /// The fingerprint of this operation, a collective.
