@@ -1,7 +1,8 @@
 // What the kernel takes to move bytes both ways at once over loopback TCP, without a library.
 //
-//     cc -O2 -o /tmp/floor benches/loopback/floor.c && /tmp/floor
+//     cc -O2 -o /tmp/floor benches/loopback/floor.c && /tmp/floor [BYTES]
 //
+// With BYTES: only so many, in pieces of 127 KiB through one socket.
 // Two processes on cores 0 and 1 send each other so many bytes and receive as many, without ever
 // sleeping: the bound for any exchange that goes through one socket per direction or one for both.
 // `zerocopy` sends with MSG_ZEROCOPY, and takes the kernel's completions before it ends. `one piece`
@@ -120,7 +121,11 @@ static void measure(size_t bytes, size_t piece, int sockets, enum how how) {
     free(from), free(to);
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    if (count == 2) {
+        measure(strtoull(arguments[1], NULL, 10), 127 << 10, 1, COPY);
+        return 0;
+    }
     printf("    bytes    piece sockets  send         min us median us\n");
     static const size_t sizes[] = {64 << 10, 1 << 20, 64 << 20};
     static const size_t pieces[] = {64 << 10, 127 << 10, 512 << 10};

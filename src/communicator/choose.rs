@@ -242,6 +242,12 @@ fn crossing(
         Ok::<f64, Error>(started.elapsed().as_secs_f64() * 1e6)
     };
     for _ in 0..round_trips {
+        // No wait here is so long that it would look, but all of them are on a busy machine, and
+        // the others wait.
+        let reason = unless.and_then(|unless| unless());
+        if let Some(trouble) = reason.or_else(|| communicator.watched.trouble()) {
+            return Err(communicator.failed(trouble));
+        }
         let order = if rank == 0 { [send, recv] } else { [recv, send] };
         let (first, second) = (timed(order[0])?, timed(order[1])?);
         best.half_trip_us = best.half_trip_us.min((first + second) / 2.0);

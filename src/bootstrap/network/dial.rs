@@ -154,10 +154,12 @@ impl<S: super::stream::Stream> Dialling<S> {
     fn through(&mut self, now: Instant, keys: Keys) -> Arrival<S> {
         let address = self.current();
         let pausing = State::Pausing { until: now };
-        let State::Shaking { stream, .. } = std::mem::replace(&mut self.state, pausing) else {
+        let shaken = std::mem::replace(&mut self.state, pausing);
+        let State::Shaking { stream, since, .. } = shaken else {
             unreachable!("keys come from a handshake")
         };
-        Arrival { stream, greeting: self.greeting.clone(), keys, address }
+        let took = now.saturating_duration_since(since);
+        Arrival { stream, greeting: self.greeting.clone(), keys, address, took }
     }
 
     fn failure(&self, now: Instant) -> Error {

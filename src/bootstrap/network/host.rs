@@ -82,9 +82,9 @@ impl<N: Network> Host<N> {
     /// Somebody came through the gate for the meeting.
     pub fn admit(&mut self, arrival: Arrival<N::Stream>, now: Instant) {
         debug_assert_eq!(arrival.greeting.purpose, Purpose::Meet);
-        let greeting = arrival.greeting.clone();
+        let (greeting, took) = (arrival.greeting.clone(), arrival.took);
         let link = self.connect(arrival);
-        self.role.on(Event::Came { link, greeting }, now);
+        self.role.on(Event::Came { link, greeting, took }, now);
     }
 
     fn connect(&mut self, arrival: Arrival<N::Stream>) -> Link {

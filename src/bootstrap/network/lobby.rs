@@ -36,6 +36,8 @@ pub struct Arrival<S> {
     pub greeting: Greeting,
     pub keys: Keys,
     pub address: SocketAddr,
+    /// How long its handshake took.
+    pub took: Duration,
 }
 
 struct Caller<S> {
@@ -144,8 +146,9 @@ impl<S: Stream> Lobby<S> {
                 let greeting = caller.handshake.greeting().cloned();
                 let greeting = greeting.expect("a gate has keys only after a greeting");
                 self.tally.proved += 1;
-                let Caller { stream, address, .. } = caller;
-                proved.push(Arrival { stream, greeting, keys, address });
+                let Caller { stream, address, since, .. } = caller;
+                let took = now.saturating_duration_since(since);
+                proved.push(Arrival { stream, greeting, keys, address, took });
             }
             Ok(None) if self.is_elsewhere(&caller.handshake) => self.tally.refused += 1,
             Ok(None) if now >= caller.since + PROOF_TIME => self.tally.evicted += 1,

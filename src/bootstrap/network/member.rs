@@ -197,7 +197,7 @@ impl Member {
             return;
         }
         match event {
-            Event::Came { link, greeting } => {
+            Event::Came { link, greeting, .. } => {
                 let who = Party { rank: greeting.rank, pid: greeting.lane };
                 self.visitors.push((link, who));
             }

@@ -13,9 +13,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long a contact that was cut off before it had said anything may take to come again: it dials
-/// at once, and a first packet that is lost is sent again after a second.
-const RETURN_TIME: Duration = Duration::from_millis(1500);
+/// How long a contact that was cut off before it had said anything may take to come again: as long
+/// as a busy machine may keep a process from running, and its handshake (which it makes again,
+/// after half of one to learn of the cut and one to connect) a few times over. A wide network's
+/// handshake takes a third of a second.
+fn return_time(handshake: Duration) -> Duration {
+    (Duration::from_millis(40) + 4 * handshake).min(Duration::from_millis(1500))
+}
 
 /// What the root knows of a rank that has come.
 struct Known {
@@ -23,6 +27,8 @@ struct Known {
     /// Drawn by the rank's process, so that a second process under its number is found out.
     note: u64,
     link: Link,
+    /// How long its handshake took.
+    took: Duration,
     state: State,
     gate: Vec<SocketAddr>,
     /// How many came before it.
@@ -97,6 +103,7 @@ impl Registry {
             who: me,
             note: 0,
             link: 0,
+            took: Duration::ZERO,
             state: State::Attached,
             gate: Vec::new(),
             order: 0,
@@ -216,7 +223,7 @@ impl Registry {
             return;
         }
         match event {
-            Event::Came { link, greeting } => self.came(link, &greeting, now),
+            Event::Came { link, greeting, took } => self.came(link, &greeting, took, now),
             Event::Said { link, message } => self.heard(link, message, now),
             Event::Lost { link } => self.lost(link, now),
             Event::Garbled { link, why } => {
@@ -232,7 +239,7 @@ impl Registry {
         self.known.get(rank).map(|known| known.who)
     }
 
-    fn came(&mut self, link: Link, greeting: &Greeting, now: Instant) {
+    fn came(&mut self, link: Link, greeting: &Greeting, took: Duration, now: Instant) {
         let (rank, note) = (greeting.rank, greeting.note);
         let who = Party { rank, pid: greeting.lane };
         self.links.insert(link, rank);
@@ -255,8 +262,17 @@ impl Registry {
             return;
         }
         let (state, order) = (State::Greeted, usize::MAX);
-        let known =
-            Known { who, note, link, state, gate: Vec::new(), order, payload: None, done: false };
+        let known = Known {
+            who,
+            note,
+            link,
+            took,
+            state,
+            gate: Vec::new(),
+            order,
+            payload: None,
+            done: false,
+        };
         self.known.insert(rank, known);
     }
 
@@ -293,7 +309,7 @@ impl Registry {
         };
         let Party { rank, pid } = known.who;
         match known.state {
-            State::Greeted => self.suspects.push((now + RETURN_TIME, rank)),
+            State::Greeted => self.suspects.push((now + return_time(known.took), rank)),
             State::Sent => self.fail(Failure::Died { rank, pid }),
             State::Attached if self.below.who(link).is_some() => {
                 self.fail(Failure::Died { rank, pid });
@@ -400,3 +416,7 @@ impl Registry {
 pub fn margin(remaining: Duration) -> Duration {
     (remaining / 10).min(Duration::from_secs(1))
 }
+
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;

@@ -30,7 +30,7 @@ use crate::bootstrap::wire::Failure;
 use crate::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Children of the root and of every rank. Larger is fewer rounds, smaller is fewer copies of the
 /// table that one rank sends.
@@ -45,6 +45,8 @@ pub enum Event {
     Came {
         link: Link,
         greeting: Greeting,
+        /// How long its handshake took.
+        took: Duration,
     },
     /// What was dialled let us in.
     Reached {

@@ -79,11 +79,16 @@ impl<N: Network> Plane<N> {
         }
     }
 
-    /// Whether there is still to be a connection with somebody who lives.
+    /// Whether there is still to be a connection with somebody who is there. Behind a gate that
+    /// refuses nobody is, dead or not.
     fn misses_links(&self) -> bool {
         let is_missed = |peer: &usize| {
             let gossip = &self.gossip;
-            !gossip.is_linked(*peer) && !gossip.has_left(*peer) && !gossip.is_gone(*peer)
+            let is_there = self.neighbours[*peer].refused.is_none();
+            is_there
+                && !gossip.is_linked(*peer)
+                && !gossip.has_left(*peer)
+                && !gossip.is_gone(*peer)
         };
         self.gossip.neighbours().iter().any(is_missed)
     }

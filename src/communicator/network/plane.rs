@@ -262,7 +262,7 @@ impl<N: Network> Plane<N> {
     }
 
     fn link(&mut self, peer: usize, arrival: Arrival<N::Stream>) {
-        let Arrival { stream, greeting, keys, address } = arrival;
+        let Arrival { stream, greeting, keys, address, .. } = arrival;
         if self.gossip.is_linked(peer) && greeting.note < self.neighbours[peer].number {
             // Made before the one that there is, and let in after it.
             return;

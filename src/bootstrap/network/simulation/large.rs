@@ -157,7 +157,7 @@ impl Job {
                 let nranks = self.ranks.len() as u32;
                 let (rank, lane, note) = (from as u32, from as u32, from as u64);
                 let greeting = Greeting { purpose, rank, to, nranks, lane, note };
-                self.feed(whom, Event::Came { link: theirs, greeting });
+                self.feed(whom, Event::Came { link: theirs, greeting, took: Duration::ZERO });
             }
             What::Reached { link, peer, theirs } => {
                 self.compute(whom, HANDSHAKE);

@@ -1,0 +1,66 @@
+use super::super::greeting::{ANYONE, Purpose};
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A root whose first contact, rank 1, took so long to prove itself and is cut off at `now`.
+fn cut_off(took_ms: u64, now: Instant) -> (Registry, Event) {
+    let (purpose, to) = (Purpose::Meet, ANYONE);
+    let greeting = Greeting { purpose, rank: 1, to, nranks: 2, lane: 77, note: 5 };
+    let came = |link| Event::Came {
+        link,
+        greeting: greeting.clone(),
+        took: Duration::from_millis(took_ms),
+    };
+    let mut root = Registry::apart(1, now, PATIENCE);
+    root.on(came(1), now);
+    root.on(Event::Lost { link: 1 }, now);
+    (root, came(2))
+}
+
+#[test]
+fn a_contact_that_is_cut_off_has_time_to_come_again_by_what_its_handshake_took() {
+    let now = Instant::now();
+    for (took_ms, at_least_ms, at_most_ms) in [(1, 40, 50), (300, 1200, 1500), (900, 1400, 1500)] {
+        let after = |ms| now + Duration::from_millis(ms);
+        let (mut root, again) = cut_off(took_ms, now);
+        root.tick(after(at_least_ms));
+        assert!(root.outcome().is_none(), "{took_ms} ms");
+        root.on(again, after(at_least_ms));
+        root.tick(after(at_most_ms));
+        assert!(root.outcome().is_none(), "it has come again");
+        let (mut root, _) = cut_off(took_ms, now);
+        assert!(root.next_deadline().is_some_and(|at| at <= after(at_most_ms)));
+        root.tick(after(at_most_ms));
+        let outcome = root.outcome().expect("an outcome").as_ref().unwrap_err();
+        assert!(outcome.error.to_string().contains("rank 1"), "{}", outcome.error);
+    }
+}
+
+#[test]
+fn the_tree_is_as_deep_as_the_logarithm_says() {
+    let now = Instant::now();
+    // Whole levels below the root of an arity of eight, one rank more, and the largest of meetings.
+    for (nranks, depth) in [(9, 1), (10, 2), (73, 2), (74, 3), (585, 3), (100_000, 6)] {
+        let me = Party { rank: 0, pid: 1 };
+        let mut root = Registry::of(me, nranks, &[], now, now + PATIENCE);
+        let mut depths = vec![0; nranks];
+        for rank in 1..nranks as u32 {
+            let link = u64::from(rank);
+            let (purpose, to, nranks) = (Purpose::Meet, ANYONE, nranks as u32);
+            let greeting = Greeting { purpose, rank, to, nranks, lane: rank, note: link };
+            root.on(Event::Came { link, greeting, took: Duration::ZERO }, now);
+            let here = Message::Here { pid: rank, remaining_ms: 60_000, addresses: Vec::new() };
+            root.on(Event::Said { link, message: here }, now);
+            let parent = root.take_actions().iter().find_map(|action| match action {
+                Action::Say { message: Message::Place { parent, .. }, .. }
+                | Action::Say { message: Message::Adopted { parent, .. }, .. } => Some(parent.rank),
+                _ => None,
+            });
+            depths[rank as usize] = depths[parent.expect("a place") as usize] + 1;
+        }
+        assert_eq!(depths.iter().max(), Some(&depth), "{nranks} ranks");
+        // Eight children each: one level more than the logarithm at most.
+        assert!(depth <= nranks.ilog(ARITY) + 1);
+    }
+}
