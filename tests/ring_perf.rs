@@ -330,7 +330,7 @@ fn a_damaged_profile_is_refused_with_its_line_and_reason() {
     }
     expect(2, &format!("-t 2 --profile /nowhere/machine.profile {SMALL}"));
     expect(2, &format!("--profile {path} --save-profile {path}"));
-    expect(1, "--save-profile /nowhere/machine.profile");
+    expect(2, "--save-profile /nowhere/machine.profile");
 }
 
 /// Between processes what runs depends on the memory: the explanation tells what has run, and what

@@ -300,6 +300,10 @@ impl Failure {
                 missing.truncate(nranks);
                 Error::Missing { nranks, missing, waited_ms }
             }
+            Failure::Died { rank, .. } if rank as usize == me => Error::System {
+                what: format!("the meeting's root lost its connection with rank {me}, which lives"),
+                errno: libc::ECONNRESET,
+            },
             Failure::Died { rank, pid } => {
                 Error::PeerDied { rank: me, peer: who(rank, pid), operation: None }
             }

@@ -114,6 +114,10 @@ impl Watch for Progress<'_> {
     fn broken(&self, peer: usize, why: &str) -> Error {
         self.watch.broken(peer, why)
     }
+
+    fn unexpected(&self, peer: usize, expected: &Stamp, come: &Stamp) -> Option<Error> {
+        self.watch.unexpected(peer, expected, come)
+    }
 }
 
 /// A step that copies one piece to or from other machines, without slots where there are none in

@@ -273,16 +273,36 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    struct NoWatch;
+    /// Rank 1 has sent all that it will; whether it has died since.
+    struct After {
+        a_death: bool,
+    }
 
-    impl Watch for NoWatch {
-        fn check(&self, _: usize, _: Duration) -> Result<()> {
-            Err(Error::Internal("nobody else is there to wait for".into()))
+    impl Watch for After {
+        fn check(&self, peer: usize, waited: Duration) -> Result<()> {
+            match (self.a_death, waited.is_zero()) {
+                (true, _) => Err(Error::usage(format!("rank {peer} died"))),
+                (false, true) => Ok(()),
+                (false, false) => panic!("nobody else is there to wait for"),
+            }
         }
     }
 
     #[test]
     fn a_buffer_that_cannot_be_reached_whole_is_not_touched() {
+        let false_claim = "does not hold the whole buffer that rank 1 announced";
+        for (watch, text) in [
+            (After { a_death: false }, false_claim),
+            // It has given its memory up.
+            (After { a_death: true }, "rank 1 died"),
+        ] {
+            let error = meet_a_buffer_that_is_not_whole(&watch).to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    /// What comes of a claim of rank 1's that does not resolve; nothing is touched.
+    fn meet_a_buffer_that_is_not_whole(watch: &After) -> Error {
         let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
         let segments: Vec<_> =
             (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
@@ -298,7 +318,7 @@ mod tests {
         let stamp = Stamp { fingerprint: 1, source: 1, ..Stamp::default() };
         let claim = Invitation { input_region: 5, output_region: 5, ..Invitation::default() };
         // SAFETY: `invite` writes inside the slot it reserved.
-        unsafe { invite(0, &claim, &mut theirs, &stamp, &NoWatch).unwrap() };
+        unsafe { invite(0, &claim, &mut theirs, &stamp, watch).unwrap() };
         let (input, mut output) = ([7u8; 8], [0u8; 16]);
         let buffers = Buffers {
             input: input.as_ptr(),
@@ -325,14 +345,13 @@ mod tests {
                 &mut mine,
                 &mut room,
                 &stamp,
-                &NoWatch,
+                watch,
             )
         };
-        let text = ran.unwrap_err().to_string();
-        assert!(text.contains("does not hold the whole buffer that rank 1 announced"), "{text}");
         let needed = program.used[1];
         assert_eq!(needed.input.max(needed.output), if needed.output > 0 { 16 } else { 8 });
         assert_eq!(asked, [(claim, needed)]);
         assert_eq!(output, [0; 16]);
+        ran.unwrap_err()
     }
 }
