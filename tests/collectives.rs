@@ -2,7 +2,7 @@
 
 mod support;
 
-use ringcomm::communicator::{Call, Communicator};
+use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -228,4 +228,29 @@ fn calls_from_two_threads_of_a_rank_take_turns() {
         threads.into_iter().for_each(|thread| thread.join().expect("a call panicked"));
     });
     let _ = threads::run_all(&comms, |comm| cases[0].run(comm));
+}
+
+#[test]
+fn a_block_to_oneself_has_one_length() {
+    on_threads(2, &config(), |comm| {
+        let (send, mut recv) = ([1.0f32; 20], [0.0f32; 20]);
+        let lists = |counts: [usize; 2]| (counts.to_vec(), vec![0, 10]);
+        let (mut to, mut from) = ([3, 3], [3, 3]);
+        (to[comm.rank()], from[comm.rank()]) = (9, 4);
+        let ((send_counts, send_displacements), (recv_counts, recv_displacements)) =
+            (lists(to), lists(from));
+        let vector = Vector { send_counts, send_displacements, recv_counts, recv_displacements };
+        let call = Call {
+            send: send.as_ptr().cast(),
+            recv: recv.as_mut_ptr().cast(),
+            vector: Some(&vector),
+            ..Call::new(Collective::AllToAll, DataType::Float32)
+        };
+        // SAFETY: every block lies inside its buffer.
+        let error = unsafe { comm.run(&call) }.unwrap_err().to_string();
+        let own = comm.rank();
+        let wanted = format!("rank {own} sends itself 9 elements and receives 4 of them");
+        assert!(error.contains(&wanted), "{error}");
+        assert_eq!(recv, [0.0; 20]);
+    });
 }

@@ -180,6 +180,13 @@ impl Call<'_> {
                 length(&v.send_displacements, "send displacements")?;
                 length(&v.recv_counts, "recv counts")?;
                 length(&v.recv_displacements, "recv displacements")?;
+                if v.send_counts[rank] != v.recv_counts[rank] {
+                    return Err(Error::argument(format!(
+                        "{name}v: rank {rank} sends itself {} elements and receives {} of them; \
+                         send counts[{rank}] and recv counts[{rank}] must be equal",
+                        v.send_counts[rank], v.recv_counts[rank]
+                    )));
+                }
                 blocks_are_disjoint(name, &v.recv_counts, &v.recv_displacements)
             }
             Gather | Scatter => Ok(()),

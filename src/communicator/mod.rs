@@ -455,6 +455,7 @@ impl Communicator {
     /// Wait for every call that was started, then say goodbye to the peers.
     pub fn finalize(&self) -> Result<()> {
         self.check_process()?;
+        self.follow();
         let mut engine = self.engine.take();
         self.check()?;
         self.part(&mut engine);

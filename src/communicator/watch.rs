@@ -82,6 +82,7 @@ impl Watched {
     /// names the first cause and not the way it took.
     fn remote(&self, peer: usize, operation: Option<Operation>) -> Error {
         let (culprit, text) = self.pages.of(peer).failure();
+        let culprit = culprit.filter(|culprit| *culprit < self.pages.nranks());
         let peer = self.who(culprit.unwrap_or(peer));
         Error::Remote { rank: self.pages.rank, peer, operation, text }
     }

@@ -9,4 +9,4 @@ PYTHON = Path(__file__).resolve().parents[2]
 # Before torch is loaded: as the launchers set it, so that matrices are multiplied in the same
 # order.
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path[:0] = [str(PYTHON / "examples"), str(PYTHON / "tests")]
+sys.path[:0] = [str(PYTHON / "examples"), str(PYTHON / "tests/shared")]

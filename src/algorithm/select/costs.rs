@@ -59,17 +59,7 @@ const KEYS: [&str; 9] = [
     "cores",
 ];
 
-/// The slots with which the order of a reduction between hosts is chosen: those of a default
-/// configuration with a few peers.
-pub(super) const FIXED_SLOT_BYTES: usize = 512 << 10;
-
 impl Costs {
-    /// What decides the order of a reduction between hosts: the same on every machine, on every
-    /// run and under every profile. Ranks on many hosts have cores of their own.
-    pub(super) fn fixed(nranks: usize) -> Costs {
-        Costs { cores: nranks, ..Costs::default() }
-    }
-
     fn value(&self, key: &str) -> f64 {
         match key {
             "alpha_us" => self.alpha_us,

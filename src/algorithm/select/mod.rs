@@ -7,9 +7,7 @@
 //! **Measured constants never change bits.** Where an operation is not associative on its type, the
 //! layout, the collective and the size alone decide in which order it is reduced, and the measured
 //! constants choose among the algorithms that reduce in that order, which all give the same bits:
-//! - the serial order on one host, and wherever it is asked for;
-//! - between hosts of one rank each, that of the algorithm that is the fastest by *fixed*
-//!   constants;
+//! - the serial order on one host, between hosts of one rank each, and wherever it is asked for;
 //! - host order where there are several hosts and one of them has several ranks.
 //!
 //! A root does not matter: ranks are alike on one machine, and hosts nearly.
@@ -78,24 +76,16 @@ fn exists(algorithm: Algorithm, question: &Question) -> bool {
 
 /// The algorithms that give the bits which the call is to have.
 fn candidates(question: &Question) -> Vec<Algorithm> {
-    let Question { collective, hosts, deterministic, .. } = *question;
+    let Question { collective, deterministic, .. } = *question;
     let all = Algorithm::ALL.into_iter().filter(|algorithm| exists(*algorithm, question));
     if question.associative && !deterministic {
         return all.collect();
     }
     let serial = |algorithm: &Algorithm| serial_order(*algorithm, collective);
-    if deterministic || !collective.reduces() || hosts.count == 1 {
-        return all.filter(serial).collect();
-    }
-    if all.clone().any(host_order) {
-        return all.filter(|algorithm| host_order(*algorithm)).collect();
-    }
-    // Every algorithm that does not keep the serial order has one of its own.
-    let fixed = Question { slot_bytes: costs::FIXED_SLOT_BYTES, direct: false, ..*question };
-    let leader = fastest(all.clone().collect(), &fixed, &Costs::fixed(question.nranks)).algorithm;
-    match serial(&leader) {
-        true => all.filter(serial).collect(),
-        false => vec![leader],
+    let in_host_order = collective.reduces() && !deterministic && all.clone().any(host_order);
+    match in_host_order {
+        true => all.filter(|algorithm| host_order(*algorithm)).collect(),
+        false => all.filter(serial).collect(),
     }
 }
 

@@ -65,8 +65,12 @@ impl Given {
 
 impl Drop for Given {
     fn drop(&mut self) {
+        // A refused call may end before those that were given before it: their streams wait for
+        // less, so the word never goes back. It wraps, as the streams' comparison does.
+        let further =
+            |done: u32| (self.ticket.wrapping_sub(done) as i32 > 0).then_some(self.ticket);
         // Release: pairs with the stream's wait, whose copy comes after it.
-        self.words.done().store(self.ticket, Release);
+        let _: Result<u32, u32> = self.words.done().fetch_update(Release, Relaxed, further);
     }
 }
 

@@ -195,6 +195,18 @@ fn library(flags: libc::c_int) -> *mut c_void {
     unsafe { libc::dlopen(LIBRARY.as_ptr(), flags) }
 }
 
+/// Whether somebody has loaded the driver's library, as far as the kernel knows.
+///
+/// Asked before `dlopen` is, which for a library that is not there maps the loader's cache, and in
+/// a child of a process whose other thread was just unmapping that, unmaps it once more: whatever
+/// is there by then. Nor can such a child have the loader's list, whose lock may be held for ever.
+fn is_loaded() -> bool {
+    const NAME: &[u8] = b"/libcuda.so";
+    // Where the kernel does not say, the loader may.
+    std::fs::read("/proc/self/maps")
+        .map_or(true, |maps| maps.windows(NAME.len()).any(|text| text == NAME))
+}
+
 /// What the dynamic loader said last.
 fn loader_text() -> String {
     // SAFETY: the loader's own text, read before anything else is asked of it.
@@ -214,6 +226,9 @@ impl Driver {
     /// program pays for it, or is bothered by a driver that would not do.
     pub(super) fn context_here() -> Context {
         type Current = unsafe extern "C" fn(*mut Context) -> Code;
+        if !is_loaded() {
+            return std::ptr::null_mut();
+        }
         let handle = library(libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if handle.is_null() {
             return std::ptr::null_mut();
