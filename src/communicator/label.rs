@@ -65,7 +65,7 @@ mod tests {
         }
         assert_eq!(message(form), None);
         assert_ne!(of_block(form, 0), 0);
-        // A block of another form, but for one in 256.
+        // A block of another form, but for one in 128.
         assert_eq!(block(form, of_block(of_words(&[1, 2, 4]), 7)), None);
     }
 }
