@@ -201,8 +201,9 @@ fn library(flags: libc::c_int) -> *mut c_void {
 /// a child of a process whose other thread was just unmapping that, unmaps it once more: whatever
 /// is there by then. Nor can such a child have the loader's list, whose lock may be held for ever.
 fn is_loaded() -> bool {
-    const NAME: &[u8] = b"/libcuda.so";
-    // Where the kernel does not say, the loader may.
+    // In the name of the file that `LIBRARY` links to. Others may have it, too, which the loader
+    // tells apart; so it does where the kernel says nothing.
+    const NAME: &[u8] = b"cuda.so";
     std::fs::read("/proc/self/maps")
         .map_or(true, |maps| maps.windows(NAME.len()).any(|text| text == NAME))
 }
