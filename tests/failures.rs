@@ -464,6 +464,8 @@ fn come_and_go() {
     };
     // What is made once and kept is made by then.
     (0..3).for_each(|_| cycle(3));
+    // The kernel lists a thread for a moment after it was joined.
+    std::thread::sleep(Duration::from_millis(200));
     let before = Holdings::now();
     // Three ranks' rings take more than a hundred times what a heap may grow by.
     (0..100).for_each(|_| cycle(3));
