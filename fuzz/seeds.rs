@@ -190,7 +190,7 @@ fn status(life: Life, text: &str) -> Box<Status> {
 fn gossip() -> io::Result<()> {
     let corpus = Corpus::of("gossip")?;
     let items = [
-        ("beat", Item::Beat),
+        ("beat", Item::Beat { read: 0 }),
         ("working", Item::Status { rank: 2, version: 1, status: status(Life::Working, "") }),
         ("failed", Item::Status { rank: 3, version: 9, status: status(Life::Failed, "no room") }),
         ("gone", Item::Gone { rank: 4 }),

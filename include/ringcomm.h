@@ -334,7 +334,7 @@ typedef struct ringUniqueId {
  * Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
  * `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
  * not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
- * the same values, except `spins`, `debug`, `interfaces` and `ports`.
+ * the same values, except `spins`, `debug`, `interfaces`, `ports` and `device`.
  */
 typedef struct ringConfig_t {
     /**
@@ -398,9 +398,11 @@ typedef struct ringConfig_t {
      */
     int sockets;
     /**
-     * Not used; keep what the initializer put there.
+     * Whose memory this rank's calls may name beside the host's: that of the CUDA device with this
+     * number, or -1 for nobody's (`RINGCOMM_CUDA=0`). Not set: that of the device which is current
+     * on the calling thread, if the program uses CUDA; in a split or a shrink, of `comm`'s device.
      */
-    int reserved;
+    int device;
 } ringConfig_t;
 
 /**
@@ -436,7 +438,8 @@ typedef struct ringExplain_t {
      */
     char transport[RING_NAME_BYTES];
     /**
-     * Parallel lanes.
+     * Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
+     * host (`RINGCOMM_SOCKETS`); on devices, the connections that a plan is spread over.
      */
     size_t channels;
     /**
@@ -926,8 +929,9 @@ ringResult_t ringBarrier(ringComm_t comm, ringStream_t stream);
 /**
  * Send `count` elements to `peer`, which receives them with `ringRecv`.
  *
- * Returns when the buffer may be used again. Messages between two ranks arrive in the order sent.
- * Sends and receives that wait for each other belong in one group.
+ * Returns when the buffer may be used again: for a short message soon, for a long one, above all
+ * from memory that is shared, once the peer has it. Messages between two ranks arrive in the order
+ * sent. Sends and receives that wait for each other belong in one group.
  *
  * Requires:
  * The buffer is valid for the elements named, until the call is done.
@@ -1121,7 +1125,15 @@ ringResult_t ringStreamReached(ringStream_t stream, uint64_t mark, int64_t timeo
 ringResult_t ringStreamDestroy(ringStream_t stream);
 
 /**
- * Allocate memory that other ranks reach directly: collectives on it move data without staging.
+ * Allocate memory that other ranks reach directly.
+ *
+ * Where all ranks' buffers of a call are such memory, or all ranks are threads of one process, a
+ * collective of more than a few KiB moves its data from buffer to buffer, without staging (the
+ * cost model decides from where on; `ringCommExplain` says how). Of `ringSend`, `ringAllToAllv`,
+ * `ringGatherv` and `ringScatterv` a block that is longer than a slot (128 KiB at most) is
+ * copied once, from the send buffer, where that is such memory, whatever the receiver's is. What
+ * goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in
+ * which ranks pass on what they got (rings, trees, halving), and everything between hosts.
  *
  * `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
  *

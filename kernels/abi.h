@@ -38,7 +38,6 @@
 #define RINGCOMM_FOR_SLOT 2u
 #define RINGCOMM_FOR_MEETING 3u
 #define RINGCOMM_FOR_LINES 4u
-#define RINGCOMM_FOR_PROBE 5u
 
 /* A flag or counter that somebody polls, on a line of its own. */
 typedef struct {
@@ -271,24 +270,6 @@ typedef struct {
     uint64_t calls; /* const ringcomm_oneshot_call *, one for each row of the grid; or 0: below */
     ringcomm_oneshot_call call;
 } ringcomm_oneshot_args;
-
-/* ---- ringcomm_probe: does memory of a peer carry data and flags? ------------------------------
- */
-
-#define RINGCOMM_PROBE_WRITE 0u
-#define RINGCOMM_PROBE_CHECK 1u
-
-typedef struct {
-    uint64_t memory; /* words of 8 bytes: to write (of the peer), or to check (its own) */
-    uint64_t flag;   /* ringcomm_flag * beside them */
-    uint64_t words;
-    uint64_t seed; /* what is written, and what the flag becomes; not 0 */
-    uint64_t
-        wrong; /* uint64_t *: words that differ, written by a check; ~0 if the flag never came */
-    uint32_t mode;
-    uint32_t peer;
-    ringcomm_watch watch;
-} ringcomm_probe_args;
 
 /* ---- ringcomm_delay: keeps a stream busy, for tests -------------------------------------------
  */

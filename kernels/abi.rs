@@ -17,7 +17,6 @@ pub const FOR_MESSAGE: u32 = 1;
 pub const FOR_SLOT: u32 = 2;
 pub const FOR_MEETING: u32 = 3;
 pub const FOR_LINES: u32 = 4;
-pub const FOR_PROBE: u32 = 5;
 pub const FINISH: u32 = 1;
 pub const COPY: u32 = 2;
 pub const INPUT: u32 = 0;
@@ -27,8 +26,6 @@ pub const PEER: u32 = 3;
 pub const LINE_PAYLOAD: usize = 8;
 pub const ALL_REDUCE: u32 = 0;
 pub const ALL_GATHER: u32 = 1;
-pub const PROBE_WRITE: u32 = 0;
-pub const PROBE_CHECK: u32 = 1;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -261,19 +258,6 @@ pub struct OneshotArgs {
     pub unused: u32,
     pub calls: u64,
     pub call: OneshotCall,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct ProbeArgs {
-    pub memory: u64,
-    pub flag: u64,
-    pub words: u64,
-    pub seed: u64,
-    pub wrong: u64,
-    pub mode: u32,
-    pub peer: u32,
-    pub watch: Watch,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

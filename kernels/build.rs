@@ -142,8 +142,22 @@ fn kept(nvcc: &Nvcc) -> Vec<u8> {
     content
 }
 
+/// Fail the build on a kernel without `__launch_bounds__`: what a thread of it may have in
+/// registers would be anybody's guess. With them ptxas keeps to their share, and what does not fit
+/// is spilled, on which the build fails, too.
+fn check_bounds() {
+    for source in sources() {
+        let text = fs::read_to_string(&source).expect("listed a moment ago");
+        for line in text.lines().filter(|line| line.contains("__global__")) {
+            let is_bounded = line.contains("__launch_bounds__(");
+            assert!(is_bounded, "{}: a kernel without __launch_bounds__: {line}", source.display());
+        }
+    }
+}
+
 /// The path of a fresh fatbin.
 fn compile(nvcc: &Nvcc) -> PathBuf {
+    check_bounds();
     // The host side is thrown away, so it is always that of the machine that compiles.
     let host = variable("HOST");
     // SAFETY: a build script has one thread until cc starts its own below.

@@ -38,7 +38,7 @@ DEVICE bool copies(const Operation &op, const Job &job) {
 }
 
 /* Whether there is more to do than to combine and to multiply by the reciprocal of a power of two,
-   which is the same number: then half a vector at a time, for divisions take many registers. */
+   which is the same number: then one vector at a time, for divisions take many registers. */
 template <class K> DEVICE bool is_full(const Operation &op, const Job &job) {
     return op.scales || job.nsources == 1 ||
            (job.divides && !(K::IS_FLOAT && (op.parts & (op.parts - 1)) == 0));
@@ -152,6 +152,10 @@ DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vec
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
 }
 
+DEVICE uint64_t half_of(const Quad &quad, int half) {
+    return quad.words[2 * half] | uint64_t(quad.words[2 * half + 1]) << 32;
+}
+
 /* Eight bytes in registers: half a vector. */
 template <class K> struct Unit {
     static constexpr int ACCS = K::ACCS / 2;
@@ -170,7 +174,42 @@ template <class K> struct Unit {
     }
 };
 
-/* Eight bytes at `offset`, with everything that may happen to a sum. */
+/* One vector with everything that may happen to a sum, the next source's asked for before this one's
+   is used; its halves one after the other. */
+template <class K>
+DEVICE void reduce_full(const Operation &op, const Job &job, const Vectors &vectors) {
+    constexpr int ACCS = Unit<K>::ACCS;
+    Quad here[1] = {}, coming[1] = {};
+    vectors.load(job.source(0), here);
+    if (job.nsources > 1) vectors.load(job.source(1), coming);
+    after_loads(here);
+    Unit<K> to[2];
+    UNROLL for (int half = 0; half < 2; half++) {
+        to[half].unpack(op, half_of(here[0], half));
+        prepare<K, ACCS>(op, job, 0, to[half].lanes);
+    }
+    ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
+        here[0] = coming[0];
+        if (s + 1 < job.nsources) vectors.load(job.source(s + 1), coming);
+        after_loads(here);
+        UNROLL for (int half = 0; half < 2; half++) {
+            Unit<K> next;
+            next.unpack(op, half_of(here[0], half));
+            prepare<K, ACCS>(op, job, s, next.lanes);
+            combine<K, ACCS>(SUM, to[half].lanes, next.lanes);
+        }
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+        if (job.divides) divide<K, ACCS>(op, to[half].lanes);
+        const uint64_t bytes = to[half].pack();
+        here[0].words[2 * half] = uint32_t(bytes);
+        here[0].words[2 * half + 1] = uint32_t(bytes >> 32);
+    }
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+}
+
+/* Eight bytes at `offset` with everything that may happen to a sum: for numbers of a byte, of which
+   a whole vector in the same kernel would have the compiler ask for the hot path's sources late. */
 template <class K> DEVICE void reduce_unit(const Operation &op, const Job &job, uint64_t offset) {
     Unit<K> to, next;
     to.unpack(op, load_scalar<uint64_t>(job.source(0) + offset));
@@ -209,8 +248,12 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
     if (copies(op, job)) {
         ROLLED for (; vectors.index < nvectors; vectors.index += step) copy_batch<K>(job, vectors);
     } else if (is_full<K>(op, job)) {
-        ROLLED for (uint32_t unit = tid; unit < 2 * nvectors; unit += nthreads) {
-            reduce_unit<K>(op, job, vectors.offset + uint64_t(unit) * 8);
+        if constexpr (K::IS_FLOAT && K::SIZE == 1) {
+            ROLLED for (uint32_t unit = tid; unit < 2 * nvectors; unit += nthreads)
+                reduce_unit<K>(op, job, vectors.offset + uint64_t(unit) * 8);
+        } else {
+            ROLLED for (; vectors.index < nvectors; vectors.index += nthreads)
+                reduce_full<K>(op, job, vectors);
         }
     } else {
         ROLLED for (; vectors.index < nvectors; vectors.index += step)

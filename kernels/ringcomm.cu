@@ -1,7 +1,7 @@
 /*
  * All kernels: one unit, one fatbin, one module to load.
  */
+#include "delay.cu"
 #include "oneshot.cu"
 #include "plan.cu"
-#include "probe.cu"
 #include "reduce.cu"

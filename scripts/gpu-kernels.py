@@ -11,15 +11,8 @@ import random
 import struct
 import sys
 
-from gpu_driver import Device, Host
+from gpu_driver import AVG, TYPES, Device, Host, operations
 
-# DataType and ReduceOp in src/types.rs: number, bytes, suffix of the kernels.
-TYPES = {"int8": (0, 1, "w1"), "uint8": (1, 1, "w1"), "int32": (2, 4, "w4"), "uint32": (3, 4, "w4"),
-         "int64": (4, 8, "w8"), "uint64": (5, 8, "w8"), "half": (6, 2, "f16"), "float": (7, 4, "f32"),
-         "double": (8, 8, "f64"), "bfloat16": (9, 2, "bf16"), "f8e4m3": (10, 1, "e4m3"),
-         "f8e5m2": (11, 1, "e5m2"), "int16": (64, 2, "w2"), "uint16": (65, 2, "w2"), "bool": (66, 1, "w1")}
-FLOATS = {"half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"}
-SUM, PROD, MAX, MIN, AVG, BAND, BOR, BXOR, PREMULSUM = 0, 1, 2, 3, 4, 64, 65, 66, 67
 FINISH = 1
 # Zeros, one, a third, denormals, the largest, halfway cases, infinity.
 AWKWARD = {"half": [0x8000, 0, 0x3C00, 0x3555, 0x0001, 0x7BFF, 0x1001, 0x7C00],
@@ -106,11 +99,9 @@ def cases(name, chance):
 def check(name, layout, places):
     """The first case of a type that differs, as a text."""
     chance, done = random.Random(name), 0
-    ops = [SUM, PROD, MAX, MIN] + ([] if name == "bool" else [AVG, PREMULSUM])
-    ops += [] if name in FLOATS else [BAND, BOR, BXOR]
     symbol = f"ringcomm_reduce_{TYPES[name][2]}"
     for case in cases(name, chance):
-        for op in ops:
+        for op in operations(name):
             for parts in ([2, 3, 8] if op == AVG else [1]):
                 case |= {"op": op, "parts": parts, "scalar": 1.7, "tile": 2048}
                 results = [on.run(symbol, arguments(layout, on.base, case), case["content"])

@@ -1,93 +1,216 @@
-"""What others need on one GPU for what ring-perf -g 1 measures: one JSON object a line.
+"""What others need on one GPU for what ring-perf -g 1 measures: gpu-peers.py PEER [SECONDS]
 
-gpu-peers.py stack       torch.stack(inputs).sum(0) and copies of the result, in a CUDA graph and eager
+gpu-peers.py stack       torch.stack(inputs).sum(0) and copies of the result, eager and in a CUDA graph
 gpu-peers.py nccl        NCCL with several ranks of one GPU (2.30 or later)
-gpu-peers.py symmetric   torch's symmetric-memory all-reduce, ranks on the same device
+gpu-peers.py symmetric   torch's symmetric-memory all-reduces, ranks on the same device
 
-Times are microseconds of one all-reduce of `bytes` per rank, by the device's events.
+One JSON object a line, as soon as it is known: `time_us` are microseconds of one all-reduce of `bytes` per
+rank, by the device's events, or `error` says why there is none. SECONDS after its start, loading torch
+included, nothing more is begun. Ends with 1 if anything was not measured. scripts/gpu_goals.py has the
+sizes, and makes ratios of the times.
 """
-
 import json
 import os
 import sys
+import time
 
-import torch
+from gpu_goals import LARGE, RANKS, SIZES, SMALL
 
-SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
-RANKS = [2, 4, 8]
+# What one cell may take, and its most calls: where every call takes a time slice of the device, which
+# processes that wait for each other on it do, few of them are all that there is time for.
+CELL_SECONDS = 0.25
+MOST_CALLS = 200
+# The first NCCL that takes several ranks on one GPU, by NCCL_MULTI_RANK_GPU_ENABLE.
+LEAST_NCCL = (2, 30)
+# Ranks of one GPU that NCCL takes without being told how many blocks each may have.
+NCCL_RANKS = 2
+# Bytes that kernels on symmetric memory can do at least: one access.
+LEAST_SYMMETRIC = 16
+# What there are goals for comes first.
+ORDER = [*SMALL, *LARGE, *(size for size in SIZES if size not in SMALL + LARGE)]
 
 
-def timed(work, bytes_):
-    """Microseconds of one call."""
-    count = 200 if bytes_ <= 1 << 20 else 20
-    for _ in range(5):
+class Clock:
+    """When nothing more is begun: a time of the machine's clock, the same in every process."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def check(self):
+        if time.monotonic() > self.end:
+            raise TimeoutError("out of time before it")
+
+
+def tell(**row):
+    print(json.dumps(row | {"scope": "one GPU, HBM-bound"}), flush=True)
+
+
+def timed(torch, work, agree=lambda number: number):
+    """Microseconds of one call; `agree` makes one number of what the ranks have."""
+    def several(count):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(count):
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e3 / count
+    several(1)
+    affordable = CELL_SECONDS * 1e6 / max(several(2), 1e-3)
+    return several(agree(int(max(2, min(MOST_CALLS, affordable)))))
+
+
+def measured(cells, says=True):
+    """Run cells, each of (row, function to its time); whether one has no time."""
+    failed = False
+    for row, cell in cells:
+        try:
+            time_us = cell()
+            if says:
+                tell(**row, time_us=time_us)
+        except Exception as error:
+            # Whatever a peer raises is the reason why it was not measured; on every rank, as it may
+            # be raised on one.
+            failed = True
+            tell(**row, error=f"{type(error).__name__}: {str(error).strip()[:400]}")
+    return failed
+
+
+def stack(torch, clock):
+    def cells():
+        for bytes_ in ORDER:
+            for ranks in RANKS:
+                row = {"peer": "torch.stack", "ranks": ranks, "bytes": bytes_}
+                yield row | {"mode": "eager"}, lambda b=bytes_, n=ranks: one(b, n, False)
+                yield row | {"mode": "graph"}, lambda b=bytes_, n=ranks: one(b, n, True)
+
+    def one(bytes_, ranks, captured):
+        clock.check()
+        inputs = [torch.ones(bytes_ // 4, device="cuda") for _ in range(ranks)]
+        outputs = [torch.empty_like(one) for one in inputs]
+
+        def work():
+            total = torch.stack(inputs).sum(0)
+            for output in outputs:
+                output.copy_(total)
+        if not captured:
+            return timed(torch, work)
+        # Memory that a capture uses first has to be the allocator's already.
         work()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(count):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3 / count
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return timed(torch, graph.replay)
+    return measured(cells())
 
 
-def tell(peer, ranks, bytes_, time_us):
-    print(json.dumps({"peer": peer, "ranks": ranks, "bytes": bytes_, "time_us": time_us,
-                      "scope": "one GPU, HBM-bound"}), flush=True)
+def nccl_group(torch, ranks):
+    """A communicator of the first ranks, which is made at its first call; on one GPU all of their blocks
+    have to be resident at once."""
+    options = torch.distributed.ProcessGroupNCCL.Options()
+    if ranks > NCCL_RANKS:
+        blocks = torch.cuda.get_device_properties(0).multi_processor_count
+        options.config.max_ctas = max(1, blocks // ranks)
+    return torch.distributed.new_group(list(range(ranks)), backend="nccl", pg_options=options)
 
 
-def stack():
-    for ranks in RANKS:
-        for bytes_ in SIZES:
-            inputs = [torch.ones(bytes_ // 4, device="cuda") for _ in range(ranks)]
-            outputs = [torch.empty_like(one) for one in inputs]
-
-            def work():
-                total = torch.stack(inputs).sum(0)
-                for output in outputs:
-                    output.copy_(total)
-            tell("torch.stack", ranks, bytes_, timed(work, bytes_))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                work()
-            tell("torch.stack in a graph", ranks, bytes_, timed(graph.replay, bytes_))
+def nccl_work(torch, group, bytes_):
+    mine = torch.ones(bytes_ // 4, device="cuda:0")
+    return {"": (bytes_, lambda: torch.distributed.all_reduce(mine, group=group))}
 
 
-def rank_of(rank, ranks, peer, port):
-    """One rank, in a process of its own."""
+def symmetric_work(torch, group, bytes_):
+    import torch.distributed._symmetric_memory as symmetric
+    reduced = max(bytes_, LEAST_SYMMETRIC)
+    mine = symmetric.empty(reduced // 4, device="cuda:0")
+    symmetric.rendezvous(mine, group.group_name)
+    ops = torch.ops.symm_mem
+    ways = {"two-shot": (reduced, lambda: ops.two_shot_all_reduce_(mine, "sum", group.group_name))}
+    if bytes_ <= SMALL[-1]:
+        ways["one-shot"] = (reduced, lambda: ops.one_shot_all_reduce(mine, "sum", group.group_name))
+    return ways
+
+
+def rank_of(rank, peer, port, end):
+    """One rank, in a process of its own; ends with 1 if something was not measured."""
+    import torch
+    clock, distributed = Clock(end), torch.distributed
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
-                       "WORLD_SIZE": str(ranks), "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-                       "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"})
+                       "WORLD_SIZE": str(RANKS[-1])})
     torch.cuda.set_device(0)
-    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda:0"))
-    for bytes_ in SIZES:
-        if peer == "nccl":
-            mine = torch.ones(bytes_ // 4, device="cuda")
+    # The processes talk by gloo; NCCL is asked for nothing before its turn.
+    distributed.init_process_group("gloo")
+    failed = False
+    for ranks in RANKS:
+        talk = distributed.new_group(list(range(ranks)), backend="gloo")
+        group = nccl_group(torch, ranks) if peer == "nccl" else talk
+        if rank >= ranks:
+            continue
 
-            def work():
-                torch.distributed.all_reduce(mine)
-        else:
-            import torch.distributed._symmetric_memory as symmetric
-            group = torch.distributed.group.WORLD.group_name
-            mine = symmetric.empty(max(bytes_ // 4, 4), device="cuda")
-            symmetric.rendezvous(mine, group)
+        def agree(number):
+            least = torch.tensor([number])
+            distributed.all_reduce(least, op=distributed.ReduceOp.MIN, group=talk)
+            return int(least)
 
-            def work():
-                torch.ops.symm_mem.two_shot_all_reduce_(mine, "sum", group)
-        time_us = timed(work, bytes_)
-        if rank == 0:
-            tell(peer, ranks, bytes_, time_us)
-    torch.distributed.destroy_process_group()
+        def cells():
+            make = nccl_work if peer == "nccl" else symmetric_work
+            for bytes_ in ORDER:
+                row = {"peer": peer, "ranks": ranks, "bytes": bytes_, "mode": "eager"}
+                if not agree(time.monotonic() < clock.end):
+                    yield row, clock.check if rank == 0 else lambda: None
+                    continue
+                for way, (reduced, work) in make(torch, group, bytes_).items():
+                    more = {"way": way, "reduced_bytes": reduced} if way else {"reduced_bytes": reduced}
+                    yield row | more, lambda work=work: timed(torch, work, agree)
+        try:
+            failed |= measured(cells(), says=rank == 0)
+        except Exception as error:
+            # Not of a cell: of what comes before all of them.
+            tell(peer=peer, ranks=ranks, rank=rank, error=f"{type(error).__name__}: {str(error)[:400]}")
+            failed = True
+            break
+    # A group that has failed may wait for its own end.
+    sys.stdout.flush()
+    os._exit(failed)
+
+
+def processes(torch, peer, end):
+    """As many processes as the most ranks need, once; fewer ranks are the first of them."""
+    more = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+    os.environ.update(more)
+    version = torch.cuda.nccl.version()
+    tell(peer=peer, torch=torch.__version__, nccl=".".join(map(str, version)), variables=more)
+    if peer == "nccl" and tuple(version[:2]) < LEAST_NCCL:
+        tell(peer=peer, error=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "
+             f"{'.'.join(map(str, LEAST_NCCL))} takes")
+        return True
+    context = torch.multiprocessing.get_context("spawn")
+    all_ranks = [context.Process(target=rank_of, args=(rank, peer, 29600 + os.getpid() % 1000, end))
+                 for rank in range(RANKS[-1])]
+    for process in all_ranks:
+        process.start()
+    for process in all_ranks:
+        process.join()
+    return any(process.exitcode != 0 for process in all_ranks)
 
 
 def main():
-    peer = sys.argv[1]
+    peer, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60
+    end = time.monotonic() + seconds
+    name = "torch.stack" if peer == "stack" else peer
+    try:
+        import torch
+        torch.cuda.init()
+    except Exception as error:
+        # Not there, built without CUDA, or without a device.
+        tell(peer=name, error=f"{type(error).__name__}: {error}")
+        return 1
     if peer == "stack":
-        return stack()
-    for index, ranks in enumerate(RANKS):
-        torch.multiprocessing.spawn(rank_of, args=(ranks, peer, 29600 + index), nprocs=ranks)
+        tell(peer=name, torch=torch.__version__)
+        return stack(torch, Clock(end))
+    return processes(torch, peer, end)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,21 +7,32 @@ the device as they would between devices: the protocol is tested and timed, with
 four and eight ranks and every size: `two-shot` (each rank reduces its share of everybody's memory between
 two meetings), `one-shot` (flags packed with data), `ring` (the plan interpreter through connections), and
 `fused`, which waits for nothing, beside them. Every result is compared, then timed in a stream and in a
-graph; prints a JSON object for each.
+graph; prints a JSON object for each. Before all that a rank never comes: the others end at their deadline,
+or when the host calls them off, and report whom they waited for. And one-shot and ring do every type and
+operation of random bits as the kernels compiled for the host do, bit for bit.
 """
 import ctypes
 import json
+import random
 import struct
 import sys
+import time
 
-from gpu_driver import Block, Device, Host
+from gpu_driver import AVG, PREMULSUM, SUM, TYPES, Block, Device, Host, operations
 
-FLOAT, SUM, SIZE = 7, 0, 4
+SIZE = 4
 FINISH, COPY, NONE = 1, 2, 0xFFFFFFFF
 INPUT, OUTPUT, PEER = 0, 1, 3
 MEETING_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD = 320, 128, 16, 8
 SECOND_NS = 10**9
+# Why a kernel ended early, and what it waited for (kernels/abi.h).
+ABORTED, LATE = 1, 2
+FOR_MESSAGE, FOR_MEETING, FOR_LINES = 1, 3, 4
 RANKS = [2, 4, 8]
+# Every type and operation is tried with so many ranks and bytes: no power of two, no whole lines.
+ODD_RANKS, ODD_BYTES = 3, 5000
+# Every rank's factor of a pre-multiplied sum.
+SCALAR = 1.75
 SIZES = [8, 1000, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 # An exchange of lines moves each byte twice to everybody: no use for long vectors.
 ONESHOT_BYTES = 256 << 10
@@ -34,15 +45,24 @@ RINGS = [(32 << 10, 0), (32 << 10, 1), (128 << 10, 0), (128 << 10, 1)]
 
 
 def pattern(rank, turn):
-    """Small numbers: their sums are exact in any order."""
-    return [float((7 * i + 13 * rank + 17 * turn) % 61) for i in range(PATTERN_BYTES // SIZE)]
+    """One period of small numbers: their sums are exact in any order."""
+    return [float((7 * i + 13 * rank + 17 * turn) % 61) for i in range(61)]
+
+
+def repeated(period):
+    """Floats over and over: what a buffer begins with."""
+    packed = struct.pack(f"{len(period)}f", *period)
+    return (packed * -(-PATTERN_BYTES // len(packed)))[:PATTERN_BYTES]
 
 
 class Ranks:
     """The buffers of all ranks, and what bounds their waits."""
 
-    def __init__(self, device, layout, nranks, size):
+    def __init__(self, device, layout, nranks, size, timeout_ns=5 * SECOND_NS):
         self.device, self.layout, self.nranks, self.size = device, layout, nranks, size
+        self.timeout_ns = timeout_ns
+        # DataType, bytes and kernels' suffix; and what is reduced how.
+        self.kind, self.op = TYPES["float"], SUM
         self.inputs = [device.allocate(max(size, PATTERN_BYTES)) for _ in range(nranks)]
         self.outputs = [device.allocate(size) for _ in range(nranks)]
         self.turn = 0
@@ -55,10 +75,9 @@ class Ranks:
         """New inputs, so that what earlier launches left behind is wrong; and poisoned outputs."""
         self.turn += 1
         values = [pattern(rank, self.turn) for rank in range(self.nranks)]
-        form = f"{len(values[0])}f"
-        self.want = struct.pack(form, *map(sum, zip(*values)))
+        self.want = repeated([sum(column) for column in zip(*values)])
         for memory, one in zip(self.inputs, values):
-            self.device.write(memory, struct.pack(form, *one))
+            self.device.write(memory, repeated(one))
             have = PATTERN_BYTES
             while have < self.size:
                 self.device.copy(memory + have, memory, min(have, self.size - have))
@@ -69,21 +88,30 @@ class Ranks:
     def watch(self, block, path, rank):
         block.put(f"{path} ringcomm_watch.control".strip(), "Q", self.controls[rank], index=rank)
         block.put(f"{path} ringcomm_watch.stop".strip(), "Q", self.stops[rank], index=rank)
-        block.put(f"{path} ringcomm_watch.timeout_ns".strip(), "Q", 5 * SECOND_NS, index=rank)
+        block.put(f"{path} ringcomm_watch.timeout_ns".strip(), "Q", self.timeout_ns, index=rank)
         block.put(f"{path} ringcomm_watch.rank".strip(), "I", rank, index=rank)
 
     def blocks(self, useful):
         """Blocks of each rank: all are resident at once."""
         return max(1, min(self.device.multiprocessors // self.nranks, MEETING_BLOCKS, useful))
 
+    def report(self, rank):
+        """Why a rank's kernel ended early; its reason is 0 where it did not."""
+        at = self.controls[rank] + self.layout["ringcomm_control", "report"][0]
+        names = ["reason", "waiting", "rank", "peer", "block", "step"]
+        return dict(zip(names, struct.unpack("6I", ctypes.string_at(at, 24))))
+
+    def call_off(self):
+        """As the host ends kernels: a word of every rank's."""
+        for control in self.controls:
+            at = control + self.layout["ringcomm_control", "abort"][0]
+            ctypes.c_uint64.from_address(at).value = 1
+
     def check(self):
         """What is wrong with the outputs, or with a wait."""
-        reason = self.layout["ringcomm_control", "report"][0]
-        for rank, control in enumerate(self.controls):
-            report = struct.unpack("6I", ctypes.string_at(control + reason, 24))
-            if report[0]:
-                names = ["reason", "waiting", "rank", "peer", "block", "step"]
-                return f"rank {rank} gave up: {dict(zip(names, report))}"
+        for rank in range(self.nranks):
+            if self.report(rank)["reason"]:
+                return f"rank {rank} gave up: {self.report(rank)}"
         for rank, output in enumerate(self.outputs):
             for begin, end in self.windows():
                 got = self.device.read(output + begin, end - begin)
@@ -110,10 +138,12 @@ def tile_of(device, size):
     return tile // SIZE
 
 
-def typed(block, tile=None):
-    block.put("data_type", "i", FLOAT)
-    block.put("op", "i", SUM)
-    block.put("parts", "Q", 1)
+def typed(ranks, structure, tile=None):
+    """Arguments of a kernel of the ranks' type."""
+    block = Block(ranks.layout, structure)
+    block.put("data_type", "i", ranks.kind[0])
+    block.put("op", "i", ranks.op)
+    block.put("parts", "Q", ranks.nranks if ranks.op == AVG else 1)
     if tile:
         block.put("tile", "I", tile)
     return block
@@ -131,7 +161,7 @@ def fused(ranks):
     """One row, which has everything."""
     device, count = ranks.device, ranks.size // SIZE
     tile = tile_of(device, ranks.size)
-    args = typed(Block(ranks.layout, "ringcomm_reduce_args"), tile)
+    args = typed(ranks, "ringcomm_reduce_args", tile)
     pieces = Block(ranks.layout, "ringcomm_piece")
     add_piece(pieces, 0, count, 0, ranks.nranks)
     ends = ranks.inputs + ranks.outputs
@@ -165,13 +195,13 @@ def two_shot(ranks):
         calls.put("meeting ringcomm_meeting.epochs", "Q", device.zeros(8 * MEETING_BLOCKS), index=rank)
         calls.put("meeting ringcomm_meeting.nranks", "I", nranks, index=rank)
         ranks.watch(calls, "meeting ringcomm_meeting.watch", rank)
-    args = typed(Block(ranks.layout, "ringcomm_reduce_args"), tile)
+    args = typed(ranks, "ringcomm_reduce_args", tile)
     args.put("calls", "Q", device.table(calls.bytes))
     args.put("pieces", "Q", device.table(pieces.bytes))
     args.put("ends", "Q", device.table(struct.pack(f"{len(ends)}Q", *ends)))
     args.put("inline_scalars", "16d", *[1.0] * 16)
     blocks = ranks.blocks(-(-share // tile))
-    return lambda: device.launch("ringcomm_reduce_f32", args.bytes, blocks, nranks, cooperative=True)
+    return lambda rows=nranks: device.launch("ringcomm_reduce_f32", args.bytes, blocks, rows, cooperative=True)
 
 
 def one_shot(ranks):
@@ -182,15 +212,17 @@ def one_shot(ranks):
     calls = Block(ranks.layout, "ringcomm_oneshot_call", nranks)
     for rank in range(nranks):
         for field, value in [("input", ranks.inputs[rank]), ("output", ranks.outputs[rank]),
-                             ("count", ranks.size // SIZE), ("inboxes", table), ("lines", lines),
+                             ("count", ranks.size // ranks.kind[1]), ("inboxes", table), ("lines", lines),
                              ("epoch", device.zeros(FLAG_BYTES))]:
             calls.put(field, "Q", value, index=rank)
         calls.put("nranks", "I", nranks, index=rank)
+        calls.put("scalar", "d", SCALAR, index=rank)
         ranks.watch(calls, "watch", rank)
-    args = typed(Block(ranks.layout, "ringcomm_oneshot_args"))
+    args = typed(ranks, "ringcomm_oneshot_args")
     args.put("calls", "Q", device.table(calls.bytes))
     blocks = ranks.blocks(-(-lines // 512))
-    return lambda: device.launch("ringcomm_oneshot_f32", args.bytes, blocks, nranks, cooperative=True)
+    return lambda rows=nranks: device.launch(f"ringcomm_oneshot_{ranks.kind[2]}", args.bytes, blocks, rows,
+                                             cooperative=True)
 
 
 def ring_steps(rank, nranks):
@@ -205,14 +237,17 @@ def ring_steps(rank, nranks):
         yield (rank - step) % nranks, sources, targets, flags
 
 
+def cut_of(ranks, part, channels):
+    """Where part `part` of channels x ranks begins: at a line of the cache."""
+    lines = -(-ranks.size // 128)
+    return min(lines * part // (channels * ranks.nranks) * 128, ranks.size)
+
+
 def ring_program(ranks, rank, channel, channels, slot, apart):
     """The steps of a channel, which has its share of the vector in a chunk for every rank."""
     device, nranks, layout = ranks.device, ranks.nranks, ranks.layout
-    lines = -(-ranks.size // 128)
-
     def cut(part):
-        """Where part `part` of channels x ranks begins."""
-        return min(lines * part // (channels * nranks) * 128, ranks.size)
+        return cut_of(ranks, part, channels)
     steps = list(ring_steps(rank, nranks))
     table, spans = Block(layout, "ringcomm_step", len(steps)), Block(layout, "ringcomm_span", len(steps))
     ends, slices = [], 1
@@ -242,10 +277,15 @@ def ring_program(ranks, rank, channel, channels, slot, apart):
     return bytes(program.bytes)
 
 
+def channels_of(ranks):
+    """Of a ring: a chunk of a channel has a kilobyte at least."""
+    return ranks.blocks(-(-ranks.size // (1024 * ranks.nranks)))
+
+
 def ring(ranks, slot, apart):
     """Channels of a block each; a slot for every message of a round, and one more."""
     device, nranks, layout = ranks.device, ranks.nranks, ranks.layout
-    depth, channels = 2 * nranks, ranks.blocks(-(-ranks.size // (1024 * nranks)))
+    depth, channels = 2 * nranks, channels_of(ranks)
     slots = device.allocate(nranks * channels * depth * slot)
     flags = device.zeros(2 * nranks * channels * FLAG_BYTES)
     size = channels * nranks
@@ -271,9 +311,10 @@ def ring(ranks, slot, apart):
         calls.put("npeers", "I", nranks, index=rank)
         calls.put("depth", "I", depth, index=rank)
         ranks.watch(calls, "watch", rank)
-    args = typed(Block(layout, "ringcomm_plan_args"))
+    args = typed(ranks, "ringcomm_plan_args")
     args.put("calls", "Q", device.table(calls.bytes))
-    return lambda: device.launch("ringcomm_plan_f32", args.bytes, channels, nranks, cooperative=True)
+    return lambda rows=nranks: device.launch(f"ringcomm_plan_{ranks.kind[2]}", args.bytes, channels, rows,
+                                             cooperative=True)
 
 
 def algorithms(ranks):
@@ -313,21 +354,125 @@ def measure(ranks, make, times):
     return ranks.check(), eager_us, graph_us
 
 
+def absent(device, layout, nranks, make, waiting, is_called_off):
+    """What is wrong when the last rank never comes."""
+    # A deadline that is long beside a launch, and one that is not waited for.
+    timeout_ns = 60 * SECOND_NS if is_called_off else SECOND_NS // 10
+    ranks = Ranks(device, layout, nranks, 4096, timeout_ns)
+    launch, begun = make(ranks), time.monotonic()
+    launch(nranks - 1)
+    if is_called_off:
+        time.sleep(0.02)
+        ranks.call_off()
+    device.synchronize()
+    seconds, wrong = time.monotonic() - begun, []
+    # In a ring only the next one waits for it by itself; the others for whoever waits.
+    wanted = {"reason": ABORTED if is_called_off else LATE, "waiting": waiting}
+    reports = [ranks.report(rank) for rank in range(nranks - 1)]
+    for rank, report in enumerate(reports):
+        if any(report[name] != value for name, value in wanted.items()) or report["rank"] != rank:
+            wrong.append(f"rank {rank} reports {report}")
+    if not any(report["peer"] == nranks - 1 for report in reports):
+        wrong.append(f"nobody waited for rank {nranks - 1}: {reports}")
+    if is_called_off and seconds > 10:
+        wrong.append(f"{seconds:.1f} s to call kernels off")
+    device.free_all()
+    return "; ".join(wrong) or None
+
+
+def absences(device, layout):
+    """How many launches without their last rank did not end as they should."""
+    failed = 0
+    ways = {"two-shot": (two_shot, FOR_MEETING), "one-shot": (one_shot, FOR_LINES),
+            "ring": (lambda ranks: ring(ranks, *RINGS[0]), FOR_MESSAGE)}
+    for name, (make, waiting) in ways.items():
+        for nranks in RANKS[:2]:
+            for is_called_off in [False, True]:
+                wrong = absent(device, layout, nranks, make, waiting, is_called_off)
+                failed += wrong is not None
+                print(json.dumps({"algorithm": name, "ranks": nranks, "absent": nranks - 1,
+                                  "called_off": is_called_off, "wrong": wrong}), flush=True)
+    return failed
+
+
+def reduced(host, ranks, sources, flags=FINISH):
+    """What the host's kernels make of so many buffers."""
+    size, count = len(sources[0]), len(sources[0]) // ranks.kind[1]
+    # Sixteen bytes are the least that an end is aligned to there.
+    memory = [ctypes.create_string_buffer(source, size + 16) for source in [*sources, sources[0]]]
+    args = typed(ranks, "ringcomm_reduce_args", 16 * 1024 // ranks.kind[1])
+    piece = Block(ranks.layout, "ringcomm_piece")
+    for field, form, value in [("count", "Q", count), ("nsources", "H", len(sources)), ("ntargets", "H", 1),
+                               ("flags", "I", flags)]:
+        piece.put(field, form, value)
+    args.put("call ringcomm_reduce_call.npieces", "I", 1)
+    args.put("call ringcomm_reduce_call.ntiles", "I", -(-size // (16 * 1024)))
+    args.put("inline_pieces", f"{piece.size}s", bytes(piece.bytes))
+    args.put("inline_ends", f"{len(memory)}Q", *map(ctypes.addressof, memory))
+    args.put("inline_scalars", "16d", *[SCALAR] * 16)
+    host.launch(f"ringcomm_reduce_{ranks.kind[2]}", bytes(args.bytes))
+    return memory[-1].raw[:size]
+
+
+def in_a_ring(host, ranks, inputs):
+    """The same, chunk by chunk and rank after rank, rounded at every step as a ring does."""
+    channels, whole = channels_of(ranks), b""
+    for part in range(channels * ranks.nranks):
+        begin, end = cut_of(ranks, part, channels), cut_of(ranks, part + 1, channels)
+        value = inputs[part % ranks.nranks][begin:end]
+        for step in range(1, ranks.nranks):
+            mine = inputs[(part + step) % ranks.nranks][begin:end]
+            value = reduced(host, ranks, [value, mine], FINISH if step == ranks.nranks - 1 else 0)
+        whole += value
+    return whole
+
+
+def every_type(device, host, layout):
+    """How many types or operations have other bits than the host's in the kernels that meet."""
+    failed, chance = 0, random.Random(7)
+    for name, kind in TYPES.items():
+        ranks = Ranks(device, layout, ODD_RANKS, ODD_BYTES // kind[1] * kind[1])
+        ranks.kind, wrong = kind, []
+        for ranks.op in operations(name):
+            inputs = [chance.randbytes(ranks.size) for _ in range(ranks.nranks)]
+            for memory, content in zip(ranks.inputs, inputs):
+                device.write(memory, content)
+            ways = {"one-shot": (one_shot, lambda: reduced(host, ranks, inputs))}
+            if ranks.op != PREMULSUM:
+                # A plan says of each step which source is scaled: the library's, tried by its calls.
+                ways["ring"] = (lambda ranks: ring(ranks, *RINGS[0]), lambda: in_a_ring(host, ranks, inputs))
+            for way, (make, want) in ways.items():
+                for output in ranks.outputs:
+                    device.fill(output, 0xC3, ranks.size)
+                make(ranks)()
+                device.synchronize()
+                wanted = want()
+                if any(device.read(output, ranks.size) != wanted for output in ranks.outputs):
+                    wrong.append(f"{way} op {ranks.op}")
+        failed += len(wrong)
+        print(json.dumps({"type": name, "operations": len(operations(name)), "wrong": wrong or None}), flush=True)
+        device.free_all()
+    return failed
+
+
 def main():
     fatbin, library = sys.argv[1:3]
     largest = int(sys.argv[3]) if len(sys.argv) > 3 else SIZES[-1]
-    layout = Host(library).layout
+    host = Host(library)
+    layout = host.layout
     try:
         device = Device(fatbin)
     except OSError as reason:
         print(f"skipped: no device ({reason})")
         return 0
-    failed = 0
+    failed = absences(device, layout)
+    # A tool that looks at every access has no time for as much.
+    failed += every_type(device, host, layout) if largest >= ODD_BYTES else 0
     for size in [size for size in SIZES if size <= largest]:
         for nranks in RANKS:
             ranks = Ranks(device, layout, nranks, size)
             # A device that is none computes at the pace of the processor.
-            times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 10
+            times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
             for name, make, traffic in algorithms(ranks):
                 wrong, eager_us, graph_us = measure(ranks, make, times)
                 failed += wrong is not None

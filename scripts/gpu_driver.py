@@ -2,6 +2,20 @@
 import ctypes
 import struct
 
+# DataType and ReduceOp in src/types.rs: number, bytes, suffix of the kernels.
+TYPES = {"int8": (0, 1, "w1"), "uint8": (1, 1, "w1"), "int32": (2, 4, "w4"), "uint32": (3, 4, "w4"),
+         "int64": (4, 8, "w8"), "uint64": (5, 8, "w8"), "half": (6, 2, "f16"), "float": (7, 4, "f32"),
+         "double": (8, 8, "f64"), "bfloat16": (9, 2, "bf16"), "f8e4m3": (10, 1, "e4m3"),
+         "f8e5m2": (11, 1, "e5m2"), "int16": (64, 2, "w2"), "uint16": (65, 2, "w2"), "bool": (66, 1, "w1")}
+FLOATS = {"half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"}
+SUM, PROD, MAX, MIN, AVG, BAND, BOR, BXOR, PREMULSUM = 0, 1, 2, 3, 4, 64, 65, 66, 67
+
+
+def operations(name):
+    """Those that a type has."""
+    ops = [SUM, PROD, MAX, MIN] + ([] if name == "bool" else [AVG, PREMULSUM])
+    return ops + ([] if name in FLOATS else [BAND, BOR, BXOR])
+
 
 class Field(ctypes.Structure):
     _fields_ = [("structure", ctypes.c_char_p), ("field", ctypes.c_char_p),

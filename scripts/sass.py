@@ -14,7 +14,7 @@ from pathlib import Path
 
 KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
 KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
-KERNELS += ["ringcomm_probe", "ringcomm_delay"]
+KERNELS += ["ringcomm_delay"]
 DEVICES = ["sm_80", "sm_90", "sm_100", "sm_120"]
 # What a thread of a block of 512 has: kernels/abi.h, RINGCOMM_THREADS.
 MOST_REGISTERS = 128
@@ -158,7 +158,7 @@ def judge(device, kernels, usage):
     yield "loads and stores of 128 bits", narrow
     yield "all loads before the first use", late
     # The protocol is the same in all kinds; one of each size is enough.
-    chosen = [name for name in kernels if name.endswith(("_f32", "_w4", "_probe"))]
+    chosen = [name for name in kernels if name.endswith(("_f32", "_w4"))]
     fences = [f"{name}: {address:#x} {text}" for name in chosen
               for address, text in fences_among_peers(kernels[name])]
     polls = [name for name in chosen if not any(FLAG.search(text) for _, text in kernels[name])]

@@ -1,11 +1,11 @@
-"""The suites behind `scripts/test`: what each runs, and how its output is counted.
+"""The suites behind `scripts/test`: what each runs.
 
 A suite is a function that returns its commands; every command's output goes to one log, from which
-passes and failures are counted. A command that fails without a counted failure counts as one.
+passes and failures are counted (results.py). A suite or a part of one for which the machine lacks
+something is skipped where RINGCOMM_SKIP names it, and has failed where not.
 """
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import aarch64 as cross
-from tools import (Missing, Skip, cmake, install_early, libclang, need, nvcc, pinned,
+from results import FAILING, count, outcome
+from tools import (Missing, cmake, install_early, libclang, need, nvcc, pinned,
                    tensorflow_venv, torch_venv, venv)
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,22 @@ MOST_SECONDS = 1800
 class Command:
     def __init__(self, *words, env=None, cwd=ROOT):
         self.words, self.env, self.cwd = list(words), env or {}, cwd
+
+
+class Lacking:
+    """A part of a suite that cannot run here, and why."""
+
+    def __init__(self, name, reason):
+        self.name, self.reason = name, reason
+
+
+def where_there(name, programs, command):
+    """The command of a part that needs these programs."""
+    try:
+        need(*programs)
+        return command
+    except Missing as reason:
+        return Lacking(name, reason)
 
 
 def cargo(*words, target=None, **more):
@@ -62,8 +79,8 @@ def style():
 
 
 def unit():
-    """Unit and integration tests."""
-    return [cargo("test", "--no-fail-fast")]
+    """Unit and integration tests, and those of how these are counted."""
+    return [cargo("test", "--no-fail-fast"), Command(sys.executable, "scripts/test_results.py")]
 
 
 def loom():
@@ -75,6 +92,8 @@ def loom():
 # it. Pure code and the arithmetic's matrices, an hour under a sanitizer, have nothing for them to
 # see that these have not; suites that kill processes leave none to report.
 PURE = ["algorithm::", "device::", "plan::", "simulation", "agree::", "gossip", "rendezvous::"]
+# Counts the process's mappings, among which a sanitizer has its own.
+MAPPINGS = ["mirrors_of_many_ranks"]
 CONCURRENT = ["bootstrap", "fifo", "group", "hosts", "meeting", "messages", "mismatches",
               "splits", "stream", "transport_leaks", "transport_memory", "transport_tcp", "visits"]
 # Looks at a buffer while a call writes it, to see when that ends: a race of the test's own.
@@ -82,14 +101,16 @@ LOOKS_ON = "what_runs_is_over_when_a_broken_communicator_is_gone"
 COLLECTIVES = ["barrier", "two_threads", "several_communicators", "long_vectors", "sixteen"]
 
 
-def sanitized(kind, flags, options):
-    """The suites with memory and threads in them, under a sanitizer."""
-    env = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": f"-Zsanitizer={kind} {flags}", **options}
+def sanitized(kind, flags, slower, options):
+    """The suites with memory and threads in them, under a sanitizer with which code takes up to so
+    many times as long."""
+    env = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": f"-Zsanitizer={kind} {flags}",
+           "RINGCOMM_SLOWER": slower, **options}
 
     def tests(*words):
         return cargo("test", "--no-fail-fast", "--target", HOST, *words, target=kind, env=env)
     return [
-        tests("--lib", "--", *(word for name in PURE for word in ("--skip", name))),
+        tests("--lib", "--", *(word for name in PURE + MAPPINGS for word in ("--skip", name))),
         tests(*tests_named(*CONCURRENT)),
         tests(*tests_named("capi"), "--", "--skip", LOOKS_ON),
         tests(*tests_named("collectives"), "--", *COLLECTIVES),
@@ -99,13 +120,15 @@ def sanitized(kind, flags, options):
 def tsan():
     """ThreadSanitizer."""
     # The standard library comes compiled, without what ThreadSanitizer needs to see: the fence in
-    # Arc's last drop, the state of a Once, the lock in a channel of std (tests and harness use
-    # them).
-    unseen = ["library/alloc/src/sync.rs", "library/std/src/sync/once_lock.rs",
-              "library/std/src/sys/sync/once/", "library/std/src/sync/mpmc/", "CompletedTest"]
+    # the last drop of an Arc, before what it holds ends (most such drops are inlined and have no name
+    # of their own, so its file is named), the state of a Once, the lock in a channel of std (tests
+    # and harness use them).
+    unseen = ["library/alloc/src/sync.rs",
+              "library/std/src/sync/once_lock.rs", "library/std/src/sys/sync/once/",
+              "library/std/src/sync/mpmc/", "CompletedTest"]
     suppressions = TARGET / "tsan-suppressions"
     suppressions.write_text("".join(f"race:{name}\n" for name in unseen))
-    return sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer",
+    return sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer", "15",
                      {"TSAN_OPTIONS": f"suppressions={suppressions} die_after_fork=0"})
 
 
@@ -119,8 +142,9 @@ def asan():
     env = {"ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": options}
     # The tests have built this library, too.
     library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / "address" / HOST / "debug/deps"), **env}
-    need("gcc", "g++", "nm")
-    return [*sanitized("address", "", env), Command("scripts/run-examples", "asan", env=library)]
+    examples = Command("scripts/run-examples", "asan", env=library)
+    return [*sanitized("address", "", "3", env),
+            where_there("asan-examples", ["gcc", "g++", "nm"], examples)]
 
 
 def aarch64():
@@ -129,7 +153,7 @@ def aarch64():
     try:
         tools = cross.tools(TARGET / "aarch64-tools")
     except cross.Missing as reason:
-        raise Skip(str(reason)) from reason
+        raise Missing(str(reason)) from reason
     env = {**tools, "RUSTFLAGS": "-Dwarnings", "CARGO_PROFILE_DEV_DEBUG": "0",
            "CARGO_INCREMENTAL": "0"}
 
@@ -167,9 +191,10 @@ def abi():
 
 
 def examples():
-    """The C and C++ examples; the suite `asan` runs them with a library of its own."""
-    need("gcc", "g++")
-    return [cargo("build", "--release"), Command("scripts/run-examples")]
+    """The README's first command, and the C and C++ examples; the suite `asan` runs those with a
+    library of its own."""
+    return [cargo("build", "--release"), Command("scripts/first-command"),
+            where_there("examples", ["gcc", "g++"], Command("scripts/run-examples"))]
 
 
 def install():
@@ -181,17 +206,17 @@ def install():
 def namespaces():
     """Ranks on four hosts of network namespaces, over wires that lose, reset, slow and cut."""
     if os.geteuid() != 0:
-        raise Skip("only root makes network namespaces")
+        raise Missing("only root makes network namespaces")
     need("ip", "tc", "nft", "unshare")
     made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
     if made.returncode:
-        raise Skip(f"no network namespaces here ({made.stderr.strip()})")
+        raise Missing(f"no network namespaces here ({made.stderr.strip()})")
     return [cargo("test", "--test", "namespaces", "--", "--nocapture", "--test-threads=1")]
 
 
 def on_fake_driver(devices, queues, **more):
     """Variables under which a process finds the driver without a GPU, with so many devices and
-    hardware queues each."""
+    hardware queues each; 0 is a queue for every stream, so that none is held up by another."""
     place = TARGET / "fakecuda"
     place.mkdir(parents=True, exist_ok=True)
     driver = place / "libcuda.so.1"
@@ -204,9 +229,25 @@ def on_fake_driver(devices, queues, **more):
             "FAKECUDA_QUEUES": str(queues), **more}
 
 
+def build_fake_driver():
+    """What makes the driver without a GPU, and its kernels."""
+    return [
+        cargo("build", "-p", "ringcomm-fakecuda"),
+        Command("kernels/build-host", str(TARGET / "fakecuda/kernels.so")),
+    ]
+
+
+def on_devices(tools, tests, devices, library):
+    """Tests of the Python package with an environment's Python, on the driver without a GPU."""
+    env = {"PYTHONPATH": str(ROOT / "python"), "RINGCOMM_LIBRARY": str(TARGET / library)}
+    return Command(str(tools / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                   f"python/tests/{tests}", env=on_fake_driver(devices, 0, **env))
+
+
 def cuda():
     """Ranks on CUDA devices, on a driver without a GPU and with the kernels compiled for the host."""
     need("g++")
+    tools = venv("pytest<10", "numpy<3")
 
     def ran(devices, queues, *filters, **more):
         # More threads than cores: many tests wait for a deadline.
@@ -220,18 +261,21 @@ def cuda():
                         ("kernels-host.so", "fakecuda/kernels.so"),
                         ("ringcomm.fatbin", "fakecuda/image")]:
         (check / name).symlink_to(TARGET / place)
+    library = "debug/libringcomm.so"
     return [
-        cargo("build", "-p", "ringcomm-fakecuda"),
-        Command("kernels/build-host", str(TARGET / "fakecuda/kernels.so")),
-        cargo("build", "--bin", "ring-perf", "--bin", "ringrun"),
+        *build_fake_driver(),
+        cargo("build", "--lib", "--bin", "ring-perf", "--bin", "ringrun"),
         ran(1, 8),
         # What a driver without an entry point or with an error says does not depend on devices.
         ran(2, 1, "--skip", "gate::", "--skip", "failures::"),
-        ran(8, 32, "calls::", "streams::", "ahead::"),
+        ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::"),
         ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
         Command("scripts/gpu-check", "--dry", str(check), env=on_fake_driver(1, 8)),
+        Command(sys.executable, "scripts/test_gpu_check.py"),
+        on_devices(tools, "cuda", 1, library),
+        on_devices(tools, "cuda", 2, library),
     ]
 
 
@@ -241,21 +285,29 @@ def peers():
 
 
 def python():
-    """The Python package: its wheel, built and installed; its tests, types and documentation."""
+    """The Python package: its wheel, built and installed; its tests, under every Python that is here;
+    its types and documentation."""
     tools = venv("numpy<3", "ml_dtypes<1", "jax<1", "pytest<10", "mypy<3", "mkdocs<2")
     return [Command("scripts/test-python", str(tools))]
 
 
 def torch():
-    """The backend of torch.distributed: its tests, and PyTorch's own tests of a backend."""
+    """The backend of torch.distributed: its types and tests, and PyTorch's own tests of a backend."""
     interpreter = str(torch_venv() / "bin/python")
     env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
            "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
     tests = ROOT / "python/tests/torch"
+    need("g++")
     return [
         cargo("build", "--release"),
+        # Where the types of torch's own classes are known.
+        Command(interpreter, "-m", "mypy", "--config-file=", "--strict", "--cache-dir",
+                str(TARGET / "mypy-cache"), "-p", "ringcomm.torch", "-p", "ringcomm.horovod.torch",
+                cwd=ROOT / "python"),
         Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), env=env),
         Command(interpreter, str(tests / "distributed_suite.py"), env=env),
+        *build_fake_driver(),
+        on_devices(torch_venv(), "cuda_torch", 2, "release/libringcomm.so"),
     ]
 
 
@@ -296,49 +348,6 @@ def fuzz():
 SUITES = [style, unit, kernels, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python,
           torch, training, peers, namespaces, cuda]
 
-# What a line of a log counts as: the summaries of libtest and unittest, and the one-line results of
-# the scripts.
-SUMMARY = re.compile(r"^test result: \S+ (\d+) passed; (\d+) failed;")
-KILLED = re.compile(r"^  process didn't exit successfully: .* \(signal: ")
-RESULT = re.compile(r"^(ok|FAILED): ")
-UNITTEST = re.compile(r"^Ran (\d+) tests? in ")
-UNITTEST_FAILED = re.compile(r"^FAILED \((?:(?:failures|errors)=\d+(?:, )?)+")
-PYTEST = re.compile(r"^(?:=+ )?\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s")
-SKIPPED = re.compile(r"^skipped: (.*)")
-SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
-
-# Lines that say what failed, or what was running when a suite was killed.
-FAILING = re.compile(r"^(test (?!result).*(FAILED|has been running)|error|FAILED:? "
-                     r"|(ERROR|FAIL): test"
-                     r"|thread '.*panicked at|SUMMARY: )"
-                     f"|{SANITIZER.pattern}|^    #[0-9]+ (?!.*/rustc/).*/(src|tests)/")
-
-
-def count(text):
-    passed = failed = reports = 0
-    notes = []
-    for line in text.splitlines():
-        if match := SUMMARY.match(line):
-            passed, failed = passed + int(match[1]), failed + int(match[2])
-        elif KILLED.match(line):
-            # A test program that died said nothing of its tests.
-            failed += 1
-        elif match := RESULT.match(line):
-            passed, failed = passed + (match[1] == "ok"), failed + (match[1] != "ok")
-        elif match := UNITTEST.match(line):
-            passed += int(match[1])
-        elif match := UNITTEST_FAILED.match(line):
-            bad = sum(map(int, re.findall(r"\d+", match[0])))
-            passed, failed = passed - bad, failed + bad
-        elif PYTEST.match(line):
-            for number, what in re.findall(r"(\d+) (passed|failed|error)", line):
-                passed += int(number) * (what == "passed")
-                failed += int(number) * (what != "passed")
-        elif match := SKIPPED.match(line):
-            notes.append(match[0])
-        reports += bool(SANITIZER.search(line))
-    return passed, failed + reports, notes
-
 
 def execute(command, out):
     """Run one command, with everything it started, to its end or its time; returns its status."""
@@ -363,21 +372,38 @@ def execute(command, out):
         process.wait()
 
 
+# What may be skipped where the machine lacks something. Only some machines let a user make network
+# namespaces; all else is needed to say that the tests pass.
+MAY_SKIP = os.environ.get("RINGCOMM_SKIP", "namespaces").split(",")
+
+# What was skipped with this permission.
+skipped = []
+
+
+def lacks(name, reason):
+    """Note what cannot run; the failures that it counts as."""
+    if name in MAY_SKIP:
+        print(f"{name}: skipped: {reason}", flush=True)
+        skipped.append(name)
+        return 0
+    print(f"{name}: failed: {reason}; RINGCOMM_SKIP names what to do without", flush=True)
+    return 1
+
+
 def run(suite):
     """Run one suite; returns its counts."""
     name, start = suite.__name__, time.monotonic()
     log = LOGS / f"{name}.log"
     try:
         commands = suite()
-    except Skip as reason:
-        print(f"{name}: skipped: {reason}", flush=True)
-        return 0, 0
     except Missing as reason:
-        print(f"{name}: failed: {reason}", flush=True)
-        return 0, 1
-    passed, failed, notes = 0, 0, []
+        return 0, lacks(name, reason)
+    passed, failed, idle, notes = 0, 0, 0, []
     log.write_text("")
     for command in commands:
+        if isinstance(command, Lacking):
+            failed += lacks(command.name, command.reason)
+            continue
         line = " ".join(command.words)
         begin = log.stat().st_size
         with log.open("a") as out:
@@ -387,19 +413,20 @@ def run(suite):
         with log.open(errors="replace") as read:
             read.seek(begin)
             counts = count(read.read())
-        # A command that has no tests to count is one itself.
-        counted = counts[0] + counts[1]
-        passed += counts[0] + (code == 0 and counted == 0 and "build" not in command.words)
-        failed += counts[1] + (code != 0 and counts[1] == 0)
+        good, bad = outcome(command.words, code, *counts[:2])
+        passed, failed = passed + good, failed + bad
         notes += counts[2]
-        if code != 0:
-            print(f"{name}: failed: {line} (see {log.relative_to(ROOT)})", flush=True)
+        idle += counts[3]
+        if bad:
+            why = "nothing was tested by " if code == 0 and not any(counts[:2]) else ""
+            print(f"{name}: failed: {why}{line} (see {log.relative_to(ROOT)})", flush=True)
             if command.words[:2] == ["cargo", "build"]:
                 break
     for note in notes:
         print(f"{name}: {note}", flush=True)
     seconds = time.monotonic() - start
-    print(f"{name}: {passed} passed, {failed} failed ({seconds:.0f} s)", flush=True)
+    nothing = f", {idle} of them with nothing to do here" if idle else ""
+    print(f"{name}: {passed} passed{nothing}, {failed} failed ({seconds:.0f} s)", flush=True)
     if failed:
         failing = [line for line in log.read_text(errors="replace").splitlines()
                    if FAILING.search(line)]
@@ -428,6 +455,8 @@ def main():
     results = [run(suite) for suite in chosen]
     passed, failed = (sum(column) for column in zip(*results))
     print(f"{passed} passed, {failed} failed")
+    if skipped:
+        print(f"{len(skipped)} suites skipped: {' '.join(skipped)}")
     return 1 if failed or not passed else 0
 
 

@@ -14,12 +14,8 @@ from pathlib import Path
 TARGET = Path(__file__).resolve().parent.parent / "target"
 
 
-class Skip(Exception):
-    """The suite cannot run here; the text says why."""
-
-
 class Missing(Exception):
-    """The suite must run everywhere, and cannot for the reason in the text: it has failed."""
+    """A suite, or a part of one, cannot run for the reason in the text."""
 
 
 # One installation at a time into an environment.
@@ -74,7 +70,7 @@ def torch_venv():
     """The virtual environment of what uses PyTorch: its wheel wants its CUDA libraries also on the CPU,
     5.4 GB, a minute."""
     return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
-                name="venv-torch")
+                "mypy<3", name="venv-torch")
 
 
 def pinned(place, name):
@@ -134,4 +130,4 @@ def need(*programs):
         if not shutil.which(program):
             debian(PACKAGES.get(program, program))
         if not shutil.which(program):
-            raise Skip(f"{program} is not installed")
+            raise Missing(f"{program} is not installed")

@@ -11,8 +11,9 @@ use std::ops::RangeInclusive;
 pub struct Config {
     /// Longest time one operation may wait for its peers before it fails, in milliseconds.
     pub timeout_ms: u64,
-    /// Bytes of connection buffers a rank may hold, over all its peers.
-    pub buffer_bytes: usize,
+    /// Bytes of connection buffers a rank may hold, over all its peers; `None` takes
+    /// [`DEFAULT_BUFFER_BYTES`], of which more than two ranks use half.
+    pub buffer_bytes: Option<usize>,
     /// Every result equals the serial loop over ranks 0, 1, 2, ... bit for bit.
     pub deterministic: bool,
     /// The algorithm to use, by name, where it exists for the collective; else the cost model's.
@@ -107,8 +108,7 @@ impl Default for Config {
             // Five minutes: longer than any honest gap between ranks (a checkpoint, a validation
             // pass, a data loader's start), a sixth of what torch.distributed lets a job sit dead.
             timeout_ms: 300_000,
-            // 4 MiB, NCCL's own default for its per-connection buffer, here for all peers together.
-            buffer_bytes: 4 << 20,
+            buffer_bytes: None,
             deterministic: false,
             algorithm: None,
             spins: None,
@@ -125,6 +125,9 @@ impl Default for Config {
         }
     }
 }
+
+/// 4 MiB, NCCL's own default for its per-connection buffer, here for all peers together.
+pub const DEFAULT_BUFFER_BYTES: usize = 4 << 20;
 
 /// The least that [`Config::buffer_bytes`] may be: two slots of a page for each of seven peers.
 pub const LEAST_BUFFER_BYTES: usize = 64 << 10;
@@ -146,7 +149,7 @@ const VARIABLES: [Variable; 14] = [
         name: "RINGCOMM_BUFFSIZE",
         help: "bytes of connection buffers per rank and communicator",
         set: |config, text| {
-            number(text, LEAST_BUFFER_BYTES).map(|bytes| config.buffer_bytes = bytes)
+            number(text, LEAST_BUFFER_BYTES).map(|bytes| config.buffer_bytes = Some(bytes))
         },
     },
     Variable {
@@ -338,7 +341,7 @@ mod tests {
             _ => None,
         })
         .unwrap();
-        assert_eq!((config.timeout_ms, config.buffer_bytes), (250, 2 << 20));
+        assert_eq!((config.timeout_ms, config.buffer_bytes), (250, Some(2 << 20)));
         assert!(config.deterministic);
     }
 

@@ -4,6 +4,9 @@
 //! that loads data) would hold copies of all of them, and when its parent is killed the peers would
 //! see no connection end. So the library's sockets are listed here, and a handler that `fork` runs
 //! in the child lets go of them. It may only do what a signal handler may: the list is atomics.
+//! What another thread has opened and not listed yet at the fork, a matter of microseconds, the
+//! child keeps: if the parent is killed, a peer learns of that when the child ends, or at its
+//! deadline.
 #![allow(unsafe_code)]
 
 #[cfg(not(loom))]

@@ -16,6 +16,7 @@ pub mod executor;
 pub mod ffi;
 pub mod fork;
 pub mod host;
+pub mod nearest;
 pub mod plan;
 pub mod sync;
 pub mod transport;

@@ -94,7 +94,7 @@ fn every_algorithm_streams_long_vectors_through_deep_connections() {
     // Slots of 8 KiB: with four, plans run in stages; with sixteen and ranks that share a core, the
     // stages are four slices apart.
     for (slots, nranks) in [4, 16].into_iter().flat_map(|slots| RANKS.map(|ranks| (slots, ranks))) {
-        let buffer_bytes = (nranks - 1).max(1) * (128 + slots * (8192 + 64));
+        let buffer_bytes = Some((nranks - 1).max(1) * (128 + slots * (8192 + 64)));
         let profile = profile(slots);
         let config = Config { buffer_bytes, profile: Some(profile.clone()), ..config() };
         let mut cases = Vec::new();

@@ -85,7 +85,7 @@ fn settings(debug: c_int) -> ringConfig_t {
         interfaces: null(),
         ports: null(),
         sockets: RING_CONFIG_UNDEF_INT,
-        reserved: RING_CONFIG_UNDEF_INT,
+        device: RING_CONFIG_UNDEF_INT,
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::delays::{asked, judge};
 use support::holdings::Holdings;
+use support::pace::{Pace, Timed};
 use support::processes::{Ranks, Seat, say};
 use support::scratch::{Scratch, run};
 use support::work::until_one_fails;
@@ -41,19 +42,19 @@ fn work_until_a_call_fails(seat: &Seat, seed: &str) -> String {
 
 /// Kill a rank at a random point and see that every other one names it, and that it names its
 /// operation and holds nothing afterwards (which it checks itself). Returns how long they took.
-fn kill_one(round: usize, random: &mut Random, mut ranks: Ranks, nranks: usize) -> Vec<Duration> {
+fn kill_one(round: usize, random: &mut Random, mut ranks: Ranks, nranks: usize) -> Vec<Timed> {
     let victim = random.below(nranks);
-    let mut delays = Vec::new();
+    let mut heard = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     for rank in 0..nranks {
         assert_eq!(ranks.hear(rank, deadline).1, "ready");
     }
     std::thread::sleep(Duration::from_micros(random.below(4000) as u64));
-    let killed = Instant::now();
+    let (pace, killed) = (Pace::beside(ranks.pids()), Instant::now());
     ranks.signal(victim, libc::SIGKILL);
     for rank in (0..nranks).filter(|rank| *rank != victim) {
         let (at, text) = ranks.hear(rank, deadline);
-        delays.push(at.saturating_duration_since(killed));
+        heard.push(at);
         let dead = ranks.who(victim) + " died";
         assert!(text.contains(&dead), "round {round}, rank {rank} of {nranks}: {text}");
     }
@@ -64,7 +65,7 @@ fn kill_one(round: usize, random: &mut Random, mut ranks: Ranks, nranks: usize) 
             end.result.unwrap_or_else(|why| panic!("round {round}, rank {rank}: {why}"));
         }
     }
-    delays
+    heard.into_iter().map(|at| pace.timed(killed, at)).collect()
 }
 
 #[test]
@@ -316,8 +317,9 @@ fn a_deadline_while_the_communicator_is_made_says_so() {
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let waits = Config { profile: path.to_str().map(String::from), ..config() };
     let text = std::thread::scope(|scope| {
-        // Rank 0 reads a profile that nobody writes.
+        // Rank 0 reads a profile before it meets rank 1 and, as that says nothing, once more.
         let zero = scope.spawn(|| Communicator::init_rank(2, &id, 0, &waits).err());
+        std::fs::write(&path, "nothing").unwrap();
         let late = Config { timeout_ms: 3000, ..config() };
         let text = Communicator::init_rank(2, &id, 1, &late).err().unwrap().to_string();
         drop(std::fs::write(&path, "nothing"));
@@ -335,8 +337,8 @@ fn join_with_little_memory(seat: &Seat, poor: &[usize]) -> String {
     if poor.contains(&seat.rank) {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
-        // A segment of rings for four ranks takes 17 MiB.
-        let most = pages * 4096 + (25 << 20);
+        // A segment of rings for four ranks takes 13 MiB.
+        let most = pages * 4096 + (21 << 20);
         let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
         // SAFETY: a valid limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
@@ -361,14 +363,14 @@ fn say_who_has_no_memory(mut ranks: Ranks, hosts: [usize; 4]) {
 
 #[test]
 fn a_rank_that_cannot_map_the_others_memory_tells_them() {
-    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    let config = Config { buffer_bytes: Some(64 << 20), ..config() };
     let join = |seat: &Seat, _: &str| join_with_little_memory(seat, &[1]);
     say_who_has_no_memory(Ranks::start_apart(4, &config, "", join), [0; 4]);
 }
 
 #[test]
 fn a_rank_that_cannot_map_the_others_memory_tells_those_of_other_hosts() {
-    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    let config = Config { buffer_bytes: Some(64 << 20), ..config() };
     for hosts in [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 2]] {
         let join = |seat: &Seat, _: &str| join_with_little_memory(seat, &[1]);
         say_who_has_no_memory(Ranks::start_on_hosts(&hosts, &config, "", join), hosts);
@@ -377,7 +379,7 @@ fn a_rank_that_cannot_map_the_others_memory_tells_those_of_other_hosts() {
 
 #[test]
 fn a_host_whose_ranks_all_cannot_map_each_others_memory_is_not_waited_for() {
-    let config = Config { buffer_bytes: 64 << 20, ..config() };
+    let config = Config { buffer_bytes: Some(64 << 20), ..config() };
     let mut ranks = Ranks::start_on_hosts(&[0, 0, 1, 1], &config, "", |seat, _| {
         join_with_little_memory(seat, &[0, 1])
     });

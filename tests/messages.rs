@@ -3,12 +3,17 @@
 
 mod support;
 
-use ringcomm::communicator::{Call, Communicator, Message};
+use ringcomm::communicator::{Call, Communicator, Message, Vector};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
+use ringcomm::transport::exports;
 use ringcomm::types::DataType;
+use std::time::Instant;
 use support::exchange::{Planned, batch, run};
-use support::{Random, config, on_hosts, on_joined_threads, on_processes, on_threads, small_slots};
+use support::pace::{Timed, assert_kept};
+use support::threads::{joined_hosts, run_timed};
+use support::{Guarded, MISMATCH_KNOWN, Random, config};
+use support::{on_joined_threads, on_processes, on_threads, small_slots};
 
 fn random_batches(comm: &Communicator, seed: u64, rounds: usize) {
     let mut plan = Random(seed);
@@ -35,6 +40,72 @@ fn random_batches_between_processes_arrive_whole() {
             String::new()
         });
     }
+}
+
+fn mapped_files() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:")).count()
+}
+
+/// Swap `bytes` bytes with the other one of two ranks, as messages or as an AllToAllv; whether that
+/// mapped memory of its.
+fn swaps_by_mapping(comm: &Communicator, buffers: [*mut u8; 2], bytes: usize, v: bool) -> bool {
+    let (rank, peer, data_type) = (comm.rank(), 1 - comm.rank(), DataType::Uint8);
+    let value = |rank: usize, index: usize| (index * 7 + index / 251 + 100 * rank) as u8;
+    let [send, recv] = buffers;
+    // SAFETY: both hold that many bytes, and nobody else uses them.
+    unsafe {
+        (0..bytes).for_each(|index| send.add(index).write(value(rank, index)));
+        recv.write_bytes(0, bytes);
+    }
+    let before = mapped_files();
+    let mut counts = vec![bytes; 2];
+    counts[rank] = 0;
+    let vector = Vector {
+        send_counts: counts.clone(),
+        send_displacements: vec![0; 2],
+        recv_counts: counts,
+        recv_displacements: vec![0; 2],
+    };
+    // SAFETY: as above.
+    unsafe {
+        if v {
+            let call = Call {
+                send,
+                recv,
+                vector: Some(&vector),
+                ..Call::new(Collective::AllToAll, data_type)
+            };
+            comm.run(&call).unwrap();
+        } else {
+            let send = Message::Send { buffer: send, count: bytes, data_type, peer };
+            let recv = Message::Recv { buffer: recv, count: bytes, data_type, peer };
+            comm.exchange(&[send, recv]).unwrap();
+        }
+    }
+    // SAFETY: as above.
+    let wrong = (0..bytes).find(|index| unsafe { recv.add(*index).read() } != value(peer, *index));
+    assert_eq!(wrong, None, "{bytes} bytes, {v}");
+    mapped_files() > before
+}
+
+#[test]
+fn long_messages_between_processes_are_taken_from_where_exported_memory_is() {
+    on_processes(2, &small_slots(2, 1024), "", |comm, _| {
+        let long = 1 << 20;
+        for v in [false, true] {
+            let mut ordinary = [vec![0u8; long], vec![0u8; long]];
+            let buffers = ordinary.each_mut().map(|one| one.as_mut_ptr());
+            assert!(!swaps_by_mapping(comm, buffers, long, v));
+            let exported = [0, 1].map(|_| exports::allocate(long).unwrap());
+            assert!(!swaps_by_mapping(comm, exported, 1024, v), "one slot holds it");
+            let inside = exported.map(|one| one.wrapping_add(24));
+            assert!(swaps_by_mapping(comm, inside, long - 100, v));
+            assert!(!swaps_by_mapping(comm, exported, long, v), "it is mapped already");
+            exported.into_iter().for_each(|one| exports::release(one).unwrap());
+        }
+        String::new()
+    });
 }
 
 #[test]
@@ -117,62 +188,69 @@ fn a_refused_batch_leaves_the_communicator_as_it_was() {
 /// What a rank calls: elements sent to the other one of two and received from it, none where 0.
 type Ends = (usize, DataType, usize, DataType);
 
-/// What two ranks whose messages differ are told, at once or at their next call.
-fn told(comm: &Communicator, ends: [Ends; 2]) -> String {
-    let (sent, sent_type, received, received_type) = ends[comm.rank()];
-    let peer = 1 - comm.rank();
-    let (send, mut recv) = (vec![1u8; 1 << 20], vec![0u8; 1 << 20]);
-    let mut messages = Vec::new();
-    if sent > 0 {
-        let (buffer, count) = (send.as_ptr(), sent);
-        messages.push(Message::Send { buffer, count, data_type: sent_type, peer });
-    }
-    if received > 0 {
-        let (buffer, count) = (recv.as_mut_ptr(), received);
-        messages.push(Message::Recv { buffer, count, data_type: received_type, peer });
-    }
-    // A small send is complete once it is posted; then the next call learns of the failure.
-    messages.push(one_byte(false, peer, &mut recv[0]));
-    let (first, next) = messages.split_at(messages.len() - 1);
-    // SAFETY: the buffers are long enough.
-    let outcome = unsafe { comm.exchange(first).and_then(|()| comm.exchange(next)) };
-    outcome.expect_err("a mismatch").to_string()
+/// Two ranks whose messages differ are told so, at once or at their next call, and how both ends
+/// are called; how long that took.
+fn differ(communicators: &[Communicator], ends: [Ends; 2], parts: [&str; 2]) -> Timed {
+    run_timed(communicators, |comm, together| {
+        let rank = comm.rank();
+        let (sent, sent_type, received, received_type) = ends[rank];
+        let peer = 1 - rank;
+        let mut send = Guarded::new(sent * sent_type.size(), 13);
+        let mut recv = Guarded::new(received * received_type.size(), 26);
+        let mut byte = 0;
+        let mut messages = Vec::new();
+        if sent > 0 {
+            let (buffer, count) = (send.pointer().cast_const(), sent);
+            messages.push(Message::Send { buffer, count, data_type: sent_type, peer });
+        }
+        if received > 0 {
+            let (buffer, count) = (recv.pointer(), received);
+            messages.push(Message::Recv { buffer, count, data_type: received_type, peer });
+        }
+        // A small send is complete once it is posted; then the next call learns of the failure.
+        let next = [one_byte(false, peer, &mut byte)];
+        together.wait();
+        let started = Instant::now();
+        // SAFETY: every buffer holds its message.
+        let outcome = unsafe { comm.exchange(&messages).and_then(|()| comm.exchange(&next)) };
+        let known = Instant::now();
+        let text = outcome.expect_err("a mismatch").to_string();
+        let pid = format!("pid {}", std::process::id());
+        for part in ["rank 0", "rank 1", &pid].into_iter().chain(parts) {
+            assert!(text.contains(part), "rank {rank}: {part} is not in: {text}");
+        }
+        for buffer in [&send, &recv] {
+            assert_eq!(buffer.differs(buffer.content(), 1), None, "rank {rank}: {text}");
+        }
+        (started, known)
+    })
 }
 
-/// Every way in which two ends may differ, and how the receiver names it.
-fn differ(comm: &Communicator, ends: [Ends; 2], right: &str, wrong: &str) {
-    let text = told(comm, ends);
-    let (rank, pid) = (comm.rank(), std::process::id());
-    for part in ["rank 0", "rank 1", right, wrong, &format!("pid {pid}")] {
-        assert!(text.contains(part), "rank {rank}: {part} is not in: {text}");
-    }
-}
-
-const ENDS: [([Ends; 2], &str, &str); 4] = {
+/// Every way in which two ends may differ, and how they are called.
+const ENDS: [([Ends; 2], [&str; 2]); 4] = {
     use DataType::{Float32, Int32, Uint8};
     [
         (
             [(8, Float32, 0, Uint8), (0, Uint8, 9, Float32)],
-            "Send(count=8, type=float, peer=1) #0",
-            "Recv(count=9, type=float, peer=0) #0",
+            ["Send(count=8, type=float, peer=1) #0", "Recv(count=9, type=float, peer=0) #0"],
         ),
         // As many bytes.
         (
             [(8, Int32, 0, Uint8), (0, Uint8, 8, Float32)],
-            "Send(count=8, type=int32, peer=1) #0",
-            "Recv(count=8, type=float, peer=0) #0",
+            ["Send(count=8, type=int32, peer=1) #0", "Recv(count=8, type=float, peer=0) #0"],
         ),
         // Rank 0 receives what it expects.
         (
             [(9, Int32, 4, Int32), (4, Int32, 7, Int32)],
-            "Send(count=9, type=int32, peer=1) #0",
-            "Recv(count=7, type=int32, peer=0) #0",
+            ["Send(count=9, type=int32, peer=1) #0", "Recv(count=7, type=int32, peer=0) #0"],
         ),
         // Longer than a slot.
         (
             [(200_000, Float32, 0, Uint8), (0, Uint8, 200_001, Float32)],
-            "Send(count=200000, type=float, peer=1) #0",
-            "Recv(count=200001, type=float, peer=0) #0",
+            [
+                "Send(count=200000, type=float, peer=1) #0",
+                "Recv(count=200001, type=float, peer=0) #0",
+            ],
         ),
     ]
 };
@@ -180,10 +258,12 @@ const ENDS: [([Ends; 2], &str, &str); 4] = {
 #[test]
 fn ends_that_disagree_on_a_message_both_name_both_calls() {
     let config = ringcomm::config::Config { timeout_ms: 20_000, ..config() };
-    for (ends, sent, received) in ENDS {
-        on_threads(2, &config, |comm| differ(comm, ends, sent, received));
-        on_hosts(&[0, 1], &config, |comm| differ(comm, ends, sent, received));
+    let mut took = Vec::new();
+    for (ends, parts) in ENDS {
+        took.push(differ(&Communicator::init_all(2, &config).unwrap(), ends, parts));
+        took.push(differ(&joined_hosts(&[0, 1], &config), ends, parts));
     }
+    assert_kept("messages whose ends differ", MISMATCH_KNOWN, &took);
 }
 
 #[test]
@@ -202,10 +282,11 @@ fn a_message_where_a_collective_is_expected_is_named() {
             }
         };
         let text = outcome.expect_err("a mismatch").to_string();
-        // Rank 0 may see first that rank 1 is elsewhere, when it waits for an answer itself.
+        // Rank 0 may see first that rank 1 is elsewhere, when it waits for an answer itself, and
+        // tell rank 1.
         let calls =
             ["Send(count=1, type=uint8, peer=1) #0", "Recv(count=1, type=uint8, peer=1) #0"];
-        let is_named = calls[..2 - comm.rank()].iter().any(|call| text.contains(call));
+        let is_named = calls.iter().any(|call| text.contains(call));
         let both = text.contains("rank 1") && text.contains("called Barrier() #0") && is_named;
         assert!(both, "rank {}: {text}", comm.rank());
     });

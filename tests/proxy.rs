@@ -147,17 +147,25 @@ fn forward(mut from: TcpStream, mut to: TcpStream, trouble: Trouble, mut random:
 /// The longest that an operation or a meeting may wait.
 const TIMEOUT_MS: u64 = 4000;
 
-/// A rank of one run: the calls that were exact, and the error that ended it, if one did.
-fn take_part(comm: &Communicator, prepared: &[Prepared]) -> (usize, Option<String>) {
+/// How a rank's part in a run ended.
+enum End {
+    /// It never got a communicator.
+    Unmet(String),
+    /// It made so many calls that were exact, and then one that failed, if one did.
+    Worked(usize, Option<String>),
+}
+
+/// The calls of a rank.
+fn take_part(comm: &Communicator, prepared: &[Prepared]) -> End {
     for (done, case) in prepared.iter().enumerate() {
         if let Err(text) = case.try_run(comm) {
             // A difference to the oracle is no error of the library.
             assert!(comm.async_error().is_some(), "a wrong result: {text}");
             comm.abort();
-            return (done, Some(text));
+            return End::Worked(done, Some(text));
         }
     }
-    (prepared.len(), None)
+    End::Worked(prepared.len(), None)
 }
 
 /// One run on threads that take each other for other hosts: how many calls were exact, and the
@@ -175,23 +183,32 @@ fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
                 let joined = Communicator::init_rank(nranks, id, rank, &config);
                 match joined {
                     Ok(comm) => take_part(&comm, cases),
-                    Err(error) => (0, Some(error.to_string())),
+                    Err(error) => End::Unmet(error.to_string()),
                 }
             })
         };
         let ranks: Vec<_> = (0..nranks).map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().expect("an exact result")).collect::<Vec<_>>()
     });
-    for (rank, (done, error)) in ends.iter().enumerate() {
-        let Some(text) = error else { continue };
-        let named = match done {
-            0 => names_who_is_missing(text, rank, nranks),
-            _ => names_another(text, rank, nranks),
+    let (mut calls, mut errors) = (0, Vec::new());
+    for (rank, end) in ends.into_iter().enumerate() {
+        let (done, text) = match end {
+            End::Unmet(text) => {
+                let named = names_who_is_missing(&text, rank, nranks, &id);
+                assert!(named, "rank {rank} of {nranks} has not met: {text}");
+                (0, Some(text))
+            }
+            End::Worked(done, Some(text)) => {
+                let named = names_another(&text, rank, nranks);
+                assert!(named, "rank {rank} of {nranks} after {done} calls: {text}");
+                (done, Some(text))
+            }
+            End::Worked(done, None) => (done, None),
         };
-        assert!(named, "rank {rank} of {nranks} after {done} calls: {text}");
+        calls += done;
+        errors.extend(text);
     }
-    let calls = ends.iter().map(|(done, _)| done).sum();
-    (calls, ends.into_iter().filter_map(|(_, error)| error).collect())
+    (calls, errors)
 }
 
 #[test]

@@ -71,6 +71,10 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("-t 2 --compare /nowhere/old.json", "/nowhere/old.json"),
         ("--simulate 8 --network gamma=1", "known: alpha"),
         ("--network alpha=1", "give both"),
+        ("--simulate 8 -t 2", "leave -t and --procs out"),
+        ("--simulate 8 --trace x", "give operations and sizes"),
+        ("broadcast --trace x", "leave the operations out"),
+        ("-c some", "is not a number"),
         ("-d float -o band", "float has no band"),
         ("-t 2 --json /nowhere/new.json", "--json /nowhere/new.json: No such file"),
         ("-t 2 --csv /nowhere/new.csv", "--csv /nowhere/new.csv: No such file"),
@@ -380,6 +384,14 @@ fn the_traces_have_the_published_numbers_of_parameters() {
 }
 
 #[test]
+fn an_option_that_is_refused_late_leaves_no_empty_report() {
+    let folder = Folder::new("refused");
+    let (json, csv) = (folder.file("new.json"), folder.file("new.csv"));
+    expect(2, &format!("-t 2 --json {json} --csv {csv} --profile /nowhere/profile"));
+    assert!(!Path::new(&json).exists() && !Path::new(&csv).exists());
+}
+
+#[test]
 fn a_trace_is_one_step_of_bucketed_all_reduces() {
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/traces/resnet50.txt");
     let run = format!("-t 2 --trace {} --probe 0 -n 1 -w 0", trace.display());
@@ -398,6 +410,33 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     assert_eq!(rows(&table).len(), 15, "{table}");
     let (table, _) = expect(0, "all_to_all_v --simulate 100000 -b 1M -e 1M");
     assert_eq!(rows(&table).len(), 1, "{table}");
+}
+
+/// All operations, from one element to megabytes: what the clock cannot run is marked.
+#[test]
+fn every_operation_is_simulated_for_as_many_ranks_as_there_may_be() {
+    let folder = Folder::new("simulated");
+    for (places, modelled) in [
+        ("--simulate 100000", &["reduce"][..]),
+        ("--simulate 10000 --ranks_per_host 8", &["reduce", "broadcast"]),
+    ] {
+        let json = folder.file("report.json");
+        let run = format!("all {places} -b 8 -e 8M -f 1048576 --json {json}");
+        let (table, _) = expect(0, &run);
+        // A table of each operation, none of them empty.
+        let tables: Vec<&str> = table.split(" ranks, simulated\n").skip(1).collect();
+        assert_eq!(tables.len(), 15, "{table}");
+        assert!(tables.iter().all(|one| !rows(one).is_empty()), "{table}");
+        let report = std::fs::read_to_string(&json).unwrap();
+        let marked = |row: &&str| row.contains("\"mode\": \"modelled\"");
+        let marked: Vec<&str> = report.lines().filter(marked).collect();
+        for row in &marked {
+            let known = modelled.iter().any(|op| row.contains(&format!("\"op\": \"{op}\"")));
+            assert!(known, "{row}");
+        }
+        assert!(!marked.is_empty());
+        assert_eq!(table.matches("by the cost model").count(), marked.len());
+    }
 }
 
 /// A simulation asks what the library would: a sum of floats has the serial order between hosts,

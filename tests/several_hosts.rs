@@ -32,7 +32,7 @@ fn spread(hosts: &[usize], config: Config) -> Config {
 
 /// Four slots of 8 KiB: deep enough for plans to run in stages.
 fn deep(nranks: usize) -> Config {
-    Config { buffer_bytes: (nranks - 1) * (128 + 4 * (8192 + 64)), ..support::config() }
+    Config { buffer_bytes: Some((nranks - 1) * (128 + 4 * (8192 + 64))), ..support::config() }
 }
 
 /// Every collective, type and operation with data that shows the order of a reduction, which is
@@ -103,7 +103,10 @@ fn both_algorithms_can_be_forced_and_give_the_same_bits() {
             on_threads(hosts.len(), &spread(hosts, config), |comm| {
                 for case in &cases {
                     case.run(comm);
-                    assert_eq!(case.explain(comm).algorithm, name, "{:?}", case.case);
+                    let explained = case.explain(comm);
+                    let lanes = algorithm::lanes(&topology, algorithm);
+                    let found = (explained.algorithm, explained.channels);
+                    assert_eq!(found, (name, lanes), "{:?}", case.case);
                 }
                 assert!(comm.dump().contains(&format!("algorithm={name}")), "{}", comm.dump());
             });
@@ -208,10 +211,18 @@ fn processes_agree_with_the_host_order_too() {
 fn sockets_carry_the_same_bits() {
     for hosts in TOPOLOGIES {
         let config = spread(hosts, small_slots(hosts.len(), SLOT));
-        let config = Config { hosts: None, spins: Some(4), ..config };
+        let config = Config { hosts: None, spins: Some(4), sockets: 2, ..config };
         let cases = cases(hosts, hosts).into_iter().step_by(5);
         let prepared: Vec<Prepared> = cases.map(Prepared::new).collect();
-        on_hosts(hosts, &config, |comm| prepared.iter().for_each(|case| case.run(comm)));
+        let topology = Topology::new(hosts);
+        on_hosts(hosts, &config, |comm| {
+            for case in &prepared {
+                case.run(comm);
+                let explained = case.explain(comm);
+                let algorithm = Algorithm::from_name(explained.algorithm).unwrap();
+                assert_eq!(explained.channels, 2 * algorithm::lanes(&topology, algorithm));
+            }
+        });
     }
 }
 

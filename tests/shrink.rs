@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use support::holdings::Holdings;
 use support::processes::{Ranks, Seat, say};
 use support::scratch::{Scratch, run};
-use support::{Random, config, on_threads, small_slots};
+use support::{Random, config, joined_hosts, on_threads, small_slots};
 
 /// Whether the parent has said that it kills nobody any more.
 static SAFE: AtomicBool = AtomicBool::new(false);
@@ -228,6 +228,24 @@ fn shrinks_of_an_aborted_communicator_follow_each_other() {
             run(&all, &scratch.call(Collective::AllReduce, 100)).unwrap();
         }
     });
+}
+
+#[test]
+fn a_shrink_by_list_that_failed_is_made_again() {
+    for hosts in [[0, 0, 0, 0], [0, 1, 1, 2]] {
+        let comms = joined_hosts(&hosts, &config());
+        let impatient = Config { timeout_ms: 200, ..config() };
+        for rank in [0, 1] {
+            let failed = comms[rank].shrink(&[3], Some(&impatient)).map(drop);
+            assert!(matches!(failed, Err(Error::Missing { .. })), "{hosts:?}: {failed:?}");
+        }
+        support::threads::run_all(&comms[..3], |comm| {
+            let fewer = comm.shrink(&[3], None).unwrap();
+            assert_eq!((fewer.rank(), fewer.nranks()), (comm.rank(), 3));
+            let mut scratch = Scratch::new(3);
+            run(&fewer, &scratch.call(Collective::AllReduce, 100)).unwrap();
+        });
+    }
 }
 
 #[test]

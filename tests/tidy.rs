@@ -14,13 +14,14 @@ const MOST_FUNCTION_LINES: usize = 70;
 const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
-const LAYERS: [(&str, usize); 17] = [
+const LAYERS: [(&str, usize); 18] = [
     ("error", 0),
     ("types", 0),
     ("config", 0),
     ("sync", 0),
     ("clock", 0),
     ("fork", 0),
+    ("nearest", 0),
     ("host", 0),
     ("plan", 1),
     ("device", 1),

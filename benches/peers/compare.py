@@ -56,6 +56,20 @@ def machine():
     }
 
 
+def others_cores():
+    """The cores that other programs use, over a second in which this one sleeps."""
+
+    def idle():
+        # Ticks of all cores together: user, nice, system, idle, waiting for a disk, ...
+        ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        return (int(ticks[3]) + int(ticks[4])) / os.sysconf("SC_CLK_TCK")
+
+    before, begun = idle(), time.monotonic()
+    time.sleep(1)
+    taken = time.monotonic() - begun
+    return round(max(0.0, os.cpu_count() - (idle() - before) / taken), 2)
+
+
 def ringcomm_systems(command, modes):
     """ringcomm's ways of running; cargo builds it first, unless it is up to date."""
     if command is None:
@@ -87,6 +101,7 @@ class Comparison:
             "missing": {},
             "notes": [],
             "rounds_done": 0,
+            "others_cores": [],
             "starts": [],
         }
         # The sizes that a system still runs with so many ranks: fewer once it was too slow.
@@ -197,6 +212,7 @@ class Comparison:
             if number and used + used / number > self.chosen.time_budget:
                 self.note(f"stopped after {number} of {self.chosen.rounds} rounds: --time-budget")
                 break
+            self.raw["others_cores"].append(others_cores())
             turn = number % len(self.systems)
             for ranks in self.chosen.ranks:
                 for system in self.systems[turn:] + self.systems[:turn]:

@@ -3,9 +3,20 @@
 A sample is one round's time of ringcomm over that round's best peer. Cores can be near or far from
 each other and change between runs, so every start of a system is framed by two probes of the
 cross-core latency; a sample whose two sides saw different states is marked and does not count.
+
+    python3 benches/peers/report.py benches/results/peers-DATE.json
+
+prints where ringcomm was not ahead, for the README.
 """
 
+import json
+import sys
+import textwrap
+from pathlib import Path
 from statistics import median
+
+# Cores that other programs used before a round, beyond which the round was not on an idle machine.
+MOST_OTHERS = 0.5
 
 # Probes of one state repeat within 15 %; near and far differ by a factor of 4 where they do.
 STATES_DIFFER = 1.6
@@ -180,6 +191,36 @@ The times beside them are medians over all rounds; the peer named there has the 
 """
 
 
+def load_lines(raw):
+    """What else the machine had to do: before every round, when nothing of the run's own ran."""
+    lines = []
+    if "load" in raw["machine"]:
+        lines.append(f"load average at the start {raw['machine']['load'][0]:.2f}")
+    for number, others in enumerate(raw.get("others_cores", []), 1):
+        busy = "   NOT IDLE" if others > MOST_OTHERS else ""
+        lines.append(f"round {number}: others used {others:.2f} cores before it{busy}")
+    return lines
+
+
+def behind(raw):
+    """Where the first of ringcomm's systems took longer than the best peer, in words: operation,
+    sizes with ratios, as in the table."""
+    ours = next(one["name"] for one in raw["systems"] if one["peer"] == "ringcomm")
+    groups = {}
+    for row in raw["summary"]:
+        ratio = row["ratio"].get(ours)
+        # What the table shows as 1.00 is even.
+        if ratio and round(ratio["median"], 2) > 1:
+            name = row["op"] + (" in place" if row["in_place"] else "")
+            mark = "*" if ratio["only_marked"] else ""
+            cell = f"{human(row['bytes'])} {ratio['median']:.2f}{mark}"
+            groups.setdefault(row["ranks"], {}).setdefault(name, []).append(cell)
+    return [
+        f"{ranks} ranks: " + "; ".join(f"{name} {', '.join(cells)}" for name, cells in ops.items())
+        for ranks, ops in groups.items()
+    ]
+
+
 def table(raw):
     """The report in words: times are medians over the rounds, ratios ringcomm over best peer."""
     machine = raw["machine"]
@@ -189,6 +230,7 @@ def table(raw):
         "{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}".format(**machine),
         f"commit {machine['commit']}, {raw['rounds_done']} rounds, {raw['date']}",
     ]
+    lines += load_lines(raw)
     if probes:
         kinds = "one state" if limit is None else f"near below {limit:.0f}, far above"
         lines.append(f"cross-core cache line {min(probes):.0f} to {max(probes):.0f} ns ({kinds})")
@@ -205,3 +247,8 @@ def table(raw):
         where = "in place" if in_place else "out of place"
         lines += lines_of(f"{op}, float32 sum, {where}, {ranks} ranks", rows, ours)
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for line in behind(json.loads(Path(sys.argv[1]).read_text())):
+        print(textwrap.fill(line, 100, break_on_hyphens=False))

@@ -1,6 +1,7 @@
 """The arithmetic, the chart and the command line, without any peer: run this file."""
 
 import json
+import os
 import subprocess
 import sys
 import unittest
@@ -42,6 +43,29 @@ def raw_of(starts):
     }
     raw["summary"] = report.summary(raw)
     return raw
+
+
+class Words(unittest.TestCase):
+    def test_a_round_beside_other_work_is_flagged(self):
+        raw = raw_of([begin(0, "ringcomm processes", 1.0), begin(0, "A", 2.0)])
+        self.assertNotIn("load", report.table(raw))
+        raw["machine"]["load"] = (7.5, 7.0, 8.0)
+        raw["others_cores"] = [0.1, 0.75]
+        words = report.table(raw).splitlines()
+        self.assertIn("load average at the start 7.50", words)
+        self.assertIn("round 1: others used 0.10 cores before it", words)
+        self.assertIn("round 2: others used 0.75 cores before it   NOT IDLE", words)
+
+    def test_what_is_not_ahead_is_listed(self):
+        starts = []
+        for size, time, probes in ((8, 3.0, (50.0, 50.0)), (1024, 1.0, (50.0, 50.0)),
+                                   (1 << 20, 5.0, (50.0, 300.0))):
+            starts.append(begin(0, "ringcomm processes", time, probes, size))
+            starts.append(begin(0, "A", 2.0, size=size))
+        self.assertEqual(report.behind(raw_of(starts)), ["2 ranks: all_reduce 8 1.50, 1M 2.50*"])
+
+    def test_the_cores_of_others_are_some(self):
+        self.assertTrue(0 <= compare.others_cores() <= os.cpu_count())
 
 
 class Ratios(unittest.TestCase):

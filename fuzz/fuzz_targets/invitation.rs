@@ -73,7 +73,7 @@ fuzz_target!(|data: &[u8]| {
                 input_offset: words[1],
                 output_region: region(words[2]),
                 output_offset: words[3],
-                in_place: 0,
+                ..Invitation::default()
             };
             let used = Used { input: words[4] as usize, output: words[5] as usize };
             let (own, it) = (machine.own, &invitation);

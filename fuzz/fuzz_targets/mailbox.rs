@@ -81,7 +81,7 @@ fuzz_target!(|data: &[u8]| {
             input_offset: words[1],
             output_region: words[2],
             output_offset: words[3],
-            in_place: 0,
+            ..Invitation::default()
         };
         let used = Used { input: words[4] as usize, output: words[5] as usize };
         let Some(base) = importer.resolve(&invitation, &used) else { continue };

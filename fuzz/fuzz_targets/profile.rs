@@ -2,12 +2,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::algorithm::select::Costs;
+use ringcomm::algorithm::select::Profile;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    match Costs::from_text(text) {
-        Ok(costs) => assert_eq!(Costs::from_text(&costs.to_text()), Ok(costs)),
+    match Profile::from_text(text) {
+        Ok(profile) => assert_eq!(Profile::from_text(&profile.to_text()), Ok(profile)),
         Err(error) => assert!(error.to_string().contains("line ")),
     }
 });

@@ -3,8 +3,6 @@
 
 #[path = "../../src/bin/ring-perf/layout.rs"]
 pub mod layout;
-#[path = "../../src/bin/shared/nearest.rs"]
-pub mod nearest;
 #[path = "../../src/bin/ring-perf/operation.rs"]
 pub mod operation;
 #[path = "../../src/bin/ring-perf/option_table.rs"]

@@ -102,11 +102,12 @@ def save(model, args, rank=0):
         torch.save(model.state_dict(), args.save)
 
 
-def alone(args, *, shards=1, model=None, schedule=None, autocast=None):
+def alone(args, *, shards=1, model=None, schedule=None, autocast=None, skip=None):
     """Train in one process on whole batches: what every example is measured against.
 
     With `shards`, a batch is that many parts whose gradients are added in order, as ranks do: the
-    same arithmetic, so that the weights can be compared bit for bit.
+    same arithmetic, so that the weights can be compared bit for bit. `skip` is the step that is not
+    made.
     """
     model = model or network(args)
     step, batches = optimizer(model, args), loader(data(args)[0], args)
@@ -121,7 +122,8 @@ def alone(args, *, shards=1, model=None, schedule=None, autocast=None):
                 with torch.autocast("cpu", autocast, enabled=autocast is not None):
                     loss = nn.functional.cross_entropy(model(x[part::shards]), y[part::shards])
                 (loss / shards).backward()
-            step.step()
+            if epoch * len(batches) + number != skip:
+                step.step()
             progress.loss = loss.detach()
     progress.done()
     return model

@@ -29,6 +29,9 @@ def main():
     gpu = torch.cuda.is_available()
     parser = digits.options(__doc__.splitlines()[0])
     parser.add_argument("--precision", choices=TYPES, default="fp16" if gpu else "bf16")
+    parser.add_argument(
+        "--overflow-at", type=int, metavar="STEP", help="let rank 0's loss overflow there, in fp16"
+    )
     args = parser.parse_args()
     low = TYPES[args.precision]
     dist.init_process_group(args.backend)
@@ -44,18 +47,22 @@ def main():
     scaler = torch.amp.GradScaler(device.type, enabled=low is torch.float16)
     batches = digits.loader(digits.data(args)[0], args, rank, size)
     progress = digits.Progress(f"mixed precision ({args.precision})", args, rank, size)
+    skipped = 0
     for epoch in range(args.epochs):
-        for x, y in progress.epoch(batches, epoch):
+        for number, (x, y) in enumerate(progress.epoch(batches, epoch), epoch * len(batches)):
             with torch.autocast(device.type, low, enabled=low is not None):
                 loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
             step.zero_grad()
-            scaler.scale(loss).backward()
-            reduce_gradients(model, compression=low)
+            overflows = rank == 0 and number == args.overflow_at
+            (scaler.scale(loss) * (float("inf") if overflows else 1)).backward()
+            skipped += not reduce_gradients(model, compression=low)
             # An overflow on one rank is one on all of them by now: they skip the step together.
             scaler.step(step)
             scaler.update()
             progress.loss = reduce_mean({"loss": loss})["loss"]
     progress.done()
+    if skipped:
+        print(f"rank {rank} skipped {skipped} of {args.epochs * len(batches)} steps", flush=True)
     digits.save(model, args, rank)
     dist.destroy_process_group()
 

@@ -1,6 +1,7 @@
-"""The C interface of libringcomm, through ctypes: the only file that knows its ABI.
+"""The C interface of libringcomm, through ctypes: the only file that knows its numbers, its
+structures and its prototypes.
 
-Everything else sees numbers (`Result`, `DataType`, `ReduceOp`, `Collective`), structures (`Config`,
+Everything else sees names (`Result`, `DataType`, `ReduceOp`, `Collective`), structures (`Config`,
 `Explain`, `UniqueId`), the functions of the header as attributes of `lib`, and `check`, which turns
 a result into an exception. ctypes releases the GIL around each of these functions.
 """
@@ -11,9 +12,18 @@ import ctypes
 import os
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Type
 
-from .errors import RingError, error_of
+from .errors import (
+    RingAbortedError,
+    RingArgumentError,
+    RingError,
+    RingRemoteError,
+    RingSystemError,
+    RingTimeoutError,
+    RingUsageError,
+    error_of,
+)
 
 #: The release of `ringcomm.h` that this file was written for: major, minor.
 HEADER_VERSION = (0, 1)
@@ -42,6 +52,17 @@ class Result(IntEnum):
     IN_PROGRESS = 7
     TIMEOUT = 8
     ABORTED = 64
+
+
+#: The exception of each result that has one of its own.
+_ERRORS: Dict[int, Type[RingError]] = {
+    Result.SYSTEM_ERROR: RingSystemError,
+    Result.INVALID_ARGUMENT: RingArgumentError,
+    Result.INVALID_USAGE: RingUsageError,
+    Result.REMOTE_ERROR: RingRemoteError,
+    Result.TIMEOUT: RingTimeoutError,
+    Result.ABORTED: RingAbortedError,
+}
 
 
 class DataType(IntEnum):
@@ -154,7 +175,7 @@ class Config(ctypes.Structure):
         ("interfaces", ctypes.c_char_p),
         ("ports", ctypes.c_char_p),
         ("sockets", ctypes.c_int),
-        ("reserved", ctypes.c_int),
+        ("device", ctypes.c_int),
     ]
 
 
@@ -359,7 +380,7 @@ def failure(result: int, text: str, rank: Optional[int] = None) -> RingError:
         known: int = Result(result)
     except ValueError:
         known = result
-    return error_of(known, text, rank)
+    return error_of(_ERRORS.get(known, RingError), known, text, rank)
 
 
 def unique_id_of(data: bytes) -> UniqueId:

@@ -11,7 +11,7 @@ from typing import Any, Optional, Tuple
 
 from . import streams
 from ._native import ReduceOp, Result, failure, last_error, lib, quick_all_reduce
-from .buffers import Buffer, belong, pair, place, source, target, unfit
+from .buffers import CPU, Buffer, belong, pair, place, source, target, unfit
 from .errors import RingArgumentError, RingError
 from .streams import Handle, Stream, keep_in_group
 
@@ -35,9 +35,12 @@ class Collectives:
 
     For every one: buffers are anything contiguous with the buffer protocol, `__dlpack__`,
     `__array_interface__` or `__cuda_array_interface__`, or a PyTorch tensor, and nothing is copied.
-    All ranks make the same calls in the same order. `stream=` queues the call on a host stream
-    (or, on a GPU, a CUDA stream); with `async_op=True` it returns a `Handle` at once. Otherwise it
-    returns None when it is done.
+    All ranks make the same calls in the same order. `stream=` queues the call on a host stream;
+    with `async_op=True` it returns a `Handle` at once. Otherwise it returns None when it is done.
+
+    A rank on a CUDA device takes that device's memory and the host's. `stream=` may then be a CUDA
+    stream, and None is the device's default stream: a call on device memory returns None once it is
+    given to the stream, and what is put there later sees its result.
     """
 
     #: The library's communicator, as a number and as ctypes' pointer; None once it has ended.
@@ -65,7 +68,7 @@ class Collectives:
             into = address
         else:
             address, into, count, datatype, device, owners = pair(send, recv)
-        if device != self._device:
+        if device != self._device and device != CPU:
             self._misplaced(send, device)
         alone = stream is None and not async_op and self._behind is None
         if alone and type(op) is ReduceOp and not streams.open_groups:
@@ -336,12 +339,14 @@ class Collectives:
         return count // self._nranks
 
     def _placed(self, device: int, buffer: Any) -> None:
-        if device != self._device:
+        # The library takes host memory on every rank.
+        if device != self._device and device != CPU:
             self._misplaced(buffer, device)
 
     def _misplaced(self, buffer: Any, device: int) -> None:
         raise unfit(
             buffer,
             f"it lies {place(device)}, and rank {self._rank} of this communicator works "
-            f"{place(self._device)}; move it there first",
+            f"{place(self._device)}; make the communicator with Config(device={device}), or after "
+            "that device is current",
         )

@@ -8,11 +8,13 @@ import json
 import sys
 import threading
 import weakref
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Dict, List, Optional, Sequence, Type
 
 from . import _native
 from ._native import Collective, DataType, ReduceOp, Result, check, lib
+from .buffers import CPU
 from .collectives import wrong
 from .config import Config, Explanation, pointer
 from .errors import RingError, RingUsageError
@@ -87,23 +89,28 @@ class Communicator(Objects):
     ) -> List["Communicator"]:
         """A communicator whose ranks are all in this process: every rank's end, for a thread each.
 
-        `devices` names the device of each rank; -1, as where it is None, is the CPU.
+        `devices` names the device of each rank; -1 is the CPU. Where it is None all are on the
+        config's device, or else on the CPU.
         """
-        if devices is not None and (len(devices) != nranks or config is not None):
-            raise wrong(f"devices are one for each of the {nranks} ranks, and go without a config")
+        if devices is not None and len(devices) != nranks:
+            raise wrong(f"{len(devices)} devices for {nranks} ranks; give one for each")
         made = (ctypes.c_void_p * max(nranks, 1))()
         if config is None:
             listed = None if devices is None else (ctypes.c_int * nranks)(*devices)
             check(lib.ringCommInitAll(made, nranks, listed))
             return [cls(handle or 0) for handle in made]
-        native, settings = _native.unique_id_of(get_unique_id()), config.native()
+        if devices is None:
+            devices = [CPU if config.device is None else config.device] * nranks
+        native = _native.unique_id_of(get_unique_id())
+        # A setting that is refused here must not leave this thread's group open.
+        settings = [pointer(replace(config, device=device)) for device in devices]
         check(lib.ringGroupStart())
-        for rank in range(nranks):
+        for rank, setting in enumerate(settings):
             place = ctypes.cast(
                 ctypes.byref(made, rank * ctypes.sizeof(ctypes.c_void_p)), _native.OUT
             )
             # A call that is refused makes the whole group fail.
-            lib.ringCommInitRankConfig(place, nranks, native, rank, ctypes.byref(settings))
+            lib.ringCommInitRankConfig(place, nranks, native, rank, setting)
         check(lib.ringGroupEnd())
         return [cls(handle or 0) for handle in made]
 
@@ -124,7 +131,7 @@ class Communicator(Objects):
 
     @property
     def device(self) -> int:
-        """The CUDA device of this rank; -1 on the CPU."""
+        """The CUDA device whose memory this rank's calls take beside the host's; -1: none."""
         return self._device
 
     @property

@@ -13,7 +13,8 @@ from . import _native
 class Config:
     """Settings of one communicator; what is None comes from the environment, else the default.
 
-    Every rank needs the same values, except of `spins`, `debug`, `interfaces` and `ports`.
+    Every rank needs the same values, except of `spins`, `debug`, `interfaces`, `ports` and
+    `device`.
     """
 
     #: Milliseconds that one operation waits for its peers before it fails.
@@ -38,6 +39,10 @@ class Config:
     ports: Optional[str] = None
     #: Sockets to each peer on another host, 1 to 16.
     sockets: Optional[int] = None
+    #: Whose memory calls of this rank may use beside the host's: that of the CUDA device with this
+    #: number, or -1 for nobody's. None: that of the device which is current in the thread that
+    #: makes the communicator, if the program uses CUDA.
+    device: Optional[int] = None
 
     def native(self) -> Any:
         """The library's structure."""
@@ -61,6 +66,7 @@ _FIELDS = {
     "interfaces": "interfaces",
     "ports": "ports",
     "sockets": "sockets",
+    "device": "device",
 }
 
 

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
+from typing import Any, List, NamedTuple, Optional, Tuple, Type
 
 
 class RingError(RuntimeError):
@@ -27,7 +27,7 @@ class RingError(RuntimeError):
     def __init__(
         self,
         message: str,
-        result: int = 3,
+        result: int,
         *,
         rank: Optional[int] = None,
         peer: Optional[int] = None,
@@ -71,16 +71,6 @@ class RingAbortedError(RingError):
 
 class RingSystemError(RingError):
     """The operating system refused something."""
-
-
-_CLASSES: Dict[int, Type[RingError]] = {
-    2: RingSystemError,
-    4: RingArgumentError,
-    5: RingUsageError,
-    6: RingRemoteError,
-    8: RingTimeoutError,
-    64: RingAbortedError,
-}
 
 
 class Facts(NamedTuple):
@@ -140,10 +130,12 @@ def _named(match: "re.Match[str]") -> Facts:
     )
 
 
-def error_of(result: int, text: str, rank: Optional[int] = None) -> RingError:
-    """The exception for a result of the library and its sentence."""
+def error_of(
+    kind: Type[RingError], result: int, text: str, rank: Optional[int] = None
+) -> RingError:
+    """The exception, of this kind, for a result of the library and its sentence."""
     facts = facts_of(text)
-    return _CLASSES.get(int(result), RingError)(
+    return kind(
         text,
         result,
         rank=facts.rank if rank is None else rank,

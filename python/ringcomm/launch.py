@@ -61,9 +61,9 @@ class SpawnError(RuntimeError):
     """A rank of `spawn` failed; the text is the first failure, `failures` has every rank's.
 
     Attributes:
-        rank: the rank that failed first. failures: what became of each rank that failed: the text
-        of its exception with its traceback, or
-            how its process ended.
+        rank: the rank that failed first.
+        failures: what became of each rank that failed: the text of its exception with its
+            traceback, or how its process ended.
         exception: the first failure's exception, if it has one that can be pickled.
     """
 

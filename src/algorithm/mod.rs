@@ -18,6 +18,7 @@ mod tree;
 mod twoshot;
 
 use crate::error::{Error, Result};
+use crate::nearest::nearest;
 use crate::plan::topology::Topology;
 use crate::plan::{Collective, End, Plan, Span};
 use std::fmt;
@@ -94,10 +95,10 @@ impl Algorithm {
             return Ok(found);
         }
         let choices = Algorithm::ALL.map(Algorithm::name);
-        let nearest = choices.iter().min_by_key(|choice| distance(choice, &lower));
-        let nearest = nearest.expect("there are algorithms");
+        let guess = nearest(&lower, &choices);
+        let guess = guess.map_or("the".into(), |near| format!("did you mean {near:?}? The"));
         Err(Error::argument(format!(
-            "unknown algorithm {name:?}; did you mean {nearest:?}? The choices are {}",
+            "unknown algorithm {name:?}; {guess} choices are {}",
             choices.join(", ")
         )))
     }
@@ -107,21 +108,6 @@ impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
-}
-
-/// Insertions, deletions and replacements between two words (Levenshtein).
-fn distance(left: &str, right: &str) -> usize {
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, a) in left.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in right.bytes().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[right.len()]
 }
 
 /// What `rank` does in `collective` by `algorithm`; `None` where the algorithm does not do it.
@@ -173,6 +159,11 @@ pub fn plan_on(
         Algorithm::Leaders => hierarchical::leaders(collective, rank, topology, root),
         flat => plan(flat, collective, rank, nranks, root),
     }
+}
+
+/// Lanes that run beside each other between hosts, each with ranks of its own.
+pub fn lanes(topology: &Topology, algorithm: Algorithm) -> usize {
+    if algorithm == Algorithm::Hierarchical { topology.least() } else { 1 }
 }
 
 /// Whether the algorithm reduces in host order: each host's ranks in rank order, then the hosts'

@@ -10,8 +10,11 @@ use crate::error::Error;
 pub enum Cause {
     /// This rank can go no further, whatever the others do.
     Here,
-    /// Another rank has ended, cannot be reached, has gone no further, or has been called off.
+    /// Another rank has ended, cannot be reached or has gone no further; or the first of the ranks
+    /// has called the meeting off.
     There,
+    /// A rank other than the first has heard from elsewhere that the meeting has no point any more.
+    CalledOff,
     /// The deadline came.
     Late,
 }

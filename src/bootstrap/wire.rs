@@ -277,6 +277,7 @@ impl Failure {
     fn cause(&self, me: usize) -> Cause {
         match self {
             Failure::Missing { .. } | Failure::Stuck { .. } => Cause::Late,
+            Failure::CalledOff { rank } if *rank > 0 => Cause::CalledOff,
             Failure::Died { .. } | Failure::CalledOff { .. } => Cause::There,
             Failure::System { rank, .. } if *rank as usize != me => Cause::There,
             Failure::System { .. } | Failure::Usage { .. } => Cause::Here,

@@ -1,5 +1,6 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
+use super::choose::Profiled;
 use super::gpu::Seated;
 use super::introduction::{Cores, Introduction, own_cores};
 use super::watch::Unless;
@@ -68,8 +69,8 @@ pub(super) struct Assembly {
     pub mailbox: Option<Mailbox>,
     pub senders: Vec<Option<MailboxSender>>,
     pub processes: Vec<Option<OwnedFd>>,
-    /// Rank 0 has a profile.
-    pub profiled: bool,
+    /// What rank 0 has of a profile.
+    pub profiled: Profiled,
     /// On which device this rank is, and the others.
     pub seated: Seated,
     pub crowd: Crowd,
@@ -153,7 +154,7 @@ impl Assembly {
             mailbox: None,
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
-            profiled: false,
+            profiled: Profiled::Nothing,
             seated: Seated::default(),
             crowd: Crowd { ranks_here: nranks, cores_here: cores, cores },
         }

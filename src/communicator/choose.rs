@@ -8,7 +8,9 @@ use super::engine::{Engine, SETUP_OPERATIONS};
 use super::introduction::forced_algorithm;
 use super::watch::Unless;
 use super::{Call, Communicator, Message};
-use crate::algorithm::select::{Choice, Costs, Hosts, Question, choose as fastest, predict};
+use crate::algorithm::select::{
+    Choice, Costs, Hosts, Profile, Question, choose as fastest, predict,
+};
 use crate::algorithm::{self, Algorithm};
 use crate::clock;
 use crate::config::Config;
@@ -28,8 +30,7 @@ pub struct Chosen {
 pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     let nranks = engine.links.nranks;
     let forced = match engine.setting_up {
-        // Before the constants are agreed, nothing that a rank knows by itself may decide.
-        true => Some(Algorithm::OneShot),
+        true => Some(first(call.collective, engine.topology.nhosts())),
         false => forced_algorithm(config)?,
     };
     let exists = |algorithm: &Algorithm| {
@@ -41,6 +42,7 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
         nranks,
         hosts: Hosts::of(&engine.topology),
         bytes: whole_bytes(call, nranks),
+        element: call.data_type.size(),
         associative: !call.collective.reduces() || call.op.is_associative(call.data_type),
         deterministic: config.deterministic,
         direct: false,
@@ -68,6 +70,16 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
     Ok(Chosen { staged, direct: worth.then_some(asked) })
 }
 
+/// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.
+/// Between hosts a pair that talks makes its connection first, with a handshake: few pairs do.
+fn first(collective: Collective, nhosts: usize) -> Algorithm {
+    match collective {
+        _ if nhosts == 1 => Algorithm::OneShot,
+        Collective::Barrier => Algorithm::Doubling,
+        _ => Algorithm::Binomial,
+    }
+}
+
 /// Bytes of the whole vector; of the blocks of all ranks where there are blocks.
 fn whole_bytes(call: &Call, nranks: usize) -> usize {
     use Collective::*;
@@ -87,6 +99,7 @@ pub fn predicted(engine: &Engine, call: &Call, algorithm: Algorithm) -> Option<f
         nranks: engine.links.nranks,
         hosts: Hosts::of(&engine.topology),
         bytes: whole_bytes(call, engine.links.nranks),
+        element: call.data_type.size(),
         associative: true,
         deterministic: false,
         direct: false,
@@ -106,6 +119,9 @@ const SAMPLES: usize = 8;
 
 /// Round trips on a host: enough for a minimum, and together shorter than starting a process.
 const ROUND_TRIPS: usize = 64;
+
+/// Round trips of two messages at once, of which only the sender's own time counts.
+const PAIR_ROUND_TRIPS: usize = 16;
 
 /// Round trips of each length between hosts: enough for a minimum, few where each is slow.
 const WIRE_ROUND_TRIPS: usize = 16;
@@ -144,13 +160,44 @@ fn paces() -> (f64, f64) {
     })
 }
 
+/// What rank 0's profile has. The others are told before they meet, as it says what they measure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profiled {
+    /// There is none.
+    #[default]
+    Nothing = 0,
+    /// All but the constants of the wire.
+    Host = 1,
+    Everything = 2,
+}
+
+impl Profiled {
+    /// Of this rank's profile. One that cannot be read is an error when its constants are needed.
+    pub fn by(config: &Config) -> Profiled {
+        let Some(path) = &config.profile else { return Profiled::Nothing };
+        match Profile::read(path) {
+            Ok(Profile { knows_wire: false, .. }) => Profiled::Host,
+            _ => Profiled::Everything,
+        }
+    }
+
+    /// From what a rank is told.
+    pub fn from_word(word: u64) -> Profiled {
+        match word {
+            0 => Profiled::Nothing,
+            1 => Profiled::Host,
+            _ => Profiled::Everything,
+        }
+    }
+}
+
 /// Agree on the constants: all ranks of a new communicator call it, and leave it together.
 ///
-/// `profiled` says that rank 0 has a profile; it is the same on all ranks.
+/// `profiled` is the same on all ranks.
 /// Ended soon with an error once it is called off.
 pub fn calibrate(
     communicator: &Communicator,
-    profiled: bool,
+    profiled: Profiled,
     cores: usize,
     unless: Unless,
 ) -> Result<()> {
@@ -161,12 +208,15 @@ pub fn calibrate(
         return Ok(());
     }
     let mut costs = Costs { cores, ..Costs::default() };
-    if !profiled {
+    if profiled == Profiled::Nothing {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
-        measure_crossings(communicator, &mut costs, unless)?;
+        measure_host(communicator, &mut costs, unless)?;
     } else if let (0, Some(path)) = (communicator.rank, &communicator.config.profile) {
         // The others wait for these constants: they fail with the same words.
-        costs = Costs::read(path).inspect_err(|error| communicator.tell(error))?;
+        costs = Profile::read(path).inspect_err(|error| communicator.tell(error))?.costs;
+    }
+    if profiled != Profiled::Everything {
+        measure_wire(communicator, &mut costs, unless)?;
     }
     let mut words = costs.to_words();
     let give = Call {
@@ -184,29 +234,55 @@ pub fn calibrate(
     Ok(())
 }
 
-/// Measure what takes two ranks: rank 0 with one of its host and with one of another. What the
-/// other ranks get is not looked at: rank 0 gives them its own.
-fn measure_crossings(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
-    let topology = communicator.engine.take().topology.clone();
-    if let Some(&companion) = topology.ranks(0).get(1) {
-        let crossing = crossing(communicator, companion, 8, ROUND_TRIPS, unless)?;
-        if communicator.nranks <= costs.cores {
-            costs.alpha_us = crossing.half_trip_us.min(SLOWEST_CROSSING);
-        } else {
-            // Ranks that share cores mostly wait for their turn.
-            costs.switch_us = crossing.half_trip_us.max(costs.alpha_us);
-        }
+/// Measure what takes two ranks of a host: rank 0 with another one. What the other ranks get is not
+/// looked at: rank 0 gives them its own.
+fn measure_host(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
+    let companion = communicator.engine.take().topology.ranks(0).get(1).copied();
+    let Some(companion) = companion else { return Ok(()) };
+    let time = |messages, round_trips| {
+        crossing(communicator, companion, Volley { bytes: 8, messages }, round_trips, unless)
+    };
+    let (one, two) = (time(1, ROUND_TRIPS)?, time(2, PAIR_ROUND_TRIPS)?);
+    // A second message takes what messages take; the first one the call as well.
+    let message_us = two.send_us - one.send_us;
+    if message_us > 0.0 {
+        costs.message_us = message_us.min(one.send_us);
     }
-    if topology.nhosts() > 1 {
-        let opposite = topology.ranks(1)[0];
-        let short = crossing(communicator, opposite, 8, WIRE_ROUND_TRIPS, unless)?;
-        let long = crossing(communicator, opposite, WIRE_SAMPLE_BYTES, WIRE_ROUND_TRIPS, unless)?;
-        let further = (long.half_trip_us - short.half_trip_us).max(0.0);
-        costs.wire_message_us = short.send_us;
-        costs.wire_alpha_us = (short.half_trip_us - 2.0 * short.send_us).max(0.0);
-        costs.wire_us_per_byte = further / (WIRE_SAMPLE_BYTES - 8) as f64;
+    if communicator.nranks <= costs.cores {
+        costs.alpha_us = one.half_trip_us.min(SLOWEST_CROSSING);
+    } else {
+        // Ranks that share cores mostly wait for their turn.
+        costs.switch_us = one.half_trip_us.max(costs.alpha_us);
     }
     Ok(())
+}
+
+/// As [`measure_host`], where there are several, with a rank of another one.
+fn measure_wire(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
+    let opposite = {
+        let engine = communicator.engine.take();
+        if engine.topology.nhosts() == 1 {
+            return Ok(());
+        }
+        engine.topology.ranks(1)[0]
+    };
+    let time = |bytes| {
+        let volley = Volley { bytes, messages: 1 };
+        crossing(communicator, opposite, volley, WIRE_ROUND_TRIPS, unless)
+    };
+    let (short, long) = (time(8)?, time(WIRE_SAMPLE_BYTES)?);
+    let further = (long.half_trip_us - short.half_trip_us).max(0.0);
+    costs.wire_message_us = short.send_us;
+    costs.wire_alpha_us = (short.half_trip_us - 2.0 * short.send_us).max(0.0);
+    costs.wire_us_per_byte = further / (WIRE_SAMPLE_BYTES - 8) as f64;
+    Ok(())
+}
+
+/// Messages that are sent at once, and their length.
+#[derive(Clone, Copy)]
+struct Volley {
+    bytes: usize,
+    messages: usize,
 }
 
 /// The best of some round trips, as rank 0 sees them.
@@ -218,11 +294,11 @@ struct Crossing {
     send_us: f64,
 }
 
-/// Time messages of `bytes` bytes to and fro between rank 0 and `other`.
+/// Time volleys to and fro between rank 0 and `other`.
 fn crossing(
     communicator: &Communicator,
     other: usize,
-    bytes: usize,
+    Volley { bytes, messages }: Volley,
     round_trips: usize,
     unless: Unless,
 ) -> Result<Crossing> {
@@ -235,10 +311,12 @@ fn crossing(
     let (data_type, peer, count) = (DataType::Uint8, other - rank, bytes);
     let send = Message::Send { buffer: ping.as_ptr(), count, data_type, peer };
     let recv = Message::Recv { buffer: pong.as_mut_ptr(), count, data_type, peer };
-    let timed = |message| {
+    // All land in one place, which nobody reads.
+    let (sends, recvs) = (vec![send; messages], vec![recv; messages]);
+    let timed = |volley: &[Message]| {
         let started = Instant::now();
         // SAFETY: both buffers hold as many bytes.
-        unsafe { communicator.exchange_unless(&[message], unless)? };
+        unsafe { communicator.exchange_unless(volley, unless)? };
         Ok::<f64, Error>(started.elapsed().as_secs_f64() * 1e6)
     };
     for _ in 0..round_trips {
@@ -248,7 +326,7 @@ fn crossing(
         if let Some(trouble) = reason.or_else(|| communicator.watched.trouble()) {
             return Err(communicator.failed(trouble));
         }
-        let order = if rank == 0 { [send, recv] } else { [recv, send] };
+        let order = if rank == 0 { [&sends, &recvs] } else { [&recvs, &sends] };
         let (first, second) = (timed(order[0])?, timed(order[1])?);
         best.half_trip_us = best.half_trip_us.min((first + second) / 2.0);
         best.send_us = best.send_us.min(first);
@@ -263,7 +341,8 @@ mod tests {
     /// The constants of two ranks, and whether they exchanged messages to find them.
     fn started(config: &Config) -> Vec<(Costs, bool)> {
         let ranks = Communicator::init_all(2, config).unwrap();
-        let timed = |rank: &Communicator| rank.engine.take().setup_messages == ROUND_TRIPS as u64;
+        let all = (ROUND_TRIPS + 2 * PAIR_ROUND_TRIPS) as u64;
+        let timed = |rank: &Communicator| rank.engine.take().setup_messages == all;
         ranks.iter().map(|rank| (rank.costs(), timed(rank))).collect()
     }
 
@@ -282,7 +361,26 @@ mod tests {
         let costs = Costs { alpha_us: 123.0, switch_us: 45.0, cores: 6, ..Costs::default() };
         let got = with_profile("whole", &costs.to_text(), started);
         assert_eq!(got, vec![(costs.clone(), false), (costs, false)]);
-        assert!(started(&Config::default()).iter().all(|(_, timed)| *timed));
+        let measured = started(&Config::default());
+        assert!(measured.iter().all(|(_, timed)| *timed));
+        // On a machine that is busy enough a start may not find it.
+        let finds = |_| started(&Config::default())[0].0.message_us != Costs::default().message_us;
+        assert!((0..10).any(finds));
+    }
+
+    #[test]
+    fn a_profile_without_a_wire_leaves_it_to_be_measured() {
+        let costs = Costs { alpha_us: 123.0, cores: 2, ..Costs::default() };
+        let text = Profile { costs: costs.clone(), knows_wire: false }.to_text();
+        let got = with_profile("host", &text, |config| {
+            let hosts = Some(vec![0, 1]);
+            started(&Config { hosts, ..config.clone() })
+        });
+        for (theirs, _) in &got {
+            assert_eq!((theirs.alpha_us, theirs.message_us), (123.0, costs.message_us));
+            assert!(theirs.wire_alpha_us != costs.wire_alpha_us, "{theirs:?}");
+        }
+        assert_eq!(got[0].0, got[1].0);
     }
 
     #[test]

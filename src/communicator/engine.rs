@@ -279,8 +279,7 @@ impl Engine {
             cut: Cut::new(plans, &layout, element),
         };
         let staged = Bound::new(&plan, shape)?;
-        // A peer's scalar is its own, so scaled inputs are not read where they lie.
-        let direct = chosen.direct.filter(|_| !scales).and_then(|direct| {
+        let direct = chosen.direct.and_then(|direct| {
             let plans: Vec<Plan> = (0..nranks).map(|of| plan_of(direct.algorithm, of)).collect();
             Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
         });
@@ -362,7 +361,15 @@ impl Engine {
             }
         }
         // SAFETY: the caller's promise; the blocks lie inside the call's buffers.
-        unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, watch) }
+        unsafe { self.run_transfers(watch) }
+    }
+
+    /// Run the messages that `transfers` lists.
+    unsafe fn run_transfers(&mut self, watch: &OperationWatch) -> Result<()> {
+        self.memory.begin();
+        let (batch, lanes) = (&mut self.transfers, &mut self.lanes);
+        // SAFETY: the caller's promise.
+        unsafe { exchange::run(batch, lanes, &mut self.links, &mut self.memory, watch) }
     }
 
     /// Run a batch of point-to-point messages.
@@ -401,8 +408,7 @@ impl Engine {
             track.begun(record);
         }
         // SAFETY: the caller's promise.
-        let outcome =
-            unsafe { exchange::run(&mut self.transfers, &mut self.lanes, &mut self.links, &watch) };
+        let outcome = unsafe { self.run_transfers(&watch) };
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
         page.end_batch(batch, clock::ticks());

@@ -1,8 +1,10 @@
 //! Making communicators: by id and rank, all at once, and from another one.
 
 use super::assembly::{Assembly, Crowd, Share, Until};
+use super::choose::Profiled;
 use super::engine::Engine;
 use super::flight::Flight;
+use super::geometry::geometry;
 use super::gpu::{self, Around, Gpu, Seated};
 use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
@@ -24,54 +26,12 @@ use crate::host;
 use crate::plan::topology::Topology;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
-use crate::transport::fifo::Geometry;
 use crate::transport::process::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Patience};
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// The longest a slot is: a slot, what it is reduced with and the result share the second-level
-/// cache (1 MiB on Zen 4) with as much again of the slice before.
-const LONGEST_SLOT: usize = 128 << 10;
-
-/// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
-/// With as many as give a ring of 4 MiB, writers meet lines that both second-level caches have let
-/// go: 64 KiB between two processes take 3.6 us, with a quarter of it 6.1 us, with twice as much no
-/// less (`benches/results/constants-2026-11-21.txt`).
-pub(super) const DEPTH: usize = 32;
-
-/// Bytes of a rank's rings: as configured, but more than two ranks take half of the default, so
-/// that all rings together leave room in the last-level cache. With 4 ranks on 2 near cores 64 KiB
-/// take 19 us in place of 23, and 1 MiB 260 in place of 310
-/// (`benches/results/far-2026-11-21.txt`).
-fn buffer_bytes(config: &Config, nranks: usize) -> usize {
-    match nranks > 2 && config.buffer_bytes == Config::default().buffer_bytes {
-        true => config.buffer_bytes / 2,
-        false => config.buffer_bytes,
-    }
-}
-
-/// A connection's slots under the buffer budget of one rank.
-fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
-    /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
-    const LINE: usize = 64;
-    let share = buffer_bytes(config, nranks) / (nranks - 1).max(1);
-    let slot =
-        |depth: usize| (share.saturating_sub(2 * LINE) / depth).saturating_sub(LINE) / LINE * LINE;
-    let depth = [DEPTH, 16, 8, 4].into_iter().find(|depth| slot(*depth) >= 8 << 10).unwrap_or(2);
-    let slot_bytes = slot(depth).min(LONGEST_SLOT);
-    if slot_bytes < LINE && nranks > 1 {
-        return Err(Error::argument(format!(
-            "RINGCOMM_BUFFSIZE={} leaves no room for {} peers; give at least {}",
-            config.buffer_bytes,
-            nranks - 1,
-            (nranks - 1) * (2 * LINE + 2 * (LINE + LINE))
-        )));
-    }
-    Ok(Geometry { depth, slot_bytes: slot_bytes.max(LINE) })
-}
 
 impl Communicator {
     /// Join `nranks` ranks that share `id`; returns when all have come.
@@ -108,11 +68,11 @@ impl Communicator {
             return Communicator::join_hosts(assembly, id, config, until, gate);
         }
         assembly.seated.device = gpu::device(config)?;
-        let mine = Introduction::new(config, assembly.seated.device.is_some())?;
+        let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
         let share = Share::new(map)?;
         let introductions = assembly.meet_locals(share, &all, id, &mine, until)?;
-        assembly.profiled = introductions[0].profiled == 1;
+        assembly.profiled = Profiled::from_word(introductions[0].profiled);
         assembly.seated.all = introductions.iter().all(|one| one.device == 1);
         assembly.crowd = Crowd::of(&introductions, &mine);
         assemble(assembly, None, id, config, until.is_broken_off)
@@ -153,13 +113,13 @@ impl Communicator {
             .iter()
             .map(|seat| gpu::device(&Config { seat: *seat, ..config.clone() }))
             .collect::<Result<_>>()?;
-        let maker = std::thread::current().id();
+        let (maker, profiled) = (std::thread::current().id(), Profiled::by(config));
         let join = &|rank: usize| {
             let mut assembly = Assembly::new(rank, map);
             let (device, all) = (devices[rank].clone(), devices.iter().all(Option::is_some));
             assembly.seated = Seated { device, all, maker };
             assembly.segments = segments.iter().cloned().map(Some).collect();
-            assembly.profiled = config.profile.is_some();
+            assembly.profiled = profiled;
             assemble(assembly, None, &id, config, None).map_err(Error::from)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
@@ -260,7 +220,12 @@ pub(super) fn assemble(
 }
 
 /// Measure the machine and try the devices with the others.
-fn start(communicator: &Communicator, profiled: bool, cores: usize, unless: Unless) -> Result<()> {
+fn start(
+    communicator: &Communicator,
+    profiled: Profiled,
+    cores: usize,
+    unless: Unless,
+) -> Result<()> {
     choose::calibrate(communicator, profiled, cores, unless)?;
     communicator.survey(unless)?;
     // Say why calls on devices take a longer way, where they do.
@@ -290,7 +255,7 @@ fn exhibit(flight: Flight, rank: usize, config: &Config) -> Option<answer::Exhib
 }
 
 /// On whose account an operation failed.
-fn cause(error: &Error) -> Cause {
+pub(super) fn cause(error: &Error) -> Cause {
     use Error::{Aborted, Disconnected, PeerDied, Remote, Timeout};
     match error {
         Aborted { .. } | Disconnected { .. } | PeerDied { .. } | Remote { .. } => Cause::There,

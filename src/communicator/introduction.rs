@@ -1,6 +1,8 @@
 //! What a rank tells the others when it joins: its settings, its cores, where its memory is.
 #![allow(unsafe_code)]
 
+use super::choose::Profiled;
+use super::geometry::buffer_bytes;
 use crate::algorithm::Algorithm;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -19,7 +21,7 @@ pub(super) struct Introduction {
     pub algorithm: u64,
     pub protection: u64,
     pub sockets: u64,
-    /// 1 where the rank has a profile; only rank 0's counts.
+    /// What the rank's profile has, as [`Profiled`]; only rank 0's counts.
     pub profiled: u64,
     /// 1 where the rank is on a device.
     pub device: u64,
@@ -43,16 +45,16 @@ pub(super) const INTRODUCTION: usize = 8 * (9 + size_of::<Cores>() / 8);
 
 impl Introduction {
     /// This rank's.
-    pub fn new(config: &Config, is_on_device: bool) -> Result<Introduction> {
+    pub fn new(config: &Config, nranks: usize, is_on_device: bool) -> Result<Introduction> {
         Ok(Introduction {
             segment: 0,
             machine: host::machine(),
-            buffer_bytes: config.buffer_bytes as u64,
+            buffer_bytes: buffer_bytes(config, nranks) as u64,
             deterministic: u64::from(config.deterministic),
             algorithm: forced_algorithm(config)?.map_or(0, |algorithm| algorithm as u64 + 1),
             protection: config.protection as u64,
             sockets: config.sockets as u64,
-            profiled: u64::from(config.profile.is_some()),
+            profiled: Profiled::by(config) as u64,
             device: u64::from(is_on_device),
             cores: own_cores(),
         })

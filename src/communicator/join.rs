@@ -6,6 +6,7 @@
 
 use super::Communicator;
 use super::assembly::{Assembly, Crowd, Share, Until};
+use super::choose::Profiled;
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
 use crate::bootstrap::network::{Gate, meet_unless};
@@ -140,7 +141,8 @@ impl Communicator {
     ) -> Result<Communicator, Unmet> {
         let (rank, nranks) = (assembly.rank, assembly.map.nranks);
         assembly.seated.device = super::gpu::device(config)?;
-        let mine = Introduction::new(config, assembly.seated.device.is_some())?;
+        let mine =
+            Introduction::new(config, assembly.map.nranks, assembly.seated.device.is_some())?;
         let card = Card {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
@@ -166,7 +168,7 @@ impl Communicator {
             mine.check(rank, other, &card.introduction)?;
         }
         let introductions: Vec<Introduction> = cards.iter().map(|card| card.introduction).collect();
-        assembly.profiled = introductions[0].profiled == 1;
+        assembly.profiled = Profiled::from_word(introductions[0].profiled);
         assembly.seated.all = introductions.iter().all(|one| one.device == 1);
         assembly.crowd = Crowd::of(&introductions, &mine);
         let hosts = numbered(&cards);
@@ -217,11 +219,14 @@ impl Outside {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::network::simulation::large::CARD;
+    use crate::executor::links::SegmentMap;
+    use crate::transport::segment::Segment;
 
     #[test]
     fn a_card_survives_its_bytes() {
         let card = Card {
-            introduction: Introduction::new(&Config::default(), true).unwrap(),
+            introduction: Introduction::new(&Config::default(), 2, true).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap(), "[fe80::1%3]:90".parse().unwrap()],
@@ -235,5 +240,45 @@ mod tests {
         let least = bytes.len() - 1;
         assert!((0..least).all(|end| Card::unpack(&bytes[..end]).is_none()));
         assert!(Card::unpack(&bytes[..least]).is_some_and(|card| card.host_name.is_empty()));
+    }
+
+    #[test]
+    fn large_meetings_are_simulated_with_cards_of_the_right_length() {
+        let card = Card {
+            introduction: Introduction::new(&Config::default(), 2, false).unwrap(),
+            host: [7; 32],
+            pid: 12,
+            addresses: vec!["10.0.0.1:80".parse().unwrap()],
+            host_name: "node-012345".into(),
+        };
+        assert_eq!(card.pack().len(), CARD);
+    }
+
+    /// The bytes and the mappings that the ranks of other hosts take before a message is exchanged.
+    /// RINGCOMM_RANKS says how many ranks there are.
+    #[test]
+    fn mirrors_of_many_ranks_are_few_mappings() {
+        let nranks = std::env::var("RINGCOMM_RANKS").map_or(2_000, |text| text.parse().unwrap());
+        let lines = |file: &str| std::fs::read_to_string(file).unwrap();
+        let mappings = || lines("/proc/self/maps").lines().count();
+        let resident = || {
+            let pages = lines("/proc/self/statm").split(' ').nth(1).unwrap().parse::<usize>();
+            pages.unwrap() * 4096
+        };
+        let before = (mappings(), resident());
+        let bytes = SegmentMap::mirror_bytes();
+        let mirrors = (0..nranks).map(|_| Arc::new(Segment::anonymous(bytes).unwrap()));
+        let pages = Pages::new(0, mirrors.collect());
+        (0..nranks).for_each(|rank| pages.of(rank).introduce(12, "node-012345"));
+        let after = (mappings(), resident());
+        println!(
+            "{nranks} mirrors of {bytes} bytes each, in which {} are in memory once ranks have \
+             met; mappings of the process: {} before, {} after",
+            after.1.saturating_sub(before.1) / nranks,
+            before.0,
+            after.0
+        );
+        // The kernel allows a process 65,530 unless it is told otherwise (vm.max_map_count).
+        assert!(after.0 < before.0 + nranks / 10, "{before:?}, {after:?}");
     }
 }

@@ -10,6 +10,7 @@
 use super::call::{Call, Extents};
 use crate::error::Result;
 use crate::executor::direct::Used;
+use crate::executor::exchange::{Loan, Shared};
 use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
 use crate::transport::exports::{self, Imports, Mailbox, MailboxSender, Sent};
 use std::collections::{HashMap, HashSet};
@@ -32,8 +33,10 @@ fn parcel_name(rank: usize, number: u64) -> u64 {
 pub struct Memory {
     /// All ranks are threads of this process: addresses are good as they are.
     one_process: bool,
-    /// Regions whose descriptors the peers have been sent.
+    /// Regions whose descriptors all peers have been sent.
     announced: HashSet<u64>,
+    /// Regions that one peer has been sent for a message.
+    told: HashSet<(u64, usize)>,
     /// By rank: how to send it descriptors; `None` for this rank and for threads of this process.
     peers: Vec<Option<MailboxSender>>,
     mailbox: Option<Mailbox>,
@@ -54,6 +57,7 @@ impl Memory {
         Memory {
             one_process,
             announced: HashSet::new(),
+            told: HashSet::new(),
             peers,
             mailbox,
             imports: Imports::default(),
@@ -64,10 +68,7 @@ impl Memory {
 
     /// Where this rank's buffers are, for the others; sends descriptors they do not have yet.
     pub fn invite(&mut self, call: &Call, extents: &Extents, in_place: bool) -> Result<Invitation> {
-        // No address of the call before is in use any more.
-        if std::mem::take(&mut self.imported) {
-            self.imports.forget_withdrawn();
-        }
+        self.begin();
         let (input_region, input_offset) = self.locate(call.send, extents.input)?;
         let (output_region, output_offset) = self.locate(call.recv, extents.output)?;
         Ok(Invitation {
@@ -76,7 +77,15 @@ impl Memory {
             output_region,
             output_offset,
             in_place: u64::from(in_place),
+            scalar: call.scalar,
         })
+    }
+
+    /// A call begins: no address of the one before is in use any more.
+    pub fn begin(&mut self) {
+        if std::mem::take(&mut self.imported) {
+            self.imports.forget_withdrawn();
+        }
     }
 
     fn locate(&mut self, address: *const u8, bytes: usize) -> Result<(u64, u64)> {
@@ -158,7 +167,7 @@ impl Memory {
         let input = self.address(invitation.input_region, invitation.input_offset, used.input)?;
         let output =
             self.address(invitation.output_region, invitation.output_offset, used.output)?;
-        Some(Base { input: input.cast_const(), output })
+        Some(Base { input: input.cast_const(), output, scalar: invitation.scalar })
     }
 
     fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Option<*mut u8> {
@@ -186,6 +195,28 @@ impl Memory {
     }
 }
 
+impl Shared for Memory {
+    fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan {
+        let nowhere = Loan { region: NOWHERE, offset: 0 };
+        let Some(found) = exports::find(address, bytes) else { return nowhere };
+        let (region, offset) = (found.region, found.offset as u64);
+        // A rank that gets no messages may never empty its mailbox, so only this peer is sent it.
+        if !self.announced.contains(&region) && !self.told.contains(&(region, peer)) {
+            self.collect();
+            let sender = self.peers.get(peer).and_then(Option::as_ref);
+            if sender.is_none_or(|sender| sender.send(region).is_err()) {
+                return nowhere;
+            }
+            self.told.insert((region, peer));
+        }
+        Loan { region, offset }
+    }
+
+    fn find(&mut self, loan: &Loan, bytes: usize) -> Option<*const u8> {
+        self.address(loan.region, loan.offset, bytes).map(|address| address.cast_const())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,7 +235,13 @@ mod tests {
     fn at(region: u64, offset: usize) -> Invitation {
         let (input_region, input_offset) = (region, offset as u64);
         let (output_region, output_offset) = (region, offset as u64);
-        Invitation { input_region, input_offset, output_region, output_offset, in_place: 0 }
+        Invitation {
+            input_region,
+            input_offset,
+            output_region,
+            output_offset,
+            ..Invitation::default()
+        }
     }
 
     #[test]
@@ -238,6 +275,28 @@ mod tests {
         exports::release(address).unwrap();
         assert!(exports::address(region, 0, 1).is_none());
         check();
+    }
+
+    #[test]
+    fn a_lying_loan_leads_nowhere() {
+        let (mut memory, region, address) = importer();
+        let own = Loan { region, offset: 1 };
+        assert_eq!(memory.find(&own, BYTES - 1), Some(address.wrapping_add(1).cast_const()));
+        // As a peer maps it.
+        exports::release(address).unwrap();
+        assert!(memory.find(&own, BYTES - 1).is_some());
+        for (region, offset, bytes) in [
+            (region, 0, BYTES + 1),
+            (region, 1, BYTES),
+            (region, u64::MAX, 2),
+            (region ^ 2, 0, 1),
+            (NOWHERE, 0, 1),
+            (UNUSED, 0, 1),
+            (ADDRESS, address.addr() as u64, 1),
+        ] {
+            let found = memory.find(&Loan { region, offset }, bytes);
+            assert!(found.is_none(), "{region:#x} + {offset} gave {found:?}");
+        }
     }
 
     #[test]

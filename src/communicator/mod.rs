@@ -2,8 +2,7 @@
 //!
 //! A rank's end has two parts. What one operation uses at a time (connections, bound calls,
 //! scratch) is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages,
-//! the abort flag, the failure) is shared. A failed communicator stays failed and its peers learn
-//! of it at once.
+//! the abort flag, the failure) is shared.
 
 pub mod call;
 pub mod deferred;
@@ -20,9 +19,12 @@ pub mod together;
 mod agree;
 mod answer;
 mod assembly;
+mod attempts;
 mod cache;
 mod choose;
 mod engine;
+mod failure;
+mod geometry;
 mod init;
 mod introduction;
 mod join;
@@ -31,13 +33,15 @@ mod launched;
 mod memory;
 mod message;
 mod shrink;
+#[cfg(test)]
+mod simulation;
 mod split;
 mod survivors;
 mod timeline;
 mod turn;
 mod watch;
 
-use crate::algorithm::select::Costs;
+use crate::algorithm::{self, select::Costs};
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -46,18 +50,19 @@ use crate::executor::links::Links;
 use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::transport::{exports, wait};
-use cache::Way;
+use crate::transport::exports;
+use cache::{Ready, Way};
 pub use call::{Call, Order, Vector};
 use engine::Engine;
+use failure::Unwinding;
 use flight::Flight;
 use gpu::Gpu;
 pub use gpu::Posted;
 pub use launched::new_id;
 pub use message::Message;
-use std::io::{Write, stderr};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use turn::Turns;
 use watch::{Unless, Watched};
 
@@ -72,8 +77,9 @@ pub struct Communicator {
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
     last_error: group::Notes,
-    /// Held by the thread that makes a smaller communicator; the lists that were left out so far.
-    shrinking: Mutex<Vec<Vec<usize>>>,
+    /// Held by the thread that makes a smaller communicator. By the number of the list of those who
+    /// are left out: the last attempt that this rank has been at, or knows to have failed.
+    shrinking: Mutex<BTreeMap<u64, u64>>,
     /// How often it was aborted: who makes a smaller communicator of an aborted one is called off
     /// by the next time. Release by `abort`: pairs with the Acquire in `aborts`.
     aborts: AtomicU64,
@@ -99,6 +105,7 @@ pub struct Explanation {
     pub algorithm: &'static str,
     /// How data moves: "thread direct", "process mapped or staged", "shared memory and tcp", ...
     pub transport: &'static str,
+    /// Parallel lanes: of the plan, times the sockets to a peer on another host.
     pub channels: usize,
     pub chunks: usize,
     pub slices: usize,
@@ -117,19 +124,6 @@ pub struct Mapped {
     pub in_place: bool,
     pub predicted_us: f64,
 }
-
-/// A panic in the middle of an operation breaks the communicator: its connections are half used.
-struct Unwinding<'a>(&'a Communicator);
-
-impl Drop for Unwinding<'_> {
-    fn drop(&mut self) {
-        self.0.failed(Error::Internal(format!("rank {} panicked in an operation", self.0.rank)));
-    }
-}
-
-/// A visitor that has not left in this time is stopped: a slow core that copies 5 GB/s has moved
-/// ten gigabytes in it.
-const STOPPED: Duration = Duration::from_secs(2);
 
 /// Levels of `RINGCOMM_DEBUG`.
 const WARNINGS: u32 = 1;
@@ -302,103 +296,6 @@ impl Communicator {
         engine.links.deliver(|peer| goes_on() && needs(peer));
     }
 
-    /// Keep the error and tell the peers, unless the call never started.
-    #[cold]
-    fn failed(&self, error: Error) -> Error {
-        if matches!(error, Error::InvalidArgument(_)) {
-            return error;
-        }
-        if self.config.debug >= WARNINGS {
-            self.say(&error.to_string());
-        }
-        self.failure.lock().get_or_insert_with(|| error.clone());
-        self.tell(&error);
-        // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
-        self.watched.aborted.store(true, Release);
-        self.see_visitors_off();
-        error
-    }
-
-    /// Wait until no peer uses this rank's buffers any more: they are about to be the caller's
-    /// again.
-    ///
-    /// A visit is a copy and waits for nobody; a visitor that died has ended it, and one that is
-    /// stopped is given up on.
-    fn see_visitors_off(&self) {
-        let started = Instant::now();
-        for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
-            while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
-                if self.watched.dead().contains(&peer) {
-                    break;
-                }
-                std::thread::yield_now();
-            }
-        }
-        self.gpu.iter().for_each(|gpu| gpu.see_launches_off(STOPPED));
-    }
-
-    /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
-    #[cold]
-    fn say(&self, text: &str) {
-        // Nobody may be reading any more, and that fails no call.
-        let _ = writeln!(stderr(), "ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
-    }
-
-    /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
-    fn tell(&self, error: &Error) {
-        let pages = &self.watched.pages;
-        self.gpu.iter().for_each(Gpu::stop);
-        match error {
-            Error::Remote { peer, text, .. } => pages.mine().fail(peer.rank, text),
-            error => pages.mine().fail(self.rank, &error.to_string()),
-        }
-        for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
-            wait::ring_bell(&pages.of(peer).bell);
-        }
-        self.watched.publish();
-    }
-
-    /// Fail everything running on this rank and tell the peers. From any thread.
-    pub fn abort(&self) {
-        if !self.is_of_this_process() {
-            return;
-        }
-        let aborted = self.aborted();
-        self.aborts.fetch_add(1, Release);
-        self.failure.lock().get_or_insert_with(|| aborted.clone());
-        // Release: pairs with the Acquire in `check` and in the watch.
-        self.watched.aborted.store(true, Release);
-        self.tell(&aborted);
-        wait::ring_bell(&self.watched.pages.mine().bell);
-    }
-
-    fn aborted(&self) -> Error {
-        Error::Aborted { rank: self.rank, operation: None }
-    }
-
-    fn aborts(&self) -> u64 {
-        self.aborts.load(Acquire)
-    }
-
-    /// The error of the last call that failed here: one that the caller [noted](Self::note), or
-    /// that of a group or of a call on a stream.
-    pub fn last_error(&self) -> Option<Error> {
-        self.last_error.lock().clone()
-    }
-
-    /// Keep an error for [`Communicator::last_error`].
-    pub fn note(&self, error: &Error) {
-        *self.last_error.lock() = Some(error.clone());
-    }
-
-    /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or
-    /// death that the next call would run into.
-    pub fn async_error(&self) -> Option<Error> {
-        let failure = self.failure.lock().clone();
-        let late = || self.watched.lateness(self.gpu.as_ref());
-        failure.or_else(late).or_else(|| self.watched.trouble())
-    }
-
     /// How `call` would run, without running it.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         self.check_process()?;
@@ -408,18 +305,24 @@ impl Communicator {
             Some(gpu) => gpu.explain(call),
             None => (transport_of(&engine.links, &ready.way), None),
         };
-        let (algorithm, predicted_us) =
-            chosen.unwrap_or((ready.algorithm.name(), ready.predicted_us));
+        let host = (ready.algorithm.name(), self.lanes(&engine, &ready), ready.predicted_us);
+        let (algorithm, channels, predicted_us) = chosen.unwrap_or(host);
         Ok(Explanation {
             algorithm,
             transport,
-            channels: 1,
+            channels,
             chunks: ready.chunks,
             slices: ready.staged.slices,
             slice_bytes: ready.staged.slice_bytes,
             predicted_us,
             mapped: ready.mapped,
         })
+    }
+
+    /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
+    fn lanes(&self, engine: &Engine, ready: &Ready) -> usize {
+        let sockets = if engine.links.one_machine() { 1 } else { self.config.sockets };
+        algorithm::lanes(&engine.topology, ready.algorithm) * sockets
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a profile.

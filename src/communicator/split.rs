@@ -5,7 +5,7 @@ use super::assembly::Until;
 use super::{Call, Communicator};
 use crate::bootstrap::Unmet;
 use crate::bootstrap::network::{Gate, NetworkConfig};
-use crate::config::Config;
+use crate::config::{Config, Seat};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::types::DataType;
@@ -16,6 +16,16 @@ use std::time::{Duration, Instant};
 type Wish = [i32; 3];
 
 impl Communicator {
+    /// The settings of a communicator that is made of this one: on this one's device, where they do
+    /// not name another.
+    pub(super) fn child_config(&self, given: Option<&Config>) -> Config {
+        let given = given.unwrap_or(&self.config).clone();
+        match given.seat {
+            Seat::Current => Config { seat: self.config.seat, ..given },
+            _ => given,
+        }
+    }
+
     /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
     /// negative color.
     ///
@@ -28,7 +38,7 @@ impl Communicator {
         config: Option<&Config>,
     ) -> Result<Option<Communicator>> {
         self.check_process()?;
-        let config = &Config { seat: self.config.seat, ..config.unwrap_or(&self.config).clone() };
+        let config = &self.child_config(config);
         // Held until the ranks have gathered, so that splits of several threads are counted in the
         // order in which they meet the other ranks.
         let mut children = self.children.lock();

@@ -1,171 +1,128 @@
-//! The survivors of a failure make a smaller communicator: the agreement of [`super::agree`] meets
-//! pages, processes and clocks.
+//! The survivors of a failure make a smaller communicator: the attempts of [`super::attempts`] meet
+//! processes, sockets and clocks.
 
 use super::Communicator;
-use super::agree::{Act, Agreement, Peer};
 use super::assembly::Until;
-use super::shrink::{Door, port_of};
+use super::attempts::{Attempt, Place, Step, Survivor};
+use super::shrink::port_of;
+use super::watch::Watched;
+use crate::bootstrap::Unmet;
 use crate::bootstrap::network::Gate;
-use crate::bootstrap::{Cause, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
 use crate::executor::control::Life;
 use crate::sync::MutexGuard;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Between two looks at the others' pages: short beside making a communicator, long beside a look.
 const GLANCE: Duration = Duration::from_micros(100);
 
-/// The longest pause between two looks, when the others are long in coming.
+/// The longest time between two looks, when the others are long in coming.
 const LONGEST_GLANCE: Duration = Duration::from_millis(2);
 
-/// What a rank has seen of all ranks' announcements.
-struct Others<'a> {
+/// Between looks at the others' pages.
+pub(super) struct Pause(Duration);
+
+impl Pause {
+    pub(super) const SHORT: Pause = Pause(GLANCE);
+
+    pub(super) fn sleep(&mut self) {
+        std::thread::sleep(self.0);
+        self.0 = (self.0 * 2).min(LONGEST_GLANCE);
+    }
+}
+
+/// A rank that shrinks its communicator.
+struct Shrinking<'a> {
     communicator: &'a Communicator,
-    peers: Vec<Peer>,
-}
-
-impl Others<'_> {
-    fn new(communicator: &Communicator) -> Others<'_> {
-        let unknown = Peer { is_dead: false, announced: Announcement::NOTHING };
-        Others { communicator, peers: vec![unknown; communicator.nranks] }
-    }
-
-    fn look(&mut self) -> &[Peer] {
-        // First who is dead: the last words of the dead are seen then.
-        let watched = &self.communicator.watched;
-        for dead in watched.dead() {
-            self.peers[dead].is_dead = true;
-        }
-        for (rank, peer) in self.peers.iter_mut().enumerate() {
-            // What is being written now is read at the next look.
-            if let Some(announced) = watched.pages.of(rank).board.read() {
-                peer.announced = announced;
-                // Who has ended its part will not come back.
-                peer.is_dead |= peer.announced.phase == Phase::Closed;
-            }
-        }
-        &self.peers
-    }
-}
-
-/// This rank's part in one shrink.
-struct Survivor<'a> {
-    agreement: Agreement,
-    others: Others<'a>,
-    /// Where the survivors meet in an attempt of this number, if this rank is the first of them.
-    door: Option<(u64, Gate)>,
     config: &'a Config,
     deadline: Instant,
     /// How often the communicator had been aborted before.
     aborts: u64,
 }
 
-impl Survivor<'_> {
-    fn left(&self) -> Vec<usize> {
-        let dead = &self.agreement.mine().dead;
-        (0..self.others.peers.len()).filter(|rank| !dead.contains(*rank)).collect()
+impl Place for &Shrinking<'_> {
+    type Gate = Gate;
+
+    fn watched(&self) -> &Watched {
+        &self.communicator.watched
     }
 
-    /// What the survivors of one attempt meet for. No two sets make one in the same attempt.
-    fn label(attempt: u64) -> String {
-        format!("shrink in attempt {attempt}")
+    fn share_a_host(&self, ranks: &[usize]) -> bool {
+        self.communicator.share_a_host(ranks)
     }
 
-    /// Show the others where this rank is, with the door of the attempt if it is the one to open
-    /// it.
-    fn announce(&mut self) -> Result<()> {
-        let communicator = self.others.communicator;
-        let (attempt, left) = (self.agreement.mine().attempt, self.left());
-        let opens = left[0] == communicator.rank && !communicator.share_a_host(&left);
-        if opens && self.door.as_ref().is_none_or(|(of, _)| *of != attempt) {
-            let gate = communicator.open_door(&Survivor::label(attempt), self.config)?;
-            self.agreement.meet_at(port_of(&gate));
-            self.door = Some((attempt, gate));
-        }
-        communicator.announce(self.agreement.mine());
-        Ok(())
+    fn open_door(&self, label: &str) -> Result<(Gate, u16)> {
+        let gate = self.communicator.open_door(label, self.config)?;
+        let port = port_of(&gate);
+        Ok((gate, port))
     }
 
+    fn announce(&self, announcement: &Announcement) {
+        self.communicator.announce(announcement);
+    }
+}
+
+impl Shrinking<'_> {
     /// Whether the communicator was aborted since this shrink began.
     fn is_aborted(&self) -> bool {
-        self.others.communicator.aborts() != self.aborts
+        self.communicator.aborts() != self.aborts
     }
 
-    fn agree(&mut self) -> Result<Communicator> {
+    fn agree(&self, survivor: &mut Survivor<&Shrinking>) -> Result<Communicator> {
         let started = Instant::now();
-        let communicator = self.others.communicator;
         let mut made: Option<Communicator> = None;
-        let mut pause = GLANCE;
+        let mut pause = Pause::SHORT;
         loop {
-            let before = self.agreement.mine().clone();
             if self.is_aborted() {
-                return Err(communicator.aborted());
+                return Err(self.communicator.aborted());
             }
-            let act = self.agreement.look(self.others.look());
-            if *self.agreement.mine() != before {
-                self.announce()?;
-                pause = GLANCE;
-            }
-            match act {
-                Act::Settle => {
+            match survivor.advance(Instant::now())? {
+                Step::Settle => {
                     return made.ok_or_else(|| Error::Internal("settled on nothing".into()));
                 }
-                Act::Excluded(peer) => return Err(communicator.excluded_by(peer)),
-                Act::Absent(peer) => return Err(communicator.absent(peer)),
-                Act::Make | Act::Wait if Instant::now() >= self.deadline => {
-                    return Err(communicator.late(&self.agreement, self.others.look(), started));
-                }
-                Act::Make => {
+                Step::Excluded(peer) => return Err(self.communicator.excluded_by(peer)),
+                Step::Absent(peer) => return Err(self.communicator.absent(peer)),
+                Step::Late => return Err(self.communicator.late(survivor, started)),
+                Step::Make(attempt) => {
                     drop(made.take());
-                    made = self.attempt()?;
-                    self.announce()?;
+                    pause = Pause::SHORT;
+                    match self.attempt(attempt, survivor) {
+                        Ok(communicator) => {
+                            made = Some(communicator);
+                            survivor.made()?;
+                        }
+                        Err(unmet) if survivor.failed(unmet.cause)? || self.is_aborted() => {}
+                        Err(unmet) => return Err(unmet.error),
+                    }
                 }
-                Act::Wait => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_GLANCE);
+                Step::Wait { moved } => {
+                    pause = if moved { Pause::SHORT } else { pause };
+                    pause.sleep();
                 }
             }
         }
     }
 
-    /// Make the communicator that all have agreed on; `None` where the next attempt may do better.
-    fn attempt(&mut self) -> Result<Option<Communicator>> {
-        let left = self.left();
-        let attempt = self.agreement.mine().attempt;
-        let communicator = self.others.communicator;
-        let door = match self.door.take().filter(|(of, _)| *of == attempt) {
-            _ if communicator.share_a_host(&left) => Door::Here,
-            Some((_, gate)) => Door::Mine(gate),
-            None => Door::At(self.others.peers[left[0]].announced.port),
+    /// Make the communicator that all have agreed on.
+    fn attempt(
+        &self,
+        attempt: Attempt<Gate>,
+        survivor: &mut Survivor<&Shrinking>,
+    ) -> Result<Communicator, Unmet> {
+        let survivor = RefCell::new(survivor);
+        let is_stale = || self.is_aborted() || survivor.borrow_mut().is_stale();
+        let broken_off = || is_stale().then(|| self.communicator.aborted());
+        let until = Until {
+            deadline: self.deadline,
+            is_called_off: Some(&is_stale),
+            is_broken_off: Some(&broken_off),
         };
-        let made = {
-            let (agreement, others) = (&self.agreement, RefCell::new(&mut self.others));
-            let is_aborted = || communicator.aborts() != self.aborts;
-            let is_stale = || is_aborted() || agreement.is_stale(others.borrow_mut().look());
-            let broken_off = || is_stale().then(|| communicator.aborted());
-            let until = Until {
-                deadline: self.deadline,
-                is_called_off: Some(&is_stale),
-                is_broken_off: Some(&broken_off),
-            };
-            communicator.make_of(&left, &Survivor::label(attempt), door, self.config, until)
-        };
-        let passing = match &made {
-            Ok(_) => false,
-            // Another rank's trouble: it has died, or has found out first that one has; or the
-            // deadline, which the next look sees.
-            Err(Unmet { cause: Cause::There | Cause::Late, .. }) => true,
-            Err(_) => self.is_aborted() || self.agreement.is_stale(self.others.look()),
-        };
-        if passing {
-            self.agreement.failed();
-            return Ok(None);
-        }
-        self.agreement.made();
-        Ok(Some(made?))
+        let Attempt { left, label, door } = attempt;
+        self.communicator.make_of(&left, &label, door, self.config, until)
     }
 }
 
@@ -184,21 +141,17 @@ impl Communicator {
         }
         let aborts = self.aborts();
         let _alone = self.begin_shrink()?;
-        let mut others = Others::new(self);
-        let before = self.watched.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
-        let agreement = Agreement::begin(self.rank, before, others.look());
-        let mut survivor = Survivor { agreement, others, door: None, config, deadline, aborts };
-        survivor.announce()?;
-        let outcome = survivor.agree();
+        let shrinking = Shrinking { communicator: self, config, deadline, aborts };
+        let mut survivor = Survivor::begin(&shrinking, deadline)?;
+        let outcome = shrinking.agree(&mut survivor);
         if outcome.is_err() {
-            survivor.agreement.give_up();
-            self.announce(survivor.agreement.mine());
+            survivor.give_up();
         }
         outcome
     }
 
     /// Take the right to shrink, unless this rank has ended its part.
-    pub(super) fn begin_shrink(&self) -> Result<MutexGuard<'_, Vec<Vec<usize>>>> {
+    pub(super) fn begin_shrink(&self) -> Result<MutexGuard<'_, BTreeMap<u64, u64>>> {
         let alone = self.shrinking.lock();
         let said = self.watched.pages.mine().board.read();
         match said.is_some_and(|said| said.phase == Phase::Closed) {
@@ -226,20 +179,17 @@ impl Communicator {
     }
 
     /// The deadline came while another rank was missing.
-    fn late(&self, agreement: &Agreement, peers: &[Peer], started: Instant) -> Error {
-        let awaited = agreement.awaited(peers).or_else(|| {
-            (0..peers.len())
-                .find(|rank| *rank != self.rank)
-                .map(|rank| (rank, &peers[rank].announced))
-        });
-        let (peer, theirs) = awaited.map_or((self.rank, None), |(rank, a)| (rank, Some(a)));
+    fn late(&self, survivor: &Survivor<&Shrinking>, started: Instant) -> Error {
+        let mine = survivor.mine();
+        let (peer, theirs) =
+            survivor.awaited().map_or((self.rank, None), |(rank, theirs)| (rank, Some(theirs)));
         let dead = |set: &RankSet| format!("{set:?}");
         let state = match theirs {
             Some(Announcement { phase: Phase::Proposing | Phase::Made, dead: set, .. }) => format!(
                 "rank {peer} counts {} as dead, rank {} counts {}",
                 dead(set),
                 self.rank,
-                dead(&agreement.mine().dead)
+                dead(&mine.dead)
             ),
             _ if self.watched.pages.of(peer).life() == Life::Failed => {
                 format!("rank {peer} has failed too and has not called shrink")
@@ -249,10 +199,7 @@ impl Communicator {
         Error::Timeout {
             rank: self.rank,
             peer: self.watched.who(peer),
-            operation: Operation {
-                call: "Shrink()".into(),
-                sequence: Some(agreement.mine().attempt),
-            },
+            operation: Operation { call: "Shrink()".into(), sequence: Some(mine.attempt) },
             waited_ms: started.elapsed().as_millis() as u64,
             peer_state: state.into(),
         }

@@ -2,7 +2,8 @@
 //!
 //! Threads that call on one communicator at once take turns. Nobody is expected to wait here (ranks
 //! must agree on the order of their calls, so a program that races has no meaning), so this is a
-//! flag that is asked again, not a queue; whoever waits long sleeps in between.
+//! flag that is asked again, not a queue; whoever waits long sleeps in between. Only a turn that is
+//! waited for counts as a lock that was taken ([`crate::sync::locks_taken`]).
 #![allow(unsafe_code)]
 
 use crate::sync::atomic::{AtomicBool, Ordering::*};
@@ -38,6 +39,7 @@ impl<T> Turns<T> {
 
     #[cold]
     fn wait(&self) {
+        crate::sync::count_lock();
         let started = Instant::now();
         // Acquire: as in `take`.
         while self.taken.swap(true, Acquire) {
@@ -77,5 +79,35 @@ impl<T> Drop for Turn<'_, T> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `take`.
         self.turns.taken.store(false, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::locks_taken;
+
+    #[test]
+    fn a_turn_that_is_waited_for_counts_as_a_lock() {
+        let turns = Turns::new(0);
+        let before = locks_taken();
+        *turns.take() += 1;
+        assert_eq!(locks_taken(), before);
+        // What a thread counts for its turn, where another has it for so long.
+        let counted = |held_ms| {
+            std::thread::scope(|scope| {
+                let mine = turns.take();
+                let waits = scope.spawn(|| {
+                    let before = locks_taken();
+                    *turns.take() += 1;
+                    locks_taken() - before
+                });
+                std::thread::sleep(Duration::from_millis(held_ms));
+                drop(mine);
+                waits.join().expect("it takes its turn")
+            })
+        };
+        // A thread that comes too late to have to wait counts none.
+        assert!((1..100).map(counted).any(|locks| locks == 1));
     }
 }

@@ -115,11 +115,12 @@ impl Watched {
     /// its death is waited for, which tells more than what its end looks like from afar.
     pub fn explained(&self, ranks: &[usize], unmet: Unmet) -> Error {
         let Unmet { error, cause } = unmet;
+        let is_anothers = matches!(cause, Cause::There | Cause::CalledOff);
         let started = Instant::now();
         loop {
             match self.casualty(ranks) {
                 Some(casualty) => return casualty,
-                None if cause != Cause::There || started.elapsed() > NEWS => return error,
+                None if !is_anothers || started.elapsed() > NEWS => return error,
                 None => std::thread::sleep(NEWS / 100),
             }
         }
@@ -149,7 +150,7 @@ impl Watched {
 
 /// Earlier calls that are compared too: ranks that only send may all be through with a call before
 /// one of them can know that it was not the same. As many as a connection has slots.
-const LOOK_BACK: u64 = super::init::DEPTH as u64;
+const LOOK_BACK: u64 = super::geometry::DEPTH as u64;
 
 /// How often a rank that has waited so long has told other hosts: first after 50 ms, which is no
 /// ordinary wait any more, at every doubling from there, and at every second.

@@ -99,7 +99,7 @@ pub struct Announcement {
     pub settled: u64,
     /// Where ranks of other hosts meet this rank; 0 for nowhere.
     pub port: u16,
-    /// What they meet for, where they do not agree on it here; 0 for this attempt.
+    /// The attempt of a shrink by list that the rank is at, or that last worked; 0 for none.
     pub label: u64,
     /// The ranks it counts as dead. Never shrinks.
     pub dead: RankSet,

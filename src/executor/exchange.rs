@@ -1,13 +1,16 @@
 //! Point-to-point messages: a batch of sends and receives that complete in any order.
 //!
 //! Messages between the same two ranks in the same direction keep their call order; all others go
-//! on as their peers allow, so a batch cannot deadlock however its ranks ordered it. Within a
-//! process a message above the slot size is lent: the sender posts its address, the receiver copies
-//! from there and frees the message, which tells the sender that its buffer is its own again.
+//! on as their peers allow, so a batch cannot deadlock however its ranks ordered it. A message
+//! above the slot size is lent within a process, and between processes from memory that they share:
+//! the sender posts where it is, the receiver copies from there and frees the message, which tells
+//! the sender that its buffer is its own again.
 #![allow(unsafe_code)]
 
 use super::host::move_bytes;
 use super::links::{Links, Reach};
+use super::meeting::{ADDRESS, NOWHERE, unmapped};
+use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::{self, Waiting, Watch};
@@ -32,6 +35,8 @@ unsafe impl Send for Transfer {}
 enum State {
     /// Bytes moved so far.
     Moving(usize),
+    /// The peer is to be told where it lies.
+    Lending(Loan),
     /// The peer reads it where it lies.
     Lent,
     Done,
@@ -43,8 +48,37 @@ impl Transfer {
     }
 }
 
-/// Bytes of a message that carries an address instead of data.
-const LOAN_BYTES: usize = size_of::<usize>();
+/// What a message carries instead of data: where they are, in a region or in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Loan {
+    /// As in [`super::meeting::Invitation`].
+    pub region: u64,
+    pub offset: u64,
+}
+
+/// Fewer than any slot has, so that its length tells a loan from data.
+const LOAN_BYTES: usize = size_of::<Loan>();
+
+/// The memory that processes share, as far as messages need it.
+pub trait Shared {
+    /// Where a buffer of this rank lies for a peer, which has been sent what it needs for that.
+    fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan;
+
+    /// The address of what a peer in another process lends, if all of it is there.
+    fn find(&mut self, loan: &Loan, bytes: usize) -> Option<*const u8>;
+}
+
+/// Nothing is shared.
+impl Shared for () {
+    fn offer(&mut self, _: usize, _: *const u8, _: usize) -> Loan {
+        Loan { region: NOWHERE, offset: 0 }
+    }
+
+    fn find(&mut self, _: &Loan, _: usize) -> Option<*const u8> {
+        None
+    }
+}
 
 /// By peer: whether an earlier message to it (1) or from it (0) is still under way.
 pub type Lanes = Vec<[bool; 2]>;
@@ -59,10 +93,12 @@ pub unsafe fn run(
     batch: &mut [Transfer],
     lanes: &mut Lanes,
     links: &mut Links,
+    memory: &mut dyn Shared,
     watch: &dyn Watch,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { run_local(batch, links.rank) };
+    lend(batch, links, memory);
     loop {
         let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
             return links.flush(watch);
@@ -70,7 +106,7 @@ pub unsafe fn run(
         let (peer, patience) = (waiting.peer, links.patience);
         // SAFETY: the pages outlive the links.
         let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
-        let mut moves = Moves { batch, links, lanes, watch };
+        let mut moves = Moves { batch, links, lanes, memory, watch };
         if moves.links.one_machine() {
             wait::wait(patience, bells, peer, watch, || moves.poll())??;
         } else {
@@ -84,6 +120,7 @@ struct Moves<'a> {
     batch: &'a mut [Transfer],
     links: &'a mut Links,
     lanes: &'a mut Lanes,
+    memory: &'a mut dyn Shared,
     watch: &'a dyn Watch,
 }
 
@@ -92,7 +129,7 @@ impl Waiting for Moves<'_> {
 
     fn poll(&mut self) -> Option<Result<()>> {
         // SAFETY: the promise made to `run`.
-        match unsafe { sweep(self.batch, self.links, self.lanes, self.watch) } {
+        match unsafe { sweep(self.batch, self.links, self.lanes, self.memory, self.watch) } {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),
             Err(error) => Some(Err(error)),
@@ -124,11 +161,30 @@ unsafe fn run_local(batch: &mut [Transfer], rank: usize) {
     }
 }
 
+/// Decide what is lent: what is longer than a slot and can be reached where it lies.
+fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared) {
+    let slot = links.geometry.slot_bytes;
+    let is_long = |one: &&mut Transfer| one.sends && one.peer != links.rank && one.bytes > slot;
+    for transfer in batch.iter_mut().filter(is_long) {
+        let loan = match links.reach(transfer.peer) {
+            Reach::Process => {
+                Loan { region: ADDRESS, offset: transfer.address.expose_provenance() as u64 }
+            }
+            Reach::Machine => memory.offer(transfer.peer, transfer.address, transfer.bytes),
+            Reach::Network => continue,
+        };
+        if loan.region != NOWHERE {
+            transfer.state = State::Lending(loan);
+        }
+    }
+}
+
 /// Move everything that can move now; whether anything did.
 unsafe fn sweep(
     batch: &mut [Transfer],
     links: &mut Links,
     lanes: &mut Lanes,
+    memory: &mut dyn Shared,
     watch: &dyn Watch,
 ) -> Result<bool> {
     lanes.fill([false; 2]);
@@ -142,7 +198,7 @@ unsafe fn sweep(
         moved |= unsafe {
             match (transfer.sends, links.is_remote(transfer.peer)) {
                 (true, false) => advance_send(transfer, links),
-                (false, false) => advance_recv(transfer, links, watch)?,
+                (false, false) => advance_recv(transfer, links, memory, watch)?,
                 (_, true) => advance_remote(transfer, links, watch)?,
             }
         };
@@ -155,76 +211,93 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
     let slot = links.geometry.slot_bytes;
     let peer = transfer.peer;
     let mut moved = false;
-    if transfer.state == State::Lent {
-        let finished = links.freed_all(peer);
-        if finished {
-            transfer.state = State::Done;
-        }
-        return finished;
-    }
-    while let State::Moving(done) = transfer.state {
-        let lends = links.reach(peer) == Reach::Process && transfer.bytes > slot;
-        let bytes = if lends { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
-        let Some(payload) = links.try_reserve(peer, bytes) else { break };
-        if lends {
-            // SAFETY: the slot holds `LOAN_BYTES`.
-            unsafe { payload.cast::<usize>().write_unaligned(transfer.address.addr()) };
-            // The receiver of this process turns the number back into the pointer.
-            let _ = transfer.address.expose_provenance();
-        } else {
-            // SAFETY: the slot and the buffer hold `bytes`.
-            unsafe {
-                let source = transfer.address.add(done);
-                move_bytes(payload, source, bytes, links.streams(peer, bytes));
+    loop {
+        match transfer.state {
+            State::Moving(done) => {
+                let bytes = (transfer.bytes - done).min(slot);
+                let Some(payload) = links.try_reserve(peer, bytes) else { break };
+                // SAFETY: the slot and the buffer hold `bytes`.
+                unsafe {
+                    let source = transfer.address.add(done);
+                    move_bytes(payload, source, bytes, links.streams(peer, bytes));
+                }
+                links.post(peer, &transfer.stamp, bytes);
+                transfer.state = after(done + bytes, transfer.bytes);
             }
+            State::Lending(loan) => {
+                let Some(payload) = links.try_reserve(peer, LOAN_BYTES) else { break };
+                // SAFETY: the slot holds `LOAN_BYTES`.
+                unsafe { payload.cast::<Loan>().write_unaligned(loan) };
+                links.post(peer, &transfer.stamp, LOAN_BYTES);
+                transfer.state = State::Lent;
+            }
+            State::Lent if links.freed_all(peer) => transfer.state = State::Done,
+            State::Lent | State::Done => break,
         }
-        links.post(peer, &transfer.stamp, bytes);
         moved = true;
-        transfer.state = match (lends, done + bytes == transfer.bytes) {
-            (true, _) => State::Lent,
-            (false, true) => State::Done,
-            (false, false) => State::Moving(done + bytes),
-        };
     }
     moved
+}
+
+/// The state of a message of which `done` bytes have moved.
+fn after(done: usize, bytes: usize) -> State {
+    if done == bytes { State::Done } else { State::Moving(done) }
 }
 
 unsafe fn advance_recv(
     transfer: &mut Transfer,
     links: &mut Links,
+    memory: &mut dyn Shared,
     watch: &dyn Watch,
 ) -> Result<bool> {
     let slot = links.geometry.slot_bytes;
-    let peer = transfer.peer;
+    let Transfer { peer, address, stamp, .. } = *transfer;
     let mut moved = false;
     while let State::Moving(done) = transfer.state {
-        let lent = links.reach(peer) == Reach::Process && transfer.bytes > slot;
-        let bytes = if lent { LOAN_BYTES } else { (transfer.bytes - done).min(slot) };
-        let Some(payload) = links.try_receive(peer, &transfer.stamp, bytes, watch)? else { break };
-        if lent {
-            links.visit(&[peer], watch)?;
-        }
-        // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects; if it
-        // gives up it waits for the visit to end.
-        unsafe {
-            if lent {
-                let address = payload.cast::<usize>().read_unaligned();
-                let source = std::ptr::with_exposed_provenance(address);
-                move_bytes(transfer.address, source, transfer.bytes, false);
-                links.end_visit();
-            } else {
-                move_bytes(transfer.address.add(done), payload, bytes, false);
-            }
+        let bytes = (transfer.bytes - done).min(slot);
+        let may_be_lent = done == 0 && transfer.bytes > slot;
+        let other = if may_be_lent { LOAN_BYTES } else { bytes };
+        let come = links.try_receive_either(peer, &stamp, [bytes, other], watch)?;
+        let Some((payload, length)) = come else { break };
+        if length == bytes {
+            // SAFETY: the message and the buffer hold `bytes`.
+            unsafe { move_bytes(address.add(done), payload, bytes, false) };
+            transfer.state = after(done + bytes, transfer.bytes);
+        } else {
+            // SAFETY: a message of this length is a loan.
+            let loan = unsafe { payload.cast::<Loan>().read_unaligned() };
+            // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects.
+            unsafe { take_loan(transfer, &loan, links, memory, watch)? };
+            transfer.state = State::Done;
         }
         links.free(peer);
         moved = true;
-        transfer.state = if lent || done + bytes == transfer.bytes {
-            State::Done
-        } else {
-            State::Moving(done + bytes)
-        };
     }
     Ok(moved)
+}
+
+/// Copy what a peer lends; if it gives up it waits for the visit to end.
+unsafe fn take_loan(
+    transfer: &Transfer,
+    loan: &Loan,
+    links: &Links,
+    memory: &mut dyn Shared,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let Transfer { peer, address, bytes, .. } = *transfer;
+    let source = match links.reach(peer) {
+        // Only a thread of this process knows an address here.
+        Reach::Process => Some(std::ptr::with_exposed_provenance(loan.offset as usize)),
+        _ => memory.find(loan, bytes),
+    };
+    let source = source.ok_or_else(|| unmapped(links, peer, watch))?;
+    links.visit(&[peer], watch)?;
+    // Every rank may have such a buffer.
+    let streaming = bytes.saturating_mul(links.nranks) > streaming_threshold();
+    // SAFETY: the caller's promise for what is lent here; other memory was found to hold it all.
+    unsafe { move_bytes(address, source, bytes, streaming) };
+    links.end_visit();
+    Ok(())
 }
 
 /// Move a message to or from another machine: from and to the buffers themselves.

@@ -303,13 +303,11 @@ unsafe fn move_piece(
     match &run.bound.reduction {
         Some(reduction) if !step.copies => {
             let job = Job {
-                targets,
-                sources,
-                count: bytes / run.bound.element,
                 finish: step.finish,
                 scaled: step.scaled,
                 scalar: run.buffers.scalar,
                 streaming,
+                ..Job::new(targets, sources, bytes / run.bound.element)
             };
             // SAFETY: as `run` promises.
             unsafe { reduction.run(&job) };

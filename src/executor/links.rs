@@ -150,12 +150,13 @@ impl SegmentMap {
     }
 
     pub fn bytes(&self) -> usize {
-        let rings = if self.nranks == 1 { 0 } else { self.nranks };
-        Self::pages_bytes() + rings * self.ring_bytes()
+        Self::pages_bytes() + (self.nranks - 1) * self.ring_bytes()
     }
 
-    fn ring(&self, source: usize) -> usize {
-        Self::pages_bytes() + source * self.ring_bytes()
+    /// Where in the segment of `rank` the ring for what `source` sends it lies.
+    fn ring(&self, rank: usize, source: usize) -> usize {
+        let before = if source < rank { source } else { source - 1 };
+        Self::pages_bytes() + before * self.ring_bytes()
     }
 }
 
@@ -183,8 +184,8 @@ impl Links {
             // the links keep mapped; this rank is the only sender into the peer's ring for it and
             // the only receiver of its own.
             reach => unsafe {
-                let inbound = segments[rank].address().add(map.ring(peer));
-                let outbound = segments[peer].address().add(map.ring(rank));
+                let inbound = segments[rank].address().add(map.ring(rank, peer));
+                let outbound = segments[peer].address().add(map.ring(peer, rank));
                 Some(Link::Slots {
                     sender: Sender::new(outbound, map.geometry),
                     receiver: Receiver::new(inbound, map.geometry),
@@ -358,20 +359,21 @@ impl Links {
         }
     }
 
-    /// As [`Links::receive`] from a local peer, if the message is there already.
+    /// As [`Links::receive`] from a local peer, if a message of one of two lengths is there
+    /// already; and that length.
     #[inline]
-    pub fn try_receive(
+    pub fn try_receive_either(
         &mut self,
         peer: usize,
         stamp: &Stamp,
-        bytes: usize,
+        lengths: [usize; 2],
         watch: &dyn Watch,
-    ) -> Result<Option<*const u8>> {
+    ) -> Result<Option<(*const u8, usize)>> {
         let (_, receiver) = self.slots(peer).expect("asked of local peers only");
-        match receiver.try_wait() {
-            None => Ok(None),
-            Some(message) if message.matches(stamp, bytes) => Ok(Some(message.payload)),
-            Some(_) => Err(self.stranger(peer, stamp, bytes, watch)),
+        let Some(message) = receiver.try_wait() else { return Ok(None) };
+        match lengths.into_iter().find(|length| message.matches(stamp, *length)) {
+            Some(length) => Ok(Some((message.payload, length))),
+            None => Err(self.stranger(peer, stamp, lengths[0], watch)),
         }
     }
 

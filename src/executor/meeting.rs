@@ -13,10 +13,11 @@ use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::Watch;
+use crate::types::ReduceOp;
 use std::time::Duration;
 
 /// Where a rank's buffers are, as its peers are told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Invitation {
     /// The exported region that holds the input: 0 [`NOWHERE`], [`UNUSED`], or [`ADDRESS`].
@@ -26,6 +27,8 @@ pub struct Invitation {
     pub output_offset: u64,
     /// 1 where input and output share memory.
     pub in_place: u64,
+    /// What a pre-multiplied sum multiplies the input by.
+    pub scalar: f64,
 }
 
 /// The region number that says: the offset is an address of this process.
@@ -37,15 +40,21 @@ pub const NOWHERE: u64 = 0;
 /// The region number of a buffer that the call does not use on its rank.
 pub const UNUSED: u64 = u64::MAX - 1;
 
-/// One rank's buffers as this rank addresses them.
+/// One rank's buffers as this rank addresses them, and its factor of a pre-multiplied sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Base {
     pub input: *const u8,
     pub output: *mut u8,
+    pub scalar: f64,
 }
 
 impl Base {
-    pub const NULL: Base = Base { input: std::ptr::null(), output: std::ptr::null_mut() };
+    pub const NULL: Base =
+        Base { input: std::ptr::null(), output: std::ptr::null_mut(), scalar: 1.0 };
+
+    fn of(buffers: &Buffers) -> Base {
+        Base { input: buffers.input, output: buffers.output, scalar: buffers.scalar }
+    }
 }
 
 /// Room for the addresses of one call, kept between calls.
@@ -53,6 +62,7 @@ pub struct Bases {
     bases: Vec<Base>,
     targets: Vec<*mut u8>,
     sources: Vec<*const u8>,
+    scalars: Vec<f64>,
 }
 
 // SAFETY: the pointers are only used during the call that stored them.
@@ -64,6 +74,7 @@ impl Bases {
             bases: vec![Base::NULL; nranks],
             targets: Vec::with_capacity(nranks + 1),
             sources: Vec::with_capacity(nranks + 1),
+            scalars: Vec::with_capacity(nranks + 1),
         }
     }
 }
@@ -100,8 +111,9 @@ pub unsafe fn run(
         output_region: ADDRESS,
         output_offset: buffers.output.expose_provenance() as u64,
         in_place: 0,
+        scalar: buffers.scalar,
     };
-    room.bases[links.rank] = Base { input: buffers.input, output: buffers.output };
+    room.bases[links.rank] = Base::of(buffers);
     for &peer in &program.touched_by {
         // SAFETY: `invite` writes inside the slot it reserved.
         unsafe { invite(peer, &mine, links, stamp, watch)? };
@@ -113,6 +125,7 @@ pub unsafe fn run(
         room.bases[peer] = Base {
             input: std::ptr::with_exposed_provenance(theirs.input_offset as usize),
             output: std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
+            scalar: theirs.scalar,
         };
     }
     links.visit(&program.touches, watch)?;
@@ -141,7 +154,7 @@ pub unsafe fn try_run(
     stamp: &Stamp,
     watch: &dyn Watch,
 ) -> Result<bool> {
-    room.bases[links.rank] = Base { input: buffers.input, output: buffers.output };
+    room.bases[links.rank] = Base::of(buffers);
     let others = |rank: usize| move |peer: &usize| *peer != rank;
     for peer in (0..links.nranks).filter(others(links.rank)) {
         // SAFETY: `invite` writes inside the slot it reserved.
@@ -179,7 +192,7 @@ pub unsafe fn try_run(
 /// has failed since has given it up; else the machine is out of memory maps, or the announcement is
 /// false.
 #[cold]
-fn unmapped(links: &Links, peer: usize, watch: &dyn Watch) -> Error {
+pub(super) fn unmapped(links: &Links, peer: usize, watch: &dyn Watch) -> Error {
     watch.check(peer, Duration::ZERO).err().unwrap_or_else(|| {
         Error::Internal(format!(
             "rank {} cannot map the memory that rank {peer} registered, or it does not hold the \
@@ -237,14 +250,18 @@ unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
         room.targets.extend(step.targets.iter().map(|p| address(&room.bases, p)));
         match work.reduction {
             Some(reduction) => {
+                room.scalars.clear();
+                if reduction.op() == ReduceOp::PreMulSum {
+                    // Sources are inputs, each with the factor of its rank.
+                    let factor = |place: &Place| room.bases[place.rank].scalar;
+                    room.scalars.extend(step.sources.iter().map(factor));
+                }
+                let count = step.bytes / work.element;
                 let job = Job {
-                    targets: &room.targets,
-                    sources: &room.sources,
-                    count: step.bytes / work.element,
                     finish: step.finish,
-                    scaled: None,
-                    scalar: 1.0,
+                    scalars: &room.scalars,
                     streaming: if work.streaming { room.targets.len() } else { 0 },
+                    ..Job::new(&room.targets, &room.sources, count)
                 };
                 // SAFETY: the places lie inside the ranks' buffers.
                 unsafe { reduction.run(&job) };

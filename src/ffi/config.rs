@@ -3,7 +3,7 @@
 //! A structure says its size first, so that programs built with an older header, whose structure
 //! is a prefix of today's, go on working: fields they do not have count as not set.
 
-use crate::config::{Config, LEAST_BUFFER_BYTES, MOST_SOCKETS, Protection, ports};
+use crate::config::{Config, LEAST_BUFFER_BYTES, MOST_SOCKETS, Protection, Seat, ports};
 use crate::error::{Error, Result};
 use crate::ffi::convert;
 use crate::ffi::types::{RING_CONFIG_UNDEF_INT, RING_MAGIC, ringConfig_t};
@@ -11,7 +11,7 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 
 /// The size of the structure in the first release that had it: no header has less.
-const FIRST_SIZE: usize = offset_of!(ringConfig_t, reserved) + size_of::<c_int>();
+const FIRST_SIZE: usize = offset_of!(ringConfig_t, device) + size_of::<c_int>();
 
 /// A configuration in which nothing is set.
 fn undefined() -> ringConfig_t {
@@ -30,7 +30,7 @@ fn undefined() -> ringConfig_t {
         interfaces: std::ptr::null(),
         ports: std::ptr::null(),
         sockets: RING_CONFIG_UNDEF_INT,
-        reserved: RING_CONFIG_UNDEF_INT,
+        device: RING_CONFIG_UNDEF_INT,
     }
 }
 
@@ -58,17 +58,25 @@ pub fn check_head(
 /// The configuration of a communicator: what is set in `raw`, else the environment's, else the
 /// default. NULL sets nothing.
 pub fn resolve(raw: *const ringConfig_t) -> Result<Config> {
-    let mut config = Config::from_environment()?;
-    if !raw.is_null() {
-        let fields = read(raw)?;
-        apply(&fields, &mut config)?;
-    }
-    Ok(config)
+    resolve_from(Config::from_environment()?, raw)
 }
 
-/// As [`resolve`], where NULL means: as the parent's.
+/// As [`resolve`], where NULL means: as the parent's. What does not say where its memory is goes
+/// where the parent is, whatever the environment says.
 pub fn resolve_or_parent(raw: *const ringConfig_t) -> Result<Option<Config>> {
-    if raw.is_null() { Ok(None) } else { resolve(raw).map(Some) }
+    if raw.is_null() {
+        return Ok(None);
+    }
+    let base = Config { seat: Seat::Current, ..Config::from_environment()? };
+    resolve_from(base, raw).map(Some)
+}
+
+fn resolve_from(mut base: Config, raw: *const ringConfig_t) -> Result<Config> {
+    if !raw.is_null() {
+        let fields = read(raw)?;
+        apply(&fields, &mut base)?;
+    }
+    Ok(base)
 }
 
 fn read(raw: *const ringConfig_t) -> Result<ringConfig_t> {
@@ -102,7 +110,7 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     }
     let least = LEAST_BUFFER_BYTES as i64;
     if let Some(bytes) = field("bufferBytes", fields.bufferBytes, least, i64::MAX)? {
-        config.buffer_bytes = bytes as usize;
+        config.buffer_bytes = Some(bytes as usize);
     }
     if let Some(on) = field("deterministic", fields.deterministic.into(), 0, 1)? {
         config.deterministic = on == 1;
@@ -118,6 +126,9 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     }
     if let Some(sockets) = field("sockets", fields.sockets.into(), 1, MOST_SOCKETS as i64)? {
         config.sockets = sockets as usize;
+    }
+    if let Some(device) = field("device", fields.device.into(), -1, i32::MAX.into())? {
+        config.seat = if device < 0 { Seat::Host } else { Seat::Device(device as i32) };
     }
     if let Some(interfaces) = convert::text(fields.interfaces, "config.interfaces")? {
         config.interfaces = Some(interfaces);
@@ -164,12 +175,13 @@ mod tests {
             raw.profile = c"costs".as_ptr();
             raw.protection = RING_PROTECTION_ENCRYPTED;
             raw.sockets = 3;
+            raw.device = 5;
             raw.interfaces = c"eth".as_ptr();
             raw.ports = c"7-9".as_ptr();
         });
         let wanted = Config {
             timeout_ms: 250,
-            buffer_bytes: 1 << 20,
+            buffer_bytes: Some(1 << 20),
             deterministic: true,
             spins: Some(0),
             debug: 2,
@@ -177,17 +189,19 @@ mod tests {
             profile: Some("costs".into()),
             protection: Protection::Encrypted,
             sockets: 3,
+            seat: Seat::Device(5),
             interfaces: Some("eth".into()),
             ports: Some(7..=9),
             ..Config::default()
         };
         assert_eq!(config.unwrap(), wanted);
+        assert_eq!(applied(|raw| raw.device = -1).unwrap().seat, Seat::Host);
     }
 
     #[test]
     fn a_field_out_of_bounds_is_named() {
         type Change = fn(&mut ringConfig_t);
-        let bad: [(&str, Change); 8] = [
+        let bad: [(&str, Change); 9] = [
             ("timeoutMs is 0", |raw| raw.timeoutMs = 0),
             ("bufferBytes is 100", |raw| raw.bufferBytes = 100),
             ("deterministic is 2", |raw| raw.deterministic = 2),
@@ -195,6 +209,7 @@ mod tests {
             ("debug is 3", |raw| raw.debug = 3),
             ("protection is 3", |raw| raw.protection = 3),
             ("sockets is 0", |raw| raw.sockets = 0),
+            ("device is -2", |raw| raw.device = -2),
             ("config.ports=\"9-7\"", |raw| raw.ports = c"9-7".as_ptr()),
         ];
         for (text, change) in bad {

@@ -11,7 +11,15 @@ use crate::transport::exports;
 use std::collections::HashSet;
 use std::ffi::c_void;
 
-/// Allocate memory that other ranks reach directly: collectives on it move data without staging.
+/// Allocate memory that other ranks reach directly.
+///
+/// Where all ranks' buffers of a call are such memory, or all ranks are threads of one process, a
+/// collective of more than a few KiB moves its data from buffer to buffer, without staging (the
+/// cost model decides from where on; `ringCommExplain` says how). Of `ringSend`, `ringAllToAllv`,
+/// `ringGatherv` and `ringScatterv` a block that is longer than a slot (128 KiB at most) is
+/// copied once, from the send buffer, where that is such memory, whatever the receiver's is. What
+/// goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in
+/// which ranks pass on what they got (rings, trees, halving), and everything between hosts.
 ///
 /// `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
 ///

@@ -189,7 +189,7 @@ pub type ringStream_t = *mut c_void;
 /// Settings of one communicator, for `ringCommInitRankConfig`, `ringCommSplit` and
 /// `ringCommShrink`. Begin with `RING_CONFIG_INITIALIZER`, then set what matters. A field that was
 /// not set takes its value from the environment (`RINGCOMM_*`), else the default. All ranks need
-/// the same values, except `spins`, `debug`, `interfaces` and `ports`.
+/// the same values, except `spins`, `debug`, `interfaces`, `ports` and `device`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ringConfig_t {
@@ -225,8 +225,10 @@ pub struct ringConfig_t {
     pub ports: *const c_char,
     /// Sockets to each peer on another host, 1 to 16 (`RINGCOMM_SOCKETS`).
     pub sockets: c_int,
-    /// Not used; keep what the initializer put there.
-    pub reserved: c_int,
+    /// Whose memory this rank's calls may name beside the host's: that of the CUDA device with this
+    /// number, or -1 for nobody's (`RINGCOMM_CUDA=0`). Not set: that of the device which is current
+    /// on the calling thread, if the program uses CUDA; in a split or a shrink, of `comm`'s device.
+    pub device: c_int,
 }
 
 /// How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.
@@ -243,7 +245,8 @@ pub struct ringExplain_t {
     pub algorithm: [c_char; RING_NAME_BYTES],
     /// How data moves between the ranks, closed by a NUL.
     pub transport: [c_char; RING_NAME_BYTES],
-    /// Parallel lanes.
+    /// Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
+    /// host (`RINGCOMM_SOCKETS`); on devices, the connections that a plan is spread over.
     pub channels: usize,
     /// Parts that the buffer is cut into.
     pub chunks: usize,

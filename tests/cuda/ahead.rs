@@ -1,7 +1,7 @@
 //! Calls through the host that return before their streams have come to them.
 
-use super::endings::is_alone;
 use super::fake;
+use super::here::{hold, is_apart, may_hold, release};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, ndevices};
@@ -12,6 +12,7 @@ use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::sync::Arc;
 use std::thread::{scope, yield_now};
+use std::time::Duration;
 
 fn ranks(seats: &[Seat], timeout_ms: u64) -> Vec<Arc<Communicator>> {
     let config = Config { timeout_ms, ..config() };
@@ -38,14 +39,9 @@ fn add(comm: &Communicator, count: usize, value: f32) -> Result<Vec<f32>> {
     unsafe { comm.call(&call) }.map(|()| values)
 }
 
-fn hold(bench: &Bench) {
-    let _current = bench.device.enter().unwrap();
-    fake::hold(bench.stream.raw());
-}
-
 #[test]
 fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order() {
-    if !is_alone(
+    if !may_hold(
         "ahead::a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order",
     ) {
         return;
@@ -54,13 +50,13 @@ fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order()
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[0.0; 3000]);
     let (before, between) = ([1.0; 3000], [5.0; 3000]);
-    hold(&bench);
+    hold(&bench, Duration::from_secs(1));
     floats.write(&bench, &before);
     give(&ranks[0], &floats, &bench).unwrap();
     give(&ranks[0], &floats, &bench).unwrap();
     floats.write(&bench, &between);
     give(&ranks[0], &floats, &bench).unwrap();
-    fake::release();
+    release();
     for want in [11.0, 21.0, 15.0] {
         assert_eq!(add(&ranks[1], 3000, 10.0).unwrap(), [want; 3000]);
     }
@@ -134,14 +130,15 @@ fn error_of(comm: &Communicator) -> Error {
 
 #[test]
 fn a_stream_that_never_comes_is_told_later_and_goes_on() {
-    if !is_alone("ahead::a_stream_that_never_comes_is_told_later_and_goes_on") {
+    if !may_hold("ahead::a_stream_that_never_comes_is_told_later_and_goes_on") {
         return;
     }
     for aborts in [false, true] {
         let ranks = ranks(&[Seat::Device(0), Seat::Host], if aborts { 60_000 } else { 4000 });
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
-        hold(&bench);
+        // Longer than the deadline, if there is one.
+        hold(&bench, Duration::from_secs(if aborts { 1 } else { 6 }));
         give(&ranks[0], &floats, &bench).unwrap();
         give(&ranks[0], &floats, &bench).unwrap();
         if aborts {
@@ -152,7 +149,7 @@ fn a_stream_that_never_comes_is_told_later_and_goes_on() {
             true => assert!(matches!(error, Error::Aborted { .. }), "{error}"),
             false => assert!(error.to_string().contains("for its own stream"), "{error}"),
         }
-        fake::release();
+        release();
         bench.stream.synchronize().unwrap();
         assert!(give(&ranks[0], &floats, &bench).is_err());
         assert!(add(&ranks[1], 16, 1.0).is_err());
@@ -175,7 +172,7 @@ fn a_peer_that_aborts_lets_the_stream_go_on() {
 
 #[test]
 fn a_copy_that_is_refused_is_told_at_once_and_holds_no_stream() {
-    if !is_alone("ahead::a_copy_that_is_refused_is_told_at_once_and_holds_no_stream") {
+    if !is_apart("ahead::a_copy_that_is_refused_is_told_at_once_and_holds_no_stream", &[]) {
         return;
     }
     // To the host, and back.

@@ -1,5 +1,6 @@
 //! Every collective, type, operation and count in device memory, against the oracle.
 
+use super::here::has_devices;
 use super::support::samples::{operations, sample};
 use super::support::{Case, Prepared, config, small_slots};
 use super::{Bench, ndevices, on_seats, spread};
@@ -74,7 +75,7 @@ fn sixteen_ranks_of_one_device() {
 #[test]
 fn ranks_on_all_devices() {
     let ndevices = ndevices();
-    if ndevices > 1 {
+    if has_devices(2) {
         run(&spread(ndevices), 200);
         run(&spread(ndevices + 1), 201);
     }

@@ -1,9 +1,9 @@
 //! What a communicator leaves behind when it goes while its streams still have work.
 
-use super::gate::{child, is_child};
+use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::config;
-use super::{Bench, fake, ndevices};
+use super::{Bench, fake};
 use ringcomm::communicator::{Call, Communicator, Message, Order, Posted};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Stream;
@@ -14,16 +14,9 @@ use ringcomm::types::DataType;
 use std::ptr::null_mut;
 use std::thread::{scope, yield_now};
 
-/// Whether this is the process in which `test` may ask the driver without a GPU for its tricks;
-/// where it is there and this is not, runs that process.
-pub fn is_alone(test: &str) -> bool {
-    if ndevices() == 0 || !fake::is_there() {
-        return false;
-    }
-    if !is_child() {
-        child(test, &[]);
-    }
-    is_child()
+/// Whether this is the process in which `test` may ask the driver without a GPU for its tricks.
+fn is_alone(test: &str) -> bool {
+    is_apart(test, &[])
 }
 
 /// A rank of the device, whose calls go through the host, and one of the host.

@@ -1,10 +1,11 @@
 //! Every entry point of the driver failing, at every one of its calls: an error, and never a hang.
 
-use super::fake::{calls, fail, is_there};
+use super::fake::{calls, fail};
 use super::gate::{child, is_child};
+use super::here::is_on_fake;
 use super::streams::{Floats, sum};
 use super::support::config;
-use super::{Bench, ndevices, spread};
+use super::{Bench, spread};
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Driver;
@@ -179,10 +180,10 @@ fn every_code() {
 
 #[test]
 fn an_error_of_any_entry_point_ends_in_words() {
-    if ndevices() == 0 || !is_there() {
-        return;
-    }
     if !is_child() {
+        if !is_on_fake() {
+            return;
+        }
         // What is asked of the driver holds for its whole process.
         println!("{}", child("failures::an_error_of_any_entry_point_ends_in_words", &[]));
         return;

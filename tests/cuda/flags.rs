@@ -1,6 +1,6 @@
 //! Kernels that wait for each other: ranks on a device each, or all of one device in one launch.
 
-use super::gate::{child, is_child};
+use super::here::{has_devices, is_apart};
 use super::streams::{Floats, sum};
 use super::support::samples::{COPYING, REDUCING, operations};
 use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slots, threads};
@@ -54,7 +54,7 @@ fn check_all(seats: &[Seat], transport: &str, config: &Config, seed: u64) {
 
 /// As many as there are devices.
 fn alone() -> Option<Vec<Seat>> {
-    (ndevices() > 1 && std::env::var_os("FAKECUDA_PEERS").is_none_or(|peers| peers == "1"))
+    (has_devices(2) && std::env::var_os("FAKECUDA_PEERS").is_none_or(|peers| peers == "1"))
         .then(|| spread(ndevices()))
 }
 
@@ -79,6 +79,31 @@ fn every_algorithm_in_one_launch() {
         let slots = small_slots(nranks, [40_000, 1024, 4096][index % 3]);
         let config = Config { algorithm: Some(name.into()), ..slots };
         check_all(&vec![Seat::Device(0); nranks], "cuda cooperative", &config, index as u64 + 1);
+    }
+}
+
+/// What is fused says so, and has no algorithm's name or time; nor one that was asked for.
+#[test]
+fn a_fused_call_is_explained_as_what_it_is() {
+    if ndevices() == 0 {
+        return;
+    }
+    let check = |seats: &[Seat], config: &Config, want: &str| {
+        let ranks = Communicator::init_all_on(seats, config).unwrap();
+        let call = Call { count: 100, ..Call::new(Collective::AllReduce, DataType::Float32) };
+        let answer = ranks[0].explain(&call).unwrap();
+        assert_eq!((answer.algorithm, answer.transport, answer.channels), ("fused", want, 1));
+        assert_eq!(answer.predicted_us, 0.0);
+    };
+    check(&[Seat::Device(0); 3], &config(), "cuda fused");
+    if alone().is_some() {
+        // Neither all on one device nor each on its own: no kernels that wait.
+        let ring = Config { algorithm: Some("ring".into()), ..config() };
+        check(
+            &[Seat::Device(0), Seat::Device(0), Seat::Device(1)],
+            &ring,
+            "cuda fused, not as asked",
+        );
     }
 }
 
@@ -192,14 +217,10 @@ fn all_streams_have_one_graph() {
     }
 }
 
-/// Whether this is the process in which `test` may ask the driver without a GPU for its tricks;
-/// where it is there and this is not, runs that process, with two devices.
-fn is_apart(test: &str) -> bool {
-    if !is_child() && fake::is_there() {
-        let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "8"), ("FAKECUDA_PEERS", "1")];
-        child(test, &two);
-    }
-    is_child() && fake::is_there()
+/// Whether this is the process in which `test` may ask the driver without a GPU for its tricks,
+/// with two devices.
+fn is_on_two(test: &str) -> bool {
+    is_apart(test, &[("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "8"), ("FAKECUDA_PEERS", "1")])
 }
 
 fn two(timeout_ms: u64, algorithm: &str) -> (Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>) {
@@ -232,7 +253,7 @@ fn hold(benches: &[Bench]) {
 
 #[test]
 fn a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for() {
-    if !is_apart("flags::a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for") {
+    if !is_on_two("flags::a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for") {
         return;
     }
     for (algorithm, what) in [("twoshot", "the meeting"), ("ring", "a message")] {
@@ -254,7 +275,7 @@ fn a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for() {
 
 #[test]
 fn an_abort_reaches_kernels_that_wait() {
-    if !is_apart("flags::an_abort_reaches_kernels_that_wait") {
+    if !is_on_two("flags::an_abort_reaches_kernels_that_wait") {
         return;
     }
     for algorithm in ["oneshot", "twoshot", "ring"] {
@@ -278,7 +299,7 @@ fn an_abort_reaches_kernels_that_wait() {
 /// begins later, and finds all of its data there, leaves it alone.
 #[test]
 fn no_peer_writes_after_an_abort() {
-    if !is_apart("flags::no_peer_writes_after_an_abort") {
+    if !is_on_two("flags::no_peer_writes_after_an_abort") {
         return;
     }
     const POISON: f32 = -77.0;
@@ -307,7 +328,7 @@ fn no_peer_writes_after_an_abort() {
 
 #[test]
 fn a_launch_that_is_refused_ends_those_that_wait_for_it() {
-    if !is_apart("flags::a_launch_that_is_refused_ends_those_that_wait_for_it") {
+    if !is_on_two("flags::a_launch_that_is_refused_ends_those_that_wait_for_it") {
         return;
     }
     let all = two(60_000, "twoshot");
@@ -323,12 +344,8 @@ fn a_launch_that_is_refused_ends_those_that_wait_for_it() {
 
 #[test]
 fn devices_that_refuse_access_are_said_to() {
-    if !fake::is_there() {
-        return;
-    }
-    if !is_child() {
-        let none = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "0"), ("RINGCOMM_DEBUG", "1")];
-        child("flags::devices_that_refuse_access_are_said_to", &none);
+    let none = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "0"), ("RINGCOMM_DEBUG", "1")];
+    if !is_apart("flags::devices_that_refuse_access_are_said_to", &none) {
         return;
     }
     let config = Config { debug: 1, ..config() };

@@ -2,6 +2,7 @@
 //!
 //! Each case is a process of its own: the driver is looked for once.
 
+use super::here::{is_on_fake, skip};
 use super::{Bench, fake, ndevices};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
@@ -63,7 +64,9 @@ fn a_driver_without_an_entry_point_is_refused_with_its_name() {
     // Any library will do that is none of NVIDIA's.
     let folder = scratch("no-driver");
     let libraries = ["/lib/x86_64-linux-gnu/libm.so.6", "/usr/lib/aarch64-linux-gnu/libm.so.6"];
-    let Some(library) = libraries.iter().find(|path| Path::new(path).exists()) else { return };
+    let Some(library) = libraries.iter().find(|path| Path::new(path).exists()) else {
+        return skip("there is no library in the usual places");
+    };
     std::fs::copy(library, folder.join("libcuda.so.1")).expect("a copy");
     let text = told(&[("LD_LIBRARY_PATH", folder.to_str().expect("UTF-8"))]);
     std::fs::remove_dir_all(&folder).expect("it was made above");
@@ -72,7 +75,7 @@ fn a_driver_without_an_entry_point_is_refused_with_its_name() {
 
 #[test]
 fn an_old_driver_is_refused_with_both_versions() {
-    if fake::is_there() {
+    if is_on_fake() {
         let text = told(&[("FAKECUDA_VERSION", "11040")]);
         assert!(text.contains("is of CUDA 11.4 and ringcomm needs 12.0"), "{text}");
     }
@@ -80,7 +83,7 @@ fn an_old_driver_is_refused_with_both_versions() {
 
 #[test]
 fn a_driver_without_a_device_is_said() {
-    if fake::is_there() {
+    if is_on_fake() {
         let text = told(&[("FAKECUDA_DEVICES", "0")]);
         assert!(text.contains("CUDA_ERROR_NO_DEVICE"), "{text}");
         let text = told(&[("FAKECUDA_FAIL", "cuInit:1:4711")]);
@@ -130,7 +133,7 @@ fn the_current_device_is_the_ranks_unless_the_environment_forbids_it() {
 #[test]
 fn kernels_that_do_not_load_say_so() {
     if !is_child() {
-        if fake::is_there() {
+        if is_on_fake() {
             let test = "gate::kernels_that_do_not_load_say_so";
             let text = child(test, &[("FAKECUDA_FAIL", "cuModuleLoadData:1:222")]);
             assert!(text.contains("loading the kernels on CUDA device 0"), "{text}");

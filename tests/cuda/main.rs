@@ -13,6 +13,7 @@ mod failures;
 mod fake;
 mod flags;
 mod gate;
+mod here;
 mod interface;
 mod pieces;
 mod probes;

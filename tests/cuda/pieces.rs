@@ -1,5 +1,6 @@
 //! Memory that is mapped piece by piece, among ranks that are processes.
 
+use super::here::is_on_fake;
 use super::processes::{SHARED, apart, check_sum, is_within_reach, join, transport};
 use super::streams::{Floats, sum};
 use super::{Bench, fake, ndevices};
@@ -150,7 +151,7 @@ fn pieces_that_do_not_travel_go_through_the_host() {
 /// the host, or an error in words.
 #[test]
 fn an_error_of_what_maps_pieces_ends_in_words() {
-    if ndevices() == 0 || !fake::is_there() || !is_within_reach(2) {
+    if !is_on_fake() || ndevices() == 0 || !is_within_reach(2) {
         return;
     }
     // Those of the rank that owns the memory, and those of the rank that opens it.
@@ -218,7 +219,7 @@ fn with_failure(place: &super::support::processes::Seat, words: &[&str]) -> Stri
 /// Calls go on with other memory, and nothing new is opened: what was freed is closed all the same.
 #[test]
 fn memory_that_was_freed_is_closed_by_and_by() {
-    if ndevices() != 1 || !fake::is_there() {
+    if !is_on_fake() || ndevices() != 1 {
         return;
     }
     apart(2, "", |place, _| {

@@ -1,6 +1,6 @@
 //! Devices that say they reach each other, and fail when it is tried: calls go through the host.
 
-use super::gate::{child, is_child};
+use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::{config, threads};
 use super::{Bench, fake};
@@ -29,11 +29,8 @@ fn check() {
 
 #[test]
 fn a_probe_with_an_error_is_no_reason_to_have_no_communicator() {
-    if !is_child() {
-        if fake::is_there() {
-            let test = "probes::a_probe_with_an_error_is_no_reason_to_have_no_communicator";
-            child(test, &DEVICES);
-        }
+    let test = "probes::a_probe_with_an_error_is_no_reason_to_have_no_communicator";
+    if !is_apart(test, &DEVICES) {
         return;
     }
     for symbol in ["cuLaunchKernel", "cuDeviceCanAccessPeer", "cuStreamCreate", "cuMemAlloc_v2"] {
@@ -46,10 +43,7 @@ fn a_probe_with_an_error_is_no_reason_to_have_no_communicator() {
 
 #[test]
 fn a_probe_that_does_not_come_back_is_given_up() {
-    if !is_child() {
-        if fake::is_there() {
-            child("probes::a_probe_that_does_not_come_back_is_given_up", &DEVICES);
-        }
+    if !is_apart("probes::a_probe_that_does_not_come_back_is_given_up", &DEVICES) {
         return;
     }
     let bench = Bench::new(1);
@@ -65,10 +59,7 @@ fn a_probe_that_does_not_come_back_is_given_up() {
 #[test]
 fn a_kernel_goes_to_another_devices_memory_with_access_only() {
     let test = "probes::a_kernel_goes_to_another_devices_memory_with_access_only";
-    if !is_child() {
-        if fake::is_there() {
-            child(test, &DEVICES);
-        }
+    if !is_apart(test, &DEVICES) {
         return;
     }
     for has_access in [true, false] {

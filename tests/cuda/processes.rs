@@ -1,6 +1,7 @@
 //! Ranks that are processes, each on a device, several of them on one.
 
 use super::fake;
+use super::here::is_on_fake;
 use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::samples::sample;
@@ -78,7 +79,7 @@ fn processes_on_devices_compute_what_threads_do() {
         return;
     }
     // Three ranks on two devices, or on one; and with connections of the smallest slots.
-    for (nranks, buffer_bytes) in [(3, Config::default().buffer_bytes), (2, 512)] {
+    for (nranks, buffer_bytes) in [(3, None), (2, Some(512))] {
         let config = Config { buffer_bytes, ..config() };
         let ranks = Ranks::start_apart(nranks, &config, "", |place, _| {
             let (comm, bench) = join(place);
@@ -273,7 +274,7 @@ fn ranks_on_devices_of_several_hosts_go_through_the_network() {
 /// ranks go through the host and say why, or end with an error; nobody waits for ever.
 #[test]
 fn an_error_of_what_processes_share_ends_in_words() {
-    if ndevices() == 0 || !fake::is_there() {
+    if !is_on_fake() || ndevices() == 0 {
         return;
     }
     const SYMBOLS: [&str; 9] = [

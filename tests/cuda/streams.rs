@@ -1,8 +1,8 @@
 //! Streams: several operations in flight, groups of one thread, streams that never come.
 
-use super::gate::{child, is_child};
+use super::here::{hold, may_hold, release};
 use super::support::{config, threads};
-use super::{Bench, fake, ndevices, on_seats, spread};
+use super::{Bench, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{DeviceMemory, copy, fill};
@@ -10,6 +10,7 @@ use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Device memory of floats.
 pub struct Floats {
@@ -184,15 +185,8 @@ fn messages_move_device_memory() {
 
 #[test]
 fn a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner() {
-    if ndevices() == 0 || !fake::is_there() {
-        return;
-    }
-    if !is_child() {
-        // A held stream may hold others of its queue.
-        child(
-            "streams::a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner",
-            &[],
-        );
+    let test = "streams::a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner";
+    if !may_hold(test) {
         return;
     }
     for aborts in [false, true] {
@@ -203,21 +197,18 @@ fn a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner() {
         let ranks = Communicator::init_all_on(&seats, &config).unwrap();
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
-        {
-            let _current = bench.device.enter().unwrap();
-            fake::hold(bench.stream.raw());
-        }
+        hold(&bench, Duration::from_secs(if aborts { 1 } else { 7 }));
         let error = std::thread::scope(|scope| {
             if aborts {
                 scope.spawn(|| {
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    std::thread::sleep(Duration::from_millis(100));
                     ranks[0].abort();
                 });
             }
             // SAFETY: the memory lives until the end of the test.
             unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap_err()
         });
-        fake::release();
+        release();
         bench.stream.synchronize().unwrap();
         match aborts {
             true => assert!(matches!(error, Error::Aborted { .. }), "{error}"),
@@ -246,7 +237,7 @@ fn a_dead_rank_ends_the_meeting_of_the_others() {
         let bench = Bench::new(comm.device().unwrap());
         let floats = Floats::new(&bench, &[1.0; 16]);
         if comm.rank() == 2 {
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
             return comm.abort();
         }
         // SAFETY: the memory lives until the end of the test.

@@ -1,4 +1,4 @@
-//! The exchanges beside plans: one-shot, two-shot between meetings, probes; and how waits end.
+//! The exchanges beside plans: one-shot, two-shot between meetings; and how waits end.
 
 use crate::abi;
 use crate::data::{Guarded, Random, Rule, difference, on_the_host};
@@ -344,34 +344,4 @@ fn meetings_and_exchanges_end_without_their_peers_too() {
     let report = inboxes.controls[0].report();
     assert_eq!((report.reason, report.waiting), (abi::LATE, abi::FOR_LINES));
     assert!(output.content().iter().all(|byte| *byte == 0xa5));
-}
-
-#[test]
-fn a_probe_finds_what_was_written_and_what_was_not() {
-    let Some(kernels) = kernels() else { return };
-    let control = Control::new();
-    let (mut memory, flag, wrong) =
-        (vec![0u64; 100], Box::new(abi::Flag::default()), Box::new(3u64));
-    let probe = |seed, mode, memory: &mut Vec<u64>| {
-        let mut args = abi::ProbeArgs::zeroed();
-        *args = abi::ProbeArgs {
-            memory: memory.as_mut_ptr() as u64,
-            flag: &raw const *flag as u64,
-            words: 100,
-            seed,
-            wrong: &raw const *wrong as u64,
-            mode,
-            peer: 1,
-            watch: control.watch(0, 1_000_000),
-        };
-        kernels.launch("ringcomm_probe", 1, 1, &*args);
-        // SAFETY: valid memory; the kernel that wrote it has ended.
-        unsafe { (&raw const *wrong).read_volatile() }
-    };
-    probe(17, abi::PROBE_WRITE, &mut memory);
-    assert_eq!(probe(17, abi::PROBE_CHECK, &mut memory), 0);
-    memory[99] ^= 1 << 63;
-    assert_eq!(probe(17, abi::PROBE_CHECK, &mut memory), 1);
-    assert_eq!(probe(18, abi::PROBE_CHECK, &mut memory), u64::MAX);
-    assert_eq!(control.report().waiting, abi::FOR_PROBE);
 }

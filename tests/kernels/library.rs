@@ -48,7 +48,6 @@ pub trait Args: Sized {
 impl Args for abi::ReduceArgs {}
 impl Args for abi::PlanArgs {}
 impl Args for abi::OneshotArgs {}
-impl Args for abi::ProbeArgs {}
 
 impl Kernels {
     /// Run a kernel to its end on `rows` rows of `blocks` blocks.

@@ -64,7 +64,6 @@ fn mirrored() -> Layout {
         "ringcomm_oneshot_call" OneshotCall: input output count scalar inboxes epoch lines nranks
             unused watch;
         "ringcomm_oneshot_args" OneshotArgs: data_type op parts collective unused calls call;
-        "ringcomm_probe_args" ProbeArgs: memory flag words seed wrong mode peer watch;
         "ringcomm_delay_args" DelayArgs: duration_ns;
     }
     all
@@ -91,7 +90,6 @@ fn every_kernel_takes_what_its_name_says() {
         assert_eq!(bytes("plan"), size_of::<abi::PlanArgs>());
         assert_eq!(bytes("oneshot"), size_of::<abi::OneshotArgs>());
     }
-    assert_eq!(kernels.args_bytes("ringcomm_probe"), size_of::<abi::ProbeArgs>());
     assert_eq!(kernels.args_bytes("ringcomm_delay"), size_of::<abi::DelayArgs>());
     assert_eq!(kernels.args_bytes("ringcomm_reduce_f128"), 0);
     // What a driver of any age takes in a launch.

@@ -1,5 +1,5 @@
 /*
- * The flag protocol under ThreadSanitizer: rings, two-shot and one-shot exchanges and probes of
+ * The flag protocol under ThreadSanitizer: rings, two-shot and one-shot exchanges of
  * several ranks, each launching its own kernels, threads for threads.
  *
  * The host's fences and flags order what the device's order, and nothing more (kernels/host.hpp),
@@ -249,34 +249,6 @@ void one_shot() {
     say(all_ranks(run), "one-shot");
 }
 
-/* ---- Probe: each rank writes to the next ------------------------------------------------------
- */
-
-void probe() {
-    constexpr uint64_t WORDS = 500;
-    std::vector<Memory> memories, flags;
-    for (uint32_t rank = 0; rank < RANKS; rank++) {
-        memories.emplace_back(WORDS * 8);
-        flags.emplace_back(sizeof(ringcomm_flag));
-    }
-    const auto run = [&](uint32_t rank) {
-        Guard guard;
-        uint64_t wrong = 1;
-        const uint32_t next = (rank + 1) % RANKS;
-        ringcomm_probe_args args = {
-            memories[next].address(), flags[next].address(), WORDS, 41 + next,
-            uint64_t(&wrong),         RINGCOMM_PROBE_WRITE,  next,  guard.watch(rank)};
-        launch("ringcomm_probe", 1, args);
-        args.memory = memories[rank].address();
-        args.flag = flags[rank].address();
-        args.seed = 41 + rank;
-        args.mode = RINGCOMM_PROBE_CHECK;
-        launch("ringcomm_probe", 1, args);
-        return wrong == 0;
-    };
-    say(all_ranks(run), "probe");
-}
-
 } // namespace
 
 int main() {
@@ -284,6 +256,5 @@ int main() {
     ring();
     two_shot();
     one_shot();
-    probe();
     return failures != 0;
 }

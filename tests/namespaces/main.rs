@@ -6,10 +6,12 @@
 //! RINGCOMM_FIRST choose others. It needs root, ip, tc and nft, and says `skipped` without.
 
 mod lab;
+mod parted;
 #[path = "../support/mod.rs"]
 mod support;
 
 use lab::{HOSTS, Lab, Trouble};
+use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Protection};
@@ -37,18 +39,21 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Most of a run is waiting: so many go on at once, each on hosts of its own.
 const LABS: usize = 4;
 
+/// In the place of a number of calls: the rank never got a communicator.
+const UNMET: &str = "-";
+
 /// Numbers as text, and back.
 fn words(numbers: &[usize]) -> String {
     numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// What a rank does: rounds of every collective, and a batch of messages. The calls that were
-/// exact, and the error that ended it, if one did.
+/// exact or [`UNMET`], and the error that ended it, if one did.
 fn take_part(seat: &Seat, seed: u64, rounds: usize, hosts: &[usize]) -> String {
     let joined = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config);
     let comm = match joined {
         Ok(comm) => comm,
-        Err(error) => return format!("0 {error}"),
+        Err(error) => return format!("{UNMET} {error}"),
     };
     let (mut done, mut random) = (0, Random(seed));
     for _ in 0..rounds {
@@ -147,7 +152,8 @@ fn placed(nranks: usize, random: &mut Random) -> Vec<usize> {
 /// How a rank ended, and how long after the silence, if there was one.
 #[derive(Debug)]
 struct End {
-    calls: usize,
+    /// Those that were exact; none without a communicator.
+    calls: Option<usize>,
     error: String,
     after: Option<Duration>,
 }
@@ -169,7 +175,7 @@ impl Run {
         let argument = format!("{seed} {} {}", self.rounds, words(&self.hosts));
         let mut ranks = crew.start(&namespaces, &id, &config, &argument);
         let cut = self.disturb(lab);
-        self.hear(&mut ranks, cut)
+        self.hear(&mut ranks, cut, &id)
     }
 
     /// The troubles that come at some moment; the host that has fallen silent, and when.
@@ -198,14 +204,15 @@ impl Run {
     }
 
     /// What the ranks say at their ends; panics where one hangs or is wrong.
-    fn hear(&self, ranks: &mut Ranks, cut: Option<(usize, Instant)>) -> Vec<End> {
+    fn hear(&self, ranks: &mut Ranks, cut: Option<(usize, Instant)>, id: &UniqueId) -> Vec<End> {
         let deadline = Instant::now() + PATIENCE;
         let hear = |rank| {
             let end = ranks.end(rank, deadline);
             let text = end.result.unwrap_or_else(|why| panic!("{self:?}: rank {rank}: {why}"));
             let (calls, error) = text.split_once(' ').expect("calls and an error");
             let after = cut.map(|(_, since)| end.at.saturating_duration_since(since));
-            End { calls: calls.parse().expect("a number"), error: error.into(), after }
+            let calls = (calls != UNMET).then(|| calls.parse().expect("a number"));
+            End { calls, error: error.into(), after }
         };
         let ends: Vec<End> = (0..self.hosts.len()).map(hear).collect();
         if asked("RINGCOMM_FIRST").is_some() {
@@ -213,16 +220,21 @@ impl Run {
         }
         for (rank, end) in ends.iter().enumerate() {
             let error = &end.error;
-            assert!(self.is_named(rank, end, cut), "{self:?}: rank {rank}: {error}");
+            assert!(self.is_named(rank, end, cut, id), "{self:?}: rank {rank}: {error}");
         }
         ends
     }
 
     /// Whether this is what a rank may say of such a run.
-    fn is_named(&self, rank: usize, end: &End, cut: Option<(usize, Instant)>) -> bool {
+    fn is_named(
+        &self,
+        rank: usize,
+        end: &End,
+        cut: Option<(usize, Instant)>,
+        id: &UniqueId,
+    ) -> bool {
         let (error, nranks) = (&end.error, self.hosts.len());
-        // Who has not met has made no call.
-        let missing = end.calls == 0 && names_who_is_missing(error, rank, nranks);
+        let missing = end.calls.is_none() && names_who_is_missing(error, rank, nranks, id);
         let alone = self.hosts.iter().all(|host| *host == self.hosts[0]);
         match self.trouble {
             _ if alone => error.is_empty(),
@@ -257,10 +269,10 @@ impl Tally {
     fn add(&mut self, ends: &[End], took: Duration) {
         self.runs += 1;
         self.exact += usize::from(ends.iter().all(|end| end.error.is_empty()));
-        self.calls += ends.iter().map(|end| end.calls).sum::<usize>();
+        self.calls += ends.iter().filter_map(|end| end.calls).sum::<usize>();
         self.longest = self.longest.max(took);
         // Who has not met has the deadline of the meeting.
-        let met = ends.iter().filter(|end| end.calls > 0 && !end.error.is_empty());
+        let met = ends.iter().filter(|end| end.calls.is_some() && !end.error.is_empty());
         self.silences.extend(met.filter_map(|end| end.after));
     }
 
@@ -305,7 +317,7 @@ fn every_collective_is_exact_between_hosts_with_one_and_two_ranks() {
         for hosts in [spread, packed] {
             let run = Run { hosts, trouble: Trouble::None, rounds: 6, ..Run::new(nranks) };
             let ends = { run }.make(&labs[0], &crew);
-            calls += ends.iter().map(|end| end.calls).sum::<usize>();
+            calls += ends.iter().filter_map(|end| end.calls).sum::<usize>();
         }
     }
     println!("{calls} calls on {HOSTS} hosts, all exact");

@@ -4,6 +4,7 @@
 
 mod job;
 mod remote;
+mod ssh;
 
 use job::*;
 use std::io::Write;

@@ -73,3 +73,23 @@ fn a_host_that_cannot_take_part_is_named_with_what_to_do() {
     run(&options, "echo x").expect(255).says("host a has not answered within 0.1 s");
     run(&["-H", "a", "--ssh-command", "/nowhere/ssh"], "").expect(127).says("/nowhere/ssh");
 }
+
+/// Of ports that the kernel gives nobody unless asked for them.
+#[test]
+fn ports_are_chosen_within_the_range_that_the_ranks_listen_in() {
+    let folder = Folder::new("ports");
+    let shell = folder.shell("shift; exec \"$@\"");
+    let options = ["-np", "2", "-H", "a,b", "--ssh-command", &shell];
+    let with = |range: &str| {
+        let mut command = command(&options, "echo $MASTER_PORT ${RINGCOMM_ADDRESS##*:}");
+        finish(command.env("RINGCOMM_PORT_RANGE", range).spawn().unwrap())
+    };
+    let taken = std::net::TcpListener::bind("0.0.0.0:17405").unwrap();
+    let result = with("17402-17407").expect(0);
+    for line in result.lines() {
+        assert!(line.ends_with(":17406 17407"), "{line}");
+    }
+    let port = taken.local_addr().unwrap().port();
+    with(&format!("{port}-{port}")).expect(1).says("host a: there is no free port");
+    with("20-10").expect(2).says("RINGCOMM_PORT_RANGE=\"20-10\" is not a range of ports");
+}

@@ -1,5 +1,6 @@
 //! How long survivors of a death took to learn of it, held against what is promised.
 
+use super::pace::Timed;
 use std::time::Duration;
 
 /// What is promised of small processes on a machine that does nothing else.
@@ -7,8 +8,13 @@ const MEDIAN: Duration = Duration::from_millis(10);
 const NINETY_NINTH: Duration = Duration::from_millis(100);
 pub const LONGEST: Duration = Duration::from_millis(250);
 
-/// Eight times the longest: a loaded machine may not run a survivor for a while.
-const LATE: Duration = Duration::from_secs(2);
+/// What the longest may be in a usual run, beside whatever else the machine does: a pacemaker
+/// sleeps, so it gets a core before survivors that compute, and does not see all that those lack.
+const LONGEST_BESIDE_OTHERS: Duration = Duration::from_secs(1);
+
+/// From so many on, a median and a ninety-ninth say something: survivors of one death are late
+/// together.
+const MANY: usize = 100;
 
 /// Rounds that a long run asks for.
 pub fn asked() -> Option<usize> {
@@ -16,23 +22,25 @@ pub fn asked() -> Option<usize> {
     asked.map(|rounds| rounds.parse().expect("RINGCOMM_ROUNDS is a number"))
 }
 
-/// Print the delays of one kind of death. The usual few rounds only see that nobody is late; a long
-/// run is for a quiet machine, and holds every figure to the promise.
-pub fn judge(name: &str, delays: &mut [Duration]) {
+/// Print the delays of one kind of death and hold them to the promise. A long run is for a quiet
+/// machine, where every millisecond counts; otherwise what other programs had of it does not, and
+/// the longest may be longer.
+pub fn judge(name: &str, delays: &mut [Timed]) {
     assert!(!delays.is_empty(), "{name}: nobody survived");
-    delays.sort_unstable();
-    let at = |percent: usize| delays[(delays.len() - 1) * percent / 100];
+    let counted = |delay: &Timed| if asked().is_some() { delay.took } else { delay.own() };
+    delays.sort_unstable_by_key(counted);
+    let at = |percent: usize| counted(&delays[(delays.len() - 1) * percent / 100]);
     println!(
-        "{name}: {} survivors: p50 {:?}, p99 {:?}, longest {:?}; within 250 ms: {}",
+        "{name}: {} survivors: p50 {:?}, p99 {:?}, longest {:?} ({:?}); within 250 ms: {}",
         delays.len(),
         at(50),
         at(99),
         at(100),
-        delays.iter().filter(|delay| **delay <= LONGEST).count(),
+        delays[delays.len() - 1],
+        delays.iter().filter(|delay| delay.took <= LONGEST).count(),
     );
-    assert!(at(100) < LATE, "{name}: {:?}", at(100));
-    if asked().is_some() {
-        let promised = at(50) <= MEDIAN && at(99) <= NINETY_NINTH && at(100) <= LONGEST;
-        assert!(promised, "{name}: later than promised on a quiet machine");
-    }
+    let usual = delays.len() < MANY || (at(50) <= MEDIAN && at(99) <= NINETY_NINTH);
+    let longest = if asked().is_some() { LONGEST } else { LONGEST_BESIDE_OTHERS };
+    let promised = usual && at(100) <= longest;
+    assert!(promised, "{name}: later than promised");
 }

@@ -15,6 +15,7 @@ pub mod exchange;
 pub mod forks;
 pub mod guarded;
 pub mod holdings;
+pub mod pace;
 pub mod processes;
 pub mod samples;
 pub mod scratch;
@@ -28,11 +29,16 @@ pub use processes::on_processes;
 pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads};
 
 use ringcomm::algorithm::select::Costs;
+use ringcomm::bootstrap::UniqueId;
 use ringcomm::config::Config;
+use std::time::Duration;
 
 /// The longest a test may wait for its ranks before it is called stuck. Loaded machines have been
 /// seen to stop a process for seconds; nothing here takes that long by itself.
 pub const HARD_DEADLINE_S: u64 = 120;
+
+/// In which every rank knows that their calls do not match.
+pub const MISMATCH_KNOWN: Duration = Duration::from_secs(1);
 
 /// The defaults, with a deadline that ends a defect's wait before the suite's own does.
 pub fn config() -> Config {
@@ -43,7 +49,7 @@ pub fn config() -> Config {
 /// smallest that works, so that short vectors already take several slices.
 pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
     // A ring's counter is 128 bytes, a slot's header 64.
-    let buffer_bytes = (nranks - 1).max(1) * (128 + 2 * (slot_bytes + 64));
+    let buffer_bytes = Some((nranks - 1).max(1) * (128 + 2 * (slot_bytes + 64)));
     Config { buffer_bytes, ..config() }
 }
 
@@ -68,11 +74,16 @@ pub fn names_another(text: &str, rank: usize, nranks: usize) -> bool {
     })
 }
 
-/// Whether the error of a rank that has not met the others says who is missing, or that the
-/// meeting's root is, which is no rank but the process that made the id.
-pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize) -> bool {
+/// Whether the error of a rank whose `init_rank` failed says who is missing, or that the meeting's
+/// root is, which is no rank but this process, and where its id says.
+pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize, id: &UniqueId) -> bool {
     let listed = text.split_once("missing: [").is_some_and(|(_, list)| !list.starts_with(']'));
-    listed
-        || ["root", "unique id"].iter().any(|name| text.contains(name))
-        || names_another(text, rank, nranks)
+    let root = ["root", "unique id"].iter().any(|name| text.contains(name));
+    let pid = format!("pid {})", std::process::id());
+    let mut places = id.addresses().into_iter().map(|address| address.to_string());
+    let is_found = text.contains(&pid) || places.any(|place| text.contains(&place));
+    // The root told this rank so, by a connection that has been made since.
+    let is_told =
+        text.contains(&format!("the meeting's root lost its connection with rank {rank},"));
+    listed || is_told || (root && is_found) || names_another(text, rank, nranks)
 }

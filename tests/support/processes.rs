@@ -226,6 +226,10 @@ impl Ranks {
         self.children[rank].id()
     }
 
+    pub fn pids(&self) -> Vec<u32> {
+        self.children.iter().map(Child::id).collect()
+    }
+
     /// The rank as errors name it.
     pub fn who(&self, rank: usize) -> String {
         format!("rank {rank} (host {}, pid {})", ringcomm::host::name(), self.pid(rank))
@@ -411,7 +415,7 @@ fn write_config(config: &Config) -> String {
     format!(
         "{} {} {} {} {} {} {} {} {}",
         config.timeout_ms,
-        config.buffer_bytes,
+        config.buffer_bytes.map_or("-".into(), |bytes| bytes.to_string()),
         u8::from(config.deterministic),
         config.algorithm.as_deref().unwrap_or("-"),
         config.spins.map_or("-".into(), |spins| spins.to_string()),
@@ -429,7 +433,7 @@ fn read_config(text: &str) -> Config {
     let set = |word: &str| (word != "-").then(|| word.to_string());
     Config {
         timeout_ms: words[0].parse().expect("milliseconds"),
-        buffer_bytes: words[1].parse().expect("bytes"),
+        buffer_bytes: set(words[1]).map(|bytes| bytes.parse().expect("bytes")),
         deterministic: words[2] == "1",
         algorithm: set(words[3]),
         spins: set(words[4]).map(|spins| spins.parse().expect("spins")),

@@ -1,15 +1,17 @@
 //! Ranks as threads of the test process.
 
 use super::HARD_DEADLINE_S;
+use super::pace::{Pace, Timed};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Barrier;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Run `body` on every rank of a communicator made all at once; what each returned, by rank.
 pub fn on_threads<T: Send>(
@@ -96,6 +98,16 @@ pub fn run_all<T: Send>(
         Ok(panic) => resume_unwind(panic),
         Err(_) => results.into_iter().map(|result| result.expect("no panic")).collect(),
     }
+}
+
+/// As `run_all`, for a body that prepares, waits for the others, and gives back when it then began
+/// what is timed and when it was through.
+pub fn run_timed(
+    communicators: &[Communicator],
+    body: impl Fn(&Communicator, &Barrier) -> (Instant, Instant) + Sync,
+) -> Timed {
+    let (pace, together) = (Pace::start(), Barrier::new(communicators.len()));
+    pace.over(&run_all(communicators, |comm| body(comm, &together)))
 }
 
 /// Join each: ThreadSanitizer sees the end of a thread in its join, not in the end of its scope.

@@ -8,7 +8,9 @@ import platform
 from typing import Any, Callable, Dict, List, Optional
 
 from .. import launch
+from ..buffers import CPU
 from ..communicator import Communicator
+from ..config import Config
 from ..errors import RingUsageError
 
 # What the modules of all frameworks have.
@@ -46,6 +48,8 @@ class Job:
 
 
 _job: Optional[Job] = None
+#: Objects and arrays of the host are all that goes through it.
+_ON_HOST = Config(device=CPU)
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -67,8 +71,8 @@ def _launched() -> Communicator:
         launch.launcher()
     except RingUsageError:
         # Variables that say half of it are a mistake, and another error says so.
-        return launch.init(nranks=1)
-    return launch.init()
+        return launch.init(nranks=1, config=_ON_HOST)
+    return launch.init(config=_ON_HOST)
 
 
 def shutdown() -> None:

@@ -34,8 +34,8 @@ def watch(work: Any) -> None:
     if task < 0:
         return
     if task != _current.task:
-        _current.task, works = task, []
-        _current.works = works
+        works: List[Any] = []
+        _current.task, _current.works = task, works
         # Queued before DistributedDataParallel queues its own: that comes with the last operation.
         Variable._execution_engine.queue_callback(lambda: _raise_first(works))
     _current.works.append(work)

@@ -7,68 +7,90 @@ import time
 from datetime import timedelta
 from typing import Any, List
 
+from .._native import Result
 from ..errors import RingTimeoutError
+from .meet import forget
 
 #: Between two looks into the store, in seconds: a look is an exchange with the store's host.
 LOOK = 0.01
 
 
-def monitored_barrier(
-    store: Any, number: int, rank: int, size: int, timeout: timedelta, wait_all_ranks: bool
-) -> None:
-    """Return on every rank after all have come; else rank 0 names who did not, and the others see
-    that."""
-    end = time.monotonic() + timeout.total_seconds()
-    prefix = f"ringcomm/monitored/{number}"
-    if rank:
-        store.set(f"{prefix}/{rank}", b"here")
-        _wait_for_rank_0(store, prefix, rank, timeout, end)
-        return
-    missing: List[int] = []
-    if timeout.total_seconds() <= 0:
-        store.set(f"{prefix}/over", b"failed")
-        text = (
-            f"Rank {rank} timed out in monitoredBarrier: its timeout of {timeout} leaves no time "
-            f"to come"
-        )
-        raise RingTimeoutError(text, 8, rank=rank)
-    for peer in range(1, size):
-        came = _comes(store, f"{prefix}/{peer}", end)
-        if not came:
+class MonitoredBarriers:
+    """The barriers of one rank of a group. `prefix` is what their keys begin with."""
+
+    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
+        self._store, self._prefix = store, prefix
+        self._rank, self._size = rank, size
+        self._count = 0
+        #: Rank 0's: keys of barriers that a rank may still be in. Who comes to the next is in none.
+        self._leftover: List[str] = []
+
+    def meet(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+        """Return on every rank after all have come; else rank 0 names who did not, and the others
+        see that."""
+        self._count += 1
+        end = time.monotonic() + timeout.total_seconds()
+        if self._rank:
+            self._store.set(self._key(self._rank), b"here")
+            self._wait_for_rank_0(timeout, end)
+            return
+        absent = list(range(1, self._size))
+        missing: List[int] = []
+        if timeout.total_seconds() <= 0:
+            self._say(b"failed", absent)
+            raise RingTimeoutError(
+                f"Rank 0 timed out in monitoredBarrier: its timeout of {timeout} leaves the "
+                "others no time to come; give a longer one",
+                Result.TIMEOUT,
+                rank=0,
+            )
+        for peer in range(1, self._size):
+            if _comes(self._store, self._key(peer), end):
+                absent.remove(peer)
+                forget(self._store, self._key(peer))
+                continue
             missing.append(peer)
             if not wait_all_ranks:
                 break
-    if missing:
-        store.set(f"{prefix}/over", b"failed")
-        who = (
-            f"Rank {missing[0]}" if not wait_all_ranks else f"Ranks {', '.join(map(str, missing))}"
-        )
-        raise RingTimeoutError(
-            f"{who} failed to pass monitoredBarrier in {int(timeout.total_seconds() * 1000)} ms",
-            8,
-            rank=rank,
-            peer=missing[0],
-            missing=missing,
-        )
-    store.set(f"{prefix}/over", b"passed")
+        if missing:
+            self._say(b"failed", absent)
+            names = ", ".join(map(str, missing))
+            who = f"Ranks {names}" if wait_all_ranks else f"Rank {names}"
+            raise RingTimeoutError(
+                f"{who} failed to pass monitoredBarrier in "
+                f"{int(timeout.total_seconds() * 1000)} ms: see what they do, or give a longer "
+                "timeout",
+                Result.TIMEOUT,
+                rank=0,
+                peer=missing[0],
+                missing=missing,
+            )
+        while self._leftover:
+            forget(self._store, self._leftover.pop())
+        self._say(b"passed", absent)
 
+    def _key(self, of: Any) -> str:
+        return f"{self._prefix}/{self._count}/{of}"
 
-def _wait_for_rank_0(store: Any, prefix: str, rank: int, timeout: timedelta, end: float) -> None:
-    # Rank 0 may wait as long as this one does before it says so.
-    came = _comes(store, f"{prefix}/over", end + 1)
-    if came and store.get(f"{prefix}/over") == b"passed":
-        return
-    text = (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
-        f"for rank 0, "
-        "which says which rank is at fault"
-    )
-    if not came:
+    def _say(self, how: bytes, absent: List[int]) -> None:
+        self._store.set(self._key("over"), how)
+        self._leftover += [self._key(of) for of in ("over", *absent)]
+
+    def _wait_for_rank_0(self, timeout: timedelta, end: float) -> None:
+        # Rank 0 may wait as long as this one does before it says so.
+        came = _comes(self._store, self._key("over"), end + 1)
+        if came and self._store.get(self._key("over")) == b"passed":
+            return
         text = (
-            f"Rank {rank} timed out in monitoredBarrier after {timeout}: rank 0 did not come. "
-            f"{text}"
+            f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while "
+            "waiting for rank 0: see there which rank is at fault"
         )
-    raise RingTimeoutError(text, 8, rank=rank, peer=0)
+        if not came:
+            text = (
+                f"Rank {self._rank} timed out in monitoredBarrier after {timeout}: rank 0 did not "
+                f"come. {text}"
+            )
+        raise RingTimeoutError(text, Result.TIMEOUT, rank=self._rank, peer=0)
 
 
 def _comes(store: Any, key: str, end: float) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Any, Deque, List, Optional
 
-from .._native import DataType, lib
+from .._native import DataType, Result, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingTimeoutError
 from .lane import Lane
@@ -19,8 +19,8 @@ from .types import movable
 BYTE = DataType.UINT8.value
 #: Between two looks into the store for a channel's key, in seconds.
 LOOK = 1e-3
-#: Between two looks at whether the other end of a channel that does not open has died, in seconds:
-#: whoever waits for it notices no shorter time.
+#: Between two looks at whether the other end of a channel is gone, in seconds: whoever waits for it
+#: notices no shorter time.
 LOOK_FOR_LIFE = 0.1
 
 
@@ -28,6 +28,9 @@ class Header(ctypes.Structure):
     """What comes before a body: enough to say whose it is. 24 bytes travel in a slot's own line."""
 
     _fields_ = [("tag", ctypes.c_int64), ("count", ctypes.c_int64), ("kind", ctypes.c_int64)]
+
+
+HEADER_BYTES = ctypes.sizeof(Header)
 
 
 class ChannelLane(Lane):
@@ -58,7 +61,7 @@ class Channel:
             self.failure = RingTimeoutError(
                 f"timeout: rank {self.post.rank} waited for rank {self.peer} to open the channel "
                 "of their messages: does it send or receive what this rank does?",
-                8,
+                Result.TIMEOUT,
                 rank=self.post.rank,
                 peer=self.peer,
             )
@@ -72,8 +75,9 @@ class Channel:
     def _patience(self) -> Any:
         raise NotImplementedError
 
-    def close(self) -> None:
-        """End the channel."""
+    def abort(self, error: RingError) -> None:
+        """End the channel at once, for this reason."""
+        self.failure = self.failure or error
         if self.lane is not None:
             self.lane.abort()
 
@@ -85,6 +89,7 @@ class Sender(Channel):
         super().__init__(post, peer)
         self._waiting: Deque[Any] = deque()
         self._sent: Deque[Any] = deque()
+        self._given_up = False
         self._opening = threading.Thread(target=self._open, name="ringcomm channel", daemon=True)
         self._opening.start()
 
@@ -94,6 +99,8 @@ class Sender(Channel):
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)
         with self.lock:
+            if self._given_up and self.lane is not None:
+                self.lane.abort()
             self._submit_all()
         self.post.announce()
 
@@ -111,7 +118,7 @@ class Sender(Channel):
             self._submit(self._waiting.popleft())
 
     def _submit(self, message: Any) -> None:
-        if self.lane is None:
+        if self.lane is None or self._given_up:
             message.settle(self.failure)
             return
         steps = []
@@ -119,7 +126,7 @@ class Sender(Channel):
             kind, count = movable(place)
             header = Header(message.tag, count, kind)
             message._staging.keep.append(header)
-            steps.append((lib.ringSend, (ctypes.addressof(header), 24, BYTE, 1)))
+            steps.append((lib.ringSend, (ctypes.addressof(header), HEADER_BYTES, BYTE, 1)))
             steps.append((lib.ringSend, (place.data_ptr(), count, kind, 1)))
         try:
             message.mark = self.lane.give(steps, message)
@@ -150,26 +157,42 @@ class Sender(Channel):
         return self.busy()
 
     def _look_for_life(self) -> None:
-        """Give up if the other end has died before it was there."""
-        trouble = self.post.trouble_with(self.peer)
+        """Give up if the other end is gone before it was there."""
+        trouble = self.post.trouble_with(self.peer) or self.post.gone(self.peer)
         if trouble is not None and self.lane is None:
-            with self.lock:
-                self.failure = self.failure or trouble
-                self._submit_all()
+            self.abort(trouble)
         self.post.announce()
 
     def busy(self) -> bool:
         """Whether anything is on its way."""
         return bool(self._waiting or self._sent)
 
-    def close(self) -> None:
-        """Wait until what was sent has arrived, then end the channel."""
-        end = time.monotonic() + self.post.seconds
-        while self.busy() and self.failure is None and time.monotonic() < end:
-            if self.lane is not None and self.lane.error is not None:
-                break
-            self.progress(0)
-            time.sleep(LOOK)
+    def close(self, deadline: float) -> None:
+        """Wait until what was sent has arrived, as long as the other end may still take it; then
+        end the channel. The deadline is one of `time.monotonic`."""
+        look = time.monotonic()
+        while self.busy() and self.failure is None and look < deadline:
+            gone = self.post.gone(self.peer)
+            if gone is not None:
+                self.abort(gone)
+            until = min(look + LOOK_FOR_LIFE, deadline)
+            while self.progress(0) and time.monotonic() < until:
+                time.sleep(LOOK)
+            look = time.monotonic()
+        if self.busy():
+            self.abort(self.post.late(self.peer))
         # What lies in the channel's slots is still received when this end has said goodbye.
-        if self.lane is not None:
+        elif self.lane is not None:
             self.lane.close()
+
+    def abort(self, error: RingError) -> None:
+        """End the channel at once; what has not arrived fails."""
+        with self.lock:
+            self._given_up = True
+            super().abort(error)
+            self._submit_all()
+            while self._sent:
+                first = self._sent.popleft()
+                assert self.lane is not None
+                # What its lane says of itself is that it was aborted, and not why.
+                first.settle(self.failure if self.lane.error_of(first.mark) else None)

@@ -12,7 +12,7 @@ from typing import Any, List, Optional, Sequence
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions
 
-from .._native import counts_array, lib
+from .._native import Residence, counts_array, lib
 from . import types
 from .futures import level
 from .lane import Lane, Step
@@ -38,8 +38,18 @@ def listed(tensors: Any) -> Tensors:
 class Collectives:
     """Collectives over lanes; the group says which lane."""
 
+    _rank: int
+    _size: int
     #: The lane of operations on the CPU's tensors that no callback starts.
-    _cpu: Optional[Lane] = None
+    _cpu: Lane
+
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """The number of ranks of the group."""
+        return self._size
 
     def _lane(self, device: torch.device) -> Lane:
         raise NotImplementedError
@@ -63,7 +73,10 @@ class Collectives:
 
     def _scaled_sum(self, op: Any, tensor: torch.Tensor) -> int:
         if not str(types.kind_of(op)).endswith("PREMUL_SUM"):
-            raise ValueError(f"ringcomm has no reduction {op}")
+            raise ValueError(
+                f"ringcomm has no reduction {op}; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR "
+                "or a pre-multiplied sum"
+            )
         factor = getattr(op, "factor", None)
         if factor is None:
             factor = op.__getstate__()[1]
@@ -72,7 +85,11 @@ class Collectives:
         number = ctypes.c_int()
         lane = self._lane(tensor.device)
         made = lib.ringRedOpCreatePreMulSum(
-            ctypes.byref(number), scalar.data_ptr(), TYPES[dtype][0], 1, lane.comm
+            ctypes.byref(number),
+            scalar.data_ptr(),
+            TYPES[dtype][0],
+            Residence.HOST_IMMEDIATE.value,
+            lane.comm,
         )
         if made:
             raise lane.refusal(made)
@@ -83,9 +100,10 @@ class Collectives:
         if TELLS and type(opts) is AllreduceOptions and not opts.asyncOp and len(tensors) == 1:
             tensor = tensors[0]
             # The plain case, without detours: half of a small call's time would go into them.
-            known, op = _PLAIN.get(tensor.dtype), OPS.get(opts.reduceOp.op)
+            reduction: Any = opts.reduceOp
+            known, op = _PLAIN.get(tensor.dtype), OPS.get(reduction.op)
             lane = self._cpu
-            if known is not None and op is not None and lane is not None and tensor.is_cpu:
+            if known is not None and op is not None and tensor.is_cpu:
                 if tensor.is_contiguous() and level.depth == 0 and not _profiled():
                     place, count = tensor.data_ptr(), tensor.numel()
                     if lane._running:
@@ -162,8 +180,8 @@ class Collectives:
             if output.numel() != source.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
                     f"all_gather_single: {self.size()} inputs of {source.numel()} {source.dtype} "
-                    f"do not fill "
-                    f"an output of {output.numel()} {output.dtype}"
+                    f"do not fill an output of {output.numel()} {output.dtype}; give one of "
+                    f"{source.numel() * self.size()} {source.dtype}"
                 )
             read, write = staging.source(source), staging.target(output)
             steps.append((lib.ringAllGather, (read.data_ptr(), write.data_ptr(), count, kind)))
@@ -180,14 +198,16 @@ class Collectives:
         steps = []
         for row, source in zip(outputs, inputs):
             if len(row) != self.size():
-                raise ValueError(f"all_gather: {len(row)} outputs for {self.size()} ranks")
+                raise ValueError(
+                    f"all_gather: {len(row)} outputs for {self.size()} ranks; give one for each"
+                )
             types.same_type("all_gather", [source, *row])
             kind, _ = types.movable(source)
             mine = row[self.rank()].numel()
             if mine != source.numel():
                 raise ValueError(
                     f"all_gather: the input of {source.numel()} elements does not fit into this "
-                    f"rank's output of {mine}"
+                    f"rank's output of {mine}; give output {self.rank()} the input's size"
                 )
             counts = [types.movable(tensor)[1] for tensor in row]
             read, block = staging.source(source), staging.row(row, read=False)

@@ -2,10 +2,14 @@
 
 A lane for each device and each level of callbacks; see `lane` and `work`. The first, of the CPU, is
 made with the group, so that a rank that is missing is named there; the others when they are needed.
+
+A store may outlive the group, and serve the next one of the same name. So the ranks agree on a word
+through their first lane, and all keys but the one of that lane, which is gone by then, have it.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from datetime import timedelta
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -14,12 +18,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from .._native import lib
-from ..errors import RingError, RingRemoteError, RingUsageError
-from .alive import death_of
 from .backward import watch
+from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
-from .lane import Lane, Step
+from .lane import Lane, Step, destroyed
 from .meet import another, join
 from .messages import Messages
 from .profiling import span, track
@@ -31,60 +34,74 @@ from .work import Done, Finisher, Joined, Work
 class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
-    def _set_up(
-        self, store: Any, rank: int, size: int, timeout: timedelta, device: str = "cpu"
-    ) -> None:
+    def _set_up(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self._store = store
         self._rank, self._size = rank, size
         self._timeout = timeout
         self._lanes: Dict[Tuple[str, int], Lane] = {}
         self._finishers: Dict[Tuple[str, int], Finisher] = {}
+        #: Guards what is looked up here, and is never held while ranks meet.
         self._making = threading.Lock()
+        self._turns: Dict[Tuple[str, int], Tuple[threading.Lock, str]] = {}
         self._coalescing = threading.local()
         self._scaled: List[Tuple[int, Lane]] = []
         self._messages: Optional[Messages] = None
         self._sequence = 0
-        self._barriers = 0
         self._ended = False
-        self._cpu = None
-        if device == "cpu":
-            self._cpu = self._new_lane("cpu", 0)
-
-    def rank(self) -> int:
-        """This rank in the group."""
-        return self._rank
-
-    def size(self) -> int:
-        """The number of ranks of the group."""
-        return self._size
+        self._keys = "ringcomm"
+        self._cpu = self._new_lane("cpu", 0)
+        # Rank 0 says the word when it has deleted the lane's key: who goes on finds no old one.
+        word = bytearray(secrets.token_bytes(8))
+        self._cpu.communicator.broadcast(word)
+        self._keys = f"ringcomm/{word.hex()}"
+        self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
 
     def _lane(self, device: torch.device) -> Lane:
-        if level.depth == 0 and device.type == "cpu" and self._cpu is not None:
+        if level.depth == 0 and device.type == "cpu":
             return self._cpu
         name = "cpu" if device.type == "cpu" else f"{device.type}:{device.index}"
         lane = self._lanes.get((name, level.depth))
         return self._new_lane(name, level.depth) if lane is None else lane
 
     def _new_lane(self, device: str, depth: int) -> Lane:
-        with self._making:
+        turn, key = self._turn(device, depth)
+        with turn:
             lane = self._lanes.get((device, depth))
-            if lane is None:
-                if self._ended:
-                    raise RingUsageError("the process group was destroyed", 5, rank=self._rank)
-                # A device's number differs from rank to rank; its kind does not.
-                key = f"ringcomm/{device.split(':')[0]}/{depth}"
-                if device == "cpu":
-                    # Callbacks have threads of their own, beside the program's.
-                    store = another(self._store) if depth else self._store
-                    lane = Lane(join(store, key, self._rank, self._size, self._timeout))
-                else:
-                    from .cuda import CudaLane
+            if lane is not None:
+                return lane
+            if self._ended:
+                raise destroyed(self._rank)
+            lane = self._join(device, depth, key)
+            with self._making:
+                if not self._ended:
+                    self._lanes[device, depth] = lane
+                    return lane
+        # The group has ended while the ranks met.
+        lane.abort()
+        raise destroyed(self._rank)
 
-                    lane = CudaLane(self._store, key, self._rank, self._size, self._timeout, device)
-                self._lanes[device, depth] = lane
-                if device == "cpu" and depth == 0:
-                    self._cpu = lane
-            return lane
+    def _turn(self, device: str, depth: int) -> Tuple[threading.Lock, str]:
+        """What who makes this lane holds, and the key where its ranks meet."""
+        kind = device.split(":")[0]
+        with self._making:
+            if (device, depth) not in self._turns:
+                # A device's number differs from rank to rank; its kind does not, nor how many of
+                # that came before.
+                before = [at for other, at in self._turns if other.split(":")[0] == kind]
+                key = f"{self._keys}/{kind}/{depth}/{before.count(depth)}"
+                self._turns[device, depth] = threading.Lock(), key
+            return self._turns[device, depth]
+
+    def _join(self, device: str, depth: int, key: str) -> Lane:
+        if (device, depth) == ("cpu", 0):
+            return Lane(join(self._store, key, self._rank, self._size, self._timeout))
+        # Other threads use the group's connection to the store meanwhile.
+        where = another(self._store), key, self._rank, self._size, self._timeout
+        if device == "cpu":
+            return Lane(join(*where))
+        from .cuda import CudaLane
+
+        return CudaLane(*where, device)
 
     def _finisher(self, device: torch.device) -> Finisher:
         key = (str(device), level.depth)
@@ -107,7 +124,8 @@ class Core(RootedCollectives):
         for tensor in (*tensors, *result):
             if tensor.device != device:
                 raise ValueError(
-                    f"{name}: tensors on different devices, {device} and {tensor.device}"
+                    f"{name}: tensors on different devices, {device} and {tensor.device}; move "
+                    "them to one"
                 )
         lane = self._lane(device)
         after = None if staging is None else staging.after()
@@ -173,27 +191,14 @@ class Core(RootedCollectives):
         return work
 
     def _post(self) -> Messages:
-        if self._messages is None:
+        if self._messages is None and not self._ended:
+            store = PrefixStore(f"{self._keys}/p2p", another(self._store))
             with self._making:
-                if self._messages is None:
-                    store = PrefixStore("ringcomm/p2p", another(self._store))
-                    self._messages = Messages(
-                        store, self._rank, self._size, self._timeout, self._trouble
-                    )
+                if self._messages is None and not self._ended:
+                    self._messages = Messages(store, self._cpu.communicator, self._timeout)
+        if self._ended or self._messages is None:
+            raise destroyed(self._rank)
         return self._messages
-
-    def _trouble(self, peer: int) -> Optional[RingError]:
-        """Why messages with this rank have no future, if there is a reason."""
-        lane = self._cpu
-        if self._ended:
-            return RingUsageError("the process group was destroyed", 5, rank=self._rank)
-        try:
-            error = None if lane is None else lane.communicator.error()
-        except RingError:
-            return None  # it is ending at this moment
-        if lane is None or not isinstance(error, RingRemoteError) or error.peer == peer:
-            return error
-        return death_of(lane.communicator, peer)
 
     def shutdown(self) -> None:
         """Wait for what runs, then leave the group."""
@@ -209,10 +214,10 @@ class Core(RootedCollectives):
                 return
             self._ended = True
         if self._messages is not None:
-            self._messages.close()
+            getattr(self._messages, how)()
         for lane in list(self._lanes.values()):
             getattr(lane, how)()
-        for finisher in self._finishers.values():
+        for finisher in list(self._finishers.values()):
             finisher.close()
 
     def getBackendName(self) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from datetime import timedelta
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 
-from .._native import lib
-from ..errors import RingAbortedError, RingArgumentError
+from .._native import Result
+from ..errors import RingAbortedError, RingError
 from .lane import MOST_REMEMBERED, Lane, Step
 from .meet import join
+
+#: Between two looks at an event, in seconds, where a wait has a limit: that is for what is late.
+LOOK = 1e-3
 
 
 class Moment(NamedTuple):
@@ -28,21 +32,10 @@ class CudaLane(Lane):
         self, store: Any, key: str, rank: int, size: int, timeout: timedelta, device: str
     ) -> None:
         self.device = torch.device(device)
-        with torch.cuda.device(self.device):
-            super().__init__(join(store, key, rank, size, timeout))
+        super().__init__(join(store, key, rank, size, timeout, device=self.device.index))
         self._number = 0
-        found = ctypes.c_int()
-        lib.ringCommCuDevice(self.comm, ctypes.byref(found))
-        if found.value < 0:
-            # Addresses of a device in a call that reads memory itself would end the process.
-            self.abort()
-            raise RingArgumentError(
-                f"this libringcomm.so does not work on CUDA tensors ({device}): its communicator "
-                f"is on the CPU; "
-                "use tensors of the CPU, or init_process_group('cpu:ringcomm,cuda:nccl')",
-                4,
-                rank=rank,
-            )
+        #: Up to this number nothing has failed.
+        self._went_well = 0
 
     def run(self, steps: Sequence[Step]) -> None:
         """Put these calls on torch's current stream, as torch's own operations are."""
@@ -54,7 +47,7 @@ class CudaLane(Lane):
             result = function(*arguments, self.comm, ctypes.c_void_p(stream.cuda_stream))
             if result:
                 raise self.refusal(result)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         self._number += 1
         moment = Moment(self._number, event)
@@ -68,22 +61,47 @@ class CudaLane(Lane):
 
     def reached(self, mark: Moment, timeout_ms: int) -> bool:
         """As a CPU lane's; without end it makes the current stream wait, not this thread."""
-        if mark.event.query():
-            return True
-        if timeout_ms < 0:
-            torch.cuda.current_stream(self.device).wait_event(mark.event)
-            return True
-        return False
+        end = time.monotonic() + timeout_ms / 1000
+        while not mark.event.query():
+            if timeout_ms < 0:
+                torch.cuda.current_stream(self.device).wait_event(mark.event)
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, LOOK))
+        self._look_for_failure(mark)
+        return True
+
+    def _look_for_failure(self, mark: Moment) -> None:
+        """The streams are past the mark: is it because the kernels before it gave up?
+
+        Which of them did is not known: none that was seen to end while all was well.
+        """
+        if self.error is not None or self.comm is None:
+            return
+        try:
+            self.error = self.communicator.error()
+        except RingError:
+            return  # it is ending at this moment
+        if self.error is None:
+            self._went_well = max(self._went_well, mark.number)
+
+    def error_of(self, mark: Moment) -> Optional[RingError]:
+        """As a CPU lane's."""
+        return self.error if mark.number > self._went_well else None
 
     def abort(self) -> None:
         """As a CPU lane's. What had not ended before it has failed."""
         self._forget()
         pending = self._running[0][0] if self._running and self.comm is not None else None
         super().abort()
-        if pending is not None:
-            self._failed_mark = pending
+        if pending is not None and self.error is None:
+            self._went_well = max(self._went_well, pending.number - 1)
             self.error = RingAbortedError(
-                f"the communicator of rank {self.rank} was aborted", 64, rank=self.rank
+                f"the communicator of rank {self.rank} was aborted",
+                Result.ABORTED,
+                rank=self.rank,
             )
 
     def _see_through(self) -> None:

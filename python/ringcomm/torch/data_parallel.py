@@ -46,7 +46,9 @@ class DataParallel(torch.nn.Module):
         self.device_ids = [-1 if one.type == "cpu" else one.index for one in self.devices]
         output = self.devices[0] if output_device is None else _device(output_device)
         if output not in self.devices:
-            raise ValueError(f"output_device {output} is not one of the devices {self.devices}")
+            raise ValueError(
+                f"output_device {output} is not among {self.devices}; give one of these"
+            )
         self._root = self.devices.index(output)
         self._ranks: List[Communicator] = []
         self._workers: Optional[replicas.Workers] = None
@@ -96,7 +98,7 @@ def _devices(given: Optional[Sequence[Device]]) -> List[torch.device]:
         named = ", ".join(map(str, devices)) or "none"
         raise ValueError(f"device_ids must be CUDA devices, or the CPU several times; got {named}")
     if kinds == {"cuda"} and len(set(devices)) != len(devices):
-        raise ValueError(f"device_ids names a CUDA device twice: {devices}")
+        raise ValueError(f"device_ids names a CUDA device twice: {devices}; give each once")
     return devices
 
 

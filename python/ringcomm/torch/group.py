@@ -9,14 +9,16 @@ same lanes.
 from __future__ import annotations
 
 import sys
+import warnings
 from datetime import timedelta
+from types import FrameType
 from typing import Any, List, Optional
 
 import torch
+from torch.distributed import distributed_c10d as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
-from .barrier import monitored_barrier
 from .core import Core
 
 DEVICES = ["cpu", "cuda"]
@@ -69,18 +71,15 @@ class _Common(Core):
         """A barrier that names the ranks that did not come."""
         limit = getattr(timeout, "timeout", timeout)
         limit = self._timeout if limit is None else limit
-        self._barriers += 1
-        monitored_barrier(
-            self._store, self._barriers, self._rank, self._size, limit, wait_all_ranks
-        )
+        self._monitored.meet(limit, wait_all_ranks)
 
 
 class Inner(_Common, TorchBackend):
     """ringcomm as the Backend of one device, or of all."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, device: str) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         TorchBackend.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, device)
+        self._set_up(store, rank, size, timeout)
 
     @classmethod
     def of(cls, group: "Group") -> "Inner":
@@ -95,10 +94,11 @@ class Inner(_Common, TorchBackend):
         if self._rank not in ranks:
             return None
         place = PrefixStore("split", store)
-        return Inner(place, ranks.index(self._rank), len(ranks), self._timeout, "cpu")
+        return Inner(place, ranks.index(self._rank), len(ranks), self._timeout)
 
 
-class Group(_Common, ProcessGroup):
+# torch calls these with any of its overloads' arguments.
+class Group(_Common, ProcessGroup):  # type: ignore[misc]
     """ringcomm as a whole ProcessGroup."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -139,7 +139,7 @@ class Group(_Common, ProcessGroup):
         none."""
         if self._rank not in new_ranks:
             return None
-        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
+        name: Any = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
         store = PrefixStore(f"split/{name}", self._store)
         made = type(self)(
             store, new_ranks.index(self._rank), len(new_ranks), timeout or self._timeout
@@ -174,10 +174,11 @@ class OldGroup(Group):
         """Torch says what the group is for."""
         self._text = text
 
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc  # type: ignore[assignment]
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
-    def _get_backend(self, device: Any) -> "OldGroup":
+    def _get_backend(self, device: Any) -> "OldGroup":  # type: ignore[override]
         return self
 
 
@@ -195,28 +196,32 @@ HAS_INNER = _has_inner()
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """What torch calls for every group of backend `ringcomm`."""
-    device = _only_device()
     arguments = options.store, options.group_rank, options.group_size, options.timeout
-    if device is not None:
-        if not HAS_INNER:
-            raise RuntimeError(
-                f"torch {torch.__version__} cannot have ringcomm beside another backend in one "
-                "group: give it a group of its own, or use torch 2.14 or later"
-            )
-        return Inner(*arguments, device)
-    return Group(*arguments) if HAS_INNER else OldGroup(*arguments)
+    if not _beside_others():
+        return Group(*arguments) if HAS_INNER else OldGroup(*arguments)
+    if not HAS_INNER:
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot have ringcomm beside another backend in one group: "
+            "give it a group of its own, or use torch 2.14 or later"
+        )
+    return Inner(*arguments)
 
 
-def _only_device() -> Optional[str]:
-    """The device that a group of several backends wants this one for; None if it wants no other.
+def _beside_others() -> bool:
+    """Whether the group that torch makes has other backends as well.
 
-    torch does not say; it is in the variables of the function that asks.
+    torch does not say; it is in the variables of its function that asks.
     """
-    frame = sys._getframe(2)
-    config = frame.f_locals.get("backend_config")
-    if config is None:
-        return None
-    wanted = config.get_device_backend_map()
-    if len(set(wanted.values())) == 1:
-        return None
-    return str(frame.f_locals.get("device", "cpu"))
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        config = frame.f_locals.get("backend_config")
+        if config is not None and frame.f_globals.get("__name__") == dist.__name__:
+            return len(set(config.get_device_backend_map().values())) > 1
+        frame = frame.f_back
+    warnings.warn(
+        f"torch {torch.__version__} does not tell ringcomm whether its group has other backends: "
+        "it takes all of it; for another backend beside it, make a group of that backend alone",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False

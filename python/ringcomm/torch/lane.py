@@ -28,6 +28,16 @@ _ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
 _OURS = "give the group a longer timeout in init_process_group or new_group"
 
 
+def destroyed(rank: int) -> RingUsageError:
+    """The error of what comes after the group's end."""
+    return RingUsageError(
+        f"the process group was destroyed: rank {rank} cannot use it any more; make another with "
+        "init_process_group or new_group",
+        Result.INVALID_USAGE,
+        rank=rank,
+    )
+
+
 class Lane:
     """Calls on one communicator, in the order in which they come."""
 
@@ -139,7 +149,7 @@ class Lane:
     def refusal(self, result: int) -> RingError:
         """The error of the call that this thread has just made."""
         if self.comm is None:
-            return RingUsageError("the process group was destroyed", 5, rank=self.rank)
+            return destroyed(self.rank)
         return self._named(result, last_error())
 
     def _named(self, result: int, text: str) -> RingError:

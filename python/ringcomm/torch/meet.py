@@ -9,6 +9,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Optional
 
+from .._native import Result
+from ..buffers import CPU
 from ..communicator import Communicator, get_unique_id
 from ..config import Config
 from ..errors import RingTimeoutError
@@ -32,9 +34,10 @@ def join(
     size: int,
     timeout: Optional[timedelta],
     patience: Optional[timedelta] = None,
+    device: int = CPU,
 ) -> Communicator:
-    """The communicator of the ranks that meet under `key`; `patience` is its deadline
-    afterwards."""
+    """The communicator of the ranks that meet under `key`, for tensors of this device; `patience`
+    is its deadline afterwards."""
     if size == 1:
         unique_id = get_unique_id()
     elif rank == 0:
@@ -42,31 +45,38 @@ def join(
         store.set(key, unique_id)
     else:
         unique_id = _wait_for_id(store, key, rank, timeout)
-    config = Config(timeout_ms=milliseconds(patience or timeout))
-    made = Communicator.init(size, rank, bytes(unique_id), config)
-    if rank == 0 and size > 1:
-        # All have read it. A store that outlives the job must not show it to the next one.
-        try:
-            store.delete_key(key)
-        except RuntimeError:
-            pass  # stores that cannot delete give every job a store of its own
-    return made
+    config = Config(timeout_ms=milliseconds(patience or timeout), device=device)
+    try:
+        return Communicator.init(size, rank, bytes(unique_id), config)
+    finally:
+        if rank == 0 and size > 1:
+            # All have read it, or it is of no use. Nobody is to find it under this key later on.
+            forget(store, key)
 
 
 def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
     try:
         if timeout is not None:
             store.wait([key], timeout)
-        return store.get(key)
+        unique_id: bytes = store.get(key)
+        return unique_id
     except RuntimeError as error:
         raise RingTimeoutError(
             f"rank {rank} found no word of rank 0 in torch's store "
-            f"({str(error).splitlines()[0]}): is rank 0 "
-            "there, and does it make the same groups in the same order?",
-            8,
+            f"({str(error).splitlines()[0]}): see whether rank 0 is there, and makes the same "
+            "groups in the same order",
+            Result.TIMEOUT,
             rank=rank,
             peer=0,
         ) from error
+
+
+def forget(store: Any, key: str) -> None:
+    """Delete a key that has served."""
+    try:
+        store.delete_key(key)
+    except RuntimeError:
+        pass  # stores that cannot delete give every job a store of its own
 
 
 def another(store: Any) -> Any:

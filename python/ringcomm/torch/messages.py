@@ -13,124 +13,23 @@ import threading
 import time
 from collections import deque
 from datetime import timedelta
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Deque, Dict, List, Optional
 
 import torch
 
-from ..errors import RingError, RingRemoteError, RingTimeoutError
+from .._native import Result
+from ..communicator import Communicator
+from ..errors import RingAbortedError, RingError, RingRemoteError, RingTimeoutError
+from . import alive
 from .channel import Sender
-from .futures import Future
+from .lane import destroyed
+from .message import Message, Receive, Send
 from .receiver import Receiver
-from .types import Staging, check
-from .work import TorchWork, Work
+from .work import Work
 
 #: Between two looks at several channels, in seconds: short at first, for messages that are under
 #: way.
 SHORTEST, LONGEST = 20e-6, 2e-3
-
-
-class Message(Work):
-    """A send or a receive that is on its way."""
-
-    def __init__(
-        self, post: "Messages", tensors: List[torch.Tensor], tag: int, peer: Optional[int]
-    ) -> None:
-        TorchWork.__init__(self)
-        self._post = post
-        self._tensors = tensors
-        self._staging = Staging(on_host=True)
-        self.tag, self.peer = tag, peer
-        self._over = False
-        self._error: Optional[BaseException] = None
-        self._future: Optional[Future] = None
-        self._ending = threading.Lock()
-
-    def is_completed(self) -> bool:
-        if not self._over:
-            self.progress(0)
-        return self._over
-
-    def progress(self, seconds: float) -> None:
-        """Look, or wait so long, whether the message can go on."""
-        raise NotImplementedError
-
-    def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        limit = timeout.total_seconds() if timeout is not None else 0
-        end = time.monotonic() + (limit if limit > 0 else self._post.seconds)
-        while not self._over:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise RingTimeoutError(self._late(), 8, rank=self._post.rank, peer=self.peer)
-            self.progress(left)
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def _late(self) -> str:
-        who = "any rank" if self.peer is None else f"rank {self.peer}"
-        return f"timeout: rank {self._post.rank} waited for {who} in a message with tag {self.tag}"
-
-    def settle(self, error: Optional[BaseException] = None) -> None:
-        """The message is done, or will never be; `announce` then completes its future."""
-        with self._ending:
-            if self._over:
-                return
-            after = self._staging.after()
-            if error is None and after is not None:
-                after()
-            self._error = error
-            self._over = True
-            if self._future is not None:
-                self._post.settled.append(self)
-
-    def complete(self) -> None:
-        assert self._future is not None
-        self._future.settle(self._error)
-
-    def get_future(self) -> Future:
-        with self._ending:
-            if self._future is not None:
-                return self._future
-            self._future = Future(self._tensors, 0)
-            over = self._over
-        if over:
-            self.complete()
-        else:
-            self._post.carry()
-        return self._future
-
-
-class Send(Message):
-    """A message that is being sent."""
-
-    def __init__(self, post: "Messages", tensors: List[torch.Tensor], tag: int, peer: int) -> None:
-        super().__init__(post, tensors, tag, peer)
-        self.channel = post.sender(peer)
-        self.places = [self._staging.source(check(tensor, "send")) for tensor in tensors]
-        self.mark: Optional[int] = None
-        self.channel.give(self)
-
-    def progress(self, seconds: float) -> None:
-        self.channel.progress(seconds, self)
-
-
-class Receive(Message):
-    """A message that is waited for."""
-
-    def __init__(
-        self, post: "Messages", tensor: torch.Tensor, tag: int, peer: Optional[int]
-    ) -> None:
-        super().__init__(post, [tensor], tag, peer)
-        self.place = self._staging.target(check(tensor, "recv"))
-
-    def progress(self, seconds: float) -> None:
-        self._post.progress(self, seconds)
-
-    def source_rank(self) -> int:
-        """Who sent it."""
-        if self.peer is None:
-            raise RuntimeError("the message has not come yet")
-        return self.peer
 
 
 class Messages:
@@ -139,13 +38,11 @@ class Messages:
     def __init__(
         self,
         store: Any,
-        rank: int,
-        size: int,
+        communicator: Communicator,
         timeout: timedelta,
-        trouble: Callable[[int], Optional[RingError]],
     ) -> None:
-        self.store, self.rank, self.size = store, rank, size
-        self._trouble = trouble
+        self.store, self._communicator = store, communicator
+        self.rank, self.size = communicator.rank, communicator.nranks
         self.timeout = timeout
         self.seconds = timeout.total_seconds()
         #: Guards `wanted` and what receivers put aside.
@@ -184,9 +81,13 @@ class Messages:
     def receive(self, tensors: List[torch.Tensor], peer: Optional[int], tag: int) -> Work:
         """Receive one message; from any rank where `peer` is None."""
         if len(tensors) != 1:
-            raise ValueError("a receive has one tensor")
+            raise ValueError(
+                f"recv: a receive has one tensor, and this has {len(tensors)}; give each a receive"
+            )
         if peer is not None and not 0 <= peer < self.size:
-            raise ValueError(f"there is no rank {peer} among {self.size} to receive from")
+            raise ValueError(
+                f"recv: there is no rank {peer} to receive from; give one from 0 to {self.size - 1}"
+            )
         wanted = Receive(self, tensors[0], tag, peer)
         channels = self.receivers(peer)
         with self.lock:
@@ -215,8 +116,37 @@ class Messages:
     def trouble_with(self, peer: int) -> Optional[RingError]:
         """Why a channel with this rank will never open, if there is a reason: what the group's
         communicator has noticed. An open channel notices by itself."""
-        error = self._trouble(peer)
-        return error if self.ended or isinstance(error, RingRemoteError) else None
+        return destroyed(self.rank) if self.ended else alive.trouble_with(self._communicator, peer)
+
+    def gone(self, peer: int) -> Optional[RingError]:
+        """Why this rank receives no more, if there is a reason; costs more than `trouble_with`."""
+        found = alive.trouble_with(self._communicator, peer)
+        found = found or alive.departure_of(self._communicator, peer)
+        if found is None and self._ends(peer):
+            found = RingRemoteError(
+                f"rank {peer} ends the group, and has not received what rank {self.rank} sent: "
+                "receive it there before that",
+                Result.REMOTE_ERROR,
+                rank=self.rank,
+                peer=peer,
+            )
+        return found
+
+    def _ends(self, peer: int) -> bool:
+        try:
+            return bool(self.store.check([f"ends/{peer}"]))
+        except RuntimeError:
+            return False  # the store is gone; the communicator knows who else is
+
+    def late(self, peer: int) -> RingError:
+        """The error of a message that is not received before the deadline."""
+        return RingTimeoutError(
+            f"timeout: rank {self.rank} ended the group and waited {self.seconds:.0f} s for rank "
+            f"{peer} to receive what it was sent: receive it there, or end the group with abort()",
+            Result.TIMEOUT,
+            rank=self.rank,
+            peer=peer,
+        )
 
     def nobody_left(self) -> bool:
         """Whether no other rank can send any more."""
@@ -243,10 +173,39 @@ class Messages:
 
     def close(self) -> None:
         """End the channels, when what was sent has arrived."""
+        self._stop()
+        with self._making:
+            senders = list(self._senders.values())
+        if any(sender.busy() for sender in senders):
+            # Others that wait here as well learn that nothing is received any more.
+            try:
+                self.store.set(f"ends/{self.rank}", b"")
+            except RuntimeError:
+                pass  # the store is gone
+        deadline = time.monotonic() + self.seconds
+        for sender in senders:
+            sender.close(deadline)
+        self._settle_all(destroyed(self.rank))
+
+    def abort(self) -> None:
+        """End the channels at once; what has not arrived fails."""
+        self._stop()
+        text = f"the process group of rank {self.rank} was aborted; make another to go on"
+        self._settle_all(RingAbortedError(text, Result.ABORTED, rank=self.rank))
+
+    def _stop(self) -> None:
         self.ended = True
         self._carrier.stop()
+
+    def _settle_all(self, error: RingError) -> None:
+        """Nothing is sent or received any more."""
         for channel in self.all_channels():
-            channel.close()
+            channel.abort(error)
+        with self.lock:
+            over = list(self.wanted)
+            self.wanted.clear()
+        for wanted in over:
+            wanted.settle(error)
         self.announce()
 
 

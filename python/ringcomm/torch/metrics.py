@@ -5,14 +5,12 @@ Both go through memory, as every call does; nothing is written where other ranks
 
 from __future__ import annotations
 
-import io
-import pickle
 import zlib
 from typing import Any, Dict, List, Mapping, Union
 
 import torch
 
-from .ranks import Group, Ranks, ranks_of
+from .ranks import Group, ranks_of
 
 Value = Union[int, float, torch.Tensor]
 
@@ -28,15 +26,12 @@ def reduce_mean(
     """
     ranks = ranks_of(group)
     parts: List[torch.Tensor] = []
-    device = torch.device("cpu")
     for value in metrics.values():
-        part = torch.as_tensor(value).detach()
-        device = part.device if part.device.type != "cpu" else device
-        parts.append(part.double().reshape(-1))
+        parts.append(torch.as_tensor(value).detach().to(ranks.device).double().reshape(-1))
     names = ", ".join(f"{name} {tuple(torch.as_tensor(metrics[name]).shape)}" for name in metrics)
     head = torch.tensor([zlib.crc32(names.encode()), weight], dtype=torch.float64)
     # Two figures first: ranks with other metrics are found before their figures are mixed up.
-    heads = ranks.all_gather(head.to(device)).cpu()
+    heads = ranks.all_gather(head.to(ranks.device)).cpu()
     others = (heads[:, 0] != heads[0, 0]).nonzero().flatten().tolist()
     if others:
         raise ValueError(
@@ -44,10 +39,12 @@ def reduce_mean(
             f"0, and rank {ranks.rank} gives {names}; give the same names and shapes in the same "
             "order"
         )
-    gathered = ranks.all_gather(torch.cat([part.to(device) for part in parts])) if parts else None
-    weights = heads[:, 1:].to(device)
+    gathered = ranks.all_gather(torch.cat(parts)) if parts else None
+    weights = heads[:, 1:].to(ranks.device)
     if not float(weights.sum()) > 0:
-        raise ValueError("reduce_mean: the weights of all ranks add up to nothing")
+        raise ValueError(
+            "reduce_mean: the weights of all ranks add up to nothing; give one rank a weight"
+        )
     answer: Dict[str, Any] = {}
     offset = 0
     for (name, value), part in zip(metrics.items(), parts):
@@ -72,32 +69,9 @@ def all_gather_object(value: Any, group: Group = None) -> List[Any]:
 
     Loading a pickle runs what it says, so this is for ranks that trust each other.
     """
-    ranks = ranks_of(group)
-    mine = _bytes_of(value)
-    sizes = ranks.all_gather(torch.tensor([mine.numel()])).flatten().tolist()
-    return [_received(ranks, mine, size, root, value) for root, size in enumerate(sizes)]
+    return ranks_of(group).all_gather_object(value)
 
 
 def broadcast_object(value: Any = None, root: int = 0, group: Group = None) -> Any:
     """The root's Python object, on every rank; on the root, the object itself."""
-    ranks = ranks_of(group)
-    mine = _bytes_of(value) if ranks.rank == root else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([mine.numel()])
-    ranks.broadcast(size, root)
-    return _received(ranks, mine, int(size), root, value)
-
-
-def _bytes_of(value: Any) -> torch.Tensor:
-    stream = io.BytesIO()
-    pickle.dump(value, stream, protocol=pickle.HIGHEST_PROTOCOL)
-    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-
-
-def _received(ranks: Ranks, mine: torch.Tensor, size: int, root: int, value: Any) -> Any:
-    here = ranks.rank == root
-    if here:
-        ranks.broadcast(mine, root)
-        return value
-    room = bytearray(size)
-    ranks.broadcast(torch.frombuffer(room, dtype=torch.uint8), root)
-    return pickle.loads(room)
+    return ranks_of(group).broadcast_object(value, root)

@@ -13,6 +13,7 @@ import torch
 
 from ..communicator import Communicator
 from ..streams import group
+from .streams import stream_of
 
 Ranks = Sequence[Communicator]
 Devices = Sequence[torch.device]
@@ -25,8 +26,8 @@ def _exchange(moves: Iterable[Move]) -> None:
     with group():
         for sender, receiver, source, target in moves:
             if sender is not receiver and source.numel():
-                sender.send(source, receiver.rank)
-                receiver.recv(target, sender.rank)
+                sender.send(source, receiver.rank, stream=stream_of(source))
+                receiver.recv(target, sender.rank, stream=stream_of(target))
     for sender, receiver, source, target in moves:
         if sender is receiver:
             target.copy_(source)
@@ -42,7 +43,7 @@ def copies_of(
             whole = tensor.detach().contiguous()
             copies = [torch.empty_like(whole, device=device) for device in devices[1:]]
             for rank, copy in zip(ranks, [whole, *copies]):
-                rank.broadcast(copy, root=0)
+                rank.broadcast(copy, root=0, stream=stream_of(copy))
             answer.append([tensor, *copies])
     return answer
 
@@ -67,7 +68,8 @@ class Broadcast(torch.autograd.Function):
         with group():
             for index, total in enumerate(sums):
                 for number, rank in enumerate(ctx.ranks):
-                    rank.reduce(rows[number][index], total if number == 0 else None, root=0)
+                    row, into = rows[number][index], total if number == 0 else None
+                    rank.reduce(row, into, root=0, stream=stream_of(row))
         return (None, None, *sums)
 
 
@@ -172,7 +174,7 @@ def gather(outputs: Sequence[Any], ranks: Ranks, devices: Devices, root: int, di
         return None
     if isinstance(first, dict):
         if any(list(one) != list(first) for one in outputs):
-            raise ValueError("the replicas' outputs are dicts with different keys")
+            raise ValueError("the replicas' outputs are dicts with different keys; return the same")
         return type(first)(
             (key, gather([one[key] for one in outputs], ranks, devices, root, dim)) for key in first
         )

@@ -26,6 +26,6 @@ def span(name: str, tensors: List[torch.Tensor]) -> ContextManager[Any]:
 def track(name: str, work: Any) -> None:
     """Show the operation to the profiler, if there is one, until its future is complete."""
     if active():
-        record = torch.autograd.profiler.record_function(f"ringcomm:{name}")
+        record: Any = torch.autograd.profiler.record_function(f"ringcomm:{name}")
         record.__enter__()
         record._call_end_callbacks_on_future(work.get_future())

@@ -7,13 +7,14 @@ can be threads of one process.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, List, Optional, Union
 
 import torch
 import torch.distributed as dist
 
 from ..communicator import Communicator
 from .._native import ReduceOp
+from .streams import Given, stream_of
 
 #: What the tools take as `group=`: None is the default process group.
 Group = Union[None, Communicator, "Ranks", "dist.ProcessGroup"]
@@ -36,17 +37,35 @@ class Ranks:
         self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
     ) -> Any:
         """Reduce in place over all ranks; with `async_op`, what is returned has a `wait`."""
-        return self._comm.all_reduce(tensor, op=op, async_op=async_op)
+        stream = stream_of(tensor)
+        if stream is None:
+            return self._comm.all_reduce(tensor, op=op, async_op=async_op)
+        self._comm.all_reduce(tensor, op=op, stream=stream)
+        return Given() if async_op else None
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, along a new first dimension."""
         gathered = tensor.new_empty((self.size, *tensor.shape))
-        self._comm.all_gather(tensor, gathered)
+        self._comm.all_gather(tensor, gathered, stream=stream_of(tensor))
         return gathered
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Every rank gets the root's tensor in its own."""
-        self._comm.broadcast(tensor, root=root)
+        self._comm.broadcast(tensor, root=root, stream=stream_of(tensor))
+
+    @property
+    def device(self) -> torch.device:
+        """Where figures and sizes lie that the ranks exchange."""
+        number = self._comm.device
+        return torch.device("cpu") if number < 0 else torch.device("cuda", number)
+
+    def all_gather_object(self, value: Any) -> List[Any]:
+        """Every rank's Python object, in the order of ranks."""
+        return self._comm.all_gather_object(value)
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        """The root's Python object; on the root, the object itself."""
+        return self._comm.broadcast_object(value, root)
 
 
 class _GroupRanks(Ranks):
@@ -71,9 +90,28 @@ class _GroupRanks(Ranks):
         return gathered
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        if self._group is not None:
-            root = dist.get_global_rank(self._group, root)
-        dist.broadcast(tensor, root, group=self._group)
+        dist.broadcast(tensor, self._global(root), group=self._group)
+
+    @property
+    def device(self) -> torch.device:
+        # Where torch's own collectives of objects put them: on the CPU if the group has a backend
+        # for it, as gloo and ringcomm are but nccl is not.
+        group: Any = self._group or dist.group.WORLD
+        kinds = [device.type for device in group._device_types]
+        return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
+
+    def all_gather_object(self, value: Any) -> List[Any]:
+        everyone = [None] * self.size
+        dist.all_gather_object(everyone, value, group=self._group)
+        return everyone
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        place = [value]
+        dist.broadcast_object_list(place, self._global(root), group=self._group)
+        return place[0]
+
+    def _global(self, root: int) -> int:
+        return root if self._group is None else dist.get_global_rank(self._group, root)
 
 
 def ranks_of(group: Group) -> Ranks:

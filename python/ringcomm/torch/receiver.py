@@ -9,9 +9,9 @@ from typing import Any, Deque, Optional, Tuple
 
 import torch
 
-from .._native import DataType, lib
+from .._native import DataType, Result, lib
 from ..errors import RingError, RingUsageError
-from .channel import BYTE, LOOK, Channel, Header
+from .channel import BYTE, HEADER_BYTES, LOOK, Channel, Header
 from .lane import Lane
 from .types import movable
 
@@ -69,9 +69,8 @@ class Receiver(Channel):
             wanted.settle(
                 RingUsageError(
                     f"rank {self.peer} sent {theirs} with tag {wanted.tag}, but rank "
-                    f"{self.post.rank} receives "
-                    f"{mine}: both need the same type and shape",
-                    5,
+                    f"{self.post.rank} receives {mine}: both need the same type and shape",
+                    Result.INVALID_USAGE,
                     rank=self.post.rank,
                     peer=self.peer,
                 )
@@ -127,7 +126,9 @@ class Receiver(Channel):
             if self._asked is None:
                 place = ctypes.addressof(self._header)
                 try:
-                    self._asked = lane.give([(lib.ringRecv, (place, 24, BYTE, 0))], self._header)
+                    self._asked = lane.give(
+                        [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
+                    )
                 except RingError as error:
                     self._fail(error)
                     return

@@ -51,7 +51,8 @@ class RootedCollectives(ScatteredReductions):
             if output.numel() != input.numel() * self.size():
                 raise ValueError(
                     f"gather_single: {self.size()} inputs of {input.numel()} elements do not fill "
-                    f"the root's output of {output.numel()}"
+                    f"the root's output of {output.numel()}; give one of "
+                    f"{input.numel() * self.size()}"
                 )
         place = staging.target(output).data_ptr() if self.rank() == root else None
         step = (lib.ringGather, (staging.source(input).data_ptr(), place, count, kind, root))
@@ -100,8 +101,7 @@ class RootedCollectives(ScatteredReductions):
             if input.numel() % self.size() or output.numel() != input.numel():
                 raise ValueError(
                     f"all_to_all_single: {tuple(input.shape)} does not divide into {self.size()} "
-                    f"equal "
-                    f"blocks that fill {tuple(output.shape)}; say which with split sizes"
+                    f"equal blocks that fill {tuple(output.shape)}; give split sizes"
                 )
             step: Step = (
                 lib.ringAllToAll,
@@ -123,13 +123,15 @@ class RootedCollectives(ScatteredReductions):
         rows = tensor.shape[0] if tensor.dim() else tensor.numel()
         if not splits:
             if rows % self.size():
-                raise ValueError(f"all_to_all_single: {what} rows {rows} for {self.size()} ranks")
+                raise ValueError(
+                    f"all_to_all_single: {rows} rows of the {what} do not divide among "
+                    f"{self.size()} ranks; give {what} split sizes"
+                )
             splits = [rows // self.size()] * self.size()
         if len(splits) != self.size() or sum(splits) != rows or min(splits) < 0:
             raise ValueError(
                 f"all_to_all_single: {what} split sizes {list(splits)} do not divide {rows} rows "
-                f"among "
-                f"{self.size()} ranks"
+                f"among {self.size()} ranks; give one for each rank, {rows} in all"
             )
         total = types.movable(tensor)[1]
         width = total // rows if rows else 0
@@ -142,13 +144,14 @@ class RootedCollectives(ScatteredReductions):
         """Tensor d of the inputs goes to rank d; output s comes from rank s."""
         if len(inputs) != self.size() or len(outputs) != self.size():
             raise ValueError(
-                f"all_to_all: a tensor for each of {self.size()} ranks is needed, both ways"
+                f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs for {self.size()} "
+                "ranks; give one of both for each"
             )
         types.same_type("all_to_all", [*inputs, *outputs])
         if inputs[self.rank()].numel() != outputs[self.rank()].numel():
             raise ValueError(
                 f"all_to_all: this rank's input for itself has {inputs[self.rank()].numel()} "
-                f"elements, its output {outputs[self.rank()].numel()}"
+                f"elements, its output {outputs[self.rank()].numel()}; give both one size"
             )
         staging = Staging()
         kind, _ = types.movable(inputs[0])

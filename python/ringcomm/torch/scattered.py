@@ -38,8 +38,8 @@ class ScatteredReductions(Collectives):
             if source.numel() != output.numel() * self.size() or output.dtype != source.dtype:
                 raise ValueError(
                     f"reduce_scatter_single: an input of {source.numel()} {source.dtype} is not "
-                    f"{self.size()} "
-                    f"outputs of {output.numel()} {output.dtype}"
+                    f"{self.size()} outputs of {output.numel()} {output.dtype}; give one of "
+                    f"{output.numel() * self.size()} {output.dtype}"
                 )
             read, write = staging.source(source), staging.target(output)
             number = self._reduction(op, output)
@@ -61,13 +61,15 @@ class ScatteredReductions(Collectives):
         steps = []
         for output, row in zip(outputs, inputs):
             if len(row) != self.size():
-                raise ValueError(f"reduce_scatter: {len(row)} inputs for {self.size()} ranks")
+                raise ValueError(
+                    f"reduce_scatter: {len(row)} inputs for {self.size()} ranks; give one for each"
+                )
             types.same_type("reduce_scatter", [output, *row])
             mine = row[self.rank()].numel()
             if output.numel() != mine:
                 raise ValueError(
                     f"reduce_scatter: this rank's input of {mine} elements does not fit into an "
-                    f"output of {output.numel()}"
+                    f"output of {output.numel()}; give it that size"
                 )
             kind, _ = types.reducible(output, op)
             counts = counts_array([types.numbers(tensor)[1] for tensor in row])

@@ -42,11 +42,14 @@ def share_buckets(model: Any) -> None:
     """
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError(
-            f"share_buckets: a model under DistributedDataParallel is needed, not "
-            f"{type(model).__name__}"
+            f"share_buckets: {type(model).__name__} is no DistributedDataParallel; give the model "
+            "that is wrapped in one"
         )
     if not isinstance(model.process_group, Group):
-        raise ValueError("share_buckets: the model's process group is not one of ringcomm")
+        raise ValueError(
+            "share_buckets: the model's process group is not one of ringcomm; give "
+            "DistributedDataParallel one as process_group="
+        )
     if not model.gradient_as_bucket_view:
         raise ValueError(
             "share_buckets: give DistributedDataParallel gradient_as_bucket_view=True, so that "

@@ -16,13 +16,17 @@ from .work import Done
 def all_reduce_sparse(group: Any, tensors: List[torch.Tensor], op: Any) -> Done:
     """Reduce sparse tensors in place. Entries differ from rank to rank, so their number goes
     first."""
-    if kind_of(op) not in (TorchOp.RedOpType.SUM, TorchOp.RedOpType.AVG):
-        raise ValueError(f"all_reduce of sparse tensors has sums and averages, not {op}")
+    if kind_of(op) not in (TorchOp.SUM, TorchOp.AVG):
+        raise ValueError(
+            f"all_reduce: sparse tensors have sums and averages, not {op}; use to_dense()"
+        )
     for tensor in tensors:
         if tensor.layout is not torch.sparse_coo:
-            raise ValueError("all_reduce: all tensors of a call are sparse, or none is")
+            raise ValueError(
+                "all_reduce: some of the tensors are sparse; give them in calls of their own"
+            )
         total = _sum_of_all(group, tensor)
-        if kind_of(op) == TorchOp.RedOpType.AVG:
+        if kind_of(op) == TorchOp.AVG:
             total = (total / group.size()).coalesce()
         with torch.no_grad():
             tensor.sparse_resize_and_clear_(total.shape, total.sparse_dim(), total.dense_dim())

@@ -41,16 +41,16 @@ for _name, _type in [
 
 #: The library's number of each of torch's reductions that needs no scalar.
 OPS: Dict[Any, int] = {
-    TorchOp.RedOpType.SUM: ReduceOp.SUM.value,
-    TorchOp.RedOpType.AVG: ReduceOp.AVG.value,
-    TorchOp.RedOpType.PRODUCT: ReduceOp.PROD.value,
-    TorchOp.RedOpType.MIN: ReduceOp.MIN.value,
-    TorchOp.RedOpType.MAX: ReduceOp.MAX.value,
-    TorchOp.RedOpType.BAND: ReduceOp.BAND.value,
-    TorchOp.RedOpType.BOR: ReduceOp.BOR.value,
-    TorchOp.RedOpType.BXOR: ReduceOp.BXOR.value,
+    TorchOp.SUM: ReduceOp.SUM.value,
+    TorchOp.AVG: ReduceOp.AVG.value,
+    TorchOp.PRODUCT: ReduceOp.PROD.value,
+    TorchOp.MIN: ReduceOp.MIN.value,
+    TorchOp.MAX: ReduceOp.MAX.value,
+    TorchOp.BAND: ReduceOp.BAND.value,
+    TorchOp.BOR: ReduceOp.BOR.value,
+    TorchOp.BXOR: ReduceOp.BXOR.value,
 }
-_LINEAR = (TorchOp.RedOpType.SUM, TorchOp.RedOpType.AVG, TorchOp.RedOpType.PREMUL_SUM)
+_LINEAR = (TorchOp.SUM, TorchOp.AVG, TorchOp.PREMUL_SUM)
 
 
 def kind_of(op: Any) -> Any:
@@ -69,7 +69,7 @@ def numbers(tensor: torch.Tensor) -> Tuple[int, int]:
 def reducible(tensor: torch.Tensor, op: Any) -> Tuple[int, int]:
     """As `numbers`, where `op` makes sense for the tensor."""
     if tensor.dtype.is_complex and kind_of(op) not in _LINEAR:
-        raise ValueError(f"{op} has no meaning for complex numbers; a sum or an average has")
+        raise ValueError(f"{op} has no meaning for complex numbers; use a sum or an average")
     return numbers(tensor)
 
 
@@ -84,7 +84,9 @@ def movable(tensor: torch.Tensor) -> Tuple[int, int]:
 def check(tensor: Any, what: str) -> torch.Tensor:
     """The tensor, where it is one that lies in memory."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{what}: a tensor is needed, not {type(tensor).__name__}")
+        raise TypeError(
+            f"{what}: {type(tensor).__name__} is no tensor; give one, or a list of them"
+        )
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"{what}: a {tensor.layout} tensor has no single block of memory; use to_dense()"
@@ -92,8 +94,7 @@ def check(tensor: Any, what: str) -> torch.Tensor:
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(
             f"{what}: the tensor is on {tensor.device}, and ringcomm moves tensors of cpu and "
-            f"cuda; "
-            "copy it there first"
+            "cuda; copy it there first"
         )
     return tensor
 
@@ -105,27 +106,31 @@ def same_type(what: str, tensors: Iterable[Any]) -> None:
         if tensor.dtype != tensors[0].dtype:
             raise TypeError(
                 f"{what}: tensors of different types (invalid tensor type): {tensors[0].dtype} and "
-                f"{tensor.dtype}"
+                f"{tensor.dtype}; convert one"
             )
 
 
 def check_row(what: str, row: List[Any], ranks: int, like: torch.Tensor) -> None:
     """The row has a tensor for each rank, each with the type and the size of `like`."""
     if len(row) != ranks:
-        raise ValueError(f"{what}: {len(row)} tensors in a list for {ranks} ranks")
+        raise ValueError(
+            f"{what}: {len(row)} tensors in a list for {ranks} ranks; give one for each"
+        )
     same_type(what, [like, *row])
     for rank, tensor in enumerate(row):
         if tensor.numel() != like.numel():
             raise ValueError(
                 f"{what}: the list's tensor for rank {rank} has {tensor.numel()} elements, and "
-                f"this rank's tensor {like.numel()}"
+                f"this rank's tensor {like.numel()}; give them one size"
             )
 
 
 def check_pairs(what: str, outputs: Any, inputs: Any) -> None:
     """There are as many outputs as inputs."""
     if len(outputs) != len(inputs):
-        raise ValueError(f"{what}: {len(outputs)} outputs for {len(inputs)} inputs")
+        raise ValueError(
+            f"{what}: {len(outputs)} outputs for {len(inputs)} inputs; give one for each"
+        )
 
 
 class Staging:
@@ -158,7 +163,7 @@ class Staging:
         if block is None:
             count = sum(tensor.numel() for tensor in tensors)
             block = torch.empty(count, dtype=tensors[0].dtype, device=tensors[0].device)
-            parts = block.split([tensor.numel() for tensor in tensors])
+            parts = torch.split(block, [tensor.numel() for tensor in tensors])
             pairs = [(tensor, part.view(tensor.shape)) for tensor, part in zip(tensors, parts)]
             if read:
                 for tensor, part in pairs:

@@ -15,6 +15,7 @@ from typing import Callable, List, Optional
 import torch
 from torch._C._distributed_c10d import Work as TorchWork
 
+from .._native import Result
 from ..errors import RingError, RingTimeoutError
 from .futures import Future, level
 from .lane import Lane
@@ -68,8 +69,8 @@ class Work(TorchWork):
             if not self._lane.reached(self._mark, limit):
                 raise RingTimeoutError(
                     f"timeout: rank {self._lane.rank} waited {limit} ms for its "
-                    f"{self._name or 'operation'}",
-                    8,
+                    f"{self._name or 'operation'}; give wait() a longer timeout where it is late",
+                    Result.TIMEOUT,
                     rank=self._lane.rank,
                 )
             self.finish()
@@ -135,7 +136,7 @@ class Work(TorchWork):
 
     def source_rank(self) -> int:
         """Who sent the message, for a receive."""
-        raise RuntimeError("only a receive has a source")
+        raise RuntimeError("only a receive has a source; ask the work of a receive")
 
     def _source_rank(self) -> int:
         return self.source_rank()

@@ -176,7 +176,7 @@ REFUSED = {
     "None": (None, "this NoneType cannot"),
     "a tensor elsewhere": (Tensor(np.zeros(3), device="xla"), "it lies on xla"),
     "a view of a conjugate": (Tensor(np.zeros(3), negative=True), ".resolve_neg()"),
-    "a CUDA tensor": (Tensor(np.zeros(3), device="cuda"), "works on the CPU; move it there first"),
+    "a CUDA tensor": (Tensor(np.zeros(3), device="cuda"), "works on the CPU; make the communicator with Config(device=0)"),
     "a CUDA array": (CudaArray(), "lies on CUDA device 0, and rank 0"),
 }
 

@@ -13,7 +13,7 @@ import ranks as processes
 from conftest import on_threads, outcomes
 
 import ringcomm
-from ringcomm import errors
+from ringcomm import _native, errors
 
 
 def python(text, **env):
@@ -244,14 +244,14 @@ def test_facts_of_sentences(text):
 
 
 def test_missing_ranks():
-    error = errors.error_of(8, "after 5 ms only 1 of 3 ranks had arrived; missing: [1, 2]; start")
+    error = _native.failure(8, "after 5 ms only 1 of 3 ranks had arrived; missing: [1, 2]; start")
     assert isinstance(error, ringcomm.RingTimeoutError) and error.missing == [1, 2]
 
 
 def test_errors_travel_between_processes():
     for text in SENTENCES:
         for result in (2, 3, 4, 5, 6, 8, 64):
-            error = errors.error_of(result, text, 9)
+            error = _native.failure(result, text, 9)
             copy = pickle.loads(pickle.dumps(error))
             assert type(copy) is type(error) and copy.__dict__ == error.__dict__
             assert str(copy) == str(error) == text and copy.rank == 9

@@ -59,7 +59,8 @@ def test_a_process_that_died_is_the_first_whoever_was_heard_before():
 
 def test_an_error_of_its_own_is_the_first_whoever_was_heard_before():
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
-    pipes[0][1].send((False, "it missed rank 1", ringcomm.RingRemoteError("rank 1 failed")))
+    error = ringcomm.RingRemoteError("rank 1 failed", ringcomm.Result.REMOTE_ERROR)
+    pipes[0][1].send((False, "it missed rank 1", error))
     heard = threading.Timer(0.2, pipes[1][1].send, [(False, "a defect", KeyError("a defect"))])
     heard.start()
     with pytest.raises(ringcomm.SpawnError, match="rank 1 failed first: a defect"):

@@ -64,6 +64,13 @@ def test_all_with_devices():
         ringcomm.Communicator.all(1, devices=[63])
 
 
+def test_a_setting_that_is_no_number_leaves_no_group_open():
+    with pytest.raises(TypeError):
+        ringcomm.Communicator.all(2, config=ringcomm.Config(timeout_ms="5"))
+    with pytest.raises(ringcomm.RingUsageError, match="never started"):
+        ringcomm.group_end()
+
+
 def test_one_rank_alone():
     with ringcomm.init(nranks=1) as comm:
         array = np.arange(5.0)

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from in_threads import on_threads
 from ranks import PATIENCE_S, run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 import ringcomm
 from ringcomm._native import lib
 from ringcomm.torch import core
+from ringcomm.torch.barrier import MonitoredBarriers
+
+PATIENCE = timedelta(seconds=PATIENCE_S)
 
 
 def dies_in_training(rank, hook):
@@ -309,3 +313,20 @@ def test_a_rank_that_does_not_come_is_missed(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     with pytest.raises(ringcomm.RingTimeoutError, match="rank 1 found no word of rank 0"):
         ringcomm.torch.Group(store, 1, 2, timedelta(milliseconds=200))
+
+
+def test_barriers_leave_one_key():
+    store, nranks = dist.HashStore(), 3
+
+    def pass_some(rank):
+        barriers = MonitoredBarriers(store, "barrier", rank, nranks)
+        barriers.meet(PATIENCE, False)
+        if rank == 2:
+            store.wait(["barrier/2/over"])
+        with pytest.raises(ringcomm.RingTimeoutError):
+            barriers.meet(timedelta(milliseconds=50) if rank == 0 else PATIENCE, False)
+        for _ in range(3):
+            barriers.meet(PATIENCE, False)
+
+    on_threads(range(nranks), pass_some)
+    assert store.num_keys() == 1 and store.check(["barrier/5/over"])

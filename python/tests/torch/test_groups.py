@@ -2,7 +2,10 @@
 
 import os
 import socket
+import time
+import warnings
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,8 @@ from ports import with_free_port
 from ranks import run
 
 import ringcomm
-from ringcomm.torch.group import HAS_INNER
+from ringcomm.torch.core import Core
+from ringcomm.torch.group import HAS_INNER, create
 
 
 def subgroups(rank):
@@ -47,15 +51,54 @@ def split(rank):
 
 
 def again(rank):
-    """The same store serves the next group of the same name."""
+    """The same store serves the next group of the same name, and nothing of the last is seen."""
     store = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
-    for _ in range(2):
+    for turn, late in enumerate((0, 2, 0)):
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3)
+        if rank == late:
+            time.sleep(0.2)
+            store.set(f"came/{turn}", b"")
+        dist.group.WORLD.monitored_barrier()
+        assert store.check([f"came/{turn}"])
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         assert tensor.item() == 3
+        for tag in range(2):
+            target, source = (rank + 1) % 3, (rank - 1) % 3
+            work = dist.isend(torch.full((1,), float(turn)), target, tag=tag)
+            dist.recv(tensor, source, tag=tag)
+            work.wait()
+            assert tensor.item() == turn
         dist.destroy_process_group()
+
+
+class Slow:
+    """A store that takes its time to delete."""
+
+    def __init__(self, store):
+        self.set, self.get, self.wait, self.check = store.set, store.get, store.wait, store.check
+        self._store = store
+
+    def delete_key(self, key):
+        time.sleep(0.2)
+        self._store.delete_key(key)
+
+
+def meeting(rank):
+    """Who has joined a group finds no word of its meeting in the store."""
+    store = Slow(dist.distributed_c10d._get_default_store())
+    core = Core()
+    core._set_up(store, rank, 3, timedelta(seconds=60))
+    assert not store.check(["ringcomm/cpu/0/0"])
+    core.shutdown()
+
+
+def test_a_meeting_that_fails_leaves_no_word(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    with pytest.raises(ringcomm.RingTimeoutError, match="only 1 of 2 ranks"):
+        ringcomm.torch.Group(store, 0, 2, timedelta(milliseconds=200))
+    assert not store.check(["ringcomm/cpu/0/0"])
 
 
 def ended(rank):
@@ -72,7 +115,7 @@ needs_inner = pytest.mark.skipif(not HAS_INNER, reason="needs torch 2.14")
 
 @pytest.mark.parametrize(
     "function",
-    [subgroups, pytest.param(split, marks=needs_inner), again, ended],
+    [subgroups, pytest.param(split, marks=needs_inner), again, meeting, ended],
     ids=lambda function: function.__name__,
 )
 def test_groups(function):
@@ -98,6 +141,26 @@ def beside_gloo(rank):
 @needs_inner
 def test_several_backends():
     run(2, beside_gloo, backend="cpu:ringcomm,cuda:gloo")
+
+
+def told_by_torch(rank):
+    """torch's own function says which backends a group has; another caller does not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        dist.barrier(dist.new_group())
+    place = dist.PrefixStore("by hand", dist.distributed_c10d._get_default_store())
+    options = SimpleNamespace(
+        store=place, group_rank=rank, group_size=2, timeout=timedelta(seconds=60)
+    )
+    with pytest.warns(RuntimeWarning, match="whether its group has other backends.*make a group"):
+        group = create(options)
+    assert isinstance(group, ringcomm.torch.Group)
+    group.barrier().wait()
+    group.shutdown()
+
+
+def test_a_group_whose_backends_are_not_told():
+    run(2, told_by_torch)
 
 
 def total(rank):

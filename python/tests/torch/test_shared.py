@@ -106,7 +106,7 @@ def with_uneven_ranks(rank):
 
 
 def refused(rank):
-    with pytest.raises(TypeError, match="under DistributedDataParallel is needed, not Linear"):
+    with pytest.raises(TypeError, match="Linear is no DistributedDataParallel; give"):
         ringcomm.torch.share_buckets(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="gradient_as_bucket_view=True"):
         ringcomm.torch.share_buckets(DistributedDataParallel(nn.Linear(1, 1)))

@@ -1,11 +1,21 @@
 """Tensors whose sizes or types do not fit are refused before anything reads or writes past them."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
-from torch._C._distributed_c10d import GatherOptions, ReduceScatterOptions, ScatterOptions
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
+#: How every refusal ends; the last one is the library's own.
+WHAT_TO_DO = re.compile(r"; ((give|use|convert|move|copy) [^;]+|[^;]+ must be equal)$")
 f32, f64, i8 = torch.float32, torch.float64, torch.int8
 
 
@@ -63,6 +73,23 @@ def exchanges(group, rank):
     yield lambda: group.alltoall_base(long, long.clone(), [2, 2], [-1, 5])
     one = torch.zeros(1, dtype=torch.complex64)
     yield lambda: group.alltoall_base(one, one.clone(), None, None)
+    yield lambda: group.alltoall_base(torch.zeros(3), long, [3, 0], None)
+    yield lambda: group.alltoall(zeros(4), zeros(4, 4))
+
+
+def other_tensors(group, rank):
+    """What is refused whatever the collective."""
+    meta, sparse = torch.zeros(2, device="meta"), torch.eye(2).to_sparse()
+    complex_, total = torch.zeros(2, dtype=torch.complex64), AllreduceOptions()
+    yield lambda: group.broadcast([meta], at(BroadcastOptions(), 0))
+    yield lambda: group.broadcast([sparse], at(BroadcastOptions(), 0))
+    yield lambda: group.broadcast(["text"], at(BroadcastOptions(), 0))
+    yield lambda: group.allreduce([sparse, torch.ones(2)], total)
+    total.reduceOp = dist.ReduceOp.MAX
+    yield lambda: group.allreduce([complex_], total)
+    yield lambda: group.allreduce([sparse], total)
+    yield lambda: group.recv([torch.zeros(1)], 9)
+    yield lambda: group.recv(zeros(1, 1), 0)
 
 
 def refused(rank, cases):
@@ -73,7 +100,8 @@ def refused(rank, cases):
                 call()
         except BaseException as error:
             raise AssertionError(f"case {number} of {cases.__name__}") from error
-        assert "\n" not in str(told.value)
+        text = str(told.value)
+        assert "\n" not in text and WHAT_TO_DO.search(text), text
     # Nothing of it reached the other rank.
     total = torch.ones(2)
     dist.all_reduce(total)
@@ -82,7 +110,7 @@ def refused(rank, cases):
 
 @pytest.mark.parametrize(
     "cases",
-    [all_gathers, reduce_scatters, rooted, exchanges],
+    [all_gathers, reduce_scatters, rooted, exchanges, other_tensors],
     ids=lambda cases: cases.__name__,
 )
 def test_refused(cases):

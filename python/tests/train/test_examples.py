@@ -152,6 +152,28 @@ def test_mixed_precision(tmp_path, precision):
     assert difference(weights(tmp_path / "w"), expected) < tolerance
 
 
+def test_an_overflow_on_one_rank_is_skipped_by_all(tmp_path):
+    words = [EXAMPLES / "mixed_precision.py", "--precision", "fp16", "--save", "w"]
+    words += ["--overflow-at", "7"]
+    output, error = run([*ringrun("-np", "2"), *words], tmp_path)
+    check_output(output, error, "mixed precision (fp16)")
+    assert sorted(re.findall(r"rank (\d) skipped 1 of 45 steps", output)) == ["0", "1"]
+    found = weights(tmp_path / "w")
+    assert all(torch.isfinite(one).all() for one in found.values())
+    made = {
+        skip: digits.alone(
+            settings(),
+            model=digits.network(settings(), batchnorm=True),
+            autocast=torch.float16,
+            skip=skip,
+        )
+        for skip in (7, None)
+    }
+    # Nearer to the run without this step than to the one with it.
+    near, far = difference(found, made[7]), difference(found, made[None])
+    assert near < 0.02 and near < far / 2, (near, far)
+
+
 def test_warmup(tmp_path):
     output, error = run([*ringrun("-np", "2"), EXAMPLES / "warmup.py", "--save", "w"], tmp_path)
     check_output(output, error, "DDP with warm-up")

@@ -6,8 +6,10 @@ What several ranks do is tested over ranks in threads, and by the examples.
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_in_threads import run
 from torch import nn
 
+from ringcomm.horovod.torch.group import _BroadcastStore
 from ringcomm.torch import (
     DataParallel,
     all_gather_object,
@@ -46,3 +48,15 @@ def test_without_a_group_it_is_said_what_to_do():
         reduce_mean({"loss": 1.0})
     # DataParallel's ranks are its own.
     assert DataParallel(nn.Linear(3, 2), ["cpu"] * 2)(torch.ones(4, 3)).shape == (4, 2)
+
+
+def test_words_of_a_broadcast_are_known_by_their_keys():
+    """Threads of the ranks make lanes in any order."""
+
+    def speak(comm):
+        store, keys = _BroadcastStore(comm), ["a", "b"]
+        if comm.rank == 0:
+            return [store.set(key, key.encode()) for key in keys]
+        return [store.get(key) for key in reversed(keys)]
+
+    assert run(2, speak) == [[None, None], [b"b", b"a"]]

@@ -101,17 +101,39 @@ impl Costs {
         costs
     }
 
+    /// The text of a profile file with all of them.
+    pub fn to_text(&self) -> String {
+        Profile { costs: self.clone(), knows_wire: true }.to_text()
+    }
+}
+
+/// Keys of the wire between hosts, which one host cannot measure.
+const WIRE: std::ops::Range<usize> = 4..7;
+
+/// What a profile file holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    pub costs: Costs,
+    /// Whether it has the constants of the wire; else they are measured as without a profile.
+    pub knows_wire: bool,
+}
+
+impl Profile {
     /// The text of a profile file: one `key = value` a line, read back to the same bits.
     pub fn to_text(&self) -> String {
         let mut text = String::from("# ringcomm profile: times in microseconds\n");
-        for key in KEYS {
-            writeln!(text, "{key} = {}", self.value(key)).expect("a String takes any text");
+        for (index, key) in KEYS.into_iter().enumerate() {
+            if self.knows_wire || !WIRE.contains(&index) {
+                writeln!(text, "{key} = {}", self.costs.value(key))
+                    .expect("a String takes any text");
+            }
         }
         text
     }
 
-    /// Read a profile; every key must be there once. Errors name the line.
-    pub fn from_text(text: &str) -> Result<Costs> {
+    /// Read a profile; every key must be there once, but for those of the wire, which may all be
+    /// absent. Errors name the line.
+    pub fn from_text(text: &str) -> Result<Profile> {
         let mut costs = Costs::default();
         let mut seen = [false; KEYS.len()];
         for (number, line) in text.lines().enumerate() {
@@ -137,23 +159,25 @@ impl Costs {
                 _ => return Err(wrong(format!("{key} = {value:?} is not a number from {least}"))),
             }
         }
-        match seen.iter().position(|seen| !seen) {
+        let knows_wire = seen[WIRE].contains(&true);
+        let is_missing = |index: &usize| !seen[*index] && (knows_wire || !WIRE.contains(index));
+        match (0..KEYS.len()).find(is_missing) {
             Some(missing) => Err(Error::argument(format!(
                 "line {}: the profile ends without {}",
                 text.lines().count(),
                 KEYS[missing]
             ))),
-            None => Ok(costs),
+            None => Ok(Profile { costs, knows_wire }),
         }
     }
 
     /// Read a profile file.
-    pub fn read(path: &str) -> Result<Costs> {
+    pub fn read(path: &str) -> Result<Profile> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::System {
             what: format!("reading the profile {path}"),
             errno: error.raw_os_error().unwrap_or(0),
         })?;
-        Costs::from_text(&text).map_err(|error| match error {
+        Profile::from_text(&text).map_err(|error| match error {
             Error::InvalidArgument(what) => Error::argument(format!("profile {path}, {what}")),
             other => other,
         })

@@ -54,6 +54,17 @@ pub(super) struct Form {
     pub total: Work,
 }
 
+/// Chunks of the widest message, of which each has its share of a slot.
+pub(super) fn widest_message(algorithm: Algorithm, collective: Collective, nranks: usize) -> usize {
+    let widest = match (algorithm, collective) {
+        (Halving, _) | (Doubling, AllGather) => nranks / 2,
+        (Binomial, Gather | Scatter) => (nranks.next_power_of_two() / 2).min(nranks - 1),
+        _ => 1,
+    };
+    // One rank alone asks, too, and has no messages.
+    widest.max(1)
+}
+
 /// Bytes of the longest message.
 pub(super) fn longest_message(
     algorithm: Algorithm,
@@ -61,17 +72,12 @@ pub(super) fn longest_message(
     nranks: usize,
     bytes: f64,
 ) -> f64 {
-    let n = nranks as f64;
     match (algorithm, collective) {
-        (Halving, _) | (Doubling, AllGather) => bytes / n * (n / 2.0).floor(),
-        (Binomial, Gather | Scatter) => {
-            bytes / n * (nranks.next_power_of_two() / 2).min(nranks - 1) as f64
-        }
         (DoubleTree, _) => bytes / 2.0,
         (_, AllReduce | Broadcast | Reduce | Barrier) if !matches!(algorithm, TwoShot | Ring) => {
             bytes
         }
-        _ => bytes / n,
+        _ => bytes / nranks as f64 * widest_message(algorithm, collective, nranks) as f64,
     }
 }
 

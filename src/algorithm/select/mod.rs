@@ -20,7 +20,7 @@ mod hosts;
 
 use super::{Algorithm, host_order, serial_order};
 use crate::plan::Collective;
-pub use costs::Costs;
+pub use costs::{Costs, Profile};
 use form::Form;
 pub use hosts::Hosts;
 use hosts::Wire;
@@ -35,6 +35,8 @@ pub struct Question {
     /// Bytes of the whole vector: for collectives of blocks, of the blocks of all ranks (that one
     /// rank sends, in AllToAll).
     pub bytes: usize,
+    /// Bytes of an element, which no slot splits.
+    pub element: usize,
     /// Any order of the reduction gives the same bits (true where nothing is reduced).
     pub associative: bool,
     /// The result must be the serial loop's. Wins over `forced`.
@@ -104,7 +106,7 @@ fn fastest(candidates: Vec<Algorithm>, question: &Question, costs: &Costs) -> Ch
 }
 
 /// The modelled time of one algorithm, through slots or direct; `None` where it does not do the
-/// collective, or not so.
+/// collective, or not so, or not through such slots.
 pub fn predict(
     algorithm: Algorithm,
     direct: bool,
@@ -150,9 +152,14 @@ pub fn predict(
     Some(time.max(shared) + waits * costs.switch_us * crowd)
 }
 
-/// The closed form; `None` where the algorithm does not do the collective.
+/// The closed form; `None` where the algorithm does not do the collective, or not through slots as
+/// short as these: a message of more chunks than a slot has elements.
 fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<Form> {
     let (collective, nranks) = (question.collective, question.nranks);
+    let widest = form::widest_message(algorithm, collective, nranks);
+    if question.bytes > question.slot_bytes && question.slot_bytes / widest < question.element {
+        return None;
+    }
     match host_order(algorithm) {
         true => hierarchy::form(algorithm, collective, nranks, question.hosts, bytes),
         false => Form::of(algorithm, collective, nranks, bytes),

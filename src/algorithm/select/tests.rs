@@ -18,6 +18,7 @@ fn question(collective: Collective, nranks: usize, bytes: usize) -> Question {
         nranks,
         hosts: Hosts::one(nranks),
         bytes,
+        element: 1,
         associative: true,
         deterministic: false,
         direct: false,
@@ -272,8 +273,14 @@ fn in_place_nobody_overwrites_what_others_read_directly() {
 #[test]
 fn a_profile_is_read_back_and_its_errors_name_the_line() {
     let costs = Costs { alpha_us: 0.1 + 0.2, cores: 7, ..costs(1) };
-    assert_eq!(Costs::from_text(&costs.to_text()), Ok(costs.clone()));
-    let error = |text: &str| Costs::from_text(text).unwrap_err().to_string();
+    let whole = Profile { costs: costs.clone(), knows_wire: true };
+    assert_eq!(Profile::from_text(&costs.to_text()), Ok(whole));
+    let of_a_host = Profile { costs: costs.clone(), knows_wire: false };
+    assert!(!of_a_host.to_text().contains("wire"));
+    assert_eq!(Profile::from_text(&of_a_host.to_text()), Ok(of_a_host));
+    let half = costs.to_text().replace("wire_alpha_us", "# wire_alpha_us");
+    assert!(Profile::from_text(&half).unwrap_err().to_string().contains("without wire_alpha_us"));
+    let error = |text: &str| Profile::from_text(text).unwrap_err().to_string();
     assert!(error("alpha_us = 1\nbeta = 2").contains("line 2: unknown key \"beta\""));
     assert!(error("\nalpha_us 1").contains("line 2: \"alpha_us 1\" is not \"key = value\""));
     assert!(error("alpha_us = -1").contains("line 1: alpha_us = \"-1\" is not a number from 0"));
@@ -315,4 +322,43 @@ fn alike_but_for_a_message_is_nearly_alike() {
             assert!((0.9..1.2).contains(&ratio), "{algorithm} {collective:?} {per_rank}: {ratio}");
         }
     }
+}
+
+/// The ranks of one host stand for all where they follow each other; in another order all are run.
+#[test]
+fn one_host_stands_for_all() {
+    let machine = Machine {
+        alpha_us: 1.0,
+        message_us: 0.1,
+        send_us_per_byte: 1e-4,
+        copy_us_per_byte: 1e-4,
+        reduce_us_per_byte: 2e-4,
+        depth: PIPELINE_DEPTH,
+        slot_bytes: SLOT_BYTES,
+    };
+    let wire = Wire { alpha_us: 5.0, message_us: 0.3, us_per_byte: 1e-3 };
+    let (hosts, local) = (5, 4);
+    let in_order = Topology::new(&(0..hosts * local).map(|rank| rank / local).collect::<Vec<_>>());
+    let mixed = Topology::new(&(0..hosts * local).map(|rank| rank % hosts).collect::<Vec<_>>());
+    let mut alike = 0;
+    for collective in Collective::ALL.into_iter().filter(|collective| !collective.has_root()) {
+        for bytes in [800, 8 << 20] {
+            let bytes = if collective == Collective::Barrier { 0 } else { bytes };
+            let time = |topology: &Topology| {
+                let plan =
+                    |rank| plan_on(topology, Algorithm::Hierarchical, collective, rank, 0).unwrap();
+                simulate_hosts(collective, topology, bytes, &machine, &wire, plan).unwrap()
+            };
+            if plan_on(&in_order, Algorithm::Hierarchical, collective, 0, 0).is_none() {
+                continue;
+            }
+            let (one, all) = (time(&in_order), time(&mixed));
+            assert!(one.symmetric && !all.symmetric);
+            assert_eq!((one.messages, one.bytes), (all.messages, all.bytes), "{collective:?}");
+            let ratio = one.time_us / all.time_us;
+            assert!((ratio - 1.0).abs() < 1e-9, "{collective:?} {bytes}: {ratio}");
+            alike += 1;
+        }
+    }
+    assert_eq!(alike, 6);
 }

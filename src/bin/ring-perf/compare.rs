@@ -44,6 +44,14 @@ pub fn compare(new: &[Row], old: &[Row], tolerance: f64) -> Comparison {
             if late { "  SLOWER" } else { "" }
         );
     }
+    let missing = |rows: &[Row], from: &[Row], which: &str| {
+        let in_it = |row: &&Row| from.iter().any(|other| other.key() == row.key());
+        let keys: Vec<String> = rows.iter().filter(|row| !in_it(row)).map(Row::key).collect();
+        let [first, further @ ..] = &keys[..] else { return String::new() };
+        format!("# only in the {which} report: {first}, and {} more\n", further.len())
+    };
+    text += &missing(new, old, "new");
+    text += &missing(old, new, "old");
     if matched == 0 {
         text += "# no row is in both reports\n";
     } else {
@@ -68,6 +76,8 @@ mod tests {
         let comparison = compare(&new, &old, 0.1);
         assert_eq!((comparison.matched, comparison.slower), (2, 1));
         assert!(comparison.text.contains("SLOWER"));
+        assert!(comparison.text.contains("only in the new report:  64 B"), "{}", comparison.text);
+        assert!(comparison.text.contains("only in the old report:  32 B"), "{}", comparison.text);
         assert_eq!(compare(&new[2..], &old, 0.1).matched, 0);
     }
 }

@@ -19,8 +19,6 @@ mod layout;
 mod machine;
 mod measure;
 mod naive;
-#[path = "../shared/nearest.rs"]
-mod nearest;
 mod network;
 mod numeric;
 mod operation;

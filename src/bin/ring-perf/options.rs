@@ -3,8 +3,8 @@
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.
 
-use crate::nearest::nearest;
 use crate::operation::Operation;
+use ringcomm::nearest::nearest;
 use ringcomm::types::{DataType, ReduceOp};
 use std::time::Duration;
 
@@ -192,6 +192,11 @@ impl Options {
     }
 
     /// What makes no sense together.
+    /// Whether the ranks of this machine are counted.
+    fn has_ranks(&self) -> bool {
+        self.procs.is_some() || self.threads.is_some()
+    }
+
     fn consistent(&self) -> Result<(), String> {
         if let (Some(least), Some(most)) = (self.min_bytes, self.max_bytes)
             && least > most
@@ -203,6 +208,14 @@ impl Options {
         }
         if self.tcp && self.simulate.is_some() {
             return Err("--tcp runs, --simulate does not: give one of them".into());
+        }
+        if let (Some(nranks), true) = (self.simulate, self.has_ranks()) {
+            return Err(format!(
+                "--simulate {nranks} says how many ranks there are: leave -t and --procs out"
+            ));
+        }
+        if self.simulate.is_some() && self.trace.is_some() {
+            return Err("--trace is measured; with --simulate give operations and sizes".into());
         }
         if self.network.is_some() && self.simulate.is_none() {
             return Err("--network describes what --simulate RANKS simulates: give both".into());
@@ -335,6 +348,10 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
         };
         (entry.set)(&mut options, &value).map_err(|why| format!("{name} {value}: {why}"))?;
     }
+    let others = options.operations.iter().any(|operation| *operation != Operation::AllReduce);
+    if options.trace.is_some() && others {
+        return Err("--trace replays all-reduces: leave the operations out".into());
+    }
     if options.operations.is_empty() {
         options.operations.push(Operation::AllReduce);
     }
@@ -436,7 +453,6 @@ mod tests {
         refused(&["-d", "float", "-o", "band"], "float has no band");
         refused(&["all_reduce", "barrier", "-d", "bool", "-o", "avg"], "bool has no avg");
         refused(&["-d", "int,float", "-o", "sum,bor"], "float has no bor");
-        refused(&["-c", "5"], "use 0 or 1");
         refused(&["--network", "alpha=2"], "give both");
         refused(&["--plot", "x.png"], "must end in .svg");
         refused(&["allgatherv"], "did you mean all_gather_v?");

@@ -1,11 +1,12 @@
 //! `--save-profile`: the constants of the cost model in a file that `--profile` reads.
 //!
 //! Every constant comes from communicators that measured it as they were made, so that a profile
-//! says nothing else than an ordinary start on a quiet machine would.
+//! says nothing else than an ordinary start on a quiet machine would. Those of the wire between
+//! hosts are not in it: no wire was there, and who has one measures it.
 
 use crate::machine::{allowed_cores, bind};
 use crate::run::Failure;
-use ringcomm::algorithm::select::Costs;
+use ringcomm::algorithm::select::{Costs, Profile};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use ringcomm::error::{Error, Result};
@@ -44,6 +45,7 @@ fn measure() -> Result<Costs> {
     })?;
     Ok(Costs {
         alpha_us: median(&apart, |costs| costs.alpha_us),
+        message_us: median(&apart, |costs| costs.message_us),
         copy_us_per_byte: median(&apart, |costs| costs.copy_us_per_byte),
         reduce_us_per_byte: median(&apart, |costs| costs.reduce_us_per_byte),
         switch_us: median(&shared, |costs| costs.switch_us),
@@ -53,7 +55,7 @@ fn measure() -> Result<Costs> {
 
 /// Measure and write; gives the text that was written.
 pub fn save(path: &str) -> std::result::Result<String, Failure> {
-    let text = measure()?.to_text();
+    let text = Profile { costs: measure()?, knows_wire: false }.to_text();
     std::fs::write(path, &text)
         .map_err(|error| Failure::Run(format!("--save-profile {path}: {error}")))?;
     Ok(text)

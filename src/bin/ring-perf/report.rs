@@ -8,6 +8,7 @@ use crate::operation::Operation;
 use crate::option_table::data_type;
 use crate::options::Options;
 use crate::row::Row;
+use crate::simulate::{MODELLED, SIMULATED};
 use ringcomm::algorithm::{Algorithm, host_order, serial_order};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -192,9 +193,12 @@ pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String
             );
         }
         if !row.predicted_us.is_nan() {
+            text += &format!("; predicted {} us", time(row.predicted_us));
+        }
+        if !row.predicted_us.is_nan() && row.mode != MODELLED {
             text += &format!(
-                "; predicted {} us, measured {} ({:.2} of it)",
-                time(row.predicted_us),
+                ", {} {} ({:.2} of it)",
+                if row.mode == SIMULATED { SIMULATED } else { "measured" },
                 time(row.time_us),
                 row.time_us / row.predicted_us
             );

@@ -18,7 +18,7 @@ use crate::simulate;
 use crate::worker;
 use crate::{Status, complain, say, trace};
 use ringcomm::algorithm::Algorithm;
-use ringcomm::algorithm::select::Costs;
+use ringcomm::algorithm::select::Profile;
 use ringcomm::bootstrap::rendezvous::Found;
 use std::time::Instant;
 
@@ -45,6 +45,17 @@ fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
 }
 
 pub fn everything(options: &Options) -> Result<Status, Failure> {
+    let mut created = Vec::new();
+    let outcome = run(options, &mut created);
+    if let Err(Failure::Option(_)) = outcome {
+        // Nothing was run: no empty report is left behind.
+        created.iter().for_each(|path| drop(std::fs::remove_file(path)));
+    }
+    outcome
+}
+
+/// `created` takes the names of the files that were made for reports to come.
+fn run(options: &Options, created: &mut Vec<String>) -> Result<Status, Failure> {
     let begun = Instant::now();
     if options.gpus > 0 {
         return gpu::run(options, options.gpus);
@@ -60,7 +71,7 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
         return Ok(Status::Fine);
     }
     if found.as_ref().is_none_or(|found| found.rank == 0) {
-        outputs_are_writable(options)?;
+        outputs_are_writable(options, created)?;
     }
     if let Some(name) = &options.algorithm {
         Algorithm::from_name(name).map_err(|error| Failure::Option(format!("--algo: {error}")))?;
@@ -70,7 +81,7 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
         return Ok(Status::Fine);
     }
     if let Some(path) = &options.profile {
-        Costs::read(path).map_err(|error| Failure::Option(format!("--profile: {error}")))?;
+        Profile::read(path).map_err(|error| Failure::Option(format!("--profile: {error}")))?;
     }
     if let Some(nranks) = options.simulate {
         return simulated(options, nranks);
@@ -134,6 +145,9 @@ fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
                 say(&report::title(cell.operation, &format!("{nranks} ranks, simulated")));
             }
             say(&report::line(Some(&row), None));
+            if row.mode == simulate::MODELLED {
+                say("#   by the cost model: too many steps to simulate");
+            }
             if options.explain {
                 say(&report::explanation(Some(&row), None));
             }
@@ -255,7 +269,7 @@ impl Session<'_> {
 
 /// A report that cannot be written is known before anything is measured. What is there stays until
 /// the new report takes its place: it may be what the run is compared with.
-fn outputs_are_writable(options: &Options) -> Result<(), Failure> {
+fn outputs_are_writable(options: &Options, created: &mut Vec<String>) -> Result<(), Failure> {
     let csv = match &options.csv {
         Some(Csv::File(path)) => Some(path),
         _ => None,
@@ -268,6 +282,9 @@ fn outputs_are_writable(options: &Options) -> Result<(), Failure> {
     ];
     for (name, path) in outputs {
         let Some(path) = path else { continue };
+        if !std::path::Path::new(path).exists() {
+            created.push(path.clone());
+        }
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
         opened.map_err(|error| Failure::Option(format!("{name} {path}: {error}")))?;
     }
@@ -278,14 +295,17 @@ fn save(path: &str, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|error| Failure::Run(format!("{path}: {error}")))
 }
 
+/// Where the library's sources were last compiled; see `build.rs`.
+pub fn commit() -> Value {
+    option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from)
+}
+
 /// The report for programs: the run's facts, then an object for each row on a line of its own.
 fn json_report(options: &Options, machine: &Machine, rows: &[Row]) -> String {
-    // Where the library's sources were last compiled; see `build.rs`.
-    let commit = option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from);
     let header = object([
         ("program", "ring-perf".into()),
         ("version", env!("CARGO_PKG_VERSION").into()),
-        ("commit", commit),
+        ("commit", commit()),
         ("command", options.arguments.join(" ").as_str().into()),
         ("machine", machine.to_json()),
         ("network", report::network(options).as_deref().map_or(Value::Null, Value::from)),

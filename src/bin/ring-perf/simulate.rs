@@ -1,7 +1,9 @@
 //! `--simulate`: the table for ranks that are not there, on a network that `--network` describes.
 //!
 //! The library's own cost model picks the algorithm for that network, and the library's
-//! simulator runs its plans on a clock. Nothing is sent and nothing is measured.
+//! simulator runs its plans on a clock. Plans that are too many for that, as those of rooted
+//! two-shot collectives of thousands of ranks, have the cost model's own time, and the row says so.
+//! Nothing is sent and nothing is measured.
 
 use crate::layout::Cell;
 use crate::network::Network;
@@ -10,8 +12,14 @@ use crate::row::Row;
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::Collective;
-use ringcomm::plan::simulate::{Wire, simulate, simulate_hosts};
+use ringcomm::plan::simulate::{Refusal, Wire, simulate, simulate_hosts};
 use ringcomm::plan::topology::Topology;
+
+/// The mode of a row whose time is the clock's.
+pub const SIMULATED: &str = "simulated";
+
+/// The mode of a row whose time is the cost model's.
+pub const MODELLED: &str = "modelled";
 
 fn wire(costs: &Costs) -> Wire {
     Wire {
@@ -50,7 +58,7 @@ pub fn row(
         redop: if cell.operation.reduces() { cell.op.name() } else { "none" }.into(),
         root: cell.operation.has_root().then_some(cell.root),
         ranks: nranks,
-        mode: "simulated".into(),
+        mode: SIMULATED.into(),
         transport: "network".into(),
         min_us: f64::NAN,
         p99_us: f64::NAN,
@@ -107,6 +115,7 @@ fn collective_row(
         nranks,
         hosts,
         bytes,
+        element: cell.data_type.size(),
         associative: !collective.reduces() || cell.op.is_associative(cell.data_type),
         deterministic: options.deterministic,
         direct: false,
@@ -132,13 +141,24 @@ fn collective_row(
             simulate_hosts(collective, topology, bytes, &machine, &wire(&costs), plan)
         }
     };
-    let outcome = outcome.map_err(|error| format!("{}: {error}", choice.algorithm))?;
     row.algorithm = choice.algorithm.name().into();
     row.predicted_us = choice.predicted_us;
-    row.time_us = outcome.time_us;
-    row.slices = outcome.slices;
-    row.chunks = plan(0).nchunks;
-    row.slice_bytes = row.bytes.div_ceil(row.chunks.max(1) * outcome.slices.max(1));
+    match outcome {
+        Ok(outcome) => {
+            row.time_us = outcome.time_us;
+            row.slices = outcome.slices;
+            row.chunks = plan(0).nchunks;
+            row.slice_bytes = row.bytes.div_ceil(row.chunks.max(1) * outcome.slices.max(1));
+            row.channels =
+                topology.map_or(1, |topology| algorithm::lanes(&topology, choice.algorithm));
+        }
+        Err(Refusal::TooLarge { .. }) => {
+            row.mode = MODELLED.into();
+            row.time_us = choice.predicted_us;
+            row.channels = 0;
+        }
+        Err(deadlock) => return Err(format!("{}: {deadlock}", choice.algorithm)),
+    }
     Ok(())
 }
 
@@ -156,7 +176,7 @@ mod tests {
         let cell = Cell { operation, bytes, data_type, op, root: 0, buckets: Vec::new() };
         let options = Options { ranks_per_host: Some(8), ..Options::default() };
         let row = row(&cell, 64, &network, &options).unwrap();
-        assert_eq!(row.algorithm, "hierarchical");
+        assert_eq!((row.algorithm.as_str(), row.channels), ("hierarchical", 8));
         // Twice 7/8 of the vector leave each host through its port, and not much else takes time.
         let port_us = 2.0 * 7.0 / 8.0 * bytes as f64 / (network.beta_gbs * 1e3);
         assert!(row.time_us >= port_us && row.time_us < 2.0 * port_us, "{} {port_us}", row.time_us);

@@ -13,6 +13,7 @@ use crate::wire::{Job, ToAgent, ToLauncher};
 use std::fs::File;
 use std::io;
 use std::net::TcpListener;
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
@@ -46,15 +47,20 @@ struct Agent {
 /// Why an agent ends before its ranks.
 struct Gone;
 
-/// Ports that nobody has at the moment. Whoever takes them later may be late; nothing can hold them
-/// for a program that has not started.
-fn free_ports() -> [u16; 2] {
+/// Ports that nobody has at the moment, of a range where there is one; 0 where none is free.
+/// Whoever takes them later may be late; nothing can hold them for a program that has not started.
+fn free_ports(range: Option<RangeInclusive<u16>>) -> [u16; 2] {
+    // From the middle on: ranks take the first that is free, and later communicators meet at the
+    // ports after these.
+    let mut candidates: Vec<u16> = range.map_or(vec![0; 2], Iterator::collect);
+    let middle = candidates.len() / 2;
+    candidates.rotate_left(middle);
+    let mut candidates = candidates.into_iter();
     // Both are held until both are known, so that they differ.
-    let listeners = [(); 2].map(|()| TcpListener::bind("0.0.0.0:0"));
-    let port = |listener: &io::Result<TcpListener>| {
-        Some(listener.as_ref().ok()?.local_addr().ok()?.port())
-    };
-    listeners.each_ref().map(|listener| port(listener).unwrap_or(0))
+    let listeners =
+        [(); 2].map(|()| candidates.find_map(|port| TcpListener::bind(("0.0.0.0", port)).ok()));
+    let port = |listener: &TcpListener| Some(listener.local_addr().ok()?.port());
+    listeners.each_ref().map(|listener| listener.as_ref().and_then(port).unwrap_or(0))
 }
 
 /// Make the folder in which the ranks answer for their status, and tell them of it. A machine that
@@ -70,12 +76,12 @@ fn show_folder(job: &mut Job) -> Option<Folder> {
 }
 
 /// Serve the launcher at standard input and output; true if every rank ran to its end.
-pub fn serve() -> io::Result<bool> {
+pub fn serve(ports: Option<RangeInclusive<u16>>) -> io::Result<bool> {
     processes::adopt_orphans();
     let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
     let mut outbox = Outbox::default();
     let version = env!("CARGO_PKG_VERSION").to_string();
-    let [port, second_port] = free_ports();
+    let [port, second_port] = free_ports(ports);
     outbox.push(&Greeting { version, port, second_port }.line());
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     descriptors::set_nonblocking(&output)?;

@@ -56,7 +56,7 @@ impl Link {
             }
             None => {
                 let mut command = Command::new(std::env::current_exe()?);
-                command.arg("--agent");
+                command.arg(&station.agent);
                 command
             }
         };

@@ -20,8 +20,6 @@ mod input;
 mod launcher;
 mod lines;
 mod link;
-#[path = "../shared/nearest.rs"]
-mod nearest;
 mod option_table;
 mod options;
 mod pairs;
@@ -100,7 +98,7 @@ fn main() -> ExitCode {
             }
         },
         Ok(Parsed::CheckRank) => check::serve(),
-        Ok(Parsed::Agent) => u8::from(!agent::serve().unwrap_or(false)),
+        Ok(Parsed::Agent(ports)) => u8::from(!agent::serve(ports).unwrap_or(false)),
         Ok(Parsed::Run(options)) => begin(*options),
         Err(text) => {
             complain(&text);

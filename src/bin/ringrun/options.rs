@@ -4,10 +4,12 @@
 
 use crate::check;
 use crate::hosts::Host;
-use crate::nearest::nearest;
 use crate::option_table::OPTIONS;
 use crate::status::Wanted;
+use ringcomm::config::ports;
+use ringcomm::nearest::nearest;
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -95,6 +97,9 @@ pub struct Entry {
     pub set: fn(&mut Options, &str) -> Result<(), String>,
 }
 
+/// What makes this program an agent; with `=20000-20100` behind it, one that looks for ports there.
+pub const AGENT: &str = "--agent";
+
 /// What the arguments amount to.
 #[derive(Debug)]
 pub enum Parsed {
@@ -103,8 +108,8 @@ pub enum Parsed {
     Version,
     /// What the ranks of a job that runs already are doing.
     Status(Wanted),
-    /// This process serves a launcher.
-    Agent,
+    /// This process serves a launcher, whose ranks listen on these ports if it says so.
+    Agent(Option<RangeInclusive<u16>>),
     /// This process is a rank of a check.
     CheckRank,
 }
@@ -122,7 +127,6 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
         match text {
             "-h" | "--help" => return Ok(Parsed::Help),
             "-V" | "--version" => return Ok(Parsed::Version),
-            "--agent" => return Ok(Parsed::Agent),
             check::ARGUMENT => return Ok(Parsed::CheckRank),
             "--status" => return wanted(rest.as_slice()).map(Parsed::Status),
             "--" => {
@@ -135,6 +139,9 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
             Some((name, value)) => (name, Some(value)),
             None => (text, None),
         };
+        if name == AGENT {
+            return Ok(Parsed::Agent(attached.map(ports).transpose()?));
+        }
         let entry = find(name)?;
         let value = match (entry.takes, attached) {
             (Takes::Nothing, None) => "",

@@ -1,15 +1,20 @@
 //! How another host is asked to run an agent, and the names by which hosts know each other.
 
-use crate::options::Options;
+use crate::options::{AGENT, Options};
 use std::net::{IpAddr, UdpSocket};
 
 /// What ssh is told: never to ask for a password, because its input is the agent's; and to notice
 /// within a minute that the other end is gone.
 const SSH: &str = "ssh -x -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4";
 
+/// The argument that makes this program an agent, for ranks that listen on these ports.
+pub fn agent(ports: Option<&str>) -> String {
+    ports.map_or(AGENT.into(), |ports| format!("{AGENT}={ports}"))
+}
+
 /// The command that runs an agent on a host; `own` is this program's path, which is the default
 /// there too, because a remote shell's search path is often short.
-pub fn command_line(options: &Options, host: &str, own: &str) -> Vec<String> {
+pub fn command_line(options: &Options, host: &str, own: &str, agent: &str) -> Vec<String> {
     let environment = std::env::var("RINGCOMM_SSH").ok().filter(|text| !text.trim().is_empty());
     let shell = options.ssh_command.clone().or(environment);
     let mut words: Vec<String> =
@@ -21,7 +26,7 @@ pub fn command_line(options: &Options, host: &str, own: &str) -> Vec<String> {
         words.extend(["-i".to_string(), identity.clone()]);
     }
     let program = options.remote_path.as_deref().unwrap_or(own);
-    words.extend([host.to_string(), quoted(program), "--agent".to_string()]);
+    words.extend([host.to_string(), quoted(program), agent.to_string()]);
     words
 }
 
@@ -67,7 +72,7 @@ mod tests {
             ssh_identity: Some("key".into()),
             ..Options::default()
         };
-        let line = command_line(&options, "me@b", "/usr/bin/ringrun").join(" ");
+        let line = command_line(&options, "me@b", "/usr/bin/ringrun", &agent(None)).join(" ");
         assert!(line.starts_with("ssh -x -o BatchMode=yes"), "{line}");
         assert!(line.ends_with("-p 2222 -i key me@b /usr/bin/ringrun --agent"), "{line}");
         let options = Options {
@@ -75,8 +80,8 @@ mod tests {
             remote_path: Some("~/my tools/ringrun".into()),
             ..Options::default()
         };
-        let words = command_line(&options, "b", "/usr/bin/ringrun");
-        assert_eq!(words, ["rsh", "-q", "b", "'~/my tools/ringrun'", "--agent"]);
+        let words = command_line(&options, "b", "/usr/bin/ringrun", &agent(Some("7-9")));
+        assert_eq!(words, ["rsh", "-q", "b", "'~/my tools/ringrun'", "--agent=7-9"]);
     }
 
     #[test]

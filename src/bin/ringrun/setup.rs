@@ -19,6 +19,8 @@ pub struct Station {
     address: String,
     /// The command that runs an agent there; `None` for this machine.
     pub remote: Option<Vec<String>>,
+    /// The argument that makes this program one.
+    pub agent: String,
 }
 
 pub struct Setup {
@@ -45,11 +47,14 @@ impl Setup {
         let used = places.last().map_or(0, |place| place.host + 1);
         let program = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
         let (own_name, program) = (remote::own_name(), program.to_string_lossy().into_owned());
+        let forwarded = forwarded(options)?;
+        let agent = remote::agent(ports(&forwarded)?);
         let station = |host: &Host| Station {
             name: host.name.clone(),
             address: host.address().to_string(),
             remote: (!host.is_here(&own_name))
-                .then(|| remote::command_line(options, &host.name, &program)),
+                .then(|| remote::command_line(options, &host.name, &program, &agent)),
+            agent: agent.clone(),
         };
         let stations: Vec<Station> = hosts[..used].iter().map(station).collect();
         let directory = match &options.directory {
@@ -63,7 +68,7 @@ impl Setup {
             grace: options.grace,
             stations,
             places,
-            forwarded: forwarded(options)?,
+            forwarded,
             directory: directory.into_vec(),
             command: match options.check {
                 // An agent takes an empty name for its own program.
@@ -89,14 +94,23 @@ impl Setup {
 
     /// RINGCOMM_ADDRESS, on a port of its own: PyTorch may use those from MASTER_PORT on. Ranks of
     /// one machine need none, nor does who has set it.
-    pub fn meeting(&self, options: &Options, port: u16) -> Option<String> {
+    pub fn meeting(&self, options: &Options, port: u16) -> Result<Option<String>, String> {
         let given = self.forwarded.iter().any(|(name, _)| name == b"RINGCOMM_ADDRESS");
-        let needed = self.stations.len() > 1 && options.port.is_none() && port > 0 && !given;
+        if self.stations.len() == 1 || options.port.is_some() || given {
+            return Ok(None);
+        }
+        if port == 0 {
+            return Err(format!(
+                "host {}: there is no free port for the ranks to meet at; RINGCOMM_PORT_RANGE \
+                 needs one for each of them and two more",
+                self.stations[0].name
+            ));
+        }
         let host = match self.address.contains(':') {
             true => format!("[{}]", self.address),
             false => self.address.clone(),
         };
-        needed.then(|| format!("{host}:{port}"))
+        Ok(Some(format!("{host}:{port}")))
     }
 
     /// What the agent of a station is told.
@@ -123,8 +137,8 @@ impl Setup {
     pub fn describe(&self, options: &Options) -> String {
         let port = options.port.map_or("(chosen at start)".into(), |port| port.to_string());
         let mut facts = self.facts(port, "(secret)".into(), "(random)".into(), 0);
-        facts.meeting =
-            self.meeting(options, 1).map(|_| format!("{}:(chosen at start)", self.address));
+        let meeting = self.meeting(options, 1).ok().flatten();
+        facts.meeting = meeting.map(|_| format!("{}:(chosen at start)", self.address));
         let show = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
         let mut text = String::new();
         let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");
@@ -168,6 +182,17 @@ fn address(stations: &[Station], own_name: &str) -> String {
         None => "127.0.0.1".into(),
         Some(other) => remote::address_towards(&other.address)
             .map_or_else(|| own_name.to_string(), |address| address.to_string()),
+    }
+}
+
+/// The ports that the ranks listen on, if their settings say.
+fn ports(forwarded: &[Variable]) -> Result<Option<&str>, String> {
+    let range = forwarded.iter().find(|(name, _)| name == b"RINGCOMM_PORT_RANGE");
+    let Some((_, range)) = range.filter(|(_, range)| !range.is_empty()) else { return Ok(None) };
+    let range = str::from_utf8(range).unwrap_or("(not UTF-8)").trim();
+    match ringcomm::config::ports(range) {
+        Ok(_) => Ok(Some(range)),
+        Err(why) => Err(format!("RINGCOMM_PORT_RANGE={range:?} {why}")),
     }
 }
 

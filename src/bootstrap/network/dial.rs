@@ -10,6 +10,7 @@ use super::socket::{Kernel, Socket, entry};
 use super::stream::Network;
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
+use std::io::ErrorKind::{ConnectionRefused, ConnectionReset};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,12 @@ const MOST_DOUBLINGS: usize = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long nobody may answer where a gate is known to have been open, not even the kernel of a
+/// process that is stopped: about as long as for a connection that there is. Only where more
+/// callers come to a stopped process at once than its queue holds (4,096 by default) does its
+/// kernel drop what they say.
+const SILENCE: Duration = Duration::from_secs(7);
+
 enum State<S> {
     Pausing { until: Instant },
     Shaking { stream: S, handshake: Box<Handshake>, since: Instant },
@@ -42,6 +49,8 @@ pub struct Dialling<S> {
     deadline: Instant,
     /// The peer was listening: where every address refuses, it is gone.
     was_open: bool,
+    /// Somebody has answered at one of the addresses, if only with a refusal.
+    answered: bool,
     state: State<S>,
     attempts: usize,
     pause: Duration,
@@ -66,6 +75,7 @@ impl<S: super::stream::Stream> Dialling<S> {
             started: now,
             deadline,
             was_open: false,
+            answered: false,
             state: State::Pausing { until: now },
             attempts: 0,
             pause: FIRST_PAUSE,
@@ -88,24 +98,40 @@ impl<S: super::stream::Stream> Dialling<S> {
             if now >= self.deadline || self.to.is_empty() {
                 return Err(self.failure(now));
             }
-            let (patience, may_change) = (self.patience(), self.to.len() > 1);
+            // Where nobody has answered, another socket asks anew: a first packet that is lost is
+            // sent again by its kernel only after a second, then two, then four.
+            let may_change = self.to.len() > 1 || self.was_open && !self.answered;
+            let patience = self.patience();
             match &mut self.state {
                 State::Pausing { until } if now < *until => return Ok(None),
                 State::Pausing { .. } => self.begin(now, network)?,
                 State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
                     Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
-                    // Once it has our proof, the gate takes the connection for made: it is not
-                    // given up for a welcome that is late.
-                    Ok(None)
-                        if may_change && !handshake.is_proved() && now >= *since + patience =>
-                    {
+                    Ok(None) => {
+                        // Once it has our proof, the gate takes the connection for made: it is not
+                        // given up for a welcome that is late.
+                        let gives_up =
+                            may_change && !handshake.is_proved() && now >= *since + patience;
+                        // What is to be said first leaves once the connection is made.
+                        self.answered |= handshake.outgoing().is_empty();
+                        if now >= self.silent_at() {
+                            return Err(self.failure(now));
+                        }
+                        if !gives_up {
+                            return Ok(None);
+                        }
                         self.next(now, Broken::Network(std::io::ErrorKind::TimedOut.into()))?;
                     }
-                    Ok(None) => return Ok(None),
                     Err(broken) => self.next(now, broken)?,
                 },
             }
         }
+    }
+
+    /// From when on nobody is there, if there has been no answer.
+    fn silent_at(&self) -> Instant {
+        let is_silent = self.was_open && !self.answered;
+        if is_silent { self.deadline.min(self.started + SILENCE) } else { self.deadline }
     }
 
     /// How long the current attempt may take.
@@ -133,14 +159,19 @@ impl<S: super::stream::Stream> Dialling<S> {
 
     /// The attempt failed: the next address, or a pause after the last.
     fn next(&mut self, now: Instant, broken: Broken) -> Result<()> {
-        let gone = matches!(&broken, Broken::Network(error)
-            if error.raw_os_error() == Some(libc::ECONNREFUSED));
-        self.refused += usize::from(gone);
+        self.answered |= match &broken {
+            Broken::Network(error) => matches!(error.kind(), ConnectionRefused | ConnectionReset),
+            Broken::Refused(_) => true,
+        };
+        if let Broken::Network(error) = &broken {
+            self.refused += usize::from(error.raw_os_error() == Some(libc::ECONNREFUSED));
+        }
         self.last = Some((self.current(), broken));
         self.attempts += 1;
         let mut until = now;
         if self.attempts.is_multiple_of(self.to.len()) {
-            if self.was_open && self.refused == self.to.len() {
+            let is_gone = self.was_open && self.refused == self.to.len();
+            if is_gone || now >= self.silent_at() {
                 return Err(self.failure(now));
             }
             self.refused = 0;
@@ -202,9 +233,9 @@ impl<S: super::stream::Stream> Dialling<S> {
             State::Shaking { since, handshake, .. }
                 if self.to.len() > 1 && !handshake.is_proved() =>
             {
-                (*since + self.patience()).min(self.deadline)
+                (*since + self.patience()).min(self.silent_at())
             }
-            State::Shaking { .. } => self.deadline,
+            State::Shaking { .. } => self.silent_at(),
         }
     }
 }

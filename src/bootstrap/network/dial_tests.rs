@@ -78,3 +78,63 @@ fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
     answer(&wires, 1, &mut gate);
     assert!(dial.advance(now, &mut wires).unwrap().is_some());
 }
+
+/// A network in which some addresses answer nothing, and the others take what is said.
+struct Parted(Wires, Vec<SocketAddr>);
+
+/// Without a number: being connected.
+struct Way(Option<Wire>);
+
+impl Stream for Way {
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.as_mut().map_or(Err(io::ErrorKind::WouldBlock.into()), |wire| wire.receive(bytes))
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.as_mut().map_or(Err(io::ErrorKind::WouldBlock.into()), |wire| wire.send(bytes))
+    }
+
+    fn finish(&mut self) {}
+}
+
+impl Network for Parted {
+    type Stream = Way;
+
+    fn connect(&mut self, to: &SocketAddr) -> io::Result<Way> {
+        let is_silent = self.1.contains(to);
+        Ok(Way((!is_silent).then(|| self.0.connect(to)).transpose()?))
+    }
+
+    fn watch(&self, _: &Way) {}
+}
+
+/// When a dial to these addresses ends, of which some answer nothing, in a minute at most.
+fn ends(to: &[&str], silent: &[&str], was_open: bool) -> Option<Duration> {
+    let addresses = |list: &[&str]| list.iter().map(|at| at.parse().unwrap()).collect::<Vec<_>>();
+    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let (purpose, rank) = (Purpose::Data, 1);
+    let greeting = Greeting { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let (begin, mut network) = (Instant::now(), Parted(Wires::default(), addresses(silent)));
+    let dial = Dialling::new(secret, &addresses(to), greeting, begin, begin + 100 * ATTEMPT);
+    let mut dial = if was_open { dial.where_open() } else { dial };
+    let mut now = begin;
+    while now < begin + 60 * ATTEMPT {
+        match dial.advance(now, &mut network) {
+            Err(_) => return Some(now - begin),
+            Ok(arrival) => assert!(arrival.is_none(), "nobody says anything"),
+        }
+        now = dial.next_deadline().max(now + Duration::from_millis(1));
+    }
+    None
+}
+
+#[test]
+fn where_nobody_answers_a_dial_ends_and_where_a_process_is_stopped_it_goes_on() {
+    let (one, two) = ("192.0.2.1:1", "192.0.2.2:1");
+    assert_eq!(ends(&[one], &[one], true), Some(SILENCE));
+    assert_eq!(ends(&[one, two], &[one, two], true), Some(SILENCE));
+    assert_eq!(ends(&[one, two], &[one], true), None);
+    assert_eq!(ends(&[one], &[], true), None);
+    // A gate that may not be open yet is waited for.
+    assert_eq!(ends(&[one], &[one], false), None);
+}

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// How long a rank whose meeting is over stays to tell the others. Only one that does not read
 /// makes it wait at all.
-const LAST_WORDS: Duration = Duration::from_millis(250);
+pub const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// Between two looks at whether the meeting is called off: as in a rendezvous on one machine.
 const GLANCE: Duration = Duration::from_millis(2);

@@ -3,7 +3,7 @@
 use super::message::{Entry, Message, Party, entries, entry_bytes, push_entry};
 use super::registry::margin;
 use super::tree::{
-    Action, Branches, Event, Link, Table, garbled, into_unmet, out_of_turn, own_failure,
+    Action, Branches, Event, Link, Table, garbled, into_unmet, name, out_of_turn, own_failure,
 };
 use crate::bootstrap::unmet::{Cause, Unmet};
 use crate::bootstrap::wire::Failure;
@@ -209,7 +209,7 @@ impl Member {
             Event::Said { link, message } => self.heard(link, message),
             Event::Lost { link } => self.lost(link),
             Event::Garbled { link, why } => {
-                let failure = garbled(self.me.rank, self.who(link), why);
+                let failure = garbled(self.me.rank, &self.called(link), why);
                 self.fail(failure, Some(link));
             }
         }
@@ -224,6 +224,17 @@ impl Member {
             }
             _ => Party { rank: super::message::NO_RANK, pid: 0 },
         })
+    }
+
+    /// Who is at the other end, for a text: of a root that is no rank the place is known.
+    fn called(&self, link: Link) -> String {
+        match self.who(link) {
+            Party { rank: super::message::NO_RANK, .. } => {
+                let places: Vec<String> = self.root.iter().map(SocketAddr::to_string).collect();
+                format!("the root at {}", places.join(", "))
+            }
+            who => name(who),
+        }
     }
 
     fn reached(&mut self, link: Link, now: Instant) {
@@ -312,7 +323,7 @@ impl Member {
                 self.stage = Stage::Over;
                 self.outcome = Some(Ok(()));
             }
-            _ => self.fail(out_of_turn(self.who(link)), None),
+            _ => self.fail(out_of_turn(&self.called(link)), None),
         }
     }
 
@@ -329,13 +340,13 @@ impl Member {
             Message::Here { .. } => {
                 let text = format!(
                     "{} took rank {} for the root; every rank must have the same unique id",
-                    super::tree::name(who),
+                    name(who),
                     self.me.rank
                 );
                 self.say(link, Message::Failure(Failure::Usage { text }));
                 self.actions.push(Action::Hang { link });
             }
-            _ => self.fail(out_of_turn(who), None),
+            _ => self.fail(out_of_turn(&name(who)), None),
         }
     }
 
@@ -345,7 +356,7 @@ impl Member {
                 self.say(*up, message);
             }
             (Message::Offers(_), _) => self.upward.push(message),
-            _ => self.fail(out_of_turn(self.who(link)), None),
+            _ => self.fail(out_of_turn(&self.called(link)), None),
         }
     }
 

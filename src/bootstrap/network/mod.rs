@@ -34,6 +34,8 @@ pub use lobby::{Arrival, Tally};
 pub use meet::{Root, meet, meet_unless};
 pub use message::{Entry, Message, Party, entries};
 pub use seal::{End, Framed, MAX_FRAME, OVERHEAD, Opener, Sealer};
+#[cfg(test)]
+pub use socket::USER_TIMEOUT;
 pub use socket::{Kernel, Socket};
 pub use stream::{Network, Stream, is_not_yet};
 

@@ -228,7 +228,7 @@ impl Registry {
             Event::Lost { link } => self.lost(link, now),
             Event::Garbled { link, why } => {
                 let Some(who) = self.who(link) else { return };
-                self.fail(garbled(self.me.rank, who, why));
+                self.fail(garbled(self.me.rank, &name(who), why));
             }
             Event::Reached { .. } | Event::Unreachable { .. } => unreachable!("nobody is dialled"),
         }
@@ -343,7 +343,7 @@ impl Registry {
                 self.spread();
             }
             Message::Done { rank } if below && !self.table.is_empty() => self.finish(rank),
-            _ => self.fail(out_of_turn(who)),
+            _ => self.fail(out_of_turn(&name(who))),
         }
     }
 
@@ -378,7 +378,7 @@ impl Registry {
                 known.payload = Some(payload.to_vec());
                 self.offered += 1;
             }
-            _ => self.fail(out_of_turn(from)),
+            _ => self.fail(out_of_turn(&name(from))),
         }
     }
 
@@ -402,7 +402,7 @@ impl Registry {
     fn finish(&mut self, rank: u32) {
         match self.known.get_mut(&rank).filter(|known| !known.done) {
             Some(known) => known.done = true,
-            None => return self.fail(out_of_turn(Party { rank, pid: 0 })),
+            None => return self.fail(out_of_turn(&name(Party { rank, pid: 0 }))),
         }
         self.finished += 1;
         if Some(self.finished) == self.nranks {

@@ -39,6 +39,17 @@ fn a_contact_that_is_cut_off_has_time_to_come_again_by_what_its_handshake_took()
 }
 
 #[test]
+fn a_meeting_that_ended_by_what_was_damaged_may_be_tried_again() {
+    let now = Instant::now();
+    let (mut root, again) = cut_off(1, now);
+    root.on(again, now);
+    root.on(Event::Garbled { link: 2, why: "nonsense" }, now);
+    let unmet = root.outcome().expect("an outcome").clone().unwrap_err();
+    assert_eq!(unmet.cause, crate::bootstrap::Cause::There);
+    assert!(unmet.error.to_string().contains("got nonsense from rank 1"), "{}", unmet.error);
+}
+
+#[test]
 fn the_tree_is_as_deep_as_the_logarithm_says() {
     let now = Instant::now();
     // Whole levels below the root of an arity of eight, one rank more, and the largest of meetings.

@@ -13,12 +13,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// How long the kernel tries to get bytes to a neighbour that acknowledges nothing:
-/// with the heartbeat before it, a partition is found within seven seconds.
+/// How long the kernel tries to get bytes to a neighbour that acknowledges nothing: with the
+/// heartbeat or the question before it, a partition is found within eight seconds. It also is how
+/// long a neighbour's window may be closed, whoever answers for it: so it must never be.
 pub const USER_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Seconds of silence before the kernel asks whether the other end is there.
-const KEEPALIVE_S: libc::c_int = 2;
+pub const KEEPALIVE_S: libc::c_int = 2;
+
+/// The same for connections that carry data, in which nothing may be said for minutes: the kernel
+/// asks after two seconds, then every second, and gives up after five questions in vain.
+const DATA_QUESTIONS: libc::c_int = 5;
 
 /// A connection.
 pub struct Socket(OwnedFd);
@@ -70,6 +75,13 @@ fn set(fd: RawFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -
         .map(drop)
 }
 
+fn set_all(fd: RawFd, options: &[(libc::c_int, libc::c_int, libc::c_int)]) {
+    for (level, option, value) in options {
+        // Only a socket that has ended already refuses an option, and its next use says so.
+        let _ = set(fd, *level, *option, *value);
+    }
+}
+
 fn socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -107,10 +119,7 @@ impl Network for Kernel {
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEPALIVE_S),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, USER_TIMEOUT.as_millis() as libc::c_int),
         ];
-        for (level, option, value) in options {
-            // Only a socket that has ended already refuses an option, and its next use says so.
-            let _ = set(socket.raw(), level, option, value);
-        }
+        set_all(socket.raw(), &options);
     }
 }
 
@@ -119,8 +128,28 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
+    /// Let the kernel end the connection some seconds after nobody answers any more, where nothing
+    /// is on its way; that of a process that is stopped answers.
+    pub fn ask(&self) {
+        set_all(
+            self.raw(),
+            &[
+                (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+                (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE_S),
+                (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
+                (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, DATA_QUESTIONS),
+            ],
+        );
+    }
+
     pub fn into_fd(self) -> OwnedFd {
         self.0
+    }
+
+    /// Take in no more than about so many bytes that nobody reads.
+    #[cfg(test)]
+    pub fn narrow(&self, bytes: usize) {
+        set(self.raw(), libc::SOL_SOCKET, libc::SO_RCVBUF, bytes as libc::c_int).expect("narrower");
     }
 }
 

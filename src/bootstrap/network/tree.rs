@@ -104,13 +104,14 @@ pub fn own_failure(rank: u32, error: &Error) -> Failure {
     }
 }
 
-pub fn garbled(me: u32, from: Party, why: Refusal) -> Failure {
-    let what = format!("{} got {why} from {}", name(Party { rank: me, pid: 0 }), name(from));
+/// What came from a party with this name made no sense.
+pub fn garbled(me: u32, from: &str, why: Refusal) -> Failure {
+    let what = format!("{} got {why} from {from}", name(Party { rank: me, pid: 0 }));
     Failure::System { rank: me, errno: libc::EBADMSG, what }
 }
 
-pub fn out_of_turn(from: Party) -> Failure {
-    Failure::Usage { text: format!("{} sent something out of turn", name(from)) }
+pub fn out_of_turn(from: &str) -> Failure {
+    Failure::Usage { text: format!("{from} sent something out of turn") }
 }
 
 /// A party for a text.
@@ -133,6 +134,10 @@ pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> Unmet {
             ),
             errno: libc::ECONNRESET,
         }),
+        // What was damaged on its way says nothing against this rank: another meeting may go well.
+        Failure::System { errno: libc::EBADMSG, .. } => {
+            Unmet::there(failure.into_error(me as usize, nranks))
+        }
         other => other.into_unmet(me as usize, nranks),
     }
 }

@@ -18,7 +18,8 @@ use std::time::Duration;
 pub struct Asked {
     pub algorithm: Option<Algorithm>,
     pub deterministic: bool,
-    pub buffer_bytes: usize,
+    /// Of what peers write to; `None` leaves it to the ranks' geometry.
+    pub buffer_bytes: Option<usize>,
     pub timeout: Duration,
 }
 
@@ -97,6 +98,7 @@ pub fn choose(
         nranks,
         hosts: Hosts::one(nranks),
         bytes: blocks.saturating_mul(call.count).saturating_mul(call.data_type.size()),
+        element: call.data_type.size(),
         associative: true,
         deterministic: false,
         direct: true,
@@ -155,7 +157,7 @@ mod tests {
     }
 
     fn asked(algorithm: Option<Algorithm>, deterministic: bool) -> Asked {
-        let (buffer_bytes, timeout) = (4 << 20, Duration::from_secs(1));
+        let (buffer_bytes, timeout) = (None, Duration::from_secs(1));
         Asked { algorithm, deterministic, buffer_bytes, timeout }
     }
 

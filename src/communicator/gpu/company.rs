@@ -11,6 +11,7 @@
 use super::choice::{Asked, Chosen, Pace, choose};
 use super::desk::{Arrival, Sitting};
 use super::trial;
+use crate::config::DEFAULT_BUFFER_BYTES;
 use crate::device::cuda::{Address, Capture, DeviceMemory, Event, Kernels, OwnedStream, Stream};
 use crate::error::Result;
 use crate::executor::cuda::Place;
@@ -107,7 +108,7 @@ impl Company {
         }
         let geometry = match is_together {
             true => Geometry::of_one_device(nranks, least, bytes),
-            false => Geometry::new(nranks, least, bytes),
+            false => Geometry::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFFER_BYTES)),
         };
         let streams =
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
@@ -137,6 +138,12 @@ impl Company {
     /// Whether work can be done its way, whatever the buffers are.
     pub fn does(&self, work: &Work) -> Result<bool> {
         self.stations[0].does(work)
+    }
+
+    /// Connections between two ranks that work is spread over.
+    pub fn channels(&self, call: &Call, way: Way) -> usize {
+        let places = vec![Place::default(); self.nranks()];
+        self.stations[0].channels(&call.work(way, &places, &[]))
     }
 
     /// How the call is done; `None` where kernels that wait do not do it, or not as asked.

@@ -175,13 +175,15 @@ impl Desk {
         self.state.lock().reach
     }
 
-    /// How kernels that wait do a call, where they do it, and whether in one launch.
-    pub fn explain(&self, call: &super::super::Call) -> Option<(Chosen, bool)> {
+    /// How kernels that wait do a call, where they do it, in how many channels, and whether in one
+    /// launch.
+    pub fn explain(&self, call: &super::super::Call) -> Option<(Chosen, usize, bool)> {
         let super::super::Call { collective, root, count, data_type, op, .. } = *call;
         let call = Call { collective, root, count, data_type, op, is_plain: true };
         let mut state = self.state.lock();
         let company = state.company.as_mut()?;
-        Some((company.way(call).ok().flatten()?, company.is_together()))
+        let chosen = company.way(call).ok().flatten()?;
+        Some((chosen, company.channels(&call, chosen.way), company.is_together()))
     }
 
     /// End the kernels of all ranks that wait, and let none begin.

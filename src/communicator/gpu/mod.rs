@@ -40,6 +40,7 @@ use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
 use crate::error::{Error, Operation, Result};
+use crate::executor::cuda::fits;
 use crate::executor::flags::{Ending, Way};
 use crate::executor::links::Links;
 use crate::plan::Collective;
@@ -59,6 +60,9 @@ use talk::Talk;
 pub(super) struct Gpu {
     pub device: Arc<Device>,
     rank: usize,
+    nranks: usize,
+    /// An algorithm is asked for.
+    is_asked: bool,
     kernels: Option<Arc<Kernels>>,
     /// Used by one operation at a time: whoever has the communicator's turn.
     staging: Mutex<Staging>,
@@ -182,6 +186,8 @@ impl Gpu {
         Ok(Some(Gpu {
             device,
             rank,
+            nranks: around.nranks,
+            is_asked: forced_algorithm(config)?.is_some(),
             kernels,
             staging,
             words,
@@ -227,21 +233,45 @@ impl Gpu {
         }
     }
 
-    /// The same for a call on memory that all devices reach, with the algorithm and its modelled
-    /// time where it is not the host's.
-    pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, f64)>) {
+    /// The same for a call on memory that all devices reach, with the algorithm, its channels and
+    /// its modelled time where it is not the host's. A fused call is one launch that waits for
+    /// nothing: it has no algorithm that could be asked for, and no modelled time.
+    pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, usize, f64)>) {
         let chosen = self.desk.as_ref().and_then(|desk| desk.explain(call));
         match chosen {
+            None if self.fuses(call) => (self.fused(), Some(("fused", 1, 0.0))),
             None => (self.transport(), None),
-            Some((Chosen { way, predicted_us }, is_together)) => {
+            Some((Chosen { way, predicted_us }, channels, is_together)) => {
                 let algorithm = match way {
                     Way::OneShot => Algorithm::OneShot,
                     Way::Pieces => Algorithm::TwoShot,
                     Way::Plan(algorithm) => algorithm,
                 };
                 let transport = if is_together { "cuda cooperative" } else { "cuda flags" };
-                (transport, Some((algorithm.name(), predicted_us)))
+                (transport, Some((algorithm.name(), channels, predicted_us)))
             }
+        }
+    }
+
+    /// Whether kernels that wait for nothing do a call on memory that all devices reach.
+    fn fuses(&self, call: &Call) -> bool {
+        let works = match &*self.sharing.lock() {
+            Sharing::Works(_) => true,
+            Sharing::Failed(_) => false,
+            Sharing::No => {
+                let reach = self.desk.as_ref().map(|desk| desk.reach());
+                matches!(reach, Some(Reach::All | Reach::Memory)) && self.kernels.is_some()
+            }
+        };
+        works && !is_apart(call) && fits(call.collective, self.nranks)
+    }
+
+    /// How a fused call runs, in words; it has no algorithm to be asked for.
+    fn fused(&self) -> &'static str {
+        match (self.transport(), self.is_asked) {
+            ("cuda fused", true) => "cuda fused, not as asked",
+            ("cuda fused by ipc", true) => "cuda fused by ipc, not as asked",
+            (transport, _) => transport,
         }
     }
 
@@ -376,9 +406,13 @@ impl Gpu {
 
 /// Whether kernels of the rank's own device can do its part of a call.
 fn is_fusable(call: &Call, found: &Found) -> bool {
+    found.is_here && !is_apart(call)
+}
+
+/// Whether a call is of those that only the host does, wherever its buffers are.
+fn is_apart(call: &Call) -> bool {
     let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
-    let swaps = call.collective == Collective::AllToAll && in_place;
-    found.is_here && call.vector.is_none() && !swaps
+    call.vector.is_some() || call.collective == Collective::AllToAll && in_place
 }
 
 impl Watched {

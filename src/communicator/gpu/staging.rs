@@ -63,14 +63,18 @@ impl Given {
     }
 }
 
+/// What the word of what is done becomes when a call ends. A refused call may end before those that
+/// were given before it: their streams wait for less, so the word never goes back. It wraps, as the
+/// streams' comparison does.
+fn forward(done: u32, ticket: u32) -> Option<u32> {
+    (ticket.wrapping_sub(done) as i32 > 0).then_some(ticket)
+}
+
 impl Drop for Given {
     fn drop(&mut self) {
-        // A refused call may end before those that were given before it: their streams wait for
-        // less, so the word never goes back. It wraps, as the streams' comparison does.
-        let further =
-            |done: u32| (self.ticket.wrapping_sub(done) as i32 > 0).then_some(self.ticket);
         // Release: pairs with the stream's wait, whose copy comes after it.
-        let _: Result<u32, u32> = self.words.done().fetch_update(Release, Relaxed, further);
+        let _: Result<u32, u32> =
+            self.words.done().fetch_update(Release, Relaxed, |done| forward(done, self.ticket));
     }
 }
 
@@ -364,4 +368,19 @@ pub fn wait_until(is_so: impl Fn() -> Result<bool>, watch: &dyn Guard) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::forward;
+
+    #[test]
+    fn the_word_of_what_is_done_never_goes_back() {
+        for first in [0, 1, u32::MAX - 1, u32::MAX] {
+            let next = first.wrapping_add(1);
+            assert_eq!(forward(first, next), Some(next));
+            assert_eq!(forward(next, first), None);
+            assert_eq!(forward(next, next), None);
+        }
+    }
 }

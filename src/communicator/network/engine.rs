@@ -55,6 +55,8 @@ pub(super) enum Harm {
     Vanish,
     /// Break every connection with a neighbour.
     Cut,
+    /// Read nothing for so long, as a stopped process does, with windows that fill in no time.
+    Stop(Duration),
 }
 
 /// Tells the other ranks that this rank's page has news.

@@ -2,7 +2,7 @@
 
 use super::{Engine, Harm, Start};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::bootstrap::network::{Gate, NetworkConfig, USER_TIMEOUT};
 use crate::config::Protection;
 use crate::executor::announcement::{Announcement, Phase};
 use crate::executor::control::Life;
@@ -143,6 +143,30 @@ fn broken_connections_are_made_again_and_nobody_is_taken_for_dead() {
     }
     for rank in &ranks {
         assert!((0..5).all(|other| !rank.pages.of(other).is_gone()));
+    }
+}
+
+/// What a stopped rank does not read must not close its window: a kernel gives up a connection with
+/// one that stays closed, though every question is answered.
+#[test]
+fn a_rank_that_is_stopped_beside_talkative_ones_is_not_taken_for_dead() {
+    let ranks = ranks(8);
+    acquaint(&ranks);
+    let stop = USER_TIMEOUT + Duration::from_secs(3);
+    ranks[3].engine.as_ref().unwrap().harm(Harm::Stop(stop));
+    let (started, mut said) = (Instant::now(), 0);
+    while started.elapsed() < stop {
+        said += 1;
+        for rank in ranks.iter().filter(|rank| rank.pages.rank != 3) {
+            rank.pages.mine().end(said, 1);
+            rank.engine.as_ref().unwrap().publish();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for rank in &ranks {
+        let all = || (0..8).all(|other| other == 3 || rank.pages.of(other).completed() == said + 1);
+        until("the newest of everybody", all);
+        assert!((0..8).all(|other| !rank.pages.of(other).is_gone()));
     }
 }
 

@@ -65,6 +65,7 @@ impl<N: Network> Plane<N> {
         // missed, and then nothing more comes to end the sleep.
         if self.links_until().is_some_and(|until| self.now >= until || !self.misses_links()) {
             self.publish();
+            self.gossip.part();
             self.stage = Stage::Parting { until: self.now + FAREWELL, has_said: false };
         }
         let Stage::Parting { until, has_said } = self.stage else { return };

@@ -16,8 +16,8 @@ pub type Refusal = &'static str;
 /// Something to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// This end is there.
-    Beat,
+    /// This end is there, and has read so many bytes of this connection.
+    Beat { read: u64 },
     /// What a rank's page says; of two, the one with the larger version is the newer.
     Status { rank: u32, version: u64, status: Box<Status> },
     /// The rank has died, or nobody can reach it.
@@ -45,7 +45,10 @@ impl Item {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
-            Item::Beat => out.push(1),
+            Item::Beat { read } => {
+                out.push(1);
+                out.extend(read.to_le_bytes());
+            }
             Item::Status { rank, version, status } => {
                 out.push(2);
                 out.extend(rank.to_le_bytes());
@@ -64,7 +67,7 @@ impl Item {
     pub fn decode(bytes: &[u8]) -> Result<Item, Refusal> {
         let mut reader = Reader(bytes);
         let item = match reader.byte()? {
-            1 => Item::Beat,
+            1 => Item::Beat { read: reader.long()? },
             2 => Item::Status {
                 rank: reader.word()?,
                 version: reader.long()?,

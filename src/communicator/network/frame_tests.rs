@@ -55,7 +55,7 @@ fn status() -> impl Strategy<Value = Status> {
 
 fn item() -> impl Strategy<Value = Item> {
     prop_oneof![
-        Just(Item::Beat),
+        any::<u64>().prop_map(|read| Item::Beat { read }),
         any::<u32>().prop_map(|rank| Item::Gone { rank }),
         (any::<u32>(), any::<u64>(), status()).prop_map(|(rank, version, status)| Item::Status {
             rank,

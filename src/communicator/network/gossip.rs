@@ -3,8 +3,8 @@
 //! Ranks that live sit in a circle, and a rank's neighbours are those 1, 2, 4, 8, ... places away
 //! from it in both directions: news crosses `n` ranks in `log n` hops, and the circle closes over
 //! those who die, so that it stays whole whoever does. What is kept of a rank is its newest
-//! status and whether it is gone; a neighbour that is slow to read gets the newest when it does,
-//! so nothing piles up.
+//! status and whether it is gone; a neighbour says how much it has read, and one that is slow to
+//! gets the newest when it does, so nothing piles up, not even in its kernel.
 //!
 //! No sockets and no clock in here: connections, bytes and verdicts come in as calls, bytes and
 //! changes go out.
@@ -14,8 +14,10 @@ use super::status::Status;
 use crate::executor::announcement::Phase;
 use std::collections::VecDeque;
 
-/// Bytes that are sealed ahead of what a socket takes: a few dozen statuses.
-const AHEAD: usize = 16 << 10;
+/// Bytes that are sealed ahead of what a neighbour has read: a few dozen statuses, and a quarter of
+/// the window that Linux opens unless it is told otherwise. A kernel gives up a connection whose
+/// window stays closed, also where a stopped process's kernel answers for it.
+const AHEAD: u64 = 16 << 10;
 
 /// What is known of a rank.
 #[derive(Default)]
@@ -41,9 +43,55 @@ struct Link {
     queued: Vec<bool>,
     /// Sealed and not yet the socket's.
     outgoing: Vec<u8>,
+    /// Bytes that were ever sealed, and how many of them the neighbour says it has read.
+    sealed: u64,
+    was_read: u64,
+    /// Bytes that ever came, and how many of them the neighbour was told of.
+    read: u64,
+    told: u64,
 }
 
 impl Link {
+    fn new(send: &[u8; 32], receive: &[u8; 32], nranks: usize) -> Link {
+        Link {
+            sealer: Sealer::new(send),
+            opener: Opener::new(receive),
+            queue: VecDeque::new(),
+            queued: vec![false; nranks],
+            outgoing: Vec::new(),
+            sealed: 0,
+            was_read: 0,
+            read: 0,
+            told: 0,
+        }
+    }
+
+    fn seal(&mut self, item: &Item) {
+        let before = self.outgoing.len();
+        self.sealer.seal(item, &mut self.outgoing);
+        self.sealed += (self.outgoing.len() - before) as u64;
+    }
+
+    /// Say that this end is there, and how much it has read.
+    fn beat(&mut self) {
+        self.told = self.read;
+        self.seal(&Item::Beat { read: self.read });
+    }
+
+    /// What the neighbour has not read yet, as far as it has said.
+    fn unread(&self) -> u64 {
+        self.sealed - self.was_read
+    }
+
+    /// The neighbour says how much it has read.
+    fn note_read(&mut self, read: u64) -> Result<(), Refusal> {
+        if !(self.was_read..=self.sealed).contains(&read) {
+            return Err("a count of bytes read that cannot be right");
+        }
+        self.was_read = read;
+        Ok(())
+    }
+
     fn queue(&mut self, rank: usize) {
         if !std::mem::replace(&mut self.queued[rank], true) {
             self.queue.push_back(rank as u32);
@@ -64,6 +112,8 @@ pub struct Gossip {
     known: Vec<Known>,
     links: Vec<Option<Link>>,
     news: Vec<News>,
+    /// These are the last words.
+    parts: bool,
 }
 
 impl Gossip {
@@ -73,6 +123,7 @@ impl Gossip {
             known: (0..nranks).map(|_| Known::default()).collect(),
             links: (0..nranks).map(|_| None).collect(),
             news: Vec::new(),
+            parts: false,
         }
     }
 
@@ -131,13 +182,7 @@ impl Gossip {
     /// keys, never used for another.
     pub fn connected(&mut self, neighbour: usize, send: &[u8; 32], receive: &[u8; 32]) {
         let nranks = self.known.len();
-        let mut link = Link {
-            sealer: Sealer::new(send),
-            opener: Opener::new(receive),
-            queue: VecDeque::new(),
-            queued: vec![false; nranks],
-            outgoing: Vec::new(),
-        };
+        let mut link = Link::new(send, receive, nranks);
         let told = |known: &Known| known.is_gone || known.status.is_some();
         (0..nranks).filter(|rank| told(&self.known[*rank])).for_each(|rank| link.queue(rank));
         self.links[neighbour] = Some(link);
@@ -153,13 +198,20 @@ impl Gossip {
         self.note_gone(rank, None);
     }
 
-    /// Show a neighbour that this rank is there.
+    /// Show a neighbour that this rank is there, unless it has yet to read that: beats would fill
+    /// the window of one that is stopped, and its kernel answers those of this one without them.
     pub fn beat(&mut self, neighbour: usize) {
         if let Some(link) = &mut self.links[neighbour]
             && link.outgoing.is_empty()
+            && (link.unread() == 0 || link.read > link.told)
         {
-            link.sealer.seal(&Item::Beat, &mut link.outgoing);
+            link.beat();
         }
+    }
+
+    /// Nobody will say any more that it has read: the rest goes out as sockets take it.
+    pub fn part(&mut self) {
+        self.parts = true;
     }
 
     /// Bytes have come from a neighbour. An error ends the connection.
@@ -167,6 +219,11 @@ impl Gossip {
         let Some(link) = &mut self.links[neighbour] else { return Ok(()) };
         let mut items = Vec::new();
         let outcome = link.opener.feed(bytes, |item| items.push(item));
+        link.read += bytes.len() as u64;
+        // Often enough that who reads at once never has its neighbour wait.
+        if link.read - link.told >= AHEAD / 4 {
+            link.beat();
+        }
         // What came before something wrong was right.
         for item in items {
             self.heard(neighbour, item)?;
@@ -177,17 +234,20 @@ impl Gossip {
     /// What is to be sent to a neighbour next.
     pub fn outgoing(&mut self, neighbour: usize) -> &[u8] {
         let Some(link) = &mut self.links[neighbour] else { return &[] };
-        while link.outgoing.len() < AHEAD
-            && let Some(rank) = link.queue.pop_front()
-        {
+        loop {
+            let ahead = if self.parts { link.outgoing.len() as u64 } else { link.unread() };
+            if ahead >= AHEAD {
+                break;
+            }
+            let Some(rank) = link.queue.pop_front() else { break };
             link.queued[rank as usize] = false;
             let known = &self.known[rank as usize];
             if let Some(status) = &known.status {
                 let item = Item::Status { rank, version: known.version, status: status.clone() };
-                link.sealer.seal(&item, &mut link.outgoing);
+                link.seal(&item);
             }
             if known.is_gone {
-                link.sealer.seal(&Item::Gone { rank }, &mut link.outgoing);
+                link.seal(&Item::Gone { rank });
             }
         }
         &link.outgoing
@@ -202,7 +262,10 @@ impl Gossip {
 
     fn heard(&mut self, from: usize, item: Item) -> Result<(), Refusal> {
         match item {
-            Item::Beat => Ok(()),
+            Item::Beat { read } => match &mut self.links[from] {
+                Some(link) => link.note_read(read),
+                None => Ok(()),
+            },
             Item::Status { rank, version, status } => {
                 let rank = self.known_rank(rank)?;
                 let known = &mut self.known[rank];

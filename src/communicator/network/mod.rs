@@ -11,7 +11,7 @@ pub mod status;
 
 pub(super) mod descriptor;
 mod engine;
-mod plane;
+pub(super) mod plane;
 #[cfg(test)]
 mod simulation;
 mod worker;

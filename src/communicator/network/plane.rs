@@ -4,7 +4,8 @@
 //! cannot reach a rank whose connection has broken declares it dead: at once where its gate refuses
 //! (the process is gone), at the end of [`SUSPICION`] where nothing answers. The higher rank, which
 //! waits to be connected, calls only to see whether somebody answers ([`Aim::Probe`]). A rank that
-//! is stopped answers nothing either, but its kernel keeps its connections, so none breaks.
+//! is stopped answers nothing either, but its kernel keeps its connections, so none breaks: what
+//! it has yet to read is bounded ([`Gossip`]), so that its window stays open.
 //!
 //! No sockets and no clock in here: it is fed with streams and time, by the control thread or by
 //! the simulation.

@@ -6,9 +6,9 @@
 
 use super::plane::{Plane, Seat};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::simulation::every_seed;
 use crate::bootstrap::network::simulation::net::{Happening, Line, Net, Port, Shared};
 use crate::bootstrap::network::simulation::primitives::{Seeded, seed as seed_primitives, toy};
+use crate::bootstrap::network::simulation::{Simulated, every_seed};
 use crate::bootstrap::network::{Lobby, Secret};
 use crate::executor::announcement::{Announcement, Phase};
 use crate::executor::control::Life;
@@ -175,8 +175,9 @@ impl World {
             }
         }
     }
+}
 
-    /// Let it happen; what is wrong with how it ended, or whether there were several ranks left.
+impl Simulated for World {
     fn run(&mut self) -> Result<bool, String> {
         let silence = if self.has(Fault::Silence) { SILENCE } else { Duration::ZERO };
         let end = self.begin + ACTION + CALM + silence;
@@ -223,6 +224,12 @@ impl World {
         self.judge()
     }
 
+    fn net(&self) -> &Shared {
+        &self.net
+    }
+}
+
+impl World {
     /// Its page has news.
     fn say(&mut self, rank: usize) {
         let page = self.actors[rank].pages.mine();
@@ -371,8 +378,7 @@ const LIMITS: [(Fate, Duration); 2] =
 
 fn sweep(name: &str, seeds: u64, faults: &[Fault]) {
     let mut delays = LIMITS.map(|_| Vec::new());
-    let run = |world: &mut World| {
-        let outcome = world.run();
+    let look = |world: &World| {
         for ((fate, limit), delays) in LIMITS.iter().zip(&mut delays) {
             let before = delays.len();
             delays.extend(world.delays(*fate));
@@ -380,9 +386,9 @@ fn sweep(name: &str, seeds: u64, faults: &[Fault]) {
                 return Err(format!("{fate:?} was known after {late:?} only"));
             }
         }
-        outcome
+        Ok(())
     };
-    let several = every_seed(name, seeds, |seed| World::new(seed, faults), run);
+    let (seeds, several) = every_seed(name, seeds, |seed| World::new(seed, faults), look);
     println!("{name}: {several} of {seeds} worlds left several ranks");
     for ((fate, _), delays) in LIMITS.iter().zip(&mut delays) {
         delays.sort_unstable();

@@ -37,6 +37,11 @@ impl Worker {
             match self.orders.harm.lock().take() {
                 Some(super::engine::Harm::Vanish) => return,
                 Some(super::engine::Harm::Cut) => self.plane.cut(),
+                Some(super::engine::Harm::Stop(time)) => {
+                    // Doubled by the kernel to what it gives unless it is told otherwise.
+                    self.plane.links().for_each(|(_, socket, _)| socket.narrow(64 << 10));
+                    std::thread::sleep(time);
+                }
                 None => {}
             }
             let arrivals = if self.plane.receives() { self.gate.advance() } else { Vec::new() };
@@ -77,6 +82,7 @@ impl Worker {
             let peer = lane.peer;
             match lane.outcome {
                 Ok(arrival) => {
+                    arrival.stream.ask();
                     let keys = LaneKeys { send: arrival.keys.send, receive: arrival.keys.receive };
                     self.inbox.push(NewLane { peer, socket: arrival.stream.into_fd(), keys });
                 }

@@ -90,13 +90,17 @@ unsafe fn block<V: Vector, O: Operation<V>, const N: usize>(
     // SAFETY: the caller's promise: all buffers hold these elements, there is a source and a
     // target, and the streaming targets are aligned here.
     unsafe {
-        let scaled = if O::FULL { job.scaled.unwrap_or(usize::MAX) } else { usize::MAX };
+        let factor = |index: usize| match job.scalars.get(index) {
+            _ if !O::FULL => None,
+            None => (job.scaled == Some(index)).then_some(job.scalar),
+            own => own.copied(),
+        };
         let first = sources.get_unchecked(0).add(position);
         let mut values = [V::load(first); N];
         let mut lane = 0;
         while lane < N {
             let value = V::load(first.add(lane * stride));
-            values[lane] = if scaled == 0 { O::prepare(value, job.scalar) } else { value };
+            values[lane] = factor(0).map_or(value, |factor| O::prepare(value, factor));
             lane += 1;
         }
         let mut index = 1;
@@ -105,8 +109,8 @@ unsafe fn block<V: Vector, O: Operation<V>, const N: usize>(
             let mut lane = 0;
             while lane < N {
                 let mut value = V::load(source.add(lane * stride));
-                if O::FULL && scaled == index {
-                    value = O::prepare(value, job.scalar);
+                if let Some(factor) = factor(index) {
+                    value = O::prepare(value, factor);
                 }
                 values[lane] = O::combine(values[lane], value);
                 lane += 1;

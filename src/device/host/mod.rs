@@ -48,6 +48,8 @@ pub struct Job<'a> {
     /// type before it is summed.
     pub scaled: Option<usize>,
     pub scalar: f64,
+    /// The factors of all sources, where each is multiplied by its own; else empty.
+    pub scalars: &'a [f64],
     /// How many leading targets are written past the cache.
     pub streaming: usize,
 }
@@ -55,7 +57,8 @@ pub struct Job<'a> {
 impl<'a> Job<'a> {
     /// A plain reduction: no division, no scaling, through the cache.
     pub fn new(targets: &'a [*mut u8], sources: &'a [*const u8], count: usize) -> Job<'a> {
-        Job { targets, sources, count, finish: false, scaled: None, scalar: 1.0, streaming: 0 }
+        let (scaled, scalar, scalars) = (None, 1.0, &[][..]);
+        Job { targets, sources, count, finish: false, scaled, scalar, scalars, streaming: 0 }
     }
 }
 
@@ -124,7 +127,8 @@ impl Reduction {
     pub unsafe fn run(&self, job: &Job) {
         debug_assert!(!job.targets.is_empty() && !job.sources.is_empty());
         let divide = job.finish && self.op == ReduceOp::Avg && self.parts > 1;
-        let scale = job.scaled.is_some() && self.op == ReduceOp::PreMulSum;
+        let scales = job.scaled.is_some() || !job.scalars.is_empty();
+        let scale = scales && self.op == ReduceOp::PreMulSum;
         // SAFETY: the caller's promise, handed on.
         unsafe {
             if job.sources.len() == 1 && !divide && !scale && self.data_type != DataType::Bool {

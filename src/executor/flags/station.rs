@@ -142,6 +142,14 @@ impl Station {
         &self.control
     }
 
+    /// Connections between two ranks that work is spread over.
+    pub fn channels(&self, work: &Work) -> usize {
+        match work.way {
+            Way::Plan(_) => channels(work, &self.geometry),
+            Way::OneShot | Way::Pieces => 1,
+        }
+    }
+
     /// Whether `work` can be done its way, whatever the buffers are: the same on every rank.
     pub fn does(&self, work: &Work) -> Result<bool> {
         let (geometry, nranks) = (&self.geometry, self.geometry.nranks);

@@ -1,8 +1,7 @@
 //! The run: every rank goes on, on its own clock, until it lacks a message or a slot.
 
 use super::packed::{Packed, PackedStep};
-use super::{Machine, Wire};
-use crate::error::{Error, Result};
+use super::{Machine, Refusal, Result, Wire};
 use crate::plan::PIPELINE_DEPTH;
 use crate::plan::topology::Topology;
 use std::collections::{HashMap, VecDeque};
@@ -28,6 +27,9 @@ struct Clock<'a> {
     connections: HashMap<u64, Connection, BuildHasherDefault<Mix>>,
     /// Each rank's time, tick and step.
     ranks: Vec<(f64, usize, usize)>,
+    /// By rank: how many ends of its step it has seen ready, and when the last of them was. What
+    /// is ready stays so, and the rest is looked at when more comes.
+    seen: Vec<(usize, f64)>,
     /// By rank: how many ticks it takes.
     ticks: Vec<usize>,
     /// By host: how many of its ranks send to other hosts.
@@ -57,6 +59,7 @@ pub(super) fn run(
         hosts,
         connections: HashMap::default(),
         ranks: (0..runs).map(|rank| (0.0, 0, packed.steps(rank).start)).collect(),
+        seen: vec![(0, 0.0); runs],
         ticks: (0..runs).map(|rank| slices + packed.stages(rank) - 1).collect(),
         senders: hosts.map_or_else(Vec::new, |(topology, _)| senders(packed, topology)),
         out: vec![0.0; runs],
@@ -71,27 +74,16 @@ pub(super) fn run(
         clock.advance(rank);
     }
     if let Some(rank) = (0..runs).find(|rank| clock.ranks[*rank].1 < clock.ticks[*rank]) {
-        return Err(Error::argument(format!(
-            "the plans deadlock at rank {rank} with connections of {} slots",
-            machine.depth
-        )));
+        return Err(Refusal::Deadlock { rank, depth: machine.depth });
     }
     Ok(clock.ranks.iter().map(|rank| rank.0).fold(0.0, f64::max))
 }
 
 impl<'a> Clock<'a> {
-    /// One rank stands for all.
-    fn symmetric(&self) -> bool {
-        self.ranks.len() < self.nranks
-    }
-
-    /// The connection's name; where one rank stands for all, only the distance counts.
+    /// The connection's name: who runs for the sender, and the distance.
     fn key(&self, from: usize, to: usize) -> u64 {
-        if self.symmetric() {
-            ((to + self.nranks - from) % self.nranks) as u64
-        } else {
-            (from as u64) << 32 | to as u64
-        }
+        let distance = (to + self.nranks - from) % self.nranks;
+        ((from % self.ranks.len()) as u64) << 32 | distance as u64
     }
 
     fn advance(&mut self, rank: usize) {
@@ -133,20 +125,29 @@ impl<'a> Clock<'a> {
     /// When a rank's step can start, if the others have come far enough to know.
     fn start(&mut self, rank: usize, step: PackedStep) -> Option<f64> {
         let packed = self.packed;
-        let mut start = self.ranks[rank].0;
-        for &from in packed.sources(step) {
-            let arrival =
-                *self.connections.get(&self.key(from as usize, rank))?.arrivals.front()?;
-            start = start.max(arrival);
+        let (sources, targets) = (packed.sources(step), packed.targets(step));
+        while let Some(&from) = sources.get(self.seen[rank].0) {
+            let key = self.key(from as usize, rank);
+            let arrival = *self.connections.get(&key)?.arrivals.front()?;
+            self.see(rank, arrival);
         }
-        for &to in packed.targets(step) {
+        while let Some(&to) = targets.get(self.seen[rank].0 - sources.len()) {
             let key = self.key(rank, to as usize);
             let connection = self.connections.entry(key).or_default();
-            if connection.posted >= self.machine.depth {
-                start = start.max(*connection.free.front()?);
-            }
+            let free = match connection.posted >= self.machine.depth {
+                true => *connection.free.front()?,
+                false => 0.0,
+            };
+            self.see(rank, free);
         }
-        Some(start)
+        let (_, last) = std::mem::take(&mut self.seen[rank]);
+        Some(last.max(self.ranks[rank].0))
+    }
+
+    /// One more end of the rank's step is ready, since then.
+    fn see(&mut self, rank: usize, then: f64) {
+        let (count, last) = self.seen[rank];
+        self.seen[rank] = (count + 1, last.max(then));
     }
 
     fn execute(&mut self, rank: usize, step: PackedStep, start: f64) {
@@ -190,23 +191,25 @@ impl<'a> Clock<'a> {
         self.ranks[rank].0 = now;
     }
 
+    /// Have a rank look again, or who runs for it.
     fn wake(&mut self, rank: usize) {
-        // Where one rank stands for all it is running already, and looks again before it stops.
-        if !self.symmetric() && !self.queued[rank] {
+        let rank = rank % self.ranks.len();
+        if !self.queued[rank] {
             self.queued[rank] = true;
             self.ready.push(rank);
         }
     }
 }
 
-/// By host: how many of its ranks send to other hosts.
+/// By host, as far as its ranks are run: how many of them send to other hosts.
 fn senders(packed: &Packed, topology: &Topology) -> Vec<usize> {
     let leaves = |rank: usize| {
         let away = |to: &u32| topology.host(*to as usize) != topology.host(rank);
         packed.steps(rank).any(|at| packed.targets(packed.step(at)).iter().any(away))
     };
+    let is_run = |host: &usize| topology.ranks(*host).iter().all(|rank| *rank < packed.nranks());
     let count = |host| topology.ranks(host).iter().filter(|rank| leaves(**rank)).count();
-    (0..topology.nhosts()).map(count).collect()
+    (0..topology.nhosts()).filter(is_run).map(count).collect()
 }
 
 /// A hash for keys that are no secret: one multiplication by the digits of the golden ratio.

@@ -9,22 +9,28 @@
 //!
 //! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
 //! one-shot, two-shot), all clocks are equal and **one rank is run for all**; its own posts stand
-//! for what arrives. Above `MOST_EXACT` ranks halving and the all-gather of doubling count as such,
-//! too: they differ where a span runs on over the last chunk, and is two messages. Other plans
-//! (trees, the doubling of vectors: about log n steps a rank) are generated one by one, packed into
-//! some twenty bytes a step and run in full. What has more than [`MAX_STEPS`] steps in all is
-//! refused. Of many slices the first few are run and the rest follow at their pace.
+//! for what arrives. Where hosts are alike, one host's ranks are run for all hosts'. Above
+//! `MOST_EXACT` ranks halving and the all-gather of doubling count as turned, too: they differ
+//! where a span runs on over the last chunk, and is two messages. Other plans (trees, the doubling
+//! of vectors: about log n steps a rank) are generated one by one, packed into some twenty bytes a
+//! step and run in full. What has more than [`MAX_STEPS`] steps in all is refused
+//! ([`Refusal::TooLarge`]). Of many slices the first few are run and the rest follow at their pace.
 
 mod clock;
 mod packed;
 
 use super::topology::Topology;
 use super::{Collective, Plan};
-use crate::error::{Error, Result};
 use packed::Packed;
+use std::fmt;
 
-/// Steps of all ranks together that one simulation may hold: some 400 MB when packed.
-pub const MAX_STEPS: usize = 10_000_000;
+/// Steps of all ranks together, or their peers, that one simulation may hold: about four seconds,
+/// as much as a row of a table may take. Doubling among 100,000 ranks has 3.4 million.
+pub const MAX_STEPS: usize = 4_000_000;
+
+/// Steps of one host's ranks that are run for all hosts': about a second, as each is run for up to
+/// 24 slices and its rank is compared with others.
+const MOST_ON_A_HOST: usize = 1_000_000;
 
 /// Ranks that are run in full in a few milliseconds. More are run as one where they are alike but
 /// for a message or two of each among dozens.
@@ -77,9 +83,35 @@ pub struct Outcome {
     pub bytes: u64,
     /// Slices that each rank goes through.
     pub slices: usize,
-    /// One rank was run for all.
+    /// One rank was run for all, or those of one host.
     pub symmetric: bool,
 }
+
+/// Why there is no outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The plans have as many steps, or more.
+    TooLarge { steps: usize },
+    /// The plans wait for each other, here with connections of so many slots.
+    Deadlock { rank: usize, depth: usize },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::TooLarge { steps } => write!(
+                f,
+                "a simulation of {steps} steps or more is too large (at most {MAX_STEPS}); choose \
+                 fewer ranks or another algorithm"
+            ),
+            Refusal::Deadlock { rank, depth } => {
+                write!(f, "the plans deadlock at rank {rank} with connections of {depth} slots")
+            }
+        }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Refusal>;
 
 /// Time a collective of `bytes` (of the vector, or of all blocks of one rank together).
 ///
@@ -121,13 +153,11 @@ fn run(
         _ => first.nchunks,
     };
     let chunk_bytes = bytes.div_ceil(parts);
-    let symmetric = nranks > 2 && hosts.is_none() && is_symmetric(&first, &plan);
+    let runs = representatives(&first, hosts.map(|(topology, _)| topology), &plan)?;
     let mut packed = Packed::default();
     packed.add(&first)?;
-    if !symmetric {
-        for rank in 1..nranks {
-            packed.add(&plan(rank))?;
-        }
+    for rank in 1..runs {
+        packed.add(&plan(rank))?;
     }
     let slices = (chunk_bytes * packed.longest_span()).div_ceil(machine.slot_bytes).max(1);
     let slice_bytes = chunk_bytes as f64 / slices as f64;
@@ -140,32 +170,61 @@ fn run(
         full + pace * (slices - RUN_SLICES) as f64
     };
     let (messages, chunks) = packed.messages();
-    let ranks = if symmetric { nranks as u64 } else { 1 };
+    let ranks = (nranks / runs) as u64;
     Ok(Outcome {
         time_us,
         messages: ranks * messages * slices as u64,
         bytes: ranks * chunks * chunk_bytes as u64,
         slices,
-        symmetric,
+        symmetric: runs < nranks,
     })
 }
 
-/// Whether rank 0's plan, turned, is that of its neighbours and of the ranks across the circle.
+/// How many of the first ranks are run: one for all, those of a host for all hosts', or all.
+fn representatives(
+    first: &Plan,
+    topology: Option<&Topology>,
+    plan: &impl Fn(usize) -> Plan,
+) -> Result<usize> {
+    let nranks = first.nranks;
+    let fits = |steps, most| if steps > most { Err(Refusal::TooLarge { steps }) } else { Ok(()) };
+    let alike = topology.map_or(Some(1), ranks_of_each_host).filter(|alike| nranks / alike > 2);
+    if let Some(alike) = alike {
+        if alike > 1 && nranks > MOST_EXACT {
+            fits(packed::size(first) * alike, MOST_ON_A_HOST)?;
+        }
+        if is_symmetric(first, alike, plan) {
+            return Ok(alike);
+        }
+    }
+    // A root does more than others. What is too large is known before all of it is made.
+    let least = packed::size(&plan(1 % nranks)).min(packed::size(&plan(nranks - 1)));
+    fits(least * nranks, MAX_STEPS)?;
+    Ok(nranks)
+}
+
+/// Where hosts have equally many ranks that follow each other: how many.
+fn ranks_of_each_host(topology: &Topology) -> Option<usize> {
+    let (least, nranks) = (topology.least(), topology.nranks());
+    let is_in_order = |rank| topology.host(rank) == rank / least;
+    (least == topology.most() && (0..nranks).all(is_in_order)).then_some(least)
+}
+
+/// Whether the plan of rank 0 and that of the last rank like it, turned by a multiple of `alike`
+/// ranks, are those of their neighbours and of the ranks across the circle.
 ///
 /// A few ranks tell: algorithms branch on the parity, the size or the ends of the rank's number,
 /// and these differ in all of that.
-fn is_symmetric(first: &Plan, plan: &impl Fn(usize) -> Plan) -> bool {
-    let (nranks, joined) = (first.nranks, first.nranks > MOST_EXACT);
-    let shape = packed::turned(first, joined);
-    let same = |rank| packed::turned(&plan(rank), joined) == shape;
-    [1, 2, nranks / 2, nranks - 1].into_iter().all(same)
-}
-
-fn too_many(steps: usize) -> Error {
-    Error::argument(format!(
-        "a simulation of {steps} steps or more is too large (at most {MAX_STEPS}); \
-         choose fewer ranks or another algorithm"
-    ))
+fn is_symmetric(first: &Plan, alike: usize, plan: &impl Fn(usize) -> Plan) -> bool {
+    // Several ranks that are run must agree on every message between them.
+    let joined = alike == 1 && first.nranks > MOST_EXACT;
+    let turns = first.nranks / alike;
+    let same = |place: usize, shape| {
+        let turned = |turn| packed::turned(&plan(place + turn * alike), joined);
+        [1, 2, turns / 2, turns - 1].into_iter().all(|turn| turned(turn) == shape)
+    };
+    same(0, packed::turned(first, joined))
+        && (alike == 1 || same(alike - 1, packed::turned(&plan(alike - 1), joined)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Plans of many ranks in little memory: what the clock needs of each step, in flat arrays.
 
-use super::{MAX_STEPS, too_many};
-use crate::error::Result;
+use super::{MAX_STEPS, Refusal, Result};
 use crate::plan::{End, Plan, Step};
 use std::ops::Range;
 
@@ -36,6 +35,12 @@ fn peers(ends: &[End]) -> impl Iterator<Item = usize> {
     })
 }
 
+/// What a plan takes of the room that there is for steps.
+pub(super) fn size(plan: &Plan) -> usize {
+    let npeers = |step: &Step| peers(&step.sources).count() + peers(&step.targets).count();
+    plan.steps.len().max(plan.steps.iter().map(npeers).sum())
+}
+
 impl Packed {
     /// Add the plan of the next rank.
     pub fn add(&mut self, plan: &Plan) -> Result<()> {
@@ -43,8 +48,8 @@ impl Packed {
             self.add_step(step);
         }
         self.ends.push(self.steps.len());
-        let size = self.steps.len().max(self.peers.len());
-        if size > MAX_STEPS { Err(too_many(size)) } else { Ok(()) }
+        let steps = self.steps.len().max(self.peers.len());
+        if steps > MAX_STEPS { Err(Refusal::TooLarge { steps }) } else { Ok(()) }
     }
 
     fn add_step(&mut self, step: &Step) {

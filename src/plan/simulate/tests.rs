@@ -57,6 +57,35 @@ fn plans_that_wait_for_each_other_are_an_error() {
         plan.recv(Span::one(0), End::Output, 1 - rank);
         plan
     };
-    let text = simulate(Collective::Broadcast, 2, 8, &MACHINE, stuck).unwrap_err().to_string();
-    assert!(text.contains("deadlock at rank 0"), "{text}");
+    let refused = simulate(Collective::Broadcast, 2, 8, &MACHINE, stuck).unwrap_err();
+    assert_eq!(refused, Refusal::Deadlock { rank: 0, depth: 2 });
+    assert!(refused.to_string().contains("deadlock at rank 0"));
+}
+
+/// Every rank sends to all others, and the first one more than they do.
+fn all_to_all_and_more(rank: usize, nranks: usize) -> Plan {
+    let mut plan = Plan::new(rank, nranks, nranks);
+    let others = (1..nranks).map(|step| (rank + step) % nranks);
+    for peer in others.clone() {
+        plan.send(Span::one(peer), peer, End::Input);
+    }
+    if rank == 0 {
+        plan.copy(Span::one(rank), End::Output, End::Input);
+    }
+    for peer in others {
+        plan.recv(Span::one(peer), End::Output, peer);
+    }
+    plan
+}
+
+#[test]
+fn what_is_too_large_is_refused_before_all_of_it_is_made() {
+    let (nranks, made) = (10_000, std::cell::Cell::new(0));
+    let plan = |rank| {
+        made.set(made.get() + 1);
+        all_to_all_and_more(rank, nranks)
+    };
+    let refused = simulate(Collective::AllGather, nranks, 1 << 20, &MACHINE, plan).unwrap_err();
+    assert!(matches!(refused, Refusal::TooLarge { steps } if steps > MAX_STEPS), "{refused}");
+    assert!(made.get() < 20, "{} plans", made.get());
 }

@@ -126,6 +126,13 @@ impl Connection {
         }
     }
 
+    /// See whether anybody is at the other end, which writing and reading do not tell.
+    pub fn look(&mut self) {
+        if self.lanes.iter_mut().any(Lane::is_silent) {
+            self.breaks("nobody at its other end has answered for seconds");
+        }
+    }
+
     /// The next message, if it has come, and whether it lies where `want_at` said.
     pub fn try_wait(&mut self) -> Option<(Message, bool)> {
         let ready = self.inbound.ready();

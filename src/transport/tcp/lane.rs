@@ -5,6 +5,7 @@ use super::frame::{FRAME_BYTES, Frame};
 use super::inbound::{Admission, Inbound, Place};
 use super::outbound::Outbound;
 use super::protect::{Cipher, LaneKeys, TAG_BYTES, checksum};
+use super::silence::Silence;
 use crate::config::Protection;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -58,6 +59,7 @@ pub struct Lane {
     body: Option<Body>,
     /// The next frame waits for its slot.
     stalled: bool,
+    silence: Silence,
 }
 
 // SAFETY: a body's place is a slot of the connection or the running call's memory; the thread that
@@ -78,6 +80,7 @@ impl Lane {
             end: 0,
             body: None,
             stalled: false,
+            silence: Silence::default(),
         }
     }
 
@@ -111,6 +114,11 @@ impl Lane {
         // SAFETY: the call writes one integer. A socket that is of no more use delivers nothing.
         let result = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
         result != 0 || unacknowledged == 0
+    }
+
+    /// Whether nothing that is written is acknowledged any more, however often it is sent.
+    pub fn is_silent(&mut self) -> bool {
+        self.silence.is_at(self.socket.as_raw_fd())
     }
 
     /// Write what is posted, as far as the socket takes it.

@@ -14,6 +14,7 @@ mod lane;
 mod network;
 mod outbound;
 mod protect;
+mod silence;
 
 pub use connection::Connection;
 pub use frame::{FRAME_BYTES, Frame};

@@ -3,6 +3,7 @@
 
 use super::connection::Connection;
 use super::protect::LaneKeys;
+use super::silence::LOOK;
 use crate::config::Protection;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
@@ -10,7 +11,7 @@ use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Geometry;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What all connections of a rank share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,8 @@ pub struct Network {
     /// Peers with messages that are not the kernel's yet.
     unwritten: Vec<usize>,
     polled: Vec<libc::pollfd>,
+    /// When to see who is still there.
+    next_look: Instant,
 }
 
 impl Network {
@@ -115,6 +118,7 @@ impl Network {
             connect,
             unwritten: Vec::with_capacity(nranks),
             polled: Vec::with_capacity(nranks * settings.lanes + 1),
+            next_look: Instant::now() + LOOK,
         }
     }
 
@@ -243,5 +247,15 @@ impl Network {
             self.inbox.calm();
         }
         self.collect();
+        self.look();
+    }
+
+    /// See now and then whether somebody is at the other ends.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_look {
+            self.next_look = now + LOOK;
+            self.connections.iter_mut().flatten().for_each(|connection| connection.look());
+        }
     }
 }

@@ -83,8 +83,11 @@ pub extern "C" fn fakecuda_release() {
 /// The queue that the `nth` stream of a device is put on.
 pub fn queue(ordinal: usize, nth: usize) -> Arc<Queue> {
     static QUEUES: OnceLock<Vec<Vec<Arc<Queue>>>> = OnceLock::new();
+    let each = setting("FAKECUDA_QUEUES", 8);
+    if each == 0 {
+        return Queue::start();
+    }
     let queues = QUEUES.get_or_init(|| {
-        let each = setting("FAKECUDA_QUEUES", 8).max(1);
         let device = |_| (0..each).map(|_| Queue::start()).collect();
         (0..crate::ndevices()).map(device).collect()
     });

@@ -31,10 +31,10 @@ def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
         raise ValueError("allgather: a tensor without dimensions cannot be joined to others")
     source = tensor.detach().contiguous()
     sizes = torch.empty(size(), dtype=torch.int64)
-    group().all_gather_single(sizes, torch.tensor([len(source)]), Options()).wait()
-    rows: List[int] = sizes.tolist()
+    counted = group().all_gather_single(sizes, torch.tensor([len(source)]), Options())
+    rows: List[int] = Pending(counted, sizes.tolist).wait()
     output = source.new_empty((sum(rows), *source.shape[1:]))
-    work = group().allgather([list(output.split(rows))], [source], Options())
+    work = group().allgather([list(torch.split(output, rows))], [source], Options())
     return rows, Pending(work, lambda: output)
 
 
@@ -49,7 +49,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return allreduce(grad, op=Average).split(ctx.rows)[rank()]
+        return torch.split(allreduce(grad, op=Average), ctx.rows)[rank()]
 
 
 def allgather(tensor: Tensor, name: Optional[str] = None) -> Tensor:
@@ -100,10 +100,10 @@ def _exchanged(tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
     """What came, so many rows of the tensor having been sent to each rank, and how many came."""
     source = tensor.detach().contiguous()
     came = torch.empty_like(sent)
-    group().all_to_all_single(came, sent, None, None, Options()).wait()
-    output = source.new_empty((int(came.sum()), *source.shape[1:]))
-    rows = came.tolist(), sent.tolist()
-    group().all_to_all_single(output, source, *rows, Options()).wait()
+    rows = Pending(group().all_to_all_single(came, sent, None, None, Options()), came.tolist).wait()
+    output = source.new_empty((sum(rows), *source.shape[1:]))
+    work = group().all_to_all_single(output, source, rows, sent.tolist(), Options())
+    Pending(work, lambda: output).wait()
     return output, came
 
 
@@ -149,9 +149,9 @@ class _ReduceScatter(torch.autograd.Function):
         ctx.op, ctx.factor = op, prescale * postscale
         source = scale(tensor.detach().clone(memory_format=torch.contiguous_format), prescale)
         each, more = divmod(len(source), size())
-        parts = list(source.split([each + (one < more) for one in range(size())]))
+        parts = list(torch.split(source, [each + (one < more) for one in range(size())]))
         output = torch.empty_like(parts[rank()])
-        group().reduce_scatter([output], [parts], Options(op)).wait()
+        Pending(group().reduce_scatter([output], [parts], Options(op)), lambda: output).wait()
         return scale(output, postscale)
 
     @staticmethod

@@ -4,8 +4,9 @@ process groups and stores."""
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch._C._distributed_c10d import ReduceOp as TorchOp
@@ -16,6 +17,7 @@ from ...torch.core import Core
 from ...torch.ranks import Ranks
 from ..job import job
 from ..operations import Sum
+from .pending import Pending
 
 _OPS = {
     ReduceOp.AVG: TorchOp.AVG,
@@ -36,19 +38,26 @@ class Options:
 
 
 class _BroadcastStore:
-    """What `Core` asks of a store: rank 0's word, for everyone, in the order in which all ask."""
+    """What `Core` asks of a store: rank 0's words, which every other rank asks for."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
+        self._heard: Dict[str, bytes] = {}
+        #: Threads may make lanes at the same time.
+        self._speaking = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
         """Rank 0 says it."""
-        self._comm.broadcast_object(value)
+        with self._speaking:
+            self._comm.broadcast_object((key, value))
 
     def get(self, key: str) -> bytes:
-        """The others hear it."""
-        said: bytes = self._comm.broadcast_object()
-        return said
+        """The others hear it, and before it what rank 0's other threads have said."""
+        with self._speaking:
+            while key not in self._heard:
+                said, value = self._comm.broadcast_object()
+                self._heard[said] = value
+            return self._heard.pop(key)
 
     def wait(self, keys: Any, timeout: Any) -> None:
         """`get` waits."""
@@ -70,23 +79,22 @@ class JobRanks(Ranks):
     """The ranks of the job, for the tools of `ringcomm.torch`."""
 
     def __init__(self, group: Group) -> None:
-        # `Ranks` begins with a communicator; the collectives here are the group's.
+        # Objects and their like go through the communicator; the collectives are the group's.
+        super().__init__(job().comm)
         self._group = group
-        self.rank, self.size = group.rank(), group.size()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = Sum, async_op: bool = False) -> Any:
-        work = self._group.allreduce([tensor], Options(op))
-        if async_op:
-            return work
-        return work.wait()
+        work = Pending(self._group.allreduce([tensor], Options(op)), lambda: tensor)
+        return work if async_op else work.wait()
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         gathered = tensor.new_empty((self.size, *tensor.shape))
-        self._group.all_gather_single(gathered, tensor, Options()).wait()
-        return gathered
+        work = self._group.all_gather_single(gathered, tensor, Options())
+        got: torch.Tensor = Pending(work, lambda: gathered).wait()
+        return got
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        self._group.broadcast([tensor], Options(root=root)).wait()
+        Pending(self._group.broadcast([tensor], Options(root=root)), lambda: tensor).wait()
 
 
 def group() -> Group:

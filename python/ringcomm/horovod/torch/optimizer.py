@@ -8,7 +8,7 @@ earlier waits for those before it. So ranks may differ in which parameters they 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, Optional, Tuple
 
 import torch
 
@@ -23,6 +23,11 @@ from .state import load_in_place
 #: Bytes of a bucket: a fifth of a millisecond's work for an all-reduce, so that what a call costs
 #: by itself does not count, and most of a model's buckets leave before the backward pass ends.
 BUCKET_BYTES = 4 << 20
+
+
+def when_arrived(parameter: Any, function: Callable[[torch.Tensor], None]) -> None:
+    """Call this each time that a gradient of the parameter is complete."""
+    parameter.register_post_accumulate_grad_hook(function)
 
 
 class Exchange:
@@ -43,7 +48,7 @@ class Exchange:
         }
         self._begin()
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+            when_arrived(parameter, self._arrived)
 
     def _begin(self) -> None:
         #: Passes that each parameter still has to see, parameters that each bucket waits for, and
@@ -91,7 +96,13 @@ class Exchange:
         self._begin()
 
 
-class Distributed:
+if TYPE_CHECKING:
+    _Optimizer = torch.optim.Optimizer
+else:
+    _Optimizer = object
+
+
+class Distributed(_Optimizer):
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
     _exchange: Exchange
@@ -180,11 +191,11 @@ def DistributedOptimizer(
         if parameter.requires_grad
     ]
     kind = type(optimizer)
-    made = object.__new__(type(kind.__name__, (Distributed, kind), {}))
+    made: Any = object.__new__(type(kind.__name__, (Distributed, kind), {}))
     # A scheduler that was made before has its own step there.
     made.__dict__.update({name: one for name, one in vars(optimizer).items() if name != "step"})
     for parameter in parameters if sparse_as_dense else []:
-        parameter.register_post_accumulate_grad_hook(_dense)
+        when_arrived(parameter, _dense)
     divisor = size() if op == Average else 1
     made._exchange = Exchange(parameters, backward_passes_per_step, divisor, compression)
     made._averages_in_step = True

@@ -95,7 +95,8 @@ def allreduce(
 ) -> Tensor:
     """The average of every rank's tensor, or what `op` says."""
     how = _Reduction(average, op, prescale_factor, postscale_factor, compression)
-    return _AllReduce.apply(how, tensor)[0]
+    reduced: Tensor = _AllReduce.apply(how, tensor)[0]
+    return reduced
 
 
 def allreduce_async(

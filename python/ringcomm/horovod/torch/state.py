@@ -6,9 +6,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 
-from ...torch import metrics
 from ...torch import SyncBatchNorm as _SyncBatchNorm
-from ..job import rank
+from ..job import job, rank
 from .calls import broadcast_async_
 from .group import ranks
 
@@ -69,12 +68,13 @@ def _on_cpu(value: Any) -> Any:
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
     """The root's Python object, on every rank."""
-    return metrics.broadcast_object(obj, root_rank, ranks())
+    return job().comm.broadcast_object(obj, root_rank)
 
 
 def allgather_object(obj: Any, name: Optional[str] = None) -> List[Any]:
     """Every rank's Python object, in the order of ranks."""
-    return metrics.all_gather_object(obj, ranks())
+    gathered: List[Any] = job().comm.all_gather_object(obj)
+    return gathered
 
 
 class SyncBatchNorm(_SyncBatchNorm):

@@ -3,7 +3,7 @@
 
 use crate::operation::Operation;
 use crate::options::Options;
-use ringcomm::communicator::{Call, Communicator, Order};
+use ringcomm::communicator::{Call, Communicator, Order, deferred};
 use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
@@ -33,21 +33,31 @@ pub struct Times {
     pub graph_us: f64,
     /// The host's part of a call.
     pub eager_us: f64,
+    /// A call that one thread makes in a group for all ranks, which share a stream; NaN where the
+    /// ranks are not all of this process and on one device.
+    pub eager_one_stream_us: f64,
+    /// Calls of each of the times above but the graph's.
+    pub iterations: usize,
     /// Bytes that differ from the processor's result; `None`: not checked.
     pub wrong: Option<usize>,
     pub transport: &'static str,
+    pub algorithm: &'static str,
 }
 
 /// Bytes of rotating buffers together: several times a cache of 60 MB.
 const ROTATING: usize = 256 << 20;
 /// Results up to this many bytes a rank are checked: the processor computes them too.
 const CHECKED: usize = 16 << 20;
-/// Calls that one graph holds.
-const CAPTURED: usize = 20;
+/// Calls that one graph holds, and replays that are timed together: of small calls, whose times
+/// are of the order of a launch, and of large ones, of which few take milliseconds.
+const SMALL: (usize, usize) = (20, 10);
+const LARGE: (usize, usize) = (5, 3);
+/// Bytes above which a call is large: it takes longer than a launch.
+const LARGE_BYTES: usize = 4 << 20;
 
 /// A rank's device memory and stream.
 struct Rank<'a> {
-    comm: &'a Communicator,
+    comm: &'a Arc<Communicator>,
     device: Arc<Device>,
     stream: Arc<OwnedStream>,
     input: DeviceMemory,
@@ -55,6 +65,23 @@ struct Rank<'a> {
     /// From one set of buffers to the next.
     input_bytes: usize,
     output_bytes: usize,
+}
+
+impl Rank<'_> {
+    /// Microseconds of the device between what the stream had and what `work` gives it.
+    fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let event = || Event::new(&self.device, Recording::Time);
+        let (begin, end) = (event()?, event()?);
+        let record = |event: &Event| {
+            let _current = self.device.enter()?;
+            event.record(self.stream.raw())
+        };
+        record(&begin)?;
+        work()?;
+        record(&end)?;
+        self.stream.synchronize()?;
+        Ok(f64::from(end.since(&begin)?) * 1e3)
+    }
 }
 
 pub struct Bench<'a> {
@@ -66,7 +93,7 @@ pub struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub fn new(
-        comms: &'a [Communicator],
+        comms: &'a [Arc<Communicator>],
         cell: &'a Cell,
         options: &'a Options,
     ) -> Result<Bench<'a>> {
@@ -77,7 +104,7 @@ impl<'a> Bench<'a> {
         let largest = if nranks * 2 * each > ROTATING { 1 } else { 64 };
         let sets = options.rotate.unwrap_or((ROTATING / (2 * each * nranks)).max(1));
         let sets = sets.clamp(1, largest);
-        let rank = |comm: &'a Communicator| {
+        let rank = |comm: &'a Arc<Communicator>| {
             let device = Device::of_ordinal(comm.device().unwrap_or(0))?;
             Ok(Rank {
                 comm,
@@ -100,8 +127,19 @@ impl<'a> Bench<'a> {
         let one_device =
             !self.is_part() && self.ranks.iter().all(|rank| rank.device.is(&self.ranks[0].device));
         let graph_us = if one_device { self.replayed().unwrap_or(f64::NAN) } else { f64::NAN };
-        let transport = self.ranks[0].comm.explain(&self.call(0, 0))?.transport;
-        Ok(Times { hot_us, rotating_us, graph_us, eager_us, wrong, transport })
+        let eager_one_stream_us = if one_device { self.on_one_stream()? } else { f64::NAN };
+        let answer = self.ranks[0].comm.explain(&self.call(0, 0))?;
+        Ok(Times {
+            hot_us,
+            rotating_us,
+            graph_us,
+            eager_us,
+            eager_one_stream_us,
+            iterations: self.iterations(),
+            wrong,
+            transport: answer.transport,
+            algorithm: answer.algorithm,
+        })
     }
 
     fn call(&self, rank: usize, set: usize) -> Call<'static> {
@@ -137,10 +175,13 @@ impl<'a> Bench<'a> {
         Ok(numbers)
     }
 
+    fn bytes(&self) -> usize {
+        self.cell.count * self.cell.blocks * self.cell.data_type.size()
+    }
+
     fn iterations(&self) -> usize {
-        let bytes = self.cell.count * self.cell.blocks * self.cell.data_type.size();
         // Small calls often enough for a mean, large ones within the budget.
-        self.options.iterations.unwrap_or(if bytes > 1 << 22 { 20 } else { 100 })
+        self.options.iterations.unwrap_or(if self.bytes() > LARGE_BYTES { 20 } else { 100 })
     }
 
     /// Every rank on a thread of its own; the slowest rank's microseconds on the device, and on the
@@ -149,8 +190,6 @@ impl<'a> Bench<'a> {
         let barrier = Barrier::new(self.ranks.len());
         let one = |rank: usize| {
             let (mine, n) = (&self.ranks[rank], self.iterations());
-            let event = || Event::new(&mine.device, Recording::Time);
-            let (begin, end) = (event()?, event()?);
             let calls = |count: usize| {
                 // SAFETY: the buffers live until the stream is synchronized.
                 (0..count).try_for_each(|i| unsafe { mine.comm.call(&self.call(rank, i % sets)) })
@@ -159,17 +198,13 @@ impl<'a> Bench<'a> {
             mine.stream.synchronize()?;
             barrier.wait();
             self.combined(ReduceOp::Max, [0.0])?;
-            let record = |event: &Event| {
-                let _current = mine.device.enter()?;
-                event.record(mine.stream.raw())
-            };
-            record(&begin)?;
-            let started = Instant::now();
-            calls(n)?;
-            let host = started.elapsed().as_secs_f64();
-            record(&end)?;
-            mine.stream.synchronize()?;
-            let us = f64::from(end.since(&begin)?) * 1e3;
+            let mut host = 0.0;
+            let us = mine.time(|| {
+                let started = Instant::now();
+                calls(n)?;
+                host = started.elapsed().as_secs_f64();
+                Ok(())
+            })?;
             Ok((us / n as f64, host * 1e6 / n as f64))
         };
         let times = self.on_threads(one)?;
@@ -195,8 +230,9 @@ impl<'a> Bench<'a> {
     /// Microseconds of a call of a graph in which all ranks use one stream.
     fn replayed(&self) -> Result<f64> {
         let first = &self.ranks[0];
+        let (captured, replays) = if self.bytes() > LARGE_BYTES { LARGE } else { SMALL };
         let replay = first.stream.capture(|| {
-            for _ in 0..CAPTURED {
+            for _ in 0..captured {
                 let one = |rank: usize| {
                     let stream = first.stream.raw();
                     // SAFETY: the buffers live as long as the graph.
@@ -210,26 +246,40 @@ impl<'a> Bench<'a> {
             }
             Ok(())
         })?;
-        let event = || Event::new(&first.device, Recording::Time);
-        let (begin, end) = (event()?, event()?);
         replay.launch(&first.stream)?;
-        first.stream.synchronize()?;
-        /// Replays that are timed together.
-        const REPLAYS: usize = 10;
-        let record = |event: &Event| {
-            let _current = first.device.enter()?;
-            event.record(first.stream.raw())
+        let us = first.time(|| (0..replays).try_for_each(|_| replay.launch(&first.stream)))?;
+        Ok(us / (replays * captured) as f64)
+    }
+
+    /// Microseconds of a call that one thread makes for all ranks, which share a stream: no event,
+    /// no other thread.
+    fn on_one_stream(&self) -> Result<f64> {
+        let first = &self.ranks[0];
+        let order = || Order::on(first.stream.raw());
+        let all = self.ranks.iter().enumerate();
+        let calls: Vec<(&Arc<Communicator>, Call)> = all
+            .map(|(at, rank)| (rank.comm, Call { order: order(), ..self.call(at, 0) }))
+            .collect();
+        let groups = |count: usize| {
+            (0..count).try_for_each(|_| {
+                deferred::start();
+                let mut calls = calls.iter();
+                // SAFETY: the buffers live until the stream is synchronized.
+                let given = calls
+                    .try_for_each(|(comm, call)| unsafe { deferred::collective(comm, call, None) });
+                let ended = deferred::end();
+                given.and(ended)
+            })
         };
-        record(&begin)?;
-        (0..REPLAYS).try_for_each(|_| replay.launch(&first.stream))?;
-        record(&end)?;
+        groups(self.options.warmup.unwrap_or(5))?;
         first.stream.synchronize()?;
-        Ok(f64::from(end.since(&begin)?) * 1e3 / (REPLAYS * CAPTURED) as f64)
+        let n = self.iterations();
+        Ok(first.time(|| groups(n))? / n as f64)
     }
 
     /// Bytes that differ from what the processor computes of the same inputs.
     fn check(&self) -> Result<Option<usize>> {
-        let bytes = self.cell.count * self.cell.blocks * self.cell.data_type.size();
+        let bytes = self.bytes();
         if bytes == 0 || bytes > CHECKED {
             return Ok(None);
         }

@@ -1,8 +1,9 @@
 //! Ranks on GPUs: every size with hot and with rotating buffers, and replayed from a graph, against
 //! the bandwidth that copies reach in the same run.
 //!
-//! Ranks are threads, each with a stream, or, in a launched job, processes. The devices' own events
-//! take the times. A result is compared with the one that the processor computes, bit for bit.
+//! Ranks are threads, each with a stream, or, in a launched job, processes; or one thread calls for
+//! all of them in a group, on one stream. The devices' own events take the times. A result is
+//! compared with the one that the processor computes, bit for bit.
 //! Where all ranks share one GPU, the memory of that GPU bounds every figure, and every line says
 //! so.
 
@@ -13,17 +14,20 @@ use crate::job;
 use crate::json::{Value, object};
 use crate::operation::Operation;
 use crate::options::Options;
-use crate::run::Failure;
+use crate::run::{Failure, commit};
 use crate::{Status, say};
 use bench::{Bench, Cell, Times};
 use copies::Bandwidth;
+use ringcomm::algorithm::Algorithm;
 use ringcomm::bootstrap::rendezvous::Found;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Device;
 use ringcomm::executor::cuda::{Place, Shape, pieces};
+use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
 use std::fs;
+use std::sync::Arc;
 
 /// What figures of a single GPU must never be read without.
 const ONE_GPU: &str = "one GPU, HBM-bound";
@@ -37,6 +41,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
         // Rank 0 reports.
         return follow(options, &join(options, Some(found), ndevices)?);
     }
+    let name = device.name()?;
     // Before the others use the devices.
     let bandwidth = Bandwidth::measure(&device)?;
     let ranks = join(options, found.as_ref(), ndevices)?;
@@ -46,13 +51,11 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     say(&format!(
         "# {nranks} ranks{processes} on {ndevices} x {}; {scope}; copies {:.0} GB/s by \
          cudaMemcpyAsync, {:.0} by our kernel (read plus written)",
-        device.name()?,
-        bandwidth.driver,
-        bandwidth.kernel
+        name, bandwidth.driver, bandwidth.kernel
     ));
     say("# size and time of one call; %bound is against the larger of the two copies");
     say(&format!(
-        "{:>12} {:>10} {:>8} {:>16} {:>10} {:>10} {:>10} {:>9} {:>9} {:>7} {:>6}",
+        "{:>12} {:>10} {:>8} {:>16} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9} {:>7} {:>6}",
         "bytes",
         "type",
         "op",
@@ -60,6 +63,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
         "hot us",
         "rotate us",
         "graph us",
+        "1-strm us",
         "algbw",
         "busbw",
         "%bound",
@@ -71,22 +75,36 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
         let times = Bench::new(&ranks, &cell, options)?.measure()?;
         wrong += times.wrong.unwrap_or(0);
         rows.push(report(&cell, &times, &bandwidth, (nranks, ndevices, scope)));
-    }
-    if let Some(path) = &options.json {
-        let whole = object([
-            ("device", device.name()?.as_str().into()),
-            ("devices", ndevices.into()),
-            ("ranks", nranks.into()),
-            ("processes", if found.is_some() { nranks } else { 1 }.into()),
-            ("scope", scope.into()),
-            ("copy_driver_gbps", bandwidth.driver.into()),
-            ("copy_kernel_gbps", bandwidth.kernel.into()),
-            ("rows", Value::List(rows)),
-        ]);
-        let write = |error: std::io::Error| Failure::Run(format!("writing {path}: {error}"));
-        fs::write(path, format!("{whole}\n")).map_err(write)?;
+        // After every row: who runs out of time has what came before.
+        if let Some(path) = &options.json {
+            let whole = object([
+                ("commit", commit()),
+                ("command", options.arguments.join(" ").as_str().into()),
+                ("device", name.as_str().into()),
+                ("devices", ndevices.into()),
+                ("ranks", nranks.into()),
+                ("processes", if found.is_some() { nranks } else { 1 }.into()),
+                ("scope", scope.into()),
+                ("copy_driver_gbps", bandwidth.driver.into()),
+                ("copy_kernel_gbps", bandwidth.kernel.into()),
+                ("rows", Value::List(rows.clone())),
+            ]);
+            save(path, &format!("{whole}\n"))?;
+        }
     }
     Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
+}
+
+/// Write a report whole or not at all, whenever this process is killed.
+fn save(path: &str, text: &str) -> Result<(), Failure> {
+    let is_file = fs::metadata(path).map_or(true, |found| found.is_file());
+    let written = if is_file {
+        let part = format!("{path}.part");
+        fs::write(&part, text).and_then(|()| fs::rename(&part, path))
+    } else {
+        fs::write(path, text)
+    };
+    written.map_err(|error| Failure::Run(format!("writing {path}: {error}")))
 }
 
 /// The ranks of this process: all of them, or, of a launched job, its one, which takes its turn
@@ -95,21 +113,23 @@ fn join(
     options: &Options,
     found: Option<&Found>,
     ndevices: usize,
-) -> Result<Vec<Communicator>, Failure> {
+) -> Result<Vec<Arc<Communicator>>, Failure> {
     let timeout_ms = options.timeout_ms.unwrap_or(60_000);
-    let config = Config { timeout_ms, ..Config::from_environment()? };
+    let environment = Config::from_environment()?;
+    let algorithm = options.algorithm.clone().or(environment.algorithm.clone());
+    let config = Config { timeout_ms, algorithm, ..environment };
     let seat = |rank: usize| Seat::Device((rank % ndevices) as i32);
     if let Some(found) = found {
         let config = Config { seat: seat(found.local_rank.unwrap_or(found.rank)), ..config };
-        return Ok(vec![Communicator::init_found(found, &config)?]);
+        return Ok(vec![Arc::new(Communicator::init_found(found, &config)?)]);
     }
     let each = options.threads.unwrap_or(1);
     let seats: Vec<Seat> = (0..ndevices * each).map(seat).collect();
-    Ok(Communicator::init_all_on(&seats, &config)?)
+    Ok(Communicator::init_all_on(&seats, &config)?.into_iter().map(Arc::new).collect())
 }
 
 /// The life of a rank that does not report.
-fn follow(options: &Options, ranks: &[Communicator]) -> Result<Status, Failure> {
+fn follow(options: &Options, ranks: &[Arc<Communicator>]) -> Result<Status, Failure> {
     let mut wrong = 0;
     for cell in cells(options, ranks[0].nranks()) {
         wrong += Bench::new(ranks, &cell, options)?.measure()?.wrong.unwrap_or(0);
@@ -140,9 +160,16 @@ fn cells(options: &Options, nranks: usize) -> Vec<Cell> {
     cells
 }
 
-/// Bytes that a call reads and writes at least, where all ranks' memory is one device's.
-fn moved(cell: &Cell, nranks: usize) -> usize {
+/// Bytes that a call reads and writes, where all ranks' memory is one device's: at least, which is
+/// `2 N S` for `S` bytes of each of `N` ranks, or, in a ring through slots, by the ring's own
+/// model. There every chunk is read and written (2), `N - 2` times a slot and an input reduced into
+/// a slot (3), once into an output as well (4), copied on `N - 2` times from a slot to an output
+/// and a slot (3), and to the last output (2): `(6 N - 4) S`.
+fn moved(cell: &Cell, algorithm: &str, nranks: usize) -> usize {
     let size = cell.data_type.size();
+    if cell.collective == Collective::AllReduce && algorithm == Algorithm::Ring.name() {
+        return (6 * nranks - 4) * cell.count * size;
+    }
     let shape = Shape { collective: cell.collective, root: 0, count: cell.count, size };
     // Every rank's buffers are elsewhere.
     let place = |rank: usize| Place { input: 1 << (20 + rank), output: 3 << (40 + rank) };
@@ -164,18 +191,19 @@ fn report(
     let bytes = cell.count * cell.blocks * cell.data_type.size();
     let algbw = bytes as f64 / times.hot_us / 1e3;
     let busbw = algbw * cell.operation.bus_factor(nranks);
-    let bound_us = moved(cell, nranks) as f64 / bandwidth.best() / 1e3;
+    let bound_us = moved(cell, times.algorithm, nranks) as f64 / bandwidth.best() / 1e3;
     let percent = if ndevices == 1 { 100.0 * bound_us / times.rotating_us } else { f64::NAN };
     let op = if cell.operation.reduces() { cell.op.name() } else { "none" };
     let wrong = times.wrong.map_or("-".into(), |wrong| wrong.to_string());
     say(&format!(
-        "{bytes:>12} {:>10} {op:>8} {:>16} {:>10.2} {:>10.2} {:>10.2} {algbw:>9.2} {busbw:>9.2} \
-         {percent:>7.1} {wrong:>6}  {scope}",
+        "{bytes:>12} {:>10} {op:>8} {:>16} {:>10.2} {:>10.2} {:>10.2} {:>10.2} {algbw:>9.2} \
+         {busbw:>9.2} {percent:>7.1} {wrong:>6}  {scope}",
         cell.data_type.name(),
         cell.operation.name(),
         times.hot_us,
         times.rotating_us,
         times.graph_us,
+        times.eager_one_stream_us,
     ));
     object([
         ("op", cell.operation.name().into()),
@@ -187,11 +215,14 @@ fn report(
         ("rotating_us", times.rotating_us.into()),
         ("graph_us", times.graph_us.into()),
         ("eager_us", times.eager_us.into()),
+        ("eager_one_stream_us", times.eager_one_stream_us.into()),
+        ("iterations", times.iterations.into()),
         ("algbw", algbw.into()),
         ("busbw", busbw.into()),
         ("bound_percent", percent.into()),
         ("wrong", times.wrong.map_or(Value::Null, Value::from)),
         ("transport", times.transport.into()),
+        ("algorithm", times.algorithm.into()),
         ("scope", scope.into()),
     ])
 }

@@ -99,7 +99,7 @@ impl Attempt<'_> {
         let setup = &self.launcher.setup;
         let mut facts = setup.facts(port, secret, self.launcher.name.clone(), self.restart);
         let second = self.links[0].greeting.as_ref().map_or(0, |greeting| greeting.second_port);
-        facts.meeting = setup.meeting(&self.launcher.options, second);
+        facts.meeting = setup.meeting(&self.launcher.options, second)?;
         for (host, link) in self.links.iter_mut().enumerate() {
             let raw = self.launcher.raw_number().filter(|_| setup.stations[host].remote.is_none());
             link.send(&ToAgent::Job(setup.job(host, &facts, raw)));

@@ -4,11 +4,12 @@
 //! and a reset takes what the other end has not read yet with it.
 
 use super::primitives::Seeded;
-use crate::bootstrap::network::socket::USER_TIMEOUT;
+use crate::bootstrap::network::socket::{KEEPALIVE_S, USER_TIMEOUT};
 use crate::bootstrap::network::stream::{Network, Stream, ended};
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -20,7 +21,7 @@ pub type Party = usize;
 /// Bytes that a direction holds at most.
 const WINDOW: usize = 16 << 10;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Happening {
     Wake(Party),
     Opened {
@@ -53,6 +54,8 @@ pub enum Happening {
     /// It has something to tell.
     Say(Party),
     Leave(Party),
+    /// From now on no more connections are harmed.
+    Calm,
     /// A stranger comes to a door with bytes of its own.
     Stranger {
         door: usize,
@@ -114,6 +117,8 @@ pub struct Net {
     silent: BTreeSet<Party>,
     pub recordings: Vec<(usize, Vec<u8>)>,
     pub bytes: u64,
+    begin: Instant,
+    history: DefaultHasher,
 }
 
 pub type Shared = Rc<RefCell<Net>>;
@@ -138,7 +143,14 @@ impl Net {
             silent: BTreeSet::new(),
             recordings: Vec::new(),
             bytes: 0,
+            begin: now,
+            history: DefaultHasher::new(),
         }
+    }
+
+    /// A number for all that has happened, and when, and for what was sent.
+    pub fn history(&self) -> u64 {
+        self.history.finish()
     }
 
     pub fn schedule(&mut self, at: Instant, what: Happening) {
@@ -149,6 +161,7 @@ impl Net {
     pub fn advance(&mut self) -> Option<Happening> {
         let Reverse((at, _, what)) = self.heap.pop()?;
         self.now = at;
+        (at - self.begin, what).hash(&mut self.history);
         Some(what)
     }
 
@@ -169,6 +182,21 @@ impl Net {
 
     pub fn silence(&mut self, party: Party) {
         self.silent.insert(party);
+        for pipe in 0..self.pipes.len() {
+            if self.pipes[pipe].sides.iter().any(|side| side.owner == party) {
+                self.probe(pipe);
+            }
+        }
+    }
+
+    /// The kernels at the ends that are watched ask whether the other one is there, in vain.
+    fn probe(&mut self, pipe: usize) {
+        let at = self.now + USER_TIMEOUT + Duration::from_secs(KEEPALIVE_S as u64);
+        for side in 0..2 {
+            if self.pipes[pipe].sides[side].watched {
+                self.schedule(at, Happening::TimedOut { pipe, side });
+            }
+        }
     }
 
     /// Whether what one end sends never gets to the other.
@@ -306,6 +334,7 @@ impl Net {
         if side == 0 && line.recording.len() < 512 {
             line.recording.extend(&moved);
         }
+        moved.hash(&mut self.history);
         line.sides[side].sent += taken as u64;
         line.sides[other].flying.extend(moved);
         let at = (now + line.delay + jitter).max(line.sides[other].latest.unwrap_or(now));
@@ -393,7 +422,11 @@ impl Network for Port {
     }
 
     fn watch(&self, line: &Line) {
-        self.net.borrow_mut().pipes[line.pipe].sides[line.side].watched = true;
+        let mut net = self.net.borrow_mut();
+        net.pipes[line.pipe].sides[line.side].watched = true;
+        if net.is_cut_off(line.pipe) {
+            net.probe(line.pipe);
+        }
     }
 }
 

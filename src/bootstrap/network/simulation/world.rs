@@ -1,5 +1,6 @@
 //! A job of some ranks on the virtual network, its faults, and what must be true in the end.
 
+use super::Simulated;
 use super::net::{Happening, Line, Net, Party, Port, Shared};
 use super::primitives::{Seeded, seed as seed_primitives, toy};
 use crate::bootstrap::UniqueId;
@@ -7,6 +8,7 @@ use crate::bootstrap::network::greeting::{ANYONE, Greeting, Purpose};
 use crate::bootstrap::network::handshake::Secret;
 use crate::bootstrap::network::host::{Host, Role};
 use crate::bootstrap::network::lobby::Lobby;
+use crate::bootstrap::network::meet::LAST_WORDS;
 use crate::bootstrap::network::member::Member;
 use crate::bootstrap::network::message::{NO_RANK, Party as Named};
 use crate::bootstrap::network::registry::Registry;
@@ -40,9 +42,8 @@ enum Fate {
     Stopped,
 }
 
-/// How long a rank waits; the time in which its last words may still leave.
+/// How long a rank waits.
 const PATIENCE: Duration = Duration::from_secs(20);
-const LAST_WORDS: Duration = Duration::from_millis(250);
 
 type Outcome = Result<Vec<Vec<u8>>, Error>;
 
@@ -156,9 +157,10 @@ impl World {
             }
         }
     }
+}
 
-    /// Let it happen. Whether all ranks met; or what is wrong with how it ended.
-    pub fn run(&mut self) -> Result<bool, String> {
+impl Simulated for World {
+    fn run(&mut self) -> Result<bool, String> {
         let limit = self.begin + 10 * PATIENCE;
         for happened in 0.. {
             // A hundred times what the busiest of meetings takes.
@@ -197,6 +199,12 @@ impl World {
         self.judge()
     }
 
+    fn net(&self) -> &Shared {
+        &self.net
+    }
+}
+
+impl World {
     fn is_over(&self) -> bool {
         let ranks = &self.actors[..self.nranks];
         ranks.iter().all(|actor| actor.outcome.is_some() || actor.fate != Fate::Lives)

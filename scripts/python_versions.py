@@ -1,0 +1,94 @@
+"""The Python package under every other Python that it runs on and the machine has.
+
+    python_versions.py WHEEL
+
+Each gets the wheel, NumPy and pytest in an environment of its own below target/, and runs the
+package's tests, two at a time; those of the programs in the pages run under one Python only. Prints
+how many passed under each.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = ROOT / "target/pythons"
+#: The oldest that `python/pyproject.toml` takes.
+OLDEST = 9
+REQUIREMENTS = ["numpy<3", "ml_dtypes<1", "pytest<10"]
+# Ten times what all of them take on two cores.
+MOST_SECONDS = 600
+PYTEST = re.compile(r"^\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s", re.MULTILINE)
+
+
+def others():
+    """An interpreter of each other release, by its minor number."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    folders += sorted(Path.home().glob(".pyenv/versions/*/bin"))
+    found = {}
+    for folder in folders:
+        for path in sorted(folder.glob("python3.*")):
+            named = re.fullmatch(r"python3\.(\d+)", path.name)
+            minor = int(named[1]) if named else 0
+            if minor >= OLDEST and minor != sys.version_info.minor and minor not in found:
+                # A name may stand for nothing, as pyenv's do for releases that are not chosen.
+                if ran(path, "-c", "import venv")[0]:
+                    found[minor] = path
+    return dict(sorted(found.items()))
+
+
+def ran(*words):
+    """Run a command to its end: whether it succeeded, and what it printed."""
+    try:
+        done = subprocess.run([str(word) for word in words], check=False, cwd=ROOT, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=MOST_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        return False, str(error)
+    return done.returncode == 0, done.stdout
+
+
+def tested(minor, interpreter, wheel):
+    """Install and test under one interpreter; whether all is well, and what was said."""
+    place = PLACES / f"3.{minor}"
+    python = place / "bin/python"
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python]
+    steps = [[*pip, "install", "--force-reinstall", "--no-deps", wheel],
+             [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/core",
+              "--ignore=python/tests/core/test_docs.py"]]
+    ready = place / f"ready-{'+'.join(REQUIREMENTS)}"
+    if not ready.exists():
+        steps[:0] = [[interpreter, "-m", "venv", "--without-pip", "--clear", place],
+                     [*pip, "install", *REQUIREMENTS], ["touch", ready]]
+    text = ""
+    for step in steps:
+        good, text = ran(*step)
+        if not good:
+            return False, text
+    return True, text
+
+
+def main():
+    """Test under all of them; 1 where something failed."""
+    found = others()
+    if not found:
+        print(f"under Python 3.{sys.version_info.minor} only: no other from 3.{OLDEST} on is here")
+        return 0
+    # Their tests wait for ranks of their own: with more at once they wait for each other's.
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda item: tested(*item, sys.argv[1]), found.items()))
+    for (minor, interpreter), (good, text) in zip(found.items(), results):
+        summary = PYTEST.search(text)
+        # pytest's last line is counted, the one behind it is read.
+        print(text if not good else summary[0] if summary else "FAILED: nothing was tested")
+        print(f"under Python 3.{minor}: {summary[0] if summary else 'it could not be tested'}")
+        if not good and not summary:
+            print(f"FAILED: the wheel under {interpreter}")
+    return 0 if all(good for good, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

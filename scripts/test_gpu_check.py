@@ -1,0 +1,267 @@
+"""scripts/gpu-check without a GPU and without its programs: the judge, the steps, the deadline. Run this file."""
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import py_compile
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import gpu_goals
+import gpu_pack
+from gpu_goals import KINDS, LARGE, MET, MISSED, PEERS, RANKS, SMALL, UNKNOWN
+from gpu_steps import MOST_SECONDS, Step, every_step
+
+SCRIPTS = Path(__file__).resolve().parent
+
+
+def loaded(name):
+    """A script as a module."""
+    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(SCRIPTS / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def report(sizes, **fields):
+    return [{"rows": [{"bytes": size, **fields} for size in sizes]}]
+
+
+def good_run():
+    """The lines of a run that meets every goal, by its steps."""
+    rows = {"processes-many": report([1024], iterations=5000),
+            "processes-large": report(LARGE[-1:], bound_percent=81)}
+    for ranks in RANKS:
+        small = {"graph_us": 3.9, "eager_one_stream_us": 5.9, "hot_us": 9.9}
+        rows[f"small-{ranks}"] = report([8 << shift for shift in range(14)], **small)
+        for kind in KINDS:
+            rows[f"large-{ranks}-{kind}"] = report([1 << 20, *LARGE], bound_percent=93, rotating_us=95,
+                                                   hot_us=94)
+        rows[f"together-twoshot-{ranks}"] = report(LARGE, rotating_us=100, algorithm="twoshot")
+        rows[f"together-ring-{ranks}"] = report(LARGE, bound_percent=80, algorithm="ring")
+    for peer in PEERS:
+        name = f"peer-{peer.split('.')[-1]}"
+        cells = [(ranks, size) for ranks in RANKS for size in [*SMALL, *LARGE]]
+        rows[name] = [{"peer": peer, "ranks": ranks, "bytes": size, "mode": mode, "time_us": 190}
+                      for ranks, size in cells for mode in ["eager", "graph"]]
+    return {name: {"step": name, "status": 0, "rows": all_rows} for name, all_rows in rows.items()}
+
+
+def verdicts(run):
+    return {row["goal"]: row for row in gpu_goals.judge(run.values())}
+
+
+class Judge(unittest.TestCase):
+    def changed(self, goal, verdict, change):
+        """Only one goal changes its verdict with one row."""
+        run = good_run()
+        change(run)
+        others = {name: row["verdict"] for name, row in verdicts(run).items() if row["verdict"] != MET}
+        self.assertEqual(others, {goal: verdict})
+
+    def test_a_good_run_meets_every_goal(self):
+        rows = verdicts(good_run())
+        self.assertEqual({row["verdict"] for row in rows.values()}, {MET})
+        self.assertEqual(len(rows), 6 + 7 + 3 + 3 + 9 + 12 + 2)
+        self.assertEqual(rows["busbw of 2 ranks, >= 64 MiB, of nccl"]["value"], 190 / 94)
+
+    def test_every_goal_is_missed_by_its_own_row(self):
+        def put(step, index, field, value):
+            return lambda run: run[step]["rows"][0]["rows"][index].__setitem__(field, value)
+        self.changed("fused of 4 ranks, bfloat16, >= 64 MiB, of the bound 2NS/B", MISSED,
+                     put("large-4-bfloat16", 2, "bound_percent", 91.9))
+        self.changed("eager on one stream, 8 ranks, <= 64 KiB", MISSED,
+                     put("small-8", 13, "eager_one_stream_us", 6.1))
+        self.changed("eager on two streams, 2 ranks, <= 64 KiB", MISSED, put("small-2", 5, "hot_us", 10.1))
+        self.changed("two-shot of 8 ranks in one launch, >= 64 MiB, of fused", MISSED,
+                     put("together-twoshot-8", 1, "rotating_us", 106))
+        self.changed("ring of 2 ranks in one launch, >= 64 MiB, of (6N-4)S/B", MISSED,
+                     put("together-ring-2", 0, "bound_percent", 79.9))
+        self.changed("operations of two processes by IPC without a hang", MISSED,
+                     put("processes-many", 0, "iterations", 4999))
+        self.changed("graph replay, 2 ranks, <= 64 KiB", MISSED, put("small-2", 3, "graph_us", 4.1))
+
+    def test_what_is_not_there_is_not_measured_and_says_why(self):
+        def without(run):
+            run["peer-nccl"]["rows"] = [{"peer": "nccl", "error": "NCCL 2.27 refuses"}]
+            run["peer-nccl"]["status"] = 1
+        run = good_run()
+        without(run)
+        unknown = [row for row in verdicts(run).values() if row["verdict"] == UNKNOWN]
+        self.assertEqual(len(unknown), 6)
+        self.assertTrue(all("NCCL 2.27 refuses" in row["why"] for row in unknown))
+        self.changed("operations of two processes by IPC without a hang", UNKNOWN,
+                     lambda run: run["processes-many"].update(status="out of time"))
+        # A fused call is no two-shot, whatever the step is called.
+        self.changed("two-shot of 4 ranks in one launch, >= 64 MiB, of fused", UNKNOWN,
+                     lambda run: run.update({"together-twoshot-4": {
+                         "step": "together-twoshot-4", "status": 0,
+                         "rows": report(LARGE, rotating_us=95, algorithm="fused")}}))
+        self.changed("graph replay, 4 ranks, <= 64 KiB", UNKNOWN,
+                     lambda run: run["small-4"]["rows"][0]["rows"][12].update(graph_us=None))
+        self.assertEqual({row["verdict"] for row in verdicts({}).values()}, {UNKNOWN})
+
+    def test_the_fastest_of_a_peer_counts(self):
+        run = good_run()
+        run["peer-symmetric"]["rows"].append({"peer": "symmetric", "ranks": 2, "bytes": 8, "mode": "eager",
+                                              "way": "one-shot", "time_us": 20})
+        row = verdicts(run)["latency of 2 ranks, <= 64 KiB, eager, below symmetric"]
+        self.assertEqual((row["verdict"], row["value"]), (MISSED, 20 / 9.9))
+
+
+class Steps(unittest.TestCase):
+    def test_the_limits_add_up_with_a_sanitizer(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            program = Path(scratch) / "compute-sanitizer"
+            program.write_text("#!/bin/sh\n")
+            program.chmod(0o755)
+            before, os.environ["PATH"] = os.environ["PATH"], f"{scratch}:{os.environ['PATH']}"
+            try:
+                steps = list(every_step(Path(scratch), False, Path(scratch)))
+            finally:
+                os.environ["PATH"] = before
+        sanitized = {step.name: step for step in steps if "sanitizer" in step.name}
+        self.assertEqual(len(sanitized), 3)
+        # Only memcheck knows the option.
+        quiet = [name for name, step in sanitized.items() if "--report-api-errors" in step.words]
+        self.assertEqual(quiet, ["sanitizer-memcheck"])
+        self.assertLessEqual(sum(step.limit for step in steps), MOST_SECONDS)
+        self.assertEqual(len({step.name for step in steps}), len(steps))
+
+    def test_every_size_of_the_peers_is_timed(self):
+        def value(words, name):
+            text = str(words[words.index(name) + 1])
+            return int(text.replace("K", "")) << 10 if "K" in text else \
+                int(text.replace("M", "")) << 20 if "M" in text else int(text)
+        for step in every_step(Path("x"), False, Path("x")):
+            if not step.name.startswith(("small", "large", "together")):
+                continue
+            least, most, factor = (value(step.words, name) for name in ["-b", "-e", "-f"])
+            sizes = {least * factor ** power for power in range(30) if least * factor ** power <= most}
+            if step.name.startswith(("small", "together-oneshot")):
+                self.assertLessEqual({SMALL[0], SMALL[-1]}, sizes, step.name)
+            else:
+                self.assertLessEqual(set(LARGE), sizes, step.name)
+            if step.name.startswith("small"):
+                self.assertLessEqual(set(SMALL), sizes, step.name)
+
+    def test_rows_of_another_way_are_surprises(self):
+        step = Step("together", 1, "x", expects={"algorithm": "ring"})
+        self.assertEqual(list(step.surprises(report([8], algorithm="ring"))), [])
+        self.assertEqual(list(step.surprises(report([8], algorithm="fused"))),
+                         ["8 bytes: algorithm is fused, not ring"])
+
+
+class Runs(unittest.TestCase):
+    def setUp(self):
+        self.check = loaded("gpu-check")
+
+    def test_a_step_ends_at_its_limit_and_leaves_its_rows(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = Path(scratch) / "rows.json"
+            script = f"echo '{{\"rows\": [1]}}' > {rows}; echo '{{\"a\": 1}}'; sleep 30 & sleep 30"
+            begun = time.monotonic()
+            result = self.check.execute(Step("slow", 9, "sh", "-c", script, rows=rows), 3)
+        self.assertLess(time.monotonic() - begun, 10)
+        self.assertEqual(result["status"], "out of time")
+        self.assertEqual(result["rows"], [{"a": 1}, {"rows": [1]}])
+
+    def test_what_a_test_program_skips_is_counted(self):
+        said = "test a ... ok\nskipped: flags::a_test: needs two devices\nok"
+        result = self.check.execute(Step("tests", 9, "printf", said), 5)
+        self.assertEqual(result["skipped"], [("flags::a_test", "needs two devices")])
+
+    def test_what_finds_no_device_has_not_passed(self):
+        for said in ["skipped: no device", "running 9 tests\nskipped: no device (there is no driver)\nok"]:
+            self.assertEqual(self.check.execute(Step("tests", 9, "printf", said), 5)["status"], "no device")
+
+    def test_a_measurement_without_rows_has_failed(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = Path(scratch) / "rows.json"
+            for script, status in [(":", "left no rows"), (f"echo '{{\"rows\": []}}' > {rows}", "left no rows"),
+                                   (f"echo '{{\"rows\": [{{}}]}}' > {rows}", 0)]:
+                step = Step("measured", 9, "sh", "-c", script, rows=rows)
+                self.assertEqual(self.check.execute(step, 5)["status"], status)
+
+    def test_what_may_be_missing(self):
+        def failures(dry, *names):
+            run = self.check.Run(Path("x"), dry, io.StringIO())
+            run.do(Step("a", 5, "true", needs=[Path("nowhere") / name for name in names]), 5)
+            return run.failed, run.incomplete
+        out, sys.stdout = sys.stdout, io.StringIO()
+        try:
+            self.assertEqual(failures(False, "ring-perf"), (0, 1))
+            self.assertEqual(failures(True, "cuda-tests"), (0, 0))
+            self.assertEqual(failures(True, "compute-sanitizer"), (0, 0))
+            self.assertEqual(failures(True, "cuda-tests", "ring-perf"), (1, 0))
+        finally:
+            sys.stdout = out
+
+    def test_ends_differ(self):
+        def status_of(*ends):
+            run = self.check.Run(Path("x"), False, io.StringIO())
+            for name, script in ends:
+                run.do(Step(name, 5, "sh", "-c", script), 5)
+            return run.status()
+        out, sys.stdout = sys.stdout, io.StringIO()
+        try:
+            self.assertEqual(status_of(("a", "exit 0"), ("peer-b", "exit 0")), 0)
+            self.assertEqual(status_of(("a", "exit 0"), ("peer-b", "exit 1")), self.check.INCOMPLETE)
+            self.assertEqual(status_of(("a", "exit 1"), ("peer-b", "exit 1")), 1)
+        finally:
+            sys.stdout = out
+
+    def test_a_peer_without_its_library_says_so(self):
+        for peer in ["stack", "nccl", "symmetric"]:
+            # No package of this machine's is found.
+            words = [sys.executable, "-S", str(SCRIPTS / "gpu-peers.py"), peer, "5"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("torch", json.loads(done.stdout.splitlines()[0])["error"])
+
+    def test_scripts_compile(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in [*SCRIPTS.glob("gpu*.py"), SCRIPTS / "gpu-check"]:
+                py_compile.compile(str(path), cfile=str(Path(scratch) / "x"), doraise=True)
+
+
+class Patterns(unittest.TestCase):
+    def test_a_period_is_all_of_it(self):
+        ranks = loaded("gpu-ranks.py")
+        for rank, turn in [(0, 1), (7, 40)]:
+            whole = [float((7 * i + 13 * rank + 17 * turn) % 61) for i in range(ranks.PATTERN_BYTES // 4)]
+            self.assertEqual(ranks.repeated(ranks.pattern(rank, turn)), struct.pack(f"{len(whole)}f", *whole))
+
+
+class Origin(unittest.TestCase):
+    def test_another_checkouts_programs_are_told(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            self.assertFalse(gpu_pack.origin(folder)["is_this_checkout"])
+            (folder / gpu_pack.ORIGIN).write_text(json.dumps({"commit": "a", "sources": gpu_pack.digest()}))
+            self.assertEqual(gpu_pack.origin(folder)["commit"], "a")
+            self.assertTrue(gpu_pack.origin(folder)["is_this_checkout"])
+            (folder / gpu_pack.ORIGIN).write_text(json.dumps({"commit": "a", "sources": "0"}))
+            (folder / "ring-perf").touch()
+            done = subprocess.run([SCRIPTS / "gpu-check", folder], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("made of other sources", done.stderr)
+
+    def test_one_changed_byte_is_another_checkout(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            root = Path(scratch)
+            (root / "src").mkdir()
+            (root / "src/a.rs").write_text("a")
+            before = gpu_pack.digest(root)
+            (root / "src/a.rs").write_text("b")
+            self.assertNotEqual(before, gpu_pack.digest(root))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,35 @@
+"""How scripts/test counts what its commands print, without running any suite. Run this file."""
+
+import unittest
+
+import results
+
+
+class Outcomes(unittest.TestCase):
+    def counted(self, words, code, text):
+        """What a command counts as that prints this."""
+        return results.outcome(words.split(), code, *results.count(text)[:2])
+
+    def test_results_count(self):
+        result = "test result: ok. 3 passed; 0 failed; 0 ignored\n"
+        self.assertEqual(self.counted("cargo test", 0, 2 * result), (6, 0))
+        # Of several programs some have nothing to do with a filter.
+        none = result.replace("3", "0")
+        self.assertEqual(self.counted("cargo test -- a", 0, none + result + none), (3, 0))
+        self.assertEqual(self.counted("python -m pytest -q", 0, "3 passed, 1 skipped in 0.10s"), (3, 0))
+        self.assertEqual(self.counted("python -m pytest -q", 1, "3 passed, 2 failed in 0.10s"), (3, 2))
+
+    def test_where_nothing_was_tested_it_failed(self):
+        result = "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out\n"
+        self.assertEqual(self.counted("cargo test -- nothing_has_this_name", 0, 2 * result), (0, 1))
+        self.assertEqual(self.counted("python -m pytest -q", 0, "3 skipped in 0.10s"), (0, 1))
+
+    def test_other_commands_are_one_each(self):
+        self.assertEqual(self.counted("cargo fmt --check", 0, ""), (1, 0))
+        self.assertEqual(self.counted("cargo build --release", 0, ""), (0, 0))
+        for words in ["cargo build", "cargo fmt --check", "cargo test"]:
+            self.assertEqual(self.counted(words, 101, ""), (0, 1))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+//! How a communicator fails: once and for all, and its peers learn of it at once.
+
+use super::gpu::Gpu;
+use super::{Communicator, WARNINGS};
+use crate::error::Error;
+use crate::sync::atomic::Ordering::*;
+use crate::transport::wait;
+use std::io::{Write, stderr};
+use std::time::{Duration, Instant};
+
+/// A visitor that has not left in this time is stopped: a slow core that copies 5 GB/s has moved
+/// ten gigabytes in it.
+const STOPPED: Duration = Duration::from_secs(2);
+/// A panic in the middle of an operation breaks the communicator: its connections are half used.
+pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        self.0.failed(Error::Internal(format!("rank {} panicked in an operation", self.0.rank)));
+    }
+}
+impl Communicator {
+    /// Keep the error and tell the peers, unless the call never started.
+    #[cold]
+    pub(super) fn failed(&self, error: Error) -> Error {
+        if matches!(error, Error::InvalidArgument(_)) {
+            return error;
+        }
+        if self.config.debug >= WARNINGS {
+            self.say(&error.to_string());
+        }
+        self.failure.lock().get_or_insert_with(|| error.clone());
+        self.tell(&error);
+        // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
+        self.watched.aborted.store(true, Release);
+        self.see_visitors_off();
+        error
+    }
+
+    /// Wait until no peer uses this rank's buffers any more: they are about to be the caller's
+    /// again.
+    ///
+    /// A visit is a copy and waits for nobody; a visitor that died has ended it, and one that is
+    /// stopped is given up on.
+    fn see_visitors_off(&self) {
+        let started = Instant::now();
+        for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
+            while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
+                if self.watched.dead().contains(&peer) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+        self.gpu.iter().for_each(|gpu| gpu.see_launches_off(STOPPED));
+    }
+
+    /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
+    #[cold]
+    pub(super) fn say(&self, text: &str) {
+        // Nobody may be reading any more, and that fails no call.
+        let _ = writeln!(stderr(), "ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
+    }
+
+    /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
+    pub(super) fn tell(&self, error: &Error) {
+        let pages = &self.watched.pages;
+        self.gpu.iter().for_each(Gpu::stop);
+        match error {
+            Error::Remote { peer, text, .. } => pages.mine().fail(peer.rank, text),
+            error => pages.mine().fail(self.rank, &error.to_string()),
+        }
+        for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
+            wait::ring_bell(&pages.of(peer).bell);
+        }
+        self.watched.publish();
+    }
+
+    /// Fail everything running on this rank and tell the peers. From any thread.
+    pub fn abort(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        let aborted = self.aborted();
+        self.aborts.fetch_add(1, Release);
+        self.failure.lock().get_or_insert_with(|| aborted.clone());
+        // Release: pairs with the Acquire in `check` and in the watch.
+        self.watched.aborted.store(true, Release);
+        self.tell(&aborted);
+        wait::ring_bell(&self.watched.pages.mine().bell);
+    }
+
+    pub(super) fn aborted(&self) -> Error {
+        Error::Aborted { rank: self.rank, operation: None }
+    }
+
+    pub(super) fn aborts(&self) -> u64 {
+        self.aborts.load(Acquire)
+    }
+
+    /// The error of the last call that failed here: one that the caller [noted](Self::note), or
+    /// that of a group or of a call on a stream.
+    pub fn last_error(&self) -> Option<Error> {
+        self.last_error.lock().clone()
+    }
+
+    /// Keep an error for [`Communicator::last_error`].
+    pub fn note(&self, error: &Error) {
+        *self.last_error.lock() = Some(error.clone());
+    }
+
+    /// The error that broke the communicator, if one has: this rank's own, or a peer's failure or
+    /// death that the next call would run into.
+    pub fn async_error(&self) -> Option<Error> {
+        let failure = self.failure.lock().clone();
+        let late = || self.watched.lateness(self.gpu.as_ref());
+        failure.or_else(late).or_else(|| self.watched.trouble())
+    }
+}

@@ -1,0 +1,166 @@
+//! The connections of a communicator: how many slots of how many bytes fit a rank's buffers.
+
+use crate::config::{Config, DEFAULT_BUFFER_BYTES};
+use crate::error::{Error, Result};
+use crate::transport::fifo::Geometry;
+
+/// The longest a slot is: a slot, what it is reduced with and the result share the second-level
+/// cache (1 MiB on Zen 4) with as much again of the slice before.
+const LONGEST_SLOT: usize = 128 << 10;
+
+/// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
+/// With as many as give a ring of 4 MiB, writers meet lines that both second-level caches have let
+/// go: 64 KiB between two processes take 3.6 us, with a quarter of it 6.1 us, with twice as much no
+/// less (`benches/results/constants-2026-11-21.txt`).
+pub(super) const DEPTH: usize = 32;
+
+/// Bytes of a rank's rings: as configured, else the default, of which more than two ranks take
+/// half, so that all rings together leave room in the last-level cache. With 4 ranks on 2 near
+/// cores 64 KiB take 19 us in place of 23, and 1 MiB 260 in place of 310
+/// (`benches/results/far-2026-11-21.txt`).
+pub(super) fn buffer_bytes(config: &Config, nranks: usize) -> usize {
+    let default = if nranks > 2 { DEFAULT_BUFFER_BYTES / 2 } else { DEFAULT_BUFFER_BYTES };
+    config.buffer_bytes.unwrap_or(default)
+}
+
+/// A connection's slots under the buffer budget of one rank.
+pub(super) fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
+    /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
+    const LINE: usize = 64;
+    let bytes = buffer_bytes(config, nranks);
+    let share = bytes / (nranks - 1).max(1);
+    let slot =
+        |depth: usize| (share.saturating_sub(2 * LINE) / depth).saturating_sub(LINE) / LINE * LINE;
+    let depth = [DEPTH, 16, 8, 4].into_iter().find(|depth| slot(*depth) >= 8 << 10).unwrap_or(2);
+    let slot_bytes = slot(depth).min(LONGEST_SLOT);
+    if slot_bytes < LINE && nranks > 1 {
+        return Err(Error::argument(format!(
+            "RINGCOMM_BUFFSIZE={bytes} leaves no room for {} peers; give at least {}",
+            nranks - 1,
+            (nranks - 1) * (2 * LINE + 2 * (LINE + LINE))
+        )));
+    }
+    Ok(Geometry { depth, slot_bytes: slot_bytes.max(LINE) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::plan;
+    use crate::algorithm::select::{Costs, Hosts, Question, choose};
+    use crate::executor::bind::{Bound, Cut, Shape};
+    use crate::executor::layout::Layout;
+    use crate::executor::links::SegmentMap;
+    use crate::plan::Collective;
+
+    fn map(config: &Config, nranks: usize) -> SegmentMap {
+        SegmentMap { nranks, geometry: geometry(config, nranks).unwrap() }
+    }
+
+    #[test]
+    fn who_asks_for_the_size_of_the_default_gets_all_of_it() {
+        let asked = Config { buffer_bytes: Some(DEFAULT_BUFFER_BYTES), ..Config::default() };
+        assert_eq!(buffer_bytes(&asked, 4), DEFAULT_BUFFER_BYTES);
+        assert_eq!(buffer_bytes(&Config::default(), 4), DEFAULT_BUFFER_BYTES / 2);
+        assert_eq!(buffer_bytes(&Config::default(), 2), DEFAULT_BUFFER_BYTES);
+    }
+
+    #[test]
+    fn a_segment_is_the_pages_and_at_most_the_buffers_that_were_asked_for() {
+        let pages = map(&Config::default(), 1).bytes();
+        // A control page of about 70 KiB, and as much again for messages; a page for devices.
+        assert!(pages <= 256 << 10, "{pages}");
+        for nranks in [2, 3, 4, 7, 8, 64, 100, 1000, 4096] {
+            for asked in [None, Some(1), Some(2), Some(4), Some(64), Some(1024)] {
+                let buffer_bytes = asked.map(|mib: usize| (mib << 20) + 1000);
+                let config = Config { buffer_bytes, ..Config::default() };
+                let Ok(geometry) = geometry(&config, nranks) else {
+                    // Some 400 bytes for each of 4,095 peers are more than 1 MiB.
+                    assert!(nranks == 4096 && asked == Some(1));
+                    continue;
+                };
+                let bytes = SegmentMap { nranks, geometry }.bytes() - pages;
+                let most = super::buffer_bytes(&config, nranks);
+                assert!(bytes <= most, "{nranks} ranks, {asked:?} MiB: {bytes} of {most}");
+            }
+        }
+    }
+
+    /// Bind what is chosen for one element, and for some, of each rank.
+    fn bind_chosen(collective: Collective, nranks: usize, element: usize, associative: bool) {
+        let slot_bytes = geometry(&Config::default(), nranks).unwrap().slot_bytes;
+        for count in [1, 7, 1000] {
+            let vector = matches!(
+                collective,
+                Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+            );
+            let blocks = if vector { 1 } else { nranks };
+            let barrier = collective == Collective::Barrier;
+            let question = Question {
+                collective,
+                nranks,
+                hosts: Hosts::one(nranks),
+                bytes: if barrier { 0 } else { blocks * count * element },
+                element,
+                associative: associative || !collective.reduces(),
+                deterministic: false,
+                direct: false,
+                in_place: false,
+                slot_bytes,
+                forced: None,
+            };
+            let choice = choose(&question, &Costs { cores: nranks, ..Costs::default() });
+            let plan = |rank| plan(choice.algorithm, collective, rank, nranks, 0).unwrap();
+            for rank in [0, nranks - 1] {
+                let mine = plan(rank);
+                let layout = Layout::new(collective, rank, nranks, mine.nchunks, count, None);
+                // The widest and longest messages are theirs.
+                let plans = [0, 1, nranks / 2, nranks - 1].into_iter().map(plan);
+                let shape = Shape {
+                    layout: &layout,
+                    element,
+                    reduction: None,
+                    scales: false,
+                    slot_bytes,
+                    pipelined: false,
+                    cut: Cut::new(plans, &layout, element),
+                };
+                let bound = Bound::new(&mine, shape);
+                assert!(bound.is_ok(), "{question:?} {choice:?}: {:?}", bound.err());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_chosen_for_many_ranks_fits_their_slots() {
+        for nranks in [512, 1024, 4096] {
+            for collective in Collective::ALL {
+                for element in [1, 2, 4, 8] {
+                    bind_chosen(collective, nranks, element, true);
+                }
+                bind_chosen(collective, nranks, 4, false);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_forced_and_does_not_fit_gives_way() {
+        use crate::algorithm::Algorithm::Doubling;
+        let question = |element, nranks| Question {
+            collective: Collective::AllGather,
+            nranks,
+            hosts: Hosts::one(nranks),
+            bytes: nranks * element,
+            element,
+            associative: true,
+            deterministic: false,
+            direct: false,
+            in_place: false,
+            slot_bytes: geometry(&Config::default(), nranks).unwrap().slot_bytes,
+            forced: Some(Doubling),
+        };
+        let chosen = |question| choose(&question, &Costs::default()).algorithm;
+        assert_eq!(chosen(question(4, 256)), Doubling);
+        assert_ne!(chosen(question(4, 1024)), Doubling);
+    }
+}

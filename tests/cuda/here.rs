@@ -1,0 +1,66 @@
+//! What there is here to test on: tests that need another machine say so, and are counted.
+
+use super::gate::{child, is_child};
+use super::{Bench, fake, ndevices};
+use ringcomm::device::cuda::Kernels;
+use std::io::{Write, stderr};
+use std::time::Duration;
+
+/// Say, past the harness, that the test that runs has nothing to do here: the harness will count it
+/// as passed, and the scripts count these lines.
+pub fn skip(why: &str) {
+    let thread = std::thread::current();
+    let _ = writeln!(stderr(), "skipped: {}: {why}", thread.name().unwrap_or("cuda::a_test"));
+}
+
+/// Whether the driver is the one without a GPU; says so where the test needs it and it is not.
+pub fn is_on_fake() -> bool {
+    if !fake::is_there() && ndevices() > 0 {
+        skip("only the driver without a GPU fails, counts or lies on demand");
+    }
+    fake::is_there()
+}
+
+/// Whether there are so many devices; says so where there are some, and fewer.
+pub fn has_devices(count: usize) -> bool {
+    let found = ndevices();
+    if (1..count).contains(&found) {
+        skip(&format!("needs {count} devices, and there are {found}"));
+    }
+    found >= count
+}
+
+/// Whether this is the process in which `test` may ask the driver without a GPU for its tricks;
+/// where that driver is there and this is not, runs that process, with other variables.
+pub fn is_apart(test: &str, variables: &[(&str, &str)]) -> bool {
+    if is_child() {
+        return true;
+    }
+    if is_on_fake() {
+        child(test, variables);
+    }
+    false
+}
+
+/// Whether this is the process in which `test` may [`hold`] streams. On the driver without a GPU
+/// that is one of its own, as they hold others of their queue for longer than they have to.
+pub fn may_hold(test: &str) -> bool {
+    ndevices() > 0 && (!fake::is_there() || is_apart(test, &[]))
+}
+
+/// Give a stream something that takes so long; on the driver without a GPU until [`release`].
+pub fn hold(bench: &Bench, time: Duration) {
+    let _current = bench.device.enter().unwrap();
+    if fake::is_there() {
+        return fake::hold(bench.stream.raw());
+    }
+    let kernels = Kernels::of(&bench.device).unwrap().expect("built with kernels");
+    // SAFETY: the bench's own stream.
+    unsafe { kernels.delay(time.as_nanos() as u64, bench.stream.raw()) }.unwrap();
+}
+
+pub fn release() {
+    if fake::is_there() {
+        fake::release();
+    }
+}
