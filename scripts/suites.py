@@ -1,32 +1,24 @@
-"""The suites behind `scripts/test`: what each runs.
+"""The suites of `scripts/test`: what each runs.
 
-A suite is a function that returns its commands; every command's output goes to one log, from which
-passes and failures are counted (results.py). A suite or a part of one for which the machine lacks
-something is skipped where RINGCOMM_SKIP names it, and has failed where not.
+A suite is a function that returns its commands, or raises Missing where the machine lacks something.
+run_suites.py runs them.
 """
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import aarch64 as cross
-from results import FAILING, count, outcome
-from tools import (Missing, cmake, install_early, libclang, need, nvcc, pinned,
-                   tensorflow_venv, torch_venv, venv)
+from tools import (Missing, cmake, libclang, need, nvcc, pinned, tensorflow_venv, torch_venv,
+                   venv)
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
 LOGS = TARGET / "test-logs"
 HOST = "x86_64-unknown-linux-gnu" if os.uname().machine == "x86_64" else (
     os.uname().machine + "-unknown-linux-gnu")
-
-# A command that takes longer than this has hung: the slowest, with everything to compile, takes a
-# quarter of it on two cores.
-MOST_SECONDS = 1800
 
 
 class Command:
@@ -347,118 +339,3 @@ def fuzz():
 
 SUITES = [style, unit, kernels, loom, tsan, asan, aarch64, fuzz, abi, examples, install, python,
           torch, training, peers, namespaces, cuda]
-
-
-def execute(command, out):
-    """Run one command, with everything it started, to its end or its time; returns its status."""
-    try:
-        process = subprocess.Popen(command.words, cwd=command.cwd, stdin=subprocess.DEVNULL,
-                                   env={**os.environ, **command.env}, stdout=out,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
-    except OSError as error:
-        out.write(f"error: {error}\n")
-        return 1
-    try:
-        return process.wait(MOST_SECONDS)
-    except subprocess.TimeoutExpired:
-        out.write(f"error: killed after {MOST_SECONDS} s\n")
-        return 1
-    finally:
-        # What it forked goes with it, also when it is itself interrupted.
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-
-
-# What may be skipped where the machine lacks something. Only some machines let a user make network
-# namespaces; all else is needed to say that the tests pass.
-MAY_SKIP = os.environ.get("RINGCOMM_SKIP", "namespaces").split(",")
-
-# What was skipped with this permission.
-skipped = []
-
-
-def lacks(name, reason):
-    """Note what cannot run; the failures that it counts as."""
-    if name in MAY_SKIP:
-        print(f"{name}: skipped: {reason}", flush=True)
-        skipped.append(name)
-        return 0
-    print(f"{name}: failed: {reason}; RINGCOMM_SKIP names what to do without", flush=True)
-    return 1
-
-
-def run(suite):
-    """Run one suite; returns its counts."""
-    name, start = suite.__name__, time.monotonic()
-    log = LOGS / f"{name}.log"
-    try:
-        commands = suite()
-    except Missing as reason:
-        return 0, lacks(name, reason)
-    passed, failed, idle, notes = 0, 0, 0, []
-    log.write_text("")
-    for command in commands:
-        if isinstance(command, Lacking):
-            failed += lacks(command.name, command.reason)
-            continue
-        line = " ".join(command.words)
-        begin = log.stat().st_size
-        with log.open("a") as out:
-            out.write(f"$ {line}\n")
-            out.flush()
-            code = execute(command, out)
-        with log.open(errors="replace") as read:
-            read.seek(begin)
-            counts = count(read.read())
-        good, bad = outcome(command.words, code, *counts[:2])
-        passed, failed = passed + good, failed + bad
-        notes += counts[2]
-        idle += counts[3]
-        if bad:
-            why = "nothing was tested by " if code == 0 and not any(counts[:2]) else ""
-            print(f"{name}: failed: {why}{line} (see {log.relative_to(ROOT)})", flush=True)
-            if command.words[:2] == ["cargo", "build"]:
-                break
-    for note in notes:
-        print(f"{name}: {note}", flush=True)
-    seconds = time.monotonic() - start
-    nothing = f", {idle} of them with nothing to do here" if idle else ""
-    print(f"{name}: {passed} passed{nothing}, {failed} failed ({seconds:.0f} s)", flush=True)
-    if failed:
-        failing = [line for line in log.read_text(errors="replace").splitlines()
-                   if FAILING.search(line)]
-        print("".join(f"    {line}\n" for line in failing[:40]), end="", flush=True)
-    return passed, failed
-
-
-def main():
-    names = {suite.__name__: suite for suite in SUITES}
-    unknown = [name for name in sys.argv[1:] if name not in names]
-    if unknown:
-        print(f"no suite {', '.join(unknown)}; there are: {' '.join(names)}", file=sys.stderr)
-        return 2
-    LOGS.mkdir(parents=True, exist_ok=True)
-    # Output of the programs is compared and counted: no colours.
-    os.environ.update({"CARGO_TERM_COLOR": "never", "NO_COLOR": "1"})
-    chosen = [names[name] for name in sys.argv[1:]] or SUITES
-    if kernels in chosen or (TARGET / "venv-cuda").exists():
-        try:
-            os.environ["NVCC"] = nvcc()
-        except Missing as reason:
-            print(f"no kernels in what follows: {reason}", flush=True)
-    # The network has minutes to spare while the first suites compile.
-    large = {torch: [torch_venv], training: [torch_venv, tensorflow_venv]}
-    install_early(dict.fromkeys(make for suite in chosen for make in large.get(suite, [])))
-    results = [run(suite) for suite in chosen]
-    passed, failed = (sum(column) for column in zip(*results))
-    print(f"{passed} passed, {failed} failed")
-    if skipped:
-        print(f"{len(skipped)} suites skipped: {' '.join(skipped)}")
-    return 1 if failed or not passed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

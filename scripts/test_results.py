@@ -1,8 +1,11 @@
-"""How scripts/test counts what its commands print, without running any suite. Run this file."""
+"""How scripts/test counts what its commands print and what it compiles early, without running any
+suite. Run this file."""
 
 import unittest
 
 import results
+from run_suites import only_built
+from suites import Command, Lacking
 
 
 class Outcomes(unittest.TestCase):
@@ -29,6 +32,18 @@ class Outcomes(unittest.TestCase):
         self.assertEqual(self.counted("cargo build --release", 0, ""), (0, 0))
         for words in ["cargo build", "cargo fmt --check", "cargo test"]:
             self.assertEqual(self.counted(words, 101, ""), (0, 1))
+
+    def test_what_is_compiled_early_is_what_runs_later(self):
+        def built(*words):
+            early = only_built(Command(*words, env={"A": "1"}))
+            return early and (" ".join(early.words), early.env["A"])
+        self.assertEqual(built("cargo", "test", "--lib", "--", "--skip", "a"),
+                         ("cargo test --lib --no-run", "1"))
+        self.assertEqual(built("cargo", "run", "--bin", "a", "--", "b"), ("cargo build --bin a", "1"))
+        self.assertEqual(built("cargo", "build", "--release"), ("cargo build --release", "1"))
+        self.assertIsNone(built("cargo", "fmt", "--check"))
+        self.assertIsNone(built("scripts/sass.py"))
+        self.assertIsNone(only_built(Lacking("a", "b")))
 
 
 if __name__ == "__main__":

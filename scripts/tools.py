@@ -111,8 +111,17 @@ PACKAGES = {"nm": "binutils", "readelf": "binutils", "ip": "iproute2", "tc": "ip
             "nft": "nftables", "unshare": "util-linux"}
 
 
+# It lets one at a time install.
+apt = threading.Lock()
+
+
 def debian(package):
     """Install a package where this is Debian and we may; whether that worked."""
+    with apt:
+        return install_package(package)
+
+
+def install_package(package):
     if not shutil.which("apt-get") or os.geteuid() != 0:
         return False
     quiet = {"check": False, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL,
