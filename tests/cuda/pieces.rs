@@ -209,6 +209,8 @@ fn with_failure(place: &super::support::processes::Seat, words: &[&str]) -> Stri
     for _ in 0..3 {
         // SAFETY: the memory lives until the stream is synchronized.
         if let Err(error) = unsafe { comm.call(&call) } {
+            // Calls before this one may still run.
+            bench.stream.synchronize().unwrap();
             return format!("error: {error}");
         }
     }
