@@ -52,7 +52,6 @@ class Channel:
         self.post, self.peer = post, peer
         self.lane: Optional[Lane] = None
         self.failure: Optional[BaseException] = None
-        self.lock = threading.Lock()
 
     def _join(self, key: str, end: int) -> None:
         try:
@@ -87,6 +86,7 @@ class Sender(Channel):
 
     def __init__(self, post: Any, peer: int) -> None:
         super().__init__(post, peer)
+        self.lock = threading.Lock()
         self._waiting: Deque[Any] = deque()
         self._sent: Deque[Any] = deque()
         self._given_up = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections import deque
 from typing import Any, Deque, Optional, Tuple
@@ -11,7 +12,7 @@ import torch
 
 from .._native import DataType, Result, lib
 from ..errors import RingError, RingUsageError
-from .channel import BYTE, HEADER_BYTES, LOOK, Channel, Header
+from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, Channel, Header
 from .lane import Lane
 from .types import movable
 
@@ -30,6 +31,9 @@ class Receiver(Channel):
         self._asked: Optional[int] = None
         #: When the store is asked next for the channel's key, and how long after that.
         self._look_at, self._pause = 0.0, LOOK
+        #: Whether a thread has its turn: it alone looks into the channel, for all who want a message.
+        self._taken = False
+        self._turns = threading.Condition()
         #: Messages that came before anybody wanted them: tag, type, count, body.
         self._aside: Deque[Tuple[int, int, int, torch.Tensor]] = deque()
 
@@ -77,21 +81,40 @@ class Receiver(Channel):
             )
 
     def progress(self, seconds: float, wanted: Any = None) -> bool:
-        """Take what has come, or wait so long for the next message; whether somebody wants one."""
-        if not self.busy():
-            return False
-        end = time.monotonic() + seconds
-        if not self.lock.acquire(timeout=seconds if seconds > 0 else 0):
-            return True
-        try:
-            if wanted is not None and wanted._over:
-                return True
-            if self._opened(end):
-                self._take(end, wanted)
-        finally:
-            self.lock.release()
-            self.post.announce()
+        """Take what has come, or wait a while for the next message, at most so long; whether
+        somebody wants one."""
+        end = time.monotonic() + min(seconds, LOOK_FOR_LIFE)
+        while self.busy() and self._begin_turn(end, wanted):
+            # A turn is one message. It may be another thread's, or have a future: who wanted it
+            # goes on before this thread waits again, since the next may only come after that.
+            try:
+                took = self._opened(end) and self._take(end)
+            finally:
+                self._end_turn()
+                self.post.announce()
+            if not took:
+                break
+        self.post.announce()
         return self.busy()
+
+    def _begin_turn(self, end: float, wanted: Any) -> bool:
+        """Wait for this thread's turn; False: it has none before the end, or needs none, because
+        its message has come."""
+        with self._turns:
+            while wanted is None or not wanted._over:
+                if not self._taken:
+                    self._taken = True
+                    return True
+                left = end - time.monotonic()
+                if left <= 0:
+                    return False
+                self._turns.wait(left)
+        return False
+
+    def _end_turn(self) -> None:
+        with self._turns:
+            self._taken = False
+            self._turns.notify_all()
 
     def _opened(self, end: float) -> bool:
         """Join the channel once the sender has left word in the store."""
@@ -119,28 +142,29 @@ class Receiver(Channel):
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._join(self._key, 1)
 
-    def _take(self, end: float, wanted: Any) -> None:
+    def _take(self, end: float) -> bool:
+        """Whether a message has come before the end; then it is where it belongs."""
         lane = self.lane
         assert lane is not None
-        while self.busy() and not (wanted is not None and wanted._over):
-            if self._asked is None:
-                place = ctypes.addressof(self._header)
-                try:
-                    self._asked = lane.give(
-                        [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
-                    )
-                except RingError as error:
-                    self._fail(error)
-                    return
-            left = max(0, int((end - time.monotonic()) * 1000))
-            if not lane.reached(self._asked, left):
-                return
-            asked, self._asked = self._asked, None
-            failed = lane.error_of(asked)
-            if failed is not None:
-                self._fail(failed)
-                return
-            self._deliver(lane)
+        if self._asked is None:
+            place = ctypes.addressof(self._header)
+            try:
+                self._asked = lane.give(
+                    [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
+                )
+            except RingError as error:
+                self._fail(error)
+                return False
+        left = max(0, int((end - time.monotonic()) * 1000))
+        if not lane.reached(self._asked, left):
+            return False
+        asked, self._asked = self._asked, None
+        failed = lane.error_of(asked)
+        if failed is not None:
+            self._fail(failed)
+            return False
+        self._deliver(lane)
+        return True
 
     def _deliver(self, lane: Lane) -> None:
         """The header is here: fetch the body, for whoever wants it or to be put aside."""
