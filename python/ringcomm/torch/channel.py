@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections import deque
+from datetime import timedelta
 from typing import Any, Deque, List, Optional
 
 from .._native import DataType, Result, lib
@@ -57,22 +58,26 @@ class Channel:
         try:
             made = join(self.post.store, key, end, 2, self.post.timeout, self._patience())
         except RingTimeoutError:
-            self.failure = RingTimeoutError(
-                f"timeout: rank {self.post.rank} waited for rank {self.peer} to open the channel "
-                "of their messages: does it send or receive what this rank does?",
-                Result.TIMEOUT,
-                rank=self.post.rank,
-                peer=self.peer,
-            )
+            self.failure = self.failure or self._unopened()
             return
         except RuntimeError as error:
-            self.failure = error
+            self.failure = self.failure or error
             return
         ranks = [self.post.rank, self.peer]
         self.lane = ChannelLane(made, ranks if end == 0 else ranks[::-1])
 
-    def _patience(self) -> Any:
+    def _patience(self) -> timedelta:
+        """The deadline of each call on the channel."""
         raise NotImplementedError
+
+    def _unopened(self) -> RingTimeoutError:
+        return RingTimeoutError(
+            f"timeout: rank {self.post.rank} waited for rank {self.peer} to open the channel "
+            "of their messages: does it send or receive what this rank does?",
+            Result.TIMEOUT,
+            rank=self.post.rank,
+            peer=self.peer,
+        )
 
     def abort(self, error: RingError) -> None:
         """End the channel at once, for this reason."""
@@ -93,8 +98,9 @@ class Sender(Channel):
         self._opening = threading.Thread(target=self._open, name="ringcomm channel", daemon=True)
         self._opening.start()
 
-    def _patience(self) -> Any:
-        return self.post.timeout
+    def _patience(self) -> timedelta:
+        timeout: timedelta = self.post.timeout
+        return timeout
 
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)
