@@ -53,6 +53,25 @@ def test_outputs_and_gradients_are_those_of_the_module(kind, devices, batch):
         torch.testing.assert_close(mine.grad, its.grad)
 
 
+@pytest.mark.parametrize("kind", ["plain", "convolution"])
+@pytest.mark.parametrize("output_device", [0, 1])
+def test_gradients_of_gradients_are_those_of_the_module(kind, output_device):
+    """As a gradient penalty takes them, with respect to the input and to the parameters."""
+    plain = model_of(kind)
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 3)
+    parallel._root = output_device
+    given = torch.randn(7, 6, dtype=torch.float64)
+    leaves = []
+    for module in (parallel, plain):
+        leaves.append([given.clone().requires_grad_(), *module.parameters()])
+        loss = module(leaves[-1][0]).pow(3).mean()
+        first = torch.autograd.grad(loss, leaves[-1], create_graph=True)
+        sum(gradient.square().sum() for gradient in first).backward()
+    for mine, its in zip(*leaves):
+        assert its.grad.any()
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
 def test_arguments_and_outputs_may_be_nested():
     torch.manual_seed(3)
     plain = Branches().double()

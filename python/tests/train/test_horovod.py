@@ -142,6 +142,20 @@ def gradients_move():
     assert hvd.allgather(mine).tolist() == [1, 1, 1]
 
 
+def gradients_of_gradients():
+    weight = torch.full((2,), 1.0 + hvd.rank(), requires_grad=True)
+    cubes = hvd.allreduce(weight, op=hvd.Sum).pow(3).sum()
+    (slope,) = torch.autograd.grad(cubes, weight, create_graph=True)
+    slope.sum().backward()
+    # Every rank adds 3 s^2 of each, and every rank's weight is in every s.
+    assert weight.grad.tolist() == [RANKS * RANKS * 6 * 6] * 2
+    rows = torch.ones(3, requires_grad=True)
+    cubes = (hvd.alltoall(rows).pow(3) * (hvd.rank() + 1)).sum()
+    (slope,) = torch.autograd.grad(cubes, rows, create_graph=True)
+    slope.sum().backward()
+    assert rows.grad.tolist() == [6, 12, 18]
+
+
 def refusals():
     for name in ("Adasum", "elastic", "join", "ProcessSet", "add_process_set"):
         with pytest.raises(AttributeError, match="from-horovod"):
@@ -166,7 +180,7 @@ def refusals():
 
 @pytest.mark.parametrize(
     "body",
-    [reductions, moves, gradients_flow, gradients_move, refusals],
+    [reductions, moves, gradients_flow, gradients_move, gradients_of_gradients, refusals],
     ids=lambda body: body.__name__,
 )
 def test_calls(body):
