@@ -12,7 +12,7 @@ from typing import Any, Deque, List, Optional
 
 from .._native import DataType, Result, lib
 from ..communicator import Communicator
-from ..errors import RingError, RingTimeoutError
+from ..errors import RingError, RingRemoteError, RingTimeoutError
 from .lane import Lane
 from .meet import join
 from .types import movable
@@ -61,7 +61,8 @@ class Channel:
             self.failure = self.failure or self._unopened()
             return
         except RuntimeError as error:
-            self.failure = self.failure or error
+            known = isinstance(error, RingError)
+            self.failure = self.failure or (error if known else self._storeless(error))
             return
         ranks = [self.post.rank, self.peer]
         self.lane = ChannelLane(made, ranks if end == 0 else ranks[::-1])
@@ -77,6 +78,17 @@ class Channel:
             Result.TIMEOUT,
             rank=self.post.rank,
             peer=self.peer,
+        )
+
+    def _storeless(self, error: RuntimeError) -> RingError:
+        """The error of a channel whose ends cannot meet, because torch's store has said this."""
+        gone: Optional[RingError] = self.post.gone(self.peer)
+        return gone or RingRemoteError(
+            f"rank {self.post.rank} cannot open the channel of its messages with rank {self.peer}: "
+            f"torch's store has failed ({str(error).splitlines()[0]}); see whether the process "
+            "that holds it, rank 0's or the launcher's, has ended, and restart the job",
+            Result.REMOTE_ERROR,
+            rank=self.post.rank,
         )
 
     def abort(self, error: RingError) -> None:

@@ -144,8 +144,12 @@ class Receiver(Channel):
             self.failure = self.failure or self.post.trouble_with(self.peer)
             if self.failure is not None:
                 return
-            if self.post.store.check([self._key]):
-                break
+            try:
+                if self.post.store.check([self._key]):
+                    break
+            except RuntimeError as error:
+                self.failure = self._storeless(error)
+                return
             # The store has others to serve: a channel that is not there yet is asked for ever less.
             self._look_at = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
