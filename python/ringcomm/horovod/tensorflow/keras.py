@@ -40,10 +40,29 @@ __all__ += _job.__all__
 class Distributed:
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
-    _exchange: Exchange
+    _exchange: Optional[Exchange] = None
+    _factor: Optional[float] = None
+
+    @property
+    def loss_scale_factor(self) -> Optional[float]:
+        """What Keras multiplies the loss by."""
+        return self._factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: Optional[float]) -> None:
+        # Keras takes it from an optimizer that it puts into a LossScaleOptimizer.
+        if factor is None and self._exchange is not None:
+            raise ValueError(
+                "a LossScaleOptimizer around a DistributedOptimizer, as compile makes it under "
+                "mixed_float16, would leave out a step on one rank alone: give compile "
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or "
+                "auto_scale_loss=False"
+            )
+        self._factor = factor
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Average the gradients over all ranks, and step."""
+        assert self._exchange is not None
         return super().apply(self._exchange.all(list(grads)), trainable_variables)
 
 
@@ -64,6 +83,9 @@ def DistributedOptimizer(
 ) -> Any:
     """A new optimizer with the settings of this one, which averages gradients over all ranks before
     every step.
+
+    To scale the loss, as mixed_float16 needs it, give it a `LossScaleOptimizer`: that looks for an
+    overflow in what it gets, which has to be the same on every rank.
 
     To accumulate, give the optimizer `gradient_accumulation_steps`; every pass is then exchanged.
     `gradient_predivide_factor`, `num_groups` and `groups` are without effect: dense gradients
