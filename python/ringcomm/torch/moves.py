@@ -15,20 +15,26 @@ import torch
 from ..communicator import Communicator
 from ..streams import group
 from .streams import stream_of
+from .types import as_real, as_seen
 
 Ranks = Sequence[Communicator]
 Devices = Sequence[torch.device]
 Move = Tuple[Communicator, Communicator, torch.Tensor, torch.Tensor]
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, in one block of memory."""
+    return as_seen(tensor.detach()).contiguous()
+
+
 def _exchange(moves: Iterable[Move]) -> None:
-    """For each (sender, receiver, source, target): fill the target from the source."""
+    """For each (sender, receiver, source, target): fill the target from the source, both whole."""
     moves = list(moves)
     with group():
         for sender, receiver, source, target in moves:
             if sender is not receiver and source.numel():
-                sender.send(source, receiver.rank, stream=stream_of(source))
-                receiver.recv(target, sender.rank, stream=stream_of(target))
+                sender.send(as_real(source), receiver.rank, stream=stream_of(source))
+                receiver.recv(as_real(target), sender.rank, stream=stream_of(target))
     for sender, receiver, source, target in moves:
         if sender is receiver:
             target.copy_(source)
@@ -41,10 +47,10 @@ def copies_of(
     answer = []
     with group():
         for tensor in tensors:
-            whole = tensor.detach().contiguous()
+            whole = _whole(tensor)
             copies = [torch.empty_like(whole, device=device) for device in devices[1:]]
             for rank, copy in zip(ranks, [whole, *copies]):
-                rank.broadcast(copy, root=0, stream=stream_of(copy))
+                rank.broadcast(as_real(copy), root=0, stream=stream_of(copy))
             answer.append([tensor, *copies])
     return answer
 
@@ -71,15 +77,15 @@ class Reduce(torch.autograd.Function):
         ctx.ranks, ctx.devices = ranks, devices
         count = len(tensors) // len(ranks)
         rows = [
-            [tensor.detach().contiguous() for tensor in tensors[start : start + count]]
+            [_whole(tensor) for tensor in tensors[start : start + count]]
             for start in range(0, len(tensors), count)
         ]
         sums = [torch.empty_like(tensor) for tensor in rows[0]]
         with group():
             for index, total in enumerate(sums):
                 for number, rank in enumerate(ranks):
-                    row, into = rows[number][index], total if number == 0 else None
-                    rank.reduce(row, into, root=0, stream=stream_of(row))
+                    row, into = rows[number][index], as_real(total) if number == 0 else None
+                    rank.reduce(as_real(row), into, root=0, stream=stream_of(row))
         return tuple(sums)
 
     @staticmethod
@@ -101,7 +107,7 @@ class Scatter(torch.autograd.Function):
         tensor: torch.Tensor,
     ) -> Tuple[torch.Tensor, ...]:
         ctx.gathered = ranks, tensor.device, root, dim
-        cut = [piece.contiguous() for piece in tensor.detach().split(sizes, dim)]
+        cut = [_whole(piece) for piece in tensor.split(sizes, dim)]
         pieces = [torch.empty_like(piece, device=where) for piece, where in zip(cut, devices)]
         _exchange(zip(repeat(ranks[root]), ranks, cut, pieces))
         return tuple(pieces)
@@ -120,7 +126,7 @@ class Gather(torch.autograd.Function):
     ) -> torch.Tensor:
         devices, sizes = [one.device for one in pieces], [one.shape[dim] for one in pieces]
         ctx.scattered = ranks, devices, root, dim, sizes
-        sources = [piece.detach().contiguous() for piece in pieces]
+        sources = [_whole(piece) for piece in pieces]
         targets = [torch.empty_like(source, device=device) for source in sources]
         _exchange(zip(ranks, repeat(ranks[root]), sources, targets))
         return torch.cat(targets, dim)

@@ -140,6 +140,11 @@ def as_seen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg()
 
 
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones in the same memory; other tensors as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 class Staging:
     """Contiguous places for an operation's tensors, and what brings the results back."""
 

@@ -72,6 +72,32 @@ def test_gradients_of_gradients_are_those_of_the_module(kind, output_device):
         torch.testing.assert_close(mine.grad, its.grad)
 
 
+class Waves(nn.Module):
+    """A complex parameter, buffer, input and output; its gradient is a lazy conjugate."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex128))
+        self.register_buffer("phase", torch.randn(3, dtype=torch.complex128))
+
+    def forward(self, x):
+        return (x @ self.weight.conj()) * self.phase
+
+
+def test_complex_numbers():
+    torch.manual_seed(3)
+    plain = Waves()
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 3)
+    x = torch.randn(7, 6, dtype=torch.complex128)
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected, found = plain(one.conj()), parallel(other.conj())
+    torch.testing.assert_close(found, expected)
+    expected.abs().square().sum().backward()
+    found.abs().square().sum().backward()
+    torch.testing.assert_close(other.grad, one.grad)
+    torch.testing.assert_close(parallel.module.weight.grad, plain.weight.grad)
+
+
 def test_arguments_and_outputs_may_be_nested():
     torch.manual_seed(3)
     plain = Branches().double()
