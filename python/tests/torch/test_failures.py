@@ -353,3 +353,18 @@ def test_barriers_leave_one_key():
 
     on_threads(range(nranks), pass_some)
     assert store.num_keys() == 1 and store.check(["barrier/5/over"])
+
+
+def test_a_barrier_whose_rank_0_still_waits():
+    """Rank 1 has given up before rank 0 has, which waits for a rank that does not come."""
+    store = dist.HashStore()
+
+    def outcome(rank):
+        patience = timedelta(milliseconds=1500 if rank == 0 else 50)
+        with pytest.raises(ringcomm.RingTimeoutError) as caught:
+            MonitoredBarriers(store, "barrier", rank, 3).meet(patience, False)
+        return str(caught.value)
+
+    texts = on_threads(range(2), outcome)
+    assert texts[0].startswith("Rank 2 failed to pass")
+    assert "rank 0 has not said that all came" in texts[1]
