@@ -75,6 +75,11 @@ class Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, devices: Devices, *tensors: torch.Tensor) -> Any:
         ctx.ranks, ctx.devices = ranks, devices
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            raise ValueError(
+                "a gradient of a replica is sparse, and DataParallel adds dense ones; make its "
+                "layer with sparse=False"
+            )
         count = len(tensors) // len(ranks)
         rows = [
             [_whole(tensor) for tensor in tensors[start : start + count]]

@@ -13,7 +13,7 @@ import torch
 class Tensor:
     """A float32 tensor of a CUDA device, as far as ringcomm asks."""
 
-    is_cpu, is_cuda, dtype = False, True, torch.float32
+    is_cpu, is_cuda, dtype, layout = False, True, torch.float32, torch.strided
 
     def __init__(self, values, device=0):
         self.array = driver.Array(np.asarray(values, np.float32), device)

@@ -200,6 +200,20 @@ def test_an_error_in_a_replica_is_raised():
     assert parallel(torch.ones(8, 2)).shape == (8, 2)
 
 
+def test_sparse_gradients_are_refused():
+    layer = DataParallel(nn.Embedding(4, 2, sparse=True), ["cpu"] * 2)
+    with pytest.raises(ValueError, match="sparse=False"):
+        layer(torch.tensor([1, 3])).sum().backward()
+
+
+def test_one_replica_runs_without_tensors():
+    class Given(nn.Module):
+        def forward(self, count):
+            return torch.ones(count)
+
+    assert DataParallel(Given(), ["cpu"] * 2)(3).tolist() == [1, 1, 1]
+
+
 def test_wrong_devices_are_refused():
     with pytest.raises(ValueError, match="CUDA devices, or the CPU"):
         DataParallel(nn.Linear(1, 1), ["cpu", 0])
