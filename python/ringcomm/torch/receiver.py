@@ -90,7 +90,7 @@ class Receiver(Channel):
         """Take what has come, or wait a while for the next message, at most so long; whether
         somebody wants one."""
         end = time.monotonic() + min(seconds, LOOK_FOR_LIFE)
-        while self.busy() and self._begin_turn(end, wanted):
+        while (wanted is not None or self.busy()) and self._begin_turn(end, wanted):
             # A turn is one message. It may be another thread's, or have a future: who wanted it
             # goes on before this thread waits again, since the next may only come after that.
             try:
@@ -232,6 +232,8 @@ class Receiver(Channel):
         except RingError as error:
             return error
         if lane.reached(mark, milliseconds(self.post.timeout)):
+            with lane.lock:
+                lane.idle()  # so it keeps the place no longer
             return lane.error_of(mark)
         # Nobody writes there any more once this is done.
         lane.abort()
