@@ -112,7 +112,7 @@ class Scatter(torch.autograd.Function):
         tensor: torch.Tensor,
     ) -> Tuple[torch.Tensor, ...]:
         ctx.gathered = ranks, tensor.device, root, dim
-        cut = [_whole(piece) for piece in tensor.split(sizes, dim)]
+        cut = [_whole(piece) for piece in torch.split(tensor, sizes, dim)]
         pieces = [torch.empty_like(piece, device=where) for piece, where in zip(cut, devices)]
         _exchange(zip(repeat(ranks[root]), ranks, cut, pieces))
         return tuple(pieces)
