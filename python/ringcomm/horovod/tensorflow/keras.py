@@ -41,24 +41,17 @@ class Distributed:
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
     _exchange: Optional[Exchange] = None
-    _factor: Optional[float] = None
 
-    @property
-    def loss_scale_factor(self) -> Optional[float]:
-        """What Keras multiplies the loss by."""
-        return self._factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, factor: Optional[float]) -> None:
-        # Keras takes it from an optimizer that it puts into a LossScaleOptimizer.
-        if factor is None and self._exchange is not None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras takes its own factor from an optimizer that it puts into a LossScaleOptimizer.
+        if name == "loss_scale_factor" and value is None and self._exchange is not None:
             raise ValueError(
                 "a LossScaleOptimizer around a DistributedOptimizer, as compile makes it under "
                 "mixed_float16, would leave out a step on one rank alone: give compile "
                 "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or "
                 "auto_scale_loss=False"
             )
-        self._factor = factor
+        super().__setattr__(name, value)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Average the gradients over all ranks, and step."""
