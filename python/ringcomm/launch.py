@@ -105,6 +105,8 @@ def spawn(
         settings = {
             "RINGCOMM_ADDRESS": f"file://{folder}/meet",
             "RINGCOMM_NRANKS": str(nprocs),
+            # Of this machine, too: a job around this one has told its own.
+            "RINGCOMM_LOCAL_SIZE": str(nprocs),
             **(env or {}),
         }
         job = (function, tuple(args), dict(kwargs or {}), config)
@@ -113,7 +115,7 @@ def spawn(
         try:
             for rank in range(nprocs):
                 here, there = context.Pipe(duplex=False)
-                settings["RINGCOMM_RANK"] = str(rank)
+                settings["RINGCOMM_RANK"] = settings["RINGCOMM_LOCAL_RANK"] = str(rank)
                 process = context.Process(
                     target=_rank,
                     args=(there, dict(settings), *job),

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Dict, Optional, Type
 
 from ._native import DataType, Residence, check, lib
-from .buffers import CPU, target
+from .buffers import CPU, source, target
 from .collectives import wrong
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class PreMulSum:
             scalar = _C_TYPES[datatype](factor)
             address = ctypes.addressof(scalar)
         else:
-            address, count, kind, device, scalar = target(factor)
+            address, count, kind, device, scalar = source(factor)
             if count != 1 or kind is not datatype or device != CPU:
                 raise wrong(f"the factor is one {datatype.name.lower()} on the CPU")
         number = ctypes.c_int()

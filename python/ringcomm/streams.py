@@ -43,7 +43,8 @@ class Stream:
 
     @property
     def handle(self) -> Optional[int]:
-        """The library's `ringStream_t`, as a number; None once the stream has ended."""
+        """The library's `ringStream_t`, as a number, for calls of the library itself; None once
+        the stream has ended."""
         return self._handle
 
     def synchronize(self) -> None:

@@ -87,8 +87,8 @@ class MonitoredBarriers:
         )
         if not came:
             text = (
-                f"Rank {self._rank} timed out in monitoredBarrier after {timeout}: rank 0 did not "
-                f"come. {text}"
+                f"Rank {self._rank} timed out in monitoredBarrier after {timeout}: rank 0 has not "
+                f"said that all came; it is not there, or came later and still waits. {text}"
             )
         raise RingTimeoutError(text, Result.TIMEOUT, rank=self._rank, peer=0)
 

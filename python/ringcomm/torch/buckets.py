@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .ranks import Ranks
+from .types import as_real, as_seen
 
 Parameters = List[torch.nn.Parameter]
 
@@ -56,6 +58,8 @@ class Bucket:
         if self._compression is None and self._divisor != 1:
             flat.div_(self._divisor)
         for index, (parameter, part) in enumerate(self._parts(flat)):
+            if parameter.is_complex():
+                part = torch.view_as_complex(part.to(parameter.dtype.to_real()))
             if parameter.grad is not None:
                 parameter.grad.copy_(part)
             elif held is None or held[index]:
@@ -65,19 +69,23 @@ class Bucket:
     def _packed(self) -> torch.Tensor:
         first = self.parameters[0]
         count = sum(parameter.numel() for parameter in self.parameters)
-        flat = first.new_empty(count, dtype=self._compression or first.dtype, requires_grad=False)
+        dtype = first.dtype.to_real() if first.is_complex() else first.dtype
+        count *= 2 if first.is_complex() else 1
+        flat = first.new_empty(count, dtype=self._compression or dtype, requires_grad=False)
         for parameter, part in self._parts(flat):
             if parameter.grad is None:
                 part.zero_()
             elif self._compression is None or self._divisor == 1:
-                part.copy_(parameter.grad)
+                part.copy_(as_real(as_seen(parameter.grad)))
             else:
-                part.copy_(parameter.grad / self._divisor)
+                part.copy_(as_real(as_seen(parameter.grad)) / self._divisor)
         return flat
 
     def _parts(self, flat: torch.Tensor) -> Iterator[Tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Each parameter with its place in the packed tensor."""
+        """Each parameter with its place in the packed tensor: complex numbers are pairs there."""
         offset = 0
         for parameter in self.parameters:
-            yield parameter, flat[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
+            shape = (*parameter.shape, 2) if parameter.is_complex() else parameter.shape
+            count = math.prod(shape)
+            yield parameter, flat[offset : offset + count].view(shape)
+            offset += count

@@ -7,11 +7,12 @@ import re
 import threading
 import time
 from collections import deque
+from datetime import timedelta
 from typing import Any, Deque, List, Optional
 
 from .._native import DataType, Result, lib
 from ..communicator import Communicator
-from ..errors import RingError, RingTimeoutError
+from ..errors import RingError, RingRemoteError, RingTimeoutError
 from .lane import Lane
 from .meet import join
 from .types import movable
@@ -52,28 +53,43 @@ class Channel:
         self.post, self.peer = post, peer
         self.lane: Optional[Lane] = None
         self.failure: Optional[BaseException] = None
-        self.lock = threading.Lock()
 
     def _join(self, key: str, end: int) -> None:
         try:
             made = join(self.post.store, key, end, 2, self.post.timeout, self._patience())
         except RingTimeoutError:
-            self.failure = RingTimeoutError(
-                f"timeout: rank {self.post.rank} waited for rank {self.peer} to open the channel "
-                "of their messages: does it send or receive what this rank does?",
-                Result.TIMEOUT,
-                rank=self.post.rank,
-                peer=self.peer,
-            )
+            self.failure = self.failure or self._unopened()
             return
         except RuntimeError as error:
-            self.failure = error
+            known = isinstance(error, RingError)
+            self.failure = self.failure or (error if known else self._storeless(error))
             return
         ranks = [self.post.rank, self.peer]
         self.lane = ChannelLane(made, ranks if end == 0 else ranks[::-1])
 
-    def _patience(self) -> Any:
+    def _patience(self) -> timedelta:
+        """The deadline of each call on the channel."""
         raise NotImplementedError
+
+    def _unopened(self) -> RingTimeoutError:
+        return RingTimeoutError(
+            f"timeout: rank {self.post.rank} waited for rank {self.peer} to open the channel "
+            "of their messages: does it send or receive what this rank does?",
+            Result.TIMEOUT,
+            rank=self.post.rank,
+            peer=self.peer,
+        )
+
+    def _storeless(self, error: RuntimeError) -> RingError:
+        """The error of a channel whose ends cannot meet, because torch's store has said this."""
+        gone: Optional[RingError] = self.post.gone(self.peer)
+        return gone or RingRemoteError(
+            f"rank {self.post.rank} cannot open the channel of its messages with rank {self.peer}: "
+            f"torch's store has failed ({str(error).splitlines()[0]}); see whether the process "
+            "that holds it, rank 0's or the launcher's, has ended, and restart the job",
+            Result.REMOTE_ERROR,
+            rank=self.post.rank,
+        )
 
     def abort(self, error: RingError) -> None:
         """End the channel at once, for this reason."""
@@ -87,14 +103,16 @@ class Sender(Channel):
 
     def __init__(self, post: Any, peer: int) -> None:
         super().__init__(post, peer)
+        self.lock = threading.Lock()
         self._waiting: Deque[Any] = deque()
         self._sent: Deque[Any] = deque()
         self._given_up = False
         self._opening = threading.Thread(target=self._open, name="ringcomm channel", daemon=True)
         self._opening.start()
 
-    def _patience(self) -> Any:
-        return self.post.timeout
+    def _patience(self) -> timedelta:
+        timeout: timedelta = self.post.timeout
+        return timeout
 
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)

@@ -104,7 +104,8 @@ class Collectives:
             known, op = _PLAIN.get(tensor.dtype), OPS.get(reduction.op)
             lane = self._cpu
             if known is not None and op is not None and tensor.is_cpu:
-                if tensor.is_contiguous() and level.depth == 0 and not _profiled():
+                plain = tensor.is_contiguous() and not tensor.is_neg()
+                if plain and level.depth == 0 and not _profiled():
                     place, count = tensor.data_ptr(), tensor.numel()
                     if lane._running:
                         lane.run([(_all_reduce, (place, place, count, known, op))])

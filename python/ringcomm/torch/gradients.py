@@ -14,6 +14,7 @@ import torch
 from .._native import ReduceOp
 from .buckets import Bucket, cut
 from .ranks import Group, Ranks, ranks_of
+from .types import as_real, as_seen
 
 #: Bytes that travel in one call: torch's DistributedDataParallel uses the same.
 BUCKET_BYTES = 25 << 20
@@ -115,7 +116,7 @@ def broadcast_parameters(model: torch.nn.Module, root: int = 0, group: Group = N
     ranks = ranks_of(group)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            here = tensor.detach().contiguous()
-            ranks.broadcast(here, root)
+            here = as_seen(tensor.detach()).contiguous()
+            ranks.broadcast(as_real(here), root)
             if here.data_ptr() != tensor.data_ptr():
                 tensor.copy_(here)

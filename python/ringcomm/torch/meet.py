@@ -18,6 +18,7 @@ from ..errors import RingTimeoutError
 #: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs
 #: run.
 LONGEST_MS = 50 * 24 * 3600 * 1000
+LONGEST = timedelta(milliseconds=LONGEST_MS)
 
 
 def milliseconds(limit: Optional[timedelta]) -> int:

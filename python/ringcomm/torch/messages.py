@@ -9,11 +9,15 @@ into its tensor. A message that nobody asked for is put aside when the next one 
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import threading
 import time
+import weakref
 from collections import deque
 from datetime import timedelta
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 import torch
 
@@ -55,6 +59,8 @@ class Messages:
         self._making = threading.Lock()
         self._carrier = Carrier(self)
         self.ended = False
+        self._process = os.getpid()
+        _living.add(self)
 
     def sender(self, peer: int) -> Sender:
         """The channel to this rank."""
@@ -193,6 +199,11 @@ class Messages:
         text = f"the process group of rank {self.rank} was aborted; make another to go on"
         self._settle_all(RingAbortedError(text, Result.ABORTED, rank=self.rank))
 
+    def end_with_program(self, end: Callable[["Messages"], None]) -> None:
+        """End what the program has left, unless this is a copy of it that it has forked."""
+        if not self.ended and self._process == os.getpid():
+            end(self)
+
     def _stop(self) -> None:
         self.ended = True
         self._carrier.stop()
@@ -207,6 +218,23 @@ class Messages:
         for wanted in over:
             wanted.settle(error)
         self.announce()
+
+
+#: What the end of the program has to end.
+_living: "weakref.WeakSet[Messages]" = weakref.WeakSet()
+
+
+# Registered after the one of `communicator`, and so called before it: that waits for the receives
+# which channels have always asked for, and two ranks would each wait for the other's end.
+@atexit.register
+def _end_all() -> None:
+    """As at the end of each group; after an exception nothing is waited for."""
+    failed = getattr(sys, "last_value", None) is not None
+    for messages in list(_living):
+        try:
+            messages.end_with_program(Messages.abort if failed else Messages.close)
+        except RingError:
+            pass
 
 
 class Carrier:

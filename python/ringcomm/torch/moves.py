@@ -1,7 +1,8 @@
 """The moves between devices of one process: broadcast, scatter, gather, each with its backward.
 
 One thread makes the calls of every rank, in one group. Rank r is device r, and the module lies on
-rank 0: broadcast's backward is a reduce to rank 0, scatter's a gather there, gather's a scatter.
+rank 0: broadcast's backward is a reduce to rank 0, scatter's a gather, and the other way round. A
+backward is a move with a backward again, so gradients of gradients go the same ways.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ import torch
 from ..communicator import Communicator
 from ..streams import group
 from .streams import stream_of
+from .types import as_real, as_seen
 
 Ranks = Sequence[Communicator]
 Devices = Sequence[torch.device]
 Move = Tuple[Communicator, Communicator, torch.Tensor, torch.Tensor]
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, in one block of memory."""
+    return as_seen(tensor.detach()).contiguous()
+
+
 def _exchange(moves: Iterable[Move]) -> None:
-    """For each (sender, receiver, source, target): fill the target from the source."""
+    """For each (sender, receiver, source, target): fill the target from the source, both whole."""
     moves = list(moves)
     with group():
         for sender, receiver, source, target in moves:
             if sender is not receiver and source.numel():
-                sender.send(source, receiver.rank, stream=stream_of(source))
-                receiver.recv(target, sender.rank, stream=stream_of(target))
+                sender.send(as_real(source), receiver.rank, stream=stream_of(source))
+                receiver.recv(as_real(target), sender.rank, stream=stream_of(target))
     for sender, receiver, source, target in moves:
         if sender is receiver:
             target.copy_(source)
@@ -40,10 +47,10 @@ def copies_of(
     answer = []
     with group():
         for tensor in tensors:
-            whole = tensor.detach().contiguous()
+            whole = _whole(tensor)
             copies = [torch.empty_like(whole, device=device) for device in devices[1:]]
             for rank, copy in zip(ranks, [whole, *copies]):
-                rank.broadcast(copy, root=0, stream=stream_of(copy))
+                rank.broadcast(as_real(copy), root=0, stream=stream_of(copy))
             answer.append([tensor, *copies])
     return answer
 
@@ -53,45 +60,66 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, devices: Devices, *tensors: torch.Tensor) -> Any:
-        ctx.ranks, ctx.shapes = ranks, [tensor.shape for tensor in tensors]
+        ctx.ranks, ctx.devices = ranks, devices
         by_tensor = copies_of([tensor.detach() for tensor in tensors], ranks, devices)
         return tuple(copies[rank] for rank in range(len(ranks)) for copies in by_tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        count = len(ctx.shapes)
+        return (None, None, *Reduce.apply(ctx.ranks, ctx.devices, *grads))
+
+
+class Reduce(torch.autograd.Function):
+    """Tensors of every rank, in the order (rank, tensor), to their sums on rank 0."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, devices: Devices, *tensors: torch.Tensor) -> Any:
+        ctx.ranks, ctx.devices = ranks, devices
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            raise ValueError(
+                "a gradient of a replica is sparse, and DataParallel adds dense ones; make its "
+                "layer with sparse=False"
+            )
+        count = len(tensors) // len(ranks)
         rows = [
-            [grad.contiguous() for grad in grads[start : start + count]]
-            for start in range(0, len(grads), count)
+            [_whole(tensor) for tensor in tensors[start : start + count]]
+            for start in range(0, len(tensors), count)
         ]
-        sums = [torch.empty_like(grad) for grad in rows[0]]
+        sums = [torch.empty_like(tensor) for tensor in rows[0]]
         with group():
             for index, total in enumerate(sums):
-                for number, rank in enumerate(ctx.ranks):
-                    row, into = rows[number][index], total if number == 0 else None
-                    rank.reduce(row, into, root=0, stream=stream_of(row))
-        return (None, None, *sums)
+                for number, rank in enumerate(ranks):
+                    row, into = rows[number][index], as_real(total) if number == 0 else None
+                    rank.reduce(as_real(row), into, root=0, stream=stream_of(row))
+        return tuple(sums)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (None, None, *Broadcast.apply(ctx.ranks, ctx.devices, *grads))
 
 
 class Scatter(torch.autograd.Function):
-    """A tensor on rank 0 to a piece on each rank."""
+    """A tensor on the root's device to a piece, of one of these sizes, on each device."""
 
     @staticmethod
     def forward(
-        ctx: Any, ranks: Ranks, devices: Devices, dim: int, tensor: torch.Tensor
+        ctx: Any,
+        ranks: Ranks,
+        devices: Devices,
+        root: int,
+        dim: int,
+        sizes: List[int],
+        tensor: torch.Tensor,
     ) -> Tuple[torch.Tensor, ...]:
-        cut = [piece.contiguous() for piece in tensor.detach().chunk(len(ranks), dim)]
-        ctx.ranks, ctx.dim, ctx.device = ranks, dim, tensor.device
+        ctx.gathered = ranks, tensor.device, root, dim
+        cut = [_whole(piece) for piece in torch.split(tensor, sizes, dim)]
         pieces = [torch.empty_like(piece, device=where) for piece, where in zip(cut, devices)]
-        _exchange(zip(repeat(ranks[0]), ranks, cut, pieces))
+        _exchange(zip(repeat(ranks[root]), ranks, cut, pieces))
         return tuple(pieces)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        sources = [grad.contiguous() for grad in grads]
-        targets = [torch.empty_like(source, device=ctx.device) for source in sources]
-        _exchange(zip(ctx.ranks, repeat(ctx.ranks[0]), sources, targets))
-        return None, None, None, torch.cat(targets, ctx.dim)
+        return None, None, None, None, None, Gather.apply(*ctx.gathered, *grads)
 
 
 class Gather(torch.autograd.Function):
@@ -101,21 +129,16 @@ class Gather(torch.autograd.Function):
     def forward(
         ctx: Any, ranks: Ranks, device: torch.device, root: int, dim: int, *pieces: torch.Tensor
     ) -> torch.Tensor:
-        ctx.ranks, ctx.root, ctx.dim = ranks, root, dim
-        ctx.sizes, ctx.devices = [one.shape[dim] for one in pieces], [one.device for one in pieces]
-        sources = [piece.detach().contiguous() for piece in pieces]
+        devices, sizes = [one.device for one in pieces], [one.shape[dim] for one in pieces]
+        ctx.scattered = ranks, devices, root, dim, sizes
+        sources = [_whole(piece) for piece in pieces]
         targets = [torch.empty_like(source, device=device) for source in sources]
         _exchange(zip(ranks, repeat(ranks[root]), sources, targets))
         return torch.cat(targets, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        sources = [part.contiguous() for part in torch.split(grad, ctx.sizes, ctx.dim)]
-        targets = [
-            torch.empty_like(part, device=where) for part, where in zip(sources, ctx.devices)
-        ]
-        _exchange(zip(repeat(ctx.ranks[ctx.root]), ctx.ranks, sources, targets))
-        return (None, None, None, None, *targets)
+        return (None, None, None, None, *Scatter.apply(*ctx.scattered, grad))
 
 
 def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
@@ -128,7 +151,9 @@ def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
     def cut(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if tensor.device != devices[0] and tensor.device.type == "cpu":
             tensor = tensor.to(devices[0])
-        return Scatter.apply(ranks, devices, dim, tensor)  # type: ignore[no-any-return]
+        sizes = [len(part) for part in torch.arange(tensor.shape[dim]).chunk(len(ranks))]
+        pieces: Sequence[torch.Tensor] = Scatter.apply(ranks, devices, 0, dim, sizes, tensor)
+        return pieces
 
     lengths: List[int] = []
     pieces = _spread(value, len(ranks), cut, lengths)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections import deque
+from datetime import timedelta
 from typing import Any, Deque, Optional, Tuple
 
 import torch
 
 from .._native import DataType, Result, lib
-from ..errors import RingError, RingUsageError
-from .channel import BYTE, HEADER_BYTES, LOOK, Channel, Header
+from ..errors import RingError, RingTimeoutError, RingUsageError
+from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, Channel, Header
 from .lane import Lane
+from .meet import LONGEST, milliseconds
 from .types import movable
 
 
@@ -28,14 +31,21 @@ class Receiver(Channel):
         self._key = f"{peer}>{post.rank}"
         self._header = Header()
         self._asked: Optional[int] = None
+        #: What joins the channel, and when that has to be done.
+        self._opening: Optional[threading.Thread] = None
+        self._open_until = 0.0
         #: When the store is asked next for the channel's key, and how long after that.
         self._look_at, self._pause = 0.0, LOOK
+        #: Whether a thread has its turn: it alone looks into the channel, for all who want some.
+        self._taken = False
+        self._turns = threading.Condition()
         #: Messages that came before anybody wanted them: tag, type, count, body.
         self._aside: Deque[Tuple[int, int, int, torch.Tensor]] = deque()
 
-    def _patience(self) -> Any:
-        # The next header is asked for long before anybody sends one.
-        return None
+    def _patience(self) -> timedelta:
+        # The next header is asked for long before anybody sends one. How long a receive waits for
+        # it, and for the body, is said where that waits.
+        return LONGEST
 
     def busy(self) -> bool:
         """Whether somebody wants a message that may come here."""
@@ -77,26 +87,48 @@ class Receiver(Channel):
             )
 
     def progress(self, seconds: float, wanted: Any = None) -> bool:
-        """Take what has come, or wait so long for the next message; whether somebody wants one."""
-        if not self.busy():
-            return False
-        end = time.monotonic() + seconds
-        if not self.lock.acquire(timeout=seconds if seconds > 0 else 0):
-            return True
-        try:
-            if wanted is not None and wanted._over:
-                return True
-            if self._opened(end):
-                self._take(end, wanted)
-        finally:
-            self.lock.release()
-            self.post.announce()
+        """Take what has come, or wait a while for the next message, at most so long; whether
+        somebody wants one."""
+        end = time.monotonic() + min(seconds, LOOK_FOR_LIFE)
+        while (wanted is not None or self.busy()) and self._begin_turn(end, wanted):
+            # A turn is one message. It may be another thread's, or have a future: who wanted it
+            # goes on before this thread waits again, since the next may only come after that.
+            try:
+                took = self._opened(end) and self._take(end)
+            finally:
+                self._end_turn()
+                self.post.announce()
+            if not took:
+                break
+        self.post.announce()
         return self.busy()
+
+    def _begin_turn(self, end: float, wanted: Any) -> bool:
+        """Wait for this thread's turn; False: it has none before the end, or needs none, because
+        its message has come."""
+        with self._turns:
+            while wanted is None or not wanted._over:
+                if not self._taken:
+                    self._taken = True
+                    return True
+                left = end - time.monotonic()
+                if left <= 0:
+                    return False
+                self._turns.wait(left)
+        return False
+
+    def _end_turn(self) -> None:
+        with self._turns:
+            self._taken = False
+            self._turns.notify_all()
 
     def _opened(self, end: float) -> bool:
         """Join the channel once the sender has left word in the store."""
         if self.lane is None and self.failure is None:
-            self._look_for(end)
+            if self._opening is None:
+                self._look_for(end)
+            else:
+                self._wait_for_opening(self._opening, end)
         if self.failure is not None:
             self._give_up(self.failure)
             return False
@@ -109,38 +141,62 @@ class Receiver(Channel):
                 time.sleep(max(0, end - time.monotonic()))
                 return
             time.sleep(max(pause, 0))
-            self.failure = self.post.trouble_with(self.peer)
+            self.failure = self.failure or self.post.trouble_with(self.peer)
             if self.failure is not None:
                 return
-            if self.post.store.check([self._key]):
-                break
+            try:
+                if self.post.store.check([self._key]):
+                    break
+            except RuntimeError as error:
+                self.failure = self._storeless(error)
+                return
             # The store has others to serve: a channel that is not there yet is asked for ever less.
             self._look_at = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self._join(self._key, 1)
+        self._open_until = time.monotonic() + self.post.seconds
+        # A thread of its own: the communicator's deadline is no bound for a sender that left word
+        # and then died.
+        self._opening = threading.Thread(target=self._open, name="ringcomm channel", daemon=True)
+        self._opening.start()
+        self._wait_for_opening(self._opening, end)
 
-    def _take(self, end: float, wanted: Any) -> None:
+    def _open(self) -> None:
+        self._join(self._key, 1)
+        # In this order: whoever gives up says so before it looks for the lane.
+        if self.failure is not None and self.lane is not None:
+            self.lane.abort()
+
+    def _wait_for_opening(self, opening: threading.Thread, end: float) -> None:
+        opening.join(max(0, end - time.monotonic()))
+        if opening.is_alive():
+            trouble = self.post.trouble_with(self.peer)
+            if trouble is None and time.monotonic() >= self._open_until:
+                trouble = self._unopened()
+            self.failure = self.failure or trouble
+
+    def _take(self, end: float) -> bool:
+        """Whether a message has come before the end; then it is where it belongs."""
         lane = self.lane
         assert lane is not None
-        while self.busy() and not (wanted is not None and wanted._over):
-            if self._asked is None:
-                place = ctypes.addressof(self._header)
-                try:
-                    self._asked = lane.give(
-                        [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
-                    )
-                except RingError as error:
-                    self._fail(error)
-                    return
-            left = max(0, int((end - time.monotonic()) * 1000))
-            if not lane.reached(self._asked, left):
-                return
-            asked, self._asked = self._asked, None
-            failed = lane.error_of(asked)
-            if failed is not None:
-                self._fail(failed)
-                return
-            self._deliver(lane)
+        if self._asked is None:
+            place = ctypes.addressof(self._header)
+            try:
+                self._asked = lane.give(
+                    [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
+                )
+            except RingError as error:
+                self._fail(error)
+                return False
+        left = max(0, int((end - time.monotonic()) * 1000))
+        if not lane.reached(self._asked, left):
+            return False
+        asked, self._asked = self._asked, None
+        failed = lane.error_of(asked)
+        if failed is not None:
+            self._fail(failed)
+            return False
+        self._deliver(lane)
+        return True
 
     def _deliver(self, lane: Lane) -> None:
         """The header is here: fetch the body, for whoever wants it or to be put aside."""
@@ -154,12 +210,11 @@ class Receiver(Channel):
         else:
             bytes_ = count * DataType(kind).itemsize
             place = torch.empty(bytes_, dtype=torch.uint8)
-        try:
-            lane.run([(lib.ringRecv, (place.data_ptr(), count, kind, 0))])
-        except RingError as error:
+        failed = self._fetch(lane, place, count, kind)
+        if failed is not None:
             if taker is not None:
-                taker.settle(error)
-            self._fail(error)
+                taker.settle(failed)
+            self._fail(failed)
             return
         if taker is not None:
             taker.settle()
@@ -167,6 +222,29 @@ class Receiver(Channel):
             with self.post.lock:
                 self._aside.append((tag, kind, count, place))
             self.look_aside()
+
+    def _fetch(
+        self, lane: Lane, place: torch.Tensor, count: int, kind: int
+    ) -> Optional[RingError]:
+        """Receive a body, within the group's deadline; what went wrong, if anything did."""
+        try:
+            mark = lane.give([(lib.ringRecv, (place.data_ptr(), count, kind, 0))], place)
+        except RingError as error:
+            return error
+        if lane.reached(mark, milliseconds(self.post.timeout)):
+            with lane.lock:
+                lane.idle()  # so it keeps the place no longer
+            return lane.error_of(mark)
+        # Nobody writes there any more once this is done.
+        lane.abort()
+        return RingTimeoutError(
+            f"timeout: rank {self.post.rank} waited {self.post.seconds:g} s for the rest of a "
+            f"message that rank {self.peer} had begun to send: see what that rank does, or give "
+            "the group a longer timeout",
+            Result.TIMEOUT,
+            rank=self.post.rank,
+            peer=self.peer,
+        )
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error

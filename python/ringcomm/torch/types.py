@@ -1,7 +1,8 @@
 """Tensors and torch's reductions in the library's words: an address, a count, a number for each.
 
-A tensor is used where it lies. One that is not contiguous goes through a copy that is, which the
-operation brings back when it is done. Messages between two ranks go through the host's memory.
+A tensor is used where it lies. One that is not contiguous, or a view of another's conjugate, goes
+through a copy, which the operation brings back when it is done. Messages between two ranks go
+through the host's memory.
 """
 
 from __future__ import annotations
@@ -133,6 +134,17 @@ def check_pairs(what: str, outputs: Any, inputs: Any) -> None:
         )
 
 
+def as_seen(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with memory that holds what it shows: of `x.conj()` and its parts that is only
+    marked as the conjugate, or the negative, of what lies there."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones in the same memory; other tensors as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 class Staging:
     """Contiguous places for an operation's tensors, and what brings the results back."""
 
@@ -144,7 +156,7 @@ class Staging:
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """Where to read the tensor."""
-        place = tensor.detach().contiguous()
+        place = as_seen(tensor.detach()).contiguous()
         if self._on_host:
             place = place.cpu()
         self.keep.append(place)
@@ -189,6 +201,8 @@ def joined(tensors: List[torch.Tensor]) -> Optional[torch.Tensor]:
     storage = first.untyped_storage().data_ptr()
     for tensor in tensors:
         if not tensor.is_contiguous() or tensor.data_ptr() != expected:
+            return None
+        if tensor.is_conj() or tensor.is_neg():
             return None
         if tensor.untyped_storage().data_ptr() != storage or tensor.dtype != first.dtype:
             return None

@@ -18,6 +18,12 @@ def add(comm, value, scale=1):
     return comm.rank, array[0], ringcomm.launcher().nranks
 
 
+def place(comm):
+    """Where a rank is, among those of its machine too."""
+    here = ringcomm.launcher()
+    return here.rank, here.nranks, here.local_rank, os.environ["RINGCOMM_LOCAL_SIZE"]
+
+
 def objects(comm):
     """Everything that carries objects, with pickles of all lengths."""
     mine = {"rank": comm.rank, "data": list(range(comm.rank * 1000))}

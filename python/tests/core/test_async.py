@@ -143,6 +143,15 @@ def test_streams(ranks):
     on_threads(ranks(2), work)
 
 
+@pytest.mark.parametrize("settings", [{}, {"async_op": True}], ids=["call", "handle"])
+def test_the_number_of_a_stream(one, settings):
+    """A call on it would run in memory that nobody keeps."""
+    with ringcomm.Stream() as stream:
+        with pytest.raises(ringcomm.RingArgumentError, match="give the ringcomm.Stream"):
+            one.all_reduce(np.ones(4), stream=stream.handle, **settings)
+        assert stream.query()
+
+
 def test_what_is_no_stream(ranks):
     class Torch:
         cuda_stream = 7

@@ -236,11 +236,19 @@ def test_pre_multiplied_sum(ranks):
         half = np.ones(5, np.float16)
         with comm.pre_mul_sum(np.full(1, 2, np.float16), ringcomm.DataType.FLOAT16) as op:
             comm.all_reduce(half, op=op)
-        return array, half
+        # Nothing is written to a factor: it may be a scalar, or read-only.
+        factor = np.full(1, 3, np.float32)
+        factor.flags.writeable = False
+        read_only = [np.ones(5, np.float32), np.ones(5, np.float32)]
+        for given, into in zip((np.float32(3), factor), read_only):
+            with comm.pre_mul_sum(given) as op:
+                comm.all_reduce(into, op=op)
+        return array, half, read_only
 
-    for array, half in on_threads(ranks(3), work):
+    for array, half, read_only in on_threads(ranks(3), work):
         assert (array == 0.5 + 1.5 + 2.5).all()
         assert (half == 6).all()
+        assert np.equal(read_only, 9).all()
 
 
 def test_same_bits_on_every_rank_and_as_the_serial_loop(ranks):

@@ -78,6 +78,12 @@ def test_spawn_ends_the_others():
     assert time.monotonic() - started < 300
 
 
+def test_spawn_in_a_rank_of_another_job(monkeypatch):
+    for name, value in (("RANK", 7), ("NRANKS", 9), ("LOCAL_RANK", 3), ("LOCAL_SIZE", 5)):
+        monkeypatch.setenv(f"RINGCOMM_{name}", str(value))
+    assert ringcomm.spawn(processes.place, 2) == [(rank, 2, rank, "2") for rank in range(2)]
+
+
 def test_spawn_of_nobody():
     with pytest.raises(ValueError, match="0 processes"):
         ringcomm.spawn(processes.add, 0)

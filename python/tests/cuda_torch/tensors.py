@@ -13,7 +13,7 @@ import torch
 class Tensor:
     """A float32 tensor of a CUDA device, as far as ringcomm asks."""
 
-    is_cpu, is_cuda, dtype = False, True, torch.float32
+    is_cpu, is_cuda, dtype, layout = False, True, torch.float32, torch.strided
 
     def __init__(self, values, device=0):
         self.array = driver.Array(np.asarray(values, np.float32), device)
@@ -31,10 +31,12 @@ class Tensor:
     def is_neg(self):
         return False
 
+    is_complex = is_neg
+
     def detach(self):
         return self
 
-    contiguous = detach
+    contiguous = resolve_conj = resolve_neg = detach
 
     def new_empty(self, shape):
         return Tensor(np.zeros(shape), self.device.index)

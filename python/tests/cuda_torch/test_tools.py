@@ -98,6 +98,6 @@ def test_moves_that_wait_for_the_host_are_on_their_tensors_streams(streams, devi
     sender, receiver = Recorder(), Recorder()
     moves._exchange([(sender, receiver, *tensors)])
     assert [sender.streams["send"], receiver.streams["recv"]] == wanted
-    context = SimpleNamespace(ranks=[sender, receiver], shapes=[(1,)])
-    moves.Broadcast.backward(context, *tensors)
+    places = [tensor.device for tensor in tensors]
+    moves.Reduce.forward(SimpleNamespace(), [sender, receiver], places, *tensors)
     assert [one.streams["reduce"] for one in (sender, receiver)] == wanted

@@ -147,6 +147,11 @@ def refusals():
     assert not hvd.nccl_built() and not khvd.mpi_built()
     with pytest.raises(ValueError, match="neither"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max)
+    tf.keras.config.set_dtype_policy("mixed_float16")
+    optimizer, model = khvd.DistributedOptimizer(tf.keras.optimizers.SGD()), network()
+    with pytest.raises(ValueError, match="LossScaleOptimizer.*auto_scale_loss=False"):
+        model.compile(optimizer, "mse", jit_compile=False)
+    model.compile(optimizer, "mse", jit_compile=False, auto_scale_loss=False)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +262,31 @@ def test_it_trains_as_one_process_does(body):
     for found in run(RANKS, joined, body):
         for one, other in zip(found, expected):
             np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def in_mixed_precision():
+    """One rank's first gradients overflow."""
+    tf.keras.config.set_dtype_policy("mixed_float16")
+    model, (x, y) = network(1 + khvd.rank()), data()
+    x, y = x[khvd.rank() :: RANKS], y[khvd.rank() :: RANKS]
+    weights = np.ones(len(x), np.float32)
+    if khvd.rank() == 1:
+        weights[:2] = 1e6
+    optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD(RATE, 0.9))
+    optimizer = khvd.DistributedOptimizer(optimizer)
+    model.compile(optimizer, LOSS(from_logits=True), jit_compile=False)
+    callbacks = [khvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    model.fit(
+        x, y, 2, 1, verbose=0, shuffle=False, callbacks=callbacks, sample_weight=weights
+    )  # fmt: skip
+    return model.get_weights(), float(optimizer.dynamic_scale), int(optimizer.iterations)
+
+
+def test_all_ranks_leave_out_the_same_steps():
+    for weights, scale, steps in (answers := run(RANKS, joined, in_mixed_precision)):
+        assert (scale, steps) == (2.0**14, 3)
+        for found, first in zip(weights, answers[0][0]):
+            np.testing.assert_array_equal(found, first)
 
 
 def warmed():

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
+from torch._C._distributed_c10d import BroadcastOptions
 from torch.distributed import ReduceOp
 
 RANKS = 3
@@ -68,6 +69,42 @@ def other_reductions(rank):
     assert torch.equal(scaled, torch.full((4,), 3.0))
     with pytest.raises(TypeError, match="does not reduce"):
         dist.all_reduce(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8))
+
+
+def conjugate(values, lazily):
+    """The same numbers; where `lazily`, in memory that holds their conjugates."""
+    return values.conj().resolve_conj().conj() if lazily else values.clone()
+
+
+def negative(values, lazily):
+    """The same numbers; where `lazily`, in memory that holds their negatives."""
+    return torch._neg_view(-values) if lazily else values.clone()
+
+
+def views(rank):
+    """What only shows the conjugate, or the negative, of what lies there, on one of the ranks.
+    Through the group's own methods, since torch's functions resolve some of them."""
+    group, numbers, at_1 = dist.group.WORLD, torch.tensor([1 + 2j, 3 - 4j]), BroadcastOptions()
+    at_1.rootRank = 1
+    every = torch.cat([numbers * (source + 1) for source in range(RANKS)])
+    for lazy in range(RANKS):
+        here = rank == lazy
+        mine = conjugate(numbers * (rank + 1), here)
+        assert mine.is_conj() == here and mine.is_contiguous()
+        # Parts of one block, which is used as it is where it can be.
+        gathered = conjugate(torch.zeros_like(every), here)
+        group.allgather([list(gathered.split(2))], [mine]).wait()
+        assert torch.equal(gathered, every), lazy
+        came = conjugate(torch.zeros_like(every), here)
+        sent = conjugate(numbers.repeat(RANKS) * (rank + 1), here)
+        group.alltoall(list(came.split(2)), list(sent.split(2))).wait()
+        assert torch.equal(came, every), lazy
+        group.broadcast([mine], at_1).wait()
+        assert torch.equal(mine, 2 * numbers), lazy
+        greatest = negative(torch.tensor([1.0, -2.0]) * (rank + 1), here)
+        assert greatest.is_neg() == here and greatest.is_contiguous()
+        dist.all_reduce(greatest, ReduceOp.MAX)
+        assert greatest.tolist() == [3, -2], lazy
 
 
 def layouts(rank):
@@ -189,6 +226,7 @@ def functional(rank):
     [
         reductions,
         other_reductions,
+        views,
         layouts,
         gathers,
         scattered_reductions,

@@ -5,6 +5,7 @@ Deadlines here are an hour: an end that waits for one fails its test.
 
 import os
 import signal
+import sys
 import threading
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
+from test_launchers import launch, ringrun
 
 import ringcomm
 from ringcomm.torch import core
@@ -130,6 +132,35 @@ def receives_from_nobody(rank, end, text):
 @pytest.mark.parametrize("end,text", [(abort, "was aborted"), (destroy, "was destroyed")])
 def test_receives_are_over_with_their_futures(end, text):
     launched(2, receives_from_nobody, end, text)
+
+
+NEVER_DESTROYED = """
+import atexit, os, sys, time
+from datetime import timedelta
+from pathlib import Path
+ended = Path(sys.argv[1])
+if os.environ["RANK"] == "0":
+    atexit.register(ended.touch)  # before what ringcomm registers, and so called after it
+import torch, torch.distributed as dist, ringcomm.torch
+dist.init_process_group("ringcomm", timeout=timedelta(hours=1))
+other = 1 - dist.get_rank()
+for work in [dist.isend(torch.ones(1), other), dist.irecv(torch.zeros(1), other)]:
+    work.wait()
+kept = dist.irecv(torch.zeros(1), other)
+time.sleep(0.5)  # in the background the next header is asked for
+dist.barrier()
+until = time.monotonic() + 60
+while dist.get_rank() == 1 and not ended.exists():
+    assert time.monotonic() < until, "rank 0 waits for this one"
+    time.sleep(0.01)
+"""
+
+
+def test_a_program_that_just_ends(tmp_path):
+    """Each rank has a receive on an open channel that nobody answers; the other lives on."""
+    program = tmp_path / "program.py"
+    program.write_text(NEVER_DESTROYED)
+    launch([*ringrun(), "-np", "2", sys.executable, program, tmp_path / "ended"])
 
 
 def opens_after_the_end(rank):

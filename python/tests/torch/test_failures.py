@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from in_threads import on_threads
+from ports import with_free_port
 from ranks import PATIENCE_S, run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -159,6 +161,27 @@ def dies_second(rank, wait):
 @pytest.mark.parametrize("wait", [from_1, to_1], ids=lambda wait: wait.__name__)
 def test_a_message_of_the_second_rank_that_dies(wait):
     run(3, dies_second, wait, may_die=[1, 2])
+
+
+def the_store_dies(rank):
+    """With rank 0, which holds it; ranks 1 and 2 have no channel yet."""
+    completed = threading.Event()
+    if rank:
+        future = dist.irecv(torch.zeros(1), 3 - rank).get_future()
+        future.add_done_callback(lambda done: completed.set())
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert completed.wait(PATIENCE_S / 2)
+    for wait in (future.wait, lambda: dist.recv(torch.zeros(1), 3 - rank)):
+        with pytest.raises(ringcomm.RingRemoteError, match=f"with rank {3 - rank}.*torch's store"):
+            wait()
+
+
+def test_a_store_that_is_gone():
+    with_free_port(
+        lambda port: run(3, the_store_dies, url=f"tcp://127.0.0.1:{port}", may_die=[0])
+    )
 
 
 def aborted_with_work_pending(rank):
@@ -330,3 +353,18 @@ def test_barriers_leave_one_key():
 
     on_threads(range(nranks), pass_some)
     assert store.num_keys() == 1 and store.check(["barrier/5/over"])
+
+
+def test_a_barrier_whose_rank_0_still_waits():
+    """Rank 1 has given up before rank 0 has, which waits for a rank that does not come."""
+    store = dist.HashStore()
+
+    def outcome(rank):
+        patience = timedelta(milliseconds=1500 if rank == 0 else 50)
+        with pytest.raises(ringcomm.RingTimeoutError) as caught:
+            MonitoredBarriers(store, "barrier", rank, 3).meet(patience, False)
+        return str(caught.value)
+
+    texts = on_threads(range(2), outcome)
+    assert texts[0].startswith("Rank 2 failed to pass")
+    assert "rank 0 has not said that all came" in texts[1]

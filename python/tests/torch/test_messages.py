@@ -10,6 +10,9 @@ from ranks import PATIENCE_S, run
 
 import ringcomm
 
+#: In which a thread comes to where it waits. One that takes longer has a test that finds less.
+HEAD_START_S = 0.3
+
 
 def tags(rank):
     if rank == 0:
@@ -134,9 +137,44 @@ def callbacks(rank):
     assert tensor.tolist() == [1, 1] and second.tolist() == [2, 2]
 
 
+def two_threads(rank):
+    """Whichever of two threads looks into the channel, each goes on as soon as its message comes:
+    the sender has the second only after an answer to the first."""
+    if rank == 0:
+        last, first = torch.zeros(1), torch.zeros(1)
+        thread = threading.Thread(target=dist.recv, args=(last, 1), kwargs={"tag": 1})
+        thread.start()
+        time.sleep(HEAD_START_S)
+        dist.recv(first, 1, tag=2)
+        dist.send(first, 1)
+        thread.join()
+        assert (first.item(), last.item()) == (2, 1)
+    elif rank == 1:
+        time.sleep(2 * HEAD_START_S)
+        dist.send(torch.full((1,), 2.0), 0, tag=2)
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.full((1,), 1.0), 0, tag=1)
+
+
+def a_future_beside_a_receive(rank):
+    """A future completes while the program waits for another message from the same rank, which
+    comes after the callback's answer."""
+    if rank == 0:
+        future = dist.irecv(torch.zeros(1), 1, tag=1).get_future()
+        future.add_done_callback(lambda done: dist.isend(torch.ones(1), 1))
+        dist.recv(torch.zeros(1), 1, tag=2)
+    elif rank == 1:
+        time.sleep(HEAD_START_S)
+        dist.send(torch.ones(1), 0, tag=1)
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.ones(1), 0, tag=2)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        two_threads,
+        a_future_beside_a_receive,
         callbacks,
         tags,
         any_source,

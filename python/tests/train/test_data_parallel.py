@@ -53,6 +53,51 @@ def test_outputs_and_gradients_are_those_of_the_module(kind, devices, batch):
         torch.testing.assert_close(mine.grad, its.grad)
 
 
+@pytest.mark.parametrize("kind", ["plain", "convolution"])
+@pytest.mark.parametrize("output_device", [0, 1])
+def test_gradients_of_gradients_are_those_of_the_module(kind, output_device):
+    """As a gradient penalty takes them, with respect to the input and to the parameters."""
+    plain = model_of(kind)
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 3)
+    parallel._root = output_device
+    given = torch.randn(7, 6, dtype=torch.float64)
+    leaves = []
+    for module in (parallel, plain):
+        leaves.append([given.clone().requires_grad_(), *module.parameters()])
+        loss = module(leaves[-1][0]).pow(3).mean()
+        first = torch.autograd.grad(loss, leaves[-1], create_graph=True)
+        sum(gradient.square().sum() for gradient in first).backward()
+    for mine, its in zip(*leaves):
+        assert its.grad.any()
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
+class Waves(nn.Module):
+    """A complex parameter, buffer, input and output; its gradient is a lazy conjugate."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex128))
+        self.register_buffer("phase", torch.randn(3, dtype=torch.complex128))
+
+    def forward(self, x):
+        return (x @ self.weight.conj()) * self.phase
+
+
+def test_complex_numbers():
+    torch.manual_seed(3)
+    plain = Waves()
+    parallel = DataParallel(copy.deepcopy(plain), ["cpu"] * 3)
+    x = torch.randn(7, 6, dtype=torch.complex128)
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected, found = plain(one.conj()), parallel(other.conj())
+    torch.testing.assert_close(found, expected)
+    expected.abs().square().sum().backward()
+    found.abs().square().sum().backward()
+    torch.testing.assert_close(other.grad, one.grad)
+    torch.testing.assert_close(parallel.module.weight.grad, plain.weight.grad)
+
+
 def test_arguments_and_outputs_may_be_nested():
     torch.manual_seed(3)
     plain = Branches().double()
@@ -153,6 +198,20 @@ def test_an_error_in_a_replica_is_raised():
     with pytest.raises(LookupError, match="too few"):
         parallel(torch.ones(7, 2))
     assert parallel(torch.ones(8, 2)).shape == (8, 2)
+
+
+def test_sparse_gradients_are_refused():
+    layer = DataParallel(nn.Embedding(4, 2, sparse=True), ["cpu"] * 2)
+    with pytest.raises(ValueError, match="sparse=False"):
+        layer(torch.tensor([1, 3])).sum().backward()
+
+
+def test_one_replica_runs_without_tensors():
+    class Given(nn.Module):
+        def forward(self, count):
+            return torch.ones(count)
+
+    assert DataParallel(Given(), ["cpu"] * 2)(3).tolist() == [1, 1, 1]
 
 
 def test_wrong_devices_are_refused():

@@ -139,6 +139,27 @@ def test_types_may_be_mixed_and_sums_asked_for():
     assert run(4, rank) == [[12.0] * 4] * 4
 
 
+@pytest.mark.parametrize("compression", [None, Compression.fp16], ids=str)
+def test_complex_gradients(compression):
+    def rank(comm):
+        weights = [nn.Parameter(torch.zeros(2, dtype=torch.complex64)) for _ in range(3)]
+        weights[0].grad = torch.tensor([1 + 2j, 3 - 4j]) * (comm.rank + 1)
+        # A view that only shows the conjugate of what lies there.
+        weights[1].grad = (torch.tensor([1 - 2j, 0.5j]) * (comm.rank + 1)).conj()
+        if comm.rank == 1:
+            weights[2].grad = torch.tensor([0, 8j])
+        finite = reduce_gradients(weights, compression=compression, group=comm)
+        found = [weight.grad.tolist() for weight in weights]
+        weights[0].grad[1] = complex(1, float("inf")) if comm.rank == 0 else 1
+        return finite, found, reduce_gradients(weights, compression=compression, group=comm)
+
+    means = [[2 + 4j, 6 - 8j], [2 + 4j, -1j], [0, 8j / 3]]
+    for finite, found, after in run(3, rank):
+        assert finite and not after
+        for values, expected in zip(found, means):
+            assert values == pytest.approx(expected, rel=1e-3)
+
+
 def test_sparse_gradients_are_refused():
     layer = nn.Embedding(4, 2, sparse=True)
     layer(torch.tensor([1])).sum().backward()
@@ -152,6 +173,7 @@ def test_everyone_starts_from_the_roots_parameters():
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
         model[0].weight.data = torch.randn(3, 4).t()
         model[1].running_mean.normal_()
+        model.register_buffer("phase", torch.randn(3, dtype=torch.complex64).conj())
         kept = copy.deepcopy(model.state_dict())
         broadcast_parameters(model, root=1, group=comm)
         return kept, model.state_dict()

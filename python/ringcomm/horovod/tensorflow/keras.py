@@ -40,10 +40,22 @@ __all__ += _job.__all__
 class Distributed:
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
-    _exchange: Exchange
+    _exchange: Optional[Exchange] = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras takes its own factor from an optimizer that it puts into a LossScaleOptimizer.
+        if name == "loss_scale_factor" and value is None and self._exchange is not None:
+            raise ValueError(
+                "a LossScaleOptimizer around a DistributedOptimizer, as compile makes it under "
+                "mixed_float16, would leave out a step on one rank alone: give compile "
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or "
+                "auto_scale_loss=False"
+            )
+        super().__setattr__(name, value)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Average the gradients over all ranks, and step."""
+        assert self._exchange is not None
         return super().apply(self._exchange.all(list(grads)), trainable_variables)
 
 
@@ -64,6 +76,9 @@ def DistributedOptimizer(
 ) -> Any:
     """A new optimizer with the settings of this one, which averages gradients over all ranks before
     every step.
+
+    To scale the loss, as mixed_float16 needs it, give it a `LossScaleOptimizer`: that looks for an
+    overflow in what it gets, which has to be the same on every rank.
 
     To accumulate, give the optimizer `gradient_accumulation_steps`; every pass is then exchanged.
     `gradient_predivide_factor`, `num_groups` and `groups` are without effect: dense gradients

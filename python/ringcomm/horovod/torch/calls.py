@@ -118,7 +118,8 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Tuple[Tensor, None]:
-        return _exchanged(grad, ctx.came)[0], None
+        back: Tensor = _AllToAll.apply(grad, ctx.came)[0]
+        return back, None
 
 
 def alltoall(

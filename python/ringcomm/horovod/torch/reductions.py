@@ -81,7 +81,8 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tuple[Any, ...]:
-        return (None, *ctx.how.start(grads, in_place=False).wait())
+        # Again with a gradient of its own.
+        return (None, *_AllReduce.apply(ctx.how, *grads))
 
 
 def allreduce(
