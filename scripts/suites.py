@@ -186,10 +186,11 @@ def abi():
 
 
 def examples():
-    """The README's first command, and the C and C++ examples; the suite `asan` runs those with a
-    library of its own."""
+    """The README's first command, and the C and C++ examples, also under ThreadSanitizer; the suite
+    `asan` runs those with a library of its own."""
     return [cargo("build", "--release"), Command("scripts/first-command"),
-            where_there("examples", ["gcc", "g++"], Command("scripts/run-examples"))]
+            where_there("examples", ["gcc", "g++"],
+                        Command("scripts/run-examples", "plain", "tsan"))]
 
 
 def install():
