@@ -10,7 +10,7 @@ use ringcomm::transport::{distance, exports};
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use support::oracle::{Rule, reduce};
-use support::{Data, Guarded, calm, config, data, on_joined_threads, on_processes, on_threads};
+use support::{Data, Guarded, config, data, on_joined_threads, on_processes, on_threads};
 
 const FLOATS: [DataType; 6] = [
     DataType::Float8e4m3,
