@@ -9,6 +9,7 @@
 
 #include "ringcomm.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -120,19 +121,19 @@ class Communicator {
     /** Join nranks ranks; returns when all have come. */
     Communicator(int nranks, const UniqueId &id, int rank, ringConfig_t *config = nullptr)
         : handle_(nullptr) {
-        check(ringCommInitRankConfig(&handle_, nranks, id.bytes(), rank, config));
+        ringComm_t handle = nullptr;
+        check(ringCommInitRankConfig(&handle, nranks, id.bytes(), rank, config));
+        handle_ = handle;
     }
     /** Take a handle over. */
     explicit Communicator(ringComm_t handle) noexcept : handle_(handle) {}
     ~Communicator() {
-        if (handle_)
-            ringCommDestroy(handle_);
+        if (ringComm_t handle = handle_)
+            ringCommDestroy(handle);
     }
-    Communicator(Communicator &&other) noexcept : handle_(other.handle_) {
-        other.handle_ = nullptr;
-    }
+    Communicator(Communicator &&other) noexcept : handle_(other.handle_.exchange(nullptr)) {}
     Communicator &operator=(Communicator &&other) noexcept {
-        std::swap(handle_, other.handle_);
+        handle_ = other.handle_.exchange(handle_);
         return *this;
     }
     Communicator(const Communicator &) = delete;
@@ -152,8 +153,8 @@ class Communicator {
     }
 
     ringComm_t handle() const noexcept { return handle_; }
-    /** Whether there is one: a rank that took no part in a split has none. */
-    explicit operator bool() const noexcept { return handle_ != nullptr; }
+    /** Whether there is one: a rank that took no part in a split has none, nor one that aborted. */
+    explicit operator bool() const noexcept { return handle() != nullptr; }
 
     int rank() const { return ask(ringCommUserRank); }
     int count() const { return ask(ringCommCount); }
@@ -166,12 +167,9 @@ class Communicator {
     }
     /** Wait for what was started, and say goodbye. */
     void finalize() { check_(ringCommFinalize(handle_)); }
-    /** Fail what runs on it, from any thread; the communicator is gone afterwards. */
-    void abort() {
-        ringComm_t handle = handle_;
-        handle_ = nullptr;
-        check(ringCommAbort(handle));
-    }
+    /** Fail what runs on it, from any thread, also while others call; the communicator is gone
+     * afterwards. */
+    void abort() { check(ringCommAbort(handle_.exchange(nullptr))); }
     /** The flight record, as JSON. */
     std::string dump() const { return text_of(ringCommDump); }
     /** The flight record, as a trace for Perfetto. */
@@ -245,7 +243,8 @@ class Communicator {
         return answer;
     }
 
-    ringComm_t handle_;
+    /* abort() takes it while other threads read it. */
+    std::atomic<ringComm_t> handle_;
 };
 
 } // namespace ringcomm

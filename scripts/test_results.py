@@ -1,11 +1,11 @@
-"""How scripts/test counts what its commands print and what it compiles early, without running any
-suite. Run this file."""
+"""How scripts/test counts what its commands print, what it compiles early and which tests it names,
+without running any suite. Run this file."""
 
 import unittest
 
 import results
 from run_suites import only_built
-from suites import Command, Lacking
+from suites import CONCURRENT, Command, Lacking, tests_named
 
 
 class Outcomes(unittest.TestCase):
@@ -32,6 +32,14 @@ class Outcomes(unittest.TestCase):
         self.assertEqual(self.counted("cargo build --release", 0, ""), (0, 0))
         for words in ["cargo build", "cargo fmt --check", "cargo test"]:
             self.assertEqual(self.counted(words, 101, ""), (0, 1))
+
+    def test_a_suite_names_no_test_that_is_gone(self):
+        self.assertEqual(tests_named("hosts", "namespaces"),
+                         ["--test", "hosts", "--test", "namespaces"])
+        with self.assertRaises(FileNotFoundError):
+            tests_named("hosts", "gone")
+        # Those that the sanitizers run.
+        tests_named(*CONCURRENT)
 
     def test_what_is_compiled_early_is_what_runs_later(self):
         def built(*words):

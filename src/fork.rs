@@ -98,12 +98,23 @@ impl<T: Send + Sync> Once<T> {
         }
         // Its parent may have made it before the fork and after this thread asked.
         self.get().unwrap_or_else(|| {
+            let attempt = Attempt(&self.maker);
             let value = Box::into_raw(Box::new(make()));
             // Release: pairs with the Acquire in `get`.
             self.value.store(value, Release);
+            std::mem::forget(attempt);
             // SAFETY: from a box, as in `get`.
             unsafe { &*value }
         })
+    }
+}
+
+/// The making of a value. Where that panics, whoever asks next makes it, and waits for nobody.
+struct Attempt<'a>(&'a AtomicI32);
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Relaxed);
     }
 }
 
@@ -290,6 +301,16 @@ mod tests {
         end.send(()).unwrap();
         assert_eq!(maker.join().unwrap(), std::process::id());
         assert_eq!(asker.join().unwrap(), std::process::id());
+    }
+
+    #[test]
+    fn a_value_whose_making_panicked_is_made_by_who_asks_next() {
+        static VALUE: Once<u32> = Once::new();
+        let made = std::panic::catch_unwind(|| VALUE.get_or_make(|| panic!("no value yet")));
+        assert!(made.is_err() && VALUE.get().is_none());
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(*VALUE.get_or_make(|| 7)));
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(7));
     }
 
     #[test]

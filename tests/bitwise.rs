@@ -10,7 +10,7 @@ use ringcomm::transport::{distance, exports};
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use support::oracle::{Rule, reduce};
-use support::{Data, Guarded, calm, config, data, on_joined_threads, on_processes, on_threads};
+use support::{Data, Guarded, config, data, on_joined_threads, on_processes, on_threads};
 
 const FLOATS: [DataType; 6] = [
     DataType::Float8e4m3,
@@ -126,21 +126,17 @@ fn digests(comm: &Communicator, memory: Memory) -> String {
     lines
 }
 
-/// Sums, and the same as sums of products with one: a pre-multiplied sum never reads a peer's
-/// buffer, so between threads it is interpreted where a plain sum goes direct.
-fn interpreted_sums(comm: &Communicator) -> Vec<(u64, u64)> {
-    let mut pairs = Vec::new();
-    for collective in COLLECTIVES {
-        for data_type in FLOATS {
-            for count in [37, 40_000 / data_type.size()] {
-                let sum = Call { count, ..Call::new(collective, data_type) };
-                let scaled = Call { op: ReduceOp::PreMulSum, ..sum.clone() };
-                let both = [&sum, &scaled].map(|call| digest(comm, call, Memory::Ordinary));
-                pairs.push((both[0], both[1]));
-            }
-        }
-    }
-    pairs
+/// A sum that is worth asking the peers of other processes where their buffers are.
+fn long_sum() -> Call<'static> {
+    Call { count: 1 << 18, ..Call::new(Collective::AllReduce, DataType::Float32) }
+}
+
+/// How a long sum travels, wherever its buffers lie.
+fn transport(comm: &Communicator) -> &'static str {
+    // Far apart and never read: nothing is moved to explain a call.
+    let (send, recv) =
+        (std::ptr::without_provenance(1 << 20), std::ptr::without_provenance_mut(1 << 40));
+    comm.explain(&Call { send, recv, ..long_sum() }).unwrap().transport
 }
 
 fn forced(algorithm: Algorithm) -> Config {
@@ -156,31 +152,39 @@ fn compare(what: &str, got: &[String], want: &[String]) {
     }
 }
 
-/// Algorithms of every kind of reduction order; one that does not know a collective is not forced.
-const ALGORITHMS: [Algorithm; 6] = [
-    Algorithm::OneShot,
-    Algorithm::TwoShot,
-    Algorithm::Ring,
-    Algorithm::Halving,
-    Algorithm::DoubleTree,
-    Algorithm::Chain,
-];
+/// Algorithms of which threads run each step in each other's memory, without messages.
+const DIRECT: [Algorithm; 2] = [Algorithm::OneShot, Algorithm::TwoShot];
 
+/// Algorithms whose plan the interpreter runs through slots, between threads too.
+const STAGED: [Algorithm; 4] =
+    [Algorithm::Ring, Algorithm::Halving, Algorithm::DoubleTree, Algorithm::Chain];
+
+/// Under every kind of reduction order; an algorithm that does not know a collective is not forced.
 #[test]
 fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
     let children = |config: &Config, nranks: usize, memory: &str| {
         on_processes(nranks, config, memory, |comm, memory| {
             let memory = if memory == "exported" { Memory::Exported } else { Memory::Ordinary };
+            // Ordinary memory is staged: peers map what is exported, where a plan can be direct.
+            let before = mapped_files();
+            digest(comm, &long_sum(), memory);
+            let mapped = mapped_files() > before;
+            let can_be_direct = transport(comm) == "process mapped or staged";
+            assert_eq!(mapped, can_be_direct && memory == Memory::Exported, "{memory:?}");
             digests(comm, memory)
         })
     };
     if support::processes::is_child() {
         children(&config(), 1, "");
     }
-    for algorithm in ALGORITHMS {
+    for algorithm in DIRECT.into_iter().chain(STAGED) {
+        let way = if DIRECT.contains(&algorithm) { "thread direct" } else { "thread staged" };
         for nranks in [2, 3] {
             let config = forced(algorithm);
-            let threads = on_threads(nranks, &config, |comm| digests(comm, Memory::Ordinary));
+            let threads = on_threads(nranks, &config, |comm| {
+                assert_eq!(transport(comm), way, "{algorithm}");
+                digests(comm, Memory::Ordinary)
+            });
             let joined = on_joined_threads(nranks, &config, |comm| digests(comm, Memory::Exported));
             compare(&format!("{algorithm} joined"), &joined, &threads);
             // Slots of another size cut the same plan into other slices.
@@ -198,44 +202,19 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
 /// A peer's distance decides how its slots are written, not what is in them.
 #[test]
 fn far_peers_get_the_same_bytes() {
-    for algorithm in ALGORITHMS {
+    for algorithm in STAGED {
         for nranks in [2, 3, 4] {
             let run = |far| {
                 distance::assume_far(far);
-                on_threads(nranks, &forced(algorithm), interpreted_sums)
+                on_threads(nranks, &forced(algorithm), |comm| {
+                    assert_eq!(transport(comm), "thread staged", "{algorithm}");
+                    digests(comm, Memory::Ordinary)
+                })
             };
-            assert_eq!(run(true), run(false), "{algorithm}, {nranks} ranks");
+            let what = format!("{algorithm} far, {nranks} ranks");
+            compare(&what, &run(true), &run(false));
         }
     }
-}
-
-#[test]
-fn direct_access_and_the_interpreter_give_the_same_bytes() {
-    for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
-        for nranks in [2, 3, 4] {
-            let config = Config { algorithm: Some(algorithm.name().into()), ..calm(nranks) };
-            let pairs = on_threads(nranks, &config, interpreted_sums);
-            for (rank, pairs) in pairs.iter().enumerate() {
-                for (index, (direct, interpreted)) in pairs.iter().enumerate() {
-                    assert_eq!(direct, interpreted, "{algorithm}, rank {rank}, call {index}");
-                }
-            }
-        }
-    }
-    let config = Config { algorithm: Some("twoshot".into()), ..calm(2) };
-    on_threads(2, &config, |comm| {
-        // Far apart and never read: nothing is moved to explain a call.
-        let sum = Call {
-            send: std::ptr::without_provenance(1 << 20),
-            recv: std::ptr::without_provenance_mut(1 << 40),
-            count: 10_000,
-            ..Call::new(Collective::AllReduce, DataType::Float32)
-        };
-        let scaled = Call { op: ReduceOp::PreMulSum, ..sum.clone() };
-        for call in [sum, scaled] {
-            assert_eq!(comm.explain(&call).unwrap().transport, "thread direct", "{call:?}");
-        }
-    });
 }
 
 #[test]

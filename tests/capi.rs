@@ -1,5 +1,5 @@
 //! The C functions, called as a C program calls them: groups of splits, the ends of communicators,
-//! memory that peers reach directly, and calls at awkward moments.
+//! memory that peers reach directly, calls at awkward moments, and arguments that are none.
 #![allow(non_snake_case)] // C names are spelled as a C program spells them.
 
 #[path = "capi/ends.rs"]
@@ -10,6 +10,8 @@ mod exported;
 mod forks;
 #[path = "capi/groups.rs"]
 mod groups;
+#[path = "capi/misuse.rs"]
+mod misuse;
 #[path = "capi/moments.rs"]
 mod moments;
 #[path = "capi/registrations.rs"]
@@ -26,6 +28,7 @@ use ringcomm::ffi::query::*;
 use ringcomm::ffi::stream::*;
 use ringcomm::ffi::types::ringResult_t::*;
 use ringcomm::ffi::types::*;
+use ringcomm::ffi::vector::*;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Barrier;

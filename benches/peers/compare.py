@@ -170,19 +170,24 @@ class Comparison:
             return
         before = self.probe()
         begun = time.monotonic()
-        shared = (ranks, chosen.ops, sizes, chosen.cell_budget, system.limit_s)
-        if system.is_ringcomm:
-            rows, problem = launch.run_ringcomm(self.command, system.name.split()[1], *shared)
-        else:
-            rows, problem = launch.run_peer(system, *shared)
+        rows, problem = [], None
+        for operations, some in options.scans(chosen, sizes):
+            shared = (ranks, operations, some, chosen.cell_budget, system.limit_s)
+            if system.is_ringcomm:
+                mode = system.name.split()[1]
+                found, problem = launch.run_ringcomm(self.command, mode, *shared)
+            else:
+                found, problem = launch.run_peer(system, *shared)
+            rows += found
+            if problem:
+                reached = max((row["bytes"] for row in found), default=min(some))
+                self.note(f"{system.name}, {ranks} ranks: {problem}, at {report.human(reached)}")
+                self.shorten(system, ranks, reached)
+                break
         seconds = time.monotonic() - begun
         wrong = sum(row.get("wrong") or 0 for row in rows)
         if wrong:
             self.note(f"{system.name}, {ranks} ranks: {wrong} wrong elements")
-        if problem:
-            reached = report.human(max((row["bytes"] for row in rows), default=0))
-            self.note(f"{system.name}, {ranks} ranks: {problem}, at {reached}")
-            self.shorten(system, ranks, rows)
         self.raw["starts"].append(
             {
                 "round": number,
@@ -195,9 +200,9 @@ class Comparison:
             }
         )
 
-    def shorten(self, system, ranks, rows):
-        """Leave out what a peer had no time for in two rounds: one may be bad luck."""
-        reached = max((row["bytes"] for row in rows), default=0)
+    def shorten(self, system, ranks, reached):
+        """Leave out what a peer had no time for in two rounds, from the size that it had reached: one
+        may be bad luck."""
         failed = self.stopped.setdefault((system.name, ranks), [])
         failed.append(reached)
         if len(failed) == 2 and not system.is_ringcomm:

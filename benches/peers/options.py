@@ -20,7 +20,11 @@ OPERATIONS = [
     "send_recv",
 ]
 ALSO = ["all_to_all", "all_gather:in", "reduce_scatter:in"]
-SIZES = "8,64,1K,8K,64K,1M,16M,64M"
+SIZES = "8,64,1K,8K,64K,1M,16M,64M,256M"
+# From here on a call takes some libraries a second, and buffers of gigabytes as long to fill. Unasked
+# only these run it, in a start of their own: two or three seconds for each system.
+LARGE = 256 << 20
+LARGE_OPERATIONS = ["all_reduce"]
 # Milliseconds for each cell: seven rows of eight sizes stay near three seconds a start.
 CELL_MS = 25
 OWN_MODES = ("processes", "registered", "threads")
@@ -81,6 +85,17 @@ def at_least(least):
     return number
 
 
+def scans(chosen, sizes):
+    """What a system starts for: lists of operations and of their sizes."""
+    large = [one for one in sizes if one >= LARGE and chosen.large_ops != chosen.ops]
+    usual = [one for one in sizes if one not in large]
+    return [
+        (operations, some)
+        for operations, some in ((chosen.ops, usual), (chosen.large_ops, large))
+        if operations and some
+    ]
+
+
 def parse(arguments):
     parser = Parser(description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
@@ -100,7 +115,7 @@ def parse(arguments):
     add(
         "--sizes",
         type=list_of(size),
-        help=f"in bytes (default {SIZES})",
+        help=f"in bytes (default {SIZES}, the last for {' '.join(LARGE_OPERATIONS)} only)",
     )
     add("--rounds", type=at_least(1), default=5, help="default 5")
     add(
@@ -141,6 +156,8 @@ def parse(arguments):
     chosen = parser.parse_args(arguments)
     chosen.modes = launch.TCP_MODES if chosen.tcp else OWN_MODES
     chosen.ops = chosen.ops or (TCP_OPERATIONS if chosen.tcp else OPERATIONS)
+    is_asked = chosen.sizes or chosen.tcp
+    chosen.large_ops = [one for one in chosen.ops if is_asked or one in LARGE_OPERATIONS]
     chosen.ranks = chosen.ranks or ([2] if chosen.tcp else [2, 4])
     chosen.sizes = chosen.sizes or list_of(size)(TCP_SIZES if chosen.tcp else SIZES)
     return chosen

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import unittest
+import unittest.mock
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -175,6 +176,38 @@ class CommandLine(unittest.TestCase):
 
     def test_sizes(self):
         self.assertEqual(options.parse(["--sizes", "8,1K,16m"]).sizes, [8, 1024, 16 << 20])
+
+
+class Large(unittest.TestCase):
+    SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+
+    def test_only_one_operation_runs_the_largest_size_unasked(self):
+        def scans(*arguments, sizes=None):
+            chosen = options.parse(list(arguments))
+            return options.scans(chosen, sizes or chosen.sizes)
+
+        usual = (options.OPERATIONS, self.SIZES)
+        self.assertEqual(scans(), [usual, (["all_reduce"], [256 << 20])])
+        self.assertEqual(scans(sizes=self.SIZES), [usual])
+        self.assertEqual(scans("--ops", "send_recv"), [(["send_recv"], self.SIZES)])
+        everything = [*self.SIZES, 256 << 20]
+        self.assertEqual(scans("--ops", "all_reduce"), [(["all_reduce"], everything)])
+        asked = scans("--sizes", "8,256M")
+        self.assertEqual(asked, [(options.OPERATIONS, [8, 256 << 20])])
+        self.assertEqual(len(scans("--tcp")), 1)
+
+    def test_a_peer_that_is_too_slow_for_it_keeps_the_other_sizes(self):
+        comparison = compare.Comparison(options.parse([]), [])
+        comparison.probe_program = None
+        done = [begin(0, "A", 2.0, size=size)["rows"][0] for size in self.SIZES]
+        answers = [(done, None), ([], "stopped after 12 s")] * 2 + [(done, None)]
+        system = systems.System("A", "a", "1", None)
+        with unittest.mock.patch.object(launch, "run_peer", side_effect=answers) as run:
+            for number in range(3):
+                comparison.start(system, 2, number)
+        self.assertEqual(run.call_count, 5)
+        self.assertEqual([len(one["rows"]) for one in comparison.raw["starts"]], [8, 8, 8])
+        self.assertEqual(comparison.raw["notes"], ["A, 2 ranks: stopped after 12 s, at 256M"])
 
 
 class OverTcp(unittest.TestCase):

@@ -25,6 +25,9 @@ const PARCEL: u64 = 1 << 63;
 /// Bits of a parcel's name that its rank has given.
 const NUMBER_BITS: u32 = 40;
 
+/// Regions below which it is not worth looking which are gone: 3 KiB of numbers.
+const LEAST_KNOWN: usize = 128;
+
 /// What the pieces of a rank's parcel are called.
 fn parcel_name(rank: usize, number: u64) -> u64 {
     PARCEL | (rank as u64) << NUMBER_BITS | number
@@ -37,6 +40,8 @@ pub struct Memory {
     announced: HashSet<u64>,
     /// Regions that one peer has been sent for a message.
     told: HashSet<(u64, usize)>,
+    /// As many of both together as there may be before those that are gone are looked for.
+    most_known: usize,
     /// By rank: how to send it descriptors; `None` for this rank and for threads of this process.
     peers: Vec<Option<MailboxSender>>,
     mailbox: Option<Mailbox>,
@@ -58,6 +63,7 @@ impl Memory {
             one_process,
             announced: HashSet::new(),
             told: HashSet::new(),
+            most_known: LEAST_KNOWN,
             peers,
             mailbox,
             imports: Imports::default(),
@@ -104,8 +110,23 @@ impl Memory {
                 return Ok((NOWHERE, 0));
             }
             self.announced.insert(found.region);
+            self.forget_regions();
         }
         Ok((found.region, found.offset as u64))
+    }
+
+    /// Keep no numbers of regions that are freed, in a program that makes ever new ones: never more
+    /// than twice as many as were there when they were last looked through.
+    fn forget_regions(&mut self) {
+        if self.announced.len() + self.told.len() <= self.most_known {
+            return;
+        }
+        let present = exports::numbers();
+        self.announced.retain(|region| present.contains(region));
+        // What all peers have been sent, no peer need be sent again.
+        self.told
+            .retain(|(region, _)| present.contains(region) && !self.announced.contains(region));
+        self.most_known = LEAST_KNOWN.max(2 * (self.announced.len() + self.told.len()));
     }
 
     /// Empty the mailbox, so that a rank that never needs its peers' memory does not block them.
@@ -208,6 +229,7 @@ impl Shared for Memory {
                 return nowhere;
             }
             self.told.insert((region, peer));
+            self.forget_regions();
         }
         Loan { region, offset }
     }
@@ -275,6 +297,39 @@ mod tests {
         exports::release(address).unwrap();
         assert!(exports::address(region, 0, 1).is_none());
         check();
+    }
+
+    #[test]
+    fn numbers_of_regions_that_are_gone_are_forgotten() {
+        let (mailbox, sender) = Mailbox::pair().unwrap();
+        let mut memory = Memory::new(false, None, vec![Some(MailboxSender::new(sender))]);
+        let call = Call::new(crate::plan::Collective::AllReduce, crate::types::DataType::Uint8);
+        let know = |memory: &mut Memory, address: *mut u8| {
+            let call = Call { send: address, recv: address, count: 1, ..call.clone() };
+            let extents = call.extents(0, 2).unwrap();
+            let loan = memory.offer(0, address, 1);
+            let invitation = memory.invite(&call, &extents, true).unwrap();
+            assert_eq!(loan.region, invitation.input_region);
+            let mut sent = 0;
+            while mailbox.receive().unwrap().is_some() {
+                sent += 1;
+            }
+            sent
+        };
+        let kept = [(); 3].map(|()| exports::allocate(1).unwrap());
+        for address in kept {
+            assert_eq!(know(&mut memory, address), 2, "for a message, and for all");
+        }
+        for _ in 0..20 * LEAST_KNOWN {
+            let address = exports::allocate(1).unwrap();
+            know(&mut memory, address);
+            exports::release(address).unwrap();
+        }
+        assert!(memory.announced.len() + memory.told.len() <= LEAST_KNOWN);
+        for address in kept {
+            assert_eq!(know(&mut memory, address), 0, "known, and not sent again");
+            exports::release(address).unwrap();
+        }
     }
 
     #[test]

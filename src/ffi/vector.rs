@@ -150,8 +150,7 @@ pub unsafe extern "C" fn ringReduceScatterv(
 ///
 /// `sendcounts[d]` elements from `sendbuff + sdispls[d]` go to rank d; `recvcounts[s]` elements
 /// from rank s come to `recvbuff + rdispls[s]`, as many as that rank sends. The arrays have
-/// `nranks` values. In place: `sendbuff == recvbuff`, with equal counts and displacements both
-/// ways.
+/// `nranks` values. Not in place: buffers that overlap are refused.
 ///
 /// # Safety
 /// The buffers are valid for the elements named, until the call is done; the arrays while it is

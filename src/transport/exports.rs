@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -172,6 +173,11 @@ pub fn address(region: u64, offset: usize, bytes: usize) -> Option<*mut u8> {
         let inside = contains(0, length, offset, bytes);
         inside.then(|| std::ptr::with_exposed_provenance_mut(start + offset))
     })
+}
+
+/// The numbers of all regions that this process exports now.
+pub fn numbers() -> HashSet<u64> {
+    with_table(|table| table.regions.iter().map(|region| region.number).collect())
 }
 
 /// The bytes of a region and a descriptor to send to a peer.

@@ -1,9 +1,11 @@
 //! Every type, operation, number of sources, count and alignment, on every instruction set that the
 //! processor has, against an oracle of one line per operation.
 
+mod fenced;
 mod oracle;
 mod sweeps;
 
+use fenced::Fenced;
 use oracle::Rule;
 use ringcomm::device::host::{self, InstructionSet, Job, Reduction};
 use ringcomm::types::{DataType, ReduceOp};
@@ -52,22 +54,38 @@ impl Random {
     }
 }
 
-/// A buffer with guard bytes around it, `shift` bytes off a vector's alignment.
+/// Where a buffer lies in its memory.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// So many bytes off a vector's alignment.
+    Shifted(usize),
+    /// Behind its last byte there is no memory.
+    Last,
+    /// Before its first byte there is none.
+    First,
+}
+
+/// A buffer with guard bytes around it, where it has memory there.
 struct Guarded {
-    bytes: Vec<u8>,
+    bytes: Fenced,
     start: usize,
     length: usize,
 }
 
 impl Guarded {
-    fn new(length: usize, shift: usize) -> Guarded {
-        let bytes = vec![GUARD; length + 2 * MARGIN];
-        let start = 64 + shift + bytes.as_ptr().align_offset(64);
+    fn new(length: usize, place: Place) -> Guarded {
+        let mut bytes = Fenced::new(length + 2 * MARGIN);
+        bytes.fill(GUARD);
+        let start = match place {
+            Place::Shifted(shift) => 64 + shift,
+            Place::Last => bytes.len() - length,
+            Place::First => 0,
+        };
         Guarded { bytes, start, length }
     }
 
-    fn with(content: &[u8], shift: usize) -> Guarded {
-        let mut buffer = Guarded::new(content.len(), shift);
+    fn with(content: &[u8], place: Place) -> Guarded {
+        let mut buffer = Guarded::new(content.len(), place);
         let range = buffer.start..buffer.start + content.len();
         buffer.bytes[range].copy_from_slice(content);
         buffer
@@ -95,10 +113,20 @@ fn bytes_of(data_type: DataType, elements: &[u64]) -> Vec<u8> {
 #[derive(Clone, Copy, Debug)]
 struct Manner {
     set: InstructionSet,
-    shift: usize,
+    place: Place,
     targets: usize,
     in_place: Option<usize>,
     streaming: bool,
+}
+
+impl Manner {
+    /// Where one of several buffers lies.
+    fn place(&self, shifts: impl FnOnce(usize) -> usize) -> Place {
+        match self.place {
+            Place::Shifted(shift) => Place::Shifted(shifts(shift) % 64),
+            edge => edge,
+        }
+    }
 }
 
 fn run(rule: &Rule, manner: &Manner, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
@@ -108,10 +136,10 @@ fn run(rule: &Rule, manner: &Manner, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut inputs: Vec<_> = sources
         .iter()
         .enumerate()
-        .map(|(index, source)| Guarded::with(source, (manner.shift * (index + 1)) % 64))
+        .map(|(index, source)| Guarded::with(source, manner.place(|shift| shift * (index + 1))))
         .collect();
     let mut outputs: Vec<_> = (0..manner.targets)
-        .map(|index| Guarded::new(length, (manner.shift + 8 * index) % 64))
+        .map(|index| Guarded::new(length, manner.place(|shift| shift + 8 * index)))
         .collect();
     let reads: Vec<*const u8> =
         inputs.iter_mut().map(|input| input.pointer().cast_const()).collect();
@@ -154,7 +182,11 @@ fn check(rule: &Rule, sources: &[Vec<u64>], turn: &mut usize) {
             *turn += 1;
             let manner = Manner {
                 set,
-                shift: [0, 1, 8, 4, 0, 33, 2, 16][*turn % 8],
+                place: match *turn % 11 {
+                    0 | 4 | 8 => Place::Last,
+                    2 | 6 => Place::First,
+                    _ => Place::Shifted([0, 1, 8, 4, 0, 33, 2, 16][*turn % 8]),
+                },
                 targets: [1, 1, 3][*turn % 3],
                 in_place: turn.is_multiple_of(5).then_some(*turn / 5 % sources.len()),
                 streaming: *turn % 7 < 3,
@@ -233,16 +265,19 @@ fn a_copy_moves_every_byte_and_no_other() {
     let mut random = Random(7);
     for bytes in [0, 1, 7, 63, 64, 65, 4095, 4096, 4097, 5000, 70_001] {
         let content: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
-        for (from, to) in [(0, 0), (1, 0), (0, 1), (33, 17), (63, 63)] {
+        let shifts = [(0, 0), (1, 0), (0, 1), (33, 17), (63, 63)];
+        let places = shifts.map(|(from, to)| (Place::Shifted(from), Place::Shifted(to)));
+        let edges = [Place::Last, Place::First].map(|edge| (edge, edge));
+        for (from, to) in places.into_iter().chain(edges) {
             for streaming in [false, true] {
                 let mut source = Guarded::with(&content, from);
                 let mut target = Guarded::new(bytes, to);
                 // SAFETY: both hold `bytes` bytes.
                 unsafe { host::copy(target.pointer(), source.pointer(), bytes, streaming) };
-                assert!(target.content() == content, "{bytes} {from} {to} {streaming}");
+                assert!(target.content() == content, "{bytes} {from:?} {to:?} {streaming}");
                 // SAFETY: a copy onto itself is allowed.
                 unsafe { host::copy(target.pointer(), target.pointer(), bytes, streaming) };
-                assert!(target.content() == content, "{bytes} {to} onto itself {streaming}");
+                assert!(target.content() == content, "{bytes} {to:?} onto itself {streaming}");
             }
         }
     }

@@ -191,12 +191,12 @@ impl Options {
         sizes
     }
 
-    /// What makes no sense together.
     /// Whether the ranks of this machine are counted.
     fn has_ranks(&self) -> bool {
         self.procs.is_some() || self.threads.is_some()
     }
 
+    /// Refuse what makes no sense together.
     fn consistent(&self) -> Result<(), String> {
         if let (Some(least), Some(most)) = (self.min_bytes, self.max_bytes)
             && least > most

@@ -9,7 +9,8 @@
 //! promised (the serial one, on one host and by a deterministic communicator), floats are drawn
 //! from all magnitudes and rounding shows who was added to whom. Elsewhere an algorithm may choose
 //! its order, and the inputs are small multiples of a power of two whose sums are exact in every
-//! order. Both are strewn with infinities, NaNs and denormals.
+//! order. Both are strewn with NaNs, with infinities in types wider than 8 bits, and with
+//! denormals, of which exact products have none.
 
 use crate::numeric;
 use ringcomm::types::{DataType, ReduceOp};
@@ -299,6 +300,43 @@ mod tests {
             assert!(shown > 0 || data_type.size() < 4, "{data_type}: {shown}");
         }
         assert_eq!(draw(DataType::Float32, Some(ReduceOp::Sum), 3, false), Draw::Exact);
+    }
+
+    /// How many NaNs, infinities, negative infinities and denormals three ranks send in a period.
+    fn specials(draw: Draw, data_type: DataType, op: ReduceOp) -> [usize; 4] {
+        let (exponent, fraction) = numeric::fields(data_type);
+        let infinity = ((1u64 << exponent) - 1) << fraction;
+        let negative = infinity | 1 << (exponent + fraction);
+        let mut found = [0; 4];
+        for rank in 0..3 {
+            for index in 0..PERIOD {
+                let bits = generate(draw, data_type, Some(op), 3, rank, 0, index);
+                let is_denormal = bits & infinity == 0 && bits & ((1 << fraction) - 1) != 0;
+                let is_nan = numeric::is_nan(data_type, bits);
+                let kinds = [is_nan, bits == infinity, bits == negative, is_denormal];
+                for (count, is_one) in found.iter_mut().zip(kinds) {
+                    *count += usize::from(is_one);
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_float_sends_every_kind_of_special_value() {
+        use {Draw::*, ReduceOp::*};
+        for data_type in DataType::ALL.into_iter().filter(|data_type| data_type.is_float()) {
+            for (draw, op) in [(Ordered, Sum), (Ordered, Prod), (Exact, Sum), (Exact, Prod)] {
+                let found = specials(draw, data_type, op);
+                let wide = data_type.size() > 1;
+                // What the header of this file says is there, and what is not.
+                let there = [true, wide, wide, (draw, op) != (Exact, Prod)];
+                for (count, is_there) in found.into_iter().zip(there) {
+                    let enough = if is_there { count >= 20 } else { count == 0 };
+                    assert!(enough, "{data_type} {draw:?} {op}: {found:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -193,14 +193,11 @@ impl Session<'_> {
             left_out = left_out.or(value.number("left_out_from"));
             let Some(mut row) = value.field("row").and_then(Row::from_json) else { return };
             row.mem = report::memory_share(&row, &self.machine);
-            progress.step(&format!("{} {} B", row.op, row.bytes));
+            let name = format!("{} {} B", row.op, row.bytes);
             let Some((cell, last)) = awaited.next() else { return };
             halves.push(row.clone());
             self.rows.push(row);
-            if !last {
-                return;
-            }
-            if !self.quiet {
+            if last && !self.quiet {
                 progress.clear();
                 if titled != Some(cell.operation) {
                     titled = Some(cell.operation);
@@ -212,7 +209,11 @@ impl Session<'_> {
                     say(&report::explanation(half(false), half(true)));
                 }
             }
-            halves.clear();
+            if last {
+                halves.clear();
+            }
+            // Below the table, until the next row.
+            progress.step(&name);
         };
         match &self.found {
             Some(found) => launch::run_job(options, found, &cells, &mut receive)?,
