@@ -212,9 +212,9 @@ def main():
     os.environ.update({"CARGO_TERM_COLOR": "never", "NO_COLOR": "1"})
     # Nothing is compiled twice here: what would make the second time faster takes a third more disk.
     os.environ.setdefault("CARGO_INCREMENTAL", "0")
+    chosen = [names[name] for name in sys.argv[1:]] or SUITES
     if chosen == SUITES:
         short_of_disk()
-    chosen = [names[name] for name in sys.argv[1:]] or SUITES
     if kernels in chosen or (TARGET / "venv-cuda").exists():
         try:
             os.environ["NVCC"] = nvcc()

@@ -1,11 +1,16 @@
-"""How scripts/test counts what its commands print, what it compiles early and which tests it names,
-without running any suite. Run this file."""
+"""How scripts/test counts what its commands print, what it compiles early and which tests it names, and
+that the workflow runs every suite, without running any. Run this file."""
 
+import contextlib
+import io
+import re
 import unittest
+from unittest import mock
 
 import results
+import run_suites
 from run_suites import only_built
-from suites import CONCURRENT, Command, Lacking, tests_named
+from suites import CONCURRENT, ROOT, SUITES, Command, Lacking, peers, tests_named
 
 
 class Outcomes(unittest.TestCase):
@@ -52,6 +57,33 @@ class Outcomes(unittest.TestCase):
         self.assertIsNone(built("cargo", "fmt", "--check"))
         self.assertIsNone(built("scripts/sass.py"))
         self.assertIsNone(only_built(Lacking("a", "b")))
+
+
+class Chosen(unittest.TestCase):
+    def ran(self, *names):
+        """The suites that run where these are named, and what the last line says."""
+        suites, said = [], io.StringIO()
+
+        def run(suite):
+            suites.append(suite)
+            return 1, 0
+        nothing = mock.Mock()
+        with mock.patch.multiple(run_suites, run=run, install_early=nothing, build_early=nothing,
+                                 short_of_disk=nothing, nvcc=lambda: "nvcc"), \
+                mock.patch("sys.argv", ["test", *names]), mock.patch.dict("os.environ"), \
+                contextlib.redirect_stdout(said):
+            self.assertEqual(run_suites.main(), 0)
+        return suites, said.getvalue().splitlines()[-1]
+
+    def test_all_suites_run_or_those_named(self):
+        self.assertEqual(self.ran(), (SUITES, f"{len(SUITES)} passed, 0 failed"))
+        self.assertEqual(self.ran("peers"), ([peers], "1 passed, 0 failed"))
+
+    def test_the_workflow_runs_every_suite_once(self):
+        text = (ROOT / ".github/workflows/tests.yml").read_text()
+        listed = re.search(r"suites:\n((?: +- .*\n)+)", text)[1]
+        words = re.findall(r"\w+", listed)
+        self.assertEqual(sorted(words), sorted(suite.__name__ for suite in SUITES))
 
 
 if __name__ == "__main__":

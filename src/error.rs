@@ -93,6 +93,8 @@ pub enum Error {
     Aborted { rank: usize, operation: Option<Operation> },
     /// The rendezvous did not complete before its deadline.
     Missing { nranks: usize, missing: Vec<usize>, waited_ms: u64 },
+    /// Ranks that count as one host, and had met over the network, have not met on that host.
+    Apart { ranks: Vec<usize>, missing: Vec<usize>, waited_ms: u64 },
     /// The ranks that were to meet at a place did not; `why` is how far it came.
     NotMet { place: String, why: String, waited_ms: u64 },
 }
@@ -130,6 +132,11 @@ impl Error {
             Error::Missing { nranks, missing, waited_ms } => {
                 let missing = missing.into_iter().map(name).collect();
                 Error::Missing { nranks, missing, waited_ms }
+            }
+            Error::Apart { ranks, missing, waited_ms } => {
+                let [ranks, missing] =
+                    [ranks, missing].map(|list| list.into_iter().map(&name).collect());
+                Error::Apart { ranks, missing, waited_ms }
             }
             other => other,
         }
@@ -196,6 +203,13 @@ impl fmt::Display for Error {
                 "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {missing:?}; \
                  start them, or raise RINGCOMM_TIMEOUT_MS",
                 nranks - missing.len()
+            ),
+            Error::Apart { ranks, missing, waited_ms } => write!(
+                f,
+                "ranks {ranks:?} count as one host, and after {waited_ms} ms only {} of them had \
+                 met there; missing: {missing:?}; set RINGCOMM_HOSTID if they are on several, or \
+                 raise RINGCOMM_TIMEOUT_MS",
+                ranks.len() - missing.len()
             ),
             Error::NotMet { place, why, waited_ms } => write!(
                 f,

@@ -3,6 +3,7 @@
 
 use crate::fork::Once;
 use sha2::{Digest, Sha256};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// Bytes of a host name, with its end: Linux allows 64 and the NUL.
 const BYTES: usize = 65;
@@ -23,32 +24,54 @@ pub fn name() -> &'static str {
     })
 }
 
+/// What the kernel draws anew whenever the machine starts; empty where it does not say it.
+fn boot() -> &'static [u8] {
+    static BOOT: Once<Vec<u8>> = Once::new();
+    let read = || std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    BOOT.get_or_make(read).trim_ascii()
+}
+
 /// A number that the processes of one running machine share, in whatever containers they are.
 pub fn machine() -> u64 {
-    static MACHINE: Once<u64> = Once::new();
-    *MACHINE.get_or_make(|| {
-        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let digest = Sha256::digest(&boot);
-        u64::from_le_bytes(digest[..8].try_into().expect("eight of thirty-two bytes"))
-    })
+    let digest = Sha256::digest(boot());
+    u64::from_le_bytes(digest[..8].try_into().expect("eight of thirty-two bytes"))
+}
+
+/// A number that no other process has, but for children that were forked later.
+fn own() -> u64 {
+    static OWN: Once<u64> = Once::new();
+    *OWN.get_or_make(drawn)
+}
+
+/// A number from the kernel's generator, which seeds the standard library's hashes.
+fn drawn() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// What ranks have in common that can meet through shared memory: the machine, the network
 /// namespace (sockets by name belong to it), and the user, whose credentials are checked. `given`
 /// takes the place of all three.
 pub fn identity(given: Option<&str>) -> [u8; 32] {
-    let mut hash = Sha256::new();
     match given {
-        Some(text) => hash.update(text),
-        None => {
-            // SAFETY: the call takes nothing and always succeeds.
-            let user = unsafe { libc::geteuid() };
-            let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-            hash.update(machine().to_le_bytes());
-            hash.update(user.to_le_bytes());
-            hash.update(namespace.as_os_str().as_encoded_bytes());
-        }
+        Some(text) => Sha256::digest(text).into(),
+        None => found(boot(), own()),
     }
+}
+
+/// The identity of a process on a machine that says this of itself. All machines that say nothing
+/// would be one, and their ranks would wait for each other in different memories: there, a process
+/// has an identity of its own.
+fn found(boot: &[u8], own: u64) -> [u8; 32] {
+    // SAFETY: the call takes nothing and always succeeds.
+    let user = unsafe { libc::geteuid() };
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let mut hash = Sha256::new();
+    if boot.is_empty() {
+        hash.update(own.to_le_bytes());
+    }
+    hash.update(boot);
+    hash.update(user.to_le_bytes());
+    hash.update(namespace.as_os_str().as_encoded_bytes());
     hash.finalize().into()
 }
 
@@ -67,5 +90,14 @@ mod tests {
         assert_eq!(identity(Some("a")), identity(Some("a")));
         assert_ne!(identity(Some("a")), identity(Some("b")));
         assert_ne!(identity(Some("a")), identity(None));
+    }
+
+    #[test]
+    fn processes_of_machines_that_say_nothing_share_no_host() {
+        use super::{drawn, found};
+        assert_eq!(found(b"a", 1), found(b"a", 2));
+        assert_ne!(found(b"a", 1), found(b"b", 1));
+        assert_ne!(found(b"", 1), found(b"", 2));
+        assert_ne!(drawn(), drawn());
     }
 }

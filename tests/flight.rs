@@ -6,6 +6,7 @@ use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::scratch::{ROOM, Scratch, run};
 use support::{config, on_threads, small_slots};
@@ -55,39 +56,79 @@ fn the_newest_1024_of_3000_operations_are_kept_in_order() {
     });
 }
 
-#[test]
-fn an_operation_that_hangs_says_how_far_it_has_come() {
-    let late = AtomicBool::new(true);
-    // Many slices, of which a rank alone does as many as there are slots.
-    let config = Config { algorithm: Some("ring".into()), ..small_slots(2, 1024) };
-    on_threads(2, &config, |comm| {
-        let mut scratch = Scratch::new(2);
-        let call = scratch.call(Collective::AllReduce, ROOM);
-        if comm.rank() == 1 {
+/// What rank 0 says of how far an operation has come for which the last rank is late, once that is
+/// `least` steps, and once it has ended.
+fn progress(
+    nranks: usize,
+    config: &Config,
+    least: u64,
+    operate: impl Fn(&Communicator) + Sync,
+) -> [(u64, u64); 2] {
+    let (late, said) = (AtomicBool::new(true), Mutex::new(Vec::new()));
+    on_threads(nranks, config, |comm| {
+        if comm.rank() == nranks - 1 {
             // Acquire: pairs with the Release store of rank 0's onlooker.
             while late.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
-            return run(comm, &call).unwrap();
         }
+        if comm.rank() > 0 {
+            return operate(comm);
+        }
+        let seen = || {
+            let dump = comm.dump();
+            numbers(&dump, "steps_done").pop()?.zip(numbers(&dump, "steps").pop()?)
+        };
         std::thread::scope(|scope| {
-            let onlooker = scope.spawn(|| {
-                loop {
-                    let dump = comm.dump();
-                    let seen = (numbers(&dump, "steps_done").pop(), numbers(&dump, "steps").pop());
-                    if let (Some(Some(done)), Some(Some(steps))) = seen {
-                        // Release: pairs with the Acquire load of rank 1.
-                        late.store(false, Ordering::Release);
-                        return (done, steps);
-                    }
+            scope.spawn(|| {
+                while seen().is_none_or(|(done, _)| done < least) {
                     std::thread::yield_now();
                 }
+                said.lock().unwrap().extend(seen());
+                // Release: pairs with the Acquire load of the last rank.
+                late.store(false, Ordering::Release);
             });
-            run(comm, &call).unwrap();
-            let (done, steps) = onlooker.join().unwrap();
-            assert!(0 < done && done < steps, "{done} of {steps}");
-            let dump = comm.dump();
-            assert_eq!(numbers(&dump, "steps_done").pop(), Some(Some(steps)), "{dump}");
+            operate(comm);
         });
+        said.lock().unwrap().extend(seen());
     });
+    said.into_inner().unwrap().try_into().unwrap()
+}
+
+fn all_reduce(nranks: usize, count: usize) -> impl Fn(&Communicator) {
+    move |comm| run(comm, &Scratch::new(nranks).call(Collective::AllReduce, count)).unwrap()
+}
+
+#[test]
+fn a_plan_that_hangs_says_how_far_it_has_come() {
+    // Many slices, of which a rank alone does as many as there are slots.
+    let config = Config { algorithm: Some("ring".into()), ..small_slots(2, 1024) };
+    let [(done, steps), end] = progress(2, &config, 1, all_reduce(2, ROOM));
+    assert!(0 < done && done < steps, "{done} of {steps}");
+    assert_eq!(end, (steps, steps));
+}
+
+#[test]
+fn a_call_in_each_others_buffers_says_how_far_it_has_come() {
+    let config = Config { algorithm: Some("oneshot".into()), ..config() };
+    let said = progress(3, &config, 1, all_reduce(3, ROOM));
+    // Of two peers to meet one has come; then there are the work, and two who do theirs.
+    assert_eq!(said, [(1, 5), (5, 5)]);
+}
+
+#[test]
+fn messages_that_hang_say_how_many_bytes_have_moved() {
+    // The connection has two slots, and a message that fits into one is not lent.
+    let said = progress(2, &small_slots(2, 1024), 2000, |comm| {
+        let (peer, mut bytes) = (1 - comm.rank(), vec![0u8; 10_000]);
+        let (count, data_type) = (1000, DataType::Uint8);
+        let message = |buffer: &mut [u8]| match comm.rank() {
+            0 => Message::Send { buffer: buffer.as_ptr().cast(), count, data_type, peer },
+            _ => Message::Recv { buffer: buffer.as_mut_ptr().cast(), count, data_type, peer },
+        };
+        let messages: Vec<Message> = bytes.chunks_mut(1000).map(message).collect();
+        // SAFETY: every buffer holds its bytes.
+        unsafe { comm.exchange(&messages) }.unwrap();
+    });
+    assert_eq!(said, [(2000, 10_000), (10_000, 10_000)]);
 }

@@ -95,6 +95,7 @@ _SENTENCES = [
     re.compile(rf"the connection (?:of rank (?P<rank>\d+) )?to {_WHO} broke(?: in {_CALL})?"),
     re.compile(rf"the communicator of rank (?P<rank>\d+) was aborted(?: in {_CALL})?"),
     re.compile(r"only \d+ of \d+ ranks had arrived; missing: \[(?P<missing>[\d, ]*)\]"),
+    re.compile(r"only \d+ of them had met there; missing: \[(?P<missing>[\d, ]*)\]"),
 ]
 _REMOTE = re.compile(
     rf"{_WHO} failed and rank (?P<rank>\d+) cannot go on(?: in {_CALL})?: (?P<text>.*)",

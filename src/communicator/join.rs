@@ -130,6 +130,17 @@ fn numbered(cards: &[Card]) -> Vec<usize> {
         .collect()
 }
 
+/// The error where ranks of one host, who all came over the network, do not meet there: machines
+/// that were restored from one snapshot, for one, say the same of themselves.
+fn apart(error: Error, locals: &[usize]) -> Error {
+    match error {
+        Error::Missing { missing, waited_ms, .. } => {
+            Error::Apart { ranks: locals.to_vec(), missing, waited_ms }
+        }
+        error => error,
+    }
+}
+
 impl Communicator {
     /// Join ranks that may be on several hosts.
     pub(super) fn join_hosts(
@@ -176,7 +187,8 @@ impl Communicator {
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
         // Where this fails the gate closes, and ranks of other hosts find this one gone.
-        assembly.meet_locals(share, &locals, &local_id, &mine, until)?;
+        let met = assembly.meet_locals(share, &locals, &local_id, &mine, until);
+        met.map_err(|unmet| Unmet { error: apart(unmet.error, &locals), ..unmet })?;
         assembly.mirror(&hosts)?;
         let outside = (locals.len() < nranks).then_some(Outside { gate, cards, hosts });
         super::init::assemble(assembly, outside, id, config, until.is_broken_off)
@@ -240,6 +252,17 @@ mod tests {
         let least = bytes.len() - 1;
         assert!((0..least).all(|end| Card::unpack(&bytes[..end]).is_none()));
         assert!(Card::unpack(&bytes[..least]).is_some_and(|card| card.host_name.is_empty()));
+    }
+
+    #[test]
+    fn ranks_that_do_not_meet_on_their_host_are_told_how_hosts_are_named() {
+        let missing = Error::Missing { nranks: 2, missing: vec![3], waited_ms: 5 };
+        let text = apart(missing, &[1, 3]).to_string();
+        assert!(text.starts_with("ranks [1, 3] count as one host"), "{text}");
+        assert!(text.contains("only 1 of them") && text.contains("missing: [3]"), "{text}");
+        assert!(text.contains("set RINGCOMM_HOSTID"), "{text}");
+        let other = Error::usage("something else");
+        assert_eq!(apart(other.clone(), &[1, 3]), other);
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub struct Record {
     waiting_for: AtomicU32,
     /// Milliseconds of that wait so far: seven weeks of them.
     waited_ms: AtomicU32,
-    /// How far it had come at its last long wait: steps done, slice by slice, and all of them; 0 of
-    /// 0 where no wait was long.
+    /// How far it had come at its last long wait: steps done, and all of them; 0 of 0 where no wait
+    /// was long.
     done: AtomicU32,
     steps: AtomicU32,
 }
@@ -102,9 +102,10 @@ impl Record {
         u64::from(self.waited_ms.swap(waited_ms, Relaxed))
     }
 
-    /// Note how far the operation has come.
+    /// Note how far the operation has come; in larger steps where they are too many.
     pub fn come(&self, done: usize, steps: usize) {
-        let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let bits = usize::BITS - steps.leading_zeros();
+        let narrow = |count: usize| (count >> bits.saturating_sub(u32::BITS)) as u32;
         self.done.store(narrow(done), Relaxed);
         self.steps.store(narrow(steps), Relaxed);
     }

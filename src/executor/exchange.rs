@@ -10,6 +10,7 @@
 use super::host::move_bytes;
 use super::links::{Links, Reach};
 use super::meeting::{ADDRESS, NOWHERE, unmapped};
+use super::progress::Progress;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::transport::fifo::Stamp;
@@ -45,6 +46,15 @@ enum State {
 impl Transfer {
     pub fn new(sends: bool, peer: usize, address: *mut u8, bytes: usize, stamp: Stamp) -> Transfer {
         Transfer { sends, peer, address, bytes, stamp, state: State::Moving(0) }
+    }
+
+    /// Bytes of it that have moved.
+    fn done(&self) -> usize {
+        match self.state {
+            State::Moving(done) => done,
+            State::Lending(_) | State::Lent => 0,
+            State::Done => self.bytes,
+        }
     }
 }
 
@@ -99,11 +109,17 @@ pub unsafe fn run(
     // SAFETY: the caller's promise.
     unsafe { run_local(batch, links.rank) };
     lend(batch, links, memory);
+    // Where all are empty there still is something to be done.
+    let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
+    let all = || all;
+    let watch = &Progress::new(watch, &all);
     loop {
         let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
             return links.flush(watch);
         };
         let (peer, patience) = (waiting.peer, links.patience);
+        // Until the wait is over nothing moves.
+        watch.at(batch.iter().map(Transfer::done).sum());
         // SAFETY: the pages outlive the links.
         let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
         let mut moves = Moves { batch, links, lanes, memory, watch };

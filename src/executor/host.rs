@@ -8,13 +8,12 @@
 
 use super::bind::{Bound, BoundStep, Piece};
 use super::links::Links;
+use super::progress::Progress;
 use crate::device::host::{Job, copy};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::End;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::Watch;
-use std::cell::Cell;
-use std::time::Duration;
 
 /// The memory one call works on.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +76,8 @@ pub unsafe fn run(
     stamp: &Stamp,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let progress = Progress { bound, watch, done: Cell::new(0) };
+    let steps = || bound.steps.iter().map(|step| step.slices).sum();
+    let progress = Progress::new(watch, &steps);
     let run = Run { bound, buffers, stamp, watch: &progress };
     for tick in 0..bound.ticks {
         for step in &bound.steps {
@@ -90,34 +90,11 @@ pub unsafe fn run(
                         run_step(&run, step, slice, links, pointers)?;
                     }
                 }
-                progress.done.set(progress.done.get() + 1);
+                progress.step();
             }
         }
     }
     links.flush(&progress)
-}
-
-/// Counts the steps on this rank's own stack, and tells of them where a wait has become long.
-struct Progress<'a> {
-    bound: &'a Bound,
-    watch: &'a dyn Watch,
-    done: Cell<usize>,
-}
-
-impl Watch for Progress<'_> {
-    fn check(&self, peer: usize, waited: Duration) -> Result<()> {
-        let of = self.bound.steps.iter().map(|step| step.slices).sum();
-        self.watch.progress(self.done.get(), of);
-        self.watch.check(peer, waited)
-    }
-
-    fn broken(&self, peer: usize, why: &str) -> Error {
-        self.watch.broken(peer, why)
-    }
-
-    fn unexpected(&self, peer: usize, expected: &Stamp, come: &Stamp) -> Option<Error> {
-        self.watch.unexpected(peer, expected, come)
-    }
 }
 
 /// A step that copies one piece to or from other machines, without slots where there are none in

@@ -9,6 +9,7 @@
 use super::direct::{Direct, Place, Used};
 use super::host::{Buffers, move_bytes};
 use super::links::Links;
+use super::progress::Progress;
 use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
 use crate::transport::fifo::Stamp;
@@ -114,6 +115,8 @@ pub unsafe fn run(
         scalar: buffers.scalar,
     };
     room.bases[links.rank] = Base::of(buffers);
+    let steps = || program.touches.len() + 1 + program.touched_by.len();
+    let watch = &Progress::new(watch, &steps);
     for &peer in &program.touched_by {
         // SAFETY: `invite` writes inside the slot it reserved.
         unsafe { invite(peer, &mine, links, stamp, watch)? };
@@ -127,12 +130,14 @@ pub unsafe fn run(
             output: std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
             scalar: theirs.scalar,
         };
+        watch.step();
     }
     links.visit(&program.touches, watch)?;
     // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
     // an owner that gives up waits for this visit to end.
     unsafe { work_on(program, work, room) };
     links.end_visit();
+    watch.step();
     part(program, links, watch)
 }
 
@@ -155,6 +160,9 @@ pub unsafe fn try_run(
     watch: &dyn Watch,
 ) -> Result<bool> {
     room.bases[links.rank] = Base::of(buffers);
+    let nranks = links.nranks;
+    let steps = || nranks + program.touched_by.len();
+    let watch = &Progress::new(watch, &steps);
     let others = |rank: usize| move |peer: &usize| *peer != rank;
     for peer in (0..links.nranks).filter(others(links.rank)) {
         // SAFETY: `invite` writes inside the slot it reserved.
@@ -170,20 +178,20 @@ pub unsafe fn try_run(
             let found = resolve(&theirs, &program.used[peer]);
             room.bases[peer] = found.map_or_else(|| Err(unmapped(links, peer, watch)), Ok)?;
         }
+        watch.step();
     }
     if all {
         links.visit(&program.touches, watch)?;
         // SAFETY: as in `run`.
         unsafe { work_on(program, work, room) };
         links.end_visit();
+        watch.step();
     }
     for peer in (0..links.nranks).filter(others(links.rank)) {
         links.free(peer);
     }
     if all {
-        for &peer in &program.touched_by {
-            links.drained(peer, watch)?;
-        }
+        part_from(program, links, watch)?;
     }
     Ok(all)
 }
@@ -224,12 +232,18 @@ unsafe fn invite(
 }
 
 /// Free the invitations, which tells their senders, and wait until this rank's are freed.
-fn part(program: &Direct, links: &mut Links, watch: &dyn Watch) -> Result<()> {
+fn part(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
     for &peer in &program.touches {
         links.free(peer);
     }
+    part_from(program, links, watch)
+}
+
+/// Wait until the ranks that use this one's buffers have freed its invitations.
+fn part_from(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
     for &peer in &program.touched_by {
         links.drained(peer, watch)?;
+        watch.step();
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! stores in the peers' own buffers; [`remote`] serves peers on other machines; [`exchange`]
 //! matches point-to-point messages at run time; [`cuda`] cuts a collective into work for devices
 //! that address all ranks' memory, and [`flags`] runs it in kernels that wait for each other.
+//! All on the host count how far they are in a [`progress::Progress`].
 
 pub mod announcement;
 pub mod bind;
@@ -19,4 +20,5 @@ pub mod layout;
 pub mod links;
 pub mod meeting;
 
+mod progress;
 mod remote;

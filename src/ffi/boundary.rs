@@ -31,9 +31,10 @@ fn code(error: &Error) -> ringResult_t {
         Error::PeerDied { .. } | Error::Remote { .. } | Error::Disconnected { .. } => {
             ringResult_t::ringRemoteError
         }
-        Error::Timeout { .. } | Error::Missing { .. } | Error::NotMet { .. } => {
-            ringResult_t::ringTimeout
-        }
+        Error::Timeout { .. }
+        | Error::Missing { .. }
+        | Error::Apart { .. }
+        | Error::NotMet { .. } => ringResult_t::ringTimeout,
         Error::Aborted { .. } => ringResult_t::ringAborted,
     }
 }

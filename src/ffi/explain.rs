@@ -76,6 +76,12 @@ fn to_c(answer: &Explanation, size: usize) -> ringExplain_t {
 /// nothing is; `*needed` gets the bytes needed, with the NUL, in both cases. `buffer` may be NULL.
 /// The record grows while calls run, so ask with room to spare. Never waits, from any thread.
 ///
+/// `steps_done` of `steps` is how far an operation had come at its last long wait; both are null
+/// where none was long, and for calls that run in kernels. A step is one of the plan's for a slice
+/// (collectives through slots), a byte (messages, and the `v` forms that run as such; some bytes
+/// where they are more than 2^32), or a peer that was met, the work, and a peer that has done its
+/// part (collectives in each other's buffers).
+///
 /// # Safety
 /// `buffer` is NULL or has room for `size` bytes; `needed` has room for a `size_t`.
 #[unsafe(no_mangle)]

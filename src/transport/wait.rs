@@ -41,8 +41,7 @@ pub trait Watch {
     /// Why the wait for `peer` must end, if it must. Called on the slow path only.
     fn check(&self, peer: usize, waited: Duration) -> Result<()>;
 
-    /// How far the operation that waits has come: steps done, slice by slice, of all. Told before
-    /// `check`.
+    /// How far the operation that waits has come: steps done, of all. Told before `check`.
     fn progress(&self, _done: usize, _of: usize) {}
 
     /// The error for a connection to `peer` that is of no more use.

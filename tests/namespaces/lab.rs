@@ -40,6 +40,20 @@ pub struct Lab {
 impl Lab {
     /// The hosts, or why this machine has none.
     pub fn new() -> Result<Lab, String> {
+        Lab::with(|host| format!("addr add {}/24 dev eth0\n", address(host)))
+    }
+
+    /// The same with nothing but IPv6, of which an address means something on its wire only: hosts
+    /// that nobody has given an address.
+    pub fn link_local() -> Result<Lab, String> {
+        // The kernel would look for a second for somebody who has the address already.
+        Lab::with(|host| {
+            format!("link set eth0 addrgenmode none\naddr add {} dev eth0 nodad\n", local(host))
+        })
+    }
+
+    /// The hosts, with addresses as these lines for `ip` give them.
+    fn with(addressed: impl Fn(usize) -> String) -> Result<Lab, String> {
         let lab = Lab {
             hub: namespace()?,
             hosts: (0..HOSTS).map(|_| namespace()).collect::<Result<_, _>>()?,
@@ -47,14 +61,15 @@ impl Lab {
         let mut wires = "link add hub type bridge\nlink set hub up\n".to_string();
         for (number, host) in lab.hosts.iter().enumerate() {
             let path = format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
-            let peer = format!("name eth0 address {} netns {path}", mac(number));
+            // Its number is another on every host, as it may be on machines.
+            let index = 10 + number;
+            let peer = format!("name eth0 index {index} address {} netns {path}", mac(number));
             wires += &format!("link add host{number} type veth peer {peer}\n");
             wires += &format!("link set host{number} master hub up\n");
         }
         feed(&lab.hub, &["ip", "-batch", "-"], &wires)?;
         for (number, host) in lab.hosts.iter().enumerate() {
-            let address = format!("addr add {}/24 dev eth0", address(number));
-            let lines = format!("link set lo up\n{address}\nlink set eth0 up\n");
+            let lines = format!("link set lo up\n{}link set eth0 up\n", addressed(number));
             feed(host, &["ip", "-batch", "-"], &lines)?;
         }
         // A kernel may lack the parts.
@@ -136,6 +151,11 @@ impl Lab {
 /// Of the addresses that RFC 2544 sets aside for tests of networks.
 pub fn address(host: usize) -> String {
     format!("198.18.0.{}", host + 1)
+}
+
+/// One that is good on its wire only.
+fn local(host: usize) -> String {
+    format!("fe80::{}/64", host + 1)
 }
 
 /// An address of the kind that whoever runs a network gives out.

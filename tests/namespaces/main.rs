@@ -289,7 +289,11 @@ impl Tally {
 
 /// Hosts for a test, or `None` and the reason in words.
 fn labs(count: usize) -> Option<Vec<Lab>> {
-    match (0..count).map(|_| Lab::new()).collect() {
+    labs_of(count, Lab::new)
+}
+
+fn labs_of(count: usize, make: fn() -> Result<Lab, String>) -> Option<Vec<Lab>> {
+    match (0..count).map(|_| make()).collect() {
         Ok(labs) => Some(labs),
         Err(why) => {
             let lacks = ["not permitted", "not supported", "No such file", "Unknown device type"];
@@ -321,6 +325,44 @@ fn every_collective_is_exact_between_hosts_with_one_and_two_ranks() {
         }
     }
     println!("{calls} calls on {HOSTS} hosts, all exact");
+}
+
+#[test]
+fn hosts_with_nothing_but_link_local_addresses_meet_and_are_exact() {
+    let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
+    let Some(labs) = labs_of(1, Lab::link_local) else { return };
+    let id = labs[0].on_host(0, || Root::start(&config())).expect("an id");
+    let own: Vec<String> = id.addresses().iter().map(ToString::to_string).collect();
+    assert!(own.len() == 1 && own[0].starts_with("[fe80::1%"), "{own:?}");
+    let mut calls = 0;
+    for hosts in [vec![0, 1], vec![3, 2, 1, 0], vec![2, 2, 0, 1, 1, 3]] {
+        let run = Run::new(hosts.len());
+        let run = Run { hosts, trouble: Trouble::None, rounds: 1, ..run };
+        let ends = { run }.make(&labs[0], &crew);
+        calls += ends.iter().filter_map(|end| end.calls).sum::<usize>();
+    }
+    println!("{calls} calls over links of IPv6, all exact");
+}
+
+/// Memory is shared by a socket's name, which is the network namespace's.
+#[test]
+fn ranks_that_only_count_as_one_host_are_told_so() {
+    let crew = Crew::new(|seat, _| {
+        let config = Config { host_id: Some("one".into()), ..seat.config.clone() };
+        let met = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &config);
+        met.map_or_else(|error| error.to_string(), |_| "they met".into())
+    });
+    let Some(labs) = labs(1) else { return };
+    let lab = &labs[0];
+    let config = Config { timeout_ms: 3000, ..config() };
+    let id = lab.on_host(0, || Root::start(&config)).expect("an id");
+    let mut ranks = crew.start(&[lab.host(0), lab.host(1)], &id, &config, "");
+    let deadline = Instant::now() + PATIENCE;
+    for rank in 0..2 {
+        let text = ranks.end(rank, deadline).result.expect("an end");
+        assert!(text.starts_with("ranks [0, 1] count as one host, and after "), "{text}");
+        assert!(text.contains(&format!("missing: [{}]; set RINGCOMM_HOSTID", 1 - rank)), "{text}");
+    }
 }
 
 #[test]

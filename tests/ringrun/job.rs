@@ -116,6 +116,12 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
+/// What a process does, as the kernel's letter; a blank for one that is not there.
+pub fn state(pid: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or(' ')
+}
+
 /// Processes that live and have a word among their arguments.
 pub fn with_argument(word: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").unwrap();

@@ -181,6 +181,29 @@ fn the_first_failing_rank_ends_the_job_and_is_named() {
 }
 
 #[test]
+fn a_rank_that_was_killed_is_named_before_those_that_failed_because_of_it() {
+    let folder = Folder::new("first");
+    let script = format!(
+        "echo $$ > {0}/part.$RANK; mv {0}/part.$RANK {0}/pid.$RANK; \
+         while [ ! -e {0}/end.$RANK ]; do sleep 0.02; done; [ $RANK = 2 ] && kill -9 $$; exit 1",
+        folder.0.display()
+    );
+    let child = command(&["-np", "3"], &script).spawn().unwrap();
+    let pid = |rank: u32| folder.text(&format!("pid.{rank}")).trim().parse::<u32>().ok();
+    wait_until("the ranks are there", || (0..3).all(|rank| pid(rank).is_some()));
+    // All have ended when the agent looks next, in another order than they were started in.
+    let agent = agent_of(child.id());
+    send(agent, libc::SIGSTOP);
+    wait_until("the agent is stopped", || state(agent) == 'T');
+    for rank in [2, 0, 1] {
+        std::fs::write(folder.0.join(format!("end.{rank}")), "").unwrap();
+        wait_until("it has ended", || state(pid(rank).unwrap()) == 'Z');
+    }
+    send(agent, libc::SIGCONT);
+    finish(child).expect(137).says("rank 2 (host localhost, pid ").says("signal 9 (SIGKILL)");
+}
+
+#[test]
 fn a_rank_that_ignores_the_request_is_killed() {
     // `exec` would keep the ignored signal in sleep; the loop keeps it in the shell.
     let script = "trap '' TERM; [ $RANK = 0 ] && { sleep 0.3; exit 5; }; \
@@ -237,10 +260,6 @@ fn the_ranks_stop_and_go_on_with_the_launcher() {
     let mark = marker(50);
     let child = command(&["-np", "2"], &format!("sleep {mark}; exit 3")).spawn().unwrap();
     wait_until("all are there", || with_argument(&mark).len() == 2);
-    let state = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or(' ')
-    };
     let sleepers = with_argument(&mark);
     let all = |wanted: char| {
         state(child.id()) == wanted && sleepers.iter().all(|pid| state(*pid) == wanted)

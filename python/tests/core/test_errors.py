@@ -246,6 +246,8 @@ def test_facts_of_sentences(text):
 def test_missing_ranks():
     error = _native.failure(8, "after 5 ms only 1 of 3 ranks had arrived; missing: [1, 2]; start")
     assert isinstance(error, ringcomm.RingTimeoutError) and error.missing == [1, 2]
+    text = "ranks [0, 1] count as one host, and after 5 ms only 1 of them had met there; missing: [1];"
+    assert _native.failure(8, text).missing == [1]
 
 
 def test_errors_travel_between_processes():

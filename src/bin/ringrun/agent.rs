@@ -175,7 +175,7 @@ impl Agent {
             }
         }
         let outbox = &mut self.outbox;
-        while let Some((pid, ended)) = processes::reap(|pid| self.crew.is_member(pid)) {
+        for (pid, ended) in processes::reap_all(|pid| self.crew.is_member(pid)) {
             self.crew.ended(pid, ended, &mut |message| outbox.push(&message.frame()));
         }
         if self.job.is_some() && self.crew.is_over() {

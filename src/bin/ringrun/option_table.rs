@@ -238,8 +238,9 @@ status: every process with a communicator serves a socket in a folder of its own
   goes with the job. --status shows the newest job's ranks on this machine, also while they hang;
   for those on another host, run it there. --trace writes what they did last, for Perfetto.
 
-exit status: that of the first rank that failed (128 + signal if it was killed); 0 if none did;
-  2 a bad option; 126, 127 the program cannot be run, is not there; 255 a host was lost
+exit status: that of the first rank that failed (128 + signal if it was killed, which counts before
+  others that end with it); 0 if none did; 2 a bad option; 126, 127 the program cannot be run, is
+  not there; 255 a host was lost
 ";
 
 pub fn help() -> String {

@@ -68,10 +68,19 @@ pub fn signal_group(leader: u32, signal: i32) {
     unsafe { libc::killpg(leader as i32, signal) };
 }
 
+/// All children that have ended, reaped, in the order in which their ends are to be told. The
+/// kernel gives them as they were started, whoever ended first. So those that a signal ended come
+/// first: a rank that is killed has its peers fail, and seldom the other way round.
+pub fn reap_all(leads: impl Fn(u32) -> bool) -> Vec<(u32, Ended)> {
+    let mut all: Vec<_> = std::iter::from_fn(|| reap(&leads)).collect();
+    all.sort_by_key(|(_, ended)| !matches!(ended, Ended::Signal(_)));
+    all
+}
+
 /// The next child that has ended, reaped. If `leads` names it, what is left of its process group is
 /// killed, while the number still is the group's. An adopted child's group is none of our business:
 /// a daemon may go on in it.
-pub fn reap(leads: impl Fn(u32) -> bool) -> Option<(u32, Ended)> {
+fn reap(leads: impl Fn(u32) -> bool) -> Option<(u32, Ended)> {
     // SAFETY: the record is plain numbers.
     let mut record: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -131,7 +140,7 @@ pub fn kill_descendants(chosen: impl Fn(u32) -> bool) {
         }
         // Nothing else is going on, and the end of a process takes a fraction of this.
         std::thread::sleep(Duration::from_millis(1));
-        while reap(|_| false).is_some() {}
+        reap_all(|_| false);
     }
 }
 

@@ -162,8 +162,10 @@ impl Gate {
     }
 
     /// Go on with every caller that can, and give out those that have proved themselves. A caller
-    /// that was cut off in its last moment may come again: of two with one greeting the later
-    /// counts.
+    /// that was cut off in its last moment, before its welcome came, may come again with the same
+    /// greeting: at a meeting and between neighbours the later of the two counts. Of a connection
+    /// for data the first counts as well: as it has ended, the connection breaks, and the error
+    /// names the peer.
     pub fn advance(&mut self) -> Vec<Proved> {
         let mut proved = std::mem::take(&mut self.kept);
         proved.extend(self.lobby.advance(Instant::now(), || self.listener.accept()));

@@ -4,7 +4,8 @@
 //! from it in both directions: news crosses `n` ranks in `log n` hops, and the circle closes over
 //! those who die, so that it stays whole whoever does. What is kept of a rank is its newest
 //! status and whether it is gone; a neighbour says how much it has read, and one that is slow to
-//! gets the newest when it does, so nothing piles up, not even in its kernel.
+//! gets the newest when it does, so nothing piles up, not even in its kernel. Deaths and failures
+//! wait for no other news.
 //!
 //! No sockets and no clock in here: connections, bytes and verdicts come in as calls, bytes and
 //! changes go out.
@@ -12,6 +13,7 @@
 use super::frame::{Item, Opener, Refusal, Sealer};
 use super::status::Status;
 use crate::executor::announcement::Phase;
+use crate::executor::control::Life;
 use std::collections::VecDeque;
 
 /// Bytes that are sealed ahead of what a neighbour has read: a few dozen statuses, and a quarter of
@@ -32,15 +34,32 @@ impl Known {
     fn has_left(&self) -> bool {
         self.status.as_deref().is_some_and(|status| status.board.phase == Phase::Closed)
     }
+
+    /// When news of it is told. What is bad stays bad.
+    fn turn(&self) -> Turn {
+        let has_failed = self.status.as_deref().is_some_and(|status| status.life == Life::Failed);
+        if self.is_gone || has_failed { Turn::First } else { Turn::Later }
+    }
+}
+
+/// When a neighbour is told the news of a rank.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+enum Turn {
+    Never,
+    Later,
+    First,
 }
 
 /// A connection to a neighbour.
 struct Link {
     sealer: Sealer,
     opener: Opener,
-    /// Ranks that there is news of, in order; each at most once.
-    queue: VecDeque<u32>,
-    queued: Vec<bool>,
+    /// Ranks that there is news of, in order; one that has moved to the front is still at its old
+    /// place, which counts for nothing.
+    first: VecDeque<u32>,
+    later: VecDeque<u32>,
+    /// By rank: which of the two it is in.
+    turns: Vec<Turn>,
     /// Sealed and not yet the socket's.
     outgoing: Vec<u8>,
     /// Bytes that were ever sealed, and how many of them the neighbour says it has read.
@@ -56,8 +75,9 @@ impl Link {
         Link {
             sealer: Sealer::new(send),
             opener: Opener::new(receive),
-            queue: VecDeque::new(),
-            queued: vec![false; nranks],
+            first: VecDeque::new(),
+            later: VecDeque::new(),
+            turns: vec![Turn::Never; nranks],
             outgoing: Vec::new(),
             sealed: 0,
             was_read: 0,
@@ -92,10 +112,24 @@ impl Link {
         Ok(())
     }
 
-    fn queue(&mut self, rank: usize) {
-        if !std::mem::replace(&mut self.queued[rank], true) {
-            self.queue.push_back(rank as u32);
+    fn queue(&mut self, rank: usize, turn: Turn) {
+        if turn > self.turns[rank] {
+            self.turns[rank] = turn;
+            let queue = if turn == Turn::First { &mut self.first } else { &mut self.later };
+            queue.push_back(rank as u32);
         }
+    }
+
+    /// The rank that there is news of next.
+    fn next(&mut self) -> Option<usize> {
+        let later = &mut self.later;
+        let turns = &mut self.turns;
+        let next = self.first.pop_front().or_else(|| {
+            std::iter::from_fn(|| later.pop_front())
+                .find(|rank| turns[*rank as usize] == Turn::Later)
+        })?;
+        turns[next as usize] = Turn::Never;
+        Some(next as usize)
     }
 }
 
@@ -184,7 +218,9 @@ impl Gossip {
         let nranks = self.known.len();
         let mut link = Link::new(send, receive, nranks);
         let told = |known: &Known| known.is_gone || known.status.is_some();
-        (0..nranks).filter(|rank| told(&self.known[*rank])).for_each(|rank| link.queue(rank));
+        for (rank, known) in self.known.iter().enumerate().filter(|(_, known)| told(known)) {
+            link.queue(rank, known.turn());
+        }
         self.links[neighbour] = Some(link);
     }
 
@@ -239,9 +275,8 @@ impl Gossip {
             if ahead >= AHEAD {
                 break;
             }
-            let Some(rank) = link.queue.pop_front() else { break };
-            link.queued[rank as usize] = false;
-            let known = &self.known[rank as usize];
+            let Some(rank) = link.next() else { break };
+            let (known, rank) = (&self.known[rank], rank as u32);
             if let Some(status) = &known.status {
                 let item = Item::Status { rank, version: known.version, status: status.clone() };
                 link.seal(&item);
@@ -302,9 +337,10 @@ impl Gossip {
     }
 
     fn pass_on(&mut self, rank: usize, except: Option<usize>) {
+        let turn = self.known[rank].turn();
         for (neighbour, link) in self.links.iter_mut().enumerate() {
             if let Some(link) = link.as_mut().filter(|_| Some(neighbour) != except) {
-                link.queue(rank);
+                link.queue(rank, turn);
             }
         }
     }

@@ -3,7 +3,6 @@
 use super::*;
 use crate::communicator::record::mix;
 use crate::executor::announcement::Announcement;
-use crate::executor::control::Life;
 use std::collections::{BTreeMap, BTreeSet};
 
 struct Random(u64);
@@ -303,6 +302,47 @@ fn a_slow_neighbour_gets_the_newest_only() {
     assert!(bytes.len() < 500, "{} bytes pile up", bytes.len());
     slow.received(0, &bytes).unwrap();
     assert_eq!(slow.status(0).unwrap().completed, 1000);
+}
+
+/// A neighbour reads what there is for it, and says so.
+fn hand_over(from: &mut Gossip, to: &mut Gossip) -> usize {
+    let bytes = from.outgoing(1).to_vec();
+    from.sent(1, bytes.len());
+    to.received(0, &bytes).unwrap();
+    to.beat(0);
+    let answer = to.outgoing(0).to_vec();
+    to.sent(0, answer.len());
+    from.received(1, &answer).unwrap();
+    bytes.len()
+}
+
+#[test]
+fn deaths_and_failures_wait_for_no_other_news() {
+    let nranks = 1000;
+    let (mut one, mut other) = (Gossip::new(0, nranks), Gossip::new(1, nranks));
+    one.connected(1, &[1; 32], &[2; 32]);
+    other.connected(0, &[2; 32], &[1; 32]);
+    let tell = |one: &mut Gossip, rank: usize, status: Status| {
+        let version = status.completed;
+        let status = Box::new(status);
+        one.heard(2, Item::Status { rank: rank as u32, version, status }).unwrap();
+    };
+    (2..nranks).for_each(|rank| tell(&mut one, rank, status(1)));
+    hand_over(&mut one, &mut other);
+    let (dead, failed) = (nranks - 1, nranks - 2);
+    one.died(dead);
+    tell(&mut one, failed, Status { life: Life::Failed, ..status(2) });
+    hand_over(&mut one, &mut other);
+    assert!(other.is_gone(dead), "the death waits");
+    assert!(other.status(failed).is_some_and(|status| status.life == Life::Failed), "or this");
+    // More than once was handed over, and nothing twice.
+    let mut bytes = 0;
+    while let count @ 100.. = hand_over(&mut one, &mut other) {
+        bytes += count;
+    }
+    assert!((2..nranks).all(|rank| other.status(rank).is_some()), "{bytes} bytes more");
+    assert!(bytes > 2 * AHEAD as usize, "{bytes} bytes");
+    assert!(one.links[1].as_ref().is_some_and(|link| link.later.is_empty()));
 }
 
 #[test]

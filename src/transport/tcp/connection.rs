@@ -56,6 +56,8 @@ impl Connection {
         !self.lanes.is_empty()
     }
 
+    /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
+    /// what had gone over that nobody knows how much has come.
     pub fn add_lane(&mut self, lane: NewLane) {
         self.lanes.push(Lane::new(lane.socket, self.settings.protection, &lane.keys));
         self.flush();

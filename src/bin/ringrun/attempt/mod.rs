@@ -246,9 +246,8 @@ impl Attempt<'_> {
                 _ => self.pass_on(signal),
             }
         }
-        while let Some((pid, ended)) =
-            processes::reap(|pid| self.links.iter().any(|link| link.is(pid)))
-        {
+        let reaped = processes::reap_all(|pid| self.links.iter().any(|link| link.is(pid)));
+        for (pid, ended) in reaped {
             let Some(host) = self.links.iter().position(|link| link.is(pid)) else { continue };
             self.links[host].reaped(ended);
             if ended != Ended::Code(0) {
