@@ -246,6 +246,8 @@ def test_facts_of_sentences(text):
 def test_missing_ranks():
     error = _native.failure(8, "after 5 ms only 1 of 3 ranks had arrived; missing: [1, 2]; start")
     assert isinstance(error, ringcomm.RingTimeoutError) and error.missing == [1, 2]
+    cut = "after 5 ms only 1 of 9 ranks had arrived; missing: [1, 2] and 6 more; start"
+    assert _native.failure(8, cut).missing == [1, 2]
 
 
 def test_errors_travel_between_processes():
