@@ -1,6 +1,7 @@
 use super::super::greeting::{ANYONE, Purpose};
 use super::*;
 use crate::bootstrap::network::stream::Stream;
+use crate::silence::Silence;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -41,6 +42,12 @@ impl Network for Wires {
     }
 
     fn watch(&self, _: &Wire) {}
+
+    fn ask(&self, _: &Wire) {}
+
+    fn is_silent(&self, _: &Wire, _: &mut Silence) -> bool {
+        false
+    }
 }
 
 /// Let a gate read what it was told over the connection, and answer.
@@ -106,6 +113,12 @@ impl Network for Parted {
     }
 
     fn watch(&self, _: &Way) {}
+
+    fn ask(&self, _: &Way) {}
+
+    fn is_silent(&self, _: &Way, _: &mut Silence) -> bool {
+        false
+    }
 }
 
 /// When a dial to these addresses ends, of which some answer nothing, in a minute at most.

@@ -113,6 +113,11 @@ fn stopped_ranks_end_in_an_error_at_the_deadline() {
 }
 
 #[test]
+fn hosts_that_fall_silent_are_missed_in_seconds_and_nobody_else_is() {
+    sweep("silence", 400, &[Fault::Silence]);
+}
+
+#[test]
 fn cut_connections_end_in_an_error_or_are_made_again() {
     sweep("cuts", 500, &[Fault::Cut]);
 }
@@ -130,6 +135,7 @@ fn all_faults_together_end_in_time() {
         Fault::Missing,
         Fault::Death,
         Fault::Stop,
+        Fault::Silence,
         Fault::Cut,
         Fault::Flip,
     ];
