@@ -226,7 +226,7 @@ impl Communicator {
         let made = match door {
             Door::Mine(gate) => {
                 let id = id_at(Some(port_of(&gate)));
-                Communicator::init_through(gate, nranks, &id, rank, config, until)
+                Communicator::init_through(gate.of_root(), nranks, &id, rank, config, until)
             }
             Door::At(port) => {
                 let id = id_at(Some(port));

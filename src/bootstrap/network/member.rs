@@ -64,7 +64,7 @@ impl Member {
     ) -> Member {
         let mut body = Vec::with_capacity(entry_bytes(mine));
         push_entry(&mut body, &Entry { from: me, payload: mine });
-        let (to, rank, until) = (root.to_vec(), super::greeting::ANYONE, deadline);
+        let (to, rank, until) = (root.to_vec(), super::greeting::ROOT, deadline);
         let dial = Action::Dial { to, rank, was_open: false, until };
         Member {
             me,
@@ -265,7 +265,7 @@ impl Member {
         match self.stage {
             Stage::Placing { contact } if contact == link => {
                 // Perhaps the contact was cut off while it was made: the root tells, or is gone.
-                let (to, rank) = (self.root.clone(), super::greeting::ANYONE);
+                let (to, rank) = (self.root.clone(), super::greeting::ROOT);
                 let until = self.deadline;
                 self.actions.push(Action::Dial { to, rank, was_open: true, until });
                 self.stage = Stage::Contacting;
@@ -336,16 +336,6 @@ impl Member {
                 if let Stage::Placed { depth, .. } = self.stage {
                     self.say(link, Message::Adopted { parent: self.me, depth: depth + 1 });
                 }
-            }
-            // Another who takes us for the root.
-            Message::Here { .. } => {
-                let text = format!(
-                    "{} took rank {} for the root; every rank must have the same unique id",
-                    name(who),
-                    self.me.rank
-                );
-                self.say(link, Message::Failure(Failure::Usage { text }));
-                self.actions.push(Action::Hang { link });
             }
             _ => self.fail(out_of_turn(&name(who)), None),
         }

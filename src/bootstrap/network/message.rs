@@ -7,7 +7,8 @@ use crate::bootstrap::wire::{Failure, MAX_PAYLOAD};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Addresses of a gate that are told to others; further ones are worse.
+/// Addresses of a gate that are told to others; further ones are worse, and a host may have
+/// hundreds.
 pub const MOST_ADDRESSES: usize = 4;
 /// Bytes of an encoded address.
 const ADDRESS: usize = 24;

@@ -128,6 +128,11 @@ fn flipped_bits_never_reach_a_table() {
 }
 
 #[test]
+fn an_address_that_leads_to_another_rank_leads_nobody_astray() {
+    sweep("astray", 200, &[Fault::Astray]);
+}
+
+#[test]
 fn all_faults_together_end_in_time() {
     let all = [
         Fault::Strangers,
@@ -138,6 +143,7 @@ fn all_faults_together_end_in_time() {
         Fault::Silence,
         Fault::Cut,
         Fault::Flip,
+        Fault::Astray,
     ];
     sweep("everything", 1000, &all);
 }

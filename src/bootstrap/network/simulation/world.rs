@@ -34,6 +34,8 @@ pub enum Fault {
     Silence,
     Cut,
     Flip,
+    /// The first of the root's addresses leads some ranks to another rank, or to themselves.
+    Astray,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +240,7 @@ impl World {
         } else if actor == self.root {
             Role::Root(Registry::of(me, nranks, &mine, now, deadline))
         } else {
-            let root = [self.actors[self.root].address];
+            let root = self.root_for_a_rank();
             Role::Member(Member::new(me, nranks, &mine, &own, &root, now, deadline))
         };
         let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
@@ -249,9 +251,22 @@ impl World {
         if !apart {
             this.lobby.set_rank(me.rank);
         }
+        if actor == self.root {
+            this.lobby.set_root();
+        }
         (this.host, this.started) = (Some(host), Some(now));
         self.net.borrow_mut().open_door(actor, own[0]);
         self.step(actor);
+    }
+
+    /// Where a rank looks for the root.
+    fn root_for_a_rank(&mut self) -> Vec<SocketAddr> {
+        let root = self.actors[self.root].address;
+        if !self.has(Fault::Astray) || self.numbers.chance(30) {
+            return vec![root];
+        }
+        let wrong = self.numbers.below(self.nranks as u64) as usize;
+        vec![self.actors[wrong].address, root]
     }
 
     fn kill(&mut self, actor: usize) {
