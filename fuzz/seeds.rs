@@ -109,9 +109,9 @@ fn rendezvous() -> io::Result<()> {
     handshake.add("hello", hello)?;
     handshake.add("challenge", challenge)?;
     let failures = [
-        Failure::Missing { waited_ms: 5000, missing: vec![1, 3] },
-        Failure::Died { rank: 1, pid: 77 },
-        Failure::Stuck { rank: 2, pid: 78, waited_ms: 30 },
+        Failure::Missing { waited_ms: 5000, missing: vec![1, 3], unlisted: 0 },
+        Failure::Died { rank: 1, pid: 77, host: "node7".into() },
+        Failure::Stuck { rank: 2, pid: 78, host: "".into(), waited_ms: 30 },
         Failure::Usage { text: "ranks disagree on the number of ranks".into() },
         Failure::System { rank: 0, errno: 24, what: "accepting a rank".into() },
     ];
@@ -149,9 +149,9 @@ fn meeting() -> io::Result<()> {
     // Contributions: rank, process and bytes, and then those.
     let entry = |rank: u8| [rank, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, 7, 8, 9];
     let body = [entry(1), entry(2)].concat();
-    let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2] };
+    let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2], unlisted: 0 };
     let messages = [
-        Message::Here { pid: 7, remaining_ms: 900, addresses: addresses() },
+        Message::Here { pid: 7, remaining_ms: 900, host: "node7".into(), addresses: addresses() },
         Message::Place { root: two, parent: one, addresses: addresses() },
         Message::Join { pid: 8 },
         Message::Adopted { parent: one, depth: 3 },

@@ -91,8 +91,9 @@ pub enum Error {
     Disconnected { rank: Option<usize>, peer: Who, operation: Option<Operation>, why: String },
     /// `ringCommAbort` was called on this rank.
     Aborted { rank: usize, operation: Option<Operation> },
-    /// The rendezvous did not complete before its deadline.
-    Missing { nranks: usize, missing: Vec<usize>, waited_ms: u64 },
+/// The rendezvous did not complete before its deadline: `missing`, and so many `unlisted` ones,
+    /// for whom there was no room in what told this rank, did not come.
+    Missing { nranks: usize, missing: Vec<usize>, unlisted: usize, waited_ms: u64 },
     /// Ranks that count as one host, and had met over the network, have not met on that host.
     Apart { ranks: Vec<usize>, missing: Vec<usize>, waited_ms: u64 },
     /// The ranks that were to meet at a place did not; `why` is how far it came.
@@ -129,9 +130,9 @@ impl Error {
                 let rank = rank.map(&name);
                 Error::Disconnected { rank, peer: who(peer), operation, why }
             }
-            Error::Missing { nranks, missing, waited_ms } => {
+            Error::Missing { nranks, missing, unlisted, waited_ms } => {
                 let missing = missing.into_iter().map(name).collect();
-                Error::Missing { nranks, missing, waited_ms }
+                Error::Missing { nranks, missing, unlisted, waited_ms }
             }
             Error::Apart { ranks, missing, waited_ms } => {
                 let [ranks, missing] =
@@ -148,6 +149,14 @@ impl Error {
 
     pub fn usage(text: impl Into<String>) -> Error {
         Error::InvalidUsage(text.into())
+    }
+}
+
+/// Ranks, and how many more there are.
+pub fn list(ranks: &[usize], unlisted: usize) -> String {
+    match unlisted {
+        0 => format!("{ranks:?}"),
+        _ => format!("{ranks:?} and {unlisted} more"),
     }
 }
 
@@ -198,11 +207,12 @@ impl fmt::Display for Error {
             Error::Aborted { rank, operation } => {
                 write!(f, "the communicator of rank {rank} was aborted{}", during(operation))
             }
-            Error::Missing { nranks, missing, waited_ms } => write!(
+            Error::Missing { nranks, missing, unlisted, waited_ms } => write!(
                 f,
-                "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {missing:?}; \
+                "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {}; \
                  start them, or raise RINGCOMM_TIMEOUT_MS",
-                nranks - missing.len()
+                nranks - missing.len() - unlisted,
+                list(missing, *unlisted)
             ),
             Error::Apart { ranks, missing, waited_ms } => write!(
                 f,

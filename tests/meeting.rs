@@ -61,7 +61,7 @@ fn one_rank_meets_itself() {
 /// Rank 0 is the root, at its own gate; the others know the place alone.
 fn at_rank_zero(nranks: usize, config: &NetworkConfig) -> Vec<Met> {
     let nowhere = UniqueId::from_secret(b"a secret", b"job 1", &[]);
-    let mut gate = Gate::open(&nowhere, config).unwrap();
+    let mut gate = Gate::open(&nowhere, config).unwrap().of_root();
     let id = UniqueId::from_secret(b"a secret", b"job 1", gate.addresses());
     thread::scope(|scope| {
         let others: Vec<_> = (1..nranks)
@@ -103,12 +103,49 @@ fn a_place_that_the_user_names_is_served() {
     let met = everybody(3, |rank| {
         let config = NetworkConfig::default();
         let mut gate = match rank {
-            0 => Gate::open_at(&id, at, &config).unwrap(),
+            0 => Gate::open_at(&id, at, &config).unwrap().of_root(),
             _ => Gate::open(&id, &config).unwrap(),
         };
         meet(&id, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
     });
     assert_all_met(met);
+}
+
+/// Gates at one port of two addresses.
+fn alike(id: &UniqueId, ips: [&str; 2]) -> [Gate; 2] {
+    let open = |ip: &str, port: u16| {
+        Gate::open_at(id, SocketAddr::new(ip.parse().unwrap(), port), &NetworkConfig::default())
+    };
+    // Another test may have taken the port at the second.
+    let tries = (0..20).find_map(|_| {
+        let first = open(ips[0], 0).unwrap();
+        let second = open(ips[1], first.addresses()[0].port());
+        Some([first, second.ok()?])
+    });
+    tries.unwrap()
+}
+
+/// As hosts are that have an address in common, a container bridge's, and listen at the same port.
+#[test]
+fn a_rank_with_an_address_and_the_port_of_the_roots_is_not_the_root() {
+    for own_comes_first in [false, true] {
+        let nowhere = UniqueId::from_secret(b"s", b"alike", &[]);
+        let [first, second] = alike(&nowhere, ["127.0.0.2", "127.0.0.3"]);
+        let mut places = [first.addresses()[0], second.addresses()[0]];
+        if own_comes_first {
+            places.reverse();
+        }
+        let id = UniqueId::from_secret(b"s", b"alike", &places);
+        let join = |rank: usize, mut gate: Gate| {
+            meet(&id, rank, 2, payload(rank), &mut gate, Instant::now() + LONG)
+        };
+        let join = &join;
+        let met = thread::scope(|scope| {
+            let other = scope.spawn(move || join(1, second));
+            vec![join(0, first.of_root()), other.join().unwrap()]
+        });
+        assert_all_met(met);
+    }
 }
 
 #[test]

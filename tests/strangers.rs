@@ -11,7 +11,7 @@ mod pace;
 use pace::{Pace, Timed, assert_kept};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::{
-    ANYONE, Dial, Gate, Greeting, HELLO, NetworkConfig, Proved, Purpose, meet,
+    ANYONE, Dial, Gate, Greeting, HELLO, NetworkConfig, Proved, Purpose, ROOT, meet,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -162,6 +162,7 @@ fn another_secret_is_refused_on_both_sides() {
         let patience = Duration::from_millis(300);
         let error = dial_within(&other, guarded.at, greeting(1, 0), patience).err().unwrap();
         assert!(error.contains(&guarded.at.to_string()), "{error}");
+        assert!(error.contains("RINGCOMM_SECRET") && error.contains("unique id"), "{error}");
         guarded.dial();
     });
     assert_eq!(count, 1);
@@ -172,7 +173,9 @@ fn another_secret_is_refused_on_both_sides() {
 fn a_caller_that_means_another_rank_is_turned_away() {
     let (count, _) = guarded(|guarded| {
         let patience = Duration::from_millis(300);
-        dial_within(&guarded.id, guarded.at, greeting(1, 7), patience).err().unwrap();
+        let error = dial_within(&guarded.id, guarded.at, greeting(1, 7), patience).err().unwrap();
+        assert!(!error.contains("RINGCOMM_SECRET"), "it has the secret: {error}");
+        dial_within(&guarded.id, guarded.at, greeting(1, ROOT), patience).err().unwrap();
         dial(&guarded.id, guarded.at, greeting(1, ANYONE)).unwrap();
     });
     assert_eq!(count, 1);
@@ -279,7 +282,7 @@ fn open_many_files() {
 /// Rank 0's gate, and the id of a meeting there.
 fn first_gate() -> (Gate, UniqueId) {
     let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
-    let first = Gate::open(&nowhere, &loopback()).unwrap();
+    let first = Gate::open(&nowhere, &loopback()).unwrap().of_root();
     let id = UniqueId::from_secret(b"secret", b"", first.addresses());
     (first, id)
 }

@@ -14,7 +14,7 @@ const MOST_FUNCTION_LINES: usize = 70;
 const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
-const LAYERS: [(&str, usize); 18] = [
+const LAYERS: [(&str, usize); 19] = [
     ("error", 0),
     ("types", 0),
     ("config", 0),
@@ -23,6 +23,7 @@ const LAYERS: [(&str, usize); 18] = [
     ("fork", 0),
     ("nearest", 0),
     ("host", 0),
+    ("silence", 0),
     ("plan", 1),
     ("device", 1),
     ("algorithm", 2),

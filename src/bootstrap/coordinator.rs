@@ -139,7 +139,7 @@ impl<'a> Coordinator<'a> {
             Some(_) => None,
         };
         let missing = self.gathered.iter().enumerate().filter_map(absent).collect();
-        Failure::Missing { waited_ms: self.meeting.waited_ms(), missing }
+        Failure::Missing { waited_ms: self.meeting.waited_ms(), missing, unlisted: 0 }
     }
 
     /// Let one connection in, in the place of the oldest candidate if there is no other.
@@ -230,7 +230,7 @@ impl<'a> Coordinator<'a> {
                 Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
                     return Err(self.system("receiving a rank's descriptors", &error));
                 }
-                Err(_) => return Err(Failure::Died { rank, pid }),
+                Err(_) => return Err(Failure::died_here(rank, pid)),
             };
             let offer = self.gathered.get_mut(rank as usize);
             match (header.kind, offer) {
@@ -240,7 +240,8 @@ impl<'a> Coordinator<'a> {
                 }
                 (Kind::Done, _) => seat.done = true,
                 (Kind::Failure, _) => {
-                    return Err(Failure::decode(&body).unwrap_or(Failure::Died { rank, pid }));
+                    let died = |_| Failure::died_here(rank, pid);
+                    return Err(Failure::decode(&body).unwrap_or_else(died));
                 }
                 _ => {
                     let text = format!("rank {rank} (pid {pid}) sent something out of turn");
@@ -264,7 +265,7 @@ impl<'a> Coordinator<'a> {
         while let Some(slow) = self.seats.iter().find(|seat| !seat.done) {
             if Instant::now() >= self.deadline {
                 let (rank, pid) = (slow.rank, slow.peer.pid);
-                return Err(Failure::Stuck { rank, pid, waited_ms: self.meeting.waited_ms() });
+                return Err(Failure::stuck_here(rank, pid, self.meeting.waited_ms()));
             }
             let throttled = self.push_all(Some(bulletin));
             let mut entries = self.entries(throttled);

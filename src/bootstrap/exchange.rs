@@ -187,7 +187,8 @@ pub fn exchange_unless(
         }
         if Instant::now() >= deadline {
             let missing = (0..nranks as u32).filter(|peer| *peer != rank as u32).collect();
-            let failure = Failure::Missing { waited_ms: meeting.waited_ms(), missing };
+            let waited_ms = meeting.waited_ms();
+            let failure = Failure::Missing { waited_ms, missing, unlisted: 0 };
             return Err(failure.into_unmet(rank, nranks));
         }
         meeting.pause(deadline)?;

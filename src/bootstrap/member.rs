@@ -28,13 +28,13 @@ struct Coordinator {
 
 impl Coordinator {
     fn died(&self, meeting: &Meeting) -> Unmet {
-        let failure = Failure::Died { rank: self.rank, pid: self.pid };
+        let failure = Failure::died_here(self.rank, self.pid);
         failure.into_unmet(meeting.rank, meeting.nranks)
     }
 
     fn stuck(&self, meeting: &Meeting) -> Unmet {
         let waited_ms = meeting.waited_ms();
-        let failure = Failure::Stuck { rank: self.rank, pid: self.pid, waited_ms };
+        let failure = Failure::stuck_here(self.rank, self.pid, waited_ms);
         failure.into_unmet(meeting.rank, meeting.nranks)
     }
 }

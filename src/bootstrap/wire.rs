@@ -193,20 +193,31 @@ impl Header {
     }
 }
 
+/// Bytes of a failure report before its list or text.
+const REPORT: usize = 20;
+
+/// Ranks that a failure report lists at most.
+const MOST_LISTED: usize = (MAX_PAYLOAD - REPORT) / 4;
+
 /// Why a rendezvous failed, in a form that every rank can turn into its own error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     Missing {
         waited_ms: u64,
         missing: Vec<u32>,
+        /// How many more there are: a frame has room for [`MOST_LISTED`].
+        unlisted: u32,
     },
     Died {
         rank: u32,
         pid: u32,
+        /// Empty where it is not known.
+        host: Box<str>,
     },
     Stuck {
         rank: u32,
         pid: u32,
+        host: Box<str>,
         waited_ms: u64,
     },
     Usage {
@@ -224,12 +235,25 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The death of a rank that is on this machine.
+    pub fn died_here(rank: u32, pid: u32) -> Failure {
+        Failure::Died { rank, pid, host: host::name().into() }
+    }
+
+    /// As [`Failure::died_here`], of one that lives and goes no further.
+    pub fn stuck_here(rank: u32, pid: u32, waited_ms: u64) -> Failure {
+        Failure::Stuck { rank, pid, host: host::name().into(), waited_ms }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (tag, rank, pid, number) = match self {
-            Failure::Missing { waited_ms, .. } => (1u32, 0, 0, *waited_ms),
-            Failure::Died { rank, pid } => (2, *rank, *pid, 0),
-            Failure::Stuck { rank, pid, waited_ms } => (3, *rank, *pid, *waited_ms),
+            Failure::Missing { waited_ms, missing, unlisted } => {
+                let cut = missing.len().saturating_sub(MOST_LISTED) as u32;
+                (1u32, unlisted.saturating_add(cut), 0, *waited_ms)
+            }
+            Failure::Died { rank, pid, .. } => (2, *rank, *pid, 0),
+            Failure::Stuck { rank, pid, waited_ms, .. } => (3, *rank, *pid, *waited_ms),
             Failure::Usage { .. } => (4, 0, 0, 0),
             Failure::System { rank, errno, .. } => (5, *rank, *errno as u32, 0),
             Failure::CalledOff { rank } => (6, *rank, 0, 0),
@@ -240,32 +264,35 @@ impl Failure {
         bytes.extend(number.to_le_bytes());
         match self {
             Failure::Missing { missing, .. } => {
-                bytes.extend(missing.iter().flat_map(|rank| rank.to_le_bytes()))
+                bytes.extend(missing.iter().take(MOST_LISTED).flat_map(|rank| rank.to_le_bytes()));
             }
             Failure::Usage { text } | Failure::System { what: text, .. } => {
                 bytes.extend(text.as_bytes())
             }
-            _ => {}
+            Failure::Died { host, .. } | Failure::Stuck { host, .. } => {
+                bytes.extend(host.as_bytes())
+            }
+            Failure::CalledOff { .. } => {}
         }
-        // A list too long for a frame is cut at a whole rank: 20 bytes precede it.
         bytes.truncate(MAX_PAYLOAD);
         bytes
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Failure, Refusal> {
-        if bytes.len() < 20 {
+        if bytes.len() < REPORT {
             return Err("a failure report that is too short");
         }
         let (rank, pid, number, rest) =
-            (word(bytes, 4), word(bytes, 8), long(bytes, 12), &bytes[20..]);
+            (word(bytes, 4), word(bytes, 8), long(bytes, 12), &bytes[REPORT..]);
         let text = || String::from_utf8_lossy(rest).into_owned();
         match word(bytes, 0) {
             1 => Ok(Failure::Missing {
                 waited_ms: number,
                 missing: rest.chunks_exact(4).map(|rank| word(rank, 0)).collect(),
+                unlisted: rank,
             }),
-            2 => Ok(Failure::Died { rank, pid }),
-            3 => Ok(Failure::Stuck { rank, pid, waited_ms: number }),
+            2 => Ok(Failure::Died { rank, pid, host: text().into() }),
+            3 => Ok(Failure::Stuck { rank, pid, host: text().into(), waited_ms: number }),
             4 => Ok(Failure::Usage { text: text() }),
             5 => Ok(Failure::System { rank, errno: pid as i32, what: text() }),
             6 => Ok(Failure::CalledOff { rank }),
@@ -291,26 +318,26 @@ impl Failure {
 
     pub fn into_error(self, me: usize, nranks: usize) -> Error {
         let operation = || Operation::aside("in the rendezvous");
-        // These ranks meet on one machine.
-        let who = |rank, pid| Who { rank: rank as usize, host: host::name().into(), pid };
+        let who = |rank, pid, host| Who { rank: rank as usize, host, pid };
         match self {
-            Failure::Missing { waited_ms, missing } => {
+            Failure::Missing { waited_ms, missing, unlisted } => {
                 let mut missing: Vec<usize> = missing.into_iter().map(|r| r as usize).collect();
                 missing.retain(|rank| *rank < nranks);
                 missing.dedup();
                 missing.truncate(nranks);
-                Error::Missing { nranks, missing, waited_ms }
+                let unlisted = (unlisted as usize).min(nranks - missing.len());
+                Error::Missing { nranks, missing, unlisted, waited_ms }
             }
             Failure::Died { rank, .. } if rank as usize == me => Error::System {
                 what: format!("the meeting's root lost its connection with rank {me}, which lives"),
                 errno: libc::ECONNRESET,
             },
-            Failure::Died { rank, pid } => {
-                Error::PeerDied { rank: me, peer: who(rank, pid), operation: None }
+            Failure::Died { rank, pid, host } => {
+                Error::PeerDied { rank: me, peer: who(rank, pid, host), operation: None }
             }
-            Failure::Stuck { rank, pid, waited_ms } => Error::Timeout {
+            Failure::Stuck { rank, pid, host, waited_ms } => Error::Timeout {
                 rank: me,
-                peer: who(rank, pid),
+                peer: who(rank, pid, host),
                 operation: operation(),
                 waited_ms,
                 peer_state: "it came to the rendezvous and then stopped answering".into(),
@@ -404,11 +431,20 @@ mod tests {
 
     #[test]
     fn a_long_list_of_missing_ranks_fits_a_frame() {
-        let failure = Failure::Missing { waited_ms: 5, missing: (0..5000).collect() };
+        let missing = (0..5000).collect();
+        let failure = Failure::Missing { waited_ms: 5, missing, unlisted: 0 };
         let body = failure.encode();
         assert!(body.len() <= MAX_PAYLOAD);
-        let Failure::Missing { missing, .. } = Failure::decode(&body).unwrap() else { panic!() };
-        assert_eq!(missing, (0..missing.len() as u32).collect::<Vec<_>>());
-        assert_eq!(missing.len(), (MAX_PAYLOAD - 20) / 4);
+        let told = Failure::decode(&body).unwrap();
+        assert_eq!(Failure::decode(&told.encode()).as_ref(), Ok(&told), "whoever passes it on");
+        let Failure::Missing { missing, unlisted, .. } = &told else { panic!() };
+        assert_eq!(*missing, (0..missing.len() as u32).collect::<Vec<_>>());
+        assert_eq!((missing.len(), *unlisted as usize), (MOST_LISTED, 5000 - MOST_LISTED));
+        // What was told elsewhere counts as what was found here.
+        let text = |failure: Failure| failure.into_error(5000, 6000).to_string();
+        let texts = [text(failure), text(told)];
+        assert!(texts[0].contains("only 1000 of 6000 ranks") && texts[0].contains("4999]; start"));
+        assert!(texts[1].contains("only 1000 of 6000 ranks"), "{}", texts[1]);
+        assert!(texts[1].contains("1018] and 3981 more; start"), "{}", texts[1]);
     }
 }

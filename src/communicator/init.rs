@@ -79,7 +79,7 @@ impl Communicator {
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
-    /// open already: at the id's address on the rank that the others meet.
+    /// open already: the root's, at the id's address, on the rank that the others meet.
     pub(super) fn init_through(
         gate: Gate,
         nranks: usize,

@@ -231,6 +231,8 @@ impl Outside {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::MAX_PAYLOAD;
+    use crate::bootstrap::network::MOST_ADDRESSES;
     use crate::bootstrap::network::simulation::large::CARD;
     use crate::executor::links::SegmentMap;
     use crate::transport::segment::Segment;
@@ -275,6 +277,19 @@ mod tests {
             host_name: "node-012345".into(),
         };
         assert_eq!(card.pack().len(), CARD);
+    }
+
+    #[test]
+    fn the_longest_of_cards_is_no_more_than_a_meeting_takes() {
+        let card = Card {
+            introduction: Introduction::new(&Config::default(), 2, true).unwrap(),
+            host: [7; 32],
+            pid: 12,
+            addresses: vec!["10.0.0.1:80".parse().unwrap(); MOST_ADDRESSES],
+            // What a kernel allows.
+            host_name: "h".repeat(64),
+        };
+        assert!(card.pack().len() <= MAX_PAYLOAD);
     }
 
     /// The bytes and the mappings that the ranks of other hosts take before a message is exchanged.

@@ -8,7 +8,7 @@ use crate::bootstrap::network::{
 };
 use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, list};
 use std::io::{Write, stderr};
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,9 @@ impl Communicator {
         let started = Instant::now();
         let (communicator, invitation) = meet(found, config).map_err(|error| match error {
             // Who waits in vain needs to know where it waited.
-            Error::Missing { nranks, missing, waited_ms } => Error::NotMet {
+            Error::Missing { nranks, missing, unlisted, waited_ms } => Error::NotMet {
                 place: found.found.clone(),
-                why: format!("missing of {nranks} ranks: {missing:?}"),
+                why: format!("missing of {nranks} ranks: {}", list(&missing, unlisted)),
                 waited_ms: waited_ms.max(started.elapsed().as_millis() as u64),
             },
             error => error,

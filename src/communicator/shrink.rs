@@ -178,7 +178,8 @@ impl Communicator {
                     |rank: usize| rank == self.rank || rank != left[0] && self.is_at(rank, list);
                 let missing = left.iter().copied().filter(|rank| !here(*rank)).collect();
                 let (nranks, waited_ms) = (left.len(), config.timeout_ms);
-                return Err(Unmet::late(Error::Missing { nranks, missing, waited_ms }));
+                let unlisted = 0;
+                return Err(Unmet::late(Error::Missing { nranks, missing, unlisted, waited_ms }));
             }
             pause.sleep();
         }
@@ -225,7 +226,7 @@ impl Communicator {
         let made = match door {
             Door::Mine(gate) => {
                 let id = id_at(Some(port_of(&gate)));
-                Communicator::init_through(gate, nranks, &id, rank, config, until)
+                Communicator::init_through(gate.of_root(), nranks, &id, rank, config, until)
             }
             Door::At(port) => {
                 let id = id_at(Some(port));

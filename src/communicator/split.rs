@@ -89,6 +89,7 @@ impl Communicator {
             (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
                 let root = outside.at_port(group[0], all[group[0]][2] as u16);
                 let id = self.id.derive_at(label.as_bytes(), &root);
+                let gate = if rank == 0 { gate.of_root() } else { gate };
                 Communicator::init_through(gate, group.len(), &id, rank, config, until)
             }
             _ => Communicator::init_unless(group.len(), &local_id, rank, config, until),

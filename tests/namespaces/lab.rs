@@ -79,6 +79,13 @@ impl Lab {
         Ok(lab)
     }
 
+    /// Give every host the same address beside its own, on a bridge that leads nowhere.
+    pub fn give_all(&self, address: &str) -> Result<(), String> {
+        let bridge = "link add podman0 type bridge\n";
+        let lines = format!("{bridge}addr add {address} dev podman0\nlink set podman0 up\n");
+        self.hosts.iter().try_for_each(|host| feed(host, &["ip", "-batch", "-"], &lines))
+    }
+
     pub fn host(&self, number: usize) -> BorrowedFd<'_> {
         self.hosts[number].as_fd()
     }

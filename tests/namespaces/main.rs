@@ -5,6 +5,7 @@
 //! A run follows from its number. `scripts/soak namespaces` makes 500 of them; RINGCOMM_ROUNDS and
 //! RINGCOMM_FIRST choose others. It needs root, ip, tc and nft, and says `skipped` without.
 
+mod alike;
 mod lab;
 mod parted;
 #[path = "../support/mod.rs"]

@@ -248,6 +248,8 @@ def test_missing_ranks():
     assert isinstance(error, ringcomm.RingTimeoutError) and error.missing == [1, 2]
     text = "ranks [0, 1] count as one host, and after 5 ms only 1 of them had met there; missing: [1];"
     assert _native.failure(8, text).missing == [1]
+    cut = "after 5 ms only 1 of 9 ranks had arrived; missing: [1, 2] and 6 more; start"
+    assert _native.failure(8, cut).missing == [1, 2]
 
 
 def test_errors_travel_between_processes():

@@ -3,14 +3,14 @@
 //! A gate may be late, full, or reached by another address than the first: every way in which one
 //! attempt can fail leads to the next. What failed last is in the error.
 
-use super::greeting::Greeting;
+use super::greeting::{ANYONE, Greeting, ROOT};
 use super::handshake::{Handshake, Keys, Secret};
 use super::lobby::{Arrival, Broken, shake};
 use super::socket::{Kernel, Socket, entry};
 use super::stream::Network;
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
-use std::io::ErrorKind::{ConnectionRefused, ConnectionReset};
+use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, UnexpectedEof};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,8 @@ pub struct Dialling<S> {
     refused: usize,
     /// Why the last attempt failed.
     last: Option<(SocketAddr, Broken)>,
+    /// Hung up on us without a word at the last attempt there: it may not have our secret.
+    hung_up: Option<SocketAddr>,
 }
 
 impl<S: super::stream::Stream> Dialling<S> {
@@ -81,6 +83,7 @@ impl<S: super::stream::Stream> Dialling<S> {
             pause: FIRST_PAUSE,
             refused: 0,
             last: None,
+            hung_up: None,
         }
     }
 
@@ -98,10 +101,7 @@ impl<S: super::stream::Stream> Dialling<S> {
             if now >= self.deadline || self.to.is_empty() {
                 return Err(self.failure(now));
             }
-            // Where nobody has answered, another socket asks anew: a first packet that is lost is
-            // sent again by its kernel only after a second, then two, then four.
-            let may_change = self.to.len() > 1 || self.was_open && !self.answered;
-            let patience = self.patience();
+            let (may_change, patience) = (self.may_change(), self.patience());
             match &mut self.state {
                 State::Pausing { until } if now < *until => return Ok(None),
                 State::Pausing { .. } => self.begin(now, network)?,
@@ -126,6 +126,13 @@ impl<S: super::stream::Stream> Dialling<S> {
                 },
             }
         }
+    }
+
+    /// Whether an attempt is given up for another. Where nobody has answered, another socket asks
+    /// anew: a first packet that is lost is sent again by its kernel only after a second, then two,
+    /// then four.
+    fn may_change(&self) -> bool {
+        self.to.len() > 1 || self.was_open && !self.answered
     }
 
     /// From when on nobody is there, if there has been no answer.
@@ -166,7 +173,15 @@ impl<S: super::stream::Stream> Dialling<S> {
         if let Broken::Network(error) = &broken {
             self.refused += usize::from(error.raw_os_error() == Some(libc::ECONNREFUSED));
         }
-        self.last = Some((self.current(), broken));
+        let at = self.current();
+        match &broken {
+            Broken::Network(error) if error.kind() == UnexpectedEof && !self.is_proved() => {
+                self.hung_up = Some(at);
+            }
+            _ if self.hung_up == Some(at) => self.hung_up = None,
+            _ => {}
+        }
+        self.last = Some((at, broken));
         self.attempts += 1;
         let mut until = now;
         if self.attempts.is_multiple_of(self.to.len()) {
@@ -182,6 +197,11 @@ impl<S: super::stream::Stream> Dialling<S> {
         Ok(())
     }
 
+    /// Whether the gate of the attempt under way has shown that it holds the secret.
+    fn is_proved(&self) -> bool {
+        matches!(&self.state, State::Shaking { handshake, .. } if handshake.is_proved())
+    }
+
     fn through(&mut self, now: Instant, keys: Keys) -> Arrival<S> {
         let address = self.current();
         let pausing = State::Pausing { until: now };
@@ -195,25 +215,41 @@ impl<S: super::stream::Stream> Dialling<S> {
 
     fn failure(&self, now: Instant) -> Error {
         let Greeting { rank, to, .. } = self.greeting;
-        let whom =
-            if to == super::greeting::ANYONE { "the root".into() } else { format!("rank {to}") };
+        let whom = match to {
+            ROOT | ANYONE => "the root".into(),
+            to => format!("rank {to}"),
+        };
         let waited_ms = now.saturating_duration_since(self.started).as_millis();
         let places: Vec<String> = self.to.iter().map(SocketAddr::to_string).collect();
         let places = places.join(", ");
-        let (why, errno) = match &self.last {
+        let (why, errno) = self.why();
+        Error::System {
+            what: format!("rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{why}"),
+            errno,
+        }
+    }
+
+    /// What the attempts came to.
+    fn why(&self) -> (String, i32) {
+        let (last, errno) = match &self.last {
             Some((at, Broken::Refused(why))) => (format!("; at {at} there is {why}"), libc::EPROTO),
             Some((at, Broken::Network(error))) => match error.raw_os_error() {
                 Some(errno) => (format!("; last tried {at}"), errno),
+                None if self.hung_up == Some(*at) => (String::new(), libc::ETIMEDOUT),
                 None => {
                     (format!("; {at} was reached and hung up or said nothing"), libc::ETIMEDOUT)
                 }
             },
             None => (String::new(), libc::ETIMEDOUT),
         };
-        Error::System {
-            what: format!("rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{why}"),
-            errno,
-        }
+        // A gate tells nobody why it does not let him in.
+        let hung_up = self.hung_up.map(|at| {
+            format!(
+                "; {at} was reached and hung up, as it does on whoever lacks the secret: all ranks \
+                 must have the same unique id, or the same RINGCOMM_SECRET"
+            )
+        });
+        (hung_up.unwrap_or_default() + &last, errno)
     }
 
     /// The stream of the attempt that is under way, with whether it has something to send.
@@ -231,7 +267,7 @@ impl<S: super::stream::Stream> Dialling<S> {
         match &self.state {
             State::Pausing { until } => (*until).min(self.deadline),
             State::Shaking { since, handshake, .. }
-                if self.to.len() > 1 && !handshake.is_proved() =>
+                if self.may_change() && !handshake.is_proved() =>
             {
                 (*since + self.patience()).min(self.silent_at())
             }

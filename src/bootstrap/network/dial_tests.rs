@@ -1,6 +1,7 @@
 use super::super::greeting::{ANYONE, Purpose};
 use super::*;
 use crate::bootstrap::network::stream::Stream;
+use crate::silence::Silence;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -41,6 +42,12 @@ impl Network for Wires {
     }
 
     fn watch(&self, _: &Wire) {}
+
+    fn ask(&self, _: &Wire) {}
+
+    fn is_silent(&self, _: &Wire, _: &mut Silence) -> bool {
+        false
+    }
 }
 
 /// Let a gate read what it was told over the connection, and answer.
@@ -106,6 +113,12 @@ impl Network for Parted {
     }
 
     fn watch(&self, _: &Way) {}
+
+    fn ask(&self, _: &Way) {}
+
+    fn is_silent(&self, _: &Way, _: &mut Silence) -> bool {
+        false
+    }
 }
 
 /// When a dial to these addresses ends, of which some answer nothing, in a minute at most.
@@ -137,4 +150,81 @@ fn where_nobody_answers_a_dial_ends_and_where_a_process_is_stopped_it_goes_on() 
     assert_eq!(ends(&[one], &[], true), None);
     // A gate that may not be open yet is waited for.
     assert_eq!(ends(&[one], &[one], false), None);
+}
+
+#[test]
+fn who_answers_nothing_is_asked_anew_when_it_is_time_and_no_later() {
+    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let to: [SocketAddr; 1] = ["192.0.2.1:1".parse().unwrap()];
+    let (purpose, rank) = (Purpose::Data, 1);
+    let greeting = Greeting { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let (begin, mut network) = (Instant::now(), Parted(Wires::default(), to.to_vec()));
+    let dial = Dialling::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
+    let mut dial = dial.where_open();
+    assert!(dial.advance(begin, &mut network).unwrap().is_none());
+    assert_eq!(dial.next_deadline(), begin + ATTEMPT, "nothing arrives that would wake anybody");
+    assert!(dial.advance(begin + ATTEMPT, &mut network).unwrap().is_none());
+    assert!(dial.stream().is_none(), "the first attempt is given up for the next");
+}
+
+/// A network in which the gate at one address hangs up on whoever has spoken, and no other answers.
+struct Rude(SocketAddr);
+
+/// Whether it is that gate's.
+struct Line(bool);
+
+impl Stream for Line {
+    fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        if self.0 { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0 { Ok(bytes.len()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    fn finish(&mut self) {}
+}
+
+impl Network for Rude {
+    type Stream = Line;
+
+    fn connect(&mut self, to: &SocketAddr) -> io::Result<Line> {
+        Ok(Line(*to == self.0))
+    }
+
+    fn watch(&self, _: &Line) {}
+
+    fn ask(&self, _: &Line) {}
+
+    fn is_silent(&self, _: &Line, _: &mut Silence) -> bool {
+        false
+    }
+}
+
+/// The error of a dial to these addresses, of which one hangs up.
+fn complaint(to: &[&str], rude: &str) -> String {
+    let to: Vec<SocketAddr> = to.iter().map(|at| at.parse().unwrap()).collect();
+    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let (purpose, rank) = (Purpose::Meet, 1);
+    let greeting = Greeting { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let (mut now, mut network) = (Instant::now(), Rude(rude.parse().unwrap()));
+    let mut dial = Dialling::new(secret, &to, greeting, now, now + 10 * ATTEMPT);
+    loop {
+        if let Err(error) = dial.advance(now, &mut network) {
+            return error.to_string();
+        }
+        now = dial.next_deadline();
+    }
+}
+
+#[test]
+fn who_is_hung_up_on_is_told_that_it_may_be_the_secret() {
+    let (one, two) = ("192.0.2.1:1", "192.0.2.2:1");
+    for to in [&[one][..], &[one, two], &[two, one]] {
+        let text = complaint(to, one);
+        assert!(text.contains("192.0.2.1:1 was reached and hung up"), "{text}");
+        assert!(text.contains("RINGCOMM_SECRET") && text.contains("the root"), "{text}");
+    }
+    let text = complaint(&[two], one);
+    assert!(!text.contains("RINGCOMM_SECRET"), "{text}");
 }

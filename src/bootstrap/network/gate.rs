@@ -4,6 +4,7 @@ use super::dial::Proved;
 use super::handshake::Secret;
 use super::interface;
 use super::lobby::{Lobby, Tally};
+use super::message::MOST_ADDRESSES;
 use super::socket::{Listener, Socket, entry};
 use crate::bootstrap::UniqueId;
 use crate::config::{Config, Family};
@@ -38,13 +39,9 @@ impl From<&Config> for NetworkConfig {
 pub struct Gate {
     listener: Listener,
     addresses: Vec<SocketAddr>,
-    /// Every address of this machine serves, not only one.
-    everywhere: bool,
     lobby: Lobby<Socket>,
     /// Proved, and not yet taken by the one they are for.
     kept: Vec<Proved>,
-    /// Its rank introduces the others, by whatever address they come.
-    is_root: bool,
 }
 
 impl Gate {
@@ -63,38 +60,49 @@ impl Gate {
             _ => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
         };
         let listener = listen(at, config.ports.clone())?;
-        let everywhere = at.ip().is_unspecified();
-        let reached = if everywhere { chosen } else { vec![at] };
-        Ok(Gate::with(id, listener, reached, everywhere))
+        let reached = if at.ip().is_unspecified() { chosen } else { vec![at] };
+        Ok(Gate::with(id, listener, reached))
     }
 
     /// Listen at one address, for a rendezvous at a place that the user names. An unspecified IP
     /// serves every address of the machine.
     pub fn open_at(id: &UniqueId, at: SocketAddr, config: &NetworkConfig) -> Result<Gate> {
         let listener = Listener::bind(&at).map_err(|error| refused_port(&at, &error))?;
-        let everywhere = at.ip().is_unspecified();
-        let reached = if everywhere {
+        let reached = if at.ip().is_unspecified() {
             let all = interface::interfaces()?;
             let family = at.is_ipv4().then_some(Family::V4).or(config.family);
             interface::choose(&all, config.interfaces.as_deref(), family)?
         } else {
             vec![at]
         };
-        Ok(Gate::with(id, listener, reached, everywhere))
+        Ok(Gate::with(id, listener, reached))
     }
 
-    fn with(id: &UniqueId, listener: Listener, reached: Vec<SocketAddr>, everywhere: bool) -> Gate {
+    fn with(id: &UniqueId, listener: Listener, reached: Vec<SocketAddr>) -> Gate {
         let port = listener.port();
         let with_port = |mut address: SocketAddr| {
             address.set_port(port);
             address
         };
-        let addresses = reached.into_iter().map(with_port).collect();
+        let addresses = reached.into_iter().take(MOST_ADDRESSES).map(with_port).collect();
         let lobby = Lobby::new(Secret::new(id));
-        Gate { listener, addresses, everywhere, lobby, kept: Vec::new(), is_root: false }
+        Gate { listener, addresses, lobby, kept: Vec::new() }
     }
 
-    /// Where it can be reached, best first; never loopback unless that is all there is.
+    /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
+    /// Addresses do not say who that is: hosts may share one that is private to each (a container
+    /// bridge's), and listen at the same port.
+    pub fn of_root(mut self) -> Gate {
+        self.lobby.set_root();
+        self
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.lobby.is_root()
+    }
+
+    /// Where it can be reached: the best few of the machine's addresses, best first; never loopback
+    /// unless that is all there is.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -116,33 +124,8 @@ impl Gate {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let mut gate = Gate::open_at(id, SocketAddr::new(anywhere, first.port()), config)?;
-        gate.is_root = true;
-        Ok(gate)
-    }
-
-    /// Whether one of `addresses` leads here.
-    pub fn is_at(&self, addresses: &[SocketAddr]) -> Result<bool> {
-        if self.is_root {
-            return Ok(true);
-        }
-        let same = |address: &SocketAddr| {
-            let mine = self
-                .addresses
-                .iter()
-                .any(|own| (own.ip(), own.port()) == (address.ip(), address.port()));
-            mine && address.port() == self.listener.port()
-        };
-        if addresses.iter().any(same) {
-            return Ok(true);
-        }
-        let port = self.listener.port();
-        let mut near = addresses.iter().filter(|address| address.port() == port).peekable();
-        if !self.everywhere || near.peek().is_none() {
-            return Ok(false);
-        }
-        let all = interface::interfaces()?;
-        Ok(near.any(|address| all.iter().any(|own| own.address.ip() == address.ip())))
+        let gate = Gate::open_at(id, SocketAddr::new(anywhere, first.port()), config)?;
+        Ok(gate.of_root())
     }
 
     /// What to poll before the next [`Gate::advance`].
@@ -210,4 +193,22 @@ fn listen(mut at: SocketAddr, ports: Option<RangeInclusive<u16>>) -> Result<List
 fn refused_port(at: &SocketAddr, error: &io::Error) -> Error {
     let errno = error.raw_os_error().unwrap_or(0);
     Error::System { what: format!("listening at {at}"), errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As where every container has an interface of the host's.
+    #[test]
+    fn of_hundreds_of_addresses_the_best_are_told() {
+        let id = UniqueId::generate().unwrap();
+        let at = SocketAddr::from(([127, 0, 0, 1], 0));
+        let many = (0..200).map(|last| SocketAddr::from(([10, 0, 0, last], 0))).collect();
+        let gate = Gate::with(&id, Listener::bind(&at).unwrap(), many);
+        let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
+        let best: Vec<IpAddr> =
+            (0..MOST_ADDRESSES as u8).map(|last| [10, 0, 0, last].into()).collect();
+        assert_eq!(told, best);
+    }
 }

@@ -19,8 +19,8 @@ pub enum Purpose {
 pub struct Greeting {
     pub purpose: Purpose,
     pub rank: u32,
-    /// The rank that is meant, or [`ANYONE`]: hosts may share an address that is private to each
-    /// (a container bridge's), so that an address alone can lead to another rank's gate.
+    /// The rank that is meant, [`ROOT`] or [`ANYONE`]: hosts may share an address that is private
+    /// to each (a container bridge's), so that an address alone can lead to another rank's gate.
     pub to: u32,
     pub nranks: u32,
     /// Which of a peer's data sockets; at a meeting, where there are none yet, the process id.
@@ -31,6 +31,9 @@ pub struct Greeting {
 
 /// Addressed to whoever listens.
 pub const ANYONE: u32 = u32::MAX;
+
+/// Addressed to whoever introduces the ranks, whatever its number. No rank has this one.
+pub const ROOT: u32 = u32::MAX - 1;
 
 impl Greeting {
     pub fn encode(&self) -> [u8; GREETING] {

@@ -15,6 +15,7 @@ use super::stream::Network;
 use super::tree::{Action, Event, Link, Table};
 use crate::bootstrap::unmet::Unmet;
 use crate::error::Result;
+use crate::silence::{LOOK, Silence};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
@@ -59,6 +60,7 @@ struct Wire<S> {
     queue: VecDeque<Message>,
     /// To be closed once everything has left.
     hanging: bool,
+    silence: Silence,
 }
 
 /// One rank's meeting.
@@ -71,32 +73,38 @@ pub struct Host<N: Network> {
     wires: BTreeMap<Link, Wire<N::Stream>>,
     dial: Option<Dialling<N::Stream>>,
     next: Link,
+    /// When to see again whether somebody is at the other ends, where there are any.
+    next_look: Option<Instant>,
 }
 
 impl<N: Network> Host<N> {
     pub fn new(network: N, secret: Secret, greeting: Greeting, role: Role) -> Host<N> {
         let wires = BTreeMap::new();
-        Host { network, secret, greeting, role, wires, dial: None, next: 1 }
+        Host { network, secret, greeting, role, wires, dial: None, next: 1, next_look: None }
     }
 
     /// Somebody came through the gate for the meeting.
     pub fn admit(&mut self, arrival: Arrival<N::Stream>, now: Instant) {
         debug_assert_eq!(arrival.greeting.purpose, Purpose::Meet);
         let (greeting, took) = (arrival.greeting.clone(), arrival.took);
-        let link = self.connect(arrival);
+        let link = self.connect(arrival, now);
         self.role.on(Event::Came { link, greeting, took }, now);
     }
 
-    fn connect(&mut self, arrival: Arrival<N::Stream>) -> Link {
+    fn connect(&mut self, arrival: Arrival<N::Stream>, now: Instant) -> Link {
         let link = self.next;
         self.next += 1;
+        self.network.ask(&arrival.stream);
+        self.next_look.get_or_insert(now + LOOK);
         let framed = Framed::new(arrival.stream, &arrival.keys);
-        self.wires.insert(link, Wire { framed, queue: VecDeque::new(), hanging: false });
+        let (queue, silence) = (VecDeque::new(), Silence::default());
+        self.wires.insert(link, Wire { framed, queue, hanging: false, silence });
         link
     }
 
     /// Do all that can be done now.
     pub fn advance(&mut self, now: Instant) {
+        self.look(now);
         loop {
             self.advance_dial(now);
             self.listen(now);
@@ -113,13 +121,35 @@ impl<N: Network> Host<N> {
         }
     }
 
+    /// See now and then whether what was said still gets anywhere. Who is silent is lost.
+    fn look(&mut self, now: Instant) {
+        if self.wires.is_empty() {
+            self.next_look = None;
+            return;
+        }
+        if now < *self.next_look.get_or_insert(now + LOOK) {
+            return;
+        }
+        self.next_look = Some(now + LOOK);
+        let network = &self.network;
+        let is_silent =
+            |wire: &mut Wire<N::Stream>| network.is_silent(&wire.framed.stream, &mut wire.silence);
+        let wires = self.wires.iter_mut();
+        let silent: Vec<Link> =
+            wires.filter_map(|(link, wire)| is_silent(wire).then_some(*link)).collect();
+        for link in silent {
+            self.wires.remove(&link);
+            self.role.on(Event::Lost { link }, now);
+        }
+    }
+
     fn advance_dial(&mut self, now: Instant) {
         let Some(dial) = &mut self.dial else { return };
         match dial.advance(now, &mut self.network) {
             Ok(None) => {}
             Ok(Some(arrival)) => {
                 self.dial = None;
-                let link = self.connect(arrival);
+                let link = self.connect(arrival, now);
                 self.role.on(Event::Reached { link }, now);
             }
             Err(error) => {
@@ -239,7 +269,7 @@ impl<N: Network> Host<N> {
             Role::Root(registry) => registry.next_deadline(),
             Role::Member(member) => Some(member.next_deadline()),
         };
-        [dial, role].into_iter().flatten().min()
+        [dial, role, self.next_look].into_iter().flatten().min()
     }
 
     /// Every stream, with whether it has something to send.

@@ -6,7 +6,7 @@
 //! recordings of a rank's hello hold a place for longer, and they for [`SETTLED`].
 
 use super::Refusal;
-use super::greeting::Greeting;
+use super::greeting::{ANYONE, Greeting, ROOT};
 use super::handshake::{Handshake, Keys, Secret};
 use super::stream::{Stream, ended, is_not_yet};
 use std::io;
@@ -62,6 +62,8 @@ pub struct Lobby<S> {
     callers: Vec<Caller<S>>,
     /// The rank that lives here, once it is known.
     rank: Option<u32>,
+    /// Who lives here introduces the others.
+    is_root: bool,
     paused_until: Option<Instant>,
     pub tally: Tally,
 }
@@ -69,12 +71,21 @@ pub struct Lobby<S> {
 impl<S: Stream> Lobby<S> {
     pub fn new(secret: Secret) -> Lobby<S> {
         let (callers, tally) = (Vec::with_capacity(MOST_UNPROVED), Tally::default());
-        Lobby { secret, callers, rank: None, paused_until: None, tally }
+        Lobby { secret, callers, rank: None, is_root: false, paused_until: None, tally }
     }
 
     /// From now on callers that mean another rank are turned away.
     pub fn set_rank(&mut self, rank: u32) {
         self.rank = Some(rank);
+    }
+
+    /// Callers that mean the root are right here.
+    pub fn set_root(&mut self) {
+        self.is_root = true;
+    }
+
+    pub fn is_root(&self) -> bool {
+        self.is_root
     }
 
     /// Go on with every caller that can, and take new ones from `accept` until it has none.
@@ -141,7 +152,9 @@ impl<S: Stream> Lobby<S> {
 
     /// One caller's turn: it stays, is through, or is gone.
     fn examine(&mut self, mut caller: Caller<S>, now: Instant, proved: &mut Vec<Arrival<S>>) {
-        match shake(&mut caller.stream, &mut caller.handshake) {
+        let shaken = shake(&mut caller.stream, &mut caller.handshake);
+        match shaken {
+            Ok(_) if self.is_elsewhere(&caller.handshake) => self.tally.refused += 1,
             Ok(Some(keys)) => {
                 let greeting = caller.handshake.greeting().cloned();
                 let greeting = greeting.expect("a gate has keys only after a greeting");
@@ -150,7 +163,6 @@ impl<S: Stream> Lobby<S> {
                 let took = now.saturating_duration_since(since);
                 proved.push(Arrival { stream, greeting, keys, address, took });
             }
-            Ok(None) if self.is_elsewhere(&caller.handshake) => self.tally.refused += 1,
             Ok(None) if now >= caller.since + PROOF_TIME => self.tally.evicted += 1,
             Ok(None) => self.callers.push(caller),
             Err(_) => self.tally.refused += 1,
@@ -159,11 +171,11 @@ impl<S: Stream> Lobby<S> {
 
     /// Whether the caller means another rank.
     fn is_elsewhere(&self, handshake: &Handshake) -> bool {
-        match (self.rank, handshake.greeting()) {
-            (Some(rank), Some(greeting)) => {
-                greeting.to != rank && greeting.to != super::greeting::ANYONE
-            }
-            _ => false,
+        let Some(greeting) = handshake.greeting() else { return false };
+        match greeting.to {
+            ANYONE => false,
+            ROOT => !self.is_root,
+            to => self.rank.is_some_and(|rank| rank != to),
         }
     }
 
@@ -216,7 +228,7 @@ pub fn shake(stream: &mut impl Stream, handshake: &mut Handshake) -> Result<Opti
 
 #[cfg(test)]
 mod tests {
-    use super::super::greeting::{ANYONE, Purpose};
+    use super::super::greeting::Purpose;
     use super::super::handshake::HELLO;
     use super::*;
     use crate::bootstrap::UniqueId;

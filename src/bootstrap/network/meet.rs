@@ -6,7 +6,7 @@ use super::greeting::{ANYONE, Greeting, Purpose};
 use super::handshake::Secret;
 use super::host::{Host, Role};
 use super::member::Member;
-use super::message::{MOST_ADDRESSES, Party};
+use super::message::Party;
 use super::registry::Registry;
 use super::socket::{self, Kernel, entry};
 use crate::bootstrap::UniqueId;
@@ -26,7 +26,8 @@ pub const LAST_WORDS: Duration = Duration::from_millis(250);
 const GLANCE: Duration = Duration::from_millis(2);
 
 /// Meet the other ranks of `id` over the network and return what every rank brought, in order of
-/// rank. The root is this rank if the id's address is its own gate's, else whoever listens there.
+/// rank. The root is this rank if its gate is the root's ([`Gate::of_root`]), else whoever listens
+/// at the id's address.
 ///
 /// A rank that returns success knows that every rank had received everything. Otherwise every
 /// living rank returns an error at `deadline`, or a quarter of a second after it, that names who is
@@ -60,12 +61,11 @@ pub fn meet_unless(
     }
     let now = Instant::now();
     let me = Party { rank: rank as u32, pid: std::process::id() };
-    let root = id.addresses();
-    let role = if gate.is_at(&root)? {
+    let role = if gate.is_root() {
         Role::Root(Registry::of(me, nranks, &mine, now, deadline))
     } else {
-        let addresses = &gate.addresses()[..gate.addresses().len().min(MOST_ADDRESSES)];
-        Role::Member(Member::new(me, nranks, &mine, addresses, &root, now, deadline))
+        let root = id.addresses();
+        Role::Member(Member::new(me, nranks, &mine, gate.addresses(), &root, now, deadline))
     };
     let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
@@ -163,7 +163,7 @@ impl Root {
     /// timeout, in which it tells every further rank why the meeting failed.
     pub fn start(config: &Config) -> Result<UniqueId> {
         let secret = UniqueId::generate()?;
-        let gate = Gate::open(&secret, &NetworkConfig::from(config))?;
+        let gate = Gate::open(&secret, &NetworkConfig::from(config))?.of_root();
         let id = secret.moved_to(gate.addresses());
         let patience = Duration::from_millis(config.timeout_ms);
         let own = id.clone();

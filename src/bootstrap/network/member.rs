@@ -3,11 +3,12 @@
 use super::message::{Entry, Message, Party, entries, entry_bytes, push_entry};
 use super::registry::margin;
 use super::tree::{
-    Action, Branches, Event, Link, Table, garbled, into_unmet, name, out_of_turn, own_failure,
+    Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn, own_failure,
 };
 use crate::bootstrap::unmet::{Cause, Unmet};
 use crate::bootstrap::wire::Failure;
 use crate::error::{Error, Result};
+use crate::host;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ impl Member {
     ) -> Member {
         let mut body = Vec::with_capacity(entry_bytes(mine));
         push_entry(&mut body, &Entry { from: me, payload: mine });
-        let (to, rank, until) = (root.to_vec(), super::greeting::ANYONE, deadline);
+        let (to, rank, until) = (root.to_vec(), super::greeting::ROOT, deadline);
         let dial = Action::Dial { to, rank, was_open: false, until };
         Member {
             me,
@@ -159,7 +160,7 @@ impl Member {
             let failure = Failure::System { rank: self.me.rank, errno: libc::ETIMEDOUT, what };
             self.fail_waiting(failure, Cause::Late);
         } else {
-            self.fail(Failure::Stuck { rank, pid, waited_ms }, None);
+            self.fail(Failure::Stuck { rank, pid, host: "".into(), waited_ms }, None);
         }
     }
 
@@ -243,7 +244,8 @@ impl Member {
                 let remaining = self.deadline.saturating_duration_since(now);
                 let remaining_ms = remaining.as_millis().min(u32::MAX.into()) as u32;
                 let (pid, addresses) = (self.me.pid, self.gate.clone());
-                self.say(link, Message::Here { pid, remaining_ms, addresses });
+                let host = host::name().into();
+                self.say(link, Message::Here { pid, remaining_ms, host, addresses });
                 self.stage = Stage::Placing { contact: link };
             }
             Stage::Joining { contact, root, parent } => {
@@ -256,15 +258,14 @@ impl Member {
 
     fn lost(&mut self, link: Link) {
         if let Some(Party { rank, pid }) = self.below.who(link) {
-            return self.fail(Failure::Died { rank, pid }, Some(link));
+            return self.fail(died(Party { rank, pid }), Some(link));
         }
         // Whoever was not taken yet has its contact with the root, which sees what becomes of it.
         self.visitors.retain(|(other, _)| *other != link);
-        let died = |who: Party| Failure::Died { rank: who.rank, pid: who.pid };
         match self.stage {
             Stage::Placing { contact } if contact == link => {
                 // Perhaps the contact was cut off while it was made: the root tells, or is gone.
-                let (to, rank) = (self.root.clone(), super::greeting::ANYONE);
+                let (to, rank) = (self.root.clone(), super::greeting::ROOT);
                 let until = self.deadline;
                 self.actions.push(Action::Dial { to, rank, was_open: true, until });
                 self.stage = Stage::Contacting;
@@ -335,16 +336,6 @@ impl Member {
                 if let Stage::Placed { depth, .. } = self.stage {
                     self.say(link, Message::Adopted { parent: self.me, depth: depth + 1 });
                 }
-            }
-            // Another who takes us for the root.
-            Message::Here { .. } => {
-                let text = format!(
-                    "{} took rank {} for the root; every rank must have the same unique id",
-                    name(who),
-                    self.me.rank
-                );
-                self.say(link, Message::Failure(Failure::Usage { text }));
-                self.actions.push(Action::Hang { link });
             }
             _ => self.fail(out_of_turn(&name(who)), None),
         }

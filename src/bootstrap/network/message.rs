@@ -7,10 +7,13 @@ use crate::bootstrap::wire::{Failure, MAX_PAYLOAD};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Addresses of a gate that are told to others; further ones are worse.
+/// Addresses of a gate that are told to others; further ones are worse, and a host may have
+/// hundreds.
 pub const MOST_ADDRESSES: usize = 4;
 /// Bytes of an encoded address.
 const ADDRESS: usize = 24;
+/// Bytes of a host's name at most: as many as Linux allows.
+const MOST_NAME: usize = 64;
 /// Bytes in front of a contribution: rank, pid, length.
 const ENTRY: usize = 12;
 /// Most bytes of contributions in one message, beside its kind.
@@ -31,8 +34,9 @@ pub const NO_RANK: u32 = u32::MAX;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A rank to the root: I am here, and my gate is there. `remaining_ms`: how long I wait.
-    Here { pid: u32, remaining_ms: u32, addresses: Vec<SocketAddr> },
+    /// A rank to the root: I am here, on this host, and my gate is there. `remaining_ms`: how long
+    /// I wait.
+    Here { pid: u32, remaining_ms: u32, host: Box<str>, addresses: Vec<SocketAddr> },
     /// The root to a rank: `parent` is above you in the tree, dial it.
     Place { root: Party, parent: Party, addresses: Vec<SocketAddr> },
     /// A rank to its parent.
@@ -122,6 +126,27 @@ fn addresses(bytes: &[u8], at: usize) -> Result<Vec<SocketAddr>, Refusal> {
     cells.chunks(ADDRESS).map(decode).collect()
 }
 
+/// A host's name, its length in front.
+fn push_name(bytes: &mut Vec<u8>, name: &str) {
+    let end = (0..=name.len().min(MOST_NAME)).rev().find(|end| name.is_char_boundary(*end));
+    let name = &name.as_bytes()[..end.unwrap_or(0)];
+    bytes.push(name.len() as u8);
+    bytes.extend(name);
+}
+
+/// A host's name, and what follows it.
+fn name(bytes: &[u8], at: usize) -> Result<(Box<str>, &[u8]), Refusal> {
+    let rest = bytes.get(at..).ok_or("a message cut short")?;
+    let (length, rest) = rest.split_first().ok_or("a message cut short")?;
+    if usize::from(*length) > MOST_NAME {
+        return Err("a host's name longer than any is");
+    }
+    let split = rest.split_at_checked(usize::from(*length));
+    let (name, rest) = split.ok_or("a message cut short")?;
+    let name = str::from_utf8(name).map_err(|_| "a host's name that is no text")?;
+    Ok((name.into(), rest))
+}
+
 fn exactly(bytes: &[u8], length: usize) -> Result<(), Refusal> {
     if bytes.len() == length { Ok(()) } else { Err("a message of wrong length") }
 }
@@ -151,8 +176,9 @@ impl Message {
             bytes.extend(addresses.iter().take(MOST_ADDRESSES).flat_map(encode_address));
         };
         match self {
-            Message::Here { pid, remaining_ms, addresses } => {
+            Message::Here { pid, remaining_ms, host, addresses } => {
                 words(&mut bytes, &[*pid, *remaining_ms]);
+                push_name(&mut bytes, host);
                 places(&mut bytes, addresses);
             }
             Message::Place { root, parent, addresses } => {
@@ -176,11 +202,15 @@ impl Message {
     pub fn decode(frame: &[u8]) -> Result<Message, Refusal> {
         let (kind, body) = frame.split_first().ok_or("an empty message")?;
         Ok(match kind {
-            1 => Message::Here {
-                pid: word(body, 0)?,
-                remaining_ms: word(body, 4)?,
-                addresses: addresses(body, 8)?,
-            },
+            1 => {
+                let (host, rest) = name(body, 8)?;
+                Message::Here {
+                    pid: word(body, 0)?,
+                    remaining_ms: word(body, 4)?,
+                    host,
+                    addresses: addresses(rest, 0)?,
+                }
+            }
             2 => Message::Place {
                 root: party(body, 0)?,
                 parent: party(body, 8)?,
@@ -227,10 +257,15 @@ mod tests {
         let mut body = Vec::new();
         push_entry(&mut body, &Entry { from: one, payload: b"abc" });
         push_entry(&mut body, &Entry { from: two, payload: b"" });
-        let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2] };
+        let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2], unlisted: 0 };
         vec![
-            Message::Here { pid: 7, remaining_ms: 900, addresses: addresses.clone() },
-            Message::Here { pid: 7, remaining_ms: 0, addresses: Vec::new() },
+            Message::Here {
+                pid: 7,
+                remaining_ms: 900,
+                host: "node7".into(),
+                addresses: addresses.clone(),
+            },
+            Message::Here { pid: 7, remaining_ms: 0, host: "".into(), addresses: Vec::new() },
             Message::Place { root: apart, parent: one, addresses },
             Message::Join { pid: 8 },
             Message::Adopted { parent: one, depth: 3 },
@@ -252,6 +287,14 @@ mod tests {
                 assert_ne!(Message::decode(&bytes[..cut]), Ok(message.clone()));
             }
         }
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_is_cut_between_two_letters() {
+        let host = "é".repeat(40) + "x";
+        let here = Message::Here { pid: 7, remaining_ms: 0, host: host.into(), addresses: vec![] };
+        let read = Message::decode(&here.encode());
+        assert!(matches!(read, Ok(Message::Here { host, .. }) if *host == *"é".repeat(32)));
     }
 
     #[test]

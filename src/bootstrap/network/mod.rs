@@ -25,14 +25,14 @@ mod tree;
 
 pub use dial::{Dial, Dialling, Proved};
 pub use gate::{Gate, NetworkConfig};
-pub use greeting::{ANYONE, GREETING, Greeting, Purpose};
+pub use greeting::{ANYONE, GREETING, Greeting, Purpose, ROOT};
 pub use handshake::{ANSWER, HELLO, Handshake, Keys, PROOF, Secret};
 pub use interface::{Interface, interfaces};
 #[cfg(test)]
 pub use lobby::Lobby;
 pub use lobby::{Arrival, Tally};
 pub use meet::{Root, meet, meet_unless};
-pub use message::{Entry, Message, Party, entries};
+pub use message::{Entry, MOST_ADDRESSES, Message, Party, entries};
 pub use seal::{End, Framed, MAX_FRAME, OVERHEAD, Opener, Sealer};
 #[cfg(test)]
 pub use socket::USER_TIMEOUT;

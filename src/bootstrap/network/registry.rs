@@ -3,12 +3,13 @@
 use super::greeting::Greeting;
 use super::message::{Entry, Message, NO_RANK, Party, entries};
 use super::tree::{
-    ARITY, Action, Branches, Event, Link, Table, garbled, into_unmet, name, out_of_turn,
+    ARITY, Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn,
     table_messages,
 };
 use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::Failure;
 use crate::error::Result;
+use crate::host;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ struct Known {
     /// How long its handshake took.
     took: Duration,
     state: State,
+    /// Empty before it has said so.
+    host: Box<str>,
     gate: Vec<SocketAddr>,
     /// How many came before it.
     order: usize,
@@ -105,6 +108,7 @@ impl Registry {
             link: 0,
             took: Duration::ZERO,
             state: State::Attached,
+            host: host::name().into(),
             gate: Vec::new(),
             order: 0,
             payload: Some(mine.to_vec()),
@@ -153,8 +157,7 @@ impl Registry {
             return;
         }
         if let Some((_, rank)) = self.suspects.iter().find(|(until, _)| now >= *until) {
-            let Party { rank, pid } = self.known[rank].who;
-            return self.fail(Failure::Died { rank, pid });
+            return self.fail(died(self.known[rank].who));
         }
         let (Some(deadline), Some(nranks)) = (self.deadline, self.nranks) else { return };
         if now < deadline {
@@ -165,9 +168,10 @@ impl Registry {
             (0..nranks as u32).filter(|rank| !self.known.contains_key(rank)).collect();
         if missing.is_empty() {
             let Party { rank, pid } = self.stuck();
-            self.fail(Failure::Stuck { rank, pid, waited_ms });
+            let host = "".into();
+            self.fail(Failure::Stuck { rank, pid, host, waited_ms });
         } else {
-            self.fail(Failure::Missing { waited_ms, missing });
+            self.fail(Failure::Missing { waited_ms, missing, unlisted: 0 });
         }
     }
 
@@ -200,6 +204,7 @@ impl Registry {
         if self.outcome.is_some() {
             return;
         }
+        let failure = self.with_host(failure);
         let message = Message::Failure(failure.clone());
         let open: Vec<Link> = self.links.keys().copied().collect();
         for link in open {
@@ -208,6 +213,16 @@ impl Registry {
         let nranks = self.nranks.unwrap_or(0);
         self.outcome = Some(Err(into_unmet(failure.clone(), self.me.rank, nranks)));
         self.failure = Some(failure);
+    }
+
+    /// A failure with the host of the rank that it is about: whoever found out may not know it.
+    fn with_host(&self, mut failure: Failure) -> Failure {
+        if let Failure::Died { rank, host, .. } | Failure::Stuck { rank, host, .. } = &mut failure
+            && let Some(known) = self.known.get(&*rank)
+        {
+            *host = known.host.clone();
+        }
+        failure
     }
 
     pub fn on(&mut self, event: Event, now: Instant) {
@@ -251,8 +266,7 @@ impl Registry {
         if let Some(before) = self.known.get_mut(&rank) {
             if before.order != usize::MAX {
                 // It lost a connection that the tree or its place was already built on.
-                let Party { rank, pid } = who;
-                return self.fail(Failure::Died { rank, pid });
+                return self.fail(died(who));
             }
             // The same process again: its first contact was cut off.
             let old = std::mem::replace(&mut before.link, link);
@@ -268,6 +282,7 @@ impl Registry {
             link,
             took,
             state,
+            host: "".into(),
             gate: Vec::new(),
             order,
             payload: None,
@@ -307,13 +322,11 @@ impl Registry {
         let Some(known) = self.known.get_mut(&rank).filter(|known| known.link == link) else {
             return;
         };
-        let Party { rank, pid } = known.who;
+        let who = known.who;
         match known.state {
             State::Greeted => self.suspects.push((now + return_time(known.took), rank)),
-            State::Sent => self.fail(Failure::Died { rank, pid }),
-            State::Attached if self.below.who(link).is_some() => {
-                self.fail(Failure::Died { rank, pid });
-            }
+            State::Sent => self.fail(died(who)),
+            State::Attached if self.below.who(link).is_some() => self.fail(died(who)),
             State::Attached => {}
         }
     }
@@ -324,10 +337,11 @@ impl Registry {
         let below = self.below.who(link).is_some();
         match message {
             Message::Failure(failure) => self.fail(failure),
-            Message::Here { pid, remaining_ms, addresses } => {
+            Message::Here { pid, remaining_ms, host, addresses } => {
                 let remaining = Duration::from_millis(remaining_ms.into());
                 let until = now + remaining - margin(remaining);
                 self.deadline = Some(self.deadline.map_or(until, |known| known.min(until)));
+                self.known.get_mut(&rank).expect("its link is known").host = host;
                 self.place(rank, pid, addresses);
             }
             Message::Attached => {

@@ -18,6 +18,10 @@ fn cut_off(took_ms: u64, now: Instant) -> (Registry, Event) {
     (root, came(2))
 }
 
+fn here(pid: u32, host: &str) -> Message {
+    Message::Here { pid, remaining_ms: 60_000, host: host.into(), addresses: Vec::new() }
+}
+
 #[test]
 fn a_contact_that_is_cut_off_has_time_to_come_again_by_what_its_handshake_took() {
     let now = Instant::now();
@@ -62,8 +66,7 @@ fn the_tree_is_as_deep_as_the_logarithm_says() {
             let (purpose, to, nranks) = (Purpose::Meet, ANYONE, nranks as u32);
             let greeting = Greeting { purpose, rank, to, nranks, lane: rank, note: link };
             root.on(Event::Came { link, greeting, took: Duration::ZERO }, now);
-            let here = Message::Here { pid: rank, remaining_ms: 60_000, addresses: Vec::new() };
-            root.on(Event::Said { link, message: here }, now);
+            root.on(Event::Said { link, message: here(rank, "") }, now);
             let parent = root.take_actions().iter().find_map(|action| match action {
                 Action::Say { message: Message::Place { parent, .. }, .. }
                 | Action::Say { message: Message::Adopted { parent, .. }, .. } => Some(parent.rank),
@@ -74,5 +77,44 @@ fn the_tree_is_as_deep_as_the_logarithm_says() {
         assert_eq!(depths.iter().max(), Some(&depth), "{nranks} ranks");
         // Eight children each: one level more than the logarithm at most.
         assert!(depth <= nranks.ilog(ARITY) + 1);
+    }
+}
+
+#[test]
+fn a_failure_names_the_host_that_its_rank_is_on_whoever_found_it_out() {
+    let now = Instant::now();
+    // What the root hears, on the connection of which rank, and what it says.
+    let failures: [(u64, Option<Failure>, &str); 3] = [
+        (1, None, "rank 1 (host node7, pid 41) died"),
+        (2, Some(died(Party { rank: 1, pid: 41 })), "rank 1 (host node7, pid 41) died"),
+        // It has not said where it is: this host it is not, for all that is known.
+        (3, Some(died(Party { rank: 5, pid: 45 })), "rank 5 (pid 45) died"),
+    ];
+    for (link, heard, text) in failures {
+        let me = Party { rank: 0, pid: 40 };
+        let mut root = Registry::of(me, 8, &[], now, now + PATIENCE);
+        for rank in 1..4 {
+            let (purpose, to, note) = (Purpose::Meet, ANYONE, u64::from(rank));
+            let greeting = Greeting { purpose, rank, to, nranks: 8, lane: 40 + rank, note };
+            root.on(Event::Came { link: note, greeting, took: Duration::ZERO }, now);
+            let message = here(40 + rank, "node7");
+            root.on(Event::Said { link: note, message }, now);
+        }
+        root.on(
+            match heard {
+                Some(failure) => Event::Said { link, message: Message::Failure(failure) },
+                None => Event::Lost { link },
+            },
+            now,
+        );
+        let unmet = root.outcome().expect("an outcome").clone().unwrap_err();
+        assert!(unmet.error.to_string().starts_with(text), "{}", unmet.error);
+        let told = root.take_actions().into_iter().any(|action| match action {
+            Action::Say { message: Message::Failure(failure), .. } => {
+                into_unmet(failure, 6, 8).error.to_string().starts_with(text)
+            }
+            _ => false,
+        });
+        assert!(told, "{text}");
     }
 }

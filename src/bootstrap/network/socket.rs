@@ -7,6 +7,7 @@ use super::interface::{reachable, socket_address};
 use super::stream::{Network, Stream};
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::silence::Silence;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +22,9 @@ pub const USER_TIMEOUT: Duration = Duration::from_secs(6);
 /// Seconds of silence before the kernel asks whether the other end is there.
 pub const KEEPALIVE_S: libc::c_int = 2;
 
-/// The same for connections that carry data, in which nothing may be said for minutes: the kernel
-/// asks after two seconds, then every second, and gives up after five questions in vain.
+/// The same for connections that carry data or a meeting, in which nothing may be said for
+/// minutes: the kernel asks after two seconds, then every second, and gives up after five questions
+/// in vain.
 const DATA_QUESTIONS: libc::c_int = 5;
 
 /// A connection.
@@ -120,6 +122,14 @@ impl Network for Kernel {
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, USER_TIMEOUT.as_millis() as libc::c_int),
         ];
         set_all(socket.raw(), &options);
+    }
+
+    fn ask(&self, socket: &Socket) {
+        socket.ask();
+    }
+
+    fn is_silent(&self, socket: &Socket, before: &mut Silence) -> bool {
+        before.is_at(socket.raw())
     }
 }
 

@@ -1,5 +1,6 @@
 //! A connection as a protocol sees it, whether a socket or a simulated one.
 
+use crate::silence::Silence;
 use std::io;
 use std::net::SocketAddr;
 
@@ -28,8 +29,16 @@ pub trait Network {
         to.to_vec()
     }
 
-    /// Let a stream fail with `TimedOut` some seconds after nobody is at its other end any more.
+    /// Let a stream fail with `TimedOut` some seconds after nobody is at its other end any more, or
+    /// takes what comes.
     fn watch(&self, stream: &Self::Stream);
+
+    /// The same while nothing is on its way, for an end that may be stopped as long as it likes.
+    fn ask(&self, stream: &Self::Stream);
+
+    /// Whether nobody acknowledges what is on its way, by this look and those before it, one every
+    /// [`LOOK`](crate::silence::LOOK).
+    fn is_silent(&self, stream: &Self::Stream, before: &mut Silence) -> bool;
 }
 
 /// Whether a call should simply be made again later.

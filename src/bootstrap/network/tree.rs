@@ -104,6 +104,11 @@ pub fn own_failure(rank: u32, error: &Error) -> Failure {
     }
 }
 
+/// A rank was lost. The root knows the hosts of the ranks, and adds them for those that it tells.
+pub fn died(who: Party) -> Failure {
+    Failure::Died { rank: who.rank, pid: who.pid, host: "".into() }
+}
+
 /// What came from a party with this name made no sense.
 pub fn garbled(me: u32, from: &str, why: Refusal) -> Failure {
     let what = format!("{} got {why} from {from}", name(Party { rank: me, pid: 0 }));
@@ -127,7 +132,7 @@ pub fn name(party: Party) -> String {
 /// What the failure of a meeting is to one rank.
 pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> Unmet {
     match failure {
-        Failure::Died { rank: super::message::NO_RANK, pid } => Unmet::there(Error::System {
+        Failure::Died { rank: super::message::NO_RANK, pid, .. } => Unmet::there(Error::System {
             what: format!(
                 "the process that made the unique id (pid {pid}) ended or hung up before all \
                  {nranks} ranks had met"

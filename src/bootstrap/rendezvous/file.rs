@@ -27,10 +27,22 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// Which meeting a file is for: all of it must be the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Meeting {
-    pub job: String,
-    pub nranks: usize,
+    /// In one line, as a file has it.
+    job: String,
+    nranks: usize,
     /// How many times these ranks have met here before.
-    pub turn: u64,
+    turn: u64,
+}
+
+impl Meeting {
+    pub fn new(job: &str, nranks: usize, turn: u64) -> Meeting {
+        Meeting { job: plain(job), nranks, turn }
+    }
+}
+
+/// The same in one line.
+fn plain(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
 }
 
 /// What a file says.
@@ -75,11 +87,10 @@ impl Note {
     fn write(&self) -> String {
         let Note { meeting, writer, id } = self;
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        let plain = |text: &str| text.replace(['\n', '\r'], " ");
         format!(
             "{TITLE}\njob={}\nnranks={}\nturn={}\nhost={}\nboot={}\nnamespace={}\npid={}\n\
              started={}\nid={hex}\n",
-            plain(&meeting.job),
+            meeting.job,
             meeting.nranks,
             meeting.turn,
             plain(&writer.host),
@@ -278,7 +289,7 @@ mod tests {
     }
 
     fn meeting() -> Meeting {
-        Meeting { job: "a job\nof two lines".into(), nranks: 2, turn: 0 }
+        Meeting::new("a job\nof two lines", 2, 0)
     }
 
     /// One try, asking nobody.
@@ -291,7 +302,7 @@ mod tests {
     #[test]
     fn an_id_goes_through_a_file_that_goes_with_its_writer() {
         let (path, id) = (path("through"), UniqueId::generate().unwrap());
-        let meeting = Meeting { job: "a job".into(), ..meeting() };
+        let meeting = meeting();
         let text = try_once(&path, &meeting).unwrap_err();
         assert!(text.contains("has not written it") && text.contains("through"), "{text}");
         let published = publish(&path, &meeting, &id).unwrap();

@@ -95,7 +95,7 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
     let secret = found.secret.text()?;
     let target = match &found.place {
         Place::File(path) => {
-            let meeting = Meeting { job, nranks: found.nranks, turn };
+            let meeting = Meeting::new(&job, found.nranks, turn);
             if found.rank == 0 {
                 let id = network.new_id()?;
                 let published = file::publish(path, &meeting, &id)?;

@@ -75,6 +75,7 @@ impl Place for Post {
 }
 
 /// A communicator on its way.
+#[allow(clippy::large_enum_variant, reason = "a rank has one at most")]
 enum Making {
     Meeting {
         meeting: Meeting,

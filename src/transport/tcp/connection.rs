@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 const INBOUND_DEPTH: usize = 8;
 
 /// How long a broken connection waits to be explained: the peer's death or failure comes over
-/// another socket, and says more than a closed one does.
-const EXPLANATION: Duration = Duration::from_millis(200);
+/// another socket, and says more than a closed one does. That takes milliseconds, but on a machine
+/// that runs more processes than it has cores now and then more than 200 of them.
+const EXPLANATION: Duration = Duration::from_millis(1000);
 
 /// Every how many polls lanes other than the first are read: a short message usually is on the
 /// first one.

@@ -5,8 +5,8 @@ use super::frame::{FRAME_BYTES, Frame};
 use super::inbound::{Admission, Inbound, Place};
 use super::outbound::Outbound;
 use super::protect::{Cipher, LaneKeys, TAG_BYTES, checksum};
-use super::silence::Silence;
 use crate::config::Protection;
+use crate::silence::Silence;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 

@@ -14,7 +14,6 @@ mod lane;
 mod network;
 mod outbound;
 mod protect;
-mod silence;
 
 pub use connection::Connection;
 pub use frame::{FRAME_BYTES, Frame};

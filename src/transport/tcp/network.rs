@@ -3,9 +3,9 @@
 
 use super::connection::Connection;
 use super::protect::LaneKeys;
-use super::silence::LOOK;
 use crate::config::Protection;
 use crate::error::{Error, Result};
+use crate::silence::LOOK;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Geometry;

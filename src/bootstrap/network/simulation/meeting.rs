@@ -76,7 +76,7 @@ impl Meeting {
     pub fn new(mut gate: Gate, guest: Guest, now: Instant) -> Meeting {
         let Guest { rank, nranks, mine, root, deadline, note } = guest;
         let me = Named { rank: rank as u32, pid: note as u32 };
-        let own = [gate.address];
+        let (own, is_root) = ([gate.address], root.is_none());
         let role = match root {
             None => Role::Root(Registry::of(me, nranks, &mine, now, deadline)),
             Some(root) => {
@@ -87,6 +87,9 @@ impl Meeting {
         let (nranks, lane) = (nranks as u32, me.pid);
         let greeting = Greeting { purpose, rank: me.rank, to, nranks, lane, note };
         gate.lobby.set_rank(me.rank);
+        if is_root {
+            gate.lobby.set_root();
+        }
         let host = Host::new(gate.caller(), gate.secret.clone(), greeting, role);
         Meeting { gate, host, over: None }
     }

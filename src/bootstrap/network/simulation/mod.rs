@@ -113,6 +113,11 @@ fn stopped_ranks_end_in_an_error_at_the_deadline() {
 }
 
 #[test]
+fn hosts_that_fall_silent_are_missed_in_seconds_and_nobody_else_is() {
+    sweep("silence", 400, &[Fault::Silence]);
+}
+
+#[test]
 fn cut_connections_end_in_an_error_or_are_made_again() {
     sweep("cuts", 500, &[Fault::Cut]);
 }
@@ -123,6 +128,11 @@ fn flipped_bits_never_reach_a_table() {
 }
 
 #[test]
+fn an_address_that_leads_to_another_rank_leads_nobody_astray() {
+    sweep("astray", 200, &[Fault::Astray]);
+}
+
+#[test]
 fn all_faults_together_end_in_time() {
     let all = [
         Fault::Strangers,
@@ -130,8 +140,10 @@ fn all_faults_together_end_in_time() {
         Fault::Missing,
         Fault::Death,
         Fault::Stop,
+        Fault::Silence,
         Fault::Cut,
         Fault::Flip,
+        Fault::Astray,
     ];
     sweep("everything", 1000, &all);
 }

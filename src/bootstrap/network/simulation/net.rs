@@ -6,6 +6,7 @@
 use super::primitives::Seeded;
 use crate::bootstrap::network::socket::{KEEPALIVE_S, USER_TIMEOUT};
 use crate::bootstrap::network::stream::{Network, Stream, ended};
+use crate::silence::Silence;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -76,8 +77,10 @@ struct Side {
     dropped: bool,
     finished: bool,
     watched: bool,
-    /// It is noticed, in time, that nothing is acknowledged.
-    waits: bool,
+    /// The other end is asked after, while nothing is on its way there.
+    asked: bool,
+    /// Since when something is on its way that never arrives.
+    unacknowledged: Option<Instant>,
 }
 
 struct Pipe {
@@ -189,11 +192,12 @@ impl Net {
         }
     }
 
-    /// The kernels at the ends that are watched ask whether the other one is there, in vain.
+    /// The kernels at the ends where they are to ask whether the other one is there, in vain.
     fn probe(&mut self, pipe: usize) {
         let at = self.now + USER_TIMEOUT + Duration::from_secs(KEEPALIVE_S as u64);
         for side in 0..2 {
-            if self.pipes[pipe].sides[side].watched {
+            let Side { watched, asked, .. } = self.pipes[pipe].sides[side];
+            if watched || asked {
                 self.schedule(at, Happening::TimedOut { pipe, side });
             }
         }
@@ -228,6 +232,10 @@ impl Net {
             }
             Happening::TimedOut { pipe, side } => {
                 let end = &mut self.pipes[pipe].sides[side];
+                if !end.watched && end.unacknowledged.is_some() {
+                    // It was not asked: the kernel sent again what it had sent before.
+                    return None;
+                }
                 end.failed.get_or_insert(libc::ETIMEDOUT);
                 Some(end.owner)
             }
@@ -303,7 +311,9 @@ impl Net {
         }
         if cut_off {
             let end = &mut line.sides[side];
-            if end.watched && !std::mem::replace(&mut end.waits, true) {
+            if end.unacknowledged.replace(end.unacknowledged.unwrap_or(now)).is_none()
+                && end.watched
+            {
                 self.schedule(now + USER_TIMEOUT, Happening::TimedOut { pipe, side });
             }
             return Ok(bytes.len());
@@ -427,6 +437,21 @@ impl Network for Port {
         if net.is_cut_off(line.pipe) {
             net.probe(line.pipe);
         }
+    }
+
+    fn ask(&self, line: &Line) {
+        let mut net = self.net.borrow_mut();
+        net.pipes[line.pipe].sides[line.side].asked = true;
+        if net.is_cut_off(line.pipe) {
+            net.probe(line.pipe);
+        }
+    }
+
+    /// As the looks of a second each come to it, about.
+    fn is_silent(&self, line: &Line, _: &mut Silence) -> bool {
+        let net = self.net.borrow();
+        let since = net.pipes[line.pipe].sides[line.side].unacknowledged;
+        since.is_some_and(|since| net.now - since >= USER_TIMEOUT)
     }
 }
 

@@ -30,8 +30,12 @@ pub enum Fault {
     Death,
     /// A rank stops, and its kernel goes on accepting.
     Stop,
+    /// Nothing comes from a host any more, and nothing gets there.
+    Silence,
     Cut,
     Flip,
+    /// The first of the root's addresses leads some ranks to another rank, or to themselves.
+    Astray,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +44,14 @@ enum Fate {
     Missing,
     Killed,
     Stopped,
+    Silent,
 }
 
 /// How long a rank waits.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Until the silence of a host has been noticed, by whoever had met it.
+const NOTICED: Duration = Duration::from_secs(10);
 
 type Outcome = Result<Vec<Vec<u8>>, Error>;
 
@@ -54,6 +62,7 @@ struct Actor {
     fate: Fate,
     stopped: bool,
     started: Option<Instant>,
+    silent_since: Option<Instant>,
     over: Option<Instant>,
     outcome: Option<(Instant, Outcome)>,
     /// Whether it had every contribution when it was last seen.
@@ -98,6 +107,7 @@ impl World {
             fate: Fate::Lives,
             stopped: false,
             started: None,
+            silent_since: None,
             over: None,
             outcome: None,
             complete: false,
@@ -147,6 +157,9 @@ impl World {
             } else if self.faults.contains(&Fault::Stop) && pick(numbers, odds) {
                 *fate = Fate::Stopped;
                 net.schedule(moment, Happening::Stop(rank));
+            } else if self.faults.contains(&Fault::Silence) && pick(numbers, odds) {
+                *fate = Fate::Silent;
+                net.schedule(moment, Happening::Silence(rank));
             }
         }
         for (fault, recorded) in [(Fault::Strangers, false), (Fault::Recordings, true)] {
@@ -177,6 +190,7 @@ impl Simulated for World {
                 Happening::Start(actor) => self.start(actor, now),
                 Happening::Kill(actor) => self.kill(actor),
                 Happening::Stop(actor) => self.actors[actor].stopped = true,
+                Happening::Silence(actor) => self.silence(actor, now),
                 Happening::Stranger { door, recorded } => self.stranger(door, recorded),
                 Happening::Wake(actor) => self.step(actor),
                 what => {
@@ -226,7 +240,7 @@ impl World {
         } else if actor == self.root {
             Role::Root(Registry::of(me, nranks, &mine, now, deadline))
         } else {
-            let root = [self.actors[self.root].address];
+            let root = self.root_for_a_rank();
             Role::Member(Member::new(me, nranks, &mine, &own, &root, now, deadline))
         };
         let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
@@ -237,9 +251,22 @@ impl World {
         if !apart {
             this.lobby.set_rank(me.rank);
         }
+        if actor == self.root {
+            this.lobby.set_root();
+        }
         (this.host, this.started) = (Some(host), Some(now));
         self.net.borrow_mut().open_door(actor, own[0]);
         self.step(actor);
+    }
+
+    /// Where a rank looks for the root.
+    fn root_for_a_rank(&mut self) -> Vec<SocketAddr> {
+        let root = self.actors[self.root].address;
+        if !self.has(Fault::Astray) || self.numbers.chance(30) {
+            return vec![root];
+        }
+        let wrong = self.numbers.below(self.nranks as u64) as usize;
+        vec![self.actors[wrong].address, root]
     }
 
     fn kill(&mut self, actor: usize) {
@@ -253,6 +280,16 @@ impl World {
         this.host = None;
         this.lobby = Lobby::new(self.secret.clone());
         self.net.borrow_mut().close_door(actor);
+    }
+
+    fn silence(&mut self, actor: usize, now: Instant) {
+        let this = &mut self.actors[actor];
+        if this.outcome.is_some() {
+            this.fate = Fate::Lives;
+            return;
+        }
+        this.silent_since = Some(now);
+        self.net.borrow_mut().silence(actor);
     }
 
     fn stranger(&mut self, door: usize, recorded: bool) {
@@ -339,14 +376,14 @@ impl World {
             let Some((at, outcome)) = &actor.outcome else {
                 return Err(format!("rank {rank} never returned"));
             };
-            let deadline = actor.started.expect("it has returned") + PATIENCE + LAST_WORDS;
+            let deadline = self.begun(rank) + PATIENCE + LAST_WORDS;
             if *at > deadline {
                 return Err(format!("rank {rank} returned after its deadline"));
             }
             match outcome {
                 Ok(table) if *table == expected => met += 1,
                 Ok(_) => return Err(format!("rank {rank} has a wrong table")),
-                Err(error) => self.judge_error(rank, error)?,
+                Err(error) => self.judge_error(rank, error, *at)?,
             }
         }
         let lost = self.actors[..self.nranks].iter().any(|actor| actor.fate == Fate::Missing);
@@ -361,8 +398,17 @@ impl World {
         Ok(met == self.nranks)
     }
 
+    fn begun(&self, rank: usize) -> Instant {
+        self.actors[rank].started.expect("it has returned")
+    }
+
+    /// When the last of them had: until then there is something to say to whoever is silent.
+    fn all_begun(&self) -> Instant {
+        self.actors.iter().filter_map(|actor| actor.started).max().unwrap_or(self.begin)
+    }
+
     /// Whether an error says what really happened.
-    fn judge_error(&self, rank: usize, error: &Error) -> Result<(), String> {
+    fn judge_error(&self, rank: usize, error: &Error, at: Instant) -> Result<(), String> {
         let fate = |rank: usize| self.actors[rank].fate;
         let of = |wanted: Fate| -> Vec<usize> {
             (0..self.nranks).filter(|rank| fate(*rank) == wanted).collect()
@@ -377,7 +423,10 @@ impl World {
         let failed = root.outcome.as_ref().is_some_and(|(_, outcome)| outcome.is_err());
         let root_lost = root.fate != Fate::Lives || (failed && self.root < self.nranks);
         let fair = match error {
-            Error::PeerDied { peer, .. } => fate(peer.rank) == Fate::Killed,
+            Error::PeerDied { peer, .. } => match self.actors[peer.rank].silent_since {
+                Some(since) => at <= since.max(self.all_begun()) + NOTICED,
+                None => fate(peer.rank) == Fate::Killed,
+            },
             Error::Missing { missing, .. } if self.has(Fault::Missing) => {
                 *missing == of(Fate::Missing)
             }

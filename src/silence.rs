@@ -1,4 +1,4 @@
-//! Whether anybody is at the other end of a lane, as this end's kernel knows it.
+//! Whether anybody is at the other end of a TCP connection, as this end's kernel knows it.
 //!
 //! The kernel of an idle socket asks by itself, and ends the connection where nobody answers. While
 //! bytes are on their way it does not: it sends them again for a quarter of an hour. The option
@@ -32,7 +32,7 @@ struct Seen {
     sent_again: u32,
 }
 
-/// What was seen of a lane before.
+/// What was seen of a connection before.
 #[derive(Default)]
 pub struct Silence {
     /// What had been sent again when anything was last known to have come.
