@@ -15,7 +15,7 @@ use crate::config::DEFAULT_BUFFER_BYTES;
 use crate::device::cuda::{Address, Capture, DeviceMemory, Event, Kernels, OwnedStream, Stream};
 use crate::error::Result;
 use crate::executor::cuda::Place;
-use crate::executor::flags::{Control, Geometry, Station, Way, Work, together};
+use crate::executor::flags::{Control, Geometry, Station, Tabled, Way, Work, together};
 use crate::plan::Collective;
 use crate::sync::{Mutex, MutexGuard};
 use crate::types::{DataType, ReduceOp};
@@ -167,28 +167,38 @@ impl Company {
 
     /// Launch the kernels of all ranks, each on its part's stream; together on that of `leader`.
     ///
+    /// Where this is an invalid argument no kernel was launched, and the communicator goes on.
+    ///
     /// # Safety
     /// The buffers that `work` names are valid until the streams have passed.
     pub unsafe fn launch(&mut self, parts: &[Part], leader: usize, work: &Work) -> Result<()> {
-        let outcome = if self.is_together {
+        if self.is_together {
             let part @ Part { kernels, stream, capture, .. } = parts[leader];
-            part.record(0)
-                // SAFETY: the caller's promise.
-                .and_then(|()| unsafe {
-                    together::launch(&mut self.stations, kernels, work, stream, capture)
-                })
-                .and_then(|()| part.record(1))
-        } else {
-            let mut all = self.stations.iter_mut().zip(parts);
-            all.try_for_each(|(station, part)| {
-                part.record(0)?;
-                // SAFETY: the caller's promise.
-                unsafe { station.launch(part.kernels, work, part.stream, part.capture)? };
-                part.record(1)
-            })
+            part.record(0)?;
+            // SAFETY: the caller's promise.
+            unsafe { together::launch(&mut self.stations, kernels, work, stream, capture)? };
+            return part.record(1);
+        }
+        let all = self.stations.iter_mut().zip(parts);
+        let tabled: Result<Vec<Tabled>> =
+            all.map(|(station, part)| station.prepare(work, part.stream, part.capture)).collect();
+        let mut all = self.stations.iter_mut().zip(parts);
+        let tabled = match tabled {
+            Ok(tabled) => tabled,
+            Err(error) => {
+                all.try_for_each(|(station, part)| station.pass(part.stream, part.capture))?;
+                return Err(error);
+            }
         };
+        let launched = all.zip(tabled).try_for_each(|((station, part), tabled)| {
+            part.record(0)?;
+            let what = (work, tabled);
+            // SAFETY: the caller's promise.
+            unsafe { station.launch(part.kernels, what, part.stream, part.capture)? };
+            part.record(1)
+        });
         // Those that were launched wait for those that were not.
-        outcome.inspect_err(|_| self.stop())
+        launched.inspect_err(|_| self.stop())
     }
 
     /// Kernels that run end, and none begins any more.

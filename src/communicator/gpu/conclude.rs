@@ -10,13 +10,10 @@ use super::company::{Call, Company, Part, in_one_order};
 use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
 use super::launch::{has_room, launch_part};
 use super::refuse_capture;
-use crate::device::cuda::{Capture, Kernels, wait};
+use crate::device::cuda::{Capture, Kernels, PER_THREAD_STREAM, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Way, Work};
-
-/// The driver's name for a stream that every thread has for itself: another thread cannot mean it.
-const PER_THREAD_STREAM: usize = 2;
 
 /// A rank as the conclusion sees it.
 struct Party<'a> {
