@@ -123,6 +123,40 @@ fn one_thread_drives_all_ranks_in_a_group() {
     }
 }
 
+/// The driver's name for the stream that every thread has for itself. In a group only the first
+/// communicator's calls run on the thread that made them.
+#[test]
+fn the_threads_own_stream_is_refused_where_another_thread_would_use_its_own() {
+    if ndevices() == 0 {
+        return;
+    }
+    let own = Order::on(std::ptr::without_provenance_mut(2));
+    let ranks = ranks(2, &config());
+    let benches: Vec<Bench> = ranks.iter().map(|rank| Bench::new(rank.device().unwrap())).collect();
+    let floats: Vec<Floats> = benches.iter().map(|bench| Floats::new(bench, &[1.0; 9])).collect();
+    let calls = [0, 1].map(|rank| Call { order: own, ..sum(&floats[rank], &benches[rank]) });
+    deferred::start();
+    // SAFETY: the memory lives until it is read.
+    unsafe {
+        deferred::collective(&ranks[0], &calls[0], None).unwrap();
+        let error = deferred::collective(&ranks[1], &calls[1], None).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+        assert!(error.to_string().contains("is another one on every thread"), "{error}");
+    }
+    assert!(deferred::end().is_err());
+    // One communicator's calls run here.
+    let config = config();
+    let alone = Communicator::init_all_on(&[Seat::Device(0)], &config).unwrap().remove(0);
+    let alone = Arc::new(alone);
+    deferred::start();
+    for _ in 0..2 {
+        // SAFETY: as above.
+        unsafe { deferred::collective(&alone, &calls[0], None) }.unwrap();
+    }
+    deferred::end().unwrap();
+    assert!(ranks.iter().all(|rank| !rank.is_broken()));
+}
+
 #[test]
 fn one_thread_that_waits_for_itself_is_told_so() {
     if ndevices() == 0 {
