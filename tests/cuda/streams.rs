@@ -9,7 +9,7 @@ use ringcomm::device::cuda::{DeviceMemory, copy, fill};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// Device memory of floats.
@@ -94,6 +94,64 @@ fn one_communicator_on_changing_streams_keeps_the_order_that_events_make() {
             assert_eq!(floats.read(bench), vec![3.0 * round as f32; 300]);
         }
     });
+}
+
+/// Every kind of call on another stream than the one before, of which the device has come to
+/// nothing yet: it works on what that one leaves.
+#[test]
+fn operations_follow_each_other_whatever_streams_they_come_from() {
+    if !may_hold("streams::operations_follow_each_other_whatever_streams_they_come_from") {
+        return;
+    }
+    let all = Barrier::new(3);
+    on_seats(&spread(3), &config(), |comm, bench| {
+        let other = Bench::new(bench.device.ordinal);
+        for kind in ["fused", "through the host", "messages"] {
+            let (floats, left) = (Floats::new(bench, &[1.0; 900]), Floats::new(bench, &[0.0; 900]));
+            let mut on_host = vec![0f32; 900];
+            all.wait();
+            hold(bench, Duration::from_millis(300));
+            all.wait();
+            // SAFETY: the memory lives until the streams are synchronized.
+            unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+            all.wait();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(300));
+                    release();
+                });
+                let goes_around = kind == "through the host" && comm.rank() == 1;
+                let recv = match goes_around {
+                    true => on_host.as_mut_ptr().cast(),
+                    false => left.memory.pointer(),
+                };
+                let order = Order::on(other.stream.raw());
+                let again = Call { recv, order, ..sum(&floats, bench) };
+                let messages = exchange(comm, &floats, &left, order);
+                // SAFETY: as above; nobody looks at the host's before.
+                match kind {
+                    "messages" => unsafe { comm.post(&messages) }.unwrap(),
+                    _ => unsafe { comm.call(&again) }.unwrap(),
+                }
+            });
+            bench.stream.synchronize().unwrap();
+            other.stream.synchronize().unwrap();
+            let want = if kind == "messages" { 3.0 } else { 9.0 };
+            if kind != "through the host" || comm.rank() != 1 {
+                on_host = left.read(&other);
+            }
+            assert_eq!(on_host, [want; 900], "{kind}");
+        }
+    });
+}
+
+/// What is sent to the next rank, and received of the one before.
+fn exchange(comm: &Communicator, mine: &Floats, theirs: &Floats, order: Order) -> [Posted; 2] {
+    let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+    let (count, data_type) = (mine.count, DataType::Float32);
+    let send = Message::Send { buffer: mine.memory.pointer(), count, data_type, peer: next };
+    let recv = Message::Recv { buffer: theirs.memory.pointer(), count, data_type, peer: last };
+    [send, recv].map(|message| Posted { message, order })
 }
 
 fn ranks(nranks: usize, config: &Config) -> Vec<Arc<Communicator>> {
@@ -192,24 +250,11 @@ fn messages_move_device_memory() {
         return;
     }
     on_seats(&spread(3), &config(), |comm, bench| {
-        let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+        let last = (comm.rank() + 2) % 3;
         let mine = Floats::new(bench, &vec![comm.rank() as f32; 5000]);
         let theirs = Floats::new(bench, &[9.0; 5000]);
-        let send = Message::Send {
-            buffer: mine.memory.pointer(),
-            count: 5000,
-            data_type: DataType::Float32,
-            peer: next,
-        };
-        let recv = Message::Recv {
-            buffer: theirs.memory.pointer(),
-            count: 5000,
-            data_type: DataType::Float32,
-            peer: last,
-        };
         for _ in 0..5 {
-            let order = Order::on(bench.stream.raw());
-            let posted = [send, recv].map(|message| Posted { message, order });
+            let posted = exchange(comm, &mine, &theirs, Order::on(bench.stream.raw()));
             // SAFETY: the memory lives until it is read.
             unsafe { comm.post(&posted) }.unwrap();
         }

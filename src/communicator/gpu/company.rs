@@ -201,6 +201,11 @@ impl Company {
         launched.inspect_err(|_| self.stop())
     }
 
+    /// What a rank's stream is given next comes after its last kernel. The context is current.
+    pub fn follow(&mut self, rank: usize, stream: Stream, capture: Capture) -> Result<()> {
+        self.stations[rank].follow(stream, capture)
+    }
+
     /// Kernels that run end, and none begins any more.
     pub fn stop(&self) {
         self.stations.iter().for_each(|station| station.control().stop());

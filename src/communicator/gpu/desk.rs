@@ -13,7 +13,7 @@ use super::choice::{Asked, Chosen};
 use super::company::{Call, Company};
 use super::conclude::conclude;
 use super::probe::{self, Probed};
-use crate::device::cuda::{Capture, Device, Event, Kernels};
+use crate::device::cuda::{Capture, Device, Event, Kernels, Stream, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Ending};
@@ -37,9 +37,18 @@ pub struct Sitting {
     pub kernels: Option<Arc<Kernels>>,
     /// The rank's stream has come to the call.
     pub before: Event,
-    /// The device has done its part of the call.
+    /// The device has done its part of the last call, where this is its first rank; and of the
+    /// last one that was captured.
     pub after: Event,
+    pub after_captured: Event,
     pub asked: Asked,
+}
+
+impl Sitting {
+    /// The moment after a call in or outside of a capture.
+    pub fn after(&self, capture: Capture) -> &Event {
+        if capture == Capture::No { &self.after } else { &self.after_captured }
+    }
 }
 
 /// What a rank brings to one call.
@@ -194,6 +203,17 @@ impl Desk {
     /// Where and why a kernel of this rank ended early.
     pub fn ending(&self, rank: usize) -> Option<Ending> {
         self.controls.lock().get(rank).and_then(|control| control.ending())
+    }
+
+    /// What a rank's stream is given next comes after all that devices were given here. The context
+    /// is current.
+    pub fn follow(&self, rank: usize, stream: Stream, capture: Capture) -> Result<()> {
+        let mut state = self.state.lock();
+        for leader in &state.leaders {
+            let leader = state.sittings[*leader].as_ref().expect("all have sat down");
+            wait(stream, leader.after(capture))?;
+        }
+        state.company.as_mut().map_or(Ok(()), |company| company.follow(rank, stream, capture))
     }
 
     /// Come to a call, and leave when all ranks have come and the work is given.

@@ -22,6 +22,7 @@ mod imports;
 mod launch;
 mod lead;
 mod messages;
+mod order;
 mod probe;
 mod shared;
 mod staging;
@@ -38,7 +39,9 @@ use super::memory::Memory;
 use super::watch::{OperationWatch, Watched};
 use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
-use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
+use crate::device::cuda::{
+    Capture, Device, Event, Kernels, Kind, Recording, Stream, Trail, check_stream,
+};
 use crate::error::{Error, Operation, Result};
 use crate::executor::cuda::fits;
 use crate::executor::flags::{Ending, Way};
@@ -64,6 +67,8 @@ pub(super) struct Gpu {
     /// An algorithm is asked for.
     is_asked: bool,
     kernels: Option<Arc<Kernels>>,
+    /// Where this rank's operations were given.
+    trail: Mutex<Trail>,
     /// Used by one operation at a time: whoever has the communicator's turn.
     staging: Mutex<Staging>,
     /// Of calls whose streams wait for the host.
@@ -142,6 +147,8 @@ pub(super) struct Found {
     /// Both buffers, as far as they are used, are of this rank's device.
     is_here: bool,
     capture: Capture,
+    /// Streams order it: not all of it is in host memory, or a stream is named.
+    is_ordered: bool,
 }
 
 impl Gpu {
@@ -174,6 +181,7 @@ impl Gpu {
                     kernels: kernels.clone(),
                     before: event()?,
                     after: event()?,
+                    after_captured: event()?,
                     asked,
                 },
                 seated.maker,
@@ -189,6 +197,7 @@ impl Gpu {
             nranks: around.nranks,
             is_asked: forced_algorithm(config)?.is_some(),
             kernels,
+            trail: Mutex::default(),
             staging,
             words,
             giving,
@@ -303,7 +312,8 @@ impl Gpu {
             })
         };
         let (sends, receives) = (is_device(&sides[0]), is_device(&sides[1]));
-        let is_ordered = sends || receives || !stream.is_null();
+        let is_nothing = sides.iter().all(Option::is_none);
+        let is_ordered = sends || receives || !stream.is_null() || is_nothing;
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
             let why = match *self.sharing.lock() {
@@ -320,6 +330,7 @@ impl Gpu {
             is_plain: all(&|_, plain| plain),
             is_here: all(&|ordinal, _| ordinal == self.device.ordinal),
             capture,
+            is_ordered,
         })
     }
 
@@ -365,6 +376,7 @@ impl Gpu {
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
+                self.mark_captured(call.order.stream, found.capture);
                 finished(call.order.settles)?;
                 let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
                 return late.map_or(Ok(()), Err);

@@ -181,6 +181,12 @@ impl Staging {
         Ok(())
     }
 
+    /// What `stream` is given next comes after the results that copies have left. The context is
+    /// current.
+    pub fn follow(&self, stream: Stream) -> Result<()> {
+        wait(stream, &self.left)
+    }
+
     /// Memory of so many bytes that no copy uses any more.
     pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
         wait_for(&self.arrived, watch)?;

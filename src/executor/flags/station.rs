@@ -230,8 +230,8 @@ impl Station {
         self.mark(stream, capture)
     }
 
-    /// What `stream` is given next comes after the last launch.
-    pub(super) fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+    /// What `stream` is given next comes after the last launch. The context is current.
+    pub fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
         self.capture = capture;
         match (self.trail.has_moved(stream, capture), capture) {
             (false, _) => Ok(()),
