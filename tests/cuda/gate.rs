@@ -10,7 +10,7 @@ use ringcomm::device::cuda::{Driver, Kernels};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// This program again, running `test`, with other variables; what it said.
+/// This program again, running `test`, with other variables; what it and the library said.
 pub fn child(test: &str, variables: &[(&str, &str)]) -> String {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);
@@ -18,7 +18,8 @@ pub fn child(test: &str, variables: &[(&str, &str)]) -> String {
     command.env("RINGCOMM_TEST_CHILD", "1").envs(variables.iter().copied());
     let output = command.output().expect("a child");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let text = text + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
     text
 }
 
@@ -45,7 +46,7 @@ fn told(variables: &[(&str, &str)]) -> String {
     text
 }
 
-fn scratch(name: &str) -> PathBuf {
+pub fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("ringcomm-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     folder

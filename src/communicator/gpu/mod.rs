@@ -66,7 +66,8 @@ pub(super) struct Gpu {
     nranks: usize,
     /// An algorithm is asked for.
     is_asked: bool,
-    kernels: Option<Arc<Kernels>>,
+    /// Or why it has none.
+    kernels: Result<Arc<Kernels>>,
     /// Where this rank's operations were given.
     trail: Mutex<Trail>,
     /// Used by one operation at a time: whoever has the communicator's turn.
@@ -178,7 +179,7 @@ impl Gpu {
                 rank,
                 Sitting {
                     device: device.clone(),
-                    kernels: kernels.clone(),
+                    kernels: kernels.clone().ok(),
                     before: event()?,
                     after: event()?,
                     after_captured: event()?,
@@ -214,7 +215,7 @@ impl Gpu {
         match &*self.sharing.lock() {
             Sharing::Failed(error) => Some(error.clone()),
             Sharing::Works(shared) => shared.trouble(),
-            Sharing::No => self.warning.clone(),
+            Sharing::No => self.warning.clone().or(self.kernels.clone().err()),
         }
     }
 
@@ -227,18 +228,20 @@ impl Gpu {
 
     /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
+        if self.kernels.is_err() {
+            return "cuda pinned (no kernels)";
+        }
         match &*self.sharing.lock() {
             Sharing::Works(shared) => return shared.transport(),
             Sharing::Failed(_) => return "cuda pinned (no shared memory)",
             Sharing::No => {}
         }
-        match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
-            (Some(Reach::All), Some(_)) => "cuda fused",
-            (Some(Reach::Memory), Some(_)) => "cuda fused (a trial failed)",
-            (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
-            (Some(Reach::Refused), _) => "cuda pinned (no peer access)",
-            (_, Some(_)) => "cuda through pinned host memory",
-            (_, None) => "cuda through pinned host memory (no kernels in this build)",
+        match self.desk.as_ref().map(|desk| desk.reach()) {
+            Some(Reach::All) => "cuda fused",
+            Some(Reach::Memory) => "cuda fused (a trial failed)",
+            Some(Reach::Failed) => "cuda pinned (a probe failed)",
+            Some(Reach::Refused) => "cuda pinned (no peer access)",
+            Some(Reach::No) | None => "cuda through pinned host memory",
         }
     }
 
@@ -269,7 +272,7 @@ impl Gpu {
             Sharing::Failed(_) => false,
             Sharing::No => {
                 let reach = self.desk.as_ref().map(|desk| desk.reach());
-                matches!(reach, Some(Reach::All | Reach::Memory)) && self.kernels.is_some()
+                matches!(reach, Some(Reach::All | Reach::Memory)) && self.kernels.is_ok()
             }
         };
         works && !is_apart(call) && fits(call.collective, self.nranks)

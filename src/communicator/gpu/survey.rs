@@ -162,9 +162,7 @@ impl Gpu {
 
     /// What a rank does alone.
     fn prepare(&self, links: &Links, watch: &OperationWatch) -> Result<(Shared, Option<Guardian>)> {
-        let Some(kernels) = &self.kernels else {
-            return Err(Error::Cuda("this build has no kernels".into()));
-        };
+        let kernels = self.kernels.as_ref().map_err(Error::clone)?;
         let shared = Shared::prepare(&self.device, kernels, links)?;
         let watched = watch.watched;
         let (processes, pages) = (watched.liveness.copies()?, watched.pages.clone());

@@ -103,24 +103,27 @@ fn replacement() -> Result<Option<Vec<u8>>> {
 }
 
 impl Kernels {
-    /// Those of the context, loaded for its first communicator; `None` where the library was built
-    /// without.
-    pub fn of(device: &Arc<Device>) -> Result<Option<Arc<Kernels>>> {
+    /// Those of the context, loaded for its first communicator; or why there are none, which is no
+    /// error of who can do without.
+    pub fn of(device: &Arc<Device>) -> Result<Result<Arc<Kernels>>> {
         let id = device.context_id()?;
         let mut loaded = LOADED.lock();
         if let Some(kernels) = loaded.get(&id) {
-            return Ok(Some(kernels.clone()));
+            return Ok(Ok(kernels.clone()));
         }
-        let Some(fresh) = Kernels::load(device)?.map(Arc::new) else { return Ok(None) };
+        let fresh = match Kernels::load(device)? {
+            Ok(fresh) => Arc::new(fresh),
+            Err(why) => return Ok(Err(why)),
+        };
         loaded.insert(id, fresh.clone());
-        Ok(Some(fresh))
+        Ok(Ok(fresh))
     }
 
-    fn load(device: &Arc<Device>) -> Result<Option<Kernels>> {
+    fn load(device: &Arc<Device>) -> Result<Result<Kernels>> {
         let replacement = replacement()?;
         let image = replacement.as_deref().unwrap_or(super::FATBIN);
         if image.is_empty() {
-            return Ok(None);
+            return Ok(Err(Error::Cuda("ringcomm was built without kernels".into())));
         }
         let (driver, mut module) = (device.driver, std::ptr::null_mut());
         let _current = device.enter()?;
@@ -146,7 +149,7 @@ impl Kernels {
             }
         }
         let delay = function("ringcomm_delay")?;
-        Ok(Some(Kernels { device: device.clone(), typed, delay }))
+        Ok(Ok(Kernels { device: device.clone(), typed, delay }))
     }
 
     pub fn device(&self) -> &Arc<Device> {
