@@ -120,7 +120,6 @@ fn wait_for_each_other(
     // SAFETY: the callers promised their buffers, until their streams have passed.
     let mut launch = |leader| unsafe { company.launch(&parts, leader, work) };
     if leaders.len() > 1 {
-        let _one_order = in_one_order();
         return launch(leaders[0]);
     }
     order(parties, leaders, |leaders| launch(leaders[0]))

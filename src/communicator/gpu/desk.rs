@@ -284,6 +284,13 @@ impl Desk {
     }
 }
 
+impl Drop for Desk {
+    /// The stations have the last hold of what stops them: it is freed with their memory.
+    fn drop(&mut self) {
+        self.controls.lock().clear();
+    }
+}
+
 /// What a verdict is for one rank.
 fn settle(verdict: Verdict, watch: &OperationWatch) -> Result<Met> {
     match verdict {

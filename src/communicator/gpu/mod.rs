@@ -23,6 +23,7 @@ mod launch;
 mod lead;
 mod messages;
 mod order;
+mod pinned;
 mod probe;
 mod shared;
 mod staging;
@@ -51,6 +52,7 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use ahead::{Place, Words};
 use choice::{Asked, Chosen};
+use company::beside_companies;
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
@@ -163,7 +165,10 @@ impl Gpu {
         config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
-        let kernels = Kernels::of(&device)?;
+        let kernels = {
+            let _one_order = beside_companies();
+            Kernels::of(&device)?
+        };
         let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
         let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
