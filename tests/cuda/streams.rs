@@ -221,11 +221,58 @@ fn one_thread_that_waits_for_itself_is_told_so() {
         return;
     }
     let ranks = ranks(2, &Config { timeout_ms: 8000, ..config() });
+    let call = |rank: usize| {
+        let bench = Bench::new(ranks[rank].device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 8]);
+        // SAFETY: the memory lives until the stream is synchronized.
+        let called = unsafe { ranks[rank].call(&sum(&floats, &bench)) };
+        bench.stream.synchronize().unwrap();
+        called
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| call(0).unwrap());
+        call(1).unwrap();
+    });
+    // It has made the last call of the other one.
+    let error = call(0).unwrap_err();
+    assert!(matches!(error, Error::InvalidUsage(_)), "{error}");
+    assert!(error.to_string().contains("between ringGroupStart and ringGroupEnd"), "{error}");
+}
+
+/// A thread that made all ranks may leave the others' calls to threads that are slower than it.
+#[test]
+fn the_thread_that_made_a_rank_need_not_call_it() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(2, &Config { timeout_ms: 4000, ..config() });
+    let call = |rank: usize| {
+        let bench = Bench::new(ranks[rank].device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 8]);
+        // SAFETY: the memory lives until it is read, or the call has failed.
+        unsafe { ranks[rank].call(&sum(&floats, &bench)) }.map(|()| floats.read(&bench))
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(2500));
+            assert_eq!(call(1).unwrap(), [2.0; 8]);
+        });
+        assert_eq!(call(0).unwrap(), [2.0; 8]);
+    });
+}
+
+/// Nor is it told before the deadline that it might have to.
+#[test]
+fn the_thread_that_made_a_rank_is_told_at_the_deadline() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(2, &Config { timeout_ms: 2000, ..config() });
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 8]);
     // SAFETY: the memory lives until the end of the test.
     let error = unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap_err();
-    assert!(matches!(error, Error::InvalidUsage(_)), "{error}");
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(error.to_string().contains("between ringGroupStart and ringGroupEnd"), "{error}");
 }
 
