@@ -3,7 +3,9 @@
 //! Each case is a process of its own: the driver is looked for once.
 
 use super::here::{is_on_fake, skip};
-use super::{Bench, fake, ndevices};
+use super::streams::{Floats, sum};
+use super::support::config;
+use super::{Bench, fake, ndevices, on_seats};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Driver, Kernels};
@@ -149,6 +151,30 @@ fn kernels_that_do_not_load_say_so() {
     let bench = Bench::new(0);
     let loaded = Kernels::of(&bench.device);
     println!("told: {}", loaded.err().map_or("nothing".into(), |error| error.to_string()));
+}
+
+/// A device without kernels says so, and its calls go through the host.
+#[test]
+fn a_device_that_is_too_old_for_the_kernels_says_so() {
+    if !is_child() {
+        if is_on_fake() {
+            let test = "gate::a_device_that_is_too_old_for_the_kernels_says_so";
+            let fails = [("FAKECUDA_FAIL", "cuModuleLoadData:1:209")];
+            let text = child(test, &fails);
+            assert!(text.contains("device 0 is older than sm_80"), "{text}");
+        }
+        return;
+    }
+    let config = Config { debug: 1, ..config() };
+    let said = on_seats(&[Seat::Device(0); 2], &config, |comm, bench| {
+        let floats = Floats::new(bench, &[1.5; 70]);
+        // SAFETY: the memory lives until it is read.
+        unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+        assert_eq!(floats.read(bench), [3.0; 70]);
+        comm.explain(&sum(&floats, bench)).unwrap().transport
+    });
+    // The driver refuses the first of both only.
+    assert!(said.contains(&"cuda pinned (no kernels)"), "{said:?}");
 }
 
 #[test]

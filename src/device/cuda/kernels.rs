@@ -8,7 +8,7 @@
 
 use super::abi;
 use super::context::Device;
-use super::driver::{Function, Module, Stream};
+use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream};
 use crate::error::{Error, Result};
 use crate::fork::Shared;
 use crate::types::DataType;
@@ -129,6 +129,12 @@ impl Kernels {
         let _current = device.enter()?;
         // SAFETY: the place is a local; the driver reads the image by its own header.
         let code = unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) };
+        if code == NO_BINARY_FOR_GPU {
+            return Ok(Err(Error::Cuda(format!(
+                "CUDA device {} is older than sm_80, the oldest with kernels",
+                device.ordinal
+            ))));
+        }
         driver.check(
             code,
             &format!(
