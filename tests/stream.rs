@@ -332,7 +332,8 @@ fn call(state: &State, on: &Arc<Mock>, stream: Option<&Arc<Stream<Work<Mock>>>>,
 
 fn send(state: &State, on: &Arc<Mock>, number: u32) {
     let communicator = Arc::clone(on);
-    let entry = Entry { communicator, stream: None, action: Action::Message(number), is_tied: false };
+    let entry =
+        Entry { communicator, stream: None, action: Action::Message(number), is_tied: false };
     state.borrow_mut().defer(entry).unwrap();
 }
 
@@ -413,7 +414,12 @@ fn a_bad_call_drops_the_group() {
     state.borrow_mut().start();
     call(&state, &a, Some(&streams[0]), 1);
     let stream = Some(Arc::clone(&streams[1]));
-    let entry = Entry { communicator: Arc::clone(&a), stream, action: Action::Collective(2), is_tied: false };
+    let entry = Entry {
+        communicator: Arc::clone(&a),
+        stream,
+        action: Action::Collective(2),
+        is_tied: false,
+    };
     assert!(state.borrow_mut().defer(entry).unwrap_err().to_string().contains("two streams"));
     assert!(group::end(&state).is_err());
     state.borrow_mut().start();

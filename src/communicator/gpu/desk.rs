@@ -293,7 +293,8 @@ impl Desk {
         }
         watch.check(missing, waited).map_err(|error| match error {
             Error::Timeout { rank, peer, operation, waited_ms, peer_state } if mine.is_some() => {
-                let hint = format!("; this thread made rank {missing} and may have to call it, too");
+                let hint =
+                    format!("; this thread made rank {missing} and may have to call it, too");
                 let peer_state = format!("{peer_state}{hint}: {GROUP_THEM}").into();
                 Error::Timeout { rank, peer, operation, waited_ms, peer_state }
             }

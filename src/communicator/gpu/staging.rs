@@ -16,9 +16,7 @@ use super::super::watch::{OperationWatch, Watched};
 use super::Found;
 use super::ahead::Words;
 use super::pinned::Steady;
-use crate::device::cuda::{
-    Device, Event, Recording, Stream, copy, wait, wait_value, write_value,
-};
+use crate::device::cuda::{Device, Event, Recording, Stream, copy, wait, wait_value, write_value};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
