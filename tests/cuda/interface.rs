@@ -114,7 +114,7 @@ fn ranks_without_kernels_say_so_and_go_through_the_host() {
             let test = "interface::ranks_without_kernels_say_so_and_go_through_the_host";
             let text = child(test, &[("RINGCOMM_KERNELS", image), ("RINGCOMM_DEBUG", "1")]);
             std::fs::remove_dir_all(&folder).expect("it was made above");
-            let said = "are cuda pinned (no kernels): ringcomm was built without kernels";
+            let said = "are cuda pinned (no kernels): CUDA: ringcomm was built without kernels";
             assert!(text.contains(said), "{text}");
         }
         return;
