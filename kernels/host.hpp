@@ -114,6 +114,8 @@ DEVICE void store_flag32(uint64_t address, uint32_t value) {
 }
 DEVICE uint64_t swap_if_zero(uint64_t address, uint64_t value) {
     uint64_t found = 0;
+    /* What the winner writes from here on is behind no fence yet. */
+    host::thread.fenced = false;
     __atomic_compare_exchange_n(at<uint64_t>(address), &found, value, false, __ATOMIC_RELAXED,
                                 __ATOMIC_RELAXED);
     return found;
