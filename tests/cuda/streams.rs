@@ -129,10 +129,13 @@ fn operations_follow_each_other_whatever_streams_they_come_from() {
                 let again = Call { recv, order, ..sum(&floats, bench) };
                 let messages = exchange(comm, &floats, &left, order);
                 // SAFETY: as above; nobody looks at the host's before.
-                match kind {
-                    "messages" => unsafe { comm.post(&messages) }.unwrap(),
-                    _ => unsafe { comm.call(&again) }.unwrap(),
-                }
+                let called = unsafe {
+                    match kind {
+                        "messages" => comm.post(&messages),
+                        _ => comm.call(&again),
+                    }
+                };
+                called.unwrap();
             });
             bench.stream.synchronize().unwrap();
             other.stream.synchronize().unwrap();
