@@ -5,7 +5,7 @@ use super::support::{config, threads};
 use super::{Bench, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{DeviceMemory, copy, fill};
+use ringcomm::device::cuda::{DeviceMemory, Event, Recording, copy, fill};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -215,6 +215,15 @@ fn the_threads_own_stream_is_refused_where_another_thread_would_use_its_own() {
         unsafe { deferred::collective(&alone, &calls[0], None) }.unwrap();
     }
     deferred::end().unwrap();
+    let passed = Event::new(&benches[0].device, Recording::Moment).unwrap();
+    {
+        let _current = benches[0].device.enter().unwrap();
+        passed.record(own.stream).unwrap();
+    }
+    // To free the memory does not wait for a stream of the thread's own.
+    while !passed.has_passed().unwrap() {
+        std::thread::yield_now();
+    }
     assert!(ranks.iter().all(|rank| !rank.is_broken()));
 }
 
