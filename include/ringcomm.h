@@ -409,7 +409,10 @@ typedef struct ringConfig_t {
  * NULL: do the call now and return when it is done. Else a host stream of `ringStreamCreate`.
  *
  * On a rank that is on a CUDA device also a `CUstream` or `cudaStream_t`, and NULL is the device's
- * default stream: a call on device memory returns once its work is given to the stream.
+ * default stream: a call on device memory returns once its work is given to the stream. Operations
+ * of a communicator run one after another, whatever streams they name.
+ * `cudaStreamPerThread` is another stream on every thread: a group of several communicators takes
+ * it for the first one's calls only, and refuses it for the others'.
  */
 typedef void *ringStream_t;
 

@@ -11,9 +11,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <sched.h>
+#include <string>
 #include <vector>
 
 #define DEVICE inline
@@ -83,13 +85,23 @@ DEVICE uint64_t load_flag(uint64_t address) {
     if (polled.empty() || polled.back() != address) polled.push_back(address);
     return __atomic_load_n(at<const uint64_t>(address), __ATOMIC_RELAXED);
 }
+#ifdef RINGCOMM_OMITS_A_FENCE
+/* Whether RINGCOMM_WITHOUT_FENCE names the fence in this line, as `plan.cu:70`. */
+inline bool is_omitted(const char *file, int line) {
+    static const char *named = getenv("RINGCOMM_WITHOUT_FENCE");
+    const char *slash = strrchr(file, '/');
+    const std::string place = (slash ? slash + 1 : file) + (":" + std::to_string(line));
+    return named && place == named;
+}
+DEVICE void fence_system(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+    if (is_omitted(file, line)) return;
+#else
 DEVICE void fence_system() {
-#ifndef RINGCOMM_WITHOUT_FENCES
+#endif
     for (uint64_t address : host::thread.polled) {
         (void)__atomic_load_n(at<const uint64_t>(address), __ATOMIC_ACQUIRE);
     }
     host::thread.fenced = true;
-#endif
     host::thread.polled.clear();
 }
 DEVICE void store_flag(uint64_t address, uint64_t value) {
@@ -102,6 +114,8 @@ DEVICE void store_flag32(uint64_t address, uint32_t value) {
 }
 DEVICE uint64_t swap_if_zero(uint64_t address, uint64_t value) {
     uint64_t found = 0;
+    /* What the winner writes from here on is behind no fence yet. */
+    host::thread.fenced = false;
     __atomic_compare_exchange_n(at<uint64_t>(address), &found, value, false, __ATOMIC_RELAXED,
                                 __ATOMIC_RELAXED);
     return found;

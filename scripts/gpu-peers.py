@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from gpu_goals import LARGE, RANKS, SIZES, SMALL
+from gpu_goals import LARGE, RANKS, SIZES, SMALL, calls_of_a_graph
 
 # What one cell may take, and its most calls: where every call takes a time slice of the device, which
 # processes that wait for each other on it do, few of them are all that there is time for.
@@ -98,10 +98,12 @@ def stack(torch, clock):
             return timed(torch, work)
         # Memory that a capture uses first has to be the allocator's already.
         work()
+        calls = calls_of_a_graph(bytes_)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            work()
-        return timed(torch, graph.replay)
+            for _ in range(calls):
+                work()
+        return timed(torch, graph.replay) / calls
     return measured(cells())
 
 

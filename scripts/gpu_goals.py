@@ -18,10 +18,17 @@ PEERS = ["nccl", "symmetric", "torch.stack"]
 # Times of the peers' bus bandwidth at LARGE, by the number of ranks; and of their latency at SMALL.
 BANDWIDTHS = {2: 1.5, 4: 2.0, 8: 2.0}
 LATENCY = 3.0
+# Calls that one graph holds, of small calls and of larger ones than so many bytes: of ring-perf's graphs
+# (src/bin/ring-perf/gpu/bench.rs) and of the peers', so that both have as much of a graph's launch in them.
+GRAPH_CALLS, GRAPH_LARGE_CALLS, GRAPH_LARGE_BYTES = 20, 5, 4 << 20
 # Operations of two processes.
 OPERATIONS = 10_000
 
 MET, MISSED, UNKNOWN = "met", "not met", "not measured"
+
+
+def calls_of_a_graph(bytes_):
+    return GRAPH_LARGE_CALLS if bytes_ > GRAPH_LARGE_BYTES else GRAPH_CALLS
 
 
 class Missing(Exception):

@@ -54,7 +54,7 @@ def every_step(folder, dry, scratch):
                   "-n", 3, "-d", "float")
     yield measure("checked-types", 10, "all_reduce", "-g", 1, "-t", 3, "-b", "1K", "-e", "1K", "-n", 2,
                   "-d", "all", "-o", "all")
-    yield from sanitized(perf, kernels)
+    yield from sanitized(kernels)
     # Stress: half with one hardware queue, in which everything is in line, and half with many.
     for queues in [1, 32]:
         yield Step(f"stress-{queues}-queues", 38, tests, "stress::", "--nocapture", needs=[tests],
@@ -82,22 +82,22 @@ def processes(folder, dry, scratch):
                    "--json", rows, needs=[perf, runner], rows=rows, expects={"transport": "cuda fused by ipc"})
 
 
-def sanitized(perf, kernels):
-    """What each tool of compute-sanitizer looks at: calls, kernels whose memory is all written before, and
-    those with shared memory."""
+def sanitized(kernels):
+    """What each tool of compute-sanitizer looks at: every kind of kernel, those whose memory is all written
+    before, and every kind once more for the memory that a block shares."""
     python = [sys.executable]
     looked_at = {
-        "memcheck": [perf, "all_reduce", "-g", 1, "-t", 2, "-b", "1K", "-e", "64K", "-f", 64, "-n", 2],
+        "memcheck": [*python, SCRIPTS / "gpu-ranks.py", *kernels, 1000],
         "initcheck": [*python, SCRIPTS / "gpu-kernels.py", *kernels, "float", "bfloat16", "int8"],
         "racecheck": [*python, SCRIPTS / "gpu-ranks.py", *kernels, 8],
     }
-    # Of a pointer of the host the library asks the driver whether it is a device's: its no is no error.
+    # What the driver answers is looked at by who asks: that an event has not passed is no error.
     options = {"memcheck": ["--report-api-errors", "no"]}
     usual = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
     program = Path(shutil.which("compute-sanitizer", path=usual) or "compute-sanitizer")
     for tool, words in looked_at.items():
         yield Step(f"sanitizer-{tool}", 12, program, "--tool", tool, *options.get(tool, []),
-                   "--error-exitcode", 9, *words, needs=[program, perf, *kernels])
+                   "--error-exitcode", 9, *words, needs=[program, *kernels])
         if not program.is_file():
             return
 

@@ -1,4 +1,5 @@
 """scripts/gpu-check without a GPU and without its programs: the judge, the steps, the deadline. Run this file."""
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
@@ -12,6 +13,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import gpu_goals
 import gpu_pack
@@ -224,6 +226,29 @@ class Runs(unittest.TestCase):
             done = subprocess.run(words, capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("torch", json.loads(done.stdout.splitlines()[0])["error"])
+
+    def test_a_graph_of_a_peer_has_as_many_calls_as_the_librarys(self):
+        bench = (SCRIPTS.parent / "src/bin/ring-perf/gpu/bench.rs").read_text()
+        for size, name in [(SMALL[0], "SMALL"), (LARGE[0], "LARGE")]:
+            calls = gpu_goals.calls_of_a_graph(size)
+            self.assertIn(f"const {name}: (usize, usize) = ({calls}, ", bench)
+        self.assertIn(f"const LARGE_BYTES: usize = {gpu_goals.GRAPH_LARGE_BYTES >> 20} << 20;", bench)
+        torch, captured = mock.MagicMock(), []
+        torch.cuda.graph.return_value.__enter__.side_effect = lambda: captured.append(-torch.stack.call_count)
+        torch.cuda.graph.return_value.__exit__.side_effect = \
+            lambda *_: captured.append(captured.pop() + torch.stack.call_count)
+        # Whatever is timed takes as long.
+        torch.cuda.Event.return_value.elapsed_time.return_value = 1.0
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            self.assertFalse(loaded("gpu-peers.py").stack(torch, mock.Mock()))
+        rows = {(row["ranks"], row["bytes"], row["mode"]): row["time_us"]
+                for row in map(json.loads, said.getvalue().splitlines())}
+        graphs = [size for _, size, mode in rows if mode == "graph"]
+        self.assertEqual(captured, [gpu_goals.calls_of_a_graph(size) for size in graphs])
+        for (ranks, size, mode), time_us in rows.items():
+            calls = gpu_goals.calls_of_a_graph(size) if mode == "graph" else 1
+            self.assertAlmostEqual(time_us * calls, rows[ranks, size, "eager"])
 
     def test_scripts_compile(self):
         with tempfile.TemporaryDirectory() as scratch:

@@ -326,13 +326,14 @@ type State = RefCell<Group<Mock>>;
 
 fn call(state: &State, on: &Arc<Mock>, stream: Option<&Arc<Stream<Work<Mock>>>>, number: u32) {
     let (communicator, stream) = (Arc::clone(on), stream.cloned());
-    let entry = Entry { communicator, stream, action: Action::Collective(number) };
+    let entry = Entry { communicator, stream, action: Action::Collective(number), is_tied: false };
     state.borrow_mut().defer(entry).unwrap();
 }
 
 fn send(state: &State, on: &Arc<Mock>, number: u32) {
     let communicator = Arc::clone(on);
-    let entry = Entry { communicator, stream: None, action: Action::Message(number) };
+    let entry =
+        Entry { communicator, stream: None, action: Action::Message(number), is_tied: false };
     state.borrow_mut().defer(entry).unwrap();
 }
 
@@ -354,7 +355,7 @@ fn a_nested_group_runs_at_the_outermost_end_with_messages_in_batches() {
     assert!(!state.borrow().is_open());
     assert_eq!(*log.lock(), ["a[1, 2]", "a3", "a[4]", "a5"]);
     assert!(group::end(&state).unwrap_err().to_string().contains("never started"));
-    let entry = Entry { communicator: a, stream: None, action: Action::Message(1) };
+    let entry = Entry { communicator: a, stream: None, action: Action::Message(1), is_tied: false };
     assert!(state.borrow_mut().defer(entry).is_err());
 }
 
@@ -413,7 +414,12 @@ fn a_bad_call_drops_the_group() {
     state.borrow_mut().start();
     call(&state, &a, Some(&streams[0]), 1);
     let stream = Some(Arc::clone(&streams[1]));
-    let entry = Entry { communicator: Arc::clone(&a), stream, action: Action::Collective(2) };
+    let entry = Entry {
+        communicator: Arc::clone(&a),
+        stream,
+        action: Action::Collective(2),
+        is_tied: false,
+    };
     assert!(state.borrow_mut().defer(entry).unwrap_err().to_string().contains("two streams"));
     assert!(group::end(&state).is_err());
     state.borrow_mut().start();

@@ -8,6 +8,7 @@ use super::gpu::Given;
 use super::group::{self, Action, Entry, Executor, Group, Notes, Work};
 use super::stream::Stream;
 use super::{Call, Communicator, Message, Posted, Vector};
+use crate::device::cuda::PER_THREAD_STREAM;
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -184,9 +185,14 @@ fn later(
     action: Action<Communicator>,
 ) -> Result<()> {
     let communicator = Arc::clone(communicator);
+    let order = match &action {
+        Action::Collective(owned) => owned.call.order,
+        Action::Message(posted) => posted.order,
+    };
+    let is_tied = order.stream.addr() == PER_THREAD_STREAM && communicator.device().is_some();
     GROUP.with_borrow_mut(|group| match stream {
         Some(stream) if !group.is_open() => stream.submit(Work::one(communicator, action)),
-        _ => group.defer(Entry { communicator, stream: stream.cloned(), action }),
+        _ => group.defer(Entry { communicator, stream: stream.cloned(), action, is_tied }),
     })
 }
 

@@ -132,7 +132,9 @@ impl Engine {
             None => unsafe { self.execute(call, in_place, &ready, &stamp, &watch) },
             Some((gpu, found)) => {
                 let (links, memory) = (&mut self.links, &mut self.memory);
-                match gpu.share(call, &found, links, memory, (&stamp, &watch)) {
+                let followed = gpu.follow(call, &found);
+                let share = |()| gpu.share(call, &found, links, memory, (&stamp, &watch));
+                match followed.and_then(share) {
                     Ok(false) => {
                         let what = (&found, &ready.extents, ready.fingerprint);
                         gpu.carry(call, what, &watch, &mut |call| {

@@ -48,6 +48,8 @@ pub struct Entry<E: Executor> {
     /// Where to run it; `None` is the caller, who waits in `end`.
     pub stream: Option<Arc<Stream<Work<E>>>>,
     pub action: Action<E>,
+    /// Whether it names what is another thing on another thread: the thread's own device stream.
+    pub is_tied: bool,
 }
 
 /// One step of a list.
@@ -267,11 +269,26 @@ impl<E: Executor> Group<E> {
         self.depth += 1;
     }
 
+    /// Whether a communicator's calls that are waited for run on this thread: the first one's do.
+    fn runs_here(&self, communicator: &Arc<E>) -> bool {
+        let mut waited = self.lists.iter().filter(|list| list.stream.is_none());
+        waited.next().is_none_or(|list| Arc::ptr_eq(&list.communicator, communicator))
+    }
+
     /// Keep a call for the end of the group.
     pub fn defer(&mut self, entry: Entry<E>) -> Result<()> {
-        let Entry { communicator, stream, action } = entry;
+        let Entry { communicator, stream, action, is_tied } = entry;
         if !self.is_open() {
             return Err(Error::usage("a call was deferred outside of a group"));
+        }
+        if is_tied && !self.runs_here(&communicator) {
+            let error = Error::argument(
+                "the per-thread default stream is another one on every thread, and of a group of \
+                 several communicators only the first one's calls run on this thread; give the \
+                 others a stream of your own",
+            );
+            self.fail(error.clone());
+            return Err(error);
         }
         let same = |list: &&mut List<E>| Arc::ptr_eq(&list.communicator, &communicator);
         if let Some(list) = self.lists.iter_mut().find(same) {

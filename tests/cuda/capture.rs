@@ -124,3 +124,36 @@ fn a_call_through_the_host_cannot_be_captured() {
     assert!(error.contains("goes through host memory, which a graph cannot replay"), "{error}");
     assert!(!ranks[0].is_broken());
 }
+
+/// A capture that something else has ended before the call: the call says so and is refused, and
+/// the communicator goes on.
+#[test]
+fn a_call_in_a_capture_that_has_failed_says_so() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0); 2]);
+    let first = Bench::new(0);
+    let second = Bench::beside(&first);
+    let floats = [Floats::new(&first, &[1.0; 50]), Floats::new(&second, &[2.0; 50])];
+    let parts = [(&floats[0], &first), (&floats[1], &second)];
+    let other = Bench::new(0);
+    let outside = Event::new(&other.device, Recording::Moment).unwrap();
+    {
+        let _current = other.device.enter().unwrap();
+        outside.record(other.stream.raw()).unwrap();
+    }
+    let mut told = None;
+    let captured = first.stream.capture(|| {
+        // No graph holds a wait for what is not of its capture.
+        assert!(wait(first.stream.raw(), &outside).is_err());
+        told = call_all(&ranks, &parts).err();
+        Ok(())
+    });
+    let told = told.expect("no call of a graph").to_string();
+    assert!(told.contains("the stream's capture has failed before this call"), "{told}");
+    assert!(captured.is_err(), "a capture that failed has a graph");
+    call_all(&ranks, &parts).unwrap();
+    assert_eq!(floats[0].read(&first), [3.0; 50]);
+    assert_eq!(floats[1].read(&first), [3.0; 50]);
+}

@@ -12,6 +12,7 @@ use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const ALGORITHMS: [&str; 9] =
@@ -340,6 +341,109 @@ fn a_launch_that_is_refused_ends_those_that_wait_for_it() {
     assert!(error.contains("4711"), "{error}");
     benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
     assert!(ranks.iter().all(|rank| rank.async_error().is_some()));
+}
+
+/// Tables that graphs keep leave no room for others: a call that needs one is refused, and calls
+/// that need none are as right as before.
+#[test]
+fn a_call_without_room_for_its_tables_is_refused_alone() {
+    if ndevices() == 0 {
+        return;
+    }
+    ["twoshot", "ring"].into_iter().for_each(fill_tables);
+}
+
+fn fill_tables(algorithm: &str) {
+    let config = Config { algorithm: Some(algorithm.into()), ..config() };
+    let ranks = Communicator::init_all_on(&[Seat::Device(0); 4], &config).unwrap();
+    let ranks: Vec<Arc<Communicator>> = ranks.into_iter().map(Arc::new).collect();
+    let bench = Bench::new(0);
+    let floats: Vec<Floats> = (0..4).map(|_| Floats::new(&bench, &[1.0; 3000])).collect();
+    let call_all = |count: usize| {
+        deferred::start();
+        for (rank, floats) in ranks.iter().zip(&floats) {
+            let call = Call { count, ..sum(floats, &bench) };
+            // SAFETY: no longer than the memory, which lives as long as the test.
+            unsafe { deferred::collective(rank, &call, None) }.unwrap();
+        }
+        deferred::end()
+    };
+    call_all(3000).unwrap();
+    let captured = |count| bench.stream.capture(|| call_all(count)).err();
+    let error = (1..2999).find_map(captured).expect("no room").to_string();
+    assert!(error.contains("no room for tables of kernels in a graph"), "{error}");
+    call_all(3000).unwrap();
+    let error = call_all(2999).unwrap_err().to_string();
+    assert!(error.contains("beside those that graphs keep"), "{error}");
+    call_all(3000).unwrap();
+    for (rank, floats) in ranks.iter().zip(&floats) {
+        assert_eq!(floats.read(&bench), [64.0; 3000], "{algorithm}");
+        assert!(rank.async_error().is_none());
+    }
+}
+
+/// Room for tables comes with a stream that passes. Where none does, a call is refused before any
+/// rank's kernel waits for it.
+#[test]
+fn a_call_whose_room_is_not_given_up_in_time_is_refused_alone() {
+    if !is_on_two("flags::a_call_whose_room_is_not_given_up_in_time_is_refused_alone") {
+        return;
+    }
+    let all = two(4000, "ring");
+    let (ranks, benches, floats) = &all;
+    let filling: Vec<Floats> =
+        benches.iter().map(|bench| Floats::new(bench, &[1.0; 3000])).collect();
+    for bench in benches {
+        let _current = bench.device.enter().unwrap();
+        fake::hold(bench.stream.raw());
+    }
+    let filled = |count: usize| {
+        deferred::start();
+        for ((rank, bench), floats) in ranks.iter().zip(benches).zip(&filling) {
+            let call = Call { count, ..sum(floats, bench) };
+            // SAFETY: no longer than the memory, which lives as long as the test.
+            unsafe { deferred::collective(rank, &call, None) }.unwrap();
+        }
+        deferred::end()
+    };
+    let refused = (1..2000).find_map(|count| filled(count).err());
+    let error = refused.expect("no room").to_string();
+    assert!(error.contains("while the stream does not come to the call"), "{error}");
+    fake::release();
+    benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
+    call_both(&all).unwrap();
+    for ((rank, bench), floats) in ranks.iter().zip(benches).zip(floats) {
+        assert_eq!(floats.read(bench), [2.0; 3000]);
+        assert!(rank.async_error().is_none());
+    }
+}
+
+/// A driver that lets nobody launch while it frees memory, for which it waits for all kernels:
+/// communicators that come and go meanwhile do not part the launches of one call.
+#[test]
+fn memory_comes_and_goes_between_the_launches_of_calls() {
+    let alone = [("FAKECUDA_FREES_ALONE", "1"), ("FAKECUDA_DEVICES", "2")];
+    let more = [("FAKECUDA_QUEUES", "8"), ("FAKECUDA_PEERS", "1")];
+    let test = "flags::memory_comes_and_goes_between_the_launches_of_calls";
+    if !is_apart(test, &[alone, more].concat()) {
+        return;
+    }
+    let all = two(4000, "twoshot");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Relaxed: nothing depends on when it is seen.
+            while !is_over.load(Relaxed) {
+                drop(Communicator::init_all_on(&[Seat::Device(0)], &config()).unwrap());
+            }
+        });
+        let called = (0..2000).try_for_each(|_| call_both(&all));
+        // Relaxed: as above.
+        is_over.store(true, Relaxed);
+        called.unwrap();
+    });
+    all.1.iter().for_each(|bench| bench.stream.synchronize().unwrap());
+    assert!(all.0.iter().all(|rank| rank.async_error().is_none()));
 }
 
 #[test]

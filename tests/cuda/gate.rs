@@ -3,14 +3,16 @@
 //! Each case is a process of its own: the driver is looked for once.
 
 use super::here::{is_on_fake, skip};
-use super::{Bench, fake, ndevices};
+use super::streams::{Floats, sum};
+use super::support::config;
+use super::{Bench, fake, ndevices, on_seats};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Driver, Kernels};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// This program again, running `test`, with other variables; what it said.
+/// This program again, running `test`, with other variables; what it and the library said.
 pub fn child(test: &str, variables: &[(&str, &str)]) -> String {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);
@@ -18,7 +20,8 @@ pub fn child(test: &str, variables: &[(&str, &str)]) -> String {
     command.env("RINGCOMM_TEST_CHILD", "1").envs(variables.iter().copied());
     let output = command.output().expect("a child");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let text = text + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
     text
 }
 
@@ -45,7 +48,7 @@ fn told(variables: &[(&str, &str)]) -> String {
     text
 }
 
-fn scratch(name: &str) -> PathBuf {
+pub fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("ringcomm-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     folder
@@ -148,6 +151,30 @@ fn kernels_that_do_not_load_say_so() {
     let bench = Bench::new(0);
     let loaded = Kernels::of(&bench.device);
     println!("told: {}", loaded.err().map_or("nothing".into(), |error| error.to_string()));
+}
+
+/// A device without kernels says so, and its calls go through the host.
+#[test]
+fn a_device_that_is_too_old_for_the_kernels_says_so() {
+    if !is_child() {
+        if is_on_fake() {
+            let test = "gate::a_device_that_is_too_old_for_the_kernels_says_so";
+            let fails = [("FAKECUDA_FAIL", "cuModuleLoadData:1:209")];
+            let text = child(test, &fails);
+            assert!(text.contains("device 0 is older than sm_80"), "{text}");
+        }
+        return;
+    }
+    let config = Config { debug: 1, ..config() };
+    let said = on_seats(&[Seat::Device(0); 2], &config, |comm, bench| {
+        let floats = Floats::new(bench, &[1.5; 70]);
+        // SAFETY: the memory lives until it is read.
+        unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+        assert_eq!(floats.read(bench), [3.0; 70]);
+        comm.explain(&sum(&floats, bench)).unwrap().transport
+    });
+    // The driver refuses the first of both only.
+    assert!(said.contains(&"cuda pinned (no kernels)"), "{said:?}");
 }
 
 #[test]

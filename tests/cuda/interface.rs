@@ -1,9 +1,12 @@
 //! The C functions on devices.
 #![allow(non_snake_case)] // C names are spelled as a C program spells them.
 
+use super::gate::{child, is_child, scratch};
+use super::here::is_on_fake;
 use super::streams::Floats;
 use super::{Bench, ndevices};
 use ringcomm::ffi::collective::*;
+use ringcomm::ffi::explain::*;
 use ringcomm::ffi::group::*;
 use ringcomm::ffi::lifecycle::*;
 use ringcomm::ffi::query::*;
@@ -15,6 +18,7 @@ use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
+const ALL_REDUCE: RawCollective = RawCollective(ringCollective_t::ringCollAllReduce as i32);
 const FLOAT: RawDataType = RawDataType(ringDataType_t::ringFloat32 as i32);
 
 fn last_error() -> String {
@@ -82,6 +86,53 @@ fn a_group_takes_the_devices_streams_and_streams_of_the_host() {
             succeeds(ringStreamDestroy(stream));
             succeeds(ringCommDestroy(comm));
         }
+    }
+}
+
+/// How a sum runs, as a C program reads it.
+fn transport(comm: ringComm_t) -> String {
+    // SAFETY: numbers and characters.
+    let mut explain: ringExplain_t = unsafe { std::mem::zeroed() };
+    explain.size = size_of::<ringExplain_t>();
+    (explain.magic, explain.version) = (RING_MAGIC, RING_VERSION_CODE as u32);
+    // SAFETY: a local that was initialized.
+    succeeds(unsafe { ringCommExplain(comm, ALL_REDUCE, 99, FLOAT, SUM, 0, &mut explain) });
+    let name = explain.transport.map(|byte| byte as u8);
+    CStr::from_bytes_until_nul(&name).expect("a NUL").to_string_lossy().into_owned()
+}
+
+/// A library that was built without nvcc says so, and computes all the same.
+#[test]
+fn ranks_without_kernels_say_so_and_go_through_the_host() {
+    if !is_child() {
+        if is_on_fake() {
+            // Such a library embeds an empty file.
+            let folder = scratch("no-kernels");
+            let image = folder.join("image");
+            std::fs::write(&image, []).expect("a file");
+            let image = image.to_str().expect("UTF-8");
+            let test = "interface::ranks_without_kernels_say_so_and_go_through_the_host";
+            let text = child(test, &[("RINGCOMM_KERNELS", image), ("RINGCOMM_DEBUG", "1")]);
+            std::fs::remove_dir_all(&folder).expect("it was made above");
+            let said = "are cuda pinned (no kernels): CUDA: ringcomm was built without kernels";
+            assert!(text.contains(said), "{text}");
+        }
+        return;
+    }
+    let ranks = init_all();
+    assert_eq!(transport(ranks[0]), "cuda pinned (no kernels)");
+    let benches = [Bench::new(0), Bench::new(0)];
+    let floats = [Floats::new(&benches[0], &[1.0; 99]), Floats::new(&benches[1], &[2.0; 99])];
+    succeeds(ringGroupStart());
+    for ((comm, floats), bench) in ranks.into_iter().zip(&floats).zip(&benches) {
+        succeeds(sum(floats, 99, comm, bench.stream.raw()));
+    }
+    succeeds(ringGroupEnd());
+    assert_eq!(floats[0].read(&benches[0]), [3.0; 99]);
+    assert_eq!(floats[1].read(&benches[1]), [3.0; 99]);
+    for comm in ranks {
+        // SAFETY: safe for any argument.
+        succeeds(unsafe { ringCommDestroy(comm) });
     }
 }
 

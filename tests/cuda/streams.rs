@@ -5,11 +5,11 @@ use super::support::{config, threads};
 use super::{Bench, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{DeviceMemory, copy, fill};
+use ringcomm::device::cuda::{DeviceMemory, Event, Recording, copy, fill};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// Device memory of floats.
@@ -96,6 +96,67 @@ fn one_communicator_on_changing_streams_keeps_the_order_that_events_make() {
     });
 }
 
+/// Every kind of call on another stream than the one before, of which the device has come to
+/// nothing yet: it works on what that one leaves.
+#[test]
+fn operations_follow_each_other_whatever_streams_they_come_from() {
+    if !may_hold("streams::operations_follow_each_other_whatever_streams_they_come_from") {
+        return;
+    }
+    let all = Barrier::new(3);
+    on_seats(&spread(3), &config(), |comm, bench| {
+        let other = Bench::new(bench.device.ordinal);
+        for kind in ["fused", "through the host", "messages"] {
+            let (floats, left) = (Floats::new(bench, &[1.0; 900]), Floats::new(bench, &[0.0; 900]));
+            let mut on_host = vec![0f32; 900];
+            all.wait();
+            hold(bench, Duration::from_millis(300));
+            all.wait();
+            // SAFETY: the memory lives until the streams are synchronized.
+            unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+            all.wait();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(300));
+                    release();
+                });
+                let goes_around = kind == "through the host" && comm.rank() == 1;
+                let recv = match goes_around {
+                    true => on_host.as_mut_ptr().cast(),
+                    false => left.memory.pointer(),
+                };
+                let order = Order::on(other.stream.raw());
+                let again = Call { recv, order, ..sum(&floats, bench) };
+                let messages = exchange(comm, &floats, &left, order);
+                // SAFETY: as above; nobody looks at the host's before.
+                let called = unsafe {
+                    match kind {
+                        "messages" => comm.post(&messages),
+                        _ => comm.call(&again),
+                    }
+                };
+                called.unwrap();
+            });
+            bench.stream.synchronize().unwrap();
+            other.stream.synchronize().unwrap();
+            let want = if kind == "messages" { 3.0 } else { 9.0 };
+            if kind != "through the host" || comm.rank() != 1 {
+                on_host = left.read(&other);
+            }
+            assert_eq!(on_host, [want; 900], "{kind}");
+        }
+    });
+}
+
+/// What is sent to the next rank, and received of the one before.
+fn exchange(comm: &Communicator, mine: &Floats, theirs: &Floats, order: Order) -> [Posted; 2] {
+    let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+    let (count, data_type) = (mine.count, DataType::Float32);
+    let send = Message::Send { buffer: mine.memory.pointer(), count, data_type, peer: next };
+    let recv = Message::Recv { buffer: theirs.memory.pointer(), count, data_type, peer: last };
+    [send, recv].map(|message| Posted { message, order })
+}
+
 fn ranks(nranks: usize, config: &Config) -> Vec<Arc<Communicator>> {
     let all = Communicator::init_all_on(&spread(nranks), config).unwrap();
     all.into_iter().map(Arc::new).collect()
@@ -123,17 +184,107 @@ fn one_thread_drives_all_ranks_in_a_group() {
     }
 }
 
+/// The driver's name for the stream that every thread has for itself. In a group only the first
+/// communicator's calls run on the thread that made them.
+#[test]
+fn the_threads_own_stream_is_refused_where_another_thread_would_use_its_own() {
+    if ndevices() == 0 {
+        return;
+    }
+    let own = Order::on(std::ptr::without_provenance_mut(2));
+    let ranks = ranks(2, &config());
+    let benches: Vec<Bench> = ranks.iter().map(|rank| Bench::new(rank.device().unwrap())).collect();
+    let floats: Vec<Floats> = benches.iter().map(|bench| Floats::new(bench, &[1.0; 9])).collect();
+    let calls = [0, 1].map(|rank| Call { order: own, ..sum(&floats[rank], &benches[rank]) });
+    deferred::start();
+    // SAFETY: the memory lives until it is read.
+    unsafe {
+        deferred::collective(&ranks[0], &calls[0], None).unwrap();
+        let error = deferred::collective(&ranks[1], &calls[1], None).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+        assert!(error.to_string().contains("is another one on every thread"), "{error}");
+    }
+    assert!(deferred::end().is_err());
+    // One communicator's calls run here.
+    let config = config();
+    let alone = Communicator::init_all_on(&[Seat::Device(0)], &config).unwrap().remove(0);
+    let alone = Arc::new(alone);
+    deferred::start();
+    for _ in 0..2 {
+        // SAFETY: as above.
+        unsafe { deferred::collective(&alone, &calls[0], None) }.unwrap();
+    }
+    deferred::end().unwrap();
+    let passed = Event::new(&benches[0].device, Recording::Moment).unwrap();
+    {
+        let _current = benches[0].device.enter().unwrap();
+        passed.record(own.stream).unwrap();
+    }
+    // To free the memory does not wait for a stream of the thread's own.
+    while !passed.has_passed().unwrap() {
+        std::thread::yield_now();
+    }
+    assert!(ranks.iter().all(|rank| !rank.is_broken()));
+}
+
 #[test]
 fn one_thread_that_waits_for_itself_is_told_so() {
     if ndevices() == 0 {
         return;
     }
     let ranks = ranks(2, &Config { timeout_ms: 8000, ..config() });
+    let call = |rank: usize| {
+        let bench = Bench::new(ranks[rank].device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 8]);
+        // SAFETY: the memory lives until the stream is synchronized.
+        let called = unsafe { ranks[rank].call(&sum(&floats, &bench)) };
+        bench.stream.synchronize().unwrap();
+        called
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| call(0).unwrap());
+        call(1).unwrap();
+    });
+    // It has made the last call of the other one.
+    let error = call(0).unwrap_err();
+    assert!(matches!(error, Error::InvalidUsage(_)), "{error}");
+    assert!(error.to_string().contains("between ringGroupStart and ringGroupEnd"), "{error}");
+}
+
+/// A thread that made all ranks may leave the others' calls to threads that are slower than it.
+#[test]
+fn the_thread_that_made_a_rank_need_not_call_it() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(2, &Config { timeout_ms: 4000, ..config() });
+    let call = |rank: usize| {
+        let bench = Bench::new(ranks[rank].device().unwrap());
+        let floats = Floats::new(&bench, &[1.0; 8]);
+        // SAFETY: the memory lives until it is read, or the call has failed.
+        unsafe { ranks[rank].call(&sum(&floats, &bench)) }.map(|()| floats.read(&bench))
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(2500));
+            assert_eq!(call(1).unwrap(), [2.0; 8]);
+        });
+        assert_eq!(call(0).unwrap(), [2.0; 8]);
+    });
+}
+
+/// Nor is it told before the deadline that it might have to.
+#[test]
+fn the_thread_that_made_a_rank_is_told_at_the_deadline() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(2, &Config { timeout_ms: 2000, ..config() });
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 8]);
     // SAFETY: the memory lives until the end of the test.
     let error = unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap_err();
-    assert!(matches!(error, Error::InvalidUsage(_)), "{error}");
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(error.to_string().contains("between ringGroupStart and ringGroupEnd"), "{error}");
 }
 
@@ -158,24 +309,11 @@ fn messages_move_device_memory() {
         return;
     }
     on_seats(&spread(3), &config(), |comm, bench| {
-        let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+        let last = (comm.rank() + 2) % 3;
         let mine = Floats::new(bench, &vec![comm.rank() as f32; 5000]);
         let theirs = Floats::new(bench, &[9.0; 5000]);
-        let send = Message::Send {
-            buffer: mine.memory.pointer(),
-            count: 5000,
-            data_type: DataType::Float32,
-            peer: next,
-        };
-        let recv = Message::Recv {
-            buffer: theirs.memory.pointer(),
-            count: 5000,
-            data_type: DataType::Float32,
-            peer: last,
-        };
         for _ in 0..5 {
-            let order = Order::on(bench.stream.raw());
-            let posted = [send, recv].map(|message| Posted { message, order });
+            let posted = exchange(comm, &mine, &theirs, Order::on(bench.stream.raw()));
             // SAFETY: the memory lives until it is read.
             unsafe { comm.post(&posted) }.unwrap();
         }

@@ -3,8 +3,8 @@
  * several ranks, each launching its own kernels, threads for threads.
  *
  * The host's fences and flags order what the device's order, and nothing more (kernels/host.hpp),
- * so a fence or a flag in the wrong place is a data race here. scripts/kernel-protocol compiles
- * this once as it is, and once without fences, which must be found.
+ * so a fence or a flag in the wrong place is a data race here. scripts/kernel-protocol runs this
+ * as it is, and once without each fence, which must be found.
  */
 #include "../../kernels/host.cpp"
 
@@ -249,6 +249,37 @@ void one_shot() {
     say(all_ranks(run), "one-shot");
 }
 
+/* ---- A wait that ends without its peers: the host reads why -----------------------------------
+ */
+
+void gives_up() {
+    Memory flags(RINGCOMM_MEETING_BLOCKS * RANKS * sizeof(ringcomm_flag));
+    std::vector<uint64_t> addresses(RANKS, flags.address());
+    std::vector<uint64_t> epochs(RINGCOMM_MEETING_BLOCKS);
+    Guard guard;
+    ringcomm_watch watch = guard.watch(0);
+    watch.timeout_ns = 1000000;
+    ringcomm_reduce_args args = {};
+    args.data_type = 3;
+    args.parts = RANKS;
+    args.tile = 32;
+    args.call = {0, 0, 0, 0, {uint64_t(addresses.data()), uint64_t(epochs.data()), RANKS, 0, watch}};
+    const ringcomm_report &report = at<ringcomm_control>(watch.control)->report;
+    bool good = false;
+    std::thread host([&] {
+        uint32_t reason = 0;
+        while (reason == 0) {
+            reason = __atomic_load_n(&report.reason, __ATOMIC_ACQUIRE);
+            sched_yield();
+        }
+        good = reason == RINGCOMM_LATE && report.waiting == RINGCOMM_FOR_MEETING &&
+               report.rank == 0 && report.peer != 0 && report.wanted == 1 && report.found == 0;
+    });
+    launch("ringcomm_reduce_w4", 1, args);
+    host.join();
+    say(good, "the report of a wait that is given up");
+}
+
 } // namespace
 
 int main() {
@@ -256,5 +287,6 @@ int main() {
     ring();
     two_shot();
     one_shot();
+    gives_up();
     return failures != 0;
 }

@@ -15,9 +15,9 @@ use super::super::deferred::OwnedCall;
 use super::super::group::{Action, Executor, Work};
 use super::super::watch::OperationWatch;
 use super::super::{Communicator, Error};
+use super::pinned::Steady;
 use super::staging::{Given, Guard, wait_until};
 use super::{Found, Gpu, Sharing};
-use crate::device::cuda::Pinned;
 use crate::error::Result;
 use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
@@ -29,13 +29,13 @@ use std::time::Duration;
 const LINE: usize = 128;
 
 /// What streams write and wait for, in pinned memory, which devices address as this process does.
-pub struct Words(Pinned);
+pub struct Words(Steady);
 
 // SAFETY: the words are atomics.
 unsafe impl Sync for Words {}
 
 impl Words {
-    pub fn new(memory: Pinned) -> Words {
+    pub fn new(memory: Steady) -> Words {
         // SAFETY: two lines, which nobody else has.
         unsafe { memory.pointer().write_bytes(0, 2 * LINE) };
         Words(memory)

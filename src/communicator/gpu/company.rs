@@ -15,8 +15,9 @@ use crate::config::DEFAULT_BUFFER_BYTES;
 use crate::device::cuda::{Address, Capture, DeviceMemory, Event, Kernels, OwnedStream, Stream};
 use crate::error::Result;
 use crate::executor::cuda::Place;
-use crate::executor::flags::{Control, Geometry, Station, Way, Work, together};
+use crate::executor::flags::{Control, Geometry, Station, Tabled, Way, Work, together};
 use crate::plan::Collective;
+use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::types::{DataType, ReduceOp};
 use std::collections::HashMap;
@@ -26,6 +27,9 @@ use std::time::Duration;
 /// Held while the kernels of one call are given to several devices.
 static LAUNCHES: Mutex<()> = Mutex::new(());
 
+/// Companies of this process that are on several devices.
+static COMPANIES: AtomicUsize = AtomicUsize::new(0);
+
 /// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
 const MOST_WAYS: usize = 4096;
 
@@ -33,6 +37,31 @@ const MOST_WAYS: usize = 4096;
 /// goes: the driver may wait for kernels then.
 pub fn in_one_order() -> MutexGuard<'static, ()> {
     LAUNCHES.lock()
+}
+
+/// As [`in_one_order`] where this process has kernels that wait on several devices. Elsewhere to
+/// free memory, which may take as long as what any stream has, would hold up launches for nothing.
+pub fn beside_companies() -> Option<MutexGuard<'static, ()>> {
+    // Relaxed: whoever makes a company while this goes on has no kernel that waits yet.
+    (COMPANIES.load(Relaxed) > 0).then(in_one_order)
+}
+
+/// One of [`COMPANIES`].
+struct Counted;
+
+impl Counted {
+    fn new() -> Counted {
+        // Relaxed: as where it is read.
+        COMPANIES.fetch_add(1, Relaxed);
+        Counted
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Relaxed: as where it is read.
+        COMPANIES.fetch_sub(1, Relaxed);
+    }
 }
 
 /// What is asked of a way to do a call. All ranks give the same.
@@ -89,6 +118,7 @@ pub struct Company {
     pace: Pace,
     /// The way of every shape that was called.
     ways: HashMap<Call, Option<Chosen>>,
+    _counted: Option<Counted>,
 }
 
 impl Company {
@@ -110,6 +140,7 @@ impl Company {
             true => Geometry::of_one_device(nranks, least, bytes),
             false => Geometry::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFFER_BYTES)),
         };
+        let counted = (!is_together).then(Counted::new);
         let streams =
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
         let stations = {
@@ -118,7 +149,7 @@ impl Company {
             stations(sittings, geometry, sittings[0].asked.timeout, &streams)?
         };
         let (pace, ways) = (Pace::default(), HashMap::default());
-        let mut company = Company { stations, is_together, asked, pace, ways };
+        let mut company = Company { stations, is_together, asked, pace, ways, _counted: counted };
         company.pace = trial::run(&mut company, sittings, &streams)?;
         Ok(Some(company))
     }
@@ -167,28 +198,44 @@ impl Company {
 
     /// Launch the kernels of all ranks, each on its part's stream; together on that of `leader`.
     ///
+    /// Where this is an invalid argument no kernel was launched, and the communicator goes on.
+    ///
     /// # Safety
     /// The buffers that `work` names are valid until the streams have passed.
     pub unsafe fn launch(&mut self, parts: &[Part], leader: usize, work: &Work) -> Result<()> {
-        let outcome = if self.is_together {
+        if self.is_together {
             let part @ Part { kernels, stream, capture, .. } = parts[leader];
-            part.record(0)
-                // SAFETY: the caller's promise.
-                .and_then(|()| unsafe {
-                    together::launch(&mut self.stations, kernels, work, stream, capture)
-                })
-                .and_then(|()| part.record(1))
-        } else {
-            let mut all = self.stations.iter_mut().zip(parts);
-            all.try_for_each(|(station, part)| {
-                part.record(0)?;
-                // SAFETY: the caller's promise.
-                unsafe { station.launch(part.kernels, work, part.stream, part.capture)? };
-                part.record(1)
-            })
+            part.record(0)?;
+            // SAFETY: the caller's promise.
+            unsafe { together::launch(&mut self.stations, kernels, work, stream, capture)? };
+            return part.record(1);
+        }
+        let all = self.stations.iter_mut().zip(parts);
+        let tabled: Result<Vec<Tabled>> =
+            all.map(|(station, part)| station.prepare(work, part.stream, part.capture)).collect();
+        let mut all = self.stations.iter_mut().zip(parts);
+        let tabled = match tabled {
+            Ok(tabled) => tabled,
+            Err(error) => {
+                all.try_for_each(|(station, part)| station.pass(part.stream, part.capture))?;
+                return Err(error);
+            }
         };
+        let _one_order = in_one_order();
+        let launched = all.zip(tabled).try_for_each(|((station, part), tabled)| {
+            part.record(0)?;
+            let what = (work, tabled);
+            // SAFETY: the caller's promise.
+            unsafe { station.launch(part.kernels, what, part.stream, part.capture)? };
+            part.record(1)
+        });
         // Those that were launched wait for those that were not.
-        outcome.inspect_err(|_| self.stop())
+        launched.inspect_err(|_| self.stop())
+    }
+
+    /// What a rank's stream is given next comes after its last kernel. The context is current.
+    pub fn follow(&mut self, rank: usize, stream: Stream, capture: Capture) -> Result<()> {
+        self.stations[rank].follow(stream, capture)
     }
 
     /// Kernels that run end, and none begins any more.

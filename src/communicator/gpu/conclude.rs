@@ -10,13 +10,10 @@ use super::company::{Call, Company, Part, in_one_order};
 use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
 use super::launch::{has_room, launch_part};
 use super::refuse_capture;
-use crate::device::cuda::{Capture, Kernels, wait};
+use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Way, Work};
-
-/// The driver's name for a stream that every thread has for itself: another thread cannot mean it.
-const PER_THREAD_STREAM: usize = 2;
 
 /// A rank as the conclusion sees it.
 struct Party<'a> {
@@ -34,6 +31,13 @@ impl<'a> Party<'a> {
     fn part(&self) -> Result<Part<'a>> {
         let (kernels, stream) = (self.kernels()?, self.arrival.stream.0);
         Ok(Part { kernels, stream, capture: self.arrival.capture, around: None })
+    }
+
+    /// The moment after the call on this rank's device, which the device's first rank keeps.
+    fn after<'b>(&self, parties: &'b [Party]) -> &'b Event {
+        let is_here = |one: &&Party| one.sitting.device.is(&self.sitting.device);
+        let first = parties.iter().find(is_here).expect("it is one of them");
+        first.sitting.after(self.arrival.capture)
     }
 
     fn shares_stream(&self, other: &Party) -> bool {
@@ -116,7 +120,6 @@ fn wait_for_each_other(
     // SAFETY: the callers promised their buffers, until their streams have passed.
     let mut launch = |leader| unsafe { company.launch(&parts, leader, work) };
     if leaders.len() > 1 {
-        let _one_order = in_one_order();
         return launch(leaders[0]);
     }
     order(parties, leaders, |leaders| launch(leaders[0]))
@@ -183,15 +186,15 @@ fn order(
     launch(leaders)?;
     for leader in leaders {
         let leader = &parties[*leader];
-        let mut recorded = false;
+        let after = leader.after(parties);
+        {
+            // Also where all are on one stream: the next call may be on another.
+            let _current = leader.sitting.device.enter()?;
+            after.record(leader.arrival.stream.0)?;
+        }
         for party in parties.iter().filter(|party| !party.shares_stream(leader)) {
-            if !recorded {
-                let _current = leader.sitting.device.enter()?;
-                leader.sitting.after.record(leader.arrival.stream.0)?;
-                recorded = true;
-            }
             let _current = party.sitting.device.enter()?;
-            wait(party.arrival.stream.0, &leader.sitting.after)?;
+            wait(party.arrival.stream.0, after)?;
         }
     }
     Ok(())

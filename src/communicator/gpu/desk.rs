@@ -13,7 +13,7 @@ use super::choice::{Asked, Chosen};
 use super::company::{Call, Company};
 use super::conclude::conclude;
 use super::probe::{self, Probed};
-use crate::device::cuda::{Capture, Device, Event, Kernels};
+use crate::device::cuda::{Capture, Device, Event, Kernels, Stream, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Ending};
@@ -37,9 +37,18 @@ pub struct Sitting {
     pub kernels: Option<Arc<Kernels>>,
     /// The rank's stream has come to the call.
     pub before: Event,
-    /// The device has done its part of the call.
+    /// The device has done its part of the last call, where this is its first rank; and of the
+    /// last one that was captured.
     pub after: Event,
+    pub after_captured: Event,
     pub asked: Asked,
+}
+
+impl Sitting {
+    /// The moment after a call in or outside of a capture.
+    pub fn after(&self, capture: Capture) -> &Event {
+        if capture == Capture::No { &self.after } else { &self.after_captured }
+    }
 }
 
 /// What a rank brings to one call.
@@ -94,13 +103,21 @@ pub enum Reach {
     Failed,
 }
 
+/// The thread that made a rank's last call, or before its first one the thread that made the rank,
+/// which may leave the calls to another.
+#[derive(Clone, Copy)]
+struct Driver {
+    thread: ThreadId,
+    has_called: bool,
+}
+
 pub struct State {
     pub sittings: Vec<Option<Sitting>>,
     pub arrivals: Vec<Option<Arrival>>,
     present: usize,
     verdict: Verdict,
-    /// By rank: the thread that made its last call, at first the one that made the rank.
-    drivers: Vec<Option<ThreadId>>,
+    /// By rank: who makes its calls.
+    drivers: Vec<Option<Driver>>,
     /// Known once all ranks have sat down.
     pub reach: Reach,
     /// The rank whose streams launch for each device: by device, in the order of ranks.
@@ -127,6 +144,10 @@ const SPINS: u32 = 2000;
 
 /// Between two looks of a sleeping rank at what nobody announces: peers' failures, the deadline.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// What a thread is told that may be waiting for itself.
+const GROUP_THEM: &str = "one thread that drives several ranks puts their calls between \
+                          ringGroupStart and ringGroupEnd";
 
 /// How long another thread may take to make the call of a rank that this thread made the last call
 /// of, before this is taken for one thread that waits for itself. Longer than a pool of threads
@@ -162,7 +183,7 @@ impl Desk {
     pub fn sit(&self, rank: usize, sitting: Sitting, maker: ThreadId) -> Option<Error> {
         let mut state = self.state.lock();
         state.sittings[rank] = Some(sitting);
-        state.drivers[rank] = Some(maker);
+        state.drivers[rank] = Some(Driver { thread: maker, has_called: false });
         if !state.sittings.iter().all(Option::is_some) {
             return None;
         }
@@ -196,12 +217,23 @@ impl Desk {
         self.controls.lock().get(rank).and_then(|control| control.ending())
     }
 
+    /// What a rank's stream is given next comes after all that devices were given here. The context
+    /// is current.
+    pub fn follow(&self, rank: usize, stream: Stream, capture: Capture) -> Result<()> {
+        let mut state = self.state.lock();
+        for leader in &state.leaders {
+            let leader = state.sittings[*leader].as_ref().expect("all have sat down");
+            wait(stream, leader.after(capture))?;
+        }
+        state.company.as_mut().map_or(Ok(()), |company| company.follow(rank, stream, capture))
+    }
+
     /// Come to a call, and leave when all ranks have come and the work is given.
     pub fn meet(&self, rank: usize, arrival: Arrival, watch: &OperationWatch) -> Result<Met> {
         let mut state = self.state.lock();
         // Relaxed: the lock orders it; it changes under the lock only.
         let meeting = self.meetings.load(Relaxed);
-        state.drivers[rank] = Some(arrival.thread);
+        state.drivers[rank] = Some(Driver { thread: arrival.thread, has_called: true });
         state.arrivals[rank] = Some(arrival);
         state.present += 1;
         if state.present == self.nranks {
@@ -249,18 +281,32 @@ impl Desk {
     fn look(&self, state: &State, waited: Duration, watch: &OperationWatch) -> Result<()> {
         let missing = state.arrivals.iter().position(Option::is_none).expect("not all have come");
         let me = std::thread::current().id();
-        let is_mine = state.drivers[missing] == Some(me);
+        let mine = state.drivers[missing].filter(|driver| driver.thread == me);
         let enough = PATIENCE.min(watch.watched.timeout / 2);
-        if is_mine && waited >= enough {
+        if mine.is_some_and(|driver| driver.has_called) && waited >= enough {
             return Err(Error::usage(format!(
-                "rank {} waits in {} for rank {missing}, which this same thread has to call: one \
-                 thread that drives several ranks puts their calls between ringGroupStart and \
-                 ringGroupEnd",
+                "rank {} waits in {} for rank {missing}, which this same thread has to call: \
+                 {GROUP_THEM}",
                 watch.watched.pages.rank,
                 watch.operation()
             )));
         }
-        watch.check(missing, waited)
+        watch.check(missing, waited).map_err(|error| match error {
+            Error::Timeout { rank, peer, operation, waited_ms, peer_state } if mine.is_some() => {
+                let hint =
+                    format!("; this thread made rank {missing} and may have to call it, too");
+                let peer_state = format!("{peer_state}{hint}: {GROUP_THEM}").into();
+                Error::Timeout { rank, peer, operation, waited_ms, peer_state }
+            }
+            error => error,
+        })
+    }
+}
+
+impl Drop for Desk {
+    /// The stations have the last hold of what stops them: it is freed with their memory.
+    fn drop(&mut self) {
+        self.controls.lock().clear();
     }
 }
 

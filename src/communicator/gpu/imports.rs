@@ -4,6 +4,7 @@
 //! before is under way, or when something else is opened, for which that is waited for.
 
 use super::super::memory::Parcel;
+use super::company::beside_companies;
 use super::exports::Part;
 use super::talk::Talk;
 use crate::device::cuda::{Address, Carrier, Device, Imported, Shareable};
@@ -34,6 +35,7 @@ impl Imports {
 
     /// Close what nobody offers any more. Nothing uses it, and the context is current.
     pub fn close_stale(&mut self, pages: &DevicePages) {
+        let _one_order = beside_companies();
         self.opened.retain(|(rank, number, _)| pages.of(*rank).offers(*number));
     }
 
@@ -48,6 +50,7 @@ impl Imports {
     ) -> Result<()> {
         self.close_stale(pages);
         let shared = offered(pages, peer, number)?;
+        let _one_order = beside_companies();
         let imported = if shared.pieces == 0 {
             Imported::new(device, Shareable(shared.handle))?
         } else {
@@ -66,6 +69,13 @@ impl Imports {
         };
         self.opened.push((peer, number, imported));
         Ok(())
+    }
+}
+
+impl Drop for Imports {
+    fn drop(&mut self) {
+        let _one_order = beside_companies();
+        self.opened.clear();
     }
 }
 

@@ -74,6 +74,7 @@ impl Gpu {
         if streams.is_empty() {
             return on_host(&messages);
         }
+        streams.iter().try_for_each(|stream| self.follow_on(*stream, Capture::No))?;
         let mut staging = self.staging.lock();
         let mut at = staging.room(bytes, watch)?;
         let mut copied = Ok(());

@@ -22,6 +22,8 @@ mod imports;
 mod launch;
 mod lead;
 mod messages;
+mod order;
+mod pinned;
 mod probe;
 mod shared;
 mod staging;
@@ -38,7 +40,9 @@ use super::memory::Memory;
 use super::watch::{OperationWatch, Watched};
 use crate::algorithm::Algorithm;
 use crate::config::{Config, Seat};
-use crate::device::cuda::{Capture, Device, Event, Kernels, Kind, Recording, Stream, check_stream};
+use crate::device::cuda::{
+    Capture, Device, Event, Kernels, Kind, Recording, Stream, Trail, check_stream,
+};
 use crate::error::{Error, Operation, Result};
 use crate::executor::cuda::fits;
 use crate::executor::flags::{Ending, Way};
@@ -48,6 +52,7 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use ahead::{Place, Words};
 use choice::{Asked, Chosen};
+use company::beside_companies;
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
@@ -63,7 +68,10 @@ pub(super) struct Gpu {
     nranks: usize,
     /// An algorithm is asked for.
     is_asked: bool,
-    kernels: Option<Arc<Kernels>>,
+    /// Or why it has none.
+    kernels: Result<Arc<Kernels>>,
+    /// Where this rank's operations were given.
+    trail: Mutex<Trail>,
     /// Used by one operation at a time: whoever has the communicator's turn.
     staging: Mutex<Staging>,
     /// Of calls whose streams wait for the host.
@@ -142,6 +150,8 @@ pub(super) struct Found {
     /// Both buffers, as far as they are used, are of this rank's device.
     is_here: bool,
     capture: Capture,
+    /// Streams order it: not all of it is in host memory, or a stream is named.
+    is_ordered: bool,
 }
 
 impl Gpu {
@@ -155,7 +165,10 @@ impl Gpu {
         config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
-        let kernels = Kernels::of(&device)?;
+        let kernels = {
+            let _one_order = beside_companies();
+            Kernels::of(&device)?
+        };
         let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
         let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
@@ -171,9 +184,10 @@ impl Gpu {
                 rank,
                 Sitting {
                     device: device.clone(),
-                    kernels: kernels.clone(),
+                    kernels: kernels.clone().ok(),
                     before: event()?,
                     after: event()?,
+                    after_captured: event()?,
                     asked,
                 },
                 seated.maker,
@@ -189,6 +203,7 @@ impl Gpu {
             nranks: around.nranks,
             is_asked: forced_algorithm(config)?.is_some(),
             kernels,
+            trail: Mutex::default(),
             staging,
             words,
             giving,
@@ -205,7 +220,7 @@ impl Gpu {
         match &*self.sharing.lock() {
             Sharing::Failed(error) => Some(error.clone()),
             Sharing::Works(shared) => shared.trouble(),
-            Sharing::No => self.warning.clone(),
+            Sharing::No => self.warning.clone().or(self.kernels.clone().err()),
         }
     }
 
@@ -218,18 +233,20 @@ impl Gpu {
 
     /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
+        if self.kernels.is_err() {
+            return "cuda pinned (no kernels)";
+        }
         match &*self.sharing.lock() {
             Sharing::Works(shared) => return shared.transport(),
             Sharing::Failed(_) => return "cuda pinned (no shared memory)",
             Sharing::No => {}
         }
-        match (self.desk.as_ref().map(|desk| desk.reach()), &self.kernels) {
-            (Some(Reach::All), Some(_)) => "cuda fused",
-            (Some(Reach::Memory), Some(_)) => "cuda fused (a trial failed)",
-            (Some(Reach::Failed), _) => "cuda pinned (a probe failed)",
-            (Some(Reach::Refused), _) => "cuda pinned (no peer access)",
-            (_, Some(_)) => "cuda through pinned host memory",
-            (_, None) => "cuda through pinned host memory (no kernels in this build)",
+        match self.desk.as_ref().map(|desk| desk.reach()) {
+            Some(Reach::All) => "cuda fused",
+            Some(Reach::Memory) => "cuda fused (a trial failed)",
+            Some(Reach::Failed) => "cuda pinned (a probe failed)",
+            Some(Reach::Refused) => "cuda pinned (no peer access)",
+            Some(Reach::No) | None => "cuda through pinned host memory",
         }
     }
 
@@ -260,7 +277,7 @@ impl Gpu {
             Sharing::Failed(_) => false,
             Sharing::No => {
                 let reach = self.desk.as_ref().map(|desk| desk.reach());
-                matches!(reach, Some(Reach::All | Reach::Memory)) && self.kernels.is_some()
+                matches!(reach, Some(Reach::All | Reach::Memory)) && self.kernels.is_ok()
             }
         };
         works && !is_apart(call) && fits(call.collective, self.nranks)
@@ -303,7 +320,8 @@ impl Gpu {
             })
         };
         let (sends, receives) = (is_device(&sides[0]), is_device(&sides[1]));
-        let is_ordered = sends || receives || !stream.is_null();
+        let is_nothing = sides.iter().all(Option::is_none);
+        let is_ordered = sends || receives || !stream.is_null() || is_nothing;
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
             let why = match *self.sharing.lock() {
@@ -320,6 +338,7 @@ impl Gpu {
             is_plain: all(&|_, plain| plain),
             is_here: all(&|ordinal, _| ordinal == self.device.ordinal),
             capture,
+            is_ordered,
         })
     }
 
@@ -365,6 +384,7 @@ impl Gpu {
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
             if desk.meet(self.rank, arrival, watch)? == Met::Done {
+                self.mark_captured(call.order.stream, found.capture);
                 finished(call.order.settles)?;
                 let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
                 return late.map_or(Ok(()), Err);

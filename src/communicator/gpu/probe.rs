@@ -5,12 +5,14 @@
 //! on it.
 #![allow(unsafe_code)]
 
+use super::company::beside_companies;
 use super::desk::Sitting;
 use super::staging::NAP;
 use crate::device::cuda::{
     Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes that are sent: several lines and pages, and not a multiple of either.
@@ -44,21 +46,34 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
     if !from.device.reach(&to.device)? {
         return Ok(fails("the driver gives the one no access to the other's memory"));
     }
-    let bench = Bench {
-        near: OwnedStream::new(&from.device)?,
-        far: OwnedStream::new(&to.device)?,
-        theirs: DeviceMemory::new(&to.device, BYTES)?,
-        out: Pinned::new(&from.device, BYTES)?,
-        back: Pinned::new(&from.device, BYTES)?,
-    };
+    let bench = Bench::new(&from.device, &to.device)?;
     match both_ways(from, to, kernels, &bench) {
-        Ok(true) => Ok(Probed::Works),
-        Ok(false) => Ok(fails("what the one writes in the other's memory is not what arrives")),
+        Ok(came) => {
+            let _one_order = beside_companies();
+            drop(bench);
+            Ok(match came {
+                true => Probed::Works,
+                false => fails("what the one writes in the other's memory is not what arrives"),
+            })
+        }
         Err(error) => {
             // Something may be under way for ever, and to free the memory would wait for it.
             std::mem::forget(bench);
             Err(error)
         }
+    }
+}
+
+impl Bench {
+    fn new(from: &Arc<Device>, to: &Arc<Device>) -> Result<Bench> {
+        let _one_order = beside_companies();
+        Ok(Bench {
+            near: OwnedStream::new(from)?,
+            far: OwnedStream::new(to)?,
+            theirs: DeviceMemory::new(to, BYTES)?,
+            out: Pinned::new(from, BYTES)?,
+            back: Pinned::new(from, BYTES)?,
+        })
     }
 }
 
@@ -105,7 +120,7 @@ fn both_ways(from: &Sitting, to: &Sitting, kernels: &Kernels, bench: &Bench) -> 
 }
 
 /// Wait until a stream is through.
-pub fn passed(device: &std::sync::Arc<Device>, stream: &OwnedStream) -> Result<()> {
+pub fn passed(device: &Arc<Device>, stream: &OwnedStream) -> Result<()> {
     let event = Event::new(device, Recording::Moment)?;
     let _current = device.enter()?;
     event.record(stream.raw())?;

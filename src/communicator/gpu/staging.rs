@@ -15,9 +15,8 @@ use super::super::call::{Call, Extents};
 use super::super::watch::{OperationWatch, Watched};
 use super::Found;
 use super::ahead::Words;
-use crate::device::cuda::{
-    Device, Event, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
-};
+use super::pinned::Steady;
+use crate::device::cuda::{Device, Event, Recording, Stream, copy, wait, wait_value, write_value};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
@@ -39,7 +38,7 @@ pub const NAP: Duration = Duration::from_micros(200);
 pub struct Staging {
     device: Arc<Device>,
     /// The last is used; the others were too small for a later call.
-    pinned: Vec<Pinned>,
+    pinned: Vec<Steady>,
     /// What was copied to the host has come.
     arrived: Event,
     /// What was copied from the host has left.
@@ -82,7 +81,7 @@ impl Staging {
     pub fn new(device: &Arc<Device>) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = (event()?, event()?);
-        let words = Arc::new(Words::new(Pinned::new(device, Words::BYTES)?));
+        let words = Arc::new(Words::new(Steady::new(device, Words::BYTES)?));
         let (device, pinned) = (device.clone(), Vec::new());
         Ok(Staging { device, pinned, arrived, left, is_loose: false, words, last: 0 })
     }
@@ -181,6 +180,12 @@ impl Staging {
         Ok(())
     }
 
+    /// What `stream` is given next comes after the results that copies have left. The context is
+    /// current.
+    pub fn follow(&self, stream: Stream) -> Result<()> {
+        wait(stream, &self.left)
+    }
+
     /// Memory of so many bytes that no copy uses any more.
     pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
         wait_for(&self.arrived, watch)?;
@@ -203,12 +208,12 @@ impl Staging {
 
     /// Memory of so many bytes: the last, or a larger one.
     fn grown(&mut self, bytes: usize) -> Result<*mut u8> {
-        let there = self.pinned.last().map_or(0, Pinned::bytes);
+        let there = self.pinned.last().map_or(0, Steady::bytes);
         if there == 0 || there < bytes {
             let size = bytes.max(2 * there).max(1).next_multiple_of(STEP);
-            self.pinned.push(Pinned::new(&self.device, size)?);
+            self.pinned.push(Steady::new(&self.device, size)?);
         }
-        Ok(self.pinned.last().map_or(std::ptr::null_mut(), Pinned::pointer))
+        Ok(self.pinned.last().map_or(std::ptr::null_mut(), Steady::pointer))
     }
 
     fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: Stream) -> Result<()> {

@@ -10,6 +10,7 @@ use super::super::call::{Call, Order};
 use super::super::record::Descriptor;
 use super::super::watch::{OperationWatch, Unless};
 use super::super::{Communicator, Error};
+use super::company::beside_companies;
 use super::guardian::Guardian;
 use super::shared::{Buffers, Shared, Within};
 use super::staging::wait_for;
@@ -139,6 +140,7 @@ impl Gpu {
         // Memory is freed when nobody has it open any more.
         shared.close_imports();
         talk.exchange(verdict, all)?;
+        let _one_order = beside_companies();
         drop(bench);
         Ok((!verdicts.contains(&0), passed.err()))
     }
@@ -162,9 +164,7 @@ impl Gpu {
 
     /// What a rank does alone.
     fn prepare(&self, links: &Links, watch: &OperationWatch) -> Result<(Shared, Option<Guardian>)> {
-        let Some(kernels) = &self.kernels else {
-            return Err(Error::Cuda("this build has no kernels".into()));
-        };
+        let kernels = self.kernels.as_ref().map_err(Error::clone)?;
         let shared = Shared::prepare(&self.device, kernels, links)?;
         let watched = watch.watched;
         let (processes, pages) = (watched.liveness.copies()?, watched.pages.clone());
@@ -179,7 +179,11 @@ impl Gpu {
         kind: Buffers,
         talk: &mut Talk,
     ) -> (Result<bool>, Option<Bench>) {
-        match Bench::new(&self.device, kind) {
+        let bench = {
+            let _one_order = beside_companies();
+            Bench::new(&self.device, kind)
+        };
+        match bench {
             Ok(bench) => {
                 let passed = bench.try_call(shared, kind, talk);
                 if passed.is_err() {

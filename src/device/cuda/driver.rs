@@ -15,6 +15,8 @@ pub type Code = i32;
 /// The codes that something is made of.
 pub const INVALID_VALUE: Code = 1;
 pub const NO_DEVICE: Code = 100;
+/// Neither machine code for the device is there, nor what could be compiled for it.
+pub const NO_BINARY_FOR_GPU: Code = 209;
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub const NOT_READY: Code = 600;
 pub const NOT_PERMITTED: Code = 800;

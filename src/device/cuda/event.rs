@@ -114,6 +114,38 @@ impl Capture {
     }
 }
 
+/// The driver's name for a stream that every thread has for itself: another thread cannot mean it.
+pub const PER_THREAD_STREAM: usize = 2;
+
+/// The streams that somebody's last work was given to: outside of captures, and in one.
+#[derive(Default)]
+pub struct Trail {
+    eager: Option<usize>,
+    captured: Option<(usize, Capture)>,
+}
+
+impl Trail {
+    /// Whether what `stream` is given next does not follow the last work by itself. Streams are
+    /// told apart by their handles: one that is destroyed while its work is under way must not come
+    /// again as another's.
+    pub fn has_moved(&self, stream: Stream, capture: Capture) -> bool {
+        let is_other = |last: usize| last != stream.addr() || last == PER_THREAD_STREAM;
+        match capture {
+            Capture::No => self.eager.is_some_and(is_other),
+            // Between a capture and what is not of it, the order is that of the graph's launches.
+            capture => self.captured.is_some_and(|(last, of)| of == capture && is_other(last)),
+        }
+    }
+
+    /// The last work was given to `stream`.
+    pub fn mark(&mut self, stream: Stream, capture: Capture) {
+        match capture {
+            Capture::No => self.eager = Some(stream.addr()),
+            capture => self.captured = Some((stream.addr(), capture)),
+        }
+    }
+}
+
 /// A stream of this library's own, for programs that have none.
 pub struct OwnedStream {
     device: Arc<Device>,

@@ -8,7 +8,7 @@
 
 use super::abi;
 use super::context::Device;
-use super::driver::{Function, Module, Stream};
+use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream};
 use crate::error::{Error, Result};
 use crate::fork::Shared;
 use crate::types::DataType;
@@ -103,29 +103,38 @@ fn replacement() -> Result<Option<Vec<u8>>> {
 }
 
 impl Kernels {
-    /// Those of the context, loaded for its first communicator; `None` where the library was built
-    /// without.
-    pub fn of(device: &Arc<Device>) -> Result<Option<Arc<Kernels>>> {
+    /// Those of the context, loaded for its first communicator; or why there are none, which is no
+    /// error of who can do without.
+    pub fn of(device: &Arc<Device>) -> Result<Result<Arc<Kernels>>> {
         let id = device.context_id()?;
         let mut loaded = LOADED.lock();
         if let Some(kernels) = loaded.get(&id) {
-            return Ok(Some(kernels.clone()));
+            return Ok(Ok(kernels.clone()));
         }
-        let Some(fresh) = Kernels::load(device)?.map(Arc::new) else { return Ok(None) };
+        let fresh = match Kernels::load(device)? {
+            Ok(fresh) => Arc::new(fresh),
+            Err(why) => return Ok(Err(why)),
+        };
         loaded.insert(id, fresh.clone());
-        Ok(Some(fresh))
+        Ok(Ok(fresh))
     }
 
-    fn load(device: &Arc<Device>) -> Result<Option<Kernels>> {
+    fn load(device: &Arc<Device>) -> Result<Result<Kernels>> {
         let replacement = replacement()?;
         let image = replacement.as_deref().unwrap_or(super::FATBIN);
         if image.is_empty() {
-            return Ok(None);
+            return Ok(Err(Error::Cuda("ringcomm was built without kernels".into())));
         }
         let (driver, mut module) = (device.driver, std::ptr::null_mut());
         let _current = device.enter()?;
         // SAFETY: the place is a local; the driver reads the image by its own header.
         let code = unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) };
+        if code == NO_BINARY_FOR_GPU {
+            return Ok(Err(Error::Cuda(format!(
+                "CUDA device {} is older than sm_80, the oldest with kernels",
+                device.ordinal
+            ))));
+        }
         driver.check(
             code,
             &format!(
@@ -146,7 +155,7 @@ impl Kernels {
             }
         }
         let delay = function("ringcomm_delay")?;
-        Ok(Some(Kernels { device: device.clone(), typed, delay }))
+        Ok(Ok(Kernels { device: device.clone(), typed, delay }))
     }
 
     pub fn device(&self) -> &Arc<Device> {

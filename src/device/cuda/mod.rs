@@ -21,7 +21,9 @@ mod share;
 pub use addresses::{Addresses, Mapping, Run};
 pub use context::{Current, Device};
 pub use driver::{Address, Driver, Shareable, Stream};
-pub use event::{Capture, Event, OwnedStream, Recording, Replay, check_stream, wait};
+pub use event::{
+    Capture, Event, OwnedStream, PER_THREAD_STREAM, Recording, Replay, Trail, check_stream, wait,
+};
 pub use flag::{Registered, wait_value, write_value};
 pub(crate) use fused::tile;
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};

@@ -21,7 +21,7 @@ pub mod together;
 pub use control::{Control, Ending};
 pub use geometry::Geometry;
 pub use programs::Programs;
-pub use station::Station;
+pub use station::{Station, Tabled};
 
 use super::cuda::Place;
 use crate::algorithm::Algorithm;

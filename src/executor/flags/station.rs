@@ -10,7 +10,7 @@ use super::tables::{self, Tables};
 use super::{Way, Work};
 use crate::device::cuda::{
     Address, Capture, Device, DeviceMemory, Event, Family, Fused, Grid, Kernels, MOST_SCALED,
-    Pinned, Recording, Stream, abi, copy, fill, wait,
+    Pinned, Recording, Stream, Trail, abi, copy, fill, wait,
 };
 use crate::error::{Error, Result};
 use crate::executor::cuda::{Shape, fits, pieces};
@@ -28,16 +28,19 @@ pub struct Station {
     timeout_ns: u64,
     pub(super) tables: Tables,
     parts: Parts,
-    /// The last launch, and where it was.
+    /// The last launch, and the last that was captured.
     launched: Event,
     captured: Event,
-    last: Option<(usize, Capture)>,
+    trail: Trail,
     /// Of the launch that is being made.
     capture: Capture,
     /// A graph may launch kernels of this station for ever.
     is_captured: bool,
     memory: Memory,
 }
+
+/// The programs of a plan in device memory, and how many there are, for ways that have some.
+pub type Tabled = Option<(Address, u32)>;
 
 /// What kernels may still use when the station goes.
 struct Memory {
@@ -130,7 +133,7 @@ impl Station {
             parts: Parts { epochs, epoch, stop, flags, inboxes, sends, receives, scratch },
             launched: event()?,
             captured: event()?,
-            last: None,
+            trail: Trail::default(),
             capture: Capture::No,
             is_captured: false,
             memory: Memory { _ground: ground, _private: private, _first: pinned },
@@ -171,20 +174,41 @@ impl Station {
         })
     }
 
-    /// Launch this rank's part. Every rank has to, of the same work, in the same order.
+    /// Give `stream` what this rank's kernel reads beside its arguments. Of all ranks before any
+    /// rank's launch: a kernel that runs would wait for one that is refused here.
+    pub fn prepare(&mut self, work: &Work, stream: Stream, capture: Capture) -> Result<Tabled> {
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        self.follow(stream, capture)?;
+        match work.way {
+            Way::Plan(algorithm) => self.programs(work, algorithm, stream).map(Some),
+            Way::OneShot | Way::Pieces => Ok(None),
+        }
+    }
+
+    /// No launch comes of what was prepared, but tables may be on their way to the device: what
+    /// comes next on another stream is after them.
+    pub fn pass(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        self.follow(stream, capture)?;
+        self.mark(stream, capture)
+    }
+
+    /// Launch this rank's part, which was prepared. Every rank has to, of the same work, in the
+    /// same order.
     ///
     /// # Safety
     /// The buffers that `work` names are valid until the stream has passed.
     pub unsafe fn launch(
         &mut self,
         kernels: &Kernels,
-        work: &Work,
+        (work, tabled): (&Work, Tabled),
         stream: Stream,
         capture: Capture,
     ) -> Result<()> {
         let device = self.device.clone();
         let _current = device.enter()?;
-        self.follow(stream, capture)?;
         match work.way {
             Way::OneShot => {
                 let arguments = self.oneshot(work);
@@ -193,8 +217,9 @@ impl Station {
                 unsafe { kernels.run(what, &arguments, self.lines_grid(work), stream)? };
             }
             Way::Pieces => self.launch_pieces(kernels, work, stream)?,
-            Way::Plan(algorithm) => {
-                let (programs, channels) = self.programs(work, algorithm, stream)?;
+            Way::Plan(_) => {
+                let unprepared = || Error::Internal("a plan without its programs".into());
+                let (programs, channels) = tabled.ok_or_else(unprepared)?;
                 let mut arguments = plan_arguments(work);
                 arguments.call = self.plan_call(work, programs);
                 let (what, grid) = ((Family::Plan, work.data_type), Grid::of(channels));
@@ -205,23 +230,19 @@ impl Station {
         self.mark(stream, capture)
     }
 
-    /// What `stream` is given next comes after the last launch. Streams are told apart by their
-    /// handles: one that is destroyed while its launch runs must not come again as another's.
-    pub(super) fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+    /// What `stream` is given next comes after the last launch. The context is current.
+    pub fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
         self.capture = capture;
-        match self.last {
-            Some((last, of)) if last != stream.addr() && of == capture => {
-                let is_eager = capture == Capture::No;
-                wait(stream, if is_eager { &self.launched } else { &self.captured })
-            }
-            // Between a capture and what is not of it, the order is that of the graph's launches.
-            _ => Ok(()),
+        match (self.trail.has_moved(stream, capture), capture) {
+            (false, _) => Ok(()),
+            (true, Capture::No) => wait(stream, &self.launched),
+            (true, _) => wait(stream, &self.captured),
         }
     }
 
     /// The last launch is the last thing that `stream` was given.
     pub(super) fn mark(&mut self, stream: Stream, capture: Capture) -> Result<()> {
-        self.last = Some((stream.addr(), capture));
+        self.trail.mark(stream, capture);
         if capture == Capture::No {
             return self.launched.record(stream);
         }

@@ -27,9 +27,24 @@ pub unsafe fn launch(
 ) -> Result<()> {
     let device = kernels.device().clone();
     let _current = device.enter()?;
+    stations.iter_mut().try_for_each(|station| station.follow(stream, capture))?;
+    // SAFETY: the caller's promise.
+    let launched = unsafe { launch_rows(stations, kernels, work, stream) };
+    // Also where it was refused: tables may be on their way to the device.
+    let marked = stations.iter_mut().try_for_each(|station| station.mark(stream, capture));
+    launched.and(marked)
+}
+
+/// # Safety
+/// As for [`launch`].
+unsafe fn launch_rows(
+    stations: &mut [Station],
+    kernels: &Kernels,
+    work: &Work,
+    stream: Stream,
+) -> Result<()> {
     let rows = stations.len() as u32;
     let grid = |blocks| Grid { blocks, rows, is_cooperative: true };
-    stations.iter_mut().try_for_each(|station| station.follow(stream, capture))?;
     match work.way {
         Way::OneShot => {
             let calls: Vec<_> = stations.iter().map(|station| station.oneshot_call(work)).collect();
@@ -60,7 +75,7 @@ pub unsafe fn launch(
             unsafe { kernels.run(what, &arguments, grid(channels), stream)? };
         }
     }
-    stations.iter_mut().try_for_each(|station| station.mark(stream, capture))
+    Ok(())
 }
 
 /// The calls of a plan's rows, and its channels.

@@ -6,16 +6,20 @@
 
 use crate::queue::Work;
 use crate::streams::{Stream, find, release};
-use crate::{Answer, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, INVALID_HANDLE, lock};
+use crate::{
+    Answer, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, INVALID_HANDLE, lock,
+};
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex};
 
 pub struct Capture {
     pub id: u64,
     /// The stream that began, by its address.
     origin: usize,
+    /// Something that no graph can hold was asked of a stream in it.
+    pub is_broken: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -76,7 +80,8 @@ pub fn begin(handle: *mut c_void) -> Answer {
         return Err(CAPTURE_UNSUPPORTED);
     }
     let id = NEXT.fetch_add(1, SeqCst) as u64;
-    *own = Some(Arc::new(Capture { id, origin: address(&stream), state: Mutex::default() }));
+    let (origin, is_broken) = (address(&stream), AtomicBool::new(false));
+    *own = Some(Arc::new(Capture { id, origin, is_broken, state: Mutex::default() }));
     Ok(())
 }
 
@@ -84,6 +89,9 @@ pub fn end(handle: *mut c_void) -> Answer<*mut c_void> {
     let stream = find(handle)?;
     let capture = lock(&stream.capture).clone().ok_or(CAPTURE_UNSUPPORTED)?;
     release(&capture);
+    if capture.is_broken.load(SeqCst) {
+        return Err(CAPTURE_INVALIDATED);
+    }
     let state = lock(&capture.state);
     let is_loose =
         |stream: &usize, (given, waited): &(u64, u64)| *stream != capture.origin && waited < given;

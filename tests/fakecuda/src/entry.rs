@@ -10,6 +10,8 @@ use crate::{
     capture, events, ipc, kernels, memory, ndevices, peers, pieces, setting, streams, words,
 };
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// What every entry point begins and ends with.
 fn answer(symbol: &'static str, body: impl FnOnce() -> Answer) -> Code {
@@ -205,7 +207,8 @@ entries! {
         if let Some(capture) = &*own {
             put(id, capture.id)?;
         }
-        put(status, i32::from(own.is_some()))
+        let is_broken = |capture: &Arc<capture::Capture>| capture.is_broken.load(SeqCst);
+        put(status, own.as_ref().map_or(0, |capture| if is_broken(capture) { 2 } else { 1 }))
     }
     cuStreamBeginCapture_v2(stream: Handle, _mode: i32) { capture::begin(stream) }
     cuStreamEndCapture(stream: Handle, place: *mut Handle) { put(place, capture::end(stream)?) }

@@ -87,8 +87,10 @@ pub fn wait(stream: *mut c_void, handle: *mut c_void) -> Answer {
             capture.wait(Arc::as_ptr(&stream).addr(), &moment);
             return Ok(());
         }
-        (Some(_), Some(_)) => return Err(CAPTURE_ISOLATION),
-        (None, Some(_)) => return Err(CAPTURE_ISOLATION),
+        (_, Some(capture)) => {
+            capture.is_broken.store(true, SeqCst);
+            return Err(CAPTURE_ISOLATION);
+        }
         (None, None) => {}
     }
     drop(own);

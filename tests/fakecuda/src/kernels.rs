@@ -1,6 +1,7 @@
 //! Modules and launches: the library's own kernels, compiled for the host.
 
 use crate::failures::break_with;
+use crate::memory::LAUNCHES;
 use crate::peers::{ILLEGAL_ADDRESS, may_touch_all};
 use crate::streams::{current, find};
 use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, lock};
@@ -113,6 +114,7 @@ pub unsafe fn launch(
         let bytes = (host.bytes)(function.name.as_ptr());
         std::slice::from_raw_parts((*parameters).cast::<u64>(), bytes / 8).to_vec()
     };
+    let _shared = LAUNCHES.read();
     let stream = find(stream)?;
     let ordinal = stream.ordinal;
     stream.submit(Arc::new(move || {

@@ -9,8 +9,9 @@
 //! The environment says what there is: `FAKECUDA_DEVICES` (1), `FAKECUDA_QUEUES` for each (8; 0
 //! gives every stream a queue of its own), `FAKECUDA_KERNELS` (the host's kernels),
 //! `FAKECUDA_VERSION` (13000), `FAKECUDA_PEERS=0` (devices that do not reach each other),
-//! `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_DELAY_US` (the longest
-//! of the random delays before each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`.
+//! `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_FREES_ALONE=1` (no
+//! kernel is launched while memory is freed), `FAKECUDA_DELAY_US` (the longest of the random delays
+//! before each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`.
 #![allow(non_snake_case)] // The driver's names.
 
 mod capture;
@@ -47,12 +48,13 @@ pub const LAUNCH_FAILED: Code = 719;
 pub const COOPERATIVE_LAUNCH_TOO_LARGE: Code = 720;
 pub const NOT_SUPPORTED: Code = 801;
 pub const CAPTURE_UNSUPPORTED: Code = 900;
+pub const CAPTURE_INVALIDATED: Code = 901;
 pub const CAPTURE_UNJOINED: Code = 904;
 pub const CAPTURE_ISOLATION: Code = 905;
 pub const CAPTURED_EVENT: Code = 907;
 
 /// The names that this driver knows; of the others it says, as a driver does, that it does not.
-pub const NAMES: [(Code, &std::ffi::CStr); 19] = [
+pub const NAMES: [(Code, &std::ffi::CStr); 20] = [
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE"),
     (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY"),
     (NO_DEVICE, c"CUDA_ERROR_NO_DEVICE"),
@@ -69,6 +71,7 @@ pub const NAMES: [(Code, &std::ffi::CStr); 19] = [
     (COOPERATIVE_LAUNCH_TOO_LARGE, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"),
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED"),
     (CAPTURE_UNSUPPORTED, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+    (CAPTURE_INVALIDATED, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
     (CAPTURE_UNJOINED, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
     (CAPTURE_ISOLATION, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),
     (CAPTURED_EVENT, c"CUDA_ERROR_CAPTURED_EVENT"),

@@ -1,11 +1,11 @@
 //! Memory: ordinary pages, of which those of a device are only for its queues to touch.
 
 use crate::streams::{current, find, synchronize_all};
-use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock};
+use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock, setting};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 
 #[derive(Clone, Copy)]
 pub struct Block {
@@ -131,6 +131,9 @@ pub fn allocate_host(bytes: usize) -> Answer<*mut c_void> {
     Ok(std::ptr::with_exposed_provenance_mut(allocate(bytes, None)? as usize))
 }
 
+/// Read by who launches a kernel; written by who frees memory, where no launch is let in meanwhile.
+pub static LAUNCHES: RwLock<()> = RwLock::new(());
+
 /// Free a block, as the driver does: after everything that was given to any stream.
 pub fn free(address: u64, is_device: bool) -> Answer {
     match lock(&BLOCKS).get(&address) {
@@ -141,6 +144,7 @@ pub fn free(address: u64, is_device: bool) -> Answer {
         }
         _ => return Err(INVALID_VALUE),
     }
+    let _alone = (setting("FAKECUDA_FREES_ALONE", 0) == 1).then(|| LAUNCHES.write());
     synchronize_all();
     let block = lock(&BLOCKS).remove(&address).ok_or(INVALID_VALUE)?;
     if let Some(offset) = block.offset {

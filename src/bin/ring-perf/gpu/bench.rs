@@ -251,8 +251,8 @@ impl<'a> Bench<'a> {
         Ok(us / (replays * captured) as f64)
     }
 
-    /// Microseconds of a call that one thread makes for all ranks, which share a stream: no event,
-    /// no other thread.
+    /// Microseconds of a call that one thread makes for all ranks, which share a stream: no wait
+    /// for an event, no other thread.
     fn on_one_stream(&self) -> Result<f64> {
         let first = &self.ranks[0];
         let order = || Order::on(first.stream.raw());

@@ -30,7 +30,7 @@ impl Bandwidth {
         // SAFETY: both have the bytes, until the stream is synchronized.
         let by_driver = || unsafe { copy(device, target, source, bytes, stream.raw()) };
         let driver = timed(device, &stream, bytes, &by_driver)?;
-        let Some(kernels) = Kernels::of(device)? else {
+        let Ok(kernels) = Kernels::of(device)? else {
             return Ok(Bandwidth { driver, kernel: f64::NAN });
         };
         let (source, target) =
