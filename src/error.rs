@@ -91,7 +91,7 @@ pub enum Error {
     Disconnected { rank: Option<usize>, peer: Who, operation: Option<Operation>, why: String },
     /// `ringCommAbort` was called on this rank.
     Aborted { rank: usize, operation: Option<Operation> },
-/// The rendezvous did not complete before its deadline: `missing`, and so many `unlisted` ones,
+    /// The rendezvous did not complete before its deadline: `missing`, and so many `unlisted` ones,
     /// for whom there was no room in what told this rank, did not come.
     Missing { nranks: usize, missing: Vec<usize>, unlisted: usize, waited_ms: u64 },
     /// Ranks that count as one host, and had met over the network, have not met on that host.

@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn ranks_that_do_not_meet_on_their_host_are_told_how_hosts_are_named() {
-        let missing = Error::Missing { nranks: 2, missing: vec![3], waited_ms: 5 };
+        let missing = Error::Missing { nranks: 2, missing: vec![3], unlisted: 0, waited_ms: 5 };
         let text = apart(missing, &[1, 3]).to_string();
         assert!(text.starts_with("ranks [1, 3] count as one host"), "{text}");
         assert!(text.contains("only 1 of them") && text.contains("missing: [3]"), "{text}");
