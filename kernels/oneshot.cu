@@ -156,10 +156,8 @@ template <class K> DEVICE void oneshot_kernel(const ringcomm_oneshot_args &args)
         }
     }
     bool came = true;
-    for (uint64_t unit = first; unit < units; unit += stride) {
+    for (uint64_t unit = first; came && unit < units; unit += stride) {
         came = receive<K>(op, exchange, reduces, unit);
-        /* Out of the loop, so that what gives up is no part of it. */
-        if (!came) break;
     }
     if (came && exchange.number > 1 && (exchange.number & CLEARING) <= 1)
         clear(exchange, first, stride);

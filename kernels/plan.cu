@@ -61,11 +61,10 @@ DEVICE bool open_step(Run &run, const ringcomm_step &step, const ringcomm_end *e
             const uint32_t peer = ends[e].peer;
             const Waiting waiting = {0, peer, block_index(), index};
             const ringcomm_watch &watch = run.call->watch;
-            came = e < step.nsources
-                       ? wait(watch, run.receives[peer], run.received[peer], waiting)
-                       : reserve(watch, run.sends[peer], run.sent[peer], run.call->depth, waiting);
-            /* Out of the loop, so that what gives up is no part of it. */
-            if (!came) break;
+            came = came &&
+                   (e < step.nsources ? wait(watch, run.receives[peer], run.received[peer], waiting)
+                                      : reserve(watch, run.sends[peer], run.sent[peer],
+                                                run.call->depth, waiting));
         }
         fence_system();
     }

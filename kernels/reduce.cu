@@ -24,11 +24,7 @@ DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch) {
         for (uint32_t peer = tid; peer < meeting.nranks; peer += nthreads) {
             const Waiting waiting = {RINGCOMM_FOR_MEETING, peer, block_index(), 0};
             const uint64_t flag = flags[me] + (row + peer) * sizeof(ringcomm_flag);
-            /* Out of the loop, so that what gives up is no part of it. */
-            if (!await(meeting.watch, flag, epoch, waiting)) {
-                came = false;
-                break;
-            }
+            came = came && await(meeting.watch, flag, epoch, waiting);
         }
         fence_system();
     }

@@ -25,7 +25,6 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 LOAD = re.compile(r"\bLD(G)?\.E\.128")
 STORE = re.compile(r"\bST(G)?\.E\.128")
 FENCE = re.compile(r"\b(MEMBAR|FENCE)\b")
-BARRIER = re.compile(r"\bBAR\.")
 # A flag of another device: what a loop over peers polls or sets.
 FLAG = re.compile(r"\b(LD|ST)(G)?\.E\.(64\.STRONG|STRONG\.SYS|64\.SYS)")
 
@@ -110,13 +109,13 @@ def loops(code):
 
 
 def fences_among_peers(code):
-    """Fences in loops that poll or set flags, but for those in which the block meets: steps, slices."""
-    found = set()
-    for body in loops(code):
-        texts = [code[at][1] for at in body]
-        if any(map(FLAG.search, texts)) and not any(map(BARRIER.search, texts)):
-            found |= {code[at] for at in body if FENCE.search(code[at][1])}
-    return sorted(found)
+    """Fences in the innermost loops that poll or set flags."""
+    found, all_loops = [], loops(code)
+    for body in all_loops:
+        innermost = not any(other < body for other in all_loops)
+        if innermost and any(FLAG.search(code[at][1]) for at in body):
+            found += [code[at] for at in body if FENCE.search(code[at][1])]
+    return found
 
 
 def loads_before_use(code, batch):

@@ -330,7 +330,6 @@ def kernels():
     return [
         cargo("test", "--test", "kernels"),
         Command("scripts/kernel-protocol"),
-        Command(sys.executable, "scripts/test_sass.py"),
         Command(sys.executable, "scripts/sass.py", env=path),
     ]
 

@@ -95,7 +95,7 @@ pub enum Error {
     /// for whom there was no room in what told this rank, did not come.
     Missing { nranks: usize, missing: Vec<usize>, unlisted: usize, waited_ms: u64 },
     /// Ranks that count as one host, and had met over the network, have not met on that host.
-    Apart { ranks: Vec<usize>, missing: Vec<usize>, waited_ms: u64 },
+    Apart { ranks: Vec<usize>, missing: Vec<usize>, unlisted: usize, waited_ms: u64 },
     /// The ranks that were to meet at a place did not; `why` is how far it came.
     NotMet { place: String, why: String, waited_ms: u64 },
 }
@@ -134,10 +134,10 @@ impl Error {
                 let missing = missing.into_iter().map(name).collect();
                 Error::Missing { nranks, missing, unlisted, waited_ms }
             }
-            Error::Apart { ranks, missing, waited_ms } => {
+            Error::Apart { ranks, missing, unlisted, waited_ms } => {
                 let [ranks, missing] =
                     [ranks, missing].map(|list| list.into_iter().map(&name).collect());
-                Error::Apart { ranks, missing, waited_ms }
+                Error::Apart { ranks, missing, unlisted, waited_ms }
             }
             other => other,
         }
@@ -214,12 +214,13 @@ impl fmt::Display for Error {
                 nranks - missing.len() - unlisted,
                 list(missing, *unlisted)
             ),
-            Error::Apart { ranks, missing, waited_ms } => write!(
+            Error::Apart { ranks, missing, unlisted, waited_ms } => write!(
                 f,
                 "ranks {ranks:?} count as one host, and after {waited_ms} ms only {} of them had \
-                 met there; missing: {missing:?}; set RINGCOMM_HOSTID if they are on several, or \
-                 raise RINGCOMM_TIMEOUT_MS",
-                ranks.len() - missing.len()
+                 met there; missing: {}; set RINGCOMM_HOSTID if they are on several, or raise \
+                 RINGCOMM_TIMEOUT_MS",
+                ranks.len() - missing.len() - unlisted,
+                list(missing, *unlisted)
             ),
             Error::NotMet { place, why, waited_ms } => write!(
                 f,

@@ -159,7 +159,7 @@ fn who_speaks_something_else_is_hung_up_on_without_a_word() {
 fn another_secret_is_refused_on_both_sides() {
     let (count, gate) = guarded(|guarded| {
         let other = UniqueId::generate().unwrap();
-        let patience = Duration::from_millis(300);
+        let patience = Duration::from_secs(2);
         let error = dial_within(&other, guarded.at, greeting(1, 0), patience).err().unwrap();
         assert!(error.contains(&guarded.at.to_string()), "{error}");
         assert!(error.contains("RINGCOMM_SECRET") && error.contains("unique id"), "{error}");

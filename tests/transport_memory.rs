@@ -2,7 +2,7 @@
 
 use ringcomm::transport::exports::{self, Imports, Mailbox, MailboxSender};
 use ringcomm::transport::segment::Segment;
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 const PAGE: usize = 4096;
 
@@ -58,6 +58,8 @@ fn another_thread_sees_the_table_change() {
     const ABSENT: usize = 2;
     const STOP: usize = 3;
     let cell = AtomicUsize::new(FOUND);
+    // Other tests may get the address once it is free: the region's number is its own.
+    let region = AtomicU64::new(0);
     let ask = |address: *mut u8| {
         // Release and Acquire: pair with those of the other thread.
         cell.store(address.expose_provenance(), Release);
@@ -77,7 +79,8 @@ fn another_thread_sees_the_table_change() {
                     FOUND | ABSENT => std::thread::yield_now(),
                     address => {
                         let pointer = std::ptr::with_exposed_provenance(address);
-                        let found = exports::find(pointer, 1).is_some();
+                        let own = region.load(Acquire);
+                        let found = exports::find(pointer, 1).is_some_and(|at| at.region == own);
                         cell.store(if found { FOUND } else { ABSENT }, Release);
                     }
                 }
@@ -86,6 +89,7 @@ fn another_thread_sees_the_table_change() {
         let answers: Vec<bool> = (0..3)
             .flat_map(|_| {
                 let address = exports::allocate(1).unwrap();
+                region.store(exports::find(address, 1).unwrap().region, Release);
                 let before = ask(address);
                 exports::release(address).unwrap();
                 [before, ask(address)]

@@ -212,6 +212,8 @@ def _ndarray(array: Any, write: bool) -> Buffer:
         raise unfit(array, NOT_CONTIGUOUS.format("numpy.ascontiguousarray(...)"))
     if write and not flags.writeable:
         raise unfit(array, READ_ONLY)
+    # A scalar makes an array each time that it is asked where it lies: of this one, which is kept.
+    array = array.__array__()
     return (array.__array_interface__["data"][0], array.size, datatype, CPU, array)
 
 

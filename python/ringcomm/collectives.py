@@ -269,7 +269,7 @@ class Collectives:
         async_op: bool,
     ) -> Optional[Handle]:
         """Make the call now, in the thread's group, or on a stream."""
-        if self._device == CPU and isinstance(stream, int):
+        if self._device == CPU and isinstance(stream, int) and stream:
             # Its number keeps neither the stream nor what a call on it uses.
             raise wrong(f"stream={stream} is only the number of a stream; give the ringcomm.Stream")
         if async_op and stream is None:

@@ -134,8 +134,8 @@ fn numbered(cards: &[Card]) -> Vec<usize> {
 /// that were restored from one snapshot, for one, say the same of themselves.
 fn apart(error: Error, locals: &[usize]) -> Error {
     match error {
-        Error::Missing { missing, waited_ms, .. } => {
-            Error::Apart { ranks: locals.to_vec(), missing, waited_ms }
+        Error::Missing { missing, unlisted, waited_ms, .. } => {
+            Error::Apart { ranks: locals.to_vec(), missing, unlisted, waited_ms }
         }
         error => error,
     }

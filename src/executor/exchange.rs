@@ -114,12 +114,12 @@ pub unsafe fn run(
     let all = || all;
     let watch = &Progress::new(watch, &all);
     loop {
+        // Until the wait is over nothing moves.
+        watch.at(batch.iter().map(Transfer::done).sum());
         let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
             return links.flush(watch);
         };
         let (peer, patience) = (waiting.peer, links.patience);
-        // Until the wait is over nothing moves.
-        watch.at(batch.iter().map(Transfer::done).sum());
         // SAFETY: the pages outlive the links.
         let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
         let mut moves = Moves { batch, links, lanes, memory, watch };

@@ -85,7 +85,7 @@ class Channel:
         gone: Optional[RingError] = self.post.gone(self.peer)
         return gone or RingRemoteError(
             f"rank {self.post.rank} cannot open the channel of its messages with rank {self.peer}: "
-            f"torch's store has failed ({str(error).splitlines()[0]}); see whether the process "
+            f"torch's store has failed ({(str(error) or type(error).__name__).splitlines()[0]}); see whether the process "
             "that holds it, rank 0's or the launcher's, has ended, and restart the job",
             Result.REMOTE_ERROR,
             rank=self.post.rank,

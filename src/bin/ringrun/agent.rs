@@ -50,17 +50,38 @@ struct Gone;
 /// Ports that nobody has at the moment, of a range where there is one; 0 where none is free.
 /// Whoever takes them later may be late; nothing can hold them for a program that has not started.
 fn free_ports(range: Option<RangeInclusive<u16>>) -> [u16; 2] {
-    // From the middle on: ranks take the first that is free, and later communicators meet at the
-    // ports after these.
-    let mut candidates: Vec<u16> = range.map_or(vec![0; 2], Iterator::collect);
-    let middle = candidates.len() / 2;
-    candidates.rotate_left(middle);
-    let mut candidates = candidates.into_iter();
+    // Of a range from the middle on: ranks take the first that is free, and later communicators
+    // meet at the ports after these.
+    let from_middle = |range: RangeInclusive<u16>| {
+        let mut all: Vec<u16> = range.collect();
+        let middle = all.len() / 2;
+        all.rotate_left(middle);
+        all
+    };
+    let mut candidates = range.map_or_else(quiet_ports, from_middle).into_iter();
     // Both are held until both are known, so that they differ.
     let listeners =
         [(); 2].map(|()| candidates.find_map(|port| TcpListener::bind(("0.0.0.0", port)).ok()));
     let port = |listener: &TcpListener| Some(listener.local_addr().ok()?.port());
     listeners.each_ref().map(|listener| listener.as_ref().and_then(port).unwrap_or(0))
+}
+
+/// Some ports that the kernel gives to no connection, each with room behind it for the meetings of
+/// later communicators, and last what the kernel chooses. Among its own, the port after a free one
+/// often is a connection's of the same job.
+fn quiet_ports() -> Vec<u16> {
+    const LEAST: u16 = 10_000;
+    const APART: u16 = 50;
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let lowest = range.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
+    let groups = usize::from(lowest.unwrap_or(32_768u16).saturating_sub(LEAST) / (2 * APART));
+    // Another job of this machine begins elsewhere.
+    let first = std::process::id() as usize;
+    let pair = |turn| {
+        let port = LEAST + ((first + turn) % groups) as u16 * 2 * APART;
+        [port, port + APART]
+    };
+    (0..groups.min(16)).flat_map(pair).chain([0, 0]).collect()
 }
 
 /// Make the folder in which the ranks answer for their status, and tell them of it. A machine that

@@ -21,11 +21,6 @@ pub type Proved = Arrival<Socket>;
 /// connection over a wide network and its handshake take a third. It doubles with every round,
 /// since a lost packet is sent again after a second and a gate may be busy with thousands.
 const ATTEMPT: Duration = Duration::from_secs(1);
-/// The same where a gate is known to have been open and nobody has answered, not even a kernel: a
-/// packet that came as the gate's process ended is lost, and the next one is refused at once. That is
-/// several times as long as a packet takes around the world and less than survivors may take to name
-/// the dead.
-const UNANSWERED: Duration = Duration::from_millis(150);
 /// Rounds after which it grows no further.
 const MOST_DOUBLINGS: usize = 4;
 
@@ -149,8 +144,7 @@ impl<S: super::stream::Stream> Dialling<S> {
     /// How long the current attempt may take.
     fn patience(&self) -> Duration {
         let round = self.attempts / self.to.len().max(1);
-        let first = if self.was_open && !self.answered { UNANSWERED } else { ATTEMPT };
-        first * (1 << round.min(MOST_DOUBLINGS))
+        ATTEMPT * (1 << round.min(MOST_DOUBLINGS))
     }
 
     fn current(&self) -> SocketAddr {

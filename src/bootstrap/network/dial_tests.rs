@@ -162,8 +162,8 @@ fn who_answers_nothing_is_asked_anew_when_it_is_time_and_no_later() {
     let dial = Dialling::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
     let mut dial = dial.where_open();
     assert!(dial.advance(begin, &mut network).unwrap().is_none());
-    assert_eq!(dial.next_deadline(), begin + UNANSWERED, "nothing arrives that would wake anybody");
-    assert!(dial.advance(begin + UNANSWERED, &mut network).unwrap().is_none());
+    assert_eq!(dial.next_deadline(), begin + ATTEMPT, "nothing arrives that would wake anybody");
+    assert!(dial.advance(begin + ATTEMPT, &mut network).unwrap().is_none());
     assert!(dial.stream().is_none(), "the first attempt is given up for the next");
 }
 

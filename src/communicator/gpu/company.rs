@@ -42,7 +42,8 @@ pub fn in_one_order() -> MutexGuard<'static, ()> {
 /// As [`in_one_order`] where this process has kernels that wait on several devices. Elsewhere to
 /// free memory, which may take as long as what any stream has, would hold up launches for nothing.
 pub fn beside_companies() -> Option<MutexGuard<'static, ()>> {
-    // Relaxed: whoever makes a company while this goes on has no kernel that waits yet.
+    // Relaxed: whoever makes a company while this goes on has no kernel that waits yet, unless its
+    // trial begins before the caller's free has ended; then the trial may last until its deadline.
     (COMPANIES.load(Relaxed) > 0).then(in_one_order)
 }
 
