@@ -1,16 +1,24 @@
 # Thin names for what cargo and the scripts do. `make install PREFIX=/usr/local DESTDIR=`.
 PREFIX ?= /usr/local
+# What is installed names these places, to whoever looks from any folder.
+override PREFIX := $(abspath $(PREFIX))
 DESTDIR ?=
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 BINDIR ?= $(PREFIX)/bin
+RELATIVE := $(filter-out /%,$(LIBDIR) $(INCLUDEDIR) $(BINDIR))
+ifneq ($(RELATIVE),)
+$(error LIBDIR, INCLUDEDIR and BINDIR are absolute paths; $(RELATIVE) is not)
+endif
 CARGO ?= cargo
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The major number of the C interface, in the SONAME that build.rs sets.
 ABI := 1
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+# From where the CMake package lies, so that a tree can be moved.
+TO_INCLUDEDIR = $$(realpath -ms --relative-to=$(LIBDIR)/cmake/Ringcomm $(INCLUDEDIR))
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
-	-e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@ABI@|$(ABI)|g'
+	-e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e "s|@TO_INCLUDEDIR@|$(TO_INCLUDEDIR)|g" -e 's|@VERSION@|$(VERSION)|g' -e 's|@ABI@|$(ABI)|g'
 
 .PHONY: all build test header bench perf install uninstall clean
 all: build

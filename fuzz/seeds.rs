@@ -113,7 +113,13 @@ fn rendezvous() -> io::Result<()> {
         Failure::Died { rank: 1, pid: 77, host: "node7".into() },
         Failure::Stuck { rank: 2, pid: 78, host: "".into(), waited_ms: 30 },
         Failure::Usage { text: "ranks disagree on the number of ranks".into() },
-        Failure::System { rank: 0, errno: 24, what: "accepting a rank".into() },
+        Failure::System {
+            rank: 0,
+            pid: 79,
+            host: "node8".into(),
+            errno: 24,
+            what: "accepting a rank".into(),
+        },
     ];
     let frames = Corpus::of("frames")?;
     for (index, failure) in failures.iter().enumerate() {
@@ -194,6 +200,7 @@ fn gossip() -> io::Result<()> {
         ("working", Item::Status { rank: 2, version: 1, status: status(Life::Working, "") }),
         ("failed", Item::Status { rank: 3, version: 9, status: status(Life::Failed, "no room") }),
         ("gone", Item::Gone { rank: 4 }),
+        ("unreached", Item::Unreached { rank: 4, by: 3, why: "was refused at a:1".into() }),
     ];
     for (name, item) in items {
         let bytes = item.encode();

@@ -34,7 +34,8 @@
 #include <stdint.h>
 
 /**
- * The release's major number; programs built for another one do not load this library.
+ * The release's major number. What a program needs to load the library is the interface's number,
+ * in its name (`libringcomm.so.1`); that is another one, and changes with the interface alone.
  */
 #define RING_MAJOR 0
 
@@ -351,6 +352,8 @@ typedef struct ringConfig_t {
     uint32_t version;
     /**
      * Milliseconds that one operation waits for its peers before it fails (`RINGCOMM_TIMEOUT_MS`).
+     * A rank on another host whose kernel answers nothing counts as dead after about seven
+     * seconds, whatever this is: of a process that is stopped or busy the kernel answers.
      */
     int64_t timeoutMs;
     /**
@@ -386,7 +389,9 @@ typedef struct ringConfig_t {
     const char *profile;
     /**
      * Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
-     * set.
+     * set. In a split or a shrink that means those of `comm`, whatever the environment says, and
+     * so it does for `RINGCOMM_SOCKET_FAMILY`; others are refused where `comm` is on several
+     * hosts, as its ranks look for each other at the addresses that they have.
      */
     const char *interfaces;
     /**
@@ -403,6 +408,10 @@ typedef struct ringConfig_t {
      * on the calling thread, if the program uses CUDA; in a split or a shrink, of `comm`'s device.
      */
     int device;
+    /**
+     * Milliseconds that making a communicator waits for its ranks. Not set: as `timeoutMs`.
+     */
+    int64_t meetingMs;
 } ringConfig_t;
 
 /**
@@ -614,8 +623,8 @@ ringResult_t ringCommInitAll(ringComm_t *comm, int ndev, const int *devlist);
  * `config` NULL: the settings of `comm`. `comm` stays usable. In a group the call returns at once
  * and `ringGroupEnd` does it.
  *
- * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL or another negative
- * color, and those of a collective.
+ * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, another negative
+ * color, or other interfaces than those of `comm` between hosts; and those of a collective.
  *
  * Requires:
  * `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or
@@ -632,17 +641,24 @@ ringResult_t ringCommSplit(ringComm_t comm,
  *
  * An `excludeRanksCount` of 0 leaves out the dead and those who destroyed `comm`: the survivors
  * agree on which ranks those are, also where more die meanwhile. A rank that lives and does not
- * call is waited for. Else
- * exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
+ * call is waited for. Up to 4,096 ranks find the dead like this; in a larger communicator they
+ * have to be listed, and 0 is refused with `ringInvalidUsage`.
+ *
+ * Else exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
  * list; those excluded need not take part and may be dead.
+ *
+ * Where a network comes apart, the ranks on either side find those on the other dead, and both may
+ * shrink and go on alone. Compare `ringCommCount` of `*newcomm` with what the job can go on with,
+ * more than half of its ranks for one, before it writes a checkpoint or anything else that counts.
  *
  * `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is running on
  * `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call returns
  * at once and `ringGroupEnd` does it.
  *
  * `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
- * this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come;
- * `ringRemoteError` where it gave up, or died though the list keeps it.
+ * this rank in the list, unknown flags, other interfaces than those of `comm` between hosts;
+ * `ringTimeout` where a rank that should stay did not come; `ringRemoteError` where it gave up, or
+ * died though the list keeps it.
  *
  * Requires:
  * `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
@@ -662,8 +678,8 @@ ringResult_t ringCommShrink(ringComm_t comm,
  * Calls that wait on a host stream are done first. The handle stays valid for questions and for
  * `ringCommDestroy`; new calls are refused. A second time it does nothing.
  *
- * Errors: `ringInvalidUsage` in a group that holds calls of the communicator; the error that broke
- * the communicator.
+ * Errors: `ringInvalidUsage` in a group that holds calls of the communicator, and where that of
+ * another thread has not ended by the deadline; the error that broke the communicator.
  *
  * Requires:
  * Safe for any argument.
@@ -678,7 +694,8 @@ ringResult_t ringCommFinalize(ringComm_t comm);
  * failed: only the call that runs is done then, and those that a stream still holds fail when
  * their turn comes, without touching a buffer. The handle is gone afterwards, also where
  * finalizing fails: its error is returned then, `ringAborted` where another thread called
- * `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
+ * `ringCommAbort` meanwhile. Calls in a group that another thread has not ended by the deadline
+ * fail there. In every case this rank's buffers are the program's again.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
  * `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.
@@ -774,7 +791,9 @@ ringResult_t ringLauncherInfo(int *rank, int *nranks, int *localRank, char *text
  * together there.
  *
  * Needed where a thread makes the calls of several ranks, and for sends and receives that wait for
- * each other. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
+ * each other. Of each communicator the collectives run first, in the order of the calls, and then
+ * all sends and receives together, wherever they stood among them; communicators run at the same
+ * time. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
  */
 ringResult_t ringGroupStart(void);
 
@@ -782,7 +801,9 @@ ringResult_t ringGroupStart(void);
  * Close the thread's innermost group; if it is the outermost, run what it holds.
  *
  * Returns when all of it is done, except calls on a stream, which go on there. Communicators that
- * were asked for are all made, or none is. Returns the first error of the calls.
+ * were asked for are all made, or none is. Returns the first error of the calls. Where one of them
+ * was refused as it was made, none of them runs: a call that cannot be right (`ringBarrier` of
+ * NULL) drops what the thread's groups hold.
  *
  * Errors: `ringInvalidUsage` without a matching `ringGroupStart`, and those of the calls.
  */
@@ -1065,7 +1086,9 @@ ringResult_t ringScatterv(const void *sendbuff,
 
 /**
  * Make a host stream: calls that are given it return at once and run in order, on a thread of the
- * stream. Their buffers stay untouched until `ringStreamSynchronize`.
+ * stream. Their buffers stay untouched until `ringStreamSynchronize`. 256 calls may wait in it;
+ * one more returns when there is room: a thread that gives calls to several ranks' streams puts
+ * those of one step on all streams before those of the next, or in a group.
  *
  * `*stream` is written on success.
  *
@@ -1137,7 +1160,8 @@ ringResult_t ringStreamDestroy(ringStream_t stream);
  * goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in
  * which ranks pass on what they got (rings, trees, halving), and everything between hosts.
  *
- * `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
+ * `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed. A
+ * child made by `fork` shares the memory with its parent: what one writes, the other reads.
  *
  * A rank that gives up waits for peers that are writing here. One that is stopped (SIGSTOP) in the
  * middle of that is waited for two seconds, and finishes its write when it goes on.
@@ -1166,7 +1190,8 @@ ringResult_t ringMemFree(void *ptr);
  * Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
  * buffer stays allocated until then. Destroying or aborting the communicator takes back what is
  * left; the handle is gone then. Of a peer that is stopped in the middle of a write, see
- * `ringMemAlloc`.
+ * `ringMemAlloc`. While this runs no thread writes to the buffer, which is moved: what is written
+ * meanwhile may be lost. While it is registered, a child made by `fork` shares it with its parent.
  *
  * Errors: `ringInvalidArgument` for NULL, and a range that is not whole pages or not private,
  * writable memory throughout (not mapped, mapped from a shared file, partly registered already).
@@ -1178,6 +1203,9 @@ ringResult_t ringCommRegister(ringComm_t comm, void *buff, size_t size, void **h
 
 /**
  * Undo `ringCommRegister`.
+ *
+ * After the last registration of a buffer it is private again, with its content; other threads may
+ * go on reading and writing it meanwhile, and while a communicator is destroyed or aborted.
  *
  * Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
  *
@@ -1220,7 +1248,8 @@ ringResult_t ringRedOpDestroy(ringRedOp_t op, ringComm_t comm);
  * How a collective would run on this communicator: algorithm, transport, channels, chunks, time.
  *
  * `count` as in the collective's own function; `op` counts for those that reduce, `root` for those
- * that have one. Nothing is sent, and the other ranks need not ask. Set `explain` to
+ * that have one. Nothing is sent, and the other ranks need not ask. Does not wait for calls that
+ * other threads make, but where several processes share devices. Set `explain` to
  * `RING_EXPLAIN_INITIALIZER` before; it is written on success.
  *
  * Requires:
@@ -1277,12 +1306,15 @@ ringResult_t ringCommTrace(ringComm_t comm, char *buffer, size_t size, size_t *n
         sizeof(ringConfig_t), RING_MAGIC, RING_VERSION_CODE, RING_CONFIG_UNDEF_INT,                \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT,                   \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL, NULL, NULL,                  \
-            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT                                           \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT                    \
     }
 
 /** A ringExplain_t for ringCommExplain to fill. */
 #define RING_EXPLAIN_INITIALIZER                                                                   \
-    { sizeof(ringExplain_t), RING_MAGIC, RING_VERSION_CODE, { 0 }, { 0 }, 0, 0, 0, 0, 0.0 }
+    {                                                                                              \
+        sizeof(ringExplain_t), RING_MAGIC, RING_VERSION_CODE, { 0 }, { 0 }, 0, 0, 0, 0, 0.0, { 0 },\
+            0.0, 0                                                                                 \
+    }
 
 /** The code of a version, to compare with RING_VERSION_CODE. */
 #define RING_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))

@@ -1,8 +1,9 @@
 /*
  * ringcomm for C++11: owners that clean up after themselves, and errors as exceptions.
  *
- * Header only and thin: every function is one call of ringcomm.h, which says what it means. An
- * object owns its handle, moves, and does not copy; handle() gives it to the C interface.
+ * Header only and thin: a function is one call of ringcomm.h, which says what it means. An object
+ * owns its handle, moves, and does not copy; handle() gives it to the C interface. A destructor has
+ * nobody to tell an error to: end(), finalize() and synchronize() do what it would do, and throw.
  */
 #ifndef RINGCOMM_HPP
 #define RINGCOMM_HPP
@@ -12,12 +13,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace ringcomm {
+
+/** Numbers of elements, or where blocks begin, one for each rank. */
+using Counts = std::vector<std::size_t>;
 
 /** A call that failed: what() is the library's text, code() the result. */
 class Error : public std::runtime_error {
@@ -37,7 +43,7 @@ inline void check(ringResult_t result, ringComm_t comm = nullptr) {
     throw Error(result, text.empty() ? ringGetErrorString(result) : text);
 }
 
-/** The data type of an element. */
+/** The data type of an element. For a type of your own (a half, say) specialize it. */
 template <typename T> struct TypeOf;
 template <> struct TypeOf<std::int8_t> { static constexpr ringDataType_t value = ringInt8; };
 template <> struct TypeOf<std::uint8_t> { static constexpr ringDataType_t value = ringUint8; };
@@ -70,6 +76,7 @@ class UniqueId {
 class Stream {
   public:
     Stream() : handle_(nullptr) { check(ringStreamCreate(&handle_)); }
+    /** Waits for its calls. */
     ~Stream() {
         if (handle_)
             ringStreamDestroy(handle_);
@@ -85,28 +92,63 @@ class Stream {
     ringStream_t handle() const noexcept { return handle_; }
     void synchronize() { check(ringStreamSynchronize(handle_)); }
     /** Whether everything that was given to the stream is done. */
-    bool query() {
-        ringResult_t result = ringStreamQuery(handle_);
+    bool query() { return done(ringStreamQuery(handle_)); }
+    /** A mark behind everything that was given to the stream so far. */
+    std::uint64_t mark() {
+        std::uint64_t mark = 0;
+        check(ringStreamMark(handle_, &mark));
+        return mark;
+    }
+    /** Wait until what is before the mark is done, at most so long, or without end; whether it is. */
+    bool reached(std::uint64_t mark, std::int64_t timeout_ms = -1) {
+        return done(ringStreamReached(handle_, mark, timeout_ms));
+    }
+
+  private:
+    static bool done(ringResult_t result) {
         if (result != ringInProgress)
             check(result);
         return result == ringSuccess;
     }
 
-  private:
     ringStream_t handle_;
 };
 
-/** Calls made while it lives start together at end(), or when it goes out of scope. */
+namespace detail {
+/** Make this thread's open group, if there is one, run nothing: a call of it is refused. */
+inline void spoil_group() { ringBarrier(nullptr, nullptr); }
+/** What a destructor may still give back: with a communicator goes all that was made with it. */
+inline bool is_there(ringComm_t comm) {
+    int rank = 0;
+    return comm && ringCommUserRank(comm, &rank) == ringSuccess;
+}
+} // namespace detail
+
+/**
+ * Calls that this thread makes while it is open start together at end().
+ *
+ * Without end() none of them runs: a group that goes out of scope by an exception, by a return or
+ * forgotten is dropped with all its calls. What was declared after it is gone by then, buffers and
+ * communicators among them, and where the calls of some ranks are missing the others would wait for
+ * them. With an inner group the groups around it are dropped, too; their end() throws.
+ *
+ * It ends on the thread that it began on.
+ */
 class Group {
   public:
     Group() : open_(true) { check(ringGroupStart()); }
     ~Group() {
-        if (open_)
+        if (open_) {
+            detail::spoil_group();
             ringGroupEnd();
+        }
     }
     Group(const Group &) = delete;
     Group &operator=(const Group &) = delete;
+    /** Run the calls, unless a group around it is to; throws the first error among them. */
     void end() {
+        if (!open_)
+            throw Error(ringInvalidUsage, "invalid usage: this group has ended already");
         open_ = false;
         check(ringGroupEnd());
     }
@@ -115,21 +157,74 @@ class Group {
     bool open_;
 };
 
+/** Run as one group the calls that `calls()` makes; none of them where it throws. */
+template <typename Calls> void group(Calls &&calls) {
+    Group open;
+    calls();
+    open.end();
+}
+
+/** Memory that other ranks reach directly, for elements that need no constructor. */
+template <typename T> class Memory {
+    static_assert(std::is_trivially_copyable<T>::value && std::is_trivially_destructible<T>::value,
+                  "elements travel as bytes");
+
+  public:
+    /** Room for `count` elements, aligned to a page. Their values are not set. */
+    explicit Memory(std::size_t count) : data_(nullptr), size_(count) {
+        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T))
+            throw Error(ringInvalidArgument, "invalid argument: more bytes than addresses");
+        void *memory = nullptr;
+        check(ringMemAlloc(&memory, count * sizeof(T)));
+        data_ = static_cast<T *>(memory);
+    }
+    /** No call uses it any more. */
+    ~Memory() {
+        if (data_)
+            ringMemFree(data_);
+    }
+    Memory(Memory &&other) noexcept : data_(other.data_), size_(other.size_) {
+        other.data_ = nullptr;
+        other.size_ = 0;
+    }
+    Memory &operator=(Memory &&other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    Memory(const Memory &) = delete;
+    Memory &operator=(const Memory &) = delete;
+
+    T *data() noexcept { return data_; }
+    const T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    T *begin() noexcept { return data_; }
+    const T *begin() const noexcept { return data_; }
+    T *end() noexcept { return data_ + size_; }
+    const T *end() const noexcept { return data_ + size_; }
+    T &operator[](std::size_t at) noexcept { return data_[at]; }
+    const T &operator[](std::size_t at) const noexcept { return data_[at]; }
+
+  private:
+    T *data_;
+    std::size_t size_;
+};
+
 /** One rank's end of a communicator. */
 class Communicator {
   public:
-    /** Join nranks ranks; returns when all have come. */
+    /** Join nranks ranks; returns when all have come. Not in a group: see split(). */
     Communicator(int nranks, const UniqueId &id, int rank, ringConfig_t *config = nullptr)
-        : handle_(nullptr) {
-        ringComm_t handle = nullptr;
-        check(ringCommInitRankConfig(&handle, nranks, id.bytes(), rank, config));
-        handle_ = handle;
-    }
+        : handle_(made(nullptr, [&](ringComm_t *place) {
+              return ringCommInitRankConfig(place, nranks, id.bytes(), rank, config);
+          })) {}
     /** Take a handle over. */
     explicit Communicator(ringComm_t handle) noexcept : handle_(handle) {}
+    /** Finalizes. Where an open group holds calls of it, they could never run: it aborts. */
     ~Communicator() {
-        if (ringComm_t handle = handle_)
-            ringCommDestroy(handle);
+        ringComm_t handle = handle_;
+        if (handle && ringCommDestroy(handle) == ringInvalidUsage)
+            ringCommAbort(handle);
     }
     Communicator(Communicator &&other) noexcept : handle_(other.handle_.exchange(nullptr)) {}
     Communicator &operator=(Communicator &&other) noexcept {
@@ -139,17 +234,18 @@ class Communicator {
     Communicator(const Communicator &) = delete;
     Communicator &operator=(const Communicator &) = delete;
 
-    /** Every rank of a new communicator, all in this process. */
-    static std::vector<Communicator> all(int nranks) {
-        if (nranks < 1)
-            throw Error(ringInvalidArgument, "a communicator needs a rank");
-        std::vector<ringComm_t> handles(static_cast<std::size_t>(nranks));
-        check(ringCommInitAll(handles.data(), nranks, nullptr));
-        std::vector<Communicator> communicators;
-        communicators.reserve(handles.size());
-        for (ringComm_t handle : handles)
-            communicators.emplace_back(handle);
-        return communicators;
+    /** Every rank of a new communicator, all in this process, on the CPU. */
+    static std::vector<Communicator> all(int nranks) { return all_on(nranks, nullptr); }
+    /** The same, on these CUDA devices; -1 is the CPU. */
+    static std::vector<Communicator> all(const std::vector<int> &devices) {
+        return all_on(narrowed(devices.size()), devices.data());
+    }
+    /** Join the ranks that meet at `url`, or where the environment says. Not in a group. */
+    static Communicator join(const char *url = nullptr, int nranks = -1, int rank = -1,
+                             const ringConfig_t *config = nullptr) {
+        return Communicator(made(nullptr, [&](ringComm_t *place) {
+            return ringCommInitUrl(place, url, nranks, rank, config);
+        }));
     }
 
     ringComm_t handle() const noexcept { return handle_; }
@@ -158,22 +254,53 @@ class Communicator {
 
     int rank() const { return ask(ringCommUserRank); }
     int count() const { return ask(ringCommCount); }
+    /** The CUDA device of this rank; -1 on the CPU. */
+    int device() const { return ask(ringCommCuDevice); }
 
-    /** The communicator of the ranks that give the same color. */
+    /**
+     * The communicator of the ranks that give the same color.
+     *
+     * Not in a group, where the handle comes with the group's end and this object would be there
+     * before: that throws and the group runs nothing. There call ringCommSplit with a place that
+     * lives long enough, and hand what it gets to a Communicator.
+     */
     Communicator split(int color, int key, ringConfig_t *config = nullptr) {
-        ringComm_t handle = nullptr;
-        check_(ringCommSplit(handle_, color, key, &handle, config));
-        return Communicator(handle);
+        ringComm_t handle = handle_;
+        return Communicator(made(handle, [&](ringComm_t *place) {
+            return ringCommSplit(handle, color, key, place, config);
+        }));
+    }
+    /** The communicator of those who are left, without the dead or without these. Not in a group. */
+    Communicator shrink(std::vector<int> exclude = std::vector<int>(),
+                        int flags = RING_SHRINK_DEFAULT, ringConfig_t *config = nullptr) {
+        ringComm_t handle = handle_;
+        return Communicator(made(handle, [&](ringComm_t *place) {
+            return ringCommShrink(handle, exclude.data(), narrowed(exclude.size()), place, config,
+                                  flags);
+        }));
     }
     /** Wait for what was started, and say goodbye. */
     void finalize() { check_(ringCommFinalize(handle_)); }
     /** Fail what runs on it, from any thread, also while others call; the communicator is gone
      * afterwards. */
     void abort() { check(ringCommAbort(handle_.exchange(nullptr))); }
+    /** What broke it, ringSuccess if nothing has. */
+    ringResult_t asyncError() const {
+        ringResult_t error = ringSuccess;
+        check_(ringCommGetAsyncError(handle_, &error));
+        return error;
+    }
     /** The flight record, as JSON. */
     std::string dump() const { return text_of(ringCommDump); }
     /** The flight record, as a trace for Perfetto. */
     std::string trace() const { return text_of(ringCommTrace); }
+    /** How a collective would run. */
+    ringExplain_t explain(ringCollective_t collective, std::size_t count, ringDataType_t type,
+                          ringRedOp_t op = ringSum, int root = 0) const {
+        ringExplain_t answer = RING_EXPLAIN_INITIALIZER;
+        check_(ringCommExplain(handle_, collective, count, type, op, root, &answer));
+        return answer;
+    }
 
     template <typename T>
     void allReduce(const T *send, T *recv, std::size_t count, ringRedOp_t op = ringSum,
@@ -223,8 +350,88 @@ class Communicator {
     }
     void barrier(ringStream_t stream = nullptr) { check_(ringBarrier(handle_, stream)); }
 
+    /* Blocks of different lengths. A list has a number for every rank; where only the root's are
+     * used, the others may give empty ones. */
+
+    template <typename T>
+    void allGatherv(const T *send, std::size_t sendcount, T *recv, const Counts &recvcounts,
+                    const Counts &rdispls, ringStream_t stream = nullptr) {
+        check_(ringAllGatherv(send, sendcount, recv, listed(recvcounts), listed(rdispls),
+                              TypeOf<T>::value, handle_, stream));
+    }
+    template <typename T>
+    void reduceScatterv(const T *send, T *recv, const Counts &recvcounts,
+                        ringRedOp_t op = ringSum, ringStream_t stream = nullptr) {
+        check_(ringReduceScatterv(send, recv, listed(recvcounts), TypeOf<T>::value, op, handle_,
+                                  stream));
+    }
+    template <typename T>
+    void allToAllv(const T *send, const Counts &sendcounts, const Counts &sdispls, T *recv,
+                   const Counts &recvcounts, const Counts &rdispls,
+                   ringStream_t stream = nullptr) {
+        check_(ringAllToAllv(send, listed(sendcounts), listed(sdispls), recv, listed(recvcounts),
+                             listed(rdispls), TypeOf<T>::value, handle_, stream));
+    }
+    template <typename T>
+    void gatherv(const T *send, std::size_t sendcount, T *recv, const Counts &recvcounts,
+                 const Counts &rdispls, int root, ringStream_t stream = nullptr) {
+        check_(ringGatherv(send, sendcount, recv, listed(recvcounts, root), listed(rdispls, root),
+                           TypeOf<T>::value, root, handle_, stream));
+    }
+    template <typename T>
+    void scatterv(const T *send, const Counts &sendcounts, const Counts &sdispls, T *recv,
+                  std::size_t recvcount, int root, ringStream_t stream = nullptr) {
+        check_(ringScatterv(send, listed(sendcounts, root), listed(sdispls, root), recv, recvcount,
+                            TypeOf<T>::value, root, handle_, stream));
+    }
+
   private:
+    static std::vector<Communicator> all_on(int nranks, const int *devices) {
+        if (nranks < 1)
+            throw Error(ringInvalidArgument, "invalid argument: a communicator needs a rank");
+        std::vector<ringComm_t> handles(static_cast<std::size_t>(nranks));
+        check(ringCommInitAll(handles.data(), nranks, devices));
+        std::vector<Communicator> communicators;
+        communicators.reserve(handles.size());
+        for (ringComm_t handle : handles)
+            communicators.emplace_back(handle);
+        return communicators;
+    }
+    static int narrowed(std::size_t size) {
+        if (size > static_cast<std::size_t>(std::numeric_limits<int>::max()))
+            throw Error(ringInvalidArgument, "invalid argument: more ranks than an int counts");
+        return static_cast<int>(size);
+    }
     void check_(ringResult_t result) const { check(result, handle_); }
+    /** What a call writes that makes a communicator now. */
+    template <typename Call> static ringComm_t made(ringComm_t parent, Call call) {
+        /* The address of nothing that lives, and no handle. */
+        char nobody = 0;
+        const ringComm_t unwritten = reinterpret_cast<ringComm_t>(&nobody);
+        ringComm_t handle = unwritten;
+        check(call(&handle), parent);
+        if (handle == unwritten) {
+            /* The group's end would write to this frame, which is gone then. */
+            detail::spoil_group();
+            throw Error(ringInvalidUsage,
+                        "invalid usage: a Communicator is not made in a group, whose end brings "
+                        "the handle; nothing of the group will run");
+        }
+        return handle;
+    }
+    /** A list that the library reads to the last rank. */
+    const std::size_t *listed(const Counts &numbers) const {
+        const int ranks = count();
+        if (numbers.size() != static_cast<std::size_t>(ranks))
+            throw Error(ringInvalidArgument, "invalid argument: a list of " +
+                                                 std::to_string(numbers.size()) + " numbers for " +
+                                                 std::to_string(ranks) + " ranks");
+        return numbers.data();
+    }
+    /** One that is read on the root only. */
+    const std::size_t *listed(const Counts &numbers, int root) const {
+        return rank() == root ? listed(numbers) : nullptr;
+    }
     std::string text_of(ringResult_t (*question)(ringComm_t, char *, std::size_t,
                                                  std::size_t *)) const {
         std::string text;
@@ -245,6 +452,79 @@ class Communicator {
 
     /* abort() takes it while other threads read it. */
     std::atomic<ringComm_t> handle_;
+};
+
+/** A buffer of the program's own that other ranks reach directly while this lives. It goes before
+ * the buffer does; the communicator may go before it. */
+class Registration {
+  public:
+    /** Whole pages of private memory. */
+    Registration(const Communicator &comm, void *buffer, std::size_t bytes)
+        : comm_(comm.handle()), handle_(nullptr) {
+        check(ringCommRegister(comm_, buffer, bytes, &handle_), comm_);
+    }
+    /** No call uses the buffer any more. */
+    ~Registration() {
+        if (handle_ && detail::is_there(comm_))
+            ringCommDeregister(comm_, handle_);
+    }
+    Registration(Registration &&other) noexcept : comm_(other.comm_), handle_(other.handle_) {
+        other.handle_ = nullptr;
+    }
+    Registration &operator=(Registration &&other) noexcept {
+        std::swap(comm_, other.comm_);
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    Registration(const Registration &) = delete;
+    Registration &operator=(const Registration &) = delete;
+
+    void *handle() const noexcept { return handle_; }
+
+  private:
+    ringComm_t comm_;
+    void *handle_;
+};
+
+/** A reduction that multiplies this rank's input by a scalar before summing; stands where ringSum
+ * could, in calls on elements of the scalar's type. */
+class Reduction {
+  public:
+    /** With this scalar. */
+    template <typename T> static Reduction scaled(const Communicator &comm, T scalar) {
+        return Reduction(comm, &scalar, TypeOf<T>::value, ringScalarHostImmediate);
+    }
+    /** With what `*scalar` is whenever a call is made; it outlives this. */
+    template <typename T> static Reduction scaledBy(const Communicator &comm, T *scalar) {
+        return Reduction(comm, scalar, TypeOf<T>::value, ringScalarDevice);
+    }
+    ~Reduction() {
+        if (detail::is_there(comm_))
+            ringRedOpDestroy(op_, comm_);
+    }
+    Reduction(Reduction &&other) noexcept : comm_(other.comm_), op_(other.op_) {
+        other.comm_ = nullptr;
+    }
+    Reduction &operator=(Reduction &&other) noexcept {
+        std::swap(comm_, other.comm_);
+        std::swap(op_, other.op_);
+        return *this;
+    }
+    Reduction(const Reduction &) = delete;
+    Reduction &operator=(const Reduction &) = delete;
+
+    ringRedOp_t handle() const noexcept { return op_; }
+    operator ringRedOp_t() const noexcept { return op_; }
+
+  private:
+    Reduction(const Communicator &comm, void *scalar, ringDataType_t type,
+              ringScalarResidence_t residence)
+        : comm_(comm.handle()), op_(ringSum) {
+        check(ringRedOpCreatePreMulSum(&op_, scalar, type, residence, comm_), comm_);
+    }
+
+    ringComm_t comm_;
+    ringRedOp_t op_;
 };
 
 } // namespace ringcomm

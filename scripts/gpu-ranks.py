@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The kernels of one rank per device, for all ranks of one device in one cooperative launch:
-gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES].
+gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]].
 
 A row of the grid is a rank. All blocks are resident together, so that ranks may wait for each other on
 the device as they would between devices: the protocol is tested and timed, without the links. For two,
@@ -473,6 +473,7 @@ def main():
             ranks = Ranks(device, layout, nranks, size)
             # A device that is none computes at the pace of the processor.
             times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
+            times = int(sys.argv[4]) if len(sys.argv) > 4 else times
             for name, make, traffic in algorithms(ranks):
                 wrong, eager_us, graph_us = measure(ranks, make, times)
                 failed += wrong is not None

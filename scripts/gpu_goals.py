@@ -62,6 +62,8 @@ class Results:
                 status = self.steps[name]["status"]
                 why = f" ({status})" if status != 0 else ""
                 raise Missing(f"{name} has no {field} at {size} bytes{why}")
+            if rows[size].get("wrong") != 0:
+                raise Missing(f"{name}: what it computed at {size} bytes is wrong, or was not compared")
         return [rows[size][field] for size in sizes]
 
     def peer(self, peer, ranks, size, mode):

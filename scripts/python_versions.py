@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -66,6 +67,10 @@ def tested(minor, interpreter, wheel):
     text = ""
     for step in steps:
         good, text = ran(*step)
+        # What a package index does not give the first time it may give the second.
+        if not good and step[:len(pip)] == pip:
+            time.sleep(10)
+            good, text = ran(*step)
         if not good:
             return False, text
     return True, text

@@ -25,6 +25,9 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 LOAD = re.compile(r"\bLD(G)?\.E\.128")
 STORE = re.compile(r"\bST(G)?\.E\.128")
 FENCE = re.compile(r"\b(MEMBAR|FENCE)\b")
+BARRIER = re.compile(r"\bBAR\.")
+# Who is the first of a rank to give up: only a wait that has failed comes to it.
+GIVE_UP = re.compile(r"\bATOM(G)?\.E\.CAS")
 # A flag of another device: what a loop over peers polls or sets.
 FLAG = re.compile(r"\b(LD|ST)(G)?\.E\.(64\.STRONG|STRONG\.SYS|64\.SYS)")
 
@@ -87,13 +90,17 @@ def followers(code):
     return after
 
 
-def loops(code):
-    """The natural loops: sets of indices, by the branches back to their heads."""
-    after = followers(code)
-    before = [[] for _ in code]
+def leaders(after):
+    """Of each instruction, by index, where control comes from."""
+    before = [[] for _ in after]
     for at, targets in enumerate(after):
         for target in targets:
             before[target].append(at)
+    return before
+
+
+def loops(after, before):
+    """The natural loops, by the branches back to their heads: sets of indices, by their heads."""
     bodies = {}
     for at, targets in enumerate(after):
         for head in targets:
@@ -105,17 +112,34 @@ def loops(code):
                 if one not in body:
                     body.add(one)
                     pending += before[one]
-    return list(bodies.values())
+    return bodies
+
+
+def reached(start, follow, within):
+    """What can be come to from an instruction, by steps that stay within some."""
+    seen, pending = set(), [start]
+    while pending:
+        one = pending.pop()
+        if one in within and one not in seen:
+            seen.add(one)
+            pending += follow[one]
+    return seen
 
 
 def fences_among_peers(code):
-    """Fences in the innermost loops that poll or set flags."""
-    found, all_loops = [], loops(code)
-    for body in all_loops:
-        innermost = not any(other < body for other in all_loops)
-        if innermost and any(FLAG.search(code[at][1]) for at in body):
-            found += [code[at] for at in body if FENCE.search(code[at][1])]
-    return found
+    """Fences that loops over peers come to once for every peer. Those are the loops that poll or set
+    flags, however deep, and in which the block does not meet, as it does for every step of a plan; and a
+    turn in which a wait fails is none of theirs: its fence is before the report, which comes once."""
+    after = followers(code)
+    before, found = leaders(after), set()
+    for head, body in loops(after, before).items():
+        texts = [code[at][1] for at in body]
+        if not any(map(FLAG.search, texts)) or any(map(BARRIER.search, texts)):
+            continue
+        patient = {at for at in body if not GIVE_UP.search(code[at][1])}
+        turn = reached(head, after, patient) & reached(head, before, patient)
+        found |= {code[at] for at in turn if FENCE.search(code[at][1])}
+    return sorted(found)
 
 
 def loads_before_use(code, batch):

@@ -186,8 +186,8 @@ def abi():
 
 
 def examples():
-    """The README's first command, and the C and C++ examples, also under ThreadSanitizer; the suite
-    `asan` runs those with a library of its own."""
+    """The README's first command; the C and C++ examples and the tests of the C++ wrapper, also under
+    ThreadSanitizer; the suite `asan` runs those with a library of its own."""
     return [cargo("build", "--release"), Command("scripts/first-command"),
             where_there("examples", ["gcc", "g++"],
                         Command("scripts/run-examples", "plain", "tsan"))]
@@ -195,7 +195,7 @@ def examples():
 
 def install():
     """What `make install` puts in place, used through pkg-config and CMake."""
-    need("gcc", "make")
+    need("gcc", "g++", "make", "pkg-config")
     return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
 
 
@@ -264,7 +264,7 @@ def cuda():
         ran(1, 8),
         # What a driver without an entry point or with an error says does not depend on devices.
         ran(2, 1, "--skip", "gate::", "--skip", "failures::"),
-        ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::"),
+        ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::", "stress::"),
         ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
@@ -331,6 +331,7 @@ def kernels():
         cargo("test", "--test", "kernels"),
         Command("scripts/kernel-protocol"),
         Command(sys.executable, "scripts/sass.py", env=path),
+        Command(sys.executable, "scripts/test_sass.py"),
     ]
 
 

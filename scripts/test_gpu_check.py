@@ -21,6 +21,8 @@ from gpu_goals import KINDS, LARGE, MET, MISSED, PEERS, RANKS, SMALL, UNKNOWN
 from gpu_steps import MOST_SECONDS, Step, every_step
 
 SCRIPTS = Path(__file__).resolve().parent
+# Where the tests' own programs are.
+DEBUG = gpu_pack.ROOT / "target/debug"
 
 
 def loaded(name):
@@ -32,7 +34,7 @@ def loaded(name):
 
 
 def report(sizes, **fields):
-    return [{"rows": [{"bytes": size, **fields} for size in sizes]}]
+    return [{"rows": [{"bytes": size, "wrong": 0, **fields} for size in sizes]}]
 
 
 def good_run():
@@ -107,6 +109,11 @@ class Judge(unittest.TestCase):
                          "rows": report(LARGE, rotating_us=95, algorithm="fused")}}))
         self.changed("graph replay, 4 ranks, <= 64 KiB", UNKNOWN,
                      lambda run: run["small-4"]["rows"][0]["rows"][12].update(graph_us=None))
+        # A fast wrong result is none.
+        for wrong in [3, None]:
+            def spoilt(run, wrong=wrong):
+                run["together-ring-4"]["rows"][0]["rows"][1].update(wrong=wrong)
+            self.changed("ring of 4 ranks in one launch, >= 64 MiB, of (6N-4)S/B", UNKNOWN, spoilt)
         self.assertEqual({row["verdict"] for row in verdicts({}).values()}, {UNKNOWN})
 
     def test_the_fastest_of_a_peer_counts(self):
@@ -160,6 +167,28 @@ class Steps(unittest.TestCase):
                          ["8 bytes: algorithm is fused, not ring"])
 
 
+class Programs(unittest.TestCase):
+    """Those that the tests have built, and the driver is not to be found by."""
+
+    def need(self, is_there, why):
+        """Skip this test, and say so where it is counted, as what tests says of itself."""
+        if not is_there:
+            print(f"skipped: test_gpu_check::{self._testMethodName}: {why}", flush=True)
+            self.skipTest(why)
+
+    def test_ring_perf_knows_the_options_of_every_step(self):
+        self.need((DEBUG / "ring-perf").exists(), "ring-perf is not built")
+        with tempfile.TemporaryDirectory() as scratch:
+            steps = list(every_step(DEBUG, False, Path(scratch)))
+        env = {**os.environ, "LD_LIBRARY_PATH": scratch}
+        measured = [step.words for step in steps if str(DEBUG / "ring-perf") in step.words]
+        self.assertGreater(len(measured), 20)
+        for words in measured:
+            words = words[words.index(str(DEBUG / "ring-perf")):]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
+            self.assertIn("no CUDA driver", done.stderr, words)
+
+
 class Runs(unittest.TestCase):
     def setUp(self):
         self.check = loaded("gpu-check")
@@ -170,7 +199,7 @@ class Runs(unittest.TestCase):
             script = f"echo '{{\"rows\": [1]}}' > {rows}; echo '{{\"a\": 1}}'; sleep 30 & sleep 30"
             begun = time.monotonic()
             result = self.check.execute(Step("slow", 9, "sh", "-c", script, rows=rows), 3)
-        self.assertLess(time.monotonic() - begun, 10)
+        self.assertLess(time.monotonic() - begun, 25)
         self.assertEqual(result["status"], "out of time")
         self.assertEqual(result["rows"], [{"a": 1}, {"rows": [1]}])
 
@@ -249,6 +278,19 @@ class Runs(unittest.TestCase):
         for (ranks, size, mode), time_us in rows.items():
             calls = gpu_goals.calls_of_a_graph(size) if mode == "graph" else 1
             self.assertAlmostEqual(time_us * calls, rows[ranks, size, "eager"])
+
+    def test_what_was_carried_is_made_executable(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            program = Path(scratch) / "ring-perf"
+            program.write_text("#!/bin/sh\n")
+            program.chmod(0o644)
+            self.check.make_executable(Path(scratch))
+            self.assertEqual(subprocess.run([program]).returncode, 0)
+
+    def test_who_reads_ahead_ends_with_the_run(self):
+        with self.check.reading_ahead() as process:
+            pass
+        self.assertIsNotNone(process.returncode)
 
     def test_scripts_compile(self):
         with tempfile.TemporaryDirectory() as scratch:

@@ -10,7 +10,8 @@ from unittest import mock
 import results
 import run_suites
 from run_suites import only_built
-from suites import CONCURRENT, ROOT, SUITES, Command, Lacking, peers, tests_named
+from suites import CONCURRENT, ROOT, SUITES, Command, Lacking, install, peers, tests_named
+from tools import Missing
 
 
 class Outcomes(unittest.TestCase):
@@ -45,6 +46,14 @@ class Outcomes(unittest.TestCase):
             tests_named("hosts", "gone")
         # Those that the sanitizers run.
         tests_named(*CONCURRENT)
+
+    def test_the_installation_is_not_tried_by_half(self):
+        def which(program):
+            return None if program == "pkg-config" else f"/usr/bin/{program}"
+        with mock.patch("tools.shutil.which", which), \
+                mock.patch("tools.debian", return_value=False) as debian:
+            self.assertRaises(Missing, install)
+        debian.assert_called_once_with("pkg-config")
 
     def test_what_is_compiled_early_is_what_runs_later(self):
         def built(*words):

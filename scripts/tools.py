@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def venv(*requirements, name="venv"):
         return installed(requirements, TARGET / name)
 
 
+def downloaded(command):
+    """Run what fetches from a network; once more, and again, where it fails, after a pause."""
+    for pause in (5, 20, None):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL)
+        if done.returncode == 0:
+            return
+        if pause is None:
+            raise subprocess.CalledProcessError(done.returncode, command)
+        time.sleep(pause)
+
+
 def installed(requirements, place):
     ready = place / f"ready-{'+'.join(requirements)}"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
@@ -41,7 +53,7 @@ def installed(requirements, place):
                 shutil.rmtree(place, ignore_errors=True)
                 subprocess.run(make, **quiet)
         if not ready.exists():
-            subprocess.run([str(place / "bin/pip"), "-q", "install", *requirements], **quiet)
+            downloaded([str(place / "bin/pip"), "-q", "install", *requirements])
             ready.touch()
     except (OSError, subprocess.CalledProcessError) as error:
         names = ", ".join(requirements)

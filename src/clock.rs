@@ -89,10 +89,13 @@ mod tests {
     #[test]
     fn ticks_measure_a_sleep() {
         start();
-        let (ticks_before, before) = (ticks(), Instant::now());
-        std::thread::sleep(Duration::from_millis(20));
-        let measured = (ticks() - ticks_before) as f64 * nanoseconds_per_tick();
-        let ratio = measured / before.elapsed().as_nanos() as f64;
-        assert!((0.9..1.1).contains(&ratio), "{ratio}");
+        let ratio = |_| {
+            let (ticks_before, before) = (ticks(), Instant::now());
+            std::thread::sleep(Duration::from_millis(20));
+            let measured = (ticks() - ticks_before) as f64 * nanoseconds_per_tick();
+            measured / before.elapsed().as_nanos() as f64
+        };
+        // On a busy machine time may pass between two clocks.
+        assert!((0..5).map(ratio).any(|ratio| (0.9..1.1).contains(&ratio)));
     }
 }

@@ -5,12 +5,16 @@
 
 use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 /// Settings of one communicator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Longest time one operation may wait for its peers before it fails, in milliseconds.
     pub timeout_ms: u64,
+    /// Longest time that making a communicator may wait for its ranks, in milliseconds; `None`
+    /// takes `timeout_ms`.
+    pub meeting_ms: Option<u64>,
     /// Bytes of connection buffers a rank may hold, over all its peers; `None` takes
     /// [`DEFAULT_BUFFER_BYTES`], of which more than two ranks use half.
     pub buffer_bytes: Option<usize>,
@@ -108,6 +112,7 @@ impl Default for Config {
             // Five minutes: longer than any honest gap between ranks (a checkpoint, a validation
             // pass, a data loader's start), a sixth of what torch.distributed lets a job sit dead.
             timeout_ms: 300_000,
+            meeting_ms: None,
             buffer_bytes: None,
             deterministic: false,
             algorithm: None,
@@ -123,6 +128,13 @@ impl Default for Config {
             seat: Seat::Current,
             debug: 0,
         }
+    }
+}
+
+impl Config {
+    /// How long the ranks of a new communicator wait for each other.
+    pub fn meeting(&self) -> Duration {
+        Duration::from_millis(self.meeting_ms.unwrap_or(self.timeout_ms))
     }
 }
 

@@ -83,6 +83,9 @@ pub enum Error {
     Mismatch { rank: usize, mine: Operation, peer: Who, theirs: Box<Operation> },
     /// A peer's process is gone.
     PeerDied { rank: usize, peer: Who, operation: Option<Operation> },
+    /// Nobody has reached a peer since the ranks met: its process is gone, or something lies in
+    /// between. `by` tried, and `why` is what became of that, after `rank {by} `.
+    Unreached { rank: usize, peer: Who, operation: Option<Operation>, by: usize, why: Box<str> },
     /// The deadline passed while waiting for `peer`.
     Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: Box<str> },
     /// A rank failed first and told the others; `text` is its own error.
@@ -109,26 +112,35 @@ impl Error {
         Error::System { what: what.into(), errno }
     }
 
-    /// The same where ranks were counted in another way: `name` gives their own numbers.
+    /// The same where ranks were counted in another way: `name` gives their own numbers, also for
+    /// those that the error's texts name.
     pub fn renumbered(self, name: impl Fn(usize) -> usize) -> Error {
         let who = |peer: Who| Who { rank: name(peer.rank), ..peer };
+        let told = |text: &str| retold(text, &name);
         match self {
             Error::PeerDied { rank, peer, operation } => {
                 Error::PeerDied { rank: name(rank), peer: who(peer), operation }
             }
+            Error::Unreached { rank, peer, operation, by, why } => {
+                Error::Unreached { rank: name(rank), peer: who(peer), operation, by: name(by), why }
+            }
             Error::Timeout { rank, peer, operation, waited_ms, peer_state } => {
-                let (rank, peer) = (name(rank), who(peer));
+                let (rank, peer, peer_state) = (name(rank), who(peer), told(&peer_state).into());
                 Error::Timeout { rank, peer, operation, waited_ms, peer_state }
             }
             Error::Remote { rank, peer, operation, text } => {
-                Error::Remote { rank: name(rank), peer: who(peer), operation, text }
+                let (rank, peer, text) = (name(rank), who(peer), told(&text));
+                Error::Remote { rank, peer, operation, text }
             }
+            Error::Aborted { rank, operation } => Error::Aborted { rank: name(rank), operation },
+            Error::System { what, errno } => Error::System { what: told(&what), errno },
+            Error::InvalidUsage(text) => Error::InvalidUsage(told(&text)),
             Error::Mismatch { rank, mine, peer, theirs } => {
                 Error::Mismatch { rank: name(rank), mine, peer: who(peer), theirs }
             }
             Error::Disconnected { rank, peer, operation, why } => {
-                let rank = rank.map(&name);
-                Error::Disconnected { rank, peer: who(peer), operation, why }
+                let (rank, peer, why) = (rank.map(&name), who(peer), told(&why));
+                Error::Disconnected { rank, peer, operation, why }
             }
             Error::Missing { nranks, missing, unlisted, waited_ms } => {
                 let missing = missing.into_iter().map(name).collect();
@@ -147,9 +159,40 @@ impl Error {
         Error::InvalidArgument(text.into())
     }
 
+    /// The same, with the name of the call whose argument was refused.
+    pub fn of(self, call: &str) -> Error {
+        match self {
+            Error::InvalidArgument(text) => Error::InvalidArgument(format!("{call}: {text}")),
+            other => other,
+        }
+    }
+
     pub fn usage(text: impl Into<String>) -> Error {
         Error::InvalidUsage(text.into())
     }
+}
+
+/// A text about ranks that were counted in another way: their own numbers after every `rank `, and
+/// in lists after `ranks ` and `missing: `.
+fn retold(text: &str, name: impl Fn(usize) -> usize) -> String {
+    let mut told = String::with_capacity(text.len());
+    let mut is_listed = false;
+    for word in text.split_inclusive(' ') {
+        let is_first = told.ends_with("ranks ") || told.ends_with("missing: ");
+        is_listed |= is_first && word.starts_with('[');
+        let number = word.trim_start_matches('[');
+        let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+        match number[..end].parse() {
+            Ok(rank) if is_listed || told.ends_with("rank ") => {
+                told += &word[..word.len() - number.len()];
+                told += &name(rank).to_string();
+                told += &number[end..];
+            }
+            _ => told += word,
+        }
+        is_listed &= !word.contains(']');
+    }
+    told
 }
 
 /// Ranks, and how many more there are.
@@ -164,6 +207,12 @@ pub fn list(ranks: &[usize], unlisted: usize) -> String {
 fn during(operation: &Option<Operation>) -> String {
     operation.as_ref().map(Operation::during).unwrap_or_default()
 }
+
+/// What is known of a rank that was never reached, and what to do about it.
+const OUT_OF_REACH: &str = "died or cannot be reached";
+const OPEN: &str = "if it lives, let the hosts reach each other's ports (RINGCOMM_PORT_RANGE says \
+                    which) or name the interfaces that do (RINGCOMM_SOCKET_IFNAME), else shrink \
+                    the communicator or restart the job";
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -188,6 +237,11 @@ impl fmt::Display for Error {
                  the job",
                 during(operation)
             ),
+            Error::Unreached { rank, peer, operation, by, why } => write!(
+                f,
+                "{peer} {OUT_OF_REACH}: rank {rank} cannot go on{}; rank {by} {why}; {OPEN}",
+                during(operation)
+            ),
             Error::Timeout { rank, peer, operation, waited_ms, peer_state } => write!(
                 f,
                 "timeout: rank {rank} waited {waited_ms} ms for {peer}{}; {peer_state}; if this is \
@@ -204,9 +258,11 @@ impl fmt::Display for Error {
                 rank.map(|rank| format!("of rank {rank} ")).unwrap_or_default(),
                 during(operation)
             ),
-            Error::Aborted { rank, operation } => {
-                write!(f, "the communicator of rank {rank} was aborted{}", during(operation))
-            }
+            Error::Aborted { rank, operation } => write!(
+                f,
+                "the communicator of rank {rank} was aborted{}; make another to go on",
+                during(operation)
+            ),
             Error::Missing { nranks, missing, unlisted, waited_ms } => write!(
                 f,
                 "after {waited_ms} ms only {} of {nranks} ranks had arrived; missing: {}; \
@@ -232,3 +288,27 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_told_with_the_numbers_of_the_ranks() {
+        let name = |rank: usize| 10 + rank;
+        let told = [
+            ("rank 0 tried for 10 ms to reach rank 1", "rank 10 tried for 10 ms to reach rank 11"),
+            ("rank 2; rank 3 (host b, pid 4) x", "rank 12; rank 13 (host b, pid 4) x"),
+            (
+                "only 1 of 3 ranks came; missing: [0, 2]; 5",
+                "only 1 of 3 ranks came; missing: [10, 12]; 5",
+            ),
+            ("ranks [1] and 3 more", "ranks [11] and 3 more"),
+            ("ranks disagree: [1] frank", "ranks disagree: [1] frank"),
+            ("missing: []; a rank", "missing: []; a rank"),
+        ];
+        for (text, wanted) in told {
+            assert_eq!(retold(text, name), wanted);
+        }
+    }
+}

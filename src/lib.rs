@@ -18,6 +18,7 @@ pub mod fork;
 pub mod host;
 pub mod nearest;
 pub mod plan;
+pub mod signals;
 pub mod silence;
 pub mod sync;
 pub mod transport;

@@ -10,7 +10,10 @@ use ringcomm::sync::{Mutex, locks_taken};
 use ringcomm::types::{DataType, ReduceOp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use support::{config, on_joined_threads, on_processes, on_threads, small_slots};
+use support::{
+    Guarded, Memory, calm, config, on_joined_threads, on_processes, on_threads, small_slots,
+    staged, windowed,
+};
 
 /// The system's allocator, counting the calls of each thread.
 struct Counting;
@@ -68,9 +71,14 @@ const COUNTS: [usize; 3] = [1, 500, 30_000];
 
 /// A second and later call of every collective and shape, forms with counts included.
 fn repeat_every_shape(comm: &Communicator) {
+    repeat_every_shape_in(comm, Memory::Ordinary);
+}
+
+fn repeat_every_shape_in(comm: &Communicator, memory: Memory) {
     let nranks = comm.nranks();
-    let room = COUNTS[2] * nranks;
-    let (send, mut recv) = (vec![1f32; room], vec![0f32; room]);
+    let room = COUNTS[2] * nranks * size_of::<f32>();
+    let [mut send, mut recv] = [0, 0].map(|shift| Guarded::of(memory, room, shift));
+    [&mut send, &mut recv].into_iter().for_each(|buffer| buffer.content_mut().fill(0));
     for count in COUNTS {
         let blocks = || (0..nranks).map(|_| count).collect::<Vec<_>>();
         let starts = || (0..nranks).map(|rank| rank * count).collect::<Vec<_>>();
@@ -89,8 +97,8 @@ fn repeat_every_shape(comm: &Communicator) {
                         continue;
                     }
                     let call = Call {
-                        send: send.as_ptr().cast(),
-                        recv: recv.as_mut_ptr().cast(),
+                        send: send.pointer(),
+                        recv: recv.pointer(),
                         count: if collective == Barrier { 0 } else { count },
                         op,
                         vector,
@@ -157,8 +165,24 @@ fn collectives_between_threads_use_only_what_they_have_after_the_first_call() {
 #[test]
 fn collectives_between_processes_use_only_what_they_have_after_the_first_call() {
     for nranks in [2, 4] {
-        on_processes(nranks, &config(), "", |comm, _| {
-            repeat_every_shape(comm);
+        for config in [staged(nranks), windowed(nranks)] {
+            on_processes(nranks, &config, "", |comm, _| {
+                repeat_every_shape(comm);
+                String::new()
+            });
+        }
+    }
+}
+
+#[test]
+fn collectives_in_exported_memory_use_only_what_they_have_after_the_first_call() {
+    for nranks in [2, 4] {
+        on_processes(nranks, &calm(nranks), "", |comm, _| {
+            repeat_every_shape_in(comm, Memory::Exported);
+            // The peers' buffers were mapped, both of each: they were used from where they lie.
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let mapped = maps.lines().filter(|line| line.contains("memfd:ringcomm-user")).count();
+            assert!(mapped >= comm.nranks(), "{maps}");
             String::new()
         });
     }

@@ -6,11 +6,11 @@ use ringcomm::algorithm::Algorithm;
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
-use ringcomm::transport::{distance, exports};
+use ringcomm::transport::distance;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use support::oracle::{Rule, reduce};
-use support::{Data, Guarded, config, data, on_joined_threads, on_processes, on_threads};
+use support::{Data, Guarded, Memory, config, data, on_joined_threads, on_processes, on_threads};
 
 const FLOATS: [DataType; 6] = [
     DataType::Float8e4m3,
@@ -27,47 +27,6 @@ const OPS: [ReduceOp; 5] =
 const COLLECTIVES: [Collective; 3] =
     [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
 
-/// Where the buffers of a call come from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Memory {
-    Ordinary,
-    /// Exported, so that other processes map it.
-    Exported,
-}
-
-/// A buffer of either kind.
-enum Buffer {
-    Ordinary(Guarded),
-    Exported(*mut u8, usize),
-}
-
-impl Buffer {
-    fn new(memory: Memory, bytes: usize) -> Buffer {
-        match memory {
-            Memory::Ordinary => Buffer::Ordinary(Guarded::new(bytes, 4)),
-            Memory::Exported => Buffer::Exported(exports::allocate(bytes).unwrap(), bytes),
-        }
-    }
-
-    fn content(&mut self) -> &mut [u8] {
-        match self {
-            Buffer::Ordinary(buffer) => buffer.content_mut(),
-            // SAFETY: the region is this buffer's alone and has these bytes.
-            Buffer::Exported(address, bytes) => unsafe {
-                std::slice::from_raw_parts_mut(*address, *bytes)
-            },
-        }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if let Buffer::Exported(address, _) = self {
-            exports::release(*address).unwrap();
-        }
-    }
-}
-
 /// One reduction with data that shows the order; what the rank received, as a number.
 fn digest(comm: &Communicator, call: &Call, memory: Memory) -> u64 {
     let (rank, nranks, size) = (comm.rank(), comm.nranks(), call.data_type.size());
@@ -76,17 +35,13 @@ fn digest(comm: &Communicator, call: &Call, memory: Memory) -> u64 {
         _ => call.count,
     };
     let receives = call.collective != Collective::Reduce || rank == call.root;
-    let mut input = Buffer::new(memory, total * size);
-    let mut output = Buffer::new(memory, if receives { call.count * size } else { size });
-    for (index, bytes) in input.content().chunks_exact_mut(size).enumerate() {
+    let mut input = Guarded::of(memory, total * size, 4);
+    let mut output = Guarded::of(memory, if receives { call.count * size } else { size }, 4);
+    for (index, bytes) in input.content_mut().chunks_exact_mut(size).enumerate() {
         bytes.copy_from_slice(&element(call.data_type, rank, index).to_le_bytes()[..size]);
     }
-    output.content().fill(0);
-    let call = Call {
-        send: input.content().as_ptr(),
-        recv: output.content().as_mut_ptr(),
-        ..call.clone()
-    };
+    output.content_mut().fill(0);
+    let call = Call { send: input.pointer().cast_const(), recv: output.pointer(), ..call.clone() };
     // SAFETY: the buffers have the sizes that the collective defines.
     unsafe { comm.run(&call) }.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
     fnv(output.content())
@@ -162,15 +117,17 @@ const STAGED: [Algorithm; 4] =
 /// Under every kind of reduction order; an algorithm that does not know a collective is not forced.
 #[test]
 fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
-    let children = |config: &Config, nranks: usize, memory: &str| {
-        on_processes(nranks, config, memory, |comm, memory| {
-            let memory = if memory == "exported" { Memory::Exported } else { Memory::Ordinary };
-            // Ordinary memory is staged: peers map what is exported, where a plan can be direct.
+    let children = |config: &Config, nranks: usize, way: &str| {
+        on_processes(nranks, config, way, |comm, way| {
+            let memory = if way == "exported" { Memory::Exported } else { Memory::Ordinary };
+            // Peers map what is exported, where a plan can be direct, and scratch.
             let before = mapped_files();
             digest(comm, &long_sum(), memory);
             let mapped = mapped_files() > before;
-            let can_be_direct = transport(comm) == "process mapped or staged";
-            assert_eq!(mapped, can_be_direct && memory == Memory::Exported, "{memory:?}");
+            let (says, in_windows) = (transport(comm), way == "windows");
+            let can_be_direct = says.starts_with("process mapped") && way == "exported";
+            assert_eq!(mapped, in_windows || can_be_direct, "{way}: {says}");
+            assert!(way == "exported" || says.ends_with("windows") == in_windows, "{way}: {says}");
             digests(comm, memory)
         })
     };
@@ -191,8 +148,13 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
             let slots = Config { buffer_bytes: Some(nranks * 3000), ..config.clone() };
             let sliced = on_threads(nranks, &slots, |comm| digests(comm, Memory::Ordinary));
             compare(&format!("{algorithm} in short slices"), &sliced, &threads);
-            let staged = children(&slots, nranks, "ordinary");
+            let short = |costs: Config| Config { profile: costs.profile, ..slots.clone() };
+            let staged = children(&short(support::staged(nranks)), nranks, "staged");
             compare(&format!("{algorithm} staged"), &staged, &threads);
+            if algorithm == Algorithm::TwoShot {
+                let windows = children(&short(support::windowed(nranks)), nranks, "windows");
+                compare(&format!("{algorithm} in short windows"), &windows, &threads);
+            }
             let mapped = children(&config, nranks, "exported");
             compare(&format!("{algorithm} mapped"), &mapped, &threads);
         }
@@ -218,31 +180,32 @@ fn far_peers_get_the_same_bytes() {
 }
 
 #[test]
-fn exported_memory_is_mapped_and_ordinary_memory_is_staged() {
-    on_processes(2, &forced(Algorithm::TwoShot), "", |comm, _| {
+fn exported_memory_is_mapped_and_ordinary_memory_goes_through_scratch() {
+    let config = Config { profile: support::windowed(2).profile, ..forced(Algorithm::TwoShot) };
+    on_processes(2, &config, "", |comm, _| {
         let count = 1 << 18;
         let mut buffers = [Memory::Exported, Memory::Exported, Memory::Ordinary, Memory::Ordinary]
-            .map(|memory| Buffer::new(memory, count * 4));
+            .map(|memory| Guarded::of(memory, count * 4, 4));
         let [a, b, c, d] = &mut buffers;
-        a.content().fill(0);
-        c.content().fill(0);
-        let call = |send: &mut Buffer, recv: &mut Buffer| Call {
-            send: send.content().as_ptr(),
-            recv: recv.content().as_mut_ptr(),
+        a.content_mut().fill(0);
+        c.content_mut().fill(0);
+        let call = |send: &mut Guarded, recv: &mut Guarded| Call {
+            send: send.pointer().cast_const(),
+            recv: recv.pointer(),
             count,
             ..Call::new(Collective::AllReduce, DataType::Float32)
         };
         let explained = comm.explain(&call(a, b)).unwrap();
-        assert_eq!(explained.transport, "process mapped or staged");
+        assert_eq!(explained.transport, "process mapped or windows");
         assert_eq!(explained.mapped.expect("both are told").algorithm, "twoshot");
         let before = mapped_files();
         // SAFETY: all buffers hold `count` elements.
         unsafe {
             comm.run(&call(c, d)).unwrap();
-            assert_eq!(mapped_files(), before, "ordinary memory is not mapped");
+            assert_eq!(mapped_files(), before + 2, "this rank's scratch and the peer's are");
             comm.run(&call(a, b)).unwrap();
         }
-        assert!(mapped_files() > before, "the peer's exported memory is mapped");
+        assert!(mapped_files() > before + 2, "the peer's exported memory is mapped");
         String::new()
     });
 }

@@ -32,6 +32,7 @@ use ringcomm::ffi::vector::*;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use support::config;
 use support::processes::{Ranks, Seat};
@@ -89,6 +90,7 @@ fn settings(debug: c_int) -> ringConfig_t {
         ports: null(),
         sockets: RING_CONFIG_UNDEF_INT,
         device: RING_CONFIG_UNDEF_INT,
+        meetingMs: i64::from(RING_CONFIG_UNDEF_INT),
     }
 }
 
@@ -155,7 +157,8 @@ fn access(address: *const c_void) -> String {
 /// Mappings of exported user memory, this process's own and imported ones.
 fn shared_mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-    maps.lines().filter(|line| line.contains("memfd:ringcomm-user")).count()
+    let shared = |line: &&str| line.contains("-s ") && line.contains("memfd:ringcomm-user");
+    maps.lines().filter(shared).count()
 }
 
 /// Whole pages of ordinary memory.

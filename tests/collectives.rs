@@ -9,11 +9,11 @@ use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use support::samples::{
-    COPYING, RANKS, REDUCING, SLOT, counts, operations, run_on_threads, sample, v_cases,
+    COPYING, RANKS, REDUCING, SLOT, counts, long_cases, operations, run_on_threads, sample, v_cases,
 };
 use support::{
-    Case, Prepared, Random, calm, config, on_joined_threads, on_processes, on_threads, small_slots,
-    threads,
+    Case, Memory, Prepared, Random, calm, config, on_joined_threads, on_processes, on_threads,
+    small_slots, threads,
 };
 
 /// Every type and operation that the collective can reduce by, on every rank count.
@@ -90,24 +90,7 @@ fn v_forms_take_any_block_lengths_and_displacements() {
 #[test]
 fn long_vectors_between_threads_go_straight_from_buffer_to_buffer() {
     for nranks in RANKS {
-        let mut cases = Vec::new();
-        for collective in REDUCING.into_iter().chain(COPYING) {
-            for data_type in DataType::ALL {
-                let blocks = match collective {
-                    Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
-                    _ => nranks,
-                };
-                let count = 60_000 / data_type.size() / blocks + 3;
-                for in_place in [false, true] {
-                    let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
-                    let (seed, root) = (cases.len() as u64, cases.len() % nranks);
-                    let op = ops[cases.len() / 2 % ops.len()];
-                    let case = Case::new(collective, nranks, count, data_type);
-                    cases.push(Case { op, in_place, root, seed, ..case });
-                }
-            }
-        }
-        let prepared: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
+        let prepared: Vec<Prepared> = long_cases(nranks).into_iter().map(Prepared::new).collect();
         let direct = on_threads(nranks, &calm(nranks), |comm| {
             let is_direct = |case: &&Prepared| {
                 case.run(comm);
@@ -169,6 +152,34 @@ fn processes_compute_what_threads_compute() {
         on_processes(nranks, &small_slots(nranks, SLOT), "", |comm, _| {
             for case in sample(comm.nranks(), 11) {
                 Prepared::of(case, comm.rank()).run(comm);
+            }
+            String::new()
+        });
+    }
+}
+
+/// In exported memory the ranks read and write each other's buffers, in place and out of place; of
+/// `v` forms a message that is longer than a slot is copied from where it lies.
+#[test]
+fn processes_compute_the_same_in_memory_that_they_map() {
+    for nranks in [2, 3, 4] {
+        let slots = small_slots(nranks, SLOT).buffer_bytes;
+        on_processes(nranks, &Config { buffer_bytes: slots, ..calm(nranks) }, "", |comm, _| {
+            let mut mapped = Vec::new();
+            let nranks = comm.nranks();
+            for case in sample(nranks, 71).into_iter().chain(long_cases(nranks)) {
+                let kind = (case.collective, case.in_place);
+                let prepared = Prepared::of(case, comm.rank()).within(Memory::Exported);
+                prepared.run(comm);
+                if prepared.explain(comm).mapped.is_some() {
+                    mapped.push(kind);
+                }
+            }
+            for collective in REDUCING.into_iter().chain(COPYING) {
+                for kind in [(collective, false), (collective, true)] {
+                    let calls = mapped.iter().filter(|other| **other == kind).count();
+                    assert!(calls >= DataType::ALL.len(), "{calls} mapped calls: {kind:?}");
+                }
             }
             String::new()
         });

@@ -9,18 +9,19 @@ use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
+use support::delays;
 use support::pace::{Pace, Timed, assert_kept};
 use support::processes::{Ranks, say};
 use support::{Case, Prepared, config};
 
 const RANKS: usize = 64;
 
-/// What is promised of so many on one machine.
+/// What is promised of so many on one machine that does nothing else.
 const PROMISE: Duration = Duration::from_secs(1);
 
-/// What is not promised but holds where the ranks take each other for other hosts', which costs two
-/// cores a handshake for every connection.
-const SEVERAL_HOSTS: Duration = Duration::from_secs(3);
+/// What ends a defect where other programs have the machine as well and the build is not optimised:
+/// ranks that take each other for other hosts' make a handshake for each connection.
+const BESIDE_OTHERS: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(9)];
 
 /// From the moment when the last process is there to the end of the last `ringCommInitRank`.
 fn time_to_join(mut ranks: Ranks) -> Timed {
@@ -55,7 +56,10 @@ fn sixty_four_processes_become_a_communicator() {
             comm.finalize().expect("nobody fails");
             String::new()
         });
-        let bound = if hosts == 1 { PROMISE } else { SEVERAL_HOSTS };
+        let bound = match delays::asked() {
+            Some(_) => PROMISE,
+            None => BESIDE_OTHERS[usize::from(hosts > 1)],
+        };
         let what = format!("{RANKS} processes as {hosts} hosts become a communicator");
         assert_kept(&what, bound, &[time_to_join(ranks)]);
     }

@@ -1,10 +1,11 @@
 //! Ranks meet over TCP, as threads of one process, each with a gate of its own.
 
+use parking_lot::Mutex;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::{Gate, NetworkConfig, Root, meet};
 use ringcomm::config::{Config, Family};
 use ringcomm::error::{Error, Result};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -95,15 +96,22 @@ fn ranks_meet_over_both_families() {
 
 #[test]
 fn a_place_that_the_user_names_is_served() {
-    let place = Gate::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
-    let port = place.addresses()[0].port();
-    drop(place);
-    let at: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
-    let id = UniqueId::from_secret(b"s", b"", &[at]);
+    let config = NetworkConfig::default();
+    // Another test may have taken a port that was free.
+    let (id, gate) = (0..20)
+        .find_map(|_| {
+            let place = Gate::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
+            let at: SocketAddr = (Ipv4Addr::LOCALHOST, place.addresses()[0].port()).into();
+            drop(place);
+            let id = UniqueId::from_secret(b"s", b"", &[at]);
+            let gate = Gate::open_at(&id, at, &config).ok()?.of_root();
+            Some((id, gate))
+        })
+        .unwrap();
+    let root = Mutex::new(Some(gate));
     let met = everybody(3, |rank| {
-        let config = NetworkConfig::default();
         let mut gate = match rank {
-            0 => Gate::open_at(&id, at, &config).unwrap().of_root(),
+            0 => root.lock().take().unwrap(),
             _ => Gate::open(&id, &config).unwrap(),
         };
         meet(&id, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)

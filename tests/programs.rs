@@ -1,22 +1,24 @@
-//! Random programs: any sequence of collectives, batches and splits that ranks can agree on gives
-//! what the oracle says, on threads and on processes, and the same bytes every time.
+//! Random programs: any sequence of collectives, batches, groups and splits that ranks can agree on
+//! gives what the oracle says, on threads and on processes, and the same bytes every time.
 //!
 //! A program is a list of numbers. All ranks expand a number into the same step, from what they all
-//! know: which communicators there are and who is in them.
+//! know: which communicators there are and who is in them. All buffers of a program are in ordinary
+//! memory, or all in exported memory.
 
 mod support;
 
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, TestCaseError, TestRunner};
-use ringcomm::communicator::Communicator;
+use ringcomm::communicator::{Communicator, Order, Posted, deferred};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
+use std::sync::Arc;
 use support::case::Blocks;
 use support::{
-    Case, Data, Prepared, Random, config, exchange, on_joined_threads, on_processes, on_threads,
-    small_slots,
+    Case, Data, Memory, Prepared, Random, config, exchange, on_joined_threads, on_processes,
+    on_threads, small_slots,
 };
 
 #[derive(Clone, Debug)]
@@ -24,6 +26,7 @@ struct Program {
     nranks: usize,
     slot: usize,
     deterministic: bool,
+    memory: Memory,
     steps: Vec<u64>,
 }
 
@@ -39,6 +42,7 @@ impl Program {
     /// A form that travels in an environment variable.
     fn text(&self) -> String {
         let mut text = format!("{} {}", self.nranks, u8::from(self.deterministic));
+        text += if self.memory == Memory::Exported { " exported" } else { " ordinary" };
         for step in &self.steps {
             let _ = write!(text, " {step:x}");
         }
@@ -51,7 +55,8 @@ impl Program {
             nranks: words[0].parse().unwrap(),
             slot: 0,
             deterministic: words[1] == "1",
-            steps: words[2..].iter().map(|step| u64::from_str_radix(step, 16).unwrap()).collect(),
+            memory: if words[2] == "exported" { Memory::Exported } else { Memory::Ordinary },
+            steps: words[3..].iter().map(|step| u64::from_str_radix(step, 16).unwrap()).collect(),
         }
     }
 }
@@ -64,7 +69,7 @@ struct Family<'a> {
 
 enum Handle<'a> {
     First(&'a Communicator),
-    Split(Box<Communicator>),
+    Split(Arc<Communicator>),
 }
 
 impl Handle<'_> {
@@ -79,18 +84,34 @@ impl Handle<'_> {
 /// Splits a program may make; each costs a rendezvous.
 const MOST_SPLITS: usize = 3;
 
+/// FNV-1a over all that a rank receives.
+struct Digest(u64);
+
+impl Digest {
+    fn add(&mut self, bytes: &[u8]) {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        self.0 = bytes.iter().fold(self.0, step);
+    }
+}
+
 /// Run this rank's part; a digest of all that it received.
 fn run(program: &Program, comm: &Communicator) -> u64 {
     let everybody = (0..comm.nranks()).collect();
     let mut families = vec![Family { groups: vec![everybody], mine: Some(Handle::First(comm)) }];
-    let mut digest = 0xcbf2_9ce4_8422_2325;
+    let mut digest = Digest(0xcbf2_9ce4_8422_2325);
     for step in &program.steps {
         let mut random = Random(*step);
         let index = random.below(families.len());
-        let kind = random.below(10);
-        if kind == 0 && families.len() <= MOST_SPLITS {
+        let kind = random.below(12);
+        // A group needs a communicator that can be shared, which those of splits are.
+        let wants_split = kind == 0 || (kind >= 10 && families.len() == 1);
+        if wants_split && families.len() <= MOST_SPLITS {
             let child = split(&families[index], comm.rank(), &mut random);
             families.push(child);
+            continue;
+        }
+        if kind >= 10 {
+            run_group(program, &families[1..], &mut random, &mut digest);
             continue;
         }
         let family = &families[index];
@@ -99,19 +120,65 @@ fn run(program: &Program, comm: &Communicator) -> u64 {
         assert_eq!(group[mine.rank()], comm.rank());
         if kind < 3 {
             let batch = exchange::batch(mine.nranks(), &mut random);
-            exchange::run(mine, &batch, &mut random);
+            let place = (mine.rank(), mine.nranks());
+            let mut begun = exchange::Begun::new(place, &batch, program.memory, &mut random);
+            // SAFETY: every buffer holds its message.
+            unsafe { mine.exchange(&begun.messages()) }.unwrap();
+            begun.check();
         } else {
             let case = collective(mine.nranks(), program.deterministic, &mut random);
             let shown = format!("rank {} of {group:?}: {case:?}", mine.rank());
-            let bytes = Prepared::of(case, mine.rank()).outcome(mine);
-            let bytes = bytes.unwrap_or_else(|text| panic!("{shown}: {text}"));
-            // FNV-1a.
-            digest = bytes.iter().fold(digest, |hash: u64, byte| {
-                (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-            });
+            let prepared = Prepared::of(case, mine.rank()).within(program.memory);
+            let bytes = prepared.outcome(mine);
+            digest.add(&bytes.unwrap_or_else(|text| panic!("{shown}: {text}")));
         }
     }
-    digest
+    digest.0
+}
+
+/// Some collectives and messages on one or two communicators, as between `ringGroupStart` and
+/// `ringGroupEnd`. A rank makes those of the communicators that it is in.
+fn run_group(program: &Program, families: &[Family], random: &mut Random, digest: &mut Digest) {
+    let pair = [random.below(families.len()), random.below(families.len())];
+    let (mut collectives, mut batches) = (Vec::new(), Vec::new());
+    for _ in 0..1 + random.below(5) {
+        // Every call expands by itself: ranks that are in one communicator alone must agree.
+        let (family, sends) = (&families[random.pick(&pair)], random.chance(3));
+        let mut random = Random(random.next());
+        let Some(Handle::Split(comm)) = &family.mine else { continue };
+        if sends {
+            let batch = exchange::batch(comm.nranks(), &mut random);
+            let place = (comm.rank(), comm.nranks());
+            let begun = exchange::Begun::new(place, &batch, program.memory, &mut random);
+            batches.push((collectives.len(), comm, begun));
+        } else {
+            let case = collective(comm.nranks(), program.deterministic, &mut random);
+            collectives.push((comm, Prepared::of(case, comm.rank()).within(program.memory)));
+        }
+    }
+    let begin = collectives.iter().map(|(comm, prepared)| prepared.begin(comm.rank()));
+    let mut begun: Vec<_> = begin.collect();
+    deferred::start();
+    for at in 0..=collectives.len() {
+        for (_, comm, batch) in batches.iter_mut().filter(|(before, ..)| *before == at) {
+            for message in batch.messages() {
+                let posted = Posted { message, order: Order::default() };
+                // SAFETY: every buffer holds its message, until the group has ended.
+                unsafe { deferred::message(comm, posted, None) }.unwrap();
+            }
+        }
+        if let (Some((comm, _)), Some(begun)) = (collectives.get(at), begun.get_mut(at)) {
+            // SAFETY: the buffers have the sizes that the collective defines, until the end.
+            unsafe { deferred::collective(comm, &begun.call(), None) }.unwrap();
+        }
+    }
+    deferred::end().unwrap();
+    for ((comm, prepared), begun) in collectives.iter().zip(begun) {
+        let bytes = begun.finish();
+        let shown = || format!("in a group, rank {}: {:?}", comm.rank(), prepared.case);
+        digest.add(&bytes.unwrap_or_else(|text| panic!("{}: {text}", shown())));
+    }
+    batches.iter().for_each(|(.., batch)| batch.check());
 }
 
 /// Split every group of a family by random colors and keys.
@@ -140,7 +207,7 @@ fn split<'a>(family: &Family, me: usize, random: &mut Random) -> Family<'a> {
                 .get()
                 .split(color, key, None)
                 .unwrap()
-                .map(|comm| Handle::Split(Box::new(comm)));
+                .map(|comm| Handle::Split(Arc::new(comm)));
         }
     }
     Family { groups, mine }
@@ -177,9 +244,16 @@ fn collective(nranks: usize, deterministic: bool, random: &mut Random) -> Case {
 fn programs(most_ranks: usize) -> impl Strategy<Value = Program> {
     let steps = prop::collection::vec(any::<u64>(), 1..40);
     let slot = prop::sample::select(vec![0, 64, 256, 1024, 4096]);
-    (1..=most_ranks, slot, any::<bool>(), steps).prop_map(|(nranks, slot, deterministic, steps)| {
-        Program { nranks, slot, deterministic, steps }
-    })
+    let memory = prop::sample::select(vec![Memory::Ordinary, Memory::Exported]);
+    (1..=most_ranks, slot, any::<bool>(), memory, steps).prop_map(
+        |(nranks, slot, deterministic, memory, steps)| Program {
+            nranks,
+            slot,
+            deterministic,
+            memory,
+            steps,
+        },
+    )
 }
 
 /// Check a property of `cases` random programs; a failing one is written to a file beside this one
@@ -235,7 +309,9 @@ fn random_programs_between_processes_do_what_threads_do() {
     };
     if support::processes::is_child() {
         // A child finds its program in its environment; any will do to reach the call.
-        return property(Program { nranks: 1, slot: 0, deterministic: false, steps: vec![] });
+        let memory = Memory::Ordinary;
+        let steps = vec![];
+        return property(Program { nranks: 1, slot: 0, deterministic: false, memory, steps });
     }
     check(20, 5, property);
 }

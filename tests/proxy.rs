@@ -1,5 +1,6 @@
 //! Ranks behind a proxy that delays, cuts and damages what goes between them: every run is exact to
-//! the bit or ends in an error with a name, none hangs.
+//! the bit or ends in an error with a name, none hangs. And a proxy that only listens: it learns
+//! nothing of what is encrypted.
 //!
 //! The proxy stands between by `connect`: this program defines it, so that the linker gives it to
 //! the library as well, and every connection to a gate goes through a relay of this process. Each
@@ -10,17 +11,19 @@
 mod support;
 
 use ringcomm::bootstrap::network::Root;
-use ringcomm::communicator::Communicator;
+use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::{Config, Protection};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{LazyLock, Mutex, mpsc};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use support::samples::mixed;
-use support::{Prepared, Random, config, names_another, names_who_is_missing};
+use support::{Prepared, Random, config, names_another, names_who_is_missing, on_hosts};
 
 /// What the relays do at present.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +38,17 @@ enum Trouble {
 }
 
 static TROUBLE: Mutex<(Trouble, u64)> = Mutex::new((Trouble::None, 0));
+
+/// Held by the test whose trouble it is.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Wait for the other tests, whether they succeed or not.
+fn take_turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What all relays have forwarded, in pieces as they came, while somebody wants to know.
+static TAPE: Mutex<Option<Vec<u8>>> = Mutex::new(None);
 
 /// By port of a gate, the port of the relay before it.
 static RELAYS: LazyLock<Mutex<HashMap<u16, u16>>> = LazyLock::new(Mutex::default);
@@ -136,6 +150,10 @@ fn forward(mut from: TcpStream, mut to: TcpStream, trouble: Trouble, mut random:
             }
             _ => {}
         }
+        // Before it is sent on: what has come through is on the tape.
+        if let Some(tape) = TAPE.lock().expect("no relay panics").as_mut() {
+            tape.extend(&bytes[..count]);
+        }
         if to.write_all(&bytes[..count]).is_err() {
             break;
         }
@@ -213,6 +231,7 @@ fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
 
 #[test]
 fn every_run_through_the_proxy_is_exact_or_ends_in_an_error_with_a_name() {
+    let _turn = take_turn();
     let asked = std::env::var("RINGCOMM_ROUNDS").ok();
     let most = asked.map_or(usize::MAX, |rounds| rounds.parse().expect("a number"));
     let (started, mut random) = (Instant::now(), Random(5));
@@ -261,4 +280,64 @@ fn every_run_through_the_proxy_is_exact_or_ends_in_an_error_with_a_name() {
     let counts = COUNTS.each_ref().map(|count| count.load(Relaxed));
     println!("{runs} runs, {exact} exact, {calls} calls, longest {longest:?}; {counts:?}");
     assert!(counts[1] > 0 && counts[2] > 0, "connections, cuts, flips: {counts:?}");
+}
+
+/// What the ranks send each other, again and again; nothing else is like it by chance.
+const WORD: &[u8; 16] = b"for rank 1 alone";
+
+/// Of them in a call.
+const WORDS: usize = 1024;
+
+/// Both ranks send words, in a collective each and in messages: how many went between them.
+fn send_words(comm: &Communicator) -> usize {
+    let (mine, mut theirs) = (WORD.repeat(WORDS), vec![0; WORDS * WORD.len()]);
+    let (count, data_type) = (mine.len(), DataType::Uint8);
+    for root in 0..2 {
+        theirs.fill(0);
+        let call = Call {
+            send: mine.as_ptr().cast(),
+            recv: theirs.as_mut_ptr().cast(),
+            count,
+            root,
+            ..Call::new(Collective::Broadcast, data_type)
+        };
+        // SAFETY: both buffers hold as many bytes.
+        unsafe { comm.run(&call) }.expect("a broadcast");
+        assert!(theirs == mine);
+    }
+    theirs.fill(0);
+    let peer = 1 - comm.rank();
+    let (buffer, into) = (mine.as_ptr().cast(), theirs.as_mut_ptr().cast());
+    let messages = [
+        Message::Send { buffer, count, data_type, peer },
+        Message::Recv { buffer: into, count, data_type, peer },
+    ];
+    // SAFETY: as above.
+    unsafe { comm.exchange(&messages) }.expect("messages");
+    assert!(theirs == mine);
+    4 * WORDS
+}
+
+#[test]
+fn what_goes_between_hosts_is_seen_on_the_way_unless_it_is_encrypted() {
+    let _turn = take_turn();
+    TROUBLE.lock().expect("no relay panics").0 = Trouble::None;
+    for protection in [Protection::Clear, Protection::Checksum, Protection::Encrypted] {
+        *TAPE.lock().expect("no relay panics") = Some(Vec::new());
+        let config = Config { sockets: 2, protection, ..config() };
+        let sent = on_hosts(&[0, 1], &config, |comm| {
+            // One that is made of another protects no less.
+            let child = comm.split(0, 0, None).expect("a split").expect("a member");
+            send_words(comm) + send_words(&child)
+        });
+        let tape = TAPE.lock().expect("no relay panics").take().expect("it was asked for");
+        let seen = tape.windows(WORD.len()).filter(|bytes| bytes == WORD).count();
+        println!("{protection:?}: {} words sent, {seen} seen in {} bytes", sent[0], tape.len());
+        assert!(tape.len() >= sent[0] * WORD.len(), "not all went through the proxy");
+        match protection {
+            Protection::Encrypted => assert_eq!(seen, 0, "what is encrypted is seen"),
+            // A word in two pieces is missed.
+            _ => assert!(seen > sent[0] / 2, "{seen} of {} seen", sent[0]),
+        }
+    }
 }

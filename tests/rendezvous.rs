@@ -179,6 +179,21 @@ fn every_launchers_variables_bring_ranks_of_a_machine_together() {
     });
 }
 
+/// Two agents of torchrun, of which one has replaced another after a restart.
+#[test]
+fn ranks_of_agents_that_count_restarts_otherwise_meet() {
+    let rank = |rank: usize| {
+        let (agent, local) = (rank / 2, rank % 2);
+        let own = [set("LOCAL_RANK", local), set("LOCAL_WORLD_SIZE", 2), set("GROUP_RANK", agent)];
+        let count = set("TORCHELASTIC_RESTART_COUNT", 1 - agent);
+        [by_hand(4)(rank), own.to_vec(), vec![count]].concat()
+    };
+    let run = set("TORCHELASTIC_RUN_ID", format!("agents {}", std::process::id()));
+    meet(4, &[run.clone(), set("RINGCOMM_TIMEOUT_MS", 30_000)], rank);
+    let url = format!("file://{}", path("agents").display());
+    meet(4, &[run, set("RINGCOMM_TIMEOUT_MS", 30_000), set(URL, url)], rank);
+}
+
 #[test]
 fn jobs_with_one_address_and_different_names_do_not_mix() {
     let jobs: Vec<(String, Vec<Child>)> = (0..3)
@@ -279,6 +294,51 @@ fn a_secret_opens_addresses_that_are_not_loopback() {
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     meet(2, &[job("open file"), url(29403), secret.clone()], by_hand(2));
     std::fs::remove_file(&file).unwrap();
+}
+
+/// The variables of a rank that meets the other one over the network, though both are here.
+fn apart(port: u16) -> Vec<(&'static str, String)> {
+    let secret = set("RINGCOMM_SECRET", "a secret of ranks that are apart");
+    vec![
+        job("port"),
+        set(URL, format!("tcp://127.0.0.1:{port}")),
+        secret,
+        set("RINGCOMM_HOSTID", "x"),
+    ]
+}
+
+#[test]
+fn rank_0_waits_for_a_port_that_somebody_has() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let all = apart(taken.local_addr().unwrap().port());
+    let ranks = [0, 1].map(|rank| start(&[by_hand(2)(rank), all.clone()].concat()));
+    // Long enough for rank 0 to have tried, on any machine that is not very busy.
+    std::thread::sleep(Duration::from_millis(500));
+    drop(taken);
+    for (rank, child) in ranks.into_iter().enumerate() {
+        assert_eq!(outcome(child), format!("{rank}/2:3"));
+    }
+}
+
+#[test]
+fn a_port_that_stays_taken_is_told_with_what_to_do() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let all = [apart(taken.local_addr().unwrap().port()), vec![set("RINGCOMM_TIMEOUT_MS", 300)]];
+    let text = outcome(start(&[by_hand(2)(0), all.concat()].concat()));
+    assert!(
+        text.contains("another program has the port") && text.contains("RINGCOMM_ADDRESS"),
+        "{text}"
+    );
+}
+
+/// A rank that finds nobody where rank 0 would listen knows of no other that is missing.
+#[test]
+fn rank_0_is_missing_where_nobody_listens() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let all = [apart(free), vec![set("RINGCOMM_TIMEOUT_MS", 300)]].concat();
+    let text = outcome(start(&[by_hand(3)(1), all].concat()));
+    assert!(text.contains("had not met (rank 1 of 3 ("), "{text}");
+    assert!(text.contains("missing of 3 ranks: [0]; rank 1 tried"), "{text}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use ringcomm::types::DataType;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
-use support::holdings::Holdings;
+use support::holdings::{Holdings, Names};
 use support::processes::{Ranks, Seat, say};
 use support::scratch::{Scratch, run};
 use support::{Random, config, joined_hosts, on_threads, small_slots};
@@ -117,7 +117,7 @@ fn print_times(mut took: Vec<u64>) {
 
 #[test]
 fn survivors_of_150_massacres_agree_on_who_is_left() {
-    let mut random = Random(77);
+    let (mut random, names) = (Random(77), Names::now());
     let mut took = Vec::new();
     for round in 0..150 {
         let nranks = 2 + round % 7;
@@ -125,6 +125,7 @@ fn survivors_of_150_massacres_agree_on_who_is_left() {
         let ranks = Ranks::start_apart(nranks, &config, "", |seat, _| sum_and_shrink(seat));
         took.extend(massacre(round, &mut random, ranks, nranks));
     }
+    names.are_all();
     print_times(took);
 }
 
@@ -132,7 +133,7 @@ fn survivors_of_150_massacres_agree_on_who_is_left() {
 fn survivors_of_40_massacres_on_several_hosts_agree_on_who_is_left() {
     const HOSTS: [&[usize]; 6] =
         [&[0, 1], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1], &[0, 1, 0, 1, 2], &[0, 1, 2, 3, 4, 5]];
-    let mut random = Random(78);
+    let (mut random, names) = (Random(78), Names::now());
     let mut took = Vec::new();
     for round in 0..40 {
         let hosts = HOSTS[round % HOSTS.len()];
@@ -140,6 +141,7 @@ fn survivors_of_40_massacres_on_several_hosts_agree_on_who_is_left() {
         let ranks = Ranks::start_on_hosts(hosts, &config, "", |seat, _| sum_and_shrink(seat));
         took.extend(massacre(round, &mut random, ranks, hosts.len()));
     }
+    names.are_all();
     print_times(took);
 }
 

@@ -3,12 +3,16 @@
 mod support;
 
 use ringcomm::communicator::{Call, Communicator};
-use ringcomm::config::Config;
+use ringcomm::config::{Config, Family, Protection};
 use ringcomm::error::{Error, Who};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ffi::CString;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, Seat, say};
@@ -82,6 +86,51 @@ fn a_split_can_have_settings_of_its_own() {
         let child = comm.split(0, 0, Some(&own)).unwrap().unwrap();
         assert!(child.config().deterministic && !comm.config().deterministic);
         assert_eq!(gather(&child, 3), [3; 4]);
+    });
+}
+
+#[test]
+fn between_hosts_a_child_listens_where_its_parent_does_and_nowhere_else() {
+    // On loopback, which only a machine without a network chooses by itself.
+    let both = joined_hosts(&[0, 1], &config());
+    let elsewhere = [
+        Config { interfaces: Some("=lo".into()), ..config() },
+        Config { family: Some(Family::V4), ..config() },
+    ];
+    let refused = |made: Result<(), Error>| match made {
+        Err(Error::InvalidArgument(text)) => {
+            assert!(text.contains("RINGCOMM_SOCKET_") && text.contains("leave it unset"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    };
+    support::threads::run_all(&both, |comm| {
+        let child = comm.split(0, 0, Some(&config())).unwrap().unwrap();
+        assert_eq!(child.config().interfaces.as_deref(), Some("lo"));
+        assert_eq!(gather(&child, 3), [3, 3]);
+        for config in &elsewhere {
+            refused(comm.split(0, 0, Some(config)).map(drop));
+            refused(comm.shrink(&[], Some(config)).map(drop));
+        }
+        let made = comm.split(0, 0, (comm.rank() == 1).then_some(&elsewhere[0])).map(drop);
+        match comm.rank() {
+            1 => refused(made),
+            _ => assert!(made.unwrap_err().to_string().contains("rank 1 cannot listen")),
+        }
+        assert_eq!(gather(comm, 1), [1, 1]);
+    });
+}
+
+#[test]
+fn ranks_whose_settings_differ_are_named_as_the_parent_counts_them() {
+    let other = Config { protection: Protection::Encrypted, ..config() };
+    support::threads::run_all(&joined_hosts(&[0, 1, 2], &config()), |comm| {
+        let own = if comm.rank() == 0 { other.clone() } else { config() };
+        let error = comm.split(0, -(comm.rank() as i32), Some(&own)).map(drop).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("RINGCOMM_PROTECTION: rank "), "{text}");
+        assert!(text.contains("rank 0 has encrypted"), "{text}");
+        let theirs = if comm.rank() == 1 { 1 } else { 2 };
+        assert!(text.contains(&format!("rank {theirs} has checksum")), "{text}");
     });
 }
 
@@ -224,6 +273,22 @@ fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
     });
 }
 
+/// Write no profile into a pipe, if somebody has it open to read.
+fn written_where_read(path: &Path) -> bool {
+    let mut options = OpenOptions::new();
+    let pipe = options.write(true).custom_flags(libc::O_NONBLOCK).open(path);
+    pipe.and_then(|mut pipe| pipe.write_all(b"nothing")).is_ok()
+}
+
+/// A profile whose reader waits until somebody writes it.
+fn pipe(of: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("profile-{}-{of}-pipe", std::process::id()));
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: a path that ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    path
+}
+
 /// A profile that rank 0 waits for in the middle of making a communicator, until `end` was called
 /// with both ranks and rank 1 has returned; rank 1's error.
 fn ended_in_the_end(
@@ -232,10 +297,7 @@ fn ended_in_the_end(
     end: impl Fn(&[Communicator]),
 ) -> Error {
     let both = Communicator::init_all(nranks, &config()).unwrap();
-    let path = std::env::temp_dir().join(format!("profile-{}-pipe", std::process::id()));
-    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: a path that ends with a zero.
-    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let path = pipe("ended");
     let waits = Config { profile: path.to_str().map(String::from), ..config() };
     std::thread::scope(|scope| {
         let (divide, both, waits) = (&divide, &both, &waits);
@@ -248,8 +310,10 @@ fn ended_in_the_end(
         assert!(!one.is_finished());
         end_until(&one, both, end);
         let is_stuck = !one.is_finished();
-        // No profile, but the end of the wait for one.
-        drop(std::fs::write(&path, "nothing"));
+        // No profile, but the end of the wait for one, where rank 0 has come as far as to wait.
+        while !zero.is_finished() && !written_where_read(&path) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::fs::remove_file(&path).unwrap();
         assert!(zero.join().unwrap().is_err());
         let error = one.join().unwrap().expect_err("rank 0 did not come any further");
@@ -272,6 +336,38 @@ fn an_abort_ends_a_split_and_a_shrink_whose_other_ranks_stop_after_they_met() {
     // Rank 0 tells rank 1.
     let error = ended_in_the_end(2, split, |both| both[0].abort());
     assert!(matches!(error, Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. }), "{error}");
+}
+
+#[test]
+fn who_is_waited_for_while_a_split_is_made_has_one_number() {
+    let all = Communicator::init_all(3, &config()).unwrap();
+    let path = pipe("late");
+    // Rank 2 is the first of the new communicator: it stops in the middle. Rank 0 is the last.
+    let waits = Config { profile: path.to_str().map(String::from), ..config() };
+    let impatient = Config { timeout_ms: 3000, ..config() };
+    std::thread::scope(|scope| {
+        let configs = [&impatient, &config(), &waits];
+        let [zero, one, two] = std::array::from_fn(|rank| {
+            let (comm, config) = (&all[rank], configs[rank].clone());
+            scope.spawn(move || comm.split(0, -(rank as i32), Some(&config)).map(drop).unwrap_err())
+        });
+        // It is read before the ranks meet and, as that said nothing, in the middle again.
+        std::fs::write(&path, "nothing").unwrap();
+        let (zero, one) = (zero.join().unwrap(), one.join().unwrap());
+        while !two.is_finished() && !written_where_read(&path) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::remove_file(&path).unwrap();
+        two.join().unwrap();
+        let Error::Timeout { rank: 0, peer: Who { rank: peer @ 1..=2, .. }, .. } = zero else {
+            panic!("{zero}");
+        };
+        let awaited = format!("rank {peer} is still at the making");
+        let told = one.to_string();
+        assert!(zero.to_string().contains(&awaited), "{zero}");
+        assert!(told.starts_with("rank 0 (") && told.contains(&awaited), "{told}");
+        assert!(told.contains("timeout: rank 0 waited"), "{told}");
+    });
 }
 
 /// Split again and again; the error that ends it.

@@ -160,7 +160,8 @@ fn another_secret_is_refused_on_both_sides() {
     let (count, gate) = guarded(|guarded| {
         let other = UniqueId::generate().unwrap();
         let patience = Duration::from_secs(2);
-        let error = dial_within(&other, guarded.at, greeting(1, 0), patience).err().unwrap();
+        let to_meet = Greeting { purpose: Purpose::Meet, ..greeting(1, 0) };
+        let error = dial_within(&other, guarded.at, to_meet, patience).err().unwrap();
         assert!(error.contains(&guarded.at.to_string()), "{error}");
         assert!(error.contains("RINGCOMM_SECRET") && error.contains("unique id"), "{error}");
         guarded.dial();

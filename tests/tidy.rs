@@ -14,7 +14,7 @@ const MOST_FUNCTION_LINES: usize = 70;
 const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
-const LAYERS: [(&str, usize); 19] = [
+const LAYERS: [(&str, usize); 20] = [
     ("error", 0),
     ("types", 0),
     ("config", 0),
@@ -24,6 +24,7 @@ const LAYERS: [(&str, usize); 19] = [
     ("nearest", 0),
     ("host", 0),
     ("silence", 0),
+    ("signals", 0),
     ("plan", 1),
     ("device", 1),
     ("algorithm", 2),
@@ -288,6 +289,41 @@ fn the_project_keeps_its_rules() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
+/// Whether a file has an attribute that lets unsafe code in: any level but `deny` and `forbid`,
+/// in any form of attribute.
+fn lets_unsafe_code_in(text: &str) -> bool {
+    // As one text without comments: rustfmt breaks long attributes into lines.
+    let all: String = text.lines().map(|line| code(line).to_string() + "\n").collect();
+    let is_of_word = |c: char| c.is_alphanumeric() || c == '_';
+    let names_lint = |at: usize| {
+        let (before, after) = (&all[..at], &all[at + LINT.len()..]);
+        !before.ends_with(is_of_word) && !after.starts_with(is_of_word)
+    };
+    // The level is the last word before a parenthesis that is still open.
+    let level = |at: usize| {
+        let mut closed = 0;
+        let open = all[..at].rfind(|c| match c {
+            ')' => {
+                closed += 1;
+                false
+            }
+            '(' if closed > 0 => {
+                closed -= 1;
+                false
+            }
+            c => c == '(',
+        })?;
+        all[..open].trim_end().rsplit(|c| !is_of_word(c)).next()
+    };
+    let harmless = [Some("deny"), Some("forbid")];
+    let mut found = all.match_indices(LINT).map(|(at, _)| at).filter(|at| names_lint(*at));
+    found.any(|at| !harmless.contains(&level(at)))
+}
+
+/// The lint that keeps unsafe code out. A file that names it in another way than as the argument of
+/// an attribute is taken for one that lets it in.
+const LINT: &str = "unsafe_code";
+
 /// Files of src that may hold unsafe code are listed, so that one more is a decision.
 #[test]
 fn unsafe_code_is_where_the_list_says() {
@@ -296,13 +332,23 @@ fn unsafe_code_is_where_the_list_says() {
     let files = files();
     let mut found: Vec<&str> = files
         .iter()
-        .filter(|(path, text)| path.starts_with("src/") && text.contains("[allow(unsafe_code)]"))
+        .filter(|(path, _)| path.starts_with("src/") && path.ends_with(".rs"))
+        .filter(|(_, text)| lets_unsafe_code_in(text))
         .map(|(path, _)| path.as_str())
         .collect();
     found.sort_unstable();
     assert_eq!(found, listed, "tests/tidy/unsafe_files.txt lists the files with unsafe code");
-    let lib = files.iter().find(|(path, _)| path == "src/lib.rs").expect("src/lib.rs");
-    assert!(lib.1.contains("#![deny(unsafe_code)]"));
+    // Every program and the library keep it out where nothing else is said.
+    let is_root = |path: &str| {
+        let program = path.strip_prefix("src/bin/").map(|rest| rest.split('/').collect::<Vec<_>>());
+        path == "src/lib.rs"
+            || program.is_some_and(|parts| parts.len() == 1 || parts[1] == "main.rs")
+    };
+    let roots: Vec<_> = files.iter().filter(|(path, _)| is_root(path)).collect();
+    assert!(roots.len() > 2, "{roots:?}");
+    for (path, text) in roots {
+        assert!(text.contains("#![deny(unsafe_code)]"), "{path} lets unsafe code in");
+    }
 }
 
 #[cfg(test)]
@@ -354,6 +400,41 @@ mod of_the_checker {
         assert_eq!(safety_comments("a.rs", &far).len(), 1);
         let own = format!("{reason}let a =\n    unsafe {{ b }};");
         assert!(safety_comments("a.rs", &own).is_empty());
+    }
+
+    #[test]
+    fn whatever_lets_unsafe_code_in_is_seen() {
+        let bad = [
+            "#![allow(unsafe_code)]",
+            "#[allow(unsafe_code)]\nfn f() {}",
+            "#[allow(unsafe_code, dead_code)]",
+            "#[allow(dead_code, unsafe_code)]",
+            "#[allow(\n    dead_code,\n    unsafe_code, // why\n    reason = \"it must\"\n)]",
+            "# ! [ allow ( unsafe_code ) ]",
+            "#[expect(unsafe_code)]",
+            "#![warn(unsafe_code)]",
+            "#[cfg_attr(test, allow(unsafe_code))]",
+            "#[cfg_attr(all(test, not(loom)), deny(dead_code), allow(unsafe_code))]",
+            "#![deny(unsafe_code)]\n#[allow(unsafe_code)]",
+            "#[deny(dead_code)] #[allow(unsafe_code)]",
+            "allow_all!(unsafe_code);",
+            "const LINT: &str = stringify!(unsafe_code);",
+        ];
+        for text in bad {
+            assert!(lets_unsafe_code_in(text), "{text}");
+        }
+        let good = [
+            "",
+            "#![deny(unsafe_code)]",
+            "#![forbid(dead_code, unsafe_code)]",
+            "#![cfg_attr(not(test), deny(\n    unsafe_code\n))]",
+            "// #![allow(unsafe_code)]",
+            "#[allow(unsafe_code_of_others, my_unsafe_code)]",
+            "#![allow(unsafe_op_in_unsafe_fn)]",
+        ];
+        for text in good {
+            assert!(!lets_unsafe_code_in(text), "{text}");
+        }
     }
 
     #[test]

@@ -12,10 +12,11 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Mappings of memory files, and the size of everything mapped.
+/// Shared mappings of memory files, and the size of everything mapped.
 fn mappings() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let files = maps.lines().filter(|line| line.contains("memfd:")).count();
+    let shared = |line: &&str| line.contains("-s ") || line.contains("xs ");
+    let files = maps.lines().filter(|line| line.contains("memfd:")).filter(shared).count();
     let bytes = maps.lines().map(|line| {
         let (low, rest) = line.split_once('-').unwrap();
         let high = rest.split(' ').next().unwrap();

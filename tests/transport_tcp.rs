@@ -8,18 +8,26 @@ use ringcomm::executor::exchange::{self, Transfer};
 use ringcomm::executor::links::{Links, Reach, SegmentMap};
 use ringcomm::transport::fifo::{Geometry, Stamp};
 use ringcomm::transport::segment::Segment;
-use ringcomm::transport::tcp::{Connect, Inbox, LaneKeys, Network, NewLane, Settings};
+use ringcomm::transport::tcp::{
+    Connect, FRAME_BYTES, Frame, Inbox, LaneKeys, Network, NewLane, Settings,
+};
 use ringcomm::transport::wait::{Patience, Watch};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-struct Nobody;
+/// Makes no connections, and knows nothing of those that end.
+struct Nobody(Arc<Inbox>);
 
 impl Connect for Nobody {
     fn connect(&self, _peer: usize) {}
+
+    fn ask(&self, peer: usize) {
+        self.0.explain(peer);
+    }
 }
 
 const GEOMETRY: Geometry = Geometry { depth: 4, slot_bytes: 1024 };
@@ -51,7 +59,7 @@ fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Networ
     let mut ranks = [0, 1].into_iter().zip(inboxes);
     [(); 2].map(|()| {
         let (rank, inbox) = ranks.next().unwrap();
-        Network::new(rank, 2, settings, inbox, Box::new(Nobody))
+        Network::new(rank, 2, settings, inbox.clone(), Box::new(Nobody(inbox)))
     })
 }
 
@@ -174,6 +182,50 @@ fn bytes_that_come_in_small_pieces_and_on_slow_lanes_are_put_together() {
     }
 }
 
+/// Read what has come; the positions of the messages that are whole are added.
+fn read_positions(socket: &mut TcpStream, rest: &mut Vec<u8>, positions: &mut Vec<u64>) {
+    let mut bytes = [0; 4096];
+    while let Ok(got @ 1..) = socket.read(&mut bytes) {
+        rest.extend(&bytes[..got]);
+        while let Some(header) = rest.first_chunk::<FRAME_BYTES>() {
+            let frame = Frame::decode(header).unwrap();
+            let whole = FRAME_BYTES + frame.length as usize;
+            if rest.len() < whole {
+                break;
+            }
+            positions.push(frame.position);
+            rest.drain(..whole);
+        }
+    }
+}
+
+#[test]
+fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after() {
+    let ((full, unread), (free, mut read)) = (pair(), pair());
+    read.set_nonblocking(true).unwrap();
+    let inbox = Arc::new(Inbox::new().unwrap());
+    // The one that is asked first fills up.
+    inbox.push(lane(1, full));
+    inbox.push(lane(1, free));
+    let settings = Settings { geometry: GEOMETRY, protection: Protection::Clear, lanes: 2 };
+    let mut network = Network::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
+    let connection = network.connection(1);
+    let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
+    until(|| {
+        while let Some(slot) = connection.try_reserve(GEOMETRY.slot_bytes) {
+            // SAFETY: the slot was reserved for as many bytes.
+            unsafe { slot.write_bytes(7, GEOMETRY.slot_bytes) };
+            connection.post(&stamp(posted), GEOMETRY.slot_bytes);
+            posted += 1;
+        }
+        read_positions(&mut read, &mut rest, &mut positions);
+        // All slots are taken, for the oldest message is not written: the full lane has it.
+        let behind: Vec<u64> = (posted - GEOMETRY.depth as u64 + 1..posted).collect();
+        positions.ends_with(&behind).then_some(())
+    });
+    drop(unread);
+}
+
 /// Send a message of 500 bytes with byte `at` of the stream damaged; why the receiver's connection
 /// broke, or what it received.
 fn damaged(protection: Protection, at: usize) -> Result<Vec<u8>, String> {
@@ -188,7 +240,7 @@ fn damaged(protection: Protection, at: usize) -> Result<Vec<u8>, String> {
             let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
             return Some(Ok(got.to_vec()));
         }
-        connection.breach().map(|why| Err(why.to_string()))
+        receiver.breach(0).map(|why| Err(why.to_string()))
     })
 }
 
@@ -226,10 +278,42 @@ fn a_closed_connection_says_so() {
     let why = until(|| {
         let connection = sender.connection(1);
         assert!(connection.try_wait().is_none());
-        connection.breach().map(str::to_string)
+        sender.breach(1).map(str::to_string)
     });
     // The receiver's end is dropped with its inbox, closed or reset.
     assert!(why.contains("closed") || why.contains("reset"), "{why}");
+}
+
+/// Counts how often it is asked why a connection has ended.
+struct Asked(Arc<AtomicUsize>);
+
+impl Connect for Asked {
+    fn connect(&self, _peer: usize) {}
+
+    fn ask(&self, _peer: usize) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_answer() {
+    let (first, second) = pair();
+    let (inbox, asked) = (Arc::new(Inbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
+    inbox.push(lane(1, first));
+    let settings = Settings { geometry: GEOMETRY, protection: Protection::Checksum, lanes: 1 };
+    let connect = Box::new(Asked(asked.clone()));
+    let mut network = Network::new(0, 2, settings, inbox.clone(), connect);
+    drop(second);
+    until(|| {
+        assert!(network.connection(1).try_wait().is_none());
+        network.connection(1).is_broken().then_some(())
+    });
+    for _ in 0..3 {
+        network.breach(1);
+    }
+    assert_eq!(asked.load(Relaxed), 1);
+    inbox.explain(1);
+    assert!(network.breach(1).is_some());
 }
 
 /// Gives up after half a minute, as an operation does at its deadline.

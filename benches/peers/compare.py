@@ -182,7 +182,7 @@ class Comparison:
             if problem:
                 reached = max((row["bytes"] for row in found), default=min(some))
                 self.note(f"{system.name}, {ranks} ranks: {problem}, at {report.human(reached)}")
-                self.shorten(system, ranks, reached)
+                self.shorten(system, ranks, operations, reached)
                 break
         seconds = time.monotonic() - begun
         wrong = sum(row.get("wrong") or 0 for row in rows)
@@ -200,10 +200,10 @@ class Comparison:
             }
         )
 
-    def shorten(self, system, ranks, reached):
+    def shorten(self, system, ranks, operations, reached):
         """Leave out what a peer had no time for in two rounds, from the size that it had reached: one
-        may be bad luck."""
-        failed = self.stopped.setdefault((system.name, ranks), [])
+        may be bad luck, and so may one in each of two scans."""
+        failed = self.stopped.setdefault((system.name, ranks, *operations), [])
         failed.append(reached)
         if len(failed) == 2 and not system.is_ringcomm:
             sizes = self.sizes[system.name, ranks]

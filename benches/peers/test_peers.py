@@ -136,7 +136,7 @@ class Launching(unittest.TestCase):
             self.assertEqual(launch.rows_in(text), [row])
 
     def test_the_limit_ends_what_was_started(self):
-        status, output, _ = launch.start(["sh", "-c", "echo begun; sleep 60; echo ended"], 0.5)
+        status, output, _ = launch.start(["sh", "-c", "echo begun; sleep 60; echo ended"], 3)
         self.assertEqual((status, output), (None, "begun\n"))
 
 
@@ -208,6 +208,18 @@ class Large(unittest.TestCase):
         self.assertEqual(run.call_count, 5)
         self.assertEqual([len(one["rows"]) for one in comparison.raw["starts"]], [8, 8, 8])
         self.assertEqual(comparison.raw["notes"], ["A, 2 ranks: stopped after 12 s, at 256M"])
+
+    def test_a_failure_in_each_of_two_scans_leaves_nothing_out(self):
+        comparison = compare.Comparison(options.parse([]), [])
+        comparison.probe_program = None
+        done = [begin(0, "A", 2.0, size=size)["rows"][0] for size in self.SIZES]
+        slow = ([], "stopped after 12 s")
+        answers = [(done[:-1], slow[1]), (done, None), slow, (done, None), (done, None)]
+        system = systems.System("A", "a", "1", None)
+        with unittest.mock.patch.object(launch, "run_peer", side_effect=answers) as run:
+            for number in range(3):
+                comparison.start(system, 2, number)
+        self.assertEqual(run.call_count, 5)
 
 
 class OverTcp(unittest.TestCase):

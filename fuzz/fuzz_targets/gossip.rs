@@ -71,7 +71,12 @@ impl World {
         self.gossip.sent(neighbour, bytes.len());
         if let Some(ends) = &mut self.ends[neighbour] {
             let read = ends.opener.feed(&bytes, |item| {
-                let (Item::Status { rank, .. } | Item::Gone { rank }) = item else { return };
+                let (Item::Status { rank, .. }
+                | Item::Gone { rank }
+                | Item::Unreached { rank, .. }) = item
+                else {
+                    return;
+                };
                 assert!((rank as usize) < NRANKS);
             });
             assert_eq!(read, Ok(()));
@@ -88,7 +93,10 @@ impl World {
                     status.reflect(&self.mirror);
                     assert!(Status::of(&self.mirror).is_bounded());
                 }
-                News::Gone(rank) => assert!(rank != RANK && self.gossip.is_gone(rank)),
+                News::Gone(rank) => {
+                    assert!(rank != RANK && self.gossip.is_gone(rank));
+                    assert!(self.gossip.obstacle(rank).is_none_or(|(by, _)| by < NRANKS));
+                }
             }
         }
         let neighbours = self.gossip.neighbours();
@@ -119,6 +127,7 @@ fuzz_target!(|data: &[u8]| {
             }
             4 => world.hear(neighbour, number),
             5 if number % 8 == 7 => world.gossip.died(neighbour),
+            5 if number % 8 == 6 => world.gossip.unreached(neighbour, "was refused".into()),
             5 => world.gossip.beat(neighbour),
             6 => {
                 // Ranks of this machine write in each other's pages.

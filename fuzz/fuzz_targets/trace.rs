@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 mod program;
-use program::{layout, operation, option_table, options};
+use program::{layout, operation, option_table, options, sizes};
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../../src/bin/ring-perf/trace.rs"]

@@ -50,9 +50,10 @@ from .errors import (
     RingTimeoutError,
     RingUsageError,
 )
+from .groups import group, group_end, group_start
 from .launch import Launcher, SpawnError, init, launcher, spawn
 from .memory import Memory, PreMulSum, Registration
-from .streams import Handle, Stream, group, group_end, group_start
+from .streams import Handle, Stream
 
 __version__ = "0.1.0"
 

@@ -176,6 +176,7 @@ class Config(ctypes.Structure):
         ("ports", ctypes.c_char_p),
         ("sockets", ctypes.c_int),
         ("device", ctypes.c_int),
+        ("meetingMs", ctypes.c_int64),
     ]
 
 
@@ -216,6 +217,7 @@ def new_config() -> Config:
         None,
         None,
         None,
+        u,
         u,
         u,
     )
@@ -307,7 +309,8 @@ def library_path() -> str:
             f"{said} {path}, which is not there: reinstall with `pip install ./python` (needs "
             "Rust), or set RINGCOMM_LIBRARY to a libringcomm.so"
         )
-    return str(path)
+    # A name without a slash is a file here, and would be looked for in the system's folders.
+    return os.path.abspath(path)
 
 
 def load() -> ctypes.CDLL:

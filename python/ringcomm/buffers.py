@@ -317,11 +317,16 @@ class _PyBuffer(ctypes.Structure):
     _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("rest", ctypes.c_byte * 128)]
 
 
+# Of one's own: types that are said of the attribute hold for everybody in the process.
+_get_buffer = ctypes.pythonapi["PyObject_GetBuffer"]
+_release_buffer = ctypes.pythonapi["PyBuffer_Release"]
+
+
 def _read_only_address(view: memoryview) -> int:
     """ctypes takes writable buffers only: ask CPython itself."""
     raw = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(raw), 0)
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
+    _get_buffer(ctypes.py_object(view), ctypes.byref(raw), 0)
+    _release_buffer(ctypes.byref(raw))
     return int(raw.buf)
 
 

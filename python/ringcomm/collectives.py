@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional, Tuple
 
-from . import streams
+from . import groups, streams
 from ._native import ReduceOp, Result, failure, last_error, lib, quick_all_reduce
 from .buffers import CPU, Buffer, belong, pair, place, source, target, unfit
 from .errors import RingArgumentError, RingError
-from .streams import Handle, Stream, keep_in_group
+from .streams import Given, Handle, Stream
 
 _SUM = ReduceOp.SUM
 _all_reduce = lib.ringAllReduce
@@ -49,7 +49,8 @@ class Collectives:
     _device: int
     _rank: int
     _nranks: int
-    #: What `async_op` calls run on, and the last of them, unless it is known to be done.
+    #: What `async_op` calls run on, and the last call on any host stream, unless it is known to be
+    #: done.
     _stream: Optional[Stream]
     _behind: Optional[Handle]
 
@@ -71,7 +72,7 @@ class Collectives:
         if device != self._device and device != CPU:
             self._misplaced(send, device)
         alone = stream is None and not async_op and self._behind is None
-        if alone and type(op) is ReduceOp and not streams.open_groups:
+        if alone and type(op) is ReduceOp and not groups.open_groups:
             result = quick_all_reduce(address, into, count, datatype, op, self._boxed, None)
             if result:
                 raise failure(result, last_error(), self._rank)
@@ -274,37 +275,46 @@ class Collectives:
             raise wrong(f"stream={stream} is only the number of a stream; give the ringcomm.Stream")
         if async_op and stream is None:
             stream = self._own_stream()
-        elif self._behind is not None:
-            self._catch_up()
+        if self._behind is not None:
+            self._catch_up(stream)
         where = None if stream is None else streams.handle_of(stream)
-        result = function(*arguments, self._handle, where)
-        if result:
-            raise failure(result, last_error(), self._rank)
         host = stream if isinstance(stream, Stream) else None
-        grouped = bool(streams.open_groups) and keep_in_group(owners, host)
+        grouped = bool(groups.open_groups) and groups.here.depth > 0
+        given: Optional[Given] = None
+        if grouped:
+            groups.here.calls.append((owners, host, self))
+        if host is None or grouped:
+            error = self._call(function, arguments, where)
+        else:
+            given = Given(owners, [self])
+            error = host.give(given, lambda: self._call(function, arguments, where))
+        if error is not None:
+            raise error
         if host is None:
             # A device's stream knows when its memory may be used again.
             return None
-        if not grouped:
-            host.keep(owners)
-        if not async_op:
-            return None
-        handle = Handle(host, owners, self._rank, grouped)
+        self._behind = handle = Handle(host, given)
         if grouped:
-            streams.groups.handles.append(handle)
-        if host is self._stream:
-            self._behind = handle
-        return handle
+            groups.here.handles.append(handle)
+        return handle if async_op else None
 
-    def _catch_up(self) -> None:
-        """Wait for what `async_op` has under way: all ranks must make their calls in one order."""
-        handle, self._behind = self._behind, None
-        if handle is not None:
-            try:
-                handle.wait()
-            except RingError:
-                # Whoever has the handle is told; a broken communicator refuses this call, too.
-                pass
+    def _call(
+        self, function: Any, arguments: Tuple[Any, ...], where: Optional[int]
+    ) -> Optional[RingError]:
+        result = function(*arguments, self._handle, where)
+        return failure(result, last_error(), self._rank) if result else None
+
+    def _catch_up(self, stream: Any = None) -> None:
+        """Wait for what is under way elsewhere: all ranks must make their calls in one order."""
+        handle = self._behind
+        if handle is None or not handle.comes_before(stream):
+            return
+        self._behind = None
+        try:
+            handle.wait()
+        except RingError:
+            # Whoever has the handle is told; a broken communicator refuses this call, too.
+            pass
 
     def _own_stream(self) -> Stream:
         raise NotImplementedError

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Dict, List, Optional, Sequence, Type
 
-from . import _native
+from . import _native, groups
 from ._native import Collective, DataType, ReduceOp, Result, check, lib
 from .buffers import CPU
 from .collectives import wrong
@@ -20,7 +20,7 @@ from .config import Config, Explanation, pointer
 from .errors import RingError, RingUsageError
 from .memory import PreMulSum, Registration
 from .objects import Objects
-from .streams import Handle, Stream, groups
+from .streams import Handle, Stream
 
 
 class Communicator(Objects):
@@ -45,6 +45,8 @@ class Communicator(Objects):
         self._device = number.value
         self._stream: Optional[Stream] = None
         self._behind: Optional[Handle] = None
+        #: The buffers that the library was told about, by its handles.
+        self._registered: Dict[Optional[int], Any] = {}
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _destroy_quietly, handle)
         self._end.atexit = False  # type: ignore[misc,unused-ignore]
@@ -94,6 +96,7 @@ class Communicator(Objects):
         """
         if devices is not None and len(devices) != nranks:
             raise wrong(f"{len(devices)} devices for {nranks} ranks; give one for each")
+        _place()
         made = (ctypes.c_void_p * max(nranks, 1))()
         if config is None:
             listed = None if devices is None else (ctypes.c_int * nranks)(*devices)
@@ -160,8 +163,9 @@ class Communicator(Objects):
     ) -> "Communicator":
         """A communicator of the ranks that are left, in their old order.
 
-        Without `exclude` the survivors agree on who is dead. `abort` aborts first what is running,
-        as after a failure.
+        Without `exclude` the survivors agree on who is dead, up to 4,096 ranks. Where a network
+        comes apart both sides may do so: look at the new `size` before you write a checkpoint.
+        `abort` aborts first what is running, as after a failure.
         """
         if not abort:
             self._catch_up()
@@ -188,6 +192,7 @@ class Communicator(Objects):
         result = lib.ringCommDestroy(handle)
         text = _native.last_error() if result else ""
         self._end_stream()
+        self._registered.clear()
         if result:
             raise _native.failure(result, text, self._rank)
 
@@ -201,6 +206,7 @@ class Communicator(Objects):
         self._end.detach()
         check(lib.ringCommAbort(handle), self._rank)
         self._end_stream()
+        self._registered.clear()
 
     def error(self) -> Optional[RingError]:
         """The error that broke the communicator on this rank; None while it works."""
@@ -240,7 +246,7 @@ class Communicator(Objects):
         """Tell the communicator about a buffer that is used again and again; never needed.
 
         The buffer is whole pages of private memory, as an anonymous `mmap.mmap` has; or use
-        `Memory`.
+        `Memory`. It stays alive until the registration is closed or the communicator ends.
         """
         return Registration(self, buffer)
 
@@ -292,10 +298,10 @@ class Communicator(Objects):
 
 def _place() -> ctypes.c_void_p:
     """Where the library writes a new communicator: at once, which it would not do in a group."""
-    if groups.depth:
+    if groups.here.depth:
         raise RingUsageError(
-            "communicators cannot be made inside ringcomm.group(): use Communicator.all, or a "
-            "thread for each rank",
+            "communicators cannot be made inside ringcomm.group(): make them before it, those of "
+            "one process together by Communicator.all, or in a thread for each rank",
             Result.INVALID_USAGE,
         )
     return ctypes.c_void_p()

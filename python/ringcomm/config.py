@@ -33,7 +33,8 @@ class Config:
     algorithm: Optional[str] = None
     #: A file with the cost model's constants.
     profile: Optional[str] = None
-    #: Network interfaces between hosts, in NCCL's syntax.
+    #: Network interfaces between hosts, in NCCL's syntax. In a split or a shrink, None: the parent's;
+    #: between hosts no others are possible.
     interfaces: Optional[str] = None
     #: Ports to listen on, as `20000-20100`.
     ports: Optional[str] = None
@@ -43,6 +44,8 @@ class Config:
     #: number, or -1 for nobody's. None: that of the device which is current in the thread that
     #: makes the communicator, if the program uses CUDA.
     device: Optional[int] = None
+    #: Milliseconds that making the communicator waits for its ranks. None: as `timeout_ms`.
+    meeting_ms: Optional[int] = None
 
     def native(self) -> Any:
         """The library's structure."""
@@ -67,6 +70,7 @@ _FIELDS = {
     "ports": "ports",
     "sockets": "sockets",
     "device": "device",
+    "meeting_ms": "meetingMs",
 }
 
 

@@ -58,10 +58,11 @@ _CODES = {0: "i", 1: "u", 2: "f", 6: "b"}
 # kDLCPU, kDLCUDAHost, kDLROCMHost: ordinary memory; kDLCUDA, kDLCUDAManaged: a CUDA device.
 _HOST, _CUDA = (1, 3, 11), (2, 13)
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+# Of one's own, since types that are said of the attribute hold for everybody in the process.
+_pointer = ctypes.pythonapi["PyCapsule_GetPointer"]
 _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-_valid = ctypes.pythonapi.PyCapsule_IsValid
+_valid = ctypes.pythonapi["PyCapsule_IsValid"]
 _valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 

@@ -89,13 +89,19 @@ _WHO = r"rank (?P<peer>\d+)(?: \([^)]*\))?"
 # fault.
 _SENTENCES = [
     re.compile(rf"ranks disagree: rank (?P<rank>\d+) called {_CALL} but {_WHO} called"),
-    re.compile(rf"{_WHO} died: rank (?P<rank>\d+) cannot go on(?: in {_CALL})?"),
-    re.compile(rf"timeout: rank (?P<rank>\d+) waited \d+ ms for {_WHO} in {_CALL}"),
+    re.compile(
+        rf"{_WHO} died(?: or cannot be reached)?: rank (?P<rank>\d+) cannot go on(?: in {_CALL})?"
+    ),
+    re.compile(rf"timeout: rank (?P<rank>\d+) waited \d+ ms for {_WHO}(?: in {_CALL})?"),
     re.compile(r"rank (?P<rank>\d+) expected message .* from rank (?P<peer>\d+) but got"),
     re.compile(rf"the connection (?:of rank (?P<rank>\d+) )?to {_WHO} broke(?: in {_CALL})?"),
     re.compile(rf"the communicator of rank (?P<rank>\d+) was aborted(?: in {_CALL})?"),
     re.compile(r"only \d+ of \d+ ranks had arrived; missing: \[(?P<missing>[\d, ]*)\]"),
     re.compile(r"only \d+ of them had met there; missing: \[(?P<missing>[\d, ]*)\]"),
+    re.compile(
+        r"the ranks had not met \((?:rank (?P<rank>\d+) of )?.*\): "
+        r"missing of \d+ ranks: \[(?P<missing>[\d, ]*)\]"
+    ),
 ]
 _REMOTE = re.compile(
     rf"{_WHO} failed and rank (?P<rank>\d+) cannot go on(?: in {_CALL})?: (?P<text>.*)",

@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._native import check, lib
 from .communicator import Communicator
@@ -188,11 +188,14 @@ def _collect(ranks: List[Any], pipes: List[Any]) -> List[Any]:
             value: Any
             error: Optional[BaseException]
             try:
-                good, value, error = pipe.recv()
-            except EOFError:
+                said = pipe.recv_bytes()
+            except (EOFError, OSError):
+                # Before it said anything, or in the middle of a long result.
                 ranks[rank].join()
                 good, value, error = False, _ending(ranks[rank].exitcode), None
                 died.append(rank)
+            else:
+                good, value, error = _understood(rank, said)
             if good:
                 results[rank] = value
             else:
@@ -205,6 +208,15 @@ def _collect(ranks: List[Any], pipes: List[Any]) -> List[Any]:
         first = [*died, *own, *failures][0]
         raise SpawnError(first, failures, exceptions[first]) from exceptions[first]
     return [results[rank] for rank in range(len(ranks))]
+
+
+def _understood(rank: int, said: bytes) -> Tuple[bool, Any, Optional[BaseException]]:
+    """What a rank has sent of its end."""
+    try:
+        good, value, error = pickle.loads(said)
+    except Exception as why:
+        return False, f"what it gave back cannot be unpickled here: {_line(why)}", why
+    return good, value, error
 
 
 def _ending(code: Optional[int]) -> str:

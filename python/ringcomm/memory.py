@@ -29,6 +29,8 @@ class Memory:
         self.address: int = address.value or 0
         self.nbytes = nbytes
         self._end = weakref.finalize(self, _free_quietly, self.address)
+        # A call that is under way when the program ends uses it to the end of the process.
+        self._end.atexit = False  # type: ignore[misc,unused-ignore]
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
@@ -68,15 +70,17 @@ class Registration:
             comm.rank,
         )
         self._comm = comm
-        self._owner = owner
         self._handle = handle.value
+        # The library knows the memory until it is told otherwise: a registration that is dropped
+        # lets go of nothing.
+        comm._registered[self._handle] = owner
 
     def close(self) -> None:
         """Take it back. A second time, and where the communicator has ended, it does nothing."""
         handle, self._handle = self._handle, None
-        self._owner = None
         if handle is not None and self._comm.handle is not None:
             check(lib.ringCommDeregister(self._comm.handle, handle), self._comm.rank)
+            self._comm._registered.pop(handle, None)
 
     def __enter__(self) -> "Registration":
         return self

@@ -10,7 +10,10 @@ from array import array
 from itertools import accumulate
 from typing import Any, List, Optional, Sequence
 
+from . import groups
+from ._native import Result
 from .collectives import wrong
+from .errors import RingUsageError
 from .vectors import Vectors
 
 
@@ -19,6 +22,7 @@ class Objects(Vectors):
 
     def all_gather_object(self, value: Any) -> List[Any]:
         """Every rank's object, in the order of ranks."""
+        _refuse_groups("all_gather_object")
         data = _pickled(value)
         sizes = array("q", bytes(8 * self._nranks))
         self.all_gather(array("q", [len(data)]), sizes)
@@ -28,6 +32,7 @@ class Objects(Vectors):
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """The root's object, on every rank."""
+        _refuse_groups("broadcast_object")
         data = bytearray(_pickled(value) if self._rank == root else b"")
         size = array("q", [len(data)])
         self.broadcast(size, root=root)
@@ -38,6 +43,7 @@ class Objects(Vectors):
 
     def gather_object(self, value: Any, root: int = 0) -> Optional[List[Any]]:
         """Every rank's object in the order of ranks on the root; None elsewhere."""
+        _refuse_groups("gather_object")
         data = _pickled(value)
         size = array("q", [len(data)])
         if self._rank != root:
@@ -52,6 +58,7 @@ class Objects(Vectors):
 
     def scatter_object(self, values: Optional[Sequence[Any]] = None, root: int = 0) -> Any:
         """Object r of the root's `values`, on rank r."""
+        _refuse_groups("scatter_object")
         size = array("q", [0])
         if self._rank != root:
             self.scatter(None, size, root)
@@ -69,6 +76,7 @@ class Objects(Vectors):
 
     def all_to_all_object(self, values: Sequence[Any]) -> List[Any]:
         """Object d of `values` goes to rank d; what every rank sent here, in the order of ranks."""
+        _refuse_groups("all_to_all_object")
         if len(values) != self._nranks:
             raise wrong(f"{len(values)} objects for {self._nranks} ranks; give one for each")
         pickles = [_pickled(value) for value in values]
@@ -81,17 +89,30 @@ class Objects(Vectors):
 
     def send_object(self, value: Any, peer: int) -> None:
         """Send an object to `peer`, which takes it with `recv_object`."""
+        _refuse_groups("send_object")
         data = _pickled(value)
         self.send(array("q", [len(data)]), peer)
         self.send(data, peer)
 
     def recv_object(self, peer: int) -> Any:
         """The object that `peer` sends."""
+        _refuse_groups("recv_object")
         size = array("q", [0])
         self.recv(size, peer)
         data = bytearray(size[0])
         self.recv(data, peer)
         return pickle.loads(data)
+
+
+def _refuse_groups(name: str) -> None:
+    """The lengths of pickles go first, and a group's calls all run at its end."""
+    if groups.open_groups and groups.here.depth:
+        raise RingUsageError(
+            f"{name} cannot be called inside ringcomm.group(): the lengths of objects have to come "
+            "before the objects; exchange them outside, by all_to_all_object, or let one rank send "
+            "first",
+            Result.INVALID_USAGE,
+        )
 
 
 def _pickled(value: Any) -> bytes:

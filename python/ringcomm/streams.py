@@ -1,4 +1,4 @@
-"""Calls that run beside the program: host streams, the handles of what runs on them, and groups.
+"""Calls that run beside the program: host streams, and the handles of what runs on them.
 
 A stream is a queue with a thread of the library's own, which never needs the GIL. What a queued
 call reads and writes is kept alive here until the call is done.
@@ -9,19 +9,55 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections import deque
-from types import TracebackType
-from typing import Any, Deque, List, Optional, Type
+from typing import Any, Callable, Dict, Optional, Sequence
 
-from ._native import Result, check, lib
+from ._native import Result, check, failure, last_error, lib
 from .errors import RingArgumentError, RingError, RingUsageError
-
-#: A stream holds 256 calls that wait, one that runs and one for each thread that waits for a place;
-#: what more calls than these used is not in use any more.
-_MOST_IN_USE = 512
 
 #: How long a wait goes on before it looks whether somebody pressed Ctrl-C: unnoticed by who did.
 _LOOK_MS = 200
+
+
+class Given:
+    """What a stream was given, a call or those of a group: what it uses, and how it went."""
+
+    def __init__(self, owners: Any, comms: Sequence[Any]) -> None:
+        self.owners = owners
+        #: Whose calls these are; a handle is no reason for them to live on.
+        self._comms = [weakref.ref(comm) for comm in comms]
+        self.rank: Optional[int] = comms[0].rank if len(comms) == 1 else None
+        #: The stream's marks before and behind it; None while it is being given.
+        self.before: Optional[int] = None
+        self.mark: Optional[int] = None
+        self.settled = False
+        self.error: Optional[RingError] = None
+
+    def settle(self, error: Optional[RingError]) -> None:
+        """It is over, in this way, unless somebody was faster to see how it went."""
+        if not self.settled:
+            if error is not None and error.rank is None:
+                error.rank = self.rank
+            self.error = error
+            self.settled = True
+        self.owners = None
+
+    def own(self, error: RingError, failed: Optional["Given"]) -> Optional[RingError]:
+        """Its own error, where the stream has that of what failed first: a communicator that has
+        failed makes no more calls, and one that has not made this one."""
+        for there in self._comms:
+            comm = there()
+            if comm is None or comm.handle is None:
+                return error
+            try:
+                found: Optional[RingError] = comm.error()
+            except RingError:
+                return error  # it is ending at this moment
+            if found is not None:
+                return found
+        # Not every failure is the communicator's: after one that was only its call's nobody knows.
+        if failed is None or any(one in failed._comms for one in self._comms):
+            return error
+        return None
 
 
 class Stream:
@@ -34,10 +70,16 @@ class Stream:
     def __init__(self) -> None:
         handle = ctypes.c_void_p()
         check(lib.ringStreamCreate(ctypes.byref(handle)))
-        self._handle: Optional[int] = handle.value or 0
+        self._native = handle.value or 0
         self._error: Optional[RingError] = None
-        self._kept: Deque[Any] = deque(maxlen=_MOST_IN_USE)
-        self._end = weakref.finalize(self, _destroy_quietly, self._handle)
+        #: What may be under way, in the order in which it came: a set, which threads change at
+        #: once.
+        self._given: Dict[Given, None] = {}
+        #: What failed first since the last time that the library forgot it, as far as is known.
+        self._failed: Optional[Given] = None
+        #: No more calls are taken; and then, all that were taken are done.
+        self._closing, self._ended = False, threading.Event()
+        self._end = weakref.finalize(self, _destroy_quietly, self._native)
         # A program that ends waits for its communicators, not for what is queued behind them.
         self._end.atexit = False  # type: ignore[misc,unused-ignore]
 
@@ -45,18 +87,19 @@ class Stream:
     def handle(self) -> Optional[int]:
         """The library's `ringStream_t`, as a number, for calls of the library itself; None once
         the stream has ended."""
-        return self._handle
+        return None if self._closing else self._native
 
     def synchronize(self) -> None:
         """Wait for every call given to the stream; raises the first error since the last time."""
-        kept = len(self._kept)
-        check(lib.ringStreamSynchronize(self._handle))
-        for _ in range(min(kept, len(self._kept))):
-            self._kept.popleft()
+        # The library forgets its error then, and each call's handle still tells its own.
+        self._settle_all()
+        result = lib.ringStreamSynchronize(self.handle)
+        self._failed = None
+        check(result)
 
     def query(self) -> bool:
         """Whether every call given to the stream is done; raises the first error of them."""
-        result = lib.ringStreamQuery(self._handle)
+        result = lib.ringStreamQuery(self.handle)
         if result == Result.IN_PROGRESS:
             return False
         check(result)
@@ -65,7 +108,7 @@ class Stream:
     def mark(self) -> int:
         """A mark behind the calls given so far, for `reached`."""
         mark = ctypes.c_uint64()
-        check(lib.ringStreamMark(self._handle, ctypes.byref(mark)))
+        check(lib.ringStreamMark(self.handle, ctypes.byref(mark)))
         return mark.value
 
     def reached(self, mark: int, timeout: Optional[float] = None) -> bool:
@@ -73,40 +116,141 @@ class Stream:
 
         Raises the first error of those calls since the last `synchronize`.
         """
-        if self._handle is None:
+        result = self._until(mark, timeout)
+        if result == Result.IN_PROGRESS:
+            return False
+        if self._ended.is_set():
             if self._error is not None:
                 raise self._error
             return True
+        check(result)
+        return True
+
+    def close(self) -> None:
+        """Wait as `synchronize` does, then end the stream. A second time it does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._end.detach()
+        try:
+            self._settle_all()
+        finally:
+            try:
+                check(lib.ringStreamDestroy(self._native))
+            except RingError as error:
+                self._error = error
+                raise
+            finally:
+                self._ended.set()
+                self._given.clear()
+
+    def give(
+        self, given: Given, call: Callable[[], Optional[RingError]]
+    ) -> Optional[RingError]:
+        """Make a call that is for this stream, and keep what it uses until it is done."""
+        self.begin(given)
+        try:
+            error = call()
+        finally:
+            # Also where Ctrl-C has come in between.
+            self.began(given)
+        if error is not None:
+            self.refused(given, error)
+        return error
+
+    def begin(self, given: Given) -> None:
+        """Keep what is about to be given alive until it is done."""
+        if self._given:
+            self._let_go()
+        given.before = self._count()
+        self._given[given] = None
+
+    def began(self, given: Given) -> bool:
+        """What was about to be given has been: whether it was taken."""
+        given.mark = self._count()
+        return given.before is not None and given.mark != given.before
+
+    def refused(self, given: Given, error: RingError) -> None:
+        """What was about to be given was not taken: nothing of it runs."""
+        given.settle(error)
+        self._given.pop(given, None)
+
+    def settle(self, given: Given, timeout: Optional[float] = None) -> bool:
+        """Wait until this is done, at most `timeout` seconds, and see how it went; whether it is
+        done."""
+        # Only a stream that is closing has given it no mark, and that is waited for.
+        result = self._until(given.mark or 0, timeout)
+        if result == Result.IN_PROGRESS:
+            return False
+        if result:
+            self._let_go()  # what failed first is among those before it, or it is this
+        if not given.settled:
+            given.settle(self._error if self._ended.is_set() else self._outcome(given, result))
+        self._given.pop(given, None)
+        if self._given:
+            self._let_go()
+        return True
+
+    def _until(self, mark: int, timeout: Optional[float]) -> int:
+        """What the library says of the calls before a mark, once they are done or time is over."""
         left = None if timeout is None else int(timeout * 1000)
         while True:
             # Python looks at its signals between two calls only.
             piece = _LOOK_MS if left is None else min(left, _LOOK_MS)
-            result = lib.ringStreamReached(self._handle, mark, piece)
+            if self._closing:
+                # Who closes the stream waits for what it was given.
+                result = Result.SUCCESS if self._ended.wait(piece / 1000) else Result.IN_PROGRESS
+            else:
+                result = lib.ringStreamReached(self._native, mark, piece)
+                if self._closing:
+                    continue  # the answer may only be that the stream ends
             if result != Result.IN_PROGRESS:
-                check(result)
-                return True
+                return result
             if left is not None:
                 left -= piece
                 if left <= 0:
-                    return False
+                    return result
 
-    def close(self) -> None:
-        """Wait as `synchronize` does, then end the stream. A second time it does nothing."""
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        self._end.detach()
-        try:
-            check(lib.ringStreamDestroy(handle))
-        except RingError as error:
-            self._error = error
-            raise
-        finally:
-            self._kept.clear()
+    def _outcome(self, given: Given, result: int) -> Optional[RingError]:
+        """How what is done went, of which the library has just said this: it knows the first
+        failure since `synchronize` only."""
+        if not result:
+            return None
+        error = failure(result, last_error(), given.rank)
+        earlier = lib.ringStreamReached(self._native, given.before, 0)
+        # Between its marks there may be calls of other threads.
+        if not earlier and given.before is not None and given.mark == given.before + 1:
+            self._failed = given
+            return error
+        return given.own(error, self._failed)
 
-    def keep(self, owners: Any) -> None:
-        """Keep these alive until the calls given so far are done."""
-        self._kept.append(owners)
+    def _let_go(self) -> None:
+        """Let go of what is done."""
+        for given in list(self._given):
+            if given.mark is None:
+                continue
+            result = lib.ringStreamReached(self._native, given.mark, 0)
+            # Who closes the stream sees to the rest.
+            if result == Result.IN_PROGRESS or self._closing:
+                return
+            given.settle(self._outcome(given, result))
+            self._given.pop(given, None)
+
+    def _settle_all(self) -> None:
+        """Wait for what was given so far, and see how each went."""
+        for given in list(self._given):
+            if given.mark is None:
+                continue
+            result: int = Result.IN_PROGRESS
+            while result == Result.IN_PROGRESS:
+                result = lib.ringStreamReached(self._native, given.mark, _LOOK_MS)
+            given.settle(self._outcome(given, result))
+            self._given.pop(given, None)
+
+    def _count(self) -> Optional[int]:
+        """As `mark`; None where the stream takes no more calls."""
+        mark = ctypes.c_uint64()
+        return None if lib.ringStreamMark(self._native, ctypes.byref(mark)) else mark.value
 
     def __enter__(self) -> "Stream":
         return self
@@ -141,16 +285,10 @@ def handle_of(stream: Any) -> int:
 class Handle:
     """A call that was made with `async_op=True`: `wait` for it before its buffers are used."""
 
-    def __init__(
-        self, stream: Stream, owners: Any, rank: Optional[int], grouped: bool = False
-    ) -> None:
+    def __init__(self, stream: Stream, given: Optional[Given]) -> None:
         self._stream = stream
-        self._owners = owners
-        self._rank = rank
-        self._error: Optional[RingError] = None
-        # A group gives its calls to the stream when it ends.
-        self._mark: Optional[int] = None if grouped else stream.mark()
-        self._settled = False
+        #: None until the end of the call's group, which then gives it to the stream.
+        self._given = given
 
     def wait(self, timeout: Optional[float] = None) -> bool:
         """Wait until the call is done, at most `timeout` seconds; whether it is. Raises its error.
@@ -158,26 +296,21 @@ class Handle:
         Calls that were made later are not waited for. How long the call itself waits for the other
         ranks is the communicator's `timeout_ms`.
         """
-        if not self._settled:
-            if self._mark is None:
-                raise RingUsageError(
-                    "this call waits for the end of its group: wait after `with ringcomm.group():`",
-                    Result.INVALID_USAGE,
-                )
-            try:
-                if not self._stream.reached(self._mark, timeout):
-                    return False
-            except RingError as error:
-                error.rank = self._rank if error.rank is None else error.rank
-                self._error = error
-            self._settled, self._owners = True, None
-        if self._error is not None:
-            raise self._error
+        given = self._given
+        if given is None:
+            raise RingUsageError(
+                "this call waits for the end of its group: wait after `with ringcomm.group():`",
+                Result.INVALID_USAGE,
+            )
+        if not given.settled and not self._stream.settle(given, timeout):
+            return False
+        if given.error is not None:
+            raise given.error
         return True
 
     def done(self) -> bool:
         """Whether the call is done, without waiting; `wait` says how it went."""
-        if self._mark is None:
+        if self._given is None:
             return False
         try:
             return self.wait(0)
@@ -187,78 +320,10 @@ class Handle:
     #: mpi4py's name.
     test = done
 
-    def grouped(self) -> None:
-        """The group of the call has ended."""
-        self._mark = self._stream.mark()
+    def comes_before(self, stream: Any) -> bool:
+        """Whether a call that goes elsewhere, to this stream or to none, has to wait for it."""
+        return self._given is not None and self._stream is not stream
 
-
-class _Groups(threading.local):
-    """The groups that are open in this thread."""
-
-    depth = 0
-
-    def __init__(self) -> None:
-        self.owners: List[Any] = []
-        self.streams: List[Stream] = []
-        self.handles: List[Handle] = []
-
-
-groups = _Groups()
-#: How many groups are open in all threads: while none is, calls need not look for theirs.
-open_groups = 0
-_opening = threading.Lock()
-
-
-def group_start() -> None:
-    """Open a group in this thread; see `group`."""
-    global open_groups
-    check(lib.ringGroupStart())
-    with _opening:
-        open_groups += 1
-    groups.depth += 1
-
-
-def group_end() -> None:
-    """Close the innermost group; the outermost runs what it holds."""
-    global open_groups
-    with _opening:
-        open_groups -= groups.depth > 0
-    groups.depth = max(groups.depth - 1, 0)
-    result = lib.ringGroupEnd()
-    if groups.depth == 0:
-        for stream in groups.streams:
-            stream.keep(tuple(groups.owners))
-        for handle in groups.handles:
-            handle.grouped()
-        groups.owners, groups.streams, groups.handles = [], [], []
-    check(result)
-
-
-class group:
-    """`with ringcomm.group():` the calls in it start together at its end.
-
-    Needed where one thread makes the calls of several ranks, and for sends and receives that wait
-    for each other. The buffers of the calls are left alone until the end.
-    """
-
-    def __enter__(self) -> "group":
-        group_start()
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        value: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        group_end()
-
-
-def keep_in_group(owners: Any, stream: Optional[Stream]) -> bool:
-    """Keep what a call of this thread's group uses; False where the thread has none."""
-    if groups.depth == 0:
-        return False
-    groups.owners.append(owners)
-    if stream is not None and stream not in groups.streams:
-        groups.streams.append(stream)
-    return True
+    def grouped(self, given: Dict[Stream, Given]) -> None:
+        """The group of the call has ended, and has given this to the streams."""
+        self._given = given[self._stream]

@@ -97,7 +97,7 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::{UniqueId, wire::CHALLENGE};
+    use crate::bootstrap::{Doubts, UniqueId, wire::CHALLENGE};
     use proptest::prelude::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -105,7 +105,7 @@ mod tests {
     fn meeting(id: &UniqueId) -> Meeting<'_> {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(5);
-        Meeting { id, rank: 0, nranks: 3, started: now, deadline, is_called_off: None }
+        Meeting { id, rank: 0, nranks: 3, started: now, deadline, doubts: Doubts::default() }
     }
 
     fn connection() -> (UnixStream, Candidate) {

@@ -87,15 +87,18 @@ impl<'a> Coordinator<'a> {
 
     fn system(&self, what: &str, error: &io::Error) -> Failure {
         let errno = error.raw_os_error().unwrap_or(0);
-        Failure::System { rank: self.meeting.rank as u32, errno, what: what.into() }
+        Failure::system_here(self.meeting.rank as u32, errno, what)
     }
 
     /// Wait until something can be done: at most to the deadline.
     fn poll(&self, entries: &mut [libc::pollfd], until: Instant) -> Attempt {
-        let until = self.meeting.glance(until.min(self.deadline))?;
+        let until = until.min(self.deadline);
+        let is_waiting = self.listener.is_some();
+        let meeting = &self.meeting;
+        let until = if is_waiting { meeting.look_around(until)? } else { meeting.glance(until)? };
         socket::poll(entries, until).map_err(|error| {
             let Error::System { what, errno } = error else { unreachable!("poll fails by errno") };
-            Failure::System { rank: self.meeting.rank as u32, errno, what }
+            Failure::system_here(self.meeting.rank as u32, errno, what)
         })
     }
 

@@ -90,7 +90,20 @@ pub(super) struct Meeting<'a> {
     pub started: Instant,
     pub deadline: Instant,
     /// Says that the rendezvous has no point any more; asked now and then.
+    pub doubts: Doubts<'a>,
+}
+
+/// A rank that will never come, and its process where that was here.
+pub type Absent = (usize, Option<u32>);
+
+/// What a rank may learn from elsewhere while it waits for the others.
+#[derive(Clone, Copy, Default)]
+pub struct Doubts<'a> {
+    /// Whether the rendezvous has no point any more.
     pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    /// Asked by who waits for ranks to come: the coordinator tells the others, whose own word would
+    /// look like their death.
+    pub absent: Option<&'a dyn Fn() -> Vec<Absent>>,
 }
 
 /// Between two looks at whether the rendezvous is called off: what a rank may take longer to notice
@@ -104,18 +117,30 @@ impl Meeting<'_> {
 
     /// How long to sleep at most where one could sleep until `until`.
     pub fn glance(&self, until: Instant) -> Result<Instant, Failure> {
-        match self.is_called_off {
-            Some(is_called_off) if is_called_off() => {
-                Err(Failure::CalledOff { rank: self.rank as u32 })
-            }
-            Some(_) => Ok(until.min(Instant::now() + GLANCE)),
-            None => Ok(until),
+        if self.doubts.is_called_off.is_some_and(|is_called_off| is_called_off()) {
+            return Err(Failure::called_off_here(self.rank as u32));
         }
+        let asks = self.doubts.is_called_off.is_some();
+        Ok(if asks { until.min(Instant::now() + GLANCE) } else { until })
     }
 
     /// As [`Meeting::glance`], for a rank that is not the coordinator.
     pub fn pause(&self, until: Instant) -> Result<Instant, Unmet> {
         self.glance(until).map_err(|failure| failure.into_unmet(self.rank, self.nranks))
+    }
+
+    /// As [`Meeting::glance`], for the coordinator while it waits for ranks to come.
+    pub fn look_around(&self, until: Instant) -> Result<Instant, Failure> {
+        let until = self.glance(until)?;
+        let Some(absent) = self.doubts.absent else { return Ok(until) };
+        match absent()[..] {
+            [] => Ok(until.min(Instant::now() + GLANCE)),
+            [(rank, Some(pid))] => Err(Failure::died_here(rank as u32, pid)),
+            ref gone => {
+                let missing = gone.iter().map(|(rank, _)| *rank as u32).collect();
+                Err(Failure::Missing { waited_ms: self.waited_ms(), missing, unlisted: 0 })
+            }
+        }
     }
 
     /// The proof of `role` for this handshake; roles differ, so no proof can be sent back.
@@ -150,21 +175,21 @@ pub fn exchange(
     mine: Contribution,
     deadline: Instant,
 ) -> Result<Vec<Member>> {
-    Ok(exchange_unless(id, rank, nranks, mine, deadline, None)?)
+    Ok(exchange_unless(id, rank, nranks, mine, deadline, Doubts::default())?)
 }
 
-/// As [`exchange`], ended soon with an error once `is_called_off` says so.
+/// As [`exchange`], ended soon with an error where `doubts` say so.
 pub fn exchange_unless(
     id: &UniqueId,
     rank: usize,
     nranks: usize,
     mine: Contribution,
     deadline: Instant,
-    is_called_off: Option<&dyn Fn() -> bool>,
+    doubts: Doubts,
 ) -> Result<Vec<Member>, Unmet> {
     check(rank, nranks, &mine)?;
     let started = Instant::now();
-    let meeting = Meeting { id, rank, nranks, started, deadline, is_called_off };
+    let meeting = Meeting { id, rank, nranks, started, deadline, doubts };
     if nranks == 1 {
         return Ok(vec![own(mine)]);
     }

@@ -61,8 +61,7 @@ pub(super) fn join(
     let _ = send(meeting, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
     let result = receive(meeting, &socket, &coordinator, mine.process);
     if let Err(Unmet { error: Error::System { what, errno }, .. }) = &result {
-        let (rank, what) = (meeting.rank as u32, what.clone());
-        let failure = Failure::System { rank, errno: *errno, what };
+        let failure = Failure::system_here(meeting.rank as u32, *errno, what.as_str());
         let _ = send(meeting, &socket, &wire::failure_frame(&failure), &[]);
     }
     result

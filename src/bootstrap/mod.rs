@@ -19,7 +19,9 @@ mod socket;
 mod unmet;
 pub mod wire;
 
-pub use exchange::{Contribution, MAX_FDS, Member, exchange, exchange_unless, rendezvous_name};
+pub use exchange::{
+    Absent, Contribution, Doubts, MAX_FDS, Member, exchange, exchange_unless, rendezvous_name,
+};
 pub use id::UniqueId;
 pub use process::process_token;
 pub use unmet::{Cause, Unmet};

@@ -225,12 +225,16 @@ pub enum Failure {
     },
     System {
         rank: u32,
+        pid: u32,
+        host: Box<str>,
         errno: i32,
         what: String,
     },
     /// The rank learned from elsewhere that the rendezvous has no point any more.
     CalledOff {
         rank: u32,
+        pid: u32,
+        host: Box<str>,
     },
 }
 
@@ -245,6 +249,17 @@ impl Failure {
         Failure::Stuck { rank, pid, host: host::name().into(), waited_ms }
     }
 
+    /// What the operating system refused to this process, which is the rank.
+    pub fn system_here(rank: u32, errno: i32, what: impl Into<String>) -> Failure {
+        let (pid, host) = (std::process::id(), host::name().into());
+        Failure::System { rank, pid, host, errno, what: what.into() }
+    }
+
+    /// This process, which is the rank, has heard that the rendezvous has no point.
+    pub fn called_off_here(rank: u32) -> Failure {
+        Failure::CalledOff { rank, pid: std::process::id(), host: host::name().into() }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (tag, rank, pid, number) = match self {
@@ -255,8 +270,11 @@ impl Failure {
             Failure::Died { rank, pid, .. } => (2, *rank, *pid, 0),
             Failure::Stuck { rank, pid, waited_ms, .. } => (3, *rank, *pid, *waited_ms),
             Failure::Usage { .. } => (4, 0, 0, 0),
-            Failure::System { rank, errno, .. } => (5, *rank, *errno as u32, 0),
-            Failure::CalledOff { rank } => (6, *rank, 0, 0),
+            // Where the host's name ends and the text begins, and why.
+            Failure::System { rank, pid, host, errno, .. } => {
+                (5, *rank, *pid, (host.len() as u64) << 32 | u64::from(*errno as u32))
+            }
+            Failure::CalledOff { rank, pid, .. } => (6, *rank, *pid, 0),
         };
         for part in [tag, rank, pid] {
             bytes.extend(part.to_le_bytes());
@@ -266,13 +284,13 @@ impl Failure {
             Failure::Missing { missing, .. } => {
                 bytes.extend(missing.iter().take(MOST_LISTED).flat_map(|rank| rank.to_le_bytes()));
             }
-            Failure::Usage { text } | Failure::System { what: text, .. } => {
-                bytes.extend(text.as_bytes())
+            Failure::Usage { text } => bytes.extend(text.as_bytes()),
+            Failure::System { host, what, .. } => {
+                bytes.extend([host.as_bytes(), what.as_bytes()].concat());
             }
-            Failure::Died { host, .. } | Failure::Stuck { host, .. } => {
-                bytes.extend(host.as_bytes())
-            }
-            Failure::CalledOff { .. } => {}
+            Failure::Died { host, .. }
+            | Failure::Stuck { host, .. }
+            | Failure::CalledOff { host, .. } => bytes.extend(host.as_bytes()),
         }
         bytes.truncate(MAX_PAYLOAD);
         bytes
@@ -284,7 +302,8 @@ impl Failure {
         }
         let (rank, pid, number, rest) =
             (word(bytes, 4), word(bytes, 8), long(bytes, 12), &bytes[REPORT..]);
-        let text = || String::from_utf8_lossy(rest).into_owned();
+        let read = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let text = || read(rest);
         match word(bytes, 0) {
             1 => Ok(Failure::Missing {
                 waited_ms: number,
@@ -294,8 +313,14 @@ impl Failure {
             2 => Ok(Failure::Died { rank, pid, host: text().into() }),
             3 => Ok(Failure::Stuck { rank, pid, host: text().into(), waited_ms: number }),
             4 => Ok(Failure::Usage { text: text() }),
-            5 => Ok(Failure::System { rank, errno: pid as i32, what: text() }),
-            6 => Ok(Failure::CalledOff { rank }),
+            5 => {
+                let parts = rest.split_at_checked((number >> 32) as usize);
+                let (host, what) = parts.ok_or("a host's name that is longer than its report")?;
+                let host = str::from_utf8(host).map_err(|_| "a host's name that is no text")?;
+                let (host, what) = (host.into(), read(what));
+                Ok(Failure::System { rank, pid, host, errno: number as u32 as i32, what })
+            }
+            6 => Ok(Failure::CalledOff { rank, pid, host: text().into() }),
             _ => Err("a failure report of unknown kind"),
         }
     }
@@ -304,7 +329,7 @@ impl Failure {
     fn cause(&self, me: usize) -> Cause {
         match self {
             Failure::Missing { .. } | Failure::Stuck { .. } => Cause::Late,
-            Failure::CalledOff { rank } if *rank > 0 => Cause::CalledOff,
+            Failure::CalledOff { rank, .. } if *rank > 0 => Cause::CalledOff,
             Failure::Died { .. } | Failure::CalledOff { .. } => Cause::There,
             Failure::System { rank, .. } if *rank as usize != me => Cause::There,
             Failure::System { .. } | Failure::Usage { .. } => Cause::Here,
@@ -343,18 +368,18 @@ impl Failure {
                 peer_state: "it came to the rendezvous and then stopped answering".into(),
             },
             Failure::Usage { text } => Error::InvalidUsage(text),
-            Failure::CalledOff { rank } => Error::Remote {
+            Failure::CalledOff { rank, pid, host } => Error::Remote {
                 rank: me,
-                peer: Who::unmet(rank as usize),
+                peer: who(rank, pid, host),
                 operation: None,
                 text: "it called the rendezvous off".into(),
             },
-            Failure::System { rank, errno, what } if rank as usize == me => {
+            Failure::System { rank, errno, what, .. } if rank as usize == me => {
                 Error::System { what, errno }
             }
-            Failure::System { rank, errno, what } => Error::Remote {
+            Failure::System { rank, pid, host, errno, what } => Error::Remote {
                 rank: me,
-                peer: Who::unmet(rank as usize),
+                peer: who(rank, pid, host),
                 operation: None,
                 text: Error::System { what, errno }.to_string(),
             },
@@ -426,6 +451,21 @@ mod tests {
                 prop_assert_eq!(Failure::decode(&failure.encode()).unwrap(), failure.clone());
                 let _ = failure.into_unmet(0, 4).error.to_string();
             }
+        }
+    }
+
+    #[test]
+    fn whoever_failed_or_called_it_off_is_named_with_host_and_process() {
+        let host: Box<str> = "node7".into();
+        let (rank, pid, errno, what) = (2, 41, libc::EMFILE, "opening".to_string());
+        let system = Failure::System { rank, pid, host: host.clone(), errno, what };
+        let off = Failure::CalledOff { rank, pid, host };
+        for (failure, rest) in [(system, "opening: "), (off, "it called the rendezvous off")] {
+            let told = Failure::decode(&failure.encode()).unwrap();
+            assert_eq!(told, failure);
+            let text = told.into_error(0, 3).to_string();
+            let start = "rank 2 (host node7, pid 41) failed and rank 0 cannot go on: ";
+            assert!(text.starts_with(&format!("{start}{rest}")), "{text}");
         }
     }
 

@@ -7,10 +7,10 @@
 #![allow(unsafe_code)]
 
 use super::flight::{self, Flight, quote};
-use super::network::descriptor::{Event, block_signals, poll};
+use super::network::descriptor::{Event, poll};
 use crate::error::{Error, Result};
 use crate::fork::Shared;
-use crate::{fork, host};
+use crate::{fork, host, signals};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -101,9 +101,7 @@ impl Server {
         let listener = listen(&path)?;
         let stop = Arc::new(Event::new()?);
         let mut server = Server { path, stop: stop.clone(), thread: None };
-        let thread = std::thread::Builder::new()
-            .name("ringcomm-status".into())
-            .spawn(move || serve(&listener, &stop));
+        let thread = signals::spawn_deaf("ringcomm-status", move || serve(&listener, &stop));
         match thread {
             Ok(thread) => {
                 server.thread = Some(thread);
@@ -177,7 +175,6 @@ fn listen(path: &Path) -> Result<UnixListener> {
 
 /// The thread: answers until it is to stop.
 fn serve(listener: &UnixListener, stop: &Event) {
-    block_signals();
     loop {
         let until = Instant::now() + Duration::from_secs(60);
         if is_stopped(stop, listener.as_raw_fd(), libc::POLLIN, until) {

@@ -3,11 +3,13 @@
 use super::choose::Profiled;
 use super::gpu::Seated;
 use super::introduction::{Cores, Introduction, own_cores};
+use super::patrol::Patrol;
 use super::watch::Unless;
-use crate::bootstrap::{self, Contribution, Member, UniqueId, Unmet};
+use crate::bootstrap::{self, Contribution, Doubts, Member, UniqueId, Unmet};
 use crate::error::{Error, Result};
 use crate::executor::links::{Pages, Reach, SegmentMap};
 use crate::fork::Shared;
+use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
 use crate::transport::process;
@@ -161,7 +163,8 @@ impl Assembly {
     }
 
     /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
-    /// share. Returns what they said of themselves, in the same order.
+    /// share; a `patrol` finds those who never come. Returns what they said of themselves, in the
+    /// same order.
     pub fn meet_locals(
         &mut self,
         share: Share,
@@ -169,24 +172,21 @@ impl Assembly {
         id: &UniqueId,
         mine: &Introduction,
         until: Until,
+        patrol: Option<&Patrol>,
     ) -> Result<Vec<Introduction>, Unmet> {
         let Share { segment, mailbox, process, fds } = share;
         let mine = Introduction { segment: register_segment(&segment, id, self.rank), ..*mine };
         let contribution = Contribution { payload: mine.pack(), process, fds };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
         let Until { deadline, is_called_off, .. } = until;
-        let members = bootstrap::exchange_unless(
-            id,
-            place,
-            locals.len(),
-            contribution,
-            deadline,
-            is_called_off,
-        )
-        .map_err(|unmet| {
-            let number = |place: usize| locals.get(place).copied().unwrap_or(place);
-            Unmet { error: unmet.error.renumbered(number), ..unmet }
-        })?;
+        let find = || patrol.map_or_else(Vec::new, Patrol::find);
+        let doubts = Doubts { is_called_off, absent: patrol.is_some().then_some(&find) };
+        let members =
+            bootstrap::exchange_unless(id, place, locals.len(), contribution, deadline, doubts)
+                .map_err(|unmet| {
+                    let number = |place: usize| locals.get(place).copied().unwrap_or(place);
+                    Unmet { error: unmet.error.renumbered(number), ..unmet }
+                })?;
         let taken = self.take(locals, id, &mine, members, &segment);
         let taken = taken.inspect_err(|unmet| self.tell(&segment, &unmet.error))?;
         self.mailbox = Some(mailbox);
@@ -241,7 +241,9 @@ impl Assembly {
     /// Say why this rank goes no further, to ranks of this machine that have its segment and go on
     /// to where its page is looked at.
     fn tell(&self, segment: &Arc<Segment>, error: &Error) {
-        Pages::new(0, vec![segment.clone()]).mine().fail(self.rank, &error.to_string());
+        let pages = Pages::new(0, vec![segment.clone()]);
+        pages.mine().introduce(std::process::id(), host::name());
+        pages.mine().fail(self.rank, &error.to_string());
     }
 
     /// Take a peer's descriptors: its segment, its process, its mailbox.

@@ -7,6 +7,7 @@ use crate::algorithm::Algorithm;
 use crate::executor::bind::Bound;
 use crate::executor::direct::Direct;
 use crate::executor::layout::Layout;
+use crate::executor::windows::Windows;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::collections::HashMap;
@@ -81,6 +82,8 @@ pub struct Ready {
     pub fingerprint: u64,
     pub staged: Bound,
     pub way: Way,
+    /// What runs in the place of `staged` where the ranks share scratch.
+    pub windows: Option<Windows>,
     pub chunks: usize,
     pub predicted_us: f64,
     /// The program of `way` in words, where between processes it depends on the buffers.
@@ -106,9 +109,24 @@ impl Ready {
             fingerprint,
             staged,
             way,
+            windows: None,
             chunks,
             predicted_us,
             mapped: None,
+        }
+    }
+
+    /// Whether it goes through slots, whatever its buffers are.
+    #[inline]
+    pub fn is_staged(&self) -> bool {
+        self.windows.is_none() && matches!(self.way, Way::Staged)
+    }
+
+    /// Slices, and the bytes of a chunk that are in one of them, unless `mapped` runs.
+    pub fn slices(&self) -> (usize, usize) {
+        match &self.windows {
+            Some(windows) => (windows.count(), windows.slice_bytes()),
+            None => (self.staged.slices, self.staged.slice_bytes),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One collective call as its user made it, and the checks that it can be run.
 
+use super::row::Meanwhile;
 use crate::device::cuda::Stream;
 use crate::error::{Error, Result};
 pub use crate::executor::layout::Vector;
@@ -50,6 +51,8 @@ pub struct Call<'a> {
     pub root: usize,
     pub vector: Option<&'a Vector>,
     pub order: Order,
+    /// This thread makes the other ranks' calls, too.
+    pub meanwhile: Option<Meanwhile<'a>>,
 }
 
 impl Call<'_> {
@@ -66,6 +69,7 @@ impl Call<'_> {
             root: 0,
             vector: None,
             order: Order::default(),
+            meanwhile: None,
         }
     }
 

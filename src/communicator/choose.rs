@@ -4,12 +4,13 @@
 //! a profile and gives to the others when the communicator is made.
 #![allow(unsafe_code)]
 
-use super::engine::{Engine, SETUP_OPERATIONS};
+use super::basis::Basis;
+use super::engine::SETUP_OPERATIONS;
 use super::introduction::forced_algorithm;
 use super::watch::Unless;
 use super::{Call, Communicator, Message};
 use crate::algorithm::select::{
-    Choice, Costs, Hosts, Profile, Question, choose as fastest, predict,
+    Choice, Costs, Hosts, Profile, Question, choose as fastest, in_windows, predict,
 };
 use crate::algorithm::{self, Algorithm};
 use crate::clock;
@@ -19,28 +20,30 @@ use crate::error::{Error, Result};
 use crate::fork::Once;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How a call runs: through slots, and directly where all ranks' buffers turn out to be reachable.
 pub struct Chosen {
     pub staged: Choice,
+    /// What is faster than slots where the ranks can share scratch.
+    pub windows: Option<Choice>,
     pub direct: Option<Choice>,
 }
 
-pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
-    let nranks = engine.links.nranks;
-    let forced = match engine.setting_up {
-        true => Some(first(call.collective, engine.topology.nhosts())),
+pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
+    let nranks = basis.nranks;
+    let forced = match basis.setting_up {
+        true => Some(first(call.collective, basis.topology.nhosts())),
         false => forced_algorithm(config)?,
     };
     let exists = |algorithm: &Algorithm| {
-        algorithm::plan_on(&engine.topology, *algorithm, call.collective, 0, call.root).is_some()
+        algorithm::plan_on(&basis.topology, *algorithm, call.collective, 0, call.root).is_some()
     };
     let forced = forced.filter(exists);
     let question = Question {
         collective: call.collective,
         nranks,
-        hosts: Hosts::of(&engine.topology),
+        hosts: Hosts::of(&basis.topology),
         bytes: whole_bytes(call, nranks),
         element: call.data_type.size(),
         associative: !call.collective.reduces() || call.op.is_associative(call.data_type),
@@ -48,26 +51,33 @@ pub fn choose(engine: &Engine, call: &Call, config: &Config) -> Result<Chosen> {
         direct: false,
         // Ranks may differ in this, so it must not change their choice.
         in_place: false,
-        slot_bytes: engine.links.geometry.slot_bytes,
+        slot_bytes: basis.geometry.slot_bytes,
         forced,
     };
-    let costs = &engine.costs;
+    let costs = &basis.costs;
     // Between hosts there are messages only.
-    if engine.setting_up || engine.topology.nhosts() > 1 {
-        return Ok(Chosen { staged: fastest(&question, costs), direct: None });
+    if basis.setting_up || basis.topology.nhosts() > 1 {
+        return Ok(Chosen { staged: fastest(&question, costs), windows: None, direct: None });
     }
-    if engine.links.one_process() {
+    if basis.one_process {
         // Which of the two is faster is known: the buffers are reachable.
         let best = fastest(&Question { direct: true, ..question }, costs);
-        return Ok(Chosen { staged: best, direct: best.direct.then_some(best) });
+        let direct = best.direct.then_some(best);
+        return Ok(Chosen { staged: best, windows: None, direct });
     }
     let staged = fastest(&question, costs);
     let direct = fastest(&Question { direct: true, ..question }, costs);
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
     let asked = Choice { predicted_us: direct.predicted_us + asking, ..direct };
-    let worth = direct.direct && asked.predicted_us < staged.predicted_us;
-    Ok(Chosen { staged, direct: worth.then_some(asked) })
+    let windows = match basis.shares_scratch() {
+        true => in_windows(&question, basis.window_bytes(), costs),
+        false => None,
+    };
+    let windows = windows.filter(|windows| windows.predicted_us < staged.predicted_us);
+    let otherwise = windows.unwrap_or(staged).predicted_us;
+    let worth = direct.direct && asked.predicted_us < otherwise;
+    Ok(Chosen { staged, windows, direct: worth.then_some(asked) })
 }
 
 /// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.
@@ -93,21 +103,21 @@ fn whole_bytes(call: &Call, nranks: usize) -> usize {
 }
 
 /// The modelled time of one algorithm for a call, for explanations.
-pub fn predicted(engine: &Engine, call: &Call, algorithm: Algorithm) -> Option<f64> {
+pub fn predicted(basis: &Basis, call: &Call, algorithm: Algorithm) -> Option<f64> {
     let question = Question {
         collective: call.collective,
-        nranks: engine.links.nranks,
-        hosts: Hosts::of(&engine.topology),
-        bytes: whole_bytes(call, engine.links.nranks),
+        nranks: basis.nranks,
+        hosts: Hosts::of(&basis.topology),
+        bytes: whole_bytes(call, basis.nranks),
         element: call.data_type.size(),
         associative: true,
         deterministic: false,
         direct: false,
         in_place: false,
-        slot_bytes: engine.links.geometry.slot_bytes,
+        slot_bytes: basis.geometry.slot_bytes,
         forced: None,
     };
-    predict(algorithm, false, &question, &engine.costs)
+    predict(algorithm, false, &question, &basis.costs)
 }
 
 /// Bytes of the blocks that are copied and added to find the machine's pace: in the second-level
@@ -128,6 +138,14 @@ const WIRE_ROUND_TRIPS: usize = 16;
 
 /// Bytes of the long messages between hosts: as much as the kernel hands to a network card at once.
 const WIRE_SAMPLE_BYTES: usize = 64 << 10;
+
+/// Round trips that a measurement makes at least: the first may have to make the connection.
+const LEAST_ROUND_TRIPS: usize = 2;
+
+/// How long a measurement goes on after its first round trip: several times as long as all of them
+/// take where both ranks have a core and are on one network. On a machine that is busy with others,
+/// or between continents, each takes tens of milliseconds, and all ranks wait.
+const MEASURING: Duration = Duration::from_millis(10);
 
 /// Microseconds: longer than a cache line takes between any two sockets of a machine. What took
 /// more was the scheduler, which delays every algorithm alike.
@@ -202,7 +220,7 @@ pub fn calibrate(
     unless: Unless,
 ) -> Result<()> {
     if communicator.nranks == 1 {
-        communicator.engine.take().settle(Costs { cores, ..Costs::default() });
+        communicator.settle_on(Costs { cores, ..Costs::default() });
         // It is through with what others do now.
         communicator.watched.pages.mine().end(SETUP_OPERATIONS - 1, clock::ticks());
         return Ok(());
@@ -230,41 +248,46 @@ pub fn calibrate(
         communicator.run_unless(&give, unless)?;
         communicator.run_unless(&Call::new(Collective::Barrier, DataType::Uint8), unless)?;
     }
-    communicator.engine.take().settle(Costs::from_words(words));
+    communicator.settle_on(Costs::from_words(words));
     Ok(())
 }
 
 /// Measure what takes two ranks of a host: rank 0 with another one. What the other ranks get is not
 /// looked at: rank 0 gives them its own.
 fn measure_host(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
-    let companion = communicator.engine.take().topology.ranks(0).get(1).copied();
+    let companion = communicator.basis().topology.ranks(0).get(1).copied();
     let Some(companion) = companion else { return Ok(()) };
     let time = |messages, round_trips| {
         crossing(communicator, companion, Volley { bytes: 8, messages }, round_trips, unless)
     };
     let (one, two) = (time(1, ROUND_TRIPS)?, time(2, PAIR_ROUND_TRIPS)?);
+    take_host(costs, communicator.nranks, one, two);
+    Ok(())
+}
+
+/// The constants of a host from what one message takes and what two at once take there.
+fn take_host(costs: &mut Costs, nranks: usize, one: Crossing, two: Crossing) {
     // A second message takes what messages take; the first one the call as well.
     let message_us = two.send_us - one.send_us;
     if message_us > 0.0 {
         costs.message_us = message_us.min(one.send_us);
     }
-    if communicator.nranks <= costs.cores {
+    if nranks <= costs.cores {
         costs.alpha_us = one.half_trip_us.min(SLOWEST_CROSSING);
     } else {
         // Ranks that share cores mostly wait for their turn.
         costs.switch_us = one.half_trip_us.max(costs.alpha_us);
     }
-    Ok(())
 }
 
 /// As [`measure_host`], where there are several, with a rank of another one.
 fn measure_wire(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
     let opposite = {
-        let engine = communicator.engine.take();
-        if engine.topology.nhosts() == 1 {
+        let basis = communicator.basis();
+        if basis.topology.nhosts() == 1 {
             return Ok(());
         }
-        engine.topology.ranks(1)[0]
+        basis.topology.ranks(1)[0]
     };
     let time = |bytes| {
         let volley = Volley { bytes, messages: 1 };
@@ -294,7 +317,12 @@ struct Crossing {
     send_us: f64,
 }
 
-/// Time volleys to and fro between rank 0 and `other`.
+/// Whether a measurement ends with the round trip after so `many`, by the time since the first.
+fn ends_after(many: usize, round_trips: usize, since_first: Duration) -> bool {
+    many + 1 >= round_trips || many + 1 >= LEAST_ROUND_TRIPS && since_first >= MEASURING
+}
+
+/// Time volleys to and fro between rank 0 and `other`. Rank 0 says in each whether it is the last.
 fn crossing(
     communicator: &Communicator,
     other: usize,
@@ -307,29 +335,40 @@ fn crossing(
         return Ok(Crossing { half_trip_us: 0.0, send_us: 0.0 });
     }
     let mut best = Crossing { half_trip_us: f64::MAX, send_us: f64::MAX };
-    let (ping, mut pong) = (vec![0u8; bytes], vec![0u8; bytes]);
+    let (more, mut last, mut pong) = (vec![0u8; bytes], vec![0u8; bytes], vec![0u8; bytes]);
+    last[0] = 1;
     let (data_type, peer, count) = (DataType::Uint8, other - rank, bytes);
-    let send = Message::Send { buffer: ping.as_ptr(), count, data_type, peer };
+    let send = |ping: &[u8]| Message::Send { buffer: ping.as_ptr(), count, data_type, peer };
     let recv = Message::Recv { buffer: pong.as_mut_ptr(), count, data_type, peer };
-    // All land in one place, which nobody reads.
-    let (sends, recvs) = (vec![send; messages], vec![recv; messages]);
+    // All land in one place.
+    let (sends, recvs) =
+        ([&more, &last].map(|ping| vec![send(ping); messages]), vec![recv; messages]);
     let timed = |volley: &[Message]| {
         let started = Instant::now();
         // SAFETY: both buffers hold as many bytes.
         unsafe { communicator.exchange_unless(volley, unless)? };
         Ok::<f64, Error>(started.elapsed().as_secs_f64() * 1e6)
     };
-    for _ in 0..round_trips {
+    let mut first_done = None;
+    for many in 0..round_trips {
         // No wait here is so long that it would look, but all of them are on a busy machine, and
         // the others wait.
         let reason = unless.and_then(|unless| unless());
         if let Some(trouble) = reason.or_else(|| communicator.watched.trouble()) {
             return Err(communicator.failed(trouble));
         }
-        let order = if rank == 0 { [&sends, &recvs] } else { [&recvs, &sends] };
+        let since_first = first_done.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+        let mut is_last = rank == 0 && ends_after(many, round_trips, since_first);
+        let sends = &sends[usize::from(is_last)];
+        let order = if rank == 0 { [sends, &recvs] } else { [&recvs, sends] };
         let (first, second) = (timed(order[0])?, timed(order[1])?);
+        first_done.get_or_insert_with(Instant::now);
+        is_last |= rank != 0 && pong[0] == 1;
         best.half_trip_us = best.half_trip_us.min((first + second) / 2.0);
         best.send_us = best.send_us.min(first);
+        if is_last {
+            break;
+        }
     }
     Ok(best)
 }
@@ -341,9 +380,21 @@ mod tests {
     /// The constants of two ranks, and whether they exchanged messages to find them.
     fn started(config: &Config) -> Vec<(Costs, bool)> {
         let ranks = Communicator::init_all(2, config).unwrap();
-        let all = (ROUND_TRIPS + 2 * PAIR_ROUND_TRIPS) as u64;
-        let timed = |rank: &Communicator| rank.engine.take().setup_messages == all;
+        // On a busy machine fewer than all.
+        let all = 3 * LEAST_ROUND_TRIPS as u64..=(ROUND_TRIPS + 2 * PAIR_ROUND_TRIPS) as u64;
+        let timed = |rank: &Communicator| all.contains(&rank.engine.take().setup_messages);
         ranks.iter().map(|rank| (rank.costs(), timed(rank))).collect()
+    }
+
+    #[test]
+    fn a_measurement_ends_soon_where_round_trips_take_long() {
+        let trips = |each: Duration| {
+            let is_last = |many: &usize| ends_after(*many, ROUND_TRIPS, each * *many as u32);
+            (0..).find(is_last).unwrap() + 1
+        };
+        assert_eq!(trips(Duration::from_micros(1)), ROUND_TRIPS);
+        assert_eq!(trips(MEASURING / 4), 5);
+        assert_eq!(trips(Duration::from_secs(1)), LEAST_ROUND_TRIPS);
     }
 
     /// A profile with this text, gone with the test.
@@ -363,9 +414,29 @@ mod tests {
         assert_eq!(got, vec![(costs.clone(), false), (costs, false)]);
         let measured = started(&Config::default());
         assert!(measured.iter().all(|(_, timed)| *timed));
-        // On a machine that is busy enough a start may not find it.
-        let finds = |_| started(&Config::default())[0].0.message_us != Costs::default().message_us;
-        assert!((0..10).any(finds));
+        assert_eq!(measured[0].0, measured[1].0);
+        assert_ne!(measured[0].0.copy_us_per_byte, Costs::default().copy_us_per_byte);
+    }
+
+    #[test]
+    fn constants_of_a_host_are_what_one_message_and_two_take() {
+        let taken = |nranks, [half_trip_us, one, two]: [f64; 3]| {
+            let crossing = |send_us| Crossing { half_trip_us, send_us };
+            let mut costs = Costs { cores: 2, ..Costs::default() };
+            take_host(&mut costs, nranks, crossing(one), crossing(two));
+            costs
+        };
+        let usual = Costs { cores: 2, ..Costs::default() };
+        let near = Costs { alpha_us: 0.5, message_us: 0.25, ..usual.clone() };
+        assert_eq!(taken(2, [0.5, 0.75, 1.0]), near);
+        // A scheduler's delay is no crossing, and a second message takes no longer than a first.
+        let delayed = Costs { alpha_us: SLOWEST_CROSSING, message_us: 0.75, ..usual.clone() };
+        assert_eq!(taken(2, [90.0, 0.75, 50.0]), delayed);
+        // Where the second seems to take nothing, nothing was found.
+        let busy = Costs { alpha_us: 0.5, ..usual.clone() };
+        assert_eq!(taken(2, [0.5, 0.75, 0.75]), busy);
+        let shared = Costs { switch_us: 90.0, message_us: 0.25, ..usual };
+        assert_eq!(taken(3, [90.0, 0.75, 1.0]), shared);
     }
 
     #[test]

@@ -6,12 +6,14 @@
 
 use super::gpu::Given;
 use super::group::{self, Action, Entry, Executor, Group, Notes, Work};
+use super::row::Meanwhile;
 use super::stream::Stream;
-use super::{Call, Communicator, Message, Posted, Vector};
+use super::{Call, Communicator, Posted, Vector};
 use crate::device::cuda::PER_THREAD_STREAM;
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The streams of the C API.
 pub type HostStream = Stream<Work<Communicator>>;
@@ -35,7 +37,8 @@ impl OwnedCall {
     /// The buffers of `call` stay valid, for the extents its collective defines, until it has run.
     pub unsafe fn new(call: &Call) -> OwnedCall {
         let vector = call.vector.cloned();
-        OwnedCall { call: Call { vector: None, ..call.clone() }, vector, _given: None }
+        let call = Call { vector: None, meanwhile: None, ..*call };
+        OwnedCall { call, vector, _given: None }
     }
 
     /// The host's part of a call that its stream has.
@@ -61,6 +64,16 @@ impl Executor for Communicator {
         unsafe { Communicator::call(self, &call.call()) }
     }
 
+    fn meeting(&self, call: &OwnedCall) -> Option<(usize, usize)> {
+        self.meets(&call.call())
+    }
+
+    fn run_first(&self, call: &OwnedCall, meanwhile: Meanwhile) -> Result<()> {
+        let call = Call { meanwhile: Some(meanwhile), ..call.call() };
+        // SAFETY: promised when the call was made owned.
+        unsafe { Communicator::call(self, &call) }
+    }
+
     fn exchange(&self, messages: &[Posted]) -> Result<()> {
         // SAFETY: promised to `message`, the only maker of deferred messages.
         unsafe { Communicator::post(self, messages) }
@@ -76,6 +89,10 @@ impl Executor for Communicator {
 
     fn notes(&self) -> &Notes {
         &self.last_error
+    }
+
+    fn kept(&self) -> Option<Arc<()>> {
+        Some(Arc::clone(&self.kept))
     }
 
     fn broken(&self) -> Option<Error> {
@@ -103,18 +120,31 @@ pub fn is_open() -> bool {
 
 /// Wait until no call of a group or a stream holds the communicator but the caller's handle.
 ///
-/// Ends by itself: every call does, at its deadline at the latest. A broken communicator is only
-/// waited for while a call of its own runs: those that a stream holds back, perhaps for another
-/// communicator's sake, will fail before they touch a buffer.
-pub fn quiesce(communicator: &Arc<Communicator>) {
+/// Ends by itself: every call does, at its deadline at the latest, and so does the patience with a
+/// group that another thread has not ended. A broken communicator is only waited for while a call
+/// of its own runs: those that a stream holds back, perhaps for another communicator's sake, will
+/// fail before they touch a buffer.
+pub fn quiesce(communicator: &Arc<Communicator>) -> Result<()> {
     // A deferred call takes microseconds to milliseconds; nobody is in a hurry to destroy.
-    const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+    const PAUSE: Duration = Duration::from_micros(50);
+    let mut kept_since = None;
     while Arc::strong_count(communicator) > 1 {
         if communicator.is_broken() {
-            return communicator.settle();
+            communicator.settle();
+            break;
+        }
+        if Arc::strong_count(&communicator.kept) == 1 {
+            kept_since = None;
+        } else if kept_since.get_or_insert_with(Instant::now).elapsed() > communicator.timeout() {
+            return Err(Error::usage(format!(
+                "calls of this communicator have waited {} ms for another thread's ringGroupEnd; \
+                 end that group first",
+                communicator.timeout().as_millis()
+            )));
         }
         std::thread::sleep(PAUSE);
     }
+    Ok(())
 }
 
 /// Note that a call was refused; if a group is open, it fails as a whole.
@@ -129,6 +159,7 @@ pub fn refuse(error: Error) -> Error {
 /// # Safety
 /// The buffers of `call` stay valid until it has run: until this returns, or the group's [`end`],
 /// or where a stream is given, of the host or in the call's order, until it is synchronized.
+#[inline]
 pub unsafe fn collective(
     communicator: &Arc<Communicator>,
     call: &Call,
@@ -143,6 +174,19 @@ pub unsafe fn collective(
             }
         };
     }
+    // SAFETY: the caller's promise.
+    unsafe { postpone(communicator, call, stream) }
+}
+
+/// Keep a collective call for its stream, or for the end of the group.
+///
+/// # Safety
+/// As for [`collective`].
+unsafe fn postpone(
+    communicator: &Arc<Communicator>,
+    call: &Call,
+    stream: Option<&Arc<HostStream>>,
+) -> Result<()> {
     let rank = communicator.rank();
     let extents = call.extents(rank, communicator.nranks()).map_err(refuse)?;
     extents.check(call, rank).map_err(refuse)?;
@@ -169,13 +213,7 @@ pub unsafe fn message(
             }
         };
     }
-    let (Message::Send { peer, .. } | Message::Recv { peer, .. }) = posted.message;
-    if peer >= communicator.nranks() {
-        return Err(refuse(Error::argument(format!(
-            "peer {peer} is not a rank of this communicator; ranks are 0 to {}",
-            communicator.nranks() - 1
-        ))));
-    }
+    posted.message.check(communicator.nranks()).map_err(refuse)?;
     later(communicator, stream, Action::Message(posted))
 }
 

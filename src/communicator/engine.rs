@@ -1,27 +1,28 @@
 //! The part of a communicator that one operation uses at a time: connections, bound calls, scratch.
 #![allow(unsafe_code)]
 
-use super::cache::{Cache, Key, Ready, Way};
-use super::call::{Call, Extents};
+use super::basis::{Basis, by_messages};
+use super::cache::{Cache, Ready, Way};
+use super::call::Call;
 use super::gpu::Gpu;
-use super::record::{Descriptor, mix};
+use super::record::Descriptor;
+use super::scratch::SharedScratch;
 use super::watch::{OperationWatch, Unless, Watched};
-use super::{Mapped, Message, choose, label, message};
-use crate::algorithm::select::{Choice, Costs};
-use crate::algorithm::{self, Algorithm};
+use super::{Message, label, message};
+use crate::algorithm::Algorithm;
+use crate::algorithm::select::Costs;
 use crate::clock;
 use crate::config::Config;
-use crate::device::host::Reduction;
 use crate::error::Result;
-use crate::executor::bind::{Bound, Cut, Shape};
-use crate::executor::direct::{Direct, Used};
+use crate::executor::direct::Used;
 use crate::executor::exchange::{self, Lanes, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Work};
+use crate::executor::windows::Windows;
+use crate::plan::Collective;
 use crate::plan::topology::Topology;
-use crate::plan::{CROWDED_STRIDE, Collective, PIPELINE_DEPTH, Plan};
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -31,9 +32,8 @@ pub const SETUP_OPERATIONS: u64 = 2;
 
 pub struct Engine {
     pub links: Links,
-    /// Which ranks share a host.
-    pub topology: Topology,
-    pub costs: Costs,
+    /// What its calls are bound by.
+    pub basis: Arc<Basis>,
     pub memory: super::memory::Memory,
     /// What every message carries of its communicator and its rank.
     pub origin: Stamp,
@@ -41,6 +41,8 @@ pub struct Engine {
     pointers: Pointers,
     bases: Bases,
     scratch: Vec<u8>,
+    /// What calls in windows go through.
+    shared: SharedScratch,
     /// Collectives begun.
     pub sequence: u64,
     /// Point-to-point batches begun.
@@ -67,17 +69,18 @@ impl Engine {
         let nranks = links.nranks;
         assert_eq!(topology.nranks(), nranks);
         let source = links.rank as u32;
+        let basis = Arc::new(Basis::new(&links, topology));
         let origin = Stamp { communicator, epoch, source, ..Stamp::default() };
         Engine {
+            basis,
             links,
-            topology,
-            costs: Costs::default(),
             memory,
             origin,
             cache: Cache::default(),
             pointers: Pointers::new(nranks),
             bases: Bases::new(nranks),
             scratch: Vec::new(),
+            shared: SharedScratch::default(),
             sequence: 0,
             batches: 0,
             sent: vec![0; nranks],
@@ -128,6 +131,9 @@ impl Engine {
             track.begun(record);
         }
         let outcome = match elsewhere {
+            // Most small calls: they need nothing of what the other ways set up.
+            // SAFETY: the caller's promise.
+            None if ready.is_staged() => unsafe { self.run_staged(call, &ready, &stamp, &watch) },
             // SAFETY: the caller's promise.
             None => unsafe { self.execute(call, in_place, &ready, &stamp, &watch) },
             Some((gpu, found)) => {
@@ -147,14 +153,21 @@ impl Engine {
                 }
             }
         };
-        self.cache.put_back(ready);
+        self.keep(ready);
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
         page.end(sequence, clock::ticks());
         Ok(())
     }
 
+    /// Keep a bound call at hand, unless its own run has shown that it is bound for what is not.
     #[inline]
+    fn keep(&mut self, ready: Arc<Ready>) {
+        if ready.windows.is_none() || self.basis.shares_scratch() {
+            self.cache.put_back(ready);
+        }
+    }
+
     unsafe fn execute(
         &mut self,
         call: &Call,
@@ -163,22 +176,13 @@ impl Engine {
         stamp: &Stamp,
         watch: &OperationWatch,
     ) -> Result<()> {
-        let buffers = Buffers {
-            input: call.send,
-            output: call.recv,
-            scratch: self.scratch.as_mut_ptr(),
-            scalar: call.scalar,
-        };
+        let buffers = self.buffers(call);
         if let Way::Messages(layout) = &ready.way {
             // SAFETY: the caller's promise.
             return unsafe { self.run_messages(call, layout, stamp, watch) };
         }
         if let Way::Direct(program) = &ready.way {
-            let work = Work {
-                reduction: ready.staged.reduction.as_ref(),
-                element: ready.staged.element,
-                streaming: ready.staged.streaming,
-            };
+            let work = work_of(ready);
             let links = &mut self.links;
             if links.one_process() && program.in_place {
                 // SAFETY: the caller's promise.
@@ -208,10 +212,81 @@ impl Engine {
                 return Ok(());
             }
         }
+        if let Some(windows) = &ready.windows
+            && self.has_scratch(stamp, watch)?
+        {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_windows(windows, &buffers, &work_of(ready), stamp, watch) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.run_staged(call, ready, stamp, watch) }
+    }
+
+    #[inline]
+    unsafe fn run_staged(
+        &mut self,
+        call: &Call,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let buffers = self.buffers(call);
+        let (links, pointers) = (&mut self.links, &mut self.pointers);
         // SAFETY: the caller's promise; scratch has the bytes that binding asked for.
+        unsafe { host::run(&ready.staged, &buffers, links, pointers, stamp, watch) }
+    }
+
+    #[inline]
+    fn buffers(&mut self, call: &Call) -> Buffers {
+        Buffers {
+            input: call.send,
+            output: call.recv,
+            scratch: self.scratch.as_mut_ptr(),
+            scalar: call.scalar,
+        }
+    }
+
+    /// Whether the ranks share scratch, which the first call that would go through it finds out.
+    /// Where that is given up, all of them bind calls for slots from then on.
+    #[inline]
+    fn has_scratch(&mut self, stamp: &Stamp, watch: &OperationWatch) -> Result<bool> {
+        if self.shared.is_open() {
+            return Ok(true);
+        }
+        let bytes = self.basis.window_bytes();
+        let (memory, links) = (&mut self.memory, &mut self.links);
+        let is_open = self.shared.open(bytes, memory, links, stamp, watch)?;
+        if self.shared.is_given_up() {
+            self.basis.share_no_scratch();
+            self.cache = Cache::default();
+        }
+        Ok(is_open)
+    }
+
+    unsafe fn run_windows(
+        &mut self,
+        windows: &Windows,
+        buffers: &Buffers,
+        work: &Work,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let (invitation, scratch) = self.shared.invite(buffers.scalar);
+        let Engine { memory, links, bases, .. } = self;
+        memory.begin();
+        let mut resolve = |theirs: &meeting::Invitation, used: &Used| memory.resolve(theirs, used);
+        // SAFETY: the caller's promise; the scratch is the communicator's, as long as any window.
         unsafe {
-            let (links, pointers) = (&mut self.links, &mut self.pointers);
-            host::run(&ready.staged, &buffers, links, pointers, stamp, watch)
+            windows.run(
+                work,
+                buffers,
+                (scratch, &invitation),
+                &mut resolve,
+                links,
+                bases,
+                stamp,
+                watch,
+            )
         }
     }
 
@@ -221,7 +296,7 @@ impl Engine {
         if let Some(ready) = self.cache.take(call) {
             return Ok(ready);
         }
-        let ready = Arc::new(self.bind(call, config)?);
+        let ready = Arc::new(self.basis.bind(call, config)?);
         if self.scratch.len() < ready.staged.scratch_bytes {
             self.scratch.resize(ready.staged.scratch_bytes, 0);
         }
@@ -231,7 +306,7 @@ impl Engine {
 
     /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
     pub fn settle(&mut self, costs: Costs) {
-        self.costs = costs;
+        self.basis = Arc::new(self.basis.settled(costs));
         self.setting_up = false;
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
@@ -244,88 +319,6 @@ impl Engine {
         self.sent.fill(0);
         self.received.fill(0);
         self.links.pages().mine().forget_batches();
-    }
-
-    #[cold]
-    fn bind(&self, call: &Call, config: &Config) -> Result<Ready> {
-        let (rank, nranks) = (self.links.rank, self.links.nranks);
-        let key = (Key::new(call), call.extents(rank, nranks)?);
-        if by_messages(call) {
-            return Ok(self.bind_messages(call, key));
-        }
-        let chosen = choose::choose(self, call, config)?;
-        let plan_of = |algorithm: Algorithm, of: usize| {
-            algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root)
-                .expect("only algorithms that exist are chosen")
-        };
-        let layout_for = |plan: &Plan| {
-            Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
-        };
-        let element = call.data_type.size();
-        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
-        let reduction = match call.collective.reduces() {
-            true => Some(Reduction::new(call.data_type, call.op, nranks)?),
-            false => None,
-        };
-        let plan = plan_of(chosen.staged.algorithm, rank).spread(self.stride());
-        let layout = layout_for(&plan);
-        let geometry = self.links.geometry;
-        let plans = (0..nranks).map(|of| plan_of(chosen.staged.algorithm, of));
-        let shape = Shape {
-            layout: &layout,
-            element,
-            reduction,
-            scales,
-            slot_bytes: self.links.longest_message(),
-            pipelined: geometry.depth >= PIPELINE_DEPTH,
-            cut: Cut::new(plans, &layout, element),
-        };
-        let staged = Bound::new(&plan, shape)?;
-        let direct = chosen.direct.and_then(|direct| {
-            let plans: Vec<Plan> = (0..nranks).map(|of| plan_of(direct.algorithm, of)).collect();
-            Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
-        });
-        // Between processes it is the slots unless all ranks' buffers turn out to be shared.
-        let threads = self.links.one_process() && direct.is_some();
-        let best = chosen.direct.filter(|_| threads).unwrap_or(chosen.staged);
-        let descriptor = describe(call, best.algorithm);
-        let fingerprint = descriptor.fingerprint(layout_word(call));
-        let mapped = |(program, choice): (&Direct, Choice)| Mapped {
-            algorithm: choice.algorithm.name(),
-            chunks: plan_of(choice.algorithm, rank).nchunks,
-            in_place: program.in_place,
-            predicted_us: choice.predicted_us,
-        };
-        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !threads).map(mapped);
-        let way = direct.map_or(Way::Staged, Way::Direct);
-        let (chunks, predicted_us) = (plan.nchunks, best.predicted_us);
-        let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
-        ready.mapped = mapped;
-        Ok(ready)
-    }
-
-    /// Slices between two stages of a plan. The order of messages depends on it, so it rests on
-    /// what all ranks agree on.
-    fn stride(&self) -> usize {
-        let crowded = !self.setting_up && self.links.nranks > self.costs.cores;
-        match crowded && self.topology.nhosts() == 1 {
-            true => (self.links.geometry.depth / PIPELINE_DEPTH).clamp(1, CROWDED_STRIDE),
-            false => 1,
-        }
-    }
-
-    /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
-    fn bind_messages(&self, call: &Call, key: (Key, Extents)) -> Ready {
-        let descriptor = describe(call, Algorithm::OneShot);
-        let fingerprint = descriptor.fingerprint(layout_word(call));
-        let predicted =
-            choose::predicted(self, call, Algorithm::OneShot).unwrap_or(self.costs.alpha_us);
-        let nothing = Bound::empty(call.data_type.size(), self.links.geometry.slot_bytes);
-        let (rank, chunks) = (self.links.rank, self.links.nranks);
-        let layout =
-            Layout::new(call.collective, rank, chunks, chunks * chunks, call.count, call.vector);
-        let way = Way::Messages(layout);
-        Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted)
     }
 
     /// Run a `v` form as messages under the collective's own stamp.
@@ -434,45 +427,16 @@ impl Engine {
     }
 }
 
-/// Whether the call is a `v` form in which a rank knows only its own blocks.
-fn by_messages(call: &Call) -> bool {
-    use Collective::{AllToAll, Gather, Scatter};
-    call.vector.is_some() && matches!(call.collective, AllToAll | Gather | Scatter)
+/// How the arithmetic of a call is done in its ranks' memory.
+fn work_of(ready: &Ready) -> Work<'_> {
+    Work {
+        reduction: ready.staged.reduction.as_ref(),
+        element: ready.staged.element,
+        streamed: if ready.staged.streaming { usize::MAX } else { 0 },
+    }
 }
 
 /// The stamp of one block of a `v` form: only its two ranks know its size, and must agree on it.
 fn block(stamp: &Stamp, count: usize) -> Stamp {
     Stamp { fingerprint: label::of_block(stamp.fingerprint, count), ..*stamp }
-}
-
-fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
-    Descriptor {
-        collective: Some(call.collective),
-        data_type: call.data_type,
-        op: call.op,
-        algorithm,
-        root: call.root,
-        count: common_count(call),
-    }
-}
-
-/// The count that all ranks agree on: in a `v` form that of all blocks, where all ranks know them.
-fn common_count(call: &Call) -> usize {
-    match call.vector {
-        None => call.count,
-        Some(_) if by_messages(call) => 0,
-        Some(vector) => vector.recv_counts.iter().sum(),
-    }
-}
-
-/// What ranks of a `v` form must agree on: the counts, where all ranks know all of them.
-fn layout_word(call: &Call) -> u64 {
-    use Collective::{AllGather, ReduceScatter};
-    match (call.vector, call.collective) {
-        (None, _) => 0,
-        (Some(v), AllGather | ReduceScatter) => {
-            v.recv_counts.iter().fold(1, |hash, count| mix(hash ^ *count as u64))
-        }
-        (Some(_), _) => 1,
-    }
 }

@@ -3,6 +3,7 @@
 use super::gpu::Gpu;
 use super::{Communicator, WARNINGS};
 use crate::error::Error;
+use crate::executor::links::Pages;
 use crate::sync::atomic::Ordering::*;
 use crate::transport::wait;
 use std::io::{Write, stderr};
@@ -66,10 +67,7 @@ impl Communicator {
     pub(super) fn tell(&self, error: &Error) {
         let pages = &self.watched.pages;
         self.gpu.iter().for_each(Gpu::stop);
-        match error {
-            Error::Remote { peer, text, .. } => pages.mine().fail(peer.rank, text),
-            error => pages.mine().fail(self.rank, &error.to_string()),
-        }
+        publish(pages, self.rank, error);
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             wait::ring_bell(&pages.of(peer).bell);
         }
@@ -115,5 +113,13 @@ impl Communicator {
         let failure = self.failure.lock().clone();
         let late = || self.watched.lateness(self.gpu.as_ref());
         failure.or_else(late).or_else(|| self.watched.trouble())
+    }
+}
+
+/// Write on this rank's page why it cannot go on; what another rank told it is passed on as it was.
+pub(super) fn publish(pages: &Pages, rank: usize, error: &Error) {
+    match error {
+        Error::Remote { peer, text, .. } => pages.mine().fail(peer.rank, text),
+        error => pages.mine().fail(rank, &error.to_string()),
     }
 }

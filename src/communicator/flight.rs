@@ -5,6 +5,7 @@
 
 use super::engine::SETUP_OPERATIONS;
 use super::record::{self, number, state_of};
+use crate::bootstrap::rendezvous;
 use crate::clock;
 use crate::error::Operation;
 use crate::executor::control::{Control, Life, RECORDS, Record};
@@ -101,6 +102,11 @@ impl Entry {
     }
 }
 
+/// The rank that a launcher gave this process.
+pub fn launched() -> Option<usize> {
+    rendezvous::launched(|name| std::env::var(name).ok()).ok().map(|found| found.rank)
+}
+
 /// The name of an operation that has just begun, and all about it, as JSON.
 pub fn described(record: &Record) -> (String, String) {
     Entry::of(record).described()
@@ -110,7 +116,8 @@ pub fn described(record: &Record) -> (String, String) {
 fn collectives(page: &Control) -> Vec<Entry> {
     let completed = page.completed();
     // The page is written by its rank alone, but in memory that its peers can write.
-    let first = completed.saturating_sub(RECORDS as u64 - 1).max(SETUP_OPERATIONS);
+    // The oldest is there until another operation begins, which takes its place.
+    let first = completed.saturating_sub(RECORDS as u64).max(SETUP_OPERATIONS);
     (first..=completed).filter_map(|sequence| page.record(sequence)).map(Entry::of).collect()
 }
 
@@ -205,8 +212,7 @@ impl Flight {
         if self.is_threads() {
             return pages.rank;
         }
-        let launched = std::env::var("RINGCOMM_RANK").or_else(|_| std::env::var("RANK"));
-        launched.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(pages.rank)
+        launched().unwrap_or(pages.rank)
     }
 
     /// The events that name the process and the track, without a comma at the end.

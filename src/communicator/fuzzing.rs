@@ -54,6 +54,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         track: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
+        meeting: Duration::from_secs(1),
     };
     if let Some(error) = watched.trouble() {
         return Err(error);

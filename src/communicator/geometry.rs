@@ -2,6 +2,7 @@
 
 use crate::config::{Config, DEFAULT_BUFFER_BYTES};
 use crate::error::{Error, Result};
+use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
 use crate::transport::fifo::Geometry;
 
 /// The longest a slot is: a slot, what it is reduced with and the result share the second-level
@@ -16,7 +17,7 @@ pub(super) const DEPTH: usize = 32;
 
 /// Bytes of a rank's rings: as configured, else the default, of which more than two ranks take
 /// half, so that all rings together leave room in the last-level cache. With 4 ranks on 2 near
-/// cores 64 KiB take 19 us in place of 23, and 1 MiB 260 in place of 310
+/// cores 64 KiB take 19.3 us in place of 24.2, and 1 MiB 259 in place of 309
 /// (`benches/results/far-2026-11-21.txt`).
 pub(super) fn buffer_bytes(config: &Config, nranks: usize) -> usize {
     let default = if nranks > 2 { DEFAULT_BUFFER_BYTES / 2 } else { DEFAULT_BUFFER_BYTES };
@@ -43,6 +44,28 @@ pub(super) fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
     Ok(Geometry { depth, slot_bytes: slot_bytes.max(LINE) })
 }
 
+/// Slices between two stages of a plan, as far as connections are deep enough.
+pub(super) fn stride(depth: usize, nranks: usize, nhosts: usize, is_crowded: bool) -> usize {
+    let wanted = match nhosts {
+        1 if is_crowded => CROWDED_STRIDE,
+        nhosts if nhosts > 1 && nhosts == nranks => WIRE_STRIDE,
+        _ => 1,
+    };
+    (depth / PIPELINE_DEPTH).clamp(1, wanted)
+}
+
+/// The longest a window is: its scratch, and the piece of the vector that is copied to or from it,
+/// share the second-level cache (1 MiB). With 4 ranks on 2 cores 16 MiB in place take 3.6 ms, with
+/// half of it 3.9, with twice as much 4.6 (`benches/results/windows-2026-11-22.txt`).
+const LONGEST_WINDOW: usize = 512 << 10;
+
+/// The most of a vector that goes through a rank's shared scratch at once: no more than its slots
+/// hold, so that who gives it little memory gets short windows, too.
+pub(super) fn window_bytes(geometry: Geometry, nranks: usize) -> usize {
+    let slots = (nranks - 1).saturating_mul(geometry.depth * geometry.slot_bytes);
+    slots.min(LONGEST_WINDOW)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +78,14 @@ mod tests {
 
     fn map(config: &Config, nranks: usize) -> SegmentMap {
         SegmentMap { nranks, geometry: geometry(config, nranks).unwrap() }
+    }
+
+    #[test]
+    fn stages_are_as_far_apart_as_connections_allow() {
+        assert_eq!([32, 16, 8, 4, 2].map(|depth| stride(depth, 4, 4, true)), [4, 4, 2, 1, 1]);
+        assert_eq!([32, 8].map(|depth| stride(depth, 4, 1, true)), [4, 2]);
+        // On one host where everybody has a core, and where hosts have several ranks.
+        assert_eq!((stride(32, 2, 1, false), stride(32, 4, 2, true)), (1, 1));
     }
 
     #[test]

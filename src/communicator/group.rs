@@ -1,11 +1,16 @@
 //! A group: calls that are collected between `start` and the outermost `end` and then start
 //! together.
 //!
-//! What a group makes of its entries: one list per communicator, in the order of the calls. In a
-//! list, neighbouring sends and receives are one batch, so that no order among them can deadlock.
-//! Lists of different communicators run at the same time, each on a thread of its own, since one
-//! may have to wait for another. A list whose calls name a stream is handed to that stream.
+//! What a group makes of its entries: one list per communicator, which runs its collectives in the
+//! order of the calls and then all its sends and receives as one batch, so that no order among them
+//! can deadlock, wherever they stood between the collectives. Lists of different communicators run
+//! at the same time, each on a thread of its own, since one may have to wait for another. A list
+//! whose calls name a stream is handed to that stream.
+//!
+//! Where all ranks of a call are in the group and only meet, one thread plays them all
+//! ([`super::row`]): no other thread has to be woken.
 
+use super::row::{Meanwhile, Row};
 use super::stream::{Job, Stream};
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
@@ -22,6 +27,15 @@ pub trait Executor: Send + Sync + 'static {
     type Message: Send + Copy + 'static;
 
     fn run(&self, call: &Self::Call) -> Result<()>;
+    /// Where a call's ranks only meet, so that one thread may bring them all: which place that is,
+    /// and how many come there.
+    fn meeting(&self, _call: &Self::Call) -> Option<(usize, usize)> {
+        None
+    }
+    /// As `run`, for a call that has a meeting: before it waits there it does something else.
+    fn run_first(&self, call: &Self::Call, _meanwhile: Meanwhile) -> Result<()> {
+        self.run(call)
+    }
     /// Run sends and receives together.
     fn exchange(&self, messages: &[Self::Message]) -> Result<()>;
     /// The executor's own thread, made when first asked for and kept.
@@ -30,6 +44,10 @@ pub trait Executor: Send + Sync + 'static {
         Self: Sized;
     /// Where to write why a group or a call on a stream has failed.
     fn notes(&self) -> &Notes;
+    /// Held by every group that keeps calls of it and has not ended.
+    fn kept(&self) -> Option<Arc<()>> {
+        None
+    }
     /// Why it runs nothing any more, if that is so.
     fn broken(&self) -> Option<Error> {
         None
@@ -52,50 +70,36 @@ pub struct Entry<E: Executor> {
     pub is_tied: bool,
 }
 
-/// One step of a list.
-enum Step<E: Executor> {
-    Collective(E::Call),
-    /// The next so many messages, as one batch.
-    Exchange(usize),
-}
-
-/// What one communicator has to do, in order. Messages lie apart, so that a batch is a slice.
-struct Program<E: Executor> {
-    steps: Vec<Step<E>>,
+/// What one communicator has to do: the collectives in order, then the messages together.
+pub(super) struct Program<E: Executor> {
+    collectives: Vec<E::Call>,
     messages: Vec<E::Message>,
 }
 
 impl<E: Executor> Program<E> {
     fn new() -> Program<E> {
-        Program { steps: Vec::new(), messages: Vec::new() }
+        Program { collectives: Vec::new(), messages: Vec::new() }
     }
 
     fn push(&mut self, action: Action<E>) {
-        match (action, self.steps.last_mut()) {
-            (Action::Collective(call), _) => self.steps.push(Step::Collective(call)),
-            (Action::Message(message), last) => {
-                self.messages.push(message);
-                match last {
-                    Some(Step::Exchange(count)) => *count += 1,
-                    _ => self.steps.push(Step::Exchange(1)),
-                }
-            }
+        match action {
+            Action::Collective(call) => self.collectives.push(call),
+            Action::Message(message) => self.messages.push(message),
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.collectives.is_empty() && self.messages.is_empty()
+    }
+
+    /// The calls, if that is all there is.
+    pub(super) fn only_calls(&self) -> Option<&[E::Call]> {
+        self.messages.is_empty().then_some(&self.collectives)
+    }
+
     fn play(&self, communicator: &E) -> Result<()> {
-        let mut messages = &self.messages[..];
-        for step in &self.steps {
-            match step {
-                Step::Collective(call) => communicator.run(call)?,
-                Step::Exchange(count) => {
-                    let (batch, rest) = messages.split_at(*count);
-                    communicator.exchange(batch)?;
-                    messages = rest;
-                }
-            }
-        }
-        Ok(())
+        self.collectives.iter().try_for_each(|call| communicator.run(call))?;
+        if self.messages.is_empty() { Ok(()) } else { communicator.exchange(&self.messages) }
     }
 }
 
@@ -210,7 +214,7 @@ impl<E: Executor> Latch<E> {
     }
 
     fn give_back(&self, mut program: Program<E>) {
-        program.steps.clear();
+        program.collectives.clear();
         program.messages.clear();
         self.state.lock().spare.push(program);
     }
@@ -237,10 +241,13 @@ impl<E: Executor> Latch<E> {
 }
 
 /// What one communicator has to do in a group.
-struct List<E: Executor> {
-    communicator: Arc<E>,
+pub(super) struct List<E: Executor> {
+    pub communicator: Arc<E>,
     stream: Option<Arc<Stream<Work<E>>>>,
-    program: Program<E>,
+    /// Empty where its stream has it.
+    pub program: Program<E>,
+    /// What [`Executor::kept`] gave, until the group's end.
+    kept: Option<Arc<()>>,
 }
 
 /// The group of one thread: how deep it is nested, and what it has collected.
@@ -306,7 +313,8 @@ impl<E: Executor> Group<E> {
         let mut program = self.latch.state.lock().spare.pop().unwrap_or_else(Program::new);
         program.push(action);
         self.notes.push(Arc::clone(communicator.notes()));
-        self.lists.push(List { communicator, stream, program });
+        let kept = communicator.kept();
+        self.lists.push(List { communicator, stream, program, kept });
         Ok(())
     }
 
@@ -327,7 +335,8 @@ impl<E: Executor> Group<E> {
         if self.depth > 0 {
             return Ok(None);
         }
-        let lists = std::mem::take(&mut self.lists);
+        let mut lists = std::mem::take(&mut self.lists);
+        lists.iter_mut().for_each(|list| list.kept = None);
         let notes = std::mem::take(&mut self.notes);
         match self.failure.take() {
             Some(error) => noted(Err(error), &notes).map(|()| None),
@@ -367,9 +376,10 @@ impl<E: Executor> Batch<E> {
             let Some(stream) = self.lists[position].stream.take() else { continue };
             result = result.and(self.submit(&stream, position));
         }
+        result = result.and(self.run_rows());
         for (position, list) in self.lists.drain(..).enumerate() {
             let List { communicator, program, .. } = list;
-            if program.steps.is_empty() {
+            if program.is_empty() {
                 // Its stream has it.
             } else if mine.is_none() {
                 // The first list that is waited for runs on this thread, which is free for it.
@@ -389,6 +399,34 @@ impl<E: Executor> Batch<E> {
         result.and(waited)
     }
 
+    /// Play all that one thread can: what is left in the lists is for several.
+    fn run_rows(&mut self) -> Result<()> {
+        let mut nth = 0;
+        let mut played = Ok(());
+        while let Some(row) = Row::of(&self.lists, nth) {
+            played = row.play();
+            if row.is_apart() {
+                played = Ok(());
+                break;
+            }
+            nth += 1;
+            if played.is_err() {
+                break;
+            }
+        }
+        let is_over = played.is_err();
+        for list in self.lists.iter_mut().filter(|list| !list.program.is_empty()) {
+            // What would follow a row that has failed does not run.
+            let done = if is_over { list.program.collectives.len() } else { nth };
+            list.program.collectives.drain(..done);
+            if list.program.is_empty() {
+                let program = std::mem::replace(&mut list.program, Program::new());
+                self.latch.give_back(program);
+            }
+        }
+        played
+    }
+
     /// Hand the list at `position` to its stream, together with those after it that have the same.
     fn submit(&mut self, stream: &Arc<Stream<Work<E>>>, position: usize) -> Result<()> {
         let take = |list: &mut List<E>| std::mem::replace(&mut list.program, Program::new());
@@ -401,12 +439,12 @@ impl<E: Executor> Batch<E> {
             return stream.submit(Work(Kind::List(communicator, program, ticket)));
         }
         let mut notes = vec![Arc::clone(communicator.notes())];
-        let mut lists = vec![List { communicator, stream: None, program }];
+        let mut lists = vec![List { communicator, stream: None, program, kept: None }];
         for list in self.lists.iter_mut().filter(|list| same(list)) {
             list.stream = None;
             let communicator = Arc::clone(&list.communicator);
             notes.push(Arc::clone(communicator.notes()));
-            lists.push(List { communicator, stream: None, program: take(list) });
+            lists.push(List { communicator, stream: None, program: take(list), kept: None });
         }
         stream.submit(Work(Kind::Group(Batch { lists, notes, latch: Latch::new() })))
     }

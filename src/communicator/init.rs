@@ -41,7 +41,7 @@ impl Communicator {
         rank: usize,
         config: &Config,
     ) -> Result<Communicator> {
-        let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
+        let deadline = Instant::now() + config.meeting();
         Ok(Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?)
     }
 
@@ -71,7 +71,7 @@ impl Communicator {
         let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
         let share = Share::new(map)?;
-        let introductions = assembly.meet_locals(share, &all, id, &mine, until)?;
+        let introductions = assembly.meet_locals(share, &all, id, &mine, until, None)?;
         assembly.profiled = Profiled::from_word(introductions[0].profiled);
         assembly.seated.all = introductions.iter().all(|one| one.device == 1);
         assembly.crowd = Crowd::of(&introductions, &mine);
@@ -175,30 +175,30 @@ pub(super) fn assemble(
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
-    let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
-    let outside = outside.inspect_err(|error| tell(&pages, error))?;
+    let outside = outside.map(|outside| outside.attach(&mut links, id, config));
+    let outside = outside.transpose().inspect_err(|error| tell(&pages, error))?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
-    let together = links.one_process() && topology.nhosts() == 1;
-    let around = Around { nranks: map.nranks, together, near: links.one_machine() };
-    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config);
-    let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
-    // A communicator that is made from this one has the same device.
-    let seat = gpu.as_ref().map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
-    let flight = Flight { pages: pages.clone(), number: number_of(id) };
+    let (nranks, near) = (map.nranks, links.one_machine());
+    let around = Around { nranks, together: links.one_process() && topology.nhosts() == 1, near };
+    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
+        .inspect_err(|error| tell(&pages, error))?;
     // The others are about to measure the machine with this rank.
-    let track = Track::new(&flight).inspect_err(|error| tell(&pages, error))?;
+    let flight = Flight { pages: pages.clone(), number: number_of(id) };
+    let track = Track::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
     let communicator = Communicator {
         rank,
-        nranks: map.nranks,
+        nranks,
         id: id.clone(),
-        config: Config { seat, ..config.clone() },
+        config: of_children(config, gpu.as_ref()),
+        basis: OnceLock::new(),
         engine: Turns::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()))),
         watched: Watched {
             pages,
             liveness: Liveness::new(processes),
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
+            meeting: config.meeting(),
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
             track,
         },
@@ -209,25 +209,31 @@ pub(super) fn assemble(
         children: Mutex::default(),
         finalized: AtomicBool::new(false),
         worker: OnceLock::new(),
+        kept: Arc::default(),
         gpu,
         outside,
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    start(&communicator, profiled, crowd.cores, unless)
-        .map_err(|error| Unmet { cause: cause(&error), error })?;
-    Ok(communicator)
+    start(communicator, profiled, crowd.cores, unless)
+}
+
+/// A communicator that is made from another one has its settings and its device.
+fn of_children(config: &Config, gpu: Option<&Gpu>) -> Config {
+    let seat = gpu.map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
+    Config { seat, ..config.clone() }
 }
 
 /// Measure the machine and try the devices with the others.
 fn start(
-    communicator: &Communicator,
+    communicator: Communicator,
     profiled: Profiled,
     cores: usize,
     unless: Unless,
-) -> Result<()> {
-    choose::calibrate(communicator, profiled, cores, unless)?;
-    communicator.survey(unless)?;
+) -> Result<Communicator, Unmet> {
+    choose::calibrate(&communicator, profiled, cores, unless)
+        .and_then(|()| communicator.survey(unless))
+        .map_err(|error| Unmet { cause: cause(&error), error })?;
     // Say why calls on devices take a longer way, where they do.
     if communicator.config.debug > 0
         && let Some((gpu, warning)) =
@@ -235,7 +241,7 @@ fn start(
     {
         communicator.say(&format!("calls on devices are {}: {warning}", gpu.transport()));
     }
-    Ok(())
+    Ok(communicator)
 }
 
 /// Which ranks share a host: as the configuration says, else as it was found.
@@ -256,9 +262,10 @@ fn exhibit(flight: Flight, rank: usize, config: &Config) -> Option<answer::Exhib
 
 /// On whose account an operation failed.
 pub(super) fn cause(error: &Error) -> Cause {
-    use Error::{Aborted, Disconnected, PeerDied, Remote, Timeout};
+    use Error::{Aborted, Disconnected, PeerDied, Remote, Timeout, Unreached};
     match error {
-        Aborted { .. } | Disconnected { .. } | PeerDied { .. } | Remote { .. } => Cause::There,
+        Aborted { .. } | Disconnected { .. } | PeerDied { .. } => Cause::There,
+        Remote { .. } | Unreached { .. } => Cause::There,
         Timeout { .. } => Cause::Late,
         _ => Cause::Here,
     }

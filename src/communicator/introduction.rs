@@ -4,7 +4,7 @@
 use super::choose::Profiled;
 use super::geometry::buffer_bytes;
 use crate::algorithm::Algorithm;
-use crate::config::Config;
+use crate::config::{Config, Protection};
 use crate::error::{Error, Result};
 use crate::host;
 
@@ -102,21 +102,41 @@ impl Introduction {
     }
 
     pub fn check(&self, rank: usize, other: usize, theirs: &Introduction) -> Result<()> {
-        let fields = [
-            ("RINGCOMM_BUFFSIZE", self.buffer_bytes, theirs.buffer_bytes),
-            ("RINGCOMM_DETERMINISTIC", self.deterministic, theirs.deterministic),
-            ("RINGCOMM_ALGO", self.algorithm, theirs.algorithm),
-            ("RINGCOMM_PROTECTION", self.protection, theirs.protection),
-            ("RINGCOMM_SOCKETS", self.sockets, theirs.sockets),
+        type Shown = fn(u64) -> String;
+        let number: Shown = |word| word.to_string();
+        let fields: [(_, _, _, Shown); 5] = [
+            ("RINGCOMM_BUFFSIZE", self.buffer_bytes, theirs.buffer_bytes, number),
+            ("RINGCOMM_DETERMINISTIC", self.deterministic, theirs.deterministic, number),
+            ("RINGCOMM_ALGO", self.algorithm, theirs.algorithm, algorithm),
+            ("RINGCOMM_PROTECTION", self.protection, theirs.protection, protection),
+            ("RINGCOMM_SOCKETS", self.sockets, theirs.sockets, number),
         ];
-        match fields.iter().find(|(_, mine, theirs)| mine != theirs) {
+        match fields.iter().find(|(_, mine, theirs, _)| mine != theirs) {
             None => Ok(()),
-            Some((name, mine, theirs)) => Err(Error::usage(format!(
-                "ranks disagree on {name}: rank {rank} has {mine}, rank {other} has {theirs}; \
-                 set it alike on all ranks"
+            Some((name, mine, theirs, shown)) => Err(Error::usage(format!(
+                "ranks disagree on {name}: rank {rank} has {}, rank {other} has {}; set it alike \
+                 on all ranks",
+                shown(*mine),
+                shown(*theirs)
             ))),
         }
     }
+}
+
+/// The name of the algorithm that such a word stands for.
+fn algorithm(word: u64) -> String {
+    let named = || Algorithm::ALL.iter().find(|one| **one as u64 + 1 == word);
+    match word {
+        0 => "none".into(),
+        _ => named().map_or_else(|| format!("number {word}"), |one| one.name().into()),
+    }
+}
+
+/// The name of the protection that such a word stands for.
+fn protection(word: u64) -> String {
+    let all = [Protection::Clear, Protection::Checksum, Protection::Encrypted];
+    let named = all.iter().find(|one| **one as u64 == word);
+    named.map_or_else(|| format!("number {word}"), |one| one.name().into())
 }
 
 /// The algorithm that the settings name, if they name one.

@@ -7,14 +7,17 @@
 use super::Communicator;
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::choose::Profiled;
+use super::failure;
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
+use super::patrol::Patrol;
 use crate::bootstrap::network::{Gate, meet_unless};
 use crate::bootstrap::{UniqueId, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::links::{Links, Pages};
+use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::host;
+use crate::transport::segment::Segment;
 use crate::transport::tcp::{Inbox, Network, Settings};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -186,11 +189,26 @@ impl Communicator {
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
-        // Where this fails the gate closes, and ranks of other hosts find this one gone.
-        let met = assembly.meet_locals(share, &locals, &local_id, &mine, until);
-        met.map_err(|unmet| Unmet { error: apart(unmet.error, &locals), ..unmet })?;
-        assembly.mirror(&hosts)?;
-        let outside = (locals.len() < nranks).then_some(Outside { gate, cards, hosts });
+        let gates = locals.iter().enumerate().filter(|(_, other)| **other != rank);
+        let gates = gates.map(|(place, other)| {
+            let card = &cards[*other];
+            (place, card.pid, &card.addresses[..])
+        });
+        let patrol = Patrol::new(gates);
+        let met = assembly.meet_locals(share, &locals, &local_id, &mine, until, Some(&patrol));
+        let met = met.map_err(|unmet| Unmet { error: apart(unmet.error, &locals), ..unmet });
+        let met = met.and_then(|_| assembly.mirror(&hosts));
+        // On one host, too, the gate is open until all have come through: see `patrol.rs`.
+        let (outside, _gate) = match locals.len() < nranks {
+            true => (Some(Outside { gate, cards, hosts }), None),
+            false => (None, Some(gate)),
+        };
+        if let Err(unmet) = met {
+            if let Some(outside) = outside {
+                outside.tell(rank, &unmet.error, id, config);
+            }
+            return Err(unmet);
+        }
         super::init::assemble(assembly, outside, id, config, until.is_broken_off)
     }
 }
@@ -198,11 +216,49 @@ impl Communicator {
 impl Outside {
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
-        let Outside { gate, cards, hosts } = self;
         let rank = links.rank;
         let inbox = Arc::new(Inbox::new()?);
-        let pages: Pages = links.pages();
-        for other in (0..links.nranks).filter(|other| hosts[*other] != hosts[rank]) {
+        let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
+        let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
+        let settings = Settings {
+            geometry: links.geometry,
+            protection: config.protection,
+            lanes: config.sockets,
+        };
+        let connector = post.engine.connector();
+        links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
+        Ok(post)
+    }
+
+    /// Tell the others why this rank, which has met them, goes no further: who finds its gate
+    /// closed takes it for dead. Those of its own host have seen the same.
+    fn tell(self, rank: usize, why: &Error, id: &UniqueId, config: &Config) {
+        let bytes = SegmentMap::mirror_bytes();
+        let mirrors = self.cards.iter().map(|_| Segment::anonymous(bytes).map(Arc::new));
+        // Where there is no memory for it, the closed gate has to do.
+        let (Ok(mirrors), Ok(inbox)) = (mirrors.collect::<Result<_>>(), Inbox::new()) else {
+            return;
+        };
+        let pages = Pages::new(rank, mirrors);
+        pages.mine().introduce(std::process::id(), host::name());
+        failure::publish(&pages, rank, why);
+        let remote = (0..self.cards.len()).map(|other| other != rank).collect();
+        // It ends with its last words.
+        drop(self.start(rank, pages, remote, Arc::new(inbox), id, config));
+    }
+
+    /// Start the control thread. `remote`, by rank: its page is a mirror.
+    fn start(
+        self,
+        rank: usize,
+        pages: Pages,
+        remote: Vec<bool>,
+        inbox: Arc<Inbox>,
+        id: &UniqueId,
+        config: &Config,
+    ) -> Result<Post> {
+        let Outside { gate, cards, hosts } = self;
+        for other in (0..cards.len()).filter(|other| remote[*other]) {
             pages.of(other).introduce(cards[other].pid, &cards[other].host_name);
         }
         let addresses: Vec<_> = cards.into_iter().map(|card| card.addresses).collect();
@@ -211,19 +267,12 @@ impl Outside {
             id: id.clone(),
             gate,
             addresses: addresses.clone(),
-            remote: hosts.iter().map(|host| *host != hosts[rank]).collect(),
+            remote,
             pages,
-            inbox: inbox.clone(),
+            inbox,
             lanes: config.sockets,
             timeout: Duration::from_millis(config.timeout_ms),
         })?;
-        let settings = Settings {
-            geometry: links.geometry,
-            protection: config.protection,
-            lanes: config.sockets,
-        };
-        let connector = engine.connector();
-        links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
         Ok(Post { engine, addresses, hosts })
     }
 }
@@ -233,9 +282,89 @@ mod tests {
     use super::*;
     use crate::bootstrap::MAX_PAYLOAD;
     use crate::bootstrap::network::MOST_ADDRESSES;
+    use crate::bootstrap::network::Root;
     use crate::bootstrap::network::simulation::large::CARD;
-    use crate::executor::links::SegmentMap;
-    use crate::transport::segment::Segment;
+    use crate::bootstrap::{Contribution, Doubts, exchange_unless, process_token, rendezvous_name};
+    use std::time::Instant;
+
+    /// Meet the ranks of all hosts as rank 2 of 3, on host b.
+    fn come(id: &UniqueId, config: &Config) -> Gate {
+        let mut gate = Gate::open(id, &config.into()).unwrap();
+        let card = Card {
+            introduction: Introduction::new(config, 3, false).unwrap(),
+            host: host::identity(config.host_id.as_deref()),
+            pid: 12,
+            addresses: gate.addresses().to_vec(),
+            host_name: "b".into(),
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        meet_unless(id, 2, 3, card.pack(), &mut gate, deadline, None).unwrap();
+        gate
+    }
+
+    /// What rank 0 on host a and rank 1 on host b say where rank 2 does this after all have met.
+    /// The gate that it gives back stays open until they have said it.
+    fn said_where_one(goes: impl Fn(&UniqueId, Gate) -> Option<Gate>) -> [String; 2] {
+        let [a, b] = ["a", "b"].map(|host| Config {
+            host_id: Some(host.into()),
+            interfaces: Some("lo".into()),
+            timeout_ms: 60_000,
+            ..Config::default()
+        });
+        let id = &Root::start(&a).unwrap();
+        std::thread::scope(|scope| {
+            let ranks = [(0, &a), (1, &b)].map(|(rank, config)| {
+                scope.spawn(move || Communicator::init_rank(3, id, rank, config).err().unwrap())
+            });
+            let _gate = goes(id, come(id, &b));
+            ranks.map(|rank| rank.join().unwrap().to_string())
+        })
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_on_its_host_is_not_taken_for_dead_on_others() {
+        let [first, second] = said_where_one(|id, gate| {
+            let id = id.derive_at(b"host 1", &[]);
+            let (process, fds) = (process_token().unwrap(), Vec::new());
+            let nothing = Contribution { payload: Vec::new(), process, fds };
+            let deadline = Instant::now() + Duration::from_secs(60);
+            exchange_unless(&id, 1, 2, nothing, deadline, Doubts::default()).unwrap();
+            Some(gate)
+        });
+        assert!(!second.contains("died"), "{second}");
+        assert!(first.contains("rank 1 ") && !first.contains("died"), "{first}");
+        assert!(first.contains(&second), "it says why: {first}");
+    }
+
+    #[test]
+    fn a_rank_that_dies_before_it_meets_those_of_its_host_is_missed_at_once() {
+        let [first, second] = said_where_one(|id, gate| {
+            // Whoever has the name waits for the others of the host.
+            let name = rendezvous_name(&id.derive_at(b"host 1", &[]));
+            let name = format!("@{}", String::from_utf8(name).unwrap());
+            let started = Instant::now();
+            while !std::fs::read_to_string("/proc/net/unix").unwrap().contains(&name) {
+                assert!(started.elapsed() < Duration::from_secs(60), "nobody waits");
+            }
+            drop(gate);
+            None
+        });
+        assert!(second.starts_with("rank 2 (") && second.contains("pid 12) died"), "{second}");
+        assert!(first.contains("rank 2 (") && first.contains("pid 12) died"), "{first}");
+    }
+
+    #[test]
+    fn of_several_that_are_gone_none_is_said_to_have_died() {
+        let id = UniqueId::generate().unwrap();
+        let (process, fds) = (process_token().unwrap(), Vec::new());
+        let mine = Contribution { payload: Vec::new(), process, fds };
+        let gone = || vec![(0, Some(12)), (1, None)];
+        let doubts = Doubts { absent: Some(&gone), ..Doubts::default() };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let unmet = exchange_unless(&id, 2, 3, mine, deadline, doubts).err().unwrap();
+        let text = apart(unmet.error, &[0, 1, 2]).to_string();
+        assert!(text.contains("missing: [0, 1]") && !text.contains("died"), "{text}");
+    }
 
     #[test]
     fn a_card_survives_its_bytes() {

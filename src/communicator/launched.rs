@@ -2,11 +2,11 @@
 
 use super::Communicator;
 use super::assembly::Until;
-use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::{
     ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, Root, interfaces,
 };
 use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
+use crate::bootstrap::{Cause, UniqueId, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result, list};
 use std::io::{Write, stderr};
@@ -20,19 +20,41 @@ impl Communicator {
             let _ = writeln!(stderr(), "ringcomm: {}", found.found);
         }
         let started = Instant::now();
-        let (communicator, invitation) = meet(found, config).map_err(|error| match error {
-            // Who waits in vain needs to know where it waited.
-            Error::Missing { nranks, missing, unlisted, waited_ms } => Error::NotMet {
-                place: found.found.clone(),
-                why: format!("missing of {nranks} ranks: {}", list(&missing, unlisted)),
-                waited_ms: waited_ms.max(started.elapsed().as_millis() as u64),
-            },
-            error => error,
+        let deadline = started + config.meeting();
+        let (communicator, invitation) = meet(found, config, deadline).map_err(|unmet| {
+            let is_over = Instant::now() >= deadline;
+            let waited_ms = started.elapsed().as_millis() as u64;
+            let not_met = |why, waited_ms| {
+                // Who waits in vain needs to know where it waited.
+                Error::NotMet { place: found.found.clone(), why, waited_ms }
+            };
+            match unmet {
+                Unmet {
+                    error: Error::Missing { nranks, missing, unlisted, waited_ms: told },
+                    ..
+                } => {
+                    let missing = list(&missing, unlisted);
+                    let why = format!("missing of {nranks} ranks: {missing}");
+                    not_met(why, told.max(waited_ms))
+                }
+                // Nobody listens where rank 0 would, who alone knows which others have come.
+                Unmet { error: Error::System { what, errno }, cause: Cause::There }
+                    if is_over && found.rank > 0 && NOBODY.contains(&errno) =>
+                {
+                    let nranks = found.nranks;
+                    let tried = Error::System { what, errno };
+                    not_met(format!("missing of {nranks} ranks: [0]; {tried}"), waited_ms)
+                }
+                unmet => unmet.error,
+            }
         })?;
         invitation.met();
         Ok(communicator)
     }
 }
+
+/// What the network answers for an address at which there is no listener, or no host.
+const NOBODY: [i32; 2] = [libc::ECONNREFUSED, libc::EHOSTUNREACH];
 
 /// A new id, for ranks of any host where this one has a network, else for ranks of this machine.
 ///
@@ -41,7 +63,8 @@ impl Communicator {
 pub fn new_id(config: &Config) -> Result<UniqueId> {
     let own = interfaces()?;
     let is_reachable = own.iter().any(|interface| !interface.loopback);
-    if is_reachable || config.interfaces.is_some() {
+    // Ranks that say on which host they are may be on several that are played here.
+    if is_reachable || config.interfaces.is_some() || config.host_id.is_some() {
         Root::start(config)
     } else {
         UniqueId::generate()
@@ -84,18 +107,47 @@ impl Network for Outside<'_> {
 /// How long whoever wrote a file has to answer: a handshake over a wide network takes a tenth.
 const ANSWERS: Duration = Duration::from_secs(2);
 
+/// How long rank 0 tries to listen where the ranks meet. What has the port may be a connection that
+/// ends, or a rank of the job's last start: launchers give those as long to go. Any other program
+/// should not take minutes to be told of.
+const PORT_COMES_FREE: Duration = Duration::from_secs(30);
+/// Pause between two tries.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// Listen for the other ranks.
+fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<Gate> {
+    let until = deadline.min(Instant::now() + PORT_COMES_FREE);
+    loop {
+        match Gate::open_root(id, &NetworkConfig::from(config)) {
+            Err(Error::System { errno: libc::EADDRINUSE, .. }) if Instant::now() < until => {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            Err(Error::System { what, errno: libc::EADDRINUSE }) => {
+                let what = format!(
+                    "{what}, where the ranks are to meet (another program has the port; name \
+                     another, as by RINGCOMM_ADDRESS=host:port on every rank)"
+                );
+                return Err(Error::System { what, errno: libc::EADDRINUSE });
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Take up the invitation of what was found.
-fn meet(found: &Found, config: &Config) -> Result<(Communicator, Invitation)> {
-    let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
+fn meet(
+    found: &Found,
+    config: &Config,
+    deadline: Instant,
+) -> Result<(Communicator, Invitation), Unmet> {
     let invitation = invite(found, &Outside(config), deadline)?;
     let Invitation { nranks, rank, ref id, hosts_root, .. } = invitation;
     let through_file = matches!(found.place, Place::File(_));
     let communicator = if hosts_root && !through_file {
-        let gate = Gate::open_root(id, &NetworkConfig::from(config))?;
-        let until = Until::deadline(deadline);
-        Communicator::init_through(gate, nranks, id, rank, config, until)?
+        let gate = open_root(id, config, deadline)?;
+        Communicator::init_through(gate, nranks, id, rank, config, Until::deadline(deadline))?
     } else {
-        Communicator::init_rank(nranks, id, rank, config)?
+        Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?
     };
     Ok((communicator, invitation))
 }

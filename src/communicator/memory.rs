@@ -94,7 +94,8 @@ impl Memory {
         }
     }
 
-    fn locate(&mut self, address: *const u8, bytes: usize) -> Result<(u64, u64)> {
+    /// The region of a buffer and where it lies there, which all peers have been told.
+    pub fn locate(&mut self, address: *const u8, bytes: usize) -> Result<(u64, u64)> {
         if bytes == 0 {
             return Ok((UNUSED, 0));
         }

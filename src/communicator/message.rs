@@ -29,7 +29,8 @@ impl Message {
         }
     }
 
-    fn check(&self, nranks: usize) -> Result<()> {
+    /// Refuse what can never be right by itself.
+    pub(super) fn check(&self, nranks: usize) -> Result<()> {
         let (sends, peer, address, count, data_type) = self.parts();
         let name = if sends { "Send" } else { "Recv" };
         if peer >= nranks {

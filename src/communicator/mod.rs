@@ -20,6 +20,7 @@ mod agree;
 mod answer;
 mod assembly;
 mod attempts;
+mod basis;
 mod cache;
 mod choose;
 mod engine;
@@ -32,6 +33,10 @@ mod label;
 mod launched;
 mod memory;
 mod message;
+mod numbering;
+mod patrol;
+mod row;
+mod scratch;
 mod shrink;
 #[cfg(test)]
 mod simulation;
@@ -46,12 +51,12 @@ use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::control::Life;
-use crate::executor::links::Links;
 use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::exports;
-use cache::{Ready, Way};
+use basis::Basis;
+use cache::Ready;
 pub use call::{Call, Order, Vector};
 use engine::Engine;
 use failure::Unwinding;
@@ -62,7 +67,7 @@ pub use launched::new_id;
 pub use message::Message;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use turn::Turns;
 use watch::{Unless, Watched};
 
@@ -73,6 +78,8 @@ pub struct Communicator {
     id: UniqueId,
     config: Config,
     engine: Turns<Engine>,
+    /// That of the engine, from when it stays as it is, for whoever has no turn.
+    basis: OnceLock<Arc<Basis>>,
     watched: Watched,
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
@@ -87,6 +94,8 @@ pub struct Communicator {
     children: Mutex<u64>,
     /// Its thread in groups of several communicators, made by the first.
     worker: OnceLock<Arc<deferred::HostStream>>,
+    /// Shared with the groups of all threads that hold calls of it and have not ended.
+    kept: Arc<()>,
     /// Its device, if it is on one.
     gpu: Option<Gpu>,
     /// Its part in the network, where ranks are on several hosts.
@@ -103,7 +112,7 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "process mapped or staged", "shared memory and tcp", ...
+    /// How data moves: "thread direct", "process windows", "process mapped or staged", ...
     pub transport: &'static str,
     /// Parallel lanes: of the plan, times the sockets to a peer on another host.
     pub channels: usize,
@@ -140,6 +149,11 @@ impl Communicator {
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How long an operation waits for its peers.
+    pub fn timeout(&self) -> Duration {
+        self.watched.timeout
     }
 
     /// Run one collective; returns when this rank's buffers may be used again.
@@ -225,13 +239,7 @@ impl Communicator {
     /// Refuse what a forked child asks of its parent's communicator: half of it is the parent's.
     #[inline]
     pub fn check_process(&self) -> Result<()> {
-        if self.is_of_this_process() {
-            return Ok(());
-        }
-        Err(Error::usage(
-            "this process is a fork of the one that made the communicator; make another one here, \
-             or use this one in the parent only",
-        ))
+        if self.is_of_this_process() { Ok(()) } else { Err(forked()) }
     }
 
     #[inline]
@@ -296,38 +304,53 @@ impl Communicator {
         engine.links.deliver(|peer| goes_on() && needs(peer));
     }
 
-    /// How `call` would run, without running it.
+    /// How `call` would run, without running it. Takes no turn: it answers while a call hangs.
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         self.check_process()?;
-        let mut engine = self.engine.take();
-        let ready = engine.ready(call, &self.config)?;
+        let basis = self.basis();
+        let ready = basis.bind(call, &self.config)?;
         let (transport, chosen) = match &self.gpu {
             Some(gpu) => gpu.explain(call),
-            None => (transport_of(&engine.links, &ready.way), None),
+            None => (basis.transport(&ready), None),
         };
-        let host = (ready.algorithm.name(), self.lanes(&engine, &ready), ready.predicted_us);
+        let host = (ready.algorithm.name(), self.lanes(&basis, &ready), ready.predicted_us);
         let (algorithm, channels, predicted_us) = chosen.unwrap_or(host);
+        let (slices, slice_bytes) = ready.slices();
         Ok(Explanation {
             algorithm,
             transport,
             channels,
             chunks: ready.chunks,
-            slices: ready.staged.slices,
-            slice_bytes: ready.staged.slice_bytes,
+            slices,
+            slice_bytes,
             predicted_us,
             mapped: ready.mapped,
         })
     }
 
     /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
-    fn lanes(&self, engine: &Engine, ready: &Ready) -> usize {
-        let sockets = if engine.links.one_machine() { 1 } else { self.config.sockets };
-        algorithm::lanes(&engine.topology, ready.algorithm) * sockets
+    fn lanes(&self, basis: &Basis, ready: &Ready) -> usize {
+        let sockets = if basis.one_machine { 1 } else { self.config.sockets };
+        algorithm::lanes(&basis.topology, ready.algorithm) * sockets
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a profile.
     pub fn costs(&self) -> Costs {
-        self.engine.take().costs.clone()
+        self.basis().costs.clone()
+    }
+
+    /// What its calls are bound by, which no call changes.
+    fn basis(&self) -> Arc<Basis> {
+        let settled = self.basis.get().cloned();
+        // While it is made there is nobody to wait for.
+        settled.unwrap_or_else(|| self.engine.take().basis.clone())
+    }
+
+    /// Its making is over: these are the constants that its ranks have agreed on.
+    fn settle_on(&self, costs: Costs) {
+        let mut engine = self.engine.take();
+        engine.settle(costs);
+        self.basis.set(engine.basis.clone()).expect("constants are agreed on once");
     }
 
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
@@ -370,21 +393,12 @@ impl Communicator {
     }
 }
 
-/// How data moves, in words.
-fn transport_of(links: &Links, way: &Way) -> &'static str {
-    let mut peers = (0..links.nranks).filter(|peer| *peer != links.rank);
-    if !links.one_machine() {
-        let all_remote = peers.all(|peer| links.is_remote(peer));
-        return if all_remote { "tcp" } else { "shared memory and tcp" };
-    }
-    match (links.one_process(), way) {
-        (true, Way::Direct(_)) => "thread direct",
-        (true, Way::Staged) => "thread staged",
-        (true, Way::Messages(_)) => "thread messages",
-        (false, Way::Direct(_)) => "process mapped or staged",
-        (false, Way::Staged) => "process staged",
-        (false, Way::Messages(_)) => "process messages",
-    }
+#[cold]
+fn forked() -> Error {
+    Error::usage(
+        "this process is a fork of the one that made the communicator; make another one here, or \
+         use this one in the parent only",
+    )
 }
 
 impl Drop for Communicator {

@@ -7,6 +7,7 @@
 use super::Communicator;
 use super::assembly::Until;
 use super::attempts::Door;
+use super::numbering::Numbering;
 use super::record::mix;
 use super::survivors::Pause;
 use crate::bootstrap::network::{Gate, NetworkConfig};
@@ -30,8 +31,8 @@ impl Communicator {
     /// changes nothing, one meanwhile ends it.
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
         self.check_process()?;
-        let config = &self.child_config(config);
-        let deadline = Instant::now() + Duration::from_millis(config.timeout_ms);
+        let config = &self.child_config(config)?;
+        let deadline = Instant::now() + config.meeting();
         if excluded.is_empty() {
             return self.shrink_by_agreement(config, deadline);
         }
@@ -177,7 +178,7 @@ impl Communicator {
                 let here =
                     |rank: usize| rank == self.rank || rank != left[0] && self.is_at(rank, list);
                 let missing = left.iter().copied().filter(|rank| !here(*rank)).collect();
-                let (nranks, waited_ms) = (left.len(), config.timeout_ms);
+                let (nranks, waited_ms) = (left.len(), config.meeting().as_millis() as u64);
                 let unlisted = 0;
                 return Err(Unmet::late(Error::Missing { nranks, missing, unlisted, waited_ms }));
             }
@@ -207,7 +208,7 @@ impl Communicator {
     }
 
     /// Make a communicator of these ranks, this one among them. The ranks of errors have their
-    /// numbers here; what their texts say of sockets may count as the new communicator does.
+    /// numbers here.
     pub(super) fn make_of(
         &self,
         left: &[usize],
@@ -218,6 +219,10 @@ impl Communicator {
     ) -> Result<Communicator, Unmet> {
         let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
         let nranks = left.len();
+        let numbering = Numbering(left);
+        let why = || until.is_broken_off.and_then(|why| why());
+        let broken_off = || why().map(|error| numbering.inward(error));
+        let until = Until { is_broken_off: Some(&broken_off), ..until };
         let id_at = |port: Option<u16>| {
             let place = self.outside.as_ref().zip(port);
             let place = place.map(|(outside, port)| outside.at_port(left[0], port));
@@ -237,8 +242,7 @@ impl Communicator {
                 Communicator::init_unless(nranks, &id, rank, config, until)
             }
         };
-        let number = |place: usize| left.get(place).copied().unwrap_or(place);
-        made.map_err(|unmet| Unmet { error: unmet.error.renumbered(number), ..unmet })
+        made.map_err(|unmet| numbering.outward(unmet))
     }
 
     /// Show the other ranks an announcement.

@@ -6,6 +6,7 @@
 
 use crate::bootstrap::process_token;
 use crate::error::{Error, Result};
+use crate::signals;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
 use crossbeam::queue::ArrayQueue;
@@ -86,12 +87,12 @@ impl<J: Job> Stream<J> {
             progress: Condvar::new(),
         });
         let theirs = Arc::clone(&shared);
-        let worker = thread::Builder::new()
-            .name("ringcomm stream".into())
-            .spawn(move || theirs.work())
-            .map_err(|error| Error::System {
-                what: "starting a stream's thread".into(),
-                errno: error.raw_os_error().unwrap_or(0),
+        let worker =
+            signals::spawn_deaf("ringcomm stream", move || theirs.work()).map_err(|error| {
+                Error::System {
+                    what: "starting a stream's thread".into(),
+                    errno: error.raw_os_error().unwrap_or(0),
+                }
             })?;
         let thread = worker.thread().clone();
         Ok(Arc::new(Stream { shared, worker: Mutex::new(Some(worker)), thread, process }))

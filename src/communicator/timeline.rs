@@ -9,9 +9,10 @@ use super::flight::{self, Flight};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::executor::control::Record;
+use crate::executor::links::Reach;
 use crate::fork;
 use crate::sync::Mutex;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -42,21 +43,25 @@ pub struct Track {
     born: u32,
 }
 
-/// The file that the environment asks for; rank 0 writes to that name, others append their rank.
-fn path(flight: &Flight) -> Option<String> {
+/// The file that the environment asks for; rank 0 writes to that name, others append their rank,
+/// which is the launcher's where there is one: a process may begin with a communicator of threads,
+/// or of some of the ranks.
+fn path(flight: &Flight, reach: &[Reach]) -> Option<String> {
     let variable = |name| std::env::var(name).ok().filter(|path| !path.is_empty());
     // Horovod's word for a timeline that the program itself starts.
     let of_horovod = || variable("HOROVOD_TIMELINE").filter(|path| path != "DYNAMIC");
     let path = variable("RINGCOMM_TIMELINE").or_else(of_horovod)?;
     // Ranks that are threads share a file.
-    let rank = if flight.is_threads() { 0 } else { flight.process() };
+    let here = reach.iter().filter(|reach| **reach == Reach::Process).count();
+    let own = || if here > 1 { 0 } else { flight.process() };
+    let rank = flight::launched().unwrap_or_else(own);
     Some(if rank == 0 { path } else { format!("{path}.{rank}") })
 }
 
 impl Track {
     /// The track of a communicator, where the environment asks for a timeline. A forked child's
     /// communicators have none: the file is its parent's.
-    pub fn new(flight: &Flight) -> Result<Option<Track>> {
+    pub fn new(flight: &Flight, reach: &[Reach]) -> Result<Option<Track>> {
         let opened = TIMELINE.get_or_make(|| {
             let open = |path: String| match Timeline::create(&path) {
                 Ok(timeline) => Ok(Arc::new(Mutex::new(timeline))),
@@ -65,7 +70,7 @@ impl Track {
                     errno: error.raw_os_error().unwrap_or(0),
                 }),
             };
-            Opened { born: fork::generation(), timeline: path(flight).map(open).transpose() }
+            Opened { born: fork::generation(), timeline: path(flight, reach).map(open).transpose() }
         });
         let born = opened.born;
         // A forked child must not ask for the lock, which a thread of its parent may have held.
@@ -110,7 +115,14 @@ impl Track {
 
 impl Timeline {
     fn create(path: &str) -> std::io::Result<Timeline> {
-        let file = File::create(path)?;
+        let open = |path: &str| File::options().write(true).create(true).truncate(false).open(path);
+        let mut file = open(path)?;
+        // Whoever writes to it keeps it locked, also without a launcher that numbers processes. A
+        // file system without locks has no more to say.
+        if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+            file = open(&format!("{path}.{}", std::process::id()))?;
+        }
+        file.set_len(0)?;
         file.write_all_at(format!("[{END}").as_bytes(), 0)?;
         Ok(Timeline { file, end: 1 })
     }

@@ -24,6 +24,8 @@ pub struct Watched {
     pub liveness: Liveness,
     pub aborted: AtomicBool,
     pub timeout: Duration,
+    /// The same while the communicator is made.
+    pub meeting: Duration,
     /// Tells ranks on other hosts what this rank's page says, where there are any.
     pub publisher: Option<Publisher>,
     /// Where its operations are written down as they happen.
@@ -62,7 +64,18 @@ impl Watched {
     fn ended(&self, dead: usize, operation: Option<Operation>) -> Error {
         match self.pages.of(dead).life() {
             Life::Failed => self.remote(dead, operation),
-            _ => Error::PeerDied { rank: self.pages.rank, peer: self.who(dead), operation },
+            _ => self.death(dead, operation),
+        }
+    }
+
+    /// The error for a rank that is gone without a word.
+    fn death(&self, dead: usize, operation: Option<Operation>) -> Error {
+        let (rank, peer) = (self.pages.rank, self.who(dead));
+        match self.pages.of(dead).unreached() {
+            Some((by, why)) if by < self.pages.nranks() => {
+                Error::Unreached { rank, peer, operation, by, why: why.into() }
+            }
+            _ => Error::PeerDied { rank, peer, operation },
         }
     }
 
@@ -75,7 +88,7 @@ impl Watched {
     /// The error for one of `ranks` that has died without leaving.
     pub fn death_among(&self, ranks: &[usize]) -> Option<Error> {
         let dead = self.missed(|rank| ranks.contains(&rank))?;
-        Some(Error::PeerDied { rank: self.pages.rank, peer: self.who(dead), operation: None })
+        Some(self.death(dead, None))
     }
 
     /// The error for a peer that has failed: it tells what it was told, so that a chain of ranks
@@ -197,21 +210,12 @@ impl Watch for OperationWatch<'_> {
             return Err(reason);
         }
         self.note(peer, waited);
-        for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {
-            self.check_rank(other)?;
-        }
-        for dead in self.watched.dead() {
-            self.check_dead(dead)?;
-        }
+        self.check_others()?;
         if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
-            return Err(Error::Remote {
-                rank: pages.rank,
-                peer: self.watched.who(peer),
-                operation: Some(self.operation()),
-                text: record::state_of(pages.of(peer), peer),
-            });
+            return Err(self.departed(peer));
         }
-        if waited < self.watched.timeout {
+        let Watched { timeout, meeting, .. } = *self.watched;
+        if waited < if self.makes_communicator { meeting } else { timeout } {
             return Ok(());
         }
         Err(Error::Timeout {
@@ -225,6 +229,13 @@ impl Watch for OperationWatch<'_> {
 
     #[cold]
     fn broken(&self, peer: usize, why: &str) -> Error {
+        // It may have become known since the pages were last looked at.
+        if let Err(known) = self.check_others() {
+            return known;
+        }
+        if self.watched.pages.of(peer).life() == Life::Left {
+            return self.departed(peer);
+        }
         let (rank, peer) = (Some(self.watched.pages.rank), self.watched.who(peer));
         let operation = Some(self.operation());
         Error::Disconnected { rank, peer, operation, why: why.to_string() }
@@ -372,6 +383,25 @@ impl<'a> OperationWatch<'a> {
     fn record_of(&self, rank: usize) -> Option<&crate::executor::control::Record> {
         let page = self.watched.pages.of(rank);
         if self.is_collective() { page.record(self.sequence) } else { page.batch(self.sequence) }
+    }
+
+    /// What any of the others is the reason for that this operation has no point any more.
+    fn check_others(&self) -> Result<()> {
+        let pages = &self.watched.pages;
+        for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {
+            self.check_rank(other)?;
+        }
+        self.watched.dead().into_iter().try_for_each(|dead| self.check_dead(dead))
+    }
+
+    /// The error for a peer that has left and will send nothing more.
+    fn departed(&self, peer: usize) -> Error {
+        Error::Remote {
+            rank: self.watched.pages.rank,
+            peer: self.watched.who(peer),
+            operation: Some(self.operation()),
+            text: record::state_of(self.watched.pages.of(peer), peer),
+        }
     }
 
     /// A peer that failed, or that made another call under this sequence number.

@@ -47,6 +47,8 @@ pub struct BoundStep {
 pub struct Bound {
     pub steps: Box<[BoundStep]>,
     pub slices: usize,
+    /// Every step is one slice of one piece, and none is behind another.
+    pub is_whole: bool,
     /// Rounds of the executor: the slices, and what the last stage is behind.
     pub ticks: usize,
     pub slice_bytes: usize,
@@ -56,6 +58,8 @@ pub struct Bound {
     pub lives: usize,
     pub scratch_share: usize,
     pub element: usize,
+    /// The bytes of an element as a power of two: a division takes longer than a small step's rest.
+    pub element_shift: u32,
     /// The outputs do not fit the cache: write them past it.
     pub streaming: bool,
     pub reduction: Option<Reduction>,
@@ -105,12 +109,14 @@ impl Bound {
         Bound {
             steps: Box::new([]),
             slices: 0,
+            is_whole: true,
             ticks: 0,
             slice_bytes,
             scratch_bytes: 0,
             lives: 1,
             scratch_share: 0,
             element,
+            element_shift: element.trailing_zeros(),
             streaming: false,
             reduction: None,
         }
@@ -142,7 +148,7 @@ impl Bound {
             let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
             let input = step.sources.iter().position(|source| *source == End::Input);
             let scaled = if shape.scales { input } else { None };
-            let divides = step.finish && shape.reduction.is_some();
+            let finishes = |reduction: Reduction| step.finish && reduction.changes_one();
             steps.push(BoundStep {
                 slices: longest.div_ceil(slice_bytes).max(1),
                 pieces,
@@ -151,11 +157,15 @@ impl Bound {
                 finish: step.finish,
                 scaled,
                 stage: if shape.pipelined { step.stage } else { 0 },
-                copies: step.sources.len() == 1 && scaled.is_none() && !divides,
+                copies: step.sources.len() == 1
+                    && scaled.is_none()
+                    && !shape.reduction.is_some_and(finishes),
             });
         }
+        let ticks = steps.iter().map(|step| step.slices + step.stage).max().unwrap_or(0);
         Ok(Bound {
-            ticks: steps.iter().map(|step| step.slices + step.stage).max().unwrap_or(0),
+            is_whole: ticks == 1 && steps.iter().all(|step| step.pieces.len() == 1),
+            ticks,
             slices: steps.iter().map(|step| step.slices).max().unwrap_or(1),
             steps: steps.into(),
             slice_bytes,
@@ -163,6 +173,7 @@ impl Bound {
             lives,
             scratch_share: scratch.bytes,
             element: shape.element,
+            element_shift: shape.element.trailing_zeros(),
             // Every rank of the machine has an output like this one, and as large an input.
             streaming: output_bytes * plan.nranks > streaming_threshold(),
             reduction: shape.reduction,

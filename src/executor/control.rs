@@ -147,6 +147,10 @@ fn is_of(record: &Record, sequence: u64) -> bool {
 /// The value of `life` while a failure is being written; a reader takes it for work.
 const FAILING: u32 = 3;
 
+/// The values of `gone`; 0 where the owner is there.
+const DEAD: u32 = 1;
+const UNREACHED: u32 = 2;
+
 /// The page. Zeroed memory is a valid one.
 #[repr(C, align(128))]
 pub struct Control {
@@ -155,7 +159,8 @@ pub struct Control {
     /// 1 while this rank reads or writes its peers' buffers.
     visiting: AtomicU32,
     pub pid: AtomicU32,
-    /// 1 in a copy of a page from another machine whose owner has died or cannot be reached.
+    /// In a copy of a page from another machine: whether its owner has died ([`DEAD`]) or could
+    /// never be reached ([`UNREACHED`], which the text and the culprit explain).
     gone: AtomicU32,
     host: [AtomicU8; HOST_BYTES],
     /// What it announces in a shrink.
@@ -199,6 +204,12 @@ impl Control {
     }
 
     fn write_failure(&self, culprit: usize, text: &str) {
+        self.write_text(culprit, text);
+        // Release: pairs with the Acquire in `life`.
+        self.life.store(Life::Failed as u32, Release);
+    }
+
+    fn write_text(&self, culprit: usize, text: &str) {
         let mut end = text.len().min(TEXT_BYTES);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -208,8 +219,6 @@ impl Control {
         }
         self.text_bytes.store(end as u32, Relaxed);
         self.culprit.store(culprit as u32 + 1, Relaxed);
-        // Release: pairs with the Acquire in `life`.
-        self.life.store(Life::Failed as u32, Release);
     }
 
     /// Begin to use peers' buffers. The caller then asks whether their owners still work.
@@ -236,7 +245,28 @@ impl Control {
     /// Say that the owner of this copy of a page has died.
     pub fn mark_gone(&self) {
         // Release: pairs with the Acquire in `is_gone`, so that its last words are seen first.
-        self.gone.store(1, Release);
+        self.gone.store(DEAD, Release);
+    }
+
+    /// Say that the owner of this copy of a page was not there when rank `by` went to be connected
+    /// with it, and why that is said. A failure that it told before is worth more.
+    pub fn mark_unreached(&self, by: usize, why: &str) {
+        if self.life() == Life::Failed {
+            return self.mark_gone();
+        }
+        self.write_text(by, why);
+        // Release: pairs with the Acquire in `unreached`, so that the text is whole.
+        self.gone.store(UNREACHED, Release);
+    }
+
+    /// Who went to the owner in vain, and what became of that.
+    pub fn unreached(&self) -> Option<(usize, String)> {
+        // A failure that came later has taken the text's place.
+        if self.gone.load(Acquire) != UNREACHED || self.life() == Life::Failed {
+            return None;
+        }
+        let (by, why) = self.failure();
+        Some((by?, why))
     }
 
     pub fn is_gone(&self) -> bool {

@@ -54,6 +54,13 @@ impl Pointers {
     }
 
     #[inline]
+    fn clear(&mut self) {
+        self.sources.clear();
+        self.targets.clear();
+        self.streamed = 0;
+    }
+
+    #[inline]
     fn push_target(&mut self, target: *mut u8, streams: bool) {
         self.targets.push(target);
         if streams {
@@ -79,6 +86,15 @@ pub unsafe fn run(
     let steps = || bound.steps.iter().map(|step| step.slices).sum();
     let progress = Progress::new(watch, &steps);
     let run = Run { bound, buffers, stamp, watch: &progress };
+    if bound.is_whole && links.one_machine() {
+        // Most small calls.
+        for step in &bound.steps {
+            // SAFETY: the caller's promise, and what `is_whole` says.
+            unsafe { run_step::<true>(&run, step, 0, links, pointers)? };
+            progress.step();
+        }
+        return Ok(());
+    }
     for tick in 0..bound.ticks {
         for step in &bound.steps {
             // Before the step's first slice this wraps, which no step has as many slices as.
@@ -87,14 +103,14 @@ pub unsafe fn run(
                 // SAFETY: the caller's promise, piece by piece.
                 unsafe {
                     if links.one_machine() || !copy_step(&run, step, slice, links)? {
-                        run_step(&run, step, slice, links, pointers)?;
+                        run_step::<false>(&run, step, slice, links, pointers)?;
                     }
                 }
                 progress.step();
             }
         }
     }
-    links.flush(&progress)
+    if links.one_machine() { Ok(()) } else { links.flush(&progress) }
 }
 
 /// A step that copies one piece to or from other machines, without slots where there are none in
@@ -166,10 +182,11 @@ impl Run<'_> {
 }
 
 /// The local ends of a step with several pieces start at the buffers themselves.
-const WHOLE: Piece = Piece { input: 0, output: 0, scratch: 0, bytes: 0 };
+const BASE: Piece = Piece { input: 0, output: 0, scratch: 0, bytes: 0 };
 
+/// One slice of a step; of a plan that is `WHOLE`, the step itself, between ranks of one machine.
 #[inline]
-unsafe fn run_step(
+unsafe fn run_step<const WHOLE: bool>(
     run: &Run,
     step: &BoundStep,
     slice: usize,
@@ -178,10 +195,11 @@ unsafe fn run_step(
 ) -> Result<()> {
     let slice_bytes = run.bound.slice_bytes;
     let (only, sliced, bytes) = match &*step.pieces {
+        [piece] if WHOLE => (piece, 0, piece.bytes),
         [piece] => (piece, slice * slice_bytes, piece.slice(slice, slice_bytes)),
-        pieces => (&WHOLE, 0, pieces.iter().map(|piece| piece.slice(slice, slice_bytes)).sum()),
+        pieces => (&BASE, 0, pieces.iter().map(|piece| piece.slice(slice, slice_bytes)).sum()),
     };
-    pointers.sources.clear();
+    pointers.clear();
     for source in &step.sources {
         let pointer = match *source {
             End::Input => run.buffers.input.wrapping_add(only.input + sliced),
@@ -191,28 +209,28 @@ unsafe fn run_step(
         };
         pointers.sources.push(pointer);
     }
-    pointers.targets.clear();
-    pointers.streamed = 0;
+    let lends = !WHOLE && !links.one_machine() && lends_output(run, step, links);
     // Of several pieces each finds its targets by their order.
-    let may_reorder = step.pieces.len() == 1 || step.targets.len() == 1;
+    let may_reorder = WHOLE || step.pieces.len() == 1 || step.targets.len() == 1;
     for target in &step.targets {
         let (pointer, streams) = match *target {
             End::Input => unreachable!("the prover refuses plans that write their input"),
             End::Output => {
-                if !links.one_machine() {
+                if !WHOLE && !links.one_machine() {
                     settle(run, step, slice, links);
                 }
                 let output = run.buffers.output.wrapping_add(only.output + sliced);
                 (output, run.bound.streaming)
             }
             End::Scratch => (run.scratch(slice).wrapping_add(only.scratch), false),
+            End::Peer(peer) if lends && links.is_remote(peer) => continue,
             End::Peer(peer) => (links.reserve(peer, bytes, run.watch)?, links.streams(peer, bytes)),
         };
         pointers.push_target(pointer, streams && may_reorder);
     }
     // SAFETY: pointers follow the pieces, which lie inside the caller's buffers and the slots.
     unsafe {
-        if step.pieces.len() == 1 {
+        if WHOLE || step.pieces.len() == 1 {
             let Pointers { targets, streamed, sources, .. } = pointers;
             move_piece(run, step, bytes, (targets, *streamed), sources);
         } else {
@@ -220,8 +238,14 @@ unsafe fn run_step(
         }
     }
     for target in &step.targets {
-        if let End::Peer(peer) = *target {
-            links.post(peer, run.stamp, bytes);
+        match *target {
+            End::Peer(peer) if lends && links.is_remote(peer) => {
+                let output = run.buffers.output.wrapping_add(only.output + sliced);
+                // SAFETY: just written, settled before it is overwritten, flushed at the end.
+                unsafe { links.lend(peer, run.stamp, output, bytes, run.watch)? };
+            }
+            End::Peer(peer) => links.post(peer, run.stamp, bytes),
+            _ => {}
         }
     }
     for source in &step.sources {
@@ -230,6 +254,13 @@ unsafe fn run_step(
         }
     }
     Ok(())
+}
+
+/// Whether what a step writes to its output leaves for other machines from there, while it is in
+/// the cache, and not through a slot as well.
+fn lends_output(run: &Run, step: &BoundStep, links: &Links) -> bool {
+    let is_kept = step.pieces.len() == 1 && step.targets.contains(&End::Output);
+    is_kept && !run.bound.streaming && links.lends()
 }
 
 /// Take back what is lent of the output that a step is about to write.
@@ -266,7 +297,7 @@ unsafe fn move_pieces(run: &Run, step: &BoundStep, slice: usize, pointers: &mut 
 }
 
 /// `targets <- reduce(sources)` for `bytes` bytes, so many of the targets past the cache.
-#[inline]
+#[inline(always)]
 unsafe fn move_piece(
     run: &Run,
     step: &BoundStep,
@@ -284,7 +315,7 @@ unsafe fn move_piece(
                 scaled: step.scaled,
                 scalar: run.buffers.scalar,
                 streaming,
-                ..Job::new(targets, sources, bytes / run.bound.element)
+                ..Job::new(targets, sources, bytes >> run.bound.element_shift)
             };
             // SAFETY: as `run` promises.
             unsafe { reduction.run(&job) };

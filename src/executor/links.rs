@@ -290,6 +290,9 @@ impl Links {
     }
 
     /// Wait for `peer`, which is on this machine; meanwhile messages to other machines go on.
+    ///
+    /// Apart from its callers: what polls need would push their own values out of the registers.
+    #[inline(never)]
     fn wait_local<T>(
         &mut self,
         peer: usize,

@@ -81,10 +81,12 @@ impl Bases {
 }
 
 /// How the arithmetic of a program is done.
+#[derive(Clone, Copy)]
 pub struct Work<'a> {
     pub reduction: Option<&'a Reduction>,
     pub element: usize,
-    pub streaming: bool,
+    /// How many targets of a step, the first ones, are written past the cache at most.
+    pub streamed: usize,
 }
 
 /// Turns a peer's invitation into addresses; `None` where this rank cannot reach all that it uses
@@ -163,23 +165,15 @@ pub unsafe fn try_run(
     let nranks = links.nranks;
     let steps = || nranks + program.touched_by.len();
     let watch = &Progress::new(watch, &steps);
-    let others = |rank: usize| move |peer: &usize| *peer != rank;
-    for peer in (0..links.nranks).filter(others(links.rank)) {
-        // SAFETY: `invite` writes inside the slot it reserved.
-        unsafe { invite(peer, mine, links, stamp, watch)? };
-    }
     let mut all = is_reachable(mine, program);
-    for peer in (0..links.nranks).filter(others(links.rank)) {
-        let payload = links.receive(peer, stamp, BYTES, watch)?;
-        // SAFETY: the message has `BYTES` bytes, written by `invite`.
-        let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
+    tell(mine, links, stamp, watch, &mut |links, peer, theirs| {
         all &= is_reachable(&theirs, program);
         if all && program.touches.contains(&peer) {
             let found = resolve(&theirs, &program.used[peer]);
             room.bases[peer] = found.map_or_else(|| Err(unmapped(links, peer, watch)), Ok)?;
         }
-        watch.step();
-    }
+        Ok(())
+    })?;
     if all {
         links.visit(&program.touches, watch)?;
         // SAFETY: as in `run`.
@@ -187,13 +181,41 @@ pub unsafe fn try_run(
         links.end_visit();
         watch.step();
     }
-    for peer in (0..links.nranks).filter(others(links.rank)) {
+    for peer in others(links) {
         links.free(peer);
     }
     if all {
         part_from(program, links, watch)?;
     }
     Ok(all)
+}
+
+/// The other ranks.
+pub(super) fn others(links: &Links) -> impl Iterator<Item = usize> + use<> {
+    let rank = links.rank;
+    (0..links.nranks).filter(move |peer| *peer != rank)
+}
+
+/// Say something to all other ranks and hear what each of them says, which is to be freed.
+pub(super) fn tell(
+    mine: &Invitation,
+    links: &mut Links,
+    stamp: &Stamp,
+    watch: &Progress,
+    hear: &mut dyn FnMut(&Links, usize, Invitation) -> Result<()>,
+) -> Result<()> {
+    for peer in others(links) {
+        // SAFETY: `invite` writes inside the slot it reserved.
+        unsafe { invite(peer, mine, links, stamp, watch)? };
+    }
+    for peer in others(links) {
+        let payload = links.receive(peer, stamp, BYTES, watch)?;
+        // SAFETY: the message has `BYTES` bytes, written by `invite`.
+        let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
+        hear(links, peer, theirs)?;
+        watch.step();
+    }
+    Ok(())
 }
 
 /// Why a region that a peer announced is not mapped here, or does not hold its buffer. A peer that
@@ -274,16 +296,17 @@ unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
                 let job = Job {
                     finish: step.finish,
                     scalars: &room.scalars,
-                    streaming: if work.streaming { room.targets.len() } else { 0 },
+                    streaming: work.streamed.min(room.targets.len()),
                     ..Job::new(&room.targets, &room.sources, count)
                 };
                 // SAFETY: the places lie inside the ranks' buffers.
                 unsafe { reduction.run(&job) };
             }
             None => {
-                for target in &room.targets {
+                for (index, target) in room.targets.iter().enumerate() {
+                    let streams = index < work.streamed;
                     // SAFETY: as above.
-                    unsafe { move_bytes(*target, room.sources[0], step.bytes, work.streaming) };
+                    unsafe { move_bytes(*target, room.sources[0], step.bytes, streams) };
                 }
             }
         }
@@ -357,7 +380,7 @@ mod tests {
             scratch: std::ptr::null_mut(),
             scalar: 1.0,
         };
-        let work = Work { reduction: None, element: 1, streaming: false };
+        let work = Work { reduction: None, element: 1, streamed: 0 };
         let mut asked = Vec::new();
         let mut resolve = |invitation: &Invitation, used: &Used| {
             asked.push((*invitation, *used));

@@ -69,7 +69,7 @@ impl<T, F: FnMut(&mut Connection) -> Option<T>> Waiting for OnNetwork<'_, F> {
         let connection = self.network.connection(self.peer);
         match (self.poll)(connection) {
             Some(value) => Some(Ok(value)),
-            None => connection.breach().map(|why| Err(why.to_string())),
+            None => self.network.breach(self.peer).map(|why| Err(why.to_string())),
         }
     }
 
@@ -108,6 +108,7 @@ impl Links {
         outcome.map_err(|why| watch.broken(peer, &why))
     }
 
+    #[cold]
     pub(super) fn reserve_remote(
         &mut self,
         peer: usize,
@@ -117,12 +118,14 @@ impl Links {
         self.wait_network(peer, watch, |connection| connection.try_reserve(bytes))
     }
 
+    #[cold]
     pub(super) fn post_remote(&mut self, peer: usize, stamp: &Stamp, bytes: usize) {
         let network = self.remote();
         network.connection(peer).post(stamp, bytes);
         network.posted(peer);
     }
 
+    #[cold]
     pub(super) fn wait_remote(&mut self, peer: usize, watch: &dyn Watch) -> Result<Message> {
         self.wait_network(peer, watch, |connection| connection.try_wait())
             .map(|(message, _)| message)
@@ -146,8 +149,14 @@ impl Links {
         }
     }
 
+    #[cold]
     pub(super) fn free_remote(&mut self, peer: usize) {
         self.remote().connection(peer).free();
+    }
+
+    /// Whether what is lent to remote peers leaves from where it lies.
+    pub fn lends(&self) -> bool {
+        self.network.as_ref().is_some_and(|network| network.lends())
     }
 
     /// Send `bytes` bytes to a remote `peer` from where they lie.
@@ -184,10 +193,10 @@ impl Links {
     ) -> Result<bool> {
         let network = self.remote();
         network.flush();
-        let connection = network.connection(peer);
-        if let Some(why) = connection.breach() {
+        if let Some(why) = network.breach(peer) {
             return Err(watch.broken(peer, why));
         }
+        let connection = network.connection(peer);
         // SAFETY: the caller's promise.
         let lent = unsafe { connection.lend(stamp, payload, bytes) };
         network.posted(peer);
@@ -234,8 +243,7 @@ impl Links {
         let connection = network.connection(peer);
         connection.want_at(target, bytes, stamp);
         let Some(come) = connection.try_wait() else {
-            let breach = connection.breach().map(str::to_string);
-            return breach.map_or(Ok(false), |why| Err(watch.broken(peer, &why)));
+            return network.breach(peer).map_or(Ok(false), |why| Err(watch.broken(peer, why)));
         };
         // SAFETY: the caller's promise.
         unsafe { self.keep(peer, stamp, target, bytes, come, watch)? };
@@ -272,7 +280,7 @@ impl Links {
     }
 
     /// Wait until the kernel has every byte that was posted to other machines.
-    #[inline]
+    #[cold]
     pub fn flush(&mut self, watch: &dyn Watch) -> Result<()> {
         while let Some(network) = &mut self.network {
             if network.flush() {

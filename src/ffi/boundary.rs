@@ -28,9 +28,10 @@ fn code(error: &Error) -> ringResult_t {
         Error::System { .. } => ringResult_t::ringSystemError,
         Error::Cuda(_) => ringResult_t::ringUnhandledCudaError,
         Error::Internal(_) => ringResult_t::ringInternalError,
-        Error::PeerDied { .. } | Error::Remote { .. } | Error::Disconnected { .. } => {
-            ringResult_t::ringRemoteError
-        }
+        Error::PeerDied { .. }
+        | Error::Unreached { .. }
+        | Error::Remote { .. }
+        | Error::Disconnected { .. } => ringResult_t::ringRemoteError,
         Error::Timeout { .. }
         | Error::Missing { .. }
         | Error::Apart { .. }
@@ -58,16 +59,16 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
 
 /// Run a function that has no communicator.
 #[inline]
-pub fn run(body: impl FnOnce() -> Result<()>) -> ringResult_t {
+pub fn run<F: FnOnce() -> Result<()>>(body: F) -> ringResult_t {
     match caught(body) {
         Ok(()) => ringResult_t::ringSuccess,
-        Err(error) => failed(&error, None),
+        Err(error) => failed(&named::<F>(error), None),
     }
 }
 
 /// Run a function whose answer on success is a code of its own.
-pub fn run_for(body: impl FnOnce() -> Result<ringResult_t>) -> ringResult_t {
-    caught(body).unwrap_or_else(|error| failed(&error, None))
+pub fn run_for<F: FnOnce() -> Result<ringResult_t>>(body: F) -> ringResult_t {
+    caught(body).unwrap_or_else(|error| failed(&named::<F>(error), None))
 }
 
 /// Run a function of a communicator that asks or changes something here and now.
@@ -83,18 +84,36 @@ pub fn run_call(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> rin
 }
 
 #[inline]
-fn run_noting(
+fn run_noting<F: FnOnce(&Comm) -> Result<()>>(
     comm: ringComm_t,
-    body: impl FnOnce(&Comm) -> Result<()>,
+    body: F,
     note: impl FnOnce(Error) -> Error,
 ) -> ringResult_t {
     let inside = match object::enter(comm) {
         Ok(inside) => inside,
-        Err(error) => return failed(&note(error), None),
+        Err(error) => return failed(&note(named::<F>(error)), None),
     };
-    match caught(|| body(&inside)) {
-        Ok(()) => ringResult_t::ringSuccess,
-        Err(error) => failed(&note(error), Some(&inside)),
+    // Boxed, an error is one word: a success is not moved about in as much room as an error has.
+    match catch_unwind(AssertUnwindSafe(|| body(&inside).map_err(Box::new))) {
+        Ok(Ok(())) => ringResult_t::ringSuccess,
+        Ok(Err(error)) => failed(&note(named::<F>(*error)), Some(&inside)),
+        Err(panic) => failed(&note(named::<F>(panicked(&*panic))), Some(&inside)),
+    }
+}
+
+/// A refused argument with the name of the C function, in whose body the closure `F` stands. Texts
+/// that begin with the operation's name have it already.
+#[cold]
+fn named<F>(error: Error) -> Error {
+    let of_c = |part: &&str| part.starts_with("ring") && *part != "ringcomm";
+    let function = std::any::type_name::<F>().split("::").find(of_c);
+    match (error, function) {
+        (Error::InvalidArgument(text), Some(function))
+            if !text.starts_with(function.trim_start_matches("ring")) =>
+        {
+            Error::InvalidArgument(format!("{function}: {text}"))
+        }
+        (error, _) => error,
     }
 }
 

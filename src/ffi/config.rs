@@ -31,6 +31,7 @@ fn undefined() -> ringConfig_t {
         ports: std::ptr::null(),
         sockets: RING_CONFIG_UNDEF_INT,
         device: RING_CONFIG_UNDEF_INT,
+        meetingMs: RING_CONFIG_UNDEF_INT.into(),
     }
 }
 
@@ -61,14 +62,17 @@ pub fn resolve(raw: *const ringConfig_t) -> Result<Config> {
     resolve_from(Config::from_environment()?, raw)
 }
 
-/// As [`resolve`], where NULL means: as the parent's. What does not say where its memory is goes
-/// where the parent is, whatever the environment says.
+/// As [`resolve`], where NULL means: as the parent's. What does not say where its memory is, or
+/// which interfaces it uses, goes where the parent is, whatever the environment says.
 pub fn resolve_or_parent(raw: *const ringConfig_t) -> Result<Option<Config>> {
     if raw.is_null() {
         return Ok(None);
     }
-    let base = Config { seat: Seat::Current, ..Config::from_environment()? };
-    resolve_from(base, raw).map(Some)
+    resolve_from(of_child(Config::from_environment()?), raw).map(Some)
+}
+
+fn of_child(environment: Config) -> Config {
+    Config { seat: Seat::Current, interfaces: None, family: None, ..environment }
 }
 
 fn resolve_from(mut base: Config, raw: *const ringConfig_t) -> Result<Config> {
@@ -107,6 +111,9 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     use Protection::{Checksum, Clear, Encrypted};
     if let Some(ms) = field("timeoutMs", fields.timeoutMs, 1, i64::MAX)? {
         config.timeout_ms = ms as u64;
+    }
+    if let Some(ms) = field("meetingMs", fields.meetingMs, 1, i64::MAX)? {
+        config.meeting_ms = Some(ms as u64);
     }
     let least = LEAST_BUFFER_BYTES as i64;
     if let Some(bytes) = field("bufferBytes", fields.bufferBytes, least, i64::MAX)? {
@@ -176,6 +183,7 @@ mod tests {
             raw.protection = RING_PROTECTION_ENCRYPTED;
             raw.sockets = 3;
             raw.device = 5;
+            raw.meetingMs = 70;
             raw.interfaces = c"eth".as_ptr();
             raw.ports = c"7-9".as_ptr();
         });
@@ -190,6 +198,7 @@ mod tests {
             protection: Protection::Encrypted,
             sockets: 3,
             seat: Seat::Device(5),
+            meeting_ms: Some(70),
             interfaces: Some("eth".into()),
             ports: Some(7..=9),
             ..Config::default()
@@ -199,9 +208,22 @@ mod tests {
     }
 
     #[test]
+    fn a_child_does_not_ask_the_environment_where_its_parent_is() {
+        let environment = Config {
+            seat: Seat::Host,
+            interfaces: Some("eth".into()),
+            family: Some(crate::config::Family::V6),
+            sockets: 3,
+            ..Config::default()
+        };
+        let child = of_child(environment);
+        assert_eq!(child, Config { sockets: 3, ..Config::default() });
+    }
+
+    #[test]
     fn a_field_out_of_bounds_is_named() {
         type Change = fn(&mut ringConfig_t);
-        let bad: [(&str, Change); 9] = [
+        let bad: [(&str, Change); 10] = [
             ("timeoutMs is 0", |raw| raw.timeoutMs = 0),
             ("bufferBytes is 100", |raw| raw.bufferBytes = 100),
             ("deterministic is 2", |raw| raw.deterministic = 2),
@@ -210,6 +232,7 @@ mod tests {
             ("protection is 3", |raw| raw.protection = 3),
             ("sockets is 0", |raw| raw.sockets = 0),
             ("device is -2", |raw| raw.device = -2),
+            ("meetingMs is 0", |raw| raw.meetingMs = 0),
             ("config.ports=\"9-7\"", |raw| raw.ports = c"9-7".as_ptr()),
         ];
         for (text, change) in bad {

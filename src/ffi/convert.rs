@@ -41,7 +41,7 @@ fn by_number<T: Copy>(table: &[Option<T>], number: i32) -> Option<T> {
 
 #[cold]
 fn unknown(what: &str, number: i32) -> Error {
-    Error::argument(format!("{number} is no {what}"))
+    Error::argument(format!("{number} is no {what}; ringcomm.h lists them"))
 }
 
 #[inline]
@@ -53,11 +53,12 @@ pub fn data_type(raw: RawDataType) -> Result<DataType> {
 #[inline]
 pub fn reduction(raw: RawRedOp, data_type: DataType) -> Result<ReduceOp> {
     let op = by_number(&REDUCTIONS, raw.0).ok_or_else(|| unknown("reduction", raw.0))?;
-    if op.supports(data_type) {
-        Ok(op)
-    } else {
-        Err(Error::argument(format!("{op} is not defined on {data_type}")))
-    }
+    if op.supports(data_type) { Ok(op) } else { Err(undefined(op, data_type)) }
+}
+
+#[cold]
+fn undefined(op: ReduceOp, data_type: DataType) -> Error {
+    Error::argument(format!("{op} is not defined on {data_type}"))
 }
 
 pub fn collective(raw: RawCollective) -> Result<Collective> {
@@ -81,24 +82,36 @@ pub fn is_immediate(raw: RawScalarResidence) -> Result<bool> {
 pub fn rank(raw: c_int, nranks: usize, what: &str) -> Result<usize> {
     match usize::try_from(raw) {
         Ok(rank) if rank < nranks => Ok(rank),
-        _ => Err(Error::argument(format!("{what} {raw} of a communicator of {nranks} ranks"))),
+        _ => Err(no_rank(raw, nranks, what)),
     }
+}
+
+#[cold]
+fn no_rank(raw: c_int, nranks: usize, what: &str) -> Error {
+    Error::argument(format!(
+        "{what} {raw} is not a rank of this communicator; ranks are 0 to {}",
+        nranks - 1
+    ))
 }
 
 /// A number of ranks: at least one.
 pub fn number_of_ranks(raw: c_int) -> Result<usize> {
     match usize::try_from(raw) {
         Ok(nranks) if nranks > 0 => Ok(nranks),
-        _ => Err(Error::argument(format!("a communicator of {raw} ranks"))),
+        _ => Err(Error::argument(format!("a communicator of {raw} ranks; it needs one at least"))),
     }
 }
 
 /// Check that the buffer's length in bytes can be one.
-#[inline]
+#[inline(always)]
 pub fn bytes(count: usize, data_type: DataType) -> Result<usize> {
-    count.checked_mul(data_type.size()).filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(
-        || Error::argument(format!("{count} elements of {data_type} are more than memory holds")),
-    )
+    let bytes = count.checked_mul(data_type.size()).filter(|bytes| *bytes <= isize::MAX as usize);
+    bytes.ok_or_else(|| too_many(count, data_type))
+}
+
+#[cold]
+fn too_many(count: usize, data_type: DataType) -> Error {
+    Error::argument(format!("{count} elements of {data_type} are more than memory holds"))
 }
 
 /// A place for a result, checked to be there; written by [`Out::set`], on success only.
@@ -121,7 +134,7 @@ impl<T> Out<T> {
 
 #[cold]
 fn missing(what: &str) -> Error {
-    Error::argument(format!("{what} is NULL"))
+    Error::argument(format!("{what} is NULL; pass an address"))
 }
 
 /// Read a value that C passes by address.
@@ -266,7 +279,12 @@ mod tests {
         assert_eq!(rank(2, 3, "root").unwrap(), 2);
         for bad in [-1, 3, i32::MAX] {
             let text = rank(bad, 3, "root").unwrap_err().to_string();
-            assert!(text.contains(&format!("root {bad} of a communicator of 3")), "{text}");
+            assert!(
+                text.contains(&format!(
+                    "root {bad} is not a rank of this communicator; ranks are 0 to 2"
+                )),
+                "{text}"
+            );
         }
         assert!(bytes(usize::MAX / 4, DataType::Float32).is_err());
         assert!(bytes(usize::MAX / 2, DataType::Float64).is_err());

@@ -6,6 +6,7 @@
 //! parent happens in the order of the calls, on one thread: it uses the parent's own operations,
 //! whose order must be the same on all ranks.
 
+use crate::communicator::group::Executor;
 use crate::communicator::{Communicator, together};
 use crate::error::Result;
 use crate::ffi::boundary::caught;
@@ -23,6 +24,8 @@ struct Pending {
     make: Make,
     /// The communicator it is made from.
     parent: Option<Arc<Communicator>>,
+    /// That one waits for this group's end.
+    _kept: Option<Arc<()>>,
     debug: u32,
     out: Out<ringComm_t>,
 }
@@ -40,7 +43,8 @@ pub fn create(
     make: impl FnOnce() -> Result<Option<Communicator>> + Send + 'static,
 ) -> Result<()> {
     if enqueue::in_group() {
-        let pending = Pending { make: Box::new(make), parent: parent.cloned(), debug, out };
+        let (parent, _kept) = (parent.cloned(), parent.and_then(|parent| parent.kept()));
+        let pending = Pending { make: Box::new(make), parent, _kept, debug, out };
         PENDING.with_borrow_mut(|all| all.push(pending));
         return Ok(());
     }

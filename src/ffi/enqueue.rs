@@ -18,6 +18,18 @@ pub enum Work<'a> {
 /// The queue that a `ringStream_t` names.
 pub type HostStream = Arc<deferred::HostStream>;
 
+/// Make a collective call: most run now, and do not pay for what the others need.
+///
+/// The caller's C program promised what [`submit`] says.
+#[inline]
+pub fn collective(comm: &Comm, stream: ringStream_t, call: Call) -> Result<()> {
+    if stream.is_null() {
+        // SAFETY: as in `submit`.
+        return unsafe { deferred::collective(&comm.communicator, &call, None) };
+    }
+    submit(comm, stream, Work::Collective(call))
+}
+
 /// NULL stream outside a group: run now. Else hand over. On a device, what is no host stream is one
 /// of the device's, whose order the call takes where it runs.
 ///

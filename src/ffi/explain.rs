@@ -15,7 +15,8 @@ const FIRST_SIZE: usize = offset_of!(ringExplain_t, directInPlace) + size_of::<u
 /// How a collective would run on this communicator: algorithm, transport, channels, chunks, time.
 ///
 /// `count` as in the collective's own function; `op` counts for those that reduce, `root` for those
-/// that have one. Nothing is sent, and the other ranks need not ask. Set `explain` to
+/// that have one. Nothing is sent, and the other ranks need not ask. Does not wait for calls that
+/// other threads make, but where several processes share devices. Set `explain` to
 /// `RING_EXPLAIN_INITIALIZER` before; it is written on success.
 ///
 /// # Safety

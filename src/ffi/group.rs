@@ -9,7 +9,9 @@ use crate::ffi::types::ringResult_t;
 /// together there.
 ///
 /// Needed where a thread makes the calls of several ranks, and for sends and receives that wait for
-/// each other. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
+/// each other. Of each communicator the collectives run first, in the order of the calls, and then
+/// all sends and receives together, wherever they stood among them; communicators run at the same
+/// time. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
 #[unsafe(no_mangle)]
 pub extern "C" fn ringGroupStart() -> ringResult_t {
     run(enqueue::group_start)
@@ -18,7 +20,9 @@ pub extern "C" fn ringGroupStart() -> ringResult_t {
 /// Close the thread's innermost group; if it is the outermost, run what it holds.
 ///
 /// Returns when all of it is done, except calls on a stream, which go on there. Communicators that
-/// were asked for are all made, or none is. Returns the first error of the calls.
+/// were asked for are all made, or none is. Returns the first error of the calls. Where one of them
+/// was refused as it was made, none of them runs: a call that cannot be right (`ringBarrier` of
+/// NULL) drops what the thread's groups hold.
 ///
 /// Errors: `ringInvalidUsage` without a matching `ringGroupStart`, and those of the calls.
 #[unsafe(no_mangle)]

@@ -161,8 +161,8 @@ fn seats(devlist: *const c_int, nranks: usize) -> Result<Vec<Seat>> {
 /// `config` NULL: the settings of `comm`. `comm` stays usable. In a group the call returns at once
 /// and `ringGroupEnd` does it.
 ///
-/// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL or another negative
-/// color, and those of a collective.
+/// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, another negative
+/// color, or other interfaces than those of `comm` between hosts; and those of a collective.
 ///
 /// # Safety
 /// `newcomm` has room for a `ringComm_t`, in a group until `ringGroupEnd`; `config` is NULL or
@@ -193,17 +193,24 @@ pub unsafe extern "C" fn ringCommSplit(
 ///
 /// An `excludeRanksCount` of 0 leaves out the dead and those who destroyed `comm`: the survivors
 /// agree on which ranks those are, also where more die meanwhile. A rank that lives and does not
-/// call is waited for. Else
-/// exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
+/// call is waited for. Up to 4,096 ranks find the dead like this; in a larger communicator they
+/// have to be listed, and 0 is refused with `ringInvalidUsage`.
+///
+/// Else exactly the ranks in `excludeRanksList` are left out: those that stay call it with the same
 /// list; those excluded need not take part and may be dead.
+///
+/// Where a network comes apart, the ranks on either side find those on the other dead, and both may
+/// shrink and go on alone. Compare `ringCommCount` of `*newcomm` with what the job can go on with,
+/// more than half of its ranks for one, before it writes a checkpoint or anything else that counts.
 ///
 /// `shrinkFlags` is `RING_SHRINK_DEFAULT`, or `RING_SHRINK_ABORT` to abort first what is running on
 /// `comm`, as after a failure. `config` NULL: the settings of `comm`. In a group the call returns
 /// at once and `ringGroupEnd` does it.
 ///
 /// `*newcomm` is written on success. Errors: `ringInvalidArgument` for NULL, a rank out of range,
-/// this rank in the list, unknown flags; `ringTimeout` where a rank that should stay did not come;
-/// `ringRemoteError` where it gave up, or died though the list keeps it.
+/// this rank in the list, unknown flags, other interfaces than those of `comm` between hosts;
+/// `ringTimeout` where a rank that should stay did not come; `ringRemoteError` where it gave up, or
+/// died though the list keeps it.
 ///
 /// # Safety
 /// `excludeRanksList` has `excludeRanksCount` numbers; `newcomm` has room for a `ringComm_t`, in a
@@ -219,8 +226,11 @@ pub unsafe extern "C" fn ringCommShrink(
 ) -> ringResult_t {
     run_call(comm, |comm| {
         let out = convert::out(newcomm, "newcomm")?;
-        let count = usize::try_from(excludeRanksCount)
-            .map_err(|_| Error::argument(format!("excludeRanksCount is {excludeRanksCount}")))?;
+        let count = usize::try_from(excludeRanksCount).map_err(|_| {
+            Error::argument(format!(
+                "excludeRanksCount is {excludeRanksCount}; pass 0 for an empty list"
+            ))
+        })?;
         let mut raw = Vec::new();
         convert::read_array(excludeRanksList, count, "excludeRanksList", &mut raw)?;
         let nranks = comm.communicator.nranks();
@@ -229,12 +239,18 @@ pub unsafe extern "C" fn ringCommShrink(
             .map(|rank| convert::rank(rank, nranks, "excluded rank"))
             .collect::<Result<Vec<_>>>()?;
         if excluded.contains(&comm.communicator.rank()) {
-            return Err(Error::argument("this rank is in the list of excluded ranks"));
+            return Err(Error::argument(
+                "this rank is in the list of excluded ranks; the excluded do not call",
+            ));
         }
         match shrinkFlags {
             RING_SHRINK_DEFAULT => {}
             RING_SHRINK_ABORT => comm.communicator.abort(),
-            other => return Err(Error::argument(format!("{other} is no flag of a shrink"))),
+            other => {
+                return Err(Error::argument(format!(
+                    "{other} is no flag of a shrink; pass RING_SHRINK_DEFAULT or RING_SHRINK_ABORT"
+                )));
+            }
         }
         let config = config::resolve_or_parent(config)?;
         let parent = Arc::clone(&comm.communicator);
@@ -251,8 +267,8 @@ pub unsafe extern "C" fn ringCommShrink(
 /// Calls that wait on a host stream are done first. The handle stays valid for questions and for
 /// `ringCommDestroy`; new calls are refused. A second time it does nothing.
 ///
-/// Errors: `ringInvalidUsage` in a group that holds calls of the communicator; the error that broke
-/// the communicator.
+/// Errors: `ringInvalidUsage` in a group that holds calls of the communicator, and where that of
+/// another thread has not ended by the deadline; the error that broke the communicator.
 ///
 /// # Safety
 /// Safe for any argument.
@@ -277,7 +293,7 @@ fn releasable(communicator: &Arc<Communicator>) -> Result<()> {
 
 /// Wait for what was started, then say goodbye; a second time there is nothing to do.
 fn finalize(comm: &Comm) -> Result<()> {
-    deferred::quiesce(&comm.communicator);
+    deferred::quiesce(&comm.communicator)?;
     let mut finalized = comm.finalized.lock();
     if !*finalized {
         comm.communicator.finalize()?;
@@ -293,7 +309,8 @@ fn finalize(comm: &Comm) -> Result<()> {
 /// failed: only the call that runs is done then, and those that a stream still holds fail when
 /// their turn comes, without touching a buffer. The handle is gone afterwards, also where
 /// finalizing fails: its error is returned then, `ringAborted` where another thread called
-/// `ringCommAbort` meanwhile. In every case this rank's buffers are the program's again.
+/// `ringCommAbort` meanwhile. Calls in a group that another thread has not ended by the deadline
+/// fail there. In every case this rank's buffers are the program's again.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed;
 /// `ringInvalidUsage` in a group that holds calls of the communicator, which stays as it was.

@@ -21,7 +21,8 @@ use std::ffi::c_void;
 /// goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in
 /// which ranks pass on what they got (rings, trees, halving), and everything between hosts.
 ///
-/// `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed.
+/// `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed. A
+/// child made by `fork` shares the memory with its parent: what one writes, the other reads.
 ///
 /// A rank that gives up waits for peers that are writing here. One that is stopped (SIGSTOP) in the
 /// middle of that is waited for two seconds, and finishes its write when it goes on.
@@ -56,7 +57,8 @@ pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
 /// Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
 /// buffer stays allocated until then. Destroying or aborting the communicator takes back what is
 /// left; the handle is gone then. Of a peer that is stopped in the middle of a write, see
-/// `ringMemAlloc`.
+/// `ringMemAlloc`. While this runs no thread writes to the buffer, which is moved: what is written
+/// meanwhile may be lost. While it is registered, a child made by `fork` shares it with its parent.
 ///
 /// Errors: `ringInvalidArgument` for NULL, and a range that is not whole pages or not private,
 /// writable memory throughout (not mapped, mapped from a shared file, partly registered already).
@@ -91,6 +93,9 @@ pub unsafe extern "C" fn ringCommRegister(
 }
 
 /// Undo `ringCommRegister`.
+///
+/// After the last registration of a buffer it is private again, with its content; other threads may
+/// go on reading and writing it meanwhile, and while a communicator is destroyed or aborted.
 ///
 /// Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
 ///

@@ -105,6 +105,7 @@ impl Reductions {
         self.resolve_made(raw, data_type)
     }
 
+    #[cold]
     fn resolve_made(&self, raw: RawRedOp, data_type: DataType) -> Result<(ReduceOp, f64)> {
         let mut places = self.places();
         let found = places.find_map(|place| place.get(raw.0)).ok_or_else(|| never_made(raw))?;

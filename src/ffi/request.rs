@@ -4,10 +4,11 @@ use crate::communicator::Call;
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
 use crate::ffi::convert;
-use crate::ffi::enqueue::{Work, submit};
+use crate::ffi::enqueue;
 use crate::ffi::object::Comm;
 use crate::ffi::types::*;
 use crate::plan::Collective;
+use crate::types::{DataType, ReduceOp};
 use std::ffi::{c_int, c_void};
 
 /// The arguments of a collective, as C gives them.
@@ -19,6 +20,14 @@ pub struct Request {
     datatype: RawDataType,
     op: Option<RawRedOp>,
     root: Option<c_int>,
+}
+
+/// What numbers of C stand for: few words, which stay in registers.
+struct Checked {
+    data_type: DataType,
+    op: ReduceOp,
+    scalar: f64,
+    root: usize,
 }
 
 impl Request {
@@ -44,20 +53,31 @@ impl Request {
         Request { root: Some(root), ..self }
     }
 
-    /// Check everything but the buffers; `blocks` of `count` elements are the largest of them.
-    #[inline]
+    /// Check everything but the buffers; `blocks` of `count` elements are the largest of them. An
+    /// error names the collective.
+    #[inline(always)]
     pub fn check(&self, comm: &Comm, blocks: usize) -> Result<Call<'static>> {
+        let checked = self.checked(comm, blocks);
+        let checked = checked.map_err(|error| error.of(self.collective.name()))?;
+        let Checked { data_type, op, scalar, root } = checked;
+        let (send, recv, count) = (self.send.cast(), self.recv.cast(), self.count);
+        let call = Call::new(self.collective, data_type);
+        Ok(Call { send, recv, count, op, scalar, root, ..call })
+    }
+
+    #[inline(always)]
+    fn checked(&self, comm: &Comm, blocks: usize) -> Result<Checked> {
         let data_type = convert::data_type(self.datatype)?;
         convert::bytes(self.count.saturating_mul(blocks), data_type)?;
-        let (send, recv, count) = (self.send.cast(), self.recv.cast(), self.count);
-        let mut call = Call { send, recv, count, ..Call::new(self.collective, data_type) };
-        if let Some(op) = self.op {
-            (call.op, call.scalar) = comm.reductions.resolve(op, data_type)?;
-        }
-        if let Some(root) = self.root {
-            call.root = convert::rank(root, comm.communicator.nranks(), "root")?;
-        }
-        Ok(call)
+        let (op, scalar) = match self.op {
+            Some(op) => comm.reductions.resolve(op, data_type)?,
+            None => (ReduceOp::Sum, 1.0),
+        };
+        let root = match self.root {
+            Some(root) => convert::rank(root, comm.communicator.nranks(), "root")?,
+            None => 0,
+        };
+        Ok(Checked { data_type, op, scalar, root })
     }
 
     /// Make the call of a collective on one block, or on equal blocks.
@@ -68,7 +88,7 @@ impl Request {
                 Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
                 _ => comm.communicator.nranks(),
             };
-            submit(comm, stream, Work::Collective(self.check(comm, blocks)?))
+            enqueue::collective(comm, stream, self.check(comm, blocks)?)
         })
     }
 }

@@ -9,7 +9,9 @@ use crate::ffi::types::*;
 use std::time::Duration;
 
 /// Make a host stream: calls that are given it return at once and run in order, on a thread of the
-/// stream. Their buffers stay untouched until `ringStreamSynchronize`.
+/// stream. Their buffers stay untouched until `ringStreamSynchronize`. 256 calls may wait in it;
+/// one more returns when there is room: a thread that gives calls to several ranks' streams puts
+/// those of one step on all streams before those of the next, or in a group.
 ///
 /// `*stream` is written on success.
 ///

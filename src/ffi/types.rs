@@ -7,7 +7,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The release's major number; programs built for another one do not load this library.
+/// The release's major number. What a program needs to load the library is the interface's number,
+/// in its name (`libringcomm.so.1`); that is another one, and changes with the interface alone.
 pub const RING_MAJOR: i32 = 0;
 /// The release's minor number: grows when something is added.
 pub const RING_MINOR: i32 = 1;
@@ -203,6 +204,8 @@ pub struct ringConfig_t {
     /// `RING_VERSION_CODE` of the header the program was built with.
     pub version: u32,
     /// Milliseconds that one operation waits for its peers before it fails (`RINGCOMM_TIMEOUT_MS`).
+    /// A rank on another host whose kernel answers nothing counts as dead after about seven
+    /// seconds, whatever this is: of a process that is stopped or busy the kernel answers.
     pub timeoutMs: i64,
     /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). Of the
     /// default, 4 MiB, more than two ranks use half.
@@ -222,7 +225,9 @@ pub struct ringConfig_t {
     /// A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
     pub profile: *const c_char,
     /// Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
-    /// set.
+    /// set. In a split or a shrink that means those of `comm`, whatever the environment says, and
+    /// so it does for `RINGCOMM_SOCKET_FAMILY`; others are refused where `comm` is on several
+    /// hosts, as its ranks look for each other at the addresses that they have.
     pub interfaces: *const c_char,
     /// Ports to listen on, as `20000-20100` (`RINGCOMM_PORT_RANGE`); NULL: not set.
     pub ports: *const c_char,
@@ -232,6 +237,8 @@ pub struct ringConfig_t {
     /// number, or -1 for nobody's (`RINGCOMM_CUDA=0`). Not set: that of the device which is current
     /// on the calling thread, if the program uses CUDA; in a split or a shrink, of `comm`'s device.
     pub device: c_int,
+    /// Milliseconds that making a communicator waits for its ranks. Not set: as `timeoutMs`.
+    pub meetingMs: i64,
 }
 
 /// How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.

@@ -71,6 +71,11 @@ pub const PIPELINE_DEPTH: usize = 4;
 /// 376 us with 1, 320 with 2, 274 with 4 (`benches/results/where-time-goes-2026-11-22.txt`).
 pub const CROWDED_STRIDE: usize = 4;
 
+/// Slices between two stages where every rank is a host of its own. Both ends then write several
+/// messages, read several, and write again, where with one they would take turns at the sockets
+/// (`benches/results/tcp-2026-11-22.txt`).
+pub const WIRE_STRIDE: usize = 4;
+
 /// What one rank does, step by step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {

@@ -334,8 +334,41 @@ fn check_private(start: usize, bytes: usize) -> Result<()> {
     ))
 }
 
+/// Replace the mapping of a region's file by a private one, whose pages are then copied one by one.
+///
+/// A store of another thread goes to the file's page or to its copy, and never between: the kernel
+/// changes the mapping in one step, and copies a page when it is written to, here with what it has
+/// already. The range stays a private mapping of the file, of which nothing is read any more. A
+/// copy of the range that took its place later would not have what is stored meanwhile.
+///
+/// # Safety
+/// The range is mapped from the region's file.
+unsafe fn make_private(region: &Region) -> Result<()> {
+    let target = std::ptr::with_exposed_provenance_mut::<u8>(region.start);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    let file = region.file.as_raw_fd();
+    // Not by the function: ThreadSanitizer takes that for a write to the range, which it is not, as
+    // the content stays.
+    // SAFETY: the caller's promise; the content is that of the mapping that goes.
+    let mapped = unsafe {
+        libc::syscall(libc::SYS_mmap, target, region.bytes, access, flags, file, 0 as libc::off_t)
+    };
+    if mapped == -1 {
+        return Err(Error::system("making registered memory private again"));
+    }
+    for offset in (0..region.bytes).step_by(page()) {
+        // SAFETY: inside the mapping. Others may write there: this is one atomic instruction.
+        let byte = unsafe { std::sync::atomic::AtomicU8::from_ptr(target.add(offset)) };
+        // Relaxed: it orders nothing. Not an addition of 0, of which compilers make a load.
+        let same = |value| byte.compare_exchange(value, value, Relaxed, Relaxed).is_ok();
+        while !same(byte.load(Relaxed)) {}
+    }
+    Ok(())
+}
+
 /// Take back one registration. After its last one, adopted memory is private again, at the same
-/// address and with its content; nothing else may touch it meanwhile.
+/// address and with its content, of which no store of another thread is lost meanwhile.
 pub fn deregister(handle: u64) -> Result<()> {
     let _moving = MOVING.lock();
     let last = with_table(|table| -> Result<_> {
@@ -352,18 +385,8 @@ pub fn deregister(handle: u64) -> Result<()> {
         Ok(if adopted && !used { table.remove(number) } else { None })
     })?;
     let Some(region) = last else { return Ok(()) };
-    // SAFETY: the range is the region's own mapping. The copy takes its place in one step.
-    unsafe {
-        let copy = map_at(null_mut(), None, region.bytes)?;
-        let target = std::ptr::with_exposed_provenance_mut::<u8>(region.start);
-        copy.copy_from_nonoverlapping(target, region.bytes);
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        let moved = libc::mremap(copy.cast(), region.bytes, region.bytes, flags, target);
-        if moved == libc::MAP_FAILED {
-            unmap(copy, region.bytes);
-            return Err(Error::system("making registered memory private again"));
-        }
-    }
+    // SAFETY: the range is the region's own mapping, which nobody gives up but we.
+    unsafe { make_private(&region)? };
     withdraw(&region);
     Ok(())
 }

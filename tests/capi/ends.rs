@@ -53,12 +53,12 @@ fn abort_behind(end: impl FnOnce(ringComm_t, ringStream_t) -> ringResult_t + Sen
     std::thread::scope(|scope| {
         let ended = scope.spawn(move || end(waiting.comm(), queue.comm().cast()));
         // Until it queues no more calls and waits.
-        loop {
-            let queued = QUEUED.load(SeqCst);
+        let (mut queued, mut unchanged) = (0, 0);
+        while unchanged < 5 {
             std::thread::sleep(Duration::from_millis(100));
-            if queued > 0 && QUEUED.load(SeqCst) == queued {
-                break;
-            }
+            let now = QUEUED.load(SeqCst);
+            unchanged = if now > 0 && now == queued { unchanged + 1 } else { 0 };
+            queued = now;
         }
         assert!(!ended.is_finished());
         // SAFETY: safe for any argument.

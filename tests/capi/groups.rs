@@ -77,6 +77,43 @@ fn a_split_that_fails_in_a_group_is_known_to_its_parent() {
     succeeds(unsafe { ringCommAbort(all[0].comm()) });
 }
 
+/// What ends a communicator waits for the calls that another thread's group holds, not for ever.
+#[test]
+fn who_ends_a_communicator_does_not_wait_for_ever_for_a_group() {
+    let parent = init_all(1)[0];
+    for splits in [false, true] {
+        let (mut comm, mut brief) = (null_mut(), ringConfig_t { timeoutMs: 200, ..settings(0) });
+        // SAFETY: both are locals.
+        succeeds(unsafe { ringCommSplit(parent.comm(), 0, 0, &mut comm, &mut brief) });
+        let (comm, moment) = (Handle(comm), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut buffer, mut child) = (Buffer::default(), null_mut());
+                succeeds(ringGroupStart());
+                succeeds(match splits {
+                    // SAFETY: the place for the handle lives until the group's end.
+                    true => unsafe { ringCommSplit(comm.comm(), 0, 0, &mut child, null_mut()) },
+                    false => sum(&mut buffer, 4, comm.comm(), null_mut()),
+                });
+                moment.wait();
+                moment.wait();
+                assert_ne!(ringGroupEnd(), ringSuccess);
+                assert!(child.is_null());
+            });
+            moment.wait();
+            for end in [ringCommFinalize, ringCommDestroy] {
+                // SAFETY: safe for any argument.
+                assert_eq!(unsafe { end(comm.comm()) }, ringInvalidUsage);
+                assert!(last_error().contains("ringGroupEnd"), "{}", last_error());
+            }
+            // SAFETY: safe for any argument.
+            assert_eq!(unsafe { ringCommDestroy(comm.comm()) }, ringInvalidArgument);
+            moment.wait();
+        });
+    }
+    end_all(&[parent]);
+}
+
 #[test]
 fn a_call_that_fails_on_a_stream_is_known_to_its_communicator() {
     let all = init_all(2);
@@ -95,4 +132,56 @@ fn a_call_that_fails_on_a_stream_is_known_to_its_communicator() {
             })
         }));
     });
+}
+
+/// Messages that are longer than a slot, so that each waits for its receive.
+const LONG: usize = 3 << 20;
+
+#[test]
+fn messages_on_both_sides_of_a_collective_are_one_batch() {
+    let all = init_all(2);
+    std::thread::scope(|scope| {
+        join_all(all.iter().enumerate().map(|(rank, comm)| {
+            scope.spawn(move || {
+                let comm = comm.comm();
+                let (sent, mut got) = (vec![rank as f32; LONG], vec![-1f32; LONG]);
+                let mut four: Buffer = [1.0; 16];
+                let peer = 1 - rank as c_int;
+                let to = sent.as_ptr().cast();
+                let from = got.as_mut_ptr().cast();
+                succeeds(ringGroupStart());
+                // SAFETY: the buffers live until the group's end.
+                unsafe {
+                    // The ranks put the collective in different places.
+                    if rank == 0 {
+                        succeeds(ringSend(to, LONG, FLOAT, peer, comm, null_mut()));
+                        succeeds(sum(&mut four, 16, comm, null_mut()));
+                        succeeds(ringRecv(from, LONG, FLOAT, peer, comm, null_mut()));
+                    } else {
+                        succeeds(ringSend(to, LONG, FLOAT, peer, comm, null_mut()));
+                        succeeds(ringRecv(from, LONG, FLOAT, peer, comm, null_mut()));
+                        succeeds(sum(&mut four, 16, comm, null_mut()));
+                    }
+                }
+                succeeds(ringGroupEnd());
+                assert_eq!(four, [2.0; 16]);
+                assert!(got.iter().all(|value| *value == peer as f32));
+            })
+        }));
+    });
+    end_all(&all);
+}
+
+#[test]
+fn a_message_from_nowhere_is_refused_where_it_is_put_into_a_group() {
+    let all = init_all(1);
+    let mut buffer: Buffer = [3.0; 16];
+    succeeds(ringGroupStart());
+    succeeds(sum(&mut buffer, 16, all[0].comm(), null_mut()));
+    // SAFETY: refused before a buffer is touched.
+    let refused = unsafe { ringSend(null(), 4, FLOAT, 0, all[0].comm(), null_mut()) };
+    assert_eq!(refused, ringInvalidArgument);
+    assert!(last_error().contains("Send: the buffer of 4 elements is NULL"), "{}", last_error());
+    assert_eq!(ringGroupEnd(), ringInvalidArgument);
+    end_all(&all);
 }

@@ -117,3 +117,31 @@ fn an_all_to_all_v_in_place_is_refused() {
     });
     end_all(&all);
 }
+
+#[test]
+fn a_refusal_names_the_call_the_argument_and_what_would_do() {
+    let comm = init_all(1)[0].comm();
+    let mut word = 0f32;
+    let buffer = (&raw mut word).cast::<c_void>();
+    let of = |result, text: &str| {
+        assert_eq!(result, ringInvalidArgument);
+        assert_eq!(last_error(), format!("invalid argument: {text}"));
+    };
+    // SAFETY: the buffer is a local; everything else is refused.
+    unsafe {
+        of(ringCommCount(comm, null_mut()), "ringCommCount: count is NULL; pass an address");
+        of(ringCommCount(null_mut(), null_mut()), "ringCommCount: the communicator is NULL");
+        let not_a_rank = "is not a rank of this communicator; ranks are 0 to 0";
+        let broadcast = ringBroadcast(buffer, buffer, 1, FLOAT, 3, comm, null_mut());
+        of(broadcast, &format!("Broadcast: root 3 {not_a_rank}"));
+        let sent = ringSend(buffer, 1, FLOAT, -1, comm, null_mut());
+        of(sent, &format!("ringSend: peer -1 {not_a_rank}"));
+        let unknown = RawDataType(12_345);
+        let reduced = ringAllReduce(buffer, buffer, 1, unknown, SUM, comm, null_mut());
+        of(reduced, "AllReduce: 12345 is no data type; ringcomm.h lists them");
+        let mut all = [null_mut(); 1];
+        let made = ringCommInitAll(all.as_mut_ptr(), -1, null());
+        of(made, "ringCommInitAll: a communicator of -1 ranks; it needs one at least");
+    }
+    destroy(comm);
+}

@@ -1,7 +1,9 @@
 //! Calls at moments when the language's own conveniences panic.
 
 use super::*;
+use ringcomm::ffi::explain::*;
 use ringcomm::sync::locks_taken;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Makes a call that is refused when its thread ends, after the library's own storage is gone.
 struct AtTheEnd;
@@ -73,4 +75,47 @@ fn a_call_that_was_made_before_takes_no_lock() {
         }));
     });
     end_all(&all);
+}
+
+/// The flight record of a communicator.
+fn dump(comm: ringComm_t) -> String {
+    let (mut text, mut needed) = (vec![0u8; 1 << 20], 0);
+    // SAFETY: the buffer has so many bytes.
+    succeeds(unsafe { ringCommDump(comm, text.as_mut_ptr().cast(), text.len(), &mut needed) });
+    String::from_utf8_lossy(&text[..needed - 1]).into_owned()
+}
+
+#[test]
+fn how_a_call_would_run_is_said_while_another_hangs() {
+    let all = init_all(2);
+    let (hanging, over) = (all[0], AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut value = 1f32;
+            let buffer = (&raw mut value).cast::<c_void>();
+            // SAFETY: one element. Rank 1 never calls.
+            let result =
+                unsafe { ringAllReduce(buffer, buffer, 1, FLOAT, SUM, hanging.comm(), null_mut()) };
+            over.store(true, SeqCst);
+            assert_eq!(result, ringAborted);
+        });
+        while !dump(hanging.comm()).contains("AllReduce") {
+            std::thread::yield_now();
+        }
+        let collective = RawCollective(ringCollective_t::ringCollBroadcast as i32);
+        // SAFETY: all of its fields are numbers; the call reads and writes this one only.
+        let (result, answer) = unsafe {
+            let mut answer: ringExplain_t = std::mem::zeroed();
+            (answer.size, answer.magic) = (size_of::<ringExplain_t>(), RING_MAGIC);
+            let comm = hanging.comm();
+            (ringCommExplain(comm, collective, 5, FLOAT, SUM, 1, &mut answer), answer)
+        };
+        succeeds(result);
+        assert!(!over.load(SeqCst), "it waited for the call that hangs");
+        assert!(answer.algorithm[0] != 0 && answer.predictedUs > 0.0);
+        // SAFETY: safe for any argument.
+        succeeds(unsafe { ringCommAbort(hanging.comm()) });
+    });
+    // SAFETY: safe for any argument.
+    succeeds(unsafe { ringCommAbort(all[1].comm()) });
 }

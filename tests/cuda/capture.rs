@@ -2,9 +2,9 @@
 
 use super::streams::{Floats, sum};
 use super::support::config;
-use super::{Bench, ndevices};
+use super::{Bench, ndevices, on_seats};
 use ringcomm::communicator::{Communicator, deferred};
-use ringcomm::config::Seat;
+use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Event, Recording, wait};
 use ringcomm::error::Error;
 use std::sync::Arc;
@@ -21,6 +21,14 @@ fn on_two_streams() -> (Vec<Arc<Communicator>>, [Bench; 2], [Floats; 2]) {
     (ranks(&[Seat::Device(0); 2]), benches, floats)
 }
 
+/// Two ranks of a device, on one stream, with five hundred ones each.
+fn on_one_stream() -> (Vec<Arc<Communicator>>, [Bench; 2], [Floats; 2]) {
+    let first = Bench::new(0);
+    let second = Bench::beside(&first);
+    let floats = [Floats::new(&first, &[1.0; 500]), Floats::new(&second, &[1.0; 500])];
+    (ranks(&[Seat::Device(0); 2]), [first, second], floats)
+}
+
 /// Call every rank in a group.
 fn call_all(ranks: &[Arc<Communicator>], parts: &[(&Floats, &Bench)]) -> Result<(), Error> {
     deferred::start();
@@ -31,15 +39,51 @@ fn call_all(ranks: &[Arc<Communicator>], parts: &[(&Floats, &Bench)]) -> Result<
     deferred::end()
 }
 
+/// In the mode in which programs capture unasked no thread may do what a capture might see. What
+/// communicators do on other threads meanwhile, and calls of the capture themselves, is not seen.
+#[test]
+fn a_capture_that_forbids_all_threads_is_not_broken_by_calls_beside_it() {
+    if ndevices() == 0 {
+        return;
+    }
+    let (ranks, [first, second], floats) = on_one_stream();
+    let parts = [(&floats[0], &first), (&floats[1], &second)];
+    const GLOBAL: i32 = 0;
+    const OF_THE_THREAD: i32 = 1;
+    for mode in [GLOBAL, OF_THE_THREAD] {
+        let replay = first.stream.capture_in(mode, || {
+            call_all(&ranks, &parts)?;
+            std::thread::scope(|scope| scope.spawn(live_beside).join().expect("no panic"));
+            live_beside();
+            call_all(&ranks, &parts)
+        });
+        replay.unwrap().launch(&first.stream).unwrap();
+    }
+    assert_eq!(floats[0].read(&first), [16.0; 500]);
+}
+
+/// Whole lives of communicators: fused, through the host, in one cooperative launch.
+fn live_beside() {
+    let seats = [[Seat::Device(0), Seat::Device(0)], [Seat::Device(0), Seat::Host]];
+    let asked = Config { algorithm: Some("ring".into()), ..config() };
+    for (seats, config) in [(seats[0], config()), (seats[1], config()), (seats[0], asked)] {
+        on_seats(&seats, &config, |comm, bench| {
+            let floats = Floats::new(bench, &[1.0; 500]);
+            for value in [2.0, 4.0] {
+                // SAFETY: the memory lives until it is read.
+                unsafe { comm.call(&sum(&floats, bench)) }.unwrap();
+                assert_eq!(floats.read(bench), [value; 500]);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_graph_of_one_stream_is_replayed() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0); 2]);
-    let first = Bench::new(0);
-    let second = Bench::beside(&first);
-    let floats = [Floats::new(&first, &[1.0; 500]), Floats::new(&second, &[1.0; 500])];
+    let (ranks, [first, second], floats) = on_one_stream();
     let parts = [(&floats[0], &first), (&floats[1], &second)];
     let replay = first.stream.capture(|| call_all(&ranks, &parts)).unwrap();
     assert_eq!(floats[0].read(&first), [1.0; 500], "a captured call ran");

@@ -2,15 +2,17 @@
 
 use super::fake::{calls, fail};
 use super::gate::{child, is_child};
-use super::here::is_on_fake;
+use super::here::{is_apart, is_on_fake};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, spread};
-use ringcomm::communicator::{Call, Communicator};
+use ringcomm::communicator::{Call, Communicator, deferred};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Driver;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// Entry points, with how often each was called.
 type Counts = Vec<(&'static str, u64)>;
@@ -26,17 +28,53 @@ fn scenario(seats: &[Seat]) -> Result<(Counts, bool), String> {
         let threads: Vec<_> = ranks.iter().map(rank).collect();
         threads.into_iter().map(|thread| thread.join().expect("panics are caught")).collect()
     });
-    let counted = Driver::SYMBOLS.iter().map(|symbol| (*symbol, calls(symbol))).collect();
+    let counted = counts();
     ends.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok((counted, is_probe_told(&ranks[0])?))
+}
+
+fn counts() -> Counts {
+    Driver::SYMBOLS.iter().map(|symbol| (*symbol, calls(symbol))).collect()
+}
+
+fn is_probe_told(comm: &Communicator) -> Result<bool, String> {
     let call = Call::new(Collective::AllReduce, DataType::Float32);
-    let answer = ranks[0].explain(&call).map_err(|error| error.to_string())?;
-    Ok((counted, answer.transport.ends_with("failed)")))
+    let answer = comm.explain(&call).map_err(|error| error.to_string())?;
+    Ok(answer.transport.ends_with("failed)"))
+}
+
+/// As [`scenario`], with kernels of one cooperative launch: two ranks make a call in a group, and
+/// another that is captured and replayed.
+fn graph() -> Result<(Counts, bool), String> {
+    let algorithm = Some("twoshot".into());
+    let config = Config { timeout_ms: 20_000, algorithm, ..config() };
+    let ranks = Communicator::init_all_on(&[Seat::Device(0); 2], &config);
+    let ranks: Vec<_> =
+        ranks.map_err(|error| error.to_string())?.into_iter().map(Arc::new).collect();
+    let bench = Bench::new(0);
+    let floats = [1.0, 2.0].map(|value| Floats::new(&bench, &[value; 100]));
+    let call_all = || {
+        deferred::start();
+        for (rank, floats) in ranks.iter().zip(&floats) {
+            // SAFETY: the memory lives until the stream is synchronized, and longer than the graph.
+            unsafe { deferred::collective(rank, &sum(floats, &bench), None) }?;
+        }
+        deferred::end()
+    };
+    let run = || {
+        call_all()?;
+        let replay = bench.stream.capture(call_all)?;
+        replay.launch(&bench.stream)?;
+        bench.stream.synchronize()
+    };
+    run().map_err(|error| error.to_string())?;
+    Ok((counts(), is_probe_told(&ranks[0])?))
 }
 
 /// A rank's two calls. What the test itself asks of the driver panics, and then the others must not
 /// wait for this rank.
 fn rank(comm: &Communicator) -> Result<(Bench, Floats), String> {
-    let run = std::panic::AssertUnwindSafe(|| {
+    let run = AssertUnwindSafe(|| {
         let bench = Bench::new(comm.device().unwrap_or(0));
         let floats = Floats::new(&bench, &[1.0; 100]);
         for _ in 0..2 {
@@ -46,7 +84,7 @@ fn rank(comm: &Communicator) -> Result<(Bench, Floats), String> {
         bench.stream.synchronize().map_err(|error| error.to_string())?;
         Ok((bench, floats))
     });
-    std::panic::catch_unwind(run).unwrap_or_else(|_| {
+    catch_unwind(run).unwrap_or_else(|_| {
         comm.abort();
         Err("the test's own use of the driver failed".into())
     })
@@ -58,19 +96,28 @@ const CODES: [i32; 3] = [1, 700, 9999];
 
 /// Entry points that clean up: where they fail there is nothing more to be done, and nobody to
 /// tell.
-const SILENT: [&str; 6] = [
+const SILENT: [&str; 9] = [
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
     "cuMemFreeHost",
     "cuMemFree_v2",
     "cuStreamDestroy_v2",
+    // What it would have allowed is tried all the same.
+    "cuThreadExchangeStreamCaptureMode",
 ];
 
-fn every_failure(seats: &[Seat]) {
+/// Everything that a scene asks of the driver fails once, at some of its calls.
+fn every_failure(scene: &dyn Fn() -> Result<(Counts, bool), String>) {
     fail("", 0, 0);
-    let (mut counted, _) = scenario(seats).unwrap();
+    let (mut counted, _) = scene().unwrap();
+    // What cleans up is called most when all is taken apart.
+    let ends = counted.iter_mut().filter(|(symbol, _)| SILENT.contains(symbol));
+    ends.for_each(|(symbol, count)| *count = calls(symbol));
     counted.retain(|(_, calls)| *calls > 0);
+    let symbols: Vec<&str> = counted.iter().map(|(symbol, _)| *symbol).collect();
     let (mut failed, mut tried) = (0, 0);
     for (symbol, count) in counted {
         // The first, one in the middle and the last: beginning, use, end.
@@ -81,7 +128,7 @@ fn every_failure(seats: &[Seat]) {
         for (index, nth) in moments.into_iter().enumerate() {
             let code = CODES[index % CODES.len()];
             fail(symbol, nth, code);
-            let outcome = std::panic::catch_unwind(|| scenario(seats));
+            let outcome = catch_unwind(AssertUnwindSafe(scene));
             let reached = calls(symbol) >= nth;
             fail("", 0, 0);
             tried += 1;
@@ -91,7 +138,7 @@ fn every_failure(seats: &[Seat]) {
                 // What is not reachable, or not CUDA's memory, goes through the host; later
                 // contexts may be entered to clean up.
                 let is_answer = symbol.ends_with("PeerAccess")
-                    || code == 1 && symbol == "cuPointerGetAttribute";
+                    || code == 1 && symbol.starts_with("cuPointerGetAttribute");
                 let is_end = symbol == "cuCtxPushCurrent_v2" && nth > 3;
                 assert!(
                     !reached || is_probe_told || SILENT.contains(&symbol) || is_answer || is_end,
@@ -100,7 +147,7 @@ fn every_failure(seats: &[Seat]) {
             }
         }
     }
-    println!("{failed} of {tried} injected errors were told");
+    println!("{failed} of {tried} injected errors were told, of {}", symbols.join(" "));
     assert!(failed > 20);
 }
 
@@ -136,7 +183,7 @@ const FUSED: [(&str, i32); 6] = [
     ("cuEventRecord", 0),
     ("cuStreamWaitEvent", 0),
     ("cuStreamGetCaptureInfo_v2", 0),
-    ("cuPointerGetAttribute", 1),
+    ("cuPointerGetAttributes", 1),
     ("cuCtxPushCurrent_v2", 0),
 ];
 const THROUGH_HOST: [(&str, i32); 3] =
@@ -188,14 +235,29 @@ fn an_error_of_any_entry_point_ends_in_words() {
         println!("{}", child("failures::an_error_of_any_entry_point_ends_in_words", &[]));
         return;
     }
+    quietly(|| {
+        every_code();
+        every_failure(&|| scenario(&spread(2)));
+        every_failure(&|| scenario(&[Seat::Device(0), Seat::Host]));
+        every_failure(&graph);
+    });
+}
+
+/// What only devices that reach each other are asked, and their kernels' trial.
+#[test]
+fn an_error_between_devices_ends_in_words() {
+    let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "1")];
+    if is_apart("failures::an_error_between_devices_ends_in_words", &two) {
+        quietly(|| every_failure(&|| scenario(&spread(2))));
+    }
+}
+
+/// Run what makes threads panic, and say only how it ends itself.
+fn quietly(all: impl FnOnce()) {
     // Threads of a failed scenario say what they wanted of the driver.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let run = std::panic::catch_unwind(|| {
-        every_code();
-        every_failure(&spread(2));
-        every_failure(&[Seat::Device(0), Seat::Host]);
-    });
+    let run = catch_unwind(AssertUnwindSafe(all));
     std::panic::set_hook(hook);
     if let Err(panic) = run {
         let text = panic.downcast_ref::<String>();

@@ -1,6 +1,7 @@
 //! What only the driver without a GPU can do: fail on demand, hold a stream.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::Once;
 
 fn control(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the driver is loaded, if it is there, and stays.
@@ -33,8 +34,45 @@ pub fn calls(symbol: &str) -> u64 {
     unsafe { std::mem::transmute::<*mut c_void, Calls>(found)(symbol.as_ptr()) }
 }
 
-/// Give a stream something that does not end before [`release`].
+/// Let the nth call of an entry point from now wait at its beginning, until the value goes.
+pub fn stall(symbol: &str, nth: u64) -> Stalled {
+    type Stall = unsafe extern "C" fn(*const c_char, u64);
+    let symbol = CString::new(symbol).expect("no NUL");
+    let found = control(c"fakecuda_stall").expect("the fake driver");
+    // SAFETY: the driver's own type; a C string.
+    unsafe { std::mem::transmute::<*mut c_void, Stall>(found)(symbol.as_ptr(), nth) };
+    Stalled
+}
+
+/// A call waits, or will.
+pub struct Stalled;
+
+impl Stalled {
+    /// Whether the call has come.
+    pub fn has_come(&self) -> bool {
+        let found = control(c"fakecuda_is_stalled").expect("the fake driver");
+        // SAFETY: the driver's own type.
+        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(found)() == 1 }
+    }
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        std::mem::forget(stall("", 0));
+    }
+}
+
+/// Give a stream something that does not end before [`release`], or before a thread panics: to free
+/// the memory that it then lets go of, the driver waits for every stream.
 pub fn hold(stream: *mut c_void) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            before(panic);
+            release();
+        }));
+    });
     type Hold = unsafe extern "C" fn(*mut c_void) -> i32;
     let found = control(c"fakecuda_hold").expect("the fake driver");
     // SAFETY: the driver's own type.

@@ -12,7 +12,6 @@ use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const ALGORITHMS: [&str; 9] =
@@ -224,7 +223,7 @@ fn is_on_two(test: &str) -> bool {
     is_apart(test, &[("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "8"), ("FAKECUDA_PEERS", "1")])
 }
 
-fn two(timeout_ms: u64, algorithm: &str) -> (Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>) {
+pub fn two(timeout_ms: u64, algorithm: &str) -> (Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>) {
     let seats = [Seat::Device(0), Seat::Device(1)];
     let algorithm = Some(algorithm.into());
     let config = Config { timeout_ms, algorithm, ..config() };
@@ -234,7 +233,7 @@ fn two(timeout_ms: u64, algorithm: &str) -> (Vec<Arc<Communicator>>, Vec<Bench>,
     (ranks.into_iter().map(Arc::new).collect(), benches, floats)
 }
 
-fn call_both(
+pub fn call_both(
     (ranks, benches, floats): &(Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>),
 ) -> Result<(), Error> {
     let calls: Vec<Call> = floats.iter().zip(benches).map(|(one, bench)| sum(one, bench)).collect();
@@ -416,34 +415,6 @@ fn a_call_whose_room_is_not_given_up_in_time_is_refused_alone() {
         assert_eq!(floats.read(bench), [2.0; 3000]);
         assert!(rank.async_error().is_none());
     }
-}
-
-/// A driver that lets nobody launch while it frees memory, for which it waits for all kernels:
-/// communicators that come and go meanwhile do not part the launches of one call.
-#[test]
-fn memory_comes_and_goes_between_the_launches_of_calls() {
-    let alone = [("FAKECUDA_FREES_ALONE", "1"), ("FAKECUDA_DEVICES", "2")];
-    let more = [("FAKECUDA_QUEUES", "8"), ("FAKECUDA_PEERS", "1")];
-    let test = "flags::memory_comes_and_goes_between_the_launches_of_calls";
-    if !is_apart(test, &[alone, more].concat()) {
-        return;
-    }
-    let all = two(4000, "twoshot");
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            // Relaxed: nothing depends on when it is seen.
-            while !is_over.load(Relaxed) {
-                drop(Communicator::init_all_on(&[Seat::Device(0)], &config()).unwrap());
-            }
-        });
-        let called = (0..2000).try_for_each(|_| call_both(&all));
-        // Relaxed: as above.
-        is_over.store(true, Relaxed);
-        called.unwrap();
-    });
-    all.1.iter().for_each(|bench| bench.stream.synchronize().unwrap());
-    assert!(all.0.iter().all(|rank| rank.async_error().is_none()));
 }
 
 #[test]

@@ -12,16 +12,20 @@ mod endings;
 mod failures;
 mod fake;
 mod flags;
+mod frees;
 mod gate;
 mod here;
 mod interface;
+mod perf;
 mod pieces;
 mod probes;
 mod processes;
+mod rows;
 mod streams;
 mod stress;
 #[path = "../support/mod.rs"]
 mod support;
+mod together;
 
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};

@@ -286,7 +286,7 @@ fn an_error_of_what_processes_share_ends_in_words() {
         "cuStreamWriteValue32_v2",
         "cuStreamWaitValue32_v2",
         "cuLaunchKernel",
-        "cuPointerGetAttribute",
+        "cuPointerGetAttributes",
     ];
     let mut told = 0;
     for (index, symbol) in SYMBOLS.iter().enumerate() {

@@ -3,6 +3,7 @@
 use super::here::{hold, may_hold, release};
 use super::processes::is_within_reach;
 use super::support::{config, threads};
+use super::together::Together;
 use super::{Bench, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
@@ -10,7 +11,7 @@ use ringcomm::device::cuda::{DeviceMemory, Event, Recording, copy, fill};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Device memory of floats.
@@ -107,8 +108,9 @@ fn operations_follow_each_other_whatever_streams_they_come_from() {
     {
         return;
     }
-    let all = Barrier::new(3);
+    let together = Together::of(3);
     on_seats(&spread(3), &config(), |comm, bench| {
+        let all = together.join();
         let other = Bench::new(bench.device.ordinal);
         for kind in ["fused", "through the host", "messages"] {
             let (floats, left) = (Floats::new(bench, &[1.0; 900]), Floats::new(bench, &[0.0; 900]));
@@ -189,7 +191,7 @@ fn one_thread_drives_all_ranks_in_a_group() {
 }
 
 /// The driver's name for the stream that every thread has for itself. In a group only the first
-/// communicator's calls run on the thread that made them.
+/// communicator's calls are sure to run on the thread that made them.
 #[test]
 fn the_threads_own_stream_is_refused_where_another_thread_would_use_its_own() {
     if ndevices() == 0 {
@@ -261,7 +263,7 @@ fn the_thread_that_made_a_rank_need_not_call_it() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(2, &Config { timeout_ms: 4000, ..config() });
+    let ranks = ranks(2, &Config { timeout_ms: 9000, ..config() });
     let call = |rank: usize| {
         let bench = Bench::new(ranks[rank].device().unwrap());
         let floats = Floats::new(&bench, &[1.0; 8]);
@@ -270,7 +272,7 @@ fn the_thread_that_made_a_rank_need_not_call_it() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(2500));
+            std::thread::sleep(Duration::from_millis(5000));
             assert_eq!(call(1).unwrap(), [2.0; 8]);
         });
         assert_eq!(call(0).unwrap(), [2.0; 8]);

@@ -1,22 +1,36 @@
-//! Random operations on several communicators of a device at once, against the oracle.
+//! Random operations on several communicators at once, against the oracle: fused ones, and ones
+//! whose kernels wait for each other, in one launch on the first device and between devices.
 //!
 //! A seed says the shapes, types, operations and roots, and every rank delays its stream as it
 //! likes: with kernels that do nothing for a while, and by coming late. Outputs are poisoned and
 //! guarded (`Bench::run`). Between checked calls come runs of calls that nobody waits for.
 //! `RINGCOMM_STRESS_OPERATIONS` (some hundreds) and `RINGCOMM_STRESS_SEED` say how much and which.
 
+use super::processes::is_within_reach;
 use super::support::samples::{COPYING, REDUCING, operations, v_cases};
-use super::support::{Case, Data, Prepared, Random, config, threads};
-use super::{Bench, ndevices};
+use super::support::{Case, Data, Prepared, Random, config, small_slots, threads};
+use super::{Bench, ndevices, spread};
 use ringcomm::communicator::{Call, Communicator, Order};
-use ringcomm::config::Seat;
+use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{DeviceMemory, Kernels, copy, fill};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
 
-/// Ranks of the communicators that run side by side.
-const RANKS: [usize; 4] = [2, 3, 4, 8];
+/// Ranks of the communicators that run side by side on the first device, and the algorithm that
+/// they are asked for: unasked they are fused.
+const TOGETHER: [(usize, Option<&str>); 7] = [
+    (2, None),
+    (3, None),
+    (4, None),
+    (8, None),
+    (3, Some("oneshot")),
+    (4, Some("twoshot")),
+    (2, Some("ring")),
+];
+/// Of those that have a rank on each of several devices. They are few: more might fill a device
+/// with kernels whose peers have no room.
+const BETWEEN: [Option<&str>; 2] = [None, Some("ring")];
 /// Different calls of each of them; more would only take longer to prepare.
 const CASES: usize = 400;
 /// The longest delay of a stream: some launches long.
@@ -27,6 +41,50 @@ const SUMMED: usize = 30_000;
 fn number(name: &str, default: usize) -> usize {
     let text = std::env::var(name).ok();
     text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text:?}")))
+}
+
+/// A communicator of the stress.
+struct Member {
+    seats: Vec<Seat>,
+    algorithm: Option<&'static str>,
+    transport: &'static str,
+}
+
+impl Member {
+    fn all() -> Vec<Member> {
+        let together = TOGETHER.map(|(nranks, algorithm)| Member {
+            seats: vec![Seat::Device(0); nranks],
+            algorithm,
+            transport: if algorithm.is_some() { "cuda cooperative" } else { "cuda fused" },
+        });
+        let seats = spread(ndevices().min(4));
+        let is_between = seats.len() > 1 && is_within_reach(2);
+        let between = BETWEEN.into_iter().filter(|_| is_between).map(|algorithm| Member {
+            seats: seats.clone(),
+            algorithm,
+            transport: "cuda flags",
+        });
+        together.into_iter().chain(between).collect()
+    }
+
+    fn communicators(&self) -> Vec<Communicator> {
+        // Slots that messages of this size come round to.
+        let slots = match self.algorithm {
+            Some(_) => small_slots(self.seats.len(), 4096),
+            None => config(),
+        };
+        let config = Config { algorithm: self.algorithm.map(Into::into), ..slots };
+        let ranks = Communicator::init_all_on(&self.seats, &config).expect("a communicator");
+        let answer = ranks[0].explain(&Call { count: 500, ..sum_of_bytes() }).expect("an answer");
+        assert_eq!(answer.transport, self.transport, "{:?}", self.algorithm);
+        assert!(self.algorithm.is_none_or(|name| name == answer.algorithm), "{answer:?}");
+        ranks
+    }
+
+    /// Whether sums are added up in the order of the ranks, whatever it is that adds them.
+    fn is_serial(&self) -> bool {
+        self.algorithm != Some("ring")
+    }
 }
 
 /// A call of any kind, mostly small. One in a hundred is a `v` form, which goes through the host.
@@ -106,17 +164,21 @@ fn sum_of_bytes() -> Call<'static> {
 }
 
 /// So many operations on a communicator of its own; all ranks draw the same calls.
-fn stress(nranks: usize, operations: usize, seed: u64) {
+fn stress(member: &Member, operations: usize, seed: u64) {
+    let nranks = member.seats.len();
     let mut random = Random(seed + nranks as u64);
+    let prepared = |random: &mut Random| {
+        let case = case(nranks, random);
+        let data = if member.is_serial() { case.data } else { Data::Exact };
+        Prepared::new(Case { data, ..case })
+    };
     let prepared: Vec<Prepared> =
-        (0..CASES.min(operations)).map(|_| Prepared::new(case(nranks, &mut random))).collect();
-    let seats = vec![Seat::Device(0); nranks];
-    let ranks = Communicator::init_all_on(&seats, &config()).expect("a communicator");
-    let bench = Bench::new(0);
-    let kernels = Kernels::of(&bench.device).expect("kernels").expect("built with kernels");
+        (0..CASES.min(operations)).map(|_| prepared(&mut random)).collect();
+    let ranks = member.communicators();
     let start = random.next();
     threads::run_all(&ranks, |comm| {
-        let (bench, mut common) = (Bench::new(0), Random(start));
+        let (bench, mut common) = (Bench::new(comm.device().unwrap_or(0)), Random(start));
+        let kernels = Kernels::of(&bench.device).expect("kernels").expect("built with kernels");
         let _current = bench.device.enter().expect("the device");
         let own = Random(start ^ (comm.rank() as u64 + 1) << 40);
         let memory = DeviceMemory::new(&bench.device, SUMMED).expect("memory");
@@ -133,7 +195,8 @@ fn stress(nranks: usize, operations: usize, seed: u64) {
             rank.dally();
             if let Err(text) = case.outcome_on(comm, Some(&bench)) {
                 panic!(
-                    "seed {seed}, operation {done}, rank {}: {:?}: {text}",
+                    "seed {seed}, {:?}, operation {done}, rank {}: {:?}: {text}",
+                    member.algorithm,
                     comm.rank(),
                     case.case
                 );
@@ -151,10 +214,11 @@ fn random_operations_of_several_communicators_at_once() {
     let operations = number("RINGCOMM_STRESS_OPERATIONS", 600);
     let seed = number("RINGCOMM_STRESS_SEED", 1) as u64;
     let begun = Instant::now();
+    let members = Member::all();
+    let each = operations.div_ceil(members.len());
     std::thread::scope(|scope| {
-        let all = RANKS.map(|nranks| {
-            scope.spawn(move || stress(nranks, operations.div_ceil(RANKS.len()), seed))
-        });
+        let one = |member| scope.spawn(move || stress(member, each, seed));
+        let all: Vec<_> = members.iter().map(one).collect();
         all.into_iter().for_each(|one| one.join().expect("every operation is right"));
     });
     let seconds = begun.elapsed().as_secs_f64();

@@ -1,4 +1,4 @@
-//! Hosts that have an address in common, a container bridge's, and a range of ports: an address and
+//! Hosts that have an address in common, that of some bridge, and a range of ports: an address and
 //! a port of the root's lead to another rank on some hosts. They do not say who is the root.
 
 use super::support::config;

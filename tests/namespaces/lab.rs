@@ -81,8 +81,8 @@ impl Lab {
 
     /// Give every host the same address beside its own, on a bridge that leads nowhere.
     pub fn give_all(&self, address: &str) -> Result<(), String> {
-        let bridge = "link add podman0 type bridge\n";
-        let lines = format!("{bridge}addr add {address} dev podman0\nlink set podman0 up\n");
+        let bridge = "link add shared0 type bridge\n";
+        let lines = format!("{bridge}addr add {address} dev shared0\nlink set shared0 up\n");
         self.hosts.iter().try_for_each(|host| feed(host, &["ip", "-batch", "-"], &lines))
     }
 
@@ -142,6 +142,11 @@ impl Lab {
     /// Let nothing from one host through to another, and tell nobody.
     pub fn part(&self, host: usize, other: usize) -> Result<(), String> {
         filter(&self.hosts[host], &format!("ether saddr {} drop", mac(other)))
+    }
+
+    /// Let nobody in at these ports of a host; the verdict says what callers are told.
+    pub fn shut(&self, host: usize, ports: &str, verdict: &str) -> Result<(), String> {
+        filter(&self.hosts[host], &format!("tcp dport {ports} {verdict}"))
     }
 
     /// A program that runs another on the host with the address that it is given first.

@@ -8,6 +8,7 @@
 mod alike;
 mod lab;
 mod parted;
+mod shut;
 #[path = "../support/mod.rs"]
 mod support;
 

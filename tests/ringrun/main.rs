@@ -68,6 +68,26 @@ fn an_outer_launchers_variables_are_gone_and_forwarded_ones_are_there() {
 }
 
 #[test]
+fn a_job_within_a_rank_does_not_meet_where_the_outer_one_does() {
+    let script = "echo meet at $RINGCOMM_ADDRESS on $RINGCOMM_HOSTID";
+    let result = |options: &[&str]| {
+        let mut command = command(options, script);
+        command.env("RINGCOMM_RANK", "0").env("RINGCOMM_ADDRESS", "outer:1");
+        command.env("RINGCOMM_HOSTID", "this");
+        finish(command.spawn().unwrap()).expect(0).out
+    };
+    assert_eq!(result(&["-np", "1"]), "meet at on this\n");
+    assert_eq!(result(&["-np", "1", "-x", "RINGCOMM_ADDRESS"]), "meet at outer:1 on this\n");
+    // On another machine it has a name of its own, or none.
+    let folder = Folder::new("within");
+    let shell = folder.shell("shift; unset RINGCOMM_HOSTID; exec \"$@\"");
+    let hosts = ["-np", "2", "-H", "a.invalid:1,b.invalid:1", "--ssh-command", &shell];
+    let out = result(&hosts);
+    assert_eq!(out.matches("meet at a.invalid:").count(), 2, "{out}");
+    assert!(!out.contains("on this"), "{out}");
+}
+
+#[test]
 fn lines_of_ranks_that_write_at_once_stay_whole() {
     // In pieces, so that a line is several writes.
     let script = "i=0; while [ $i -lt 400 ]; do printf 'rank %s ' $RANK; \
@@ -334,7 +354,7 @@ fn an_agent_without_a_launcher_waits_for_stubborn_ranks_in_peace() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // To spin through the grace would take 300 on an idle machine.
-    assert!(used < 15, "{used} hundredths of a second");
+    assert!(used < 100, "{used} hundredths of a second");
     wait_until("nobody is left", || marks.iter().all(|mark| with_argument(mark).is_empty()));
     drop(finish(child));
 }

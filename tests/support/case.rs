@@ -2,13 +2,13 @@
 
 use super::data::{self, Data, Random};
 use super::device::Bench;
-use super::guarded::{Guarded, UNTOUCHED};
+use super::guarded::{Guarded, Memory, UNTOUCHED};
 use super::oracle::{Rule, reduce};
 use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 /// Elements per block in a `v` form.
 #[derive(Clone, Debug, PartialEq)]
@@ -270,17 +270,78 @@ struct Joint {
     recv_at: usize,
 }
 
+/// One rank's call with its buffers, which must stay until it has run.
+pub struct Begun<'a> {
+    case: &'a Case,
+    rank: usize,
+    part: &'a Part,
+    /// The one of an in-place call; else what is sent and what is received, where there is such.
+    buffers: Vec<Guarded>,
+}
+
+impl<'a> Begun<'a> {
+    pub fn call(&mut self) -> Call<'a> {
+        let mut pointers = self.buffers.iter_mut().map(Guarded::pointer);
+        let mut next = || pointers.next().expect("a buffer");
+        let (send, recv) = match &self.part.joint {
+            Some(joint) => {
+                let base = next();
+                (base.wrapping_add(joint.send_at), base.wrapping_add(joint.recv_at))
+            }
+            None => (
+                self.part.send.as_ref().map_or(null_mut(), |_| next()),
+                self.part.recv.as_ref().map_or(null_mut(), |_| next()),
+            ),
+        };
+        let case = self.case;
+        Call {
+            send,
+            recv,
+            count: case.own_count(self.rank),
+            op: case.op,
+            scalar: case.scalar(self.rank),
+            root: case.root,
+            vector: self.part.vector.as_ref(),
+            ..Call::new(case.collective, case.data_type)
+        }
+    }
+
+    /// After the call: what was received, if it is right and nothing else was written.
+    pub fn finish(self) -> Result<Vec<u8>, String> {
+        let size = self.case.data_type.size();
+        let mut buffers = self.buffers.iter();
+        let want = match &self.part.joint {
+            Some(joint) => Some(&joint.want),
+            None => {
+                if let Some(content) = &self.part.send
+                    && let Some(text) = buffers.next().expect("sent").differs(content, size)
+                {
+                    return Err(format!("the send buffer changed: {text}"));
+                }
+                self.part.recv.as_ref()
+            }
+        };
+        let (Some(buffer), Some(want)) = (buffers.next(), want) else { return Ok(Vec::new()) };
+        match buffer.differs(want, size) {
+            None => Ok(buffer.content().to_vec()),
+            Some(text) => Err(text),
+        }
+    }
+}
+
 /// A case with all that its ranks need to run and check it.
 pub struct Prepared {
     pub case: Case,
     parts: Vec<Option<Part>>,
+    /// Where its buffers come from.
+    memory: Memory,
 }
 
 impl Prepared {
     pub fn new(case: Case) -> Prepared {
         let reduction = case.reduction();
         let parts = (0..case.nranks).map(|rank| Some(part(&case, rank, &reduction))).collect();
-        Prepared { case, parts }
+        Prepared { case, parts, memory: Memory::Ordinary }
     }
 
     /// Only what `rank` needs, where ranks do not share memory.
@@ -288,7 +349,12 @@ impl Prepared {
         let reduction = case.reduction();
         let only = |other| (other == rank).then(|| part(&case, rank, &reduction));
         let parts = (0..case.nranks).map(only).collect();
-        Prepared { case, parts }
+        Prepared { case, parts, memory: Memory::Ordinary }
+    }
+
+    /// The same in memory of a kind.
+    pub fn within(self, memory: Memory) -> Prepared {
+        Prepared { memory, ..self }
     }
 
     /// Run it on this rank with fresh buffers; panics with the case where the result is wrong.
@@ -314,63 +380,32 @@ impl Prepared {
         comm: &Communicator,
         bench: Option<&Bench>,
     ) -> Result<Vec<u8>, String> {
-        let part = self.parts[comm.rank()].as_ref().expect("prepared for this rank");
-        let case = &self.case;
-        let size = case.data_type.size();
-        // A cheap way to meet every alignment: the seed and the rank move the buffers.
-        let shift = (case.seed as usize).wrapping_mul(7) + comm.rank() * 13;
-        if let Some(joint) = &part.joint {
-            let mut buffer = Guarded::with(&joint.start, shift);
-            let base = buffer.pointer();
-            let (send, recv) = (base.wrapping_add(joint.send_at), base.wrapping_add(joint.recv_at));
-            self.call(comm, (bench, &mut [&mut buffer]), send, recv, part)?;
-            return match buffer.differs(&joint.want, size) {
-                None => Ok(buffer.content().to_vec()),
-                Some(text) => Err(text),
-            };
+        let mut begun = self.begin(comm.rank());
+        let call = begun.call();
+        if let Some(bench) = bench {
+            bench.run(comm, &call, &mut begun.buffers.iter_mut().collect::<Vec<_>>())?;
+        } else {
+            // SAFETY: the buffers have the sizes that the collective defines for this case.
+            unsafe { comm.run(&call) }.map_err(|error: Error| error.to_string())?;
         }
-        let mut send = part.send.as_ref().map(|content| Guarded::with(content, shift));
-        let mut recv = part.recv.as_ref().map(|want| Guarded::new(want.len(), shift / 3));
-        let from = send.as_mut().map_or(null(), |buffer| buffer.pointer().cast_const());
-        let to = recv.as_mut().map_or(null_mut(), Guarded::pointer);
-        let mut buffers: Vec<&mut Guarded> = send.iter_mut().chain(recv.iter_mut()).collect();
-        self.call(comm, (bench, &mut buffers), from, to, part)?;
-        if let (Some(buffer), Some(content)) = (&send, &part.send)
-            && let Some(text) = buffer.differs(content, size)
-        {
-            return Err(format!("the send buffer changed: {text}"));
-        }
-        let (Some(buffer), Some(want)) = (&recv, &part.recv) else { return Ok(Vec::new()) };
-        match buffer.differs(want, size) {
-            None => Ok(buffer.content().to_vec()),
-            Some(text) => Err(text),
-        }
+        begun.finish()
     }
 
-    fn call(
-        &self,
-        comm: &Communicator,
-        (bench, buffers): (Option<&Bench>, &mut [&mut Guarded]),
-        send: *const u8,
-        recv: *mut u8,
-        part: &Part,
-    ) -> Result<(), String> {
-        let case = &self.case;
-        let call = Call {
-            send,
-            recv,
-            count: case.own_count(comm.rank()),
-            op: case.op,
-            scalar: case.scalar(comm.rank()),
-            root: case.root,
-            vector: part.vector.as_ref(),
-            ..Call::new(case.collective, case.data_type)
-        };
-        if let Some(bench) = bench {
-            return bench.run(comm, &call, buffers);
+    /// A rank's call with fresh buffers, for whoever makes it in a way of his own.
+    pub fn begin(&self, rank: usize) -> Begun<'_> {
+        let part = self.parts[rank].as_ref().expect("prepared for this rank");
+        // A cheap way to meet every alignment: the seed and the rank move the buffers.
+        let shift = (self.case.seed as usize).wrapping_mul(7) + rank * 13;
+        let (memory, mut buffers) = (self.memory, Vec::new());
+        if let Some(joint) = &part.joint {
+            buffers.push(Guarded::of_content(memory, &joint.start, shift));
+        } else {
+            let send = part.send.as_ref();
+            buffers.extend(send.map(|content| Guarded::of_content(memory, content, shift)));
+            let recv = part.recv.as_ref();
+            buffers.extend(recv.map(|want| Guarded::of(memory, want.len(), shift / 3)));
         }
-        // SAFETY: the buffers have the sizes that the collective defines for this case.
-        unsafe { comm.run(&call) }.map_err(|error: Error| error.to_string())
+        Begun { case: &self.case, rank, part, buffers }
     }
 
     /// How this rank's communicator would run the case.

@@ -8,8 +8,9 @@ const MEDIAN: Duration = Duration::from_millis(10);
 const NINETY_NINTH: Duration = Duration::from_millis(100);
 pub const LONGEST: Duration = Duration::from_millis(250);
 
-/// What the longest may be in a usual run, beside whatever else the machine does: a pacemaker
-/// sleeps, so it gets a core before survivors that compute, and does not see all that those lack.
+/// What the longest, and those few that are late with it, may be in a usual run, beside whatever
+/// else the machine does: a pacemaker sleeps, so it gets a core before survivors that compute, and
+/// does not see all that those lack.
 const LONGEST_BESIDE_OTHERS: Duration = Duration::from_secs(1);
 
 /// From so many on, a median and a ninety-ninth say something: survivors of one death are late
@@ -39,8 +40,11 @@ pub fn judge(name: &str, delays: &mut [Timed]) {
         delays[delays.len() - 1],
         delays.iter().filter(|delay| delay.took <= LONGEST).count(),
     );
-    let usual = delays.len() < MANY || (at(50) <= MEDIAN && at(99) <= NINETY_NINTH);
-    let longest = if asked().is_some() { LONGEST } else { LONGEST_BESIDE_OTHERS };
+    let (median, ninety_ninth, longest) = match asked() {
+        Some(_) => (MEDIAN, NINETY_NINTH, LONGEST),
+        None => (5 * MEDIAN, LONGEST_BESIDE_OTHERS, LONGEST_BESIDE_OTHERS),
+    };
+    let usual = delays.len() < MANY || (at(50) <= median && at(99) <= ninety_ninth);
     let promised = usual && at(100) <= longest;
     assert!(promised, "{name}: later than promised");
 }

@@ -1,7 +1,7 @@
 //! Batches of sends and receives that every rank knows, and each runs in an order of its own.
 
 use super::data::Random;
-use super::guarded::Guarded;
+use super::guarded::{Guarded, Memory};
 use ringcomm::communicator::{Communicator, Message};
 use ringcomm::error::Error;
 use ringcomm::types::DataType;
@@ -44,38 +44,60 @@ pub fn run(comm: &Communicator, batch: &[Planned], random: &mut Random) {
 
 /// As `run`, with the library's error; panics if what came is wrong.
 pub fn try_run(comm: &Communicator, batch: &[Planned], random: &mut Random) -> Result<(), Error> {
-    let rank = comm.rank();
-    let mut lanes: Vec<Vec<(bool, Planned)>> = Vec::new();
-    for peer in 0..comm.nranks() {
-        let lane = |sends: bool| {
-            let mine = batch.iter().filter(|m| match sends {
-                true => (m.from, m.to) == (rank, peer),
-                false => (m.from, m.to) == (peer, rank),
-            });
-            mine.map(|message| (sends, *message)).collect::<Vec<_>>()
-        };
-        lanes.push(lane(true));
-        lanes.push(lane(false));
-    }
-    let mut order = Vec::new();
-    while lanes.iter().any(|lane| !lane.is_empty()) {
-        let lane = random.below(lanes.len());
-        if !lanes[lane].is_empty() {
-            order.push(lanes[lane].remove(0));
+    let place = (comm.rank(), comm.nranks());
+    let mut begun = Begun::new(place, batch, Memory::Ordinary, random);
+    // SAFETY: every buffer holds its message.
+    unsafe { comm.exchange(&begun.messages()) }?;
+    begun.check();
+    Ok(())
+}
+
+/// One rank's part of a batch, with its buffers, which must stay until it has run.
+pub struct Begun {
+    rank: usize,
+    /// Whether it is sent, and what.
+    order: Vec<(bool, Planned)>,
+    buffers: Vec<Guarded>,
+}
+
+impl Begun {
+    pub fn new(
+        (rank, nranks): (usize, usize),
+        batch: &[Planned],
+        memory: Memory,
+        random: &mut Random,
+    ) -> Begun {
+        let mut lanes: Vec<Vec<(bool, Planned)>> = Vec::new();
+        for peer in 0..nranks {
+            let lane = |sends: bool| {
+                let mine = batch.iter().filter(|m| match sends {
+                    true => (m.from, m.to) == (rank, peer),
+                    false => (m.from, m.to) == (peer, rank),
+                });
+                mine.map(|message| (sends, *message)).collect::<Vec<_>>()
+            };
+            lanes.push(lane(true));
+            lanes.push(lane(false));
         }
+        let mut order = Vec::new();
+        while lanes.iter().any(|lane| !lane.is_empty()) {
+            let lane = random.below(lanes.len());
+            if !lanes[lane].is_empty() {
+                order.push(lanes[lane].remove(0));
+            }
+        }
+        let shift = random.below(64);
+        let buffers = order.iter().map(|(sends, message)| match sends {
+            true => Guarded::of_content(memory, &message.content(), shift),
+            false => Guarded::of(memory, message.content().len(), shift / 2),
+        });
+        let buffers = buffers.collect();
+        Begun { rank, order, buffers }
     }
-    let shift = random.below(64);
-    let mut buffers: Vec<Guarded> = order
-        .iter()
-        .map(|(sends, message)| match sends {
-            true => Guarded::with(&message.content(), shift),
-            false => Guarded::new(message.content().len(), shift / 2),
-        })
-        .collect();
-    let messages: Vec<Message> = order
-        .iter()
-        .zip(&mut buffers)
-        .map(|((sends, message), buffer)| {
+
+    pub fn messages(&mut self) -> Vec<Message> {
+        let all = self.order.iter().zip(&mut self.buffers);
+        all.map(|((sends, message), buffer)| {
             let Planned { from, to, count, data_type, .. } = *message;
             let buffer = buffer.pointer();
             match sends {
@@ -83,13 +105,15 @@ pub fn try_run(comm: &Communicator, batch: &[Planned], random: &mut Random) -> R
                 false => Message::Recv { buffer, count, data_type, peer: from },
             }
         })
-        .collect();
-    // SAFETY: every buffer holds its message.
-    unsafe { comm.exchange(&messages) }?;
-    for ((sends, message), buffer) in order.iter().zip(&buffers) {
-        if let Some(text) = buffer.differs(&message.content(), 1) {
-            panic!("rank {rank} sends {sends} {message:?}: {text}");
+        .collect()
+    }
+
+    /// Panics if what came is wrong.
+    pub fn check(&self) {
+        for ((sends, message), buffer) in self.order.iter().zip(&self.buffers) {
+            if let Some(text) = buffer.differs(&message.content(), 1) {
+                panic!("rank {} sends {sends} {message:?}: {text}", self.rank);
+            }
         }
     }
-    Ok(())
 }

@@ -1,5 +1,7 @@
-//! What a process holds, to see that nothing is left behind.
+//! What a process holds, and which names the machine knows, to see that nothing is left behind.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What a process holds: descriptors, threads, mapped files without a name, memory.
@@ -41,7 +43,6 @@ impl Holdings {
     pub fn now() -> Holdings {
         let entries = |path: &str| std::fs::read_dir(path).expect(path).count();
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-        assert!(!maps.contains("/dev/shm"), "a file in /dev/shm is mapped");
         Holdings {
             descriptors: entries("/proc/self/fd"),
             threads: entries("/proc/self/task"),
@@ -58,4 +59,49 @@ fn readable_bytes(line: &str) -> Option<usize> {
     let (low, high) = range.split_once('-')?;
     let bound = |text| usize::from_str_radix(text, 16).expect("hex");
     rest.starts_with('r').then(|| bound(high) - bound(low))
+}
+
+/// How much shared memory this process has mapped, in mappings; panics where any has a name.
+pub fn shared_without_a_name() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    let access = |line: &str| line.split(' ').nth(1).map(str::to_string).expect("access");
+    let shared: Vec<&str> = maps.lines().filter(|line| access(line).ends_with('s')).collect();
+    for line in &shared {
+        assert!(line.contains(" /memfd:"), "shared memory that has a name: {line}");
+    }
+    shared.len()
+}
+
+/// The library's names that outlive a process, or its communicator: files in /dev/shm and the
+/// temporary folder, and Unix sockets.
+pub struct Names(BTreeSet<String>);
+
+impl Names {
+    pub fn now() -> Names {
+        let mut names = BTreeSet::new();
+        for folder in [Path::new("/dev/shm"), &std::env::temp_dir()] {
+            let Ok(entries) = std::fs::read_dir(folder) else { continue };
+            // Folders are other tests'.
+            let files = entries.flatten().filter(|entry| !entry.path().is_dir());
+            names.extend(files.map(|entry| entry.path().to_string_lossy().into_owned()));
+        }
+        let sockets = std::fs::read_to_string("/proc/net/unix").expect("sockets");
+        names
+            .extend(sockets.lines().filter_map(|line| Some(line.split_once(['@', '/'])?.1.into())));
+        names.retain(|name| name.contains("ringcomm"));
+        Names(names)
+    }
+
+    /// Panics with the names that have come since and stay. Those of other programs of the machine
+    /// go when they have met, which takes them a moment, or their deadline.
+    pub fn are_all(&self) {
+        let started = Instant::now();
+        let mut new: BTreeSet<String> = Names::now().0.difference(&self.0).cloned().collect();
+        while !new.is_empty() {
+            assert!(started.elapsed() < Duration::from_secs(20), "left behind: {new:?}");
+            std::thread::sleep(Duration::from_millis(20));
+            let now = Names::now();
+            new.retain(|name| now.0.contains(name));
+        }
+    }
 }

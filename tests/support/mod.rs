@@ -24,13 +24,14 @@ pub mod work;
 
 pub use case::{Case, Prepared};
 pub use data::{Data, Random};
-pub use guarded::Guarded;
+pub use guarded::{Guarded, Memory};
 pub use processes::on_processes;
 pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads};
 
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::config::Config;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// The longest a test may wait for its ranks before it is called stuck. Loaded machines have been
@@ -57,8 +58,31 @@ pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
 /// constants, as if every rank had a core.
 pub fn calm(nranks: usize) -> Config {
     let costs = Costs { cores: nranks.max(2), ..Costs::default() };
+    with_costs(&nranks.to_string(), &costs)
+}
+
+/// A configuration in which long sums between processes go through windows of scratch: meetings
+/// cost nothing.
+pub fn windowed(nranks: usize) -> Config {
+    let (cores, free) = (nranks.max(2), 0.0);
+    let costs = Costs { cores, alpha_us: free, message_us: free, ..Costs::default() };
+    with_costs(&format!("windowed-{nranks}"), &costs)
+}
+
+/// A configuration in which they go through slots: every meeting takes a millisecond.
+pub fn staged(nranks: usize) -> Config {
+    let costs = Costs { cores: nranks.max(2), alpha_us: 1000.0, ..Costs::default() };
+    with_costs(&format!("staged-{nranks}"), &costs)
+}
+
+/// A configuration with constants of the cost model, in a profile of this name.
+fn with_costs(name: &str, costs: &Costs) -> Config {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (path, fresh) = (format!("{nranks}.profile"), format!("{nranks}-{}", std::process::id()));
+    // Threads of a test program may ask for one at the same time.
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, SeqCst);
+    let fresh = format!("{name}-{}-{number}", std::process::id());
+    let path = format!("{name}.profile");
     let (path, fresh) = (folder.join(path), folder.join(fresh));
     // Renamed when whole: another test may be reading it.
     std::fs::write(&fresh, costs.to_text()).expect("a profile");

@@ -88,6 +88,29 @@ pub fn v_cases(nranks: usize, rounds: usize, random: &mut Random) -> Vec<Case> {
     cases
 }
 
+/// Every collective and type in and out of place, too long for a slot of any test and short enough
+/// to be checked; operations and roots in turn.
+pub fn long_cases(nranks: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for collective in REDUCING.into_iter().chain(COPYING) {
+        for data_type in DataType::ALL {
+            let blocks = match collective {
+                Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+                _ => nranks,
+            };
+            let count = 60_000 / data_type.size() / blocks + 3;
+            let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
+            for in_place in [false, true] {
+                let (seed, root) = (cases.len() as u64, cases.len() % nranks);
+                let op = ops[cases.len() / 2 % ops.len()];
+                let case = Case::new(collective, nranks, count, data_type);
+                cases.push(Case { op, in_place, root, seed, ..case });
+            }
+        }
+    }
+    cases
+}
+
 /// A thin sample of everything, which child processes make for themselves.
 pub fn sample(nranks: usize, seed: u64) -> Vec<Case> {
     let mut random = Random(seed);

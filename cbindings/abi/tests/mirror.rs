@@ -64,6 +64,7 @@ fn every_structure_has_the_same_layout_in_c_and_rust() {
         ringConfig_t {
             size, magic, version, timeoutMs, bufferBytes, deterministic, spins, debug, protection,
             algorithm, profile, interfaces, ports, sockets, device,
+            meetingMs,
         }
         ringExplain_t {
             size, magic, version, algorithm, transport, channels, chunks, slices, sliceBytes,

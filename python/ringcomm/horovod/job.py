@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import platform
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 from .. import launch
 from ..buffers import CPU
@@ -31,20 +32,48 @@ class Job:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        hosts: List[str] = comm.all_gather_object(platform.node())
-        here = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
-        self.local_rank, self.local_size = here.index(comm.rank), len(here)
+        places: List[Tuple[str, Optional[int]]] = comm.all_gather_object(_place())
+        hosts, order = [host for host, _ in places], _local_ranks(places)
+        self.local_rank, self.local_size = order[comm.rank], hosts.count(hosts[comm.rank])
         # As Horovod counts: the hosts that have a rank with this local number.
-        numbers: Dict[str, int] = {}
-        same: List[str] = []
-        for host in hosts:
-            numbers[host] = numbers.get(host, -1) + 1
-            if numbers[host] == self.local_rank:
-                same.append(host)
+        same = [host for host, local in zip(hosts, order) if local == self.local_rank]
         self.cross_rank, self.cross_size = same.index(hosts[comm.rank]), len(same)
-        self.homogeneous = len(set(numbers.values())) == 1
+        self.homogeneous = len({hosts.count(host) for host in hosts}) == 1
         #: What a framework has for as long as the job lasts, to be shut down with it.
         self.of_framework: Dict[str, Any] = {}
+
+
+def _place() -> Tuple[str, Optional[int]]:
+    """The host that this process is on, as the library tells hosts apart, and its place there.
+
+    Machines of a cluster may have one name, and containers of a machine several.
+    """
+    local: Optional[int] = None
+    try:
+        said = launch.launcher().local_rank
+        local = said if said >= 0 else None
+    except RingUsageError:
+        pass
+    named = os.environ.get("RINGCOMM_HOSTID")
+    if named:
+        return f"named {named}", local
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read()} {os.readlink('/proc/self/ns/net')}", local
+    except OSError:
+        return platform.node(), local
+
+
+def _local_ranks(places: List[Tuple[str, Optional[int]]]) -> List[int]:
+    """Every rank's number on its host: the launcher's, unless its hosts are others than these."""
+    found: List[int] = []
+    for rank, (host, _) in enumerate(places):
+        here = [local for other, local in places if other == host]
+        if sorted(local for local in here if local is not None) == list(range(len(here))):
+            found.append(cast(int, places[rank][1]))
+        else:
+            found.append(sum(other == host for other, _ in places[:rank]))
+    return found
 
 
 _job: Optional[Job] = None

@@ -42,7 +42,12 @@ def watch(work: Any) -> None:
 
 
 def _raise_first(works: List[Any]) -> None:
-    for work in works:
-        error = work.failure()
-        if error is not None:
-            raise error
+    try:
+        for work in works:
+            # DistributedDataParallel waits for what it has asked for a future. Of others the
+            # program may want to wait later, when this rank has done what another waits for.
+            error = work.failure() if work.is_asked_for() or work.is_completed() else None
+            if error is not None:
+                raise error
+    finally:
+        works.clear()

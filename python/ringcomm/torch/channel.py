@@ -14,7 +14,7 @@ from .._native import DataType, Result, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingRemoteError, RingTimeoutError
 from .lane import Lane
-from .meet import join
+from .meet import join, said
 from .types import movable
 
 BYTE = DataType.UINT8.value
@@ -25,10 +25,20 @@ LOOK = 1e-3
 LOOK_FOR_LIFE = 0.1
 
 
-class Header(ctypes.Structure):
-    """What comes before a body: enough to say whose it is. 24 bytes travel in a slot's own line."""
+#: Bytes of a body that come with its header. A further message, which threads at both ends hand on,
+#: takes longer than so many bytes in every header.
+ROOM = 1000
 
-    _fields_ = [("tag", ctypes.c_int64), ("count", ctypes.c_int64), ("kind", ctypes.c_int64)]
+
+class Header(ctypes.Structure):
+    """What comes before a body: whose it is, and the body itself where it is short."""
+
+    _fields_ = [
+        ("tag", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+        ("body", ctypes.c_uint8 * ROOM),
+    ]
 
 
 HEADER_BYTES = ctypes.sizeof(Header)
@@ -57,12 +67,19 @@ class Channel:
     def _join(self, key: str, end: int) -> None:
         try:
             made = join(self.post.store, key, end, 2, self.post.timeout, self._patience())
-        except RingTimeoutError:
-            self.failure = self.failure or self._unopened()
+        except RingTimeoutError as error:
+            cause = error.__cause__
+            # A store of torch's says that time is over as it says anything else.
+            if isinstance(cause, Exception) and not isinstance(cause, RuntimeError):
+                self.failure = self.failure or self._storeless(cause)
+            else:
+                self.failure = self.failure or self._unopened()
             return
-        except RuntimeError as error:
-            known = isinstance(error, RingError)
-            self.failure = self.failure or (error if known else self._storeless(error))
+        except RingError as error:
+            self.failure = self.failure or error
+            return
+        except Exception as error:  # a store of the caller's has errors of its own
+            self.failure = self.failure or self._storeless(error)
             return
         ranks = [self.post.rank, self.peer]
         self.lane = ChannelLane(made, ranks if end == 0 else ranks[::-1])
@@ -80,13 +97,13 @@ class Channel:
             peer=self.peer,
         )
 
-    def _storeless(self, error: RuntimeError) -> RingError:
+    def _storeless(self, error: Exception) -> RingError:
         """The error of a channel whose ends cannot meet, because torch's store has said this."""
         gone: Optional[RingError] = self.post.gone(self.peer)
         return gone or RingRemoteError(
             f"rank {self.post.rank} cannot open the channel of its messages with rank {self.peer}: "
-            f"torch's store has failed ({(str(error) or type(error).__name__).splitlines()[0]}); see whether the process "
-            "that holds it, rank 0's or the launcher's, has ended, and restart the job",
+            f"torch's store has failed ({said(error)}); see whether the process that holds it, "
+            "rank 0's or the launcher's, has ended, and restart the job",
             Result.REMOTE_ERROR,
             rank=self.post.rank,
         )
@@ -145,7 +162,11 @@ class Sender(Channel):
             header = Header(message.tag, count, kind)
             message._staging.keep.append(header)
             steps.append((lib.ringSend, (ctypes.addressof(header), HEADER_BYTES, BYTE, 1)))
-            steps.append((lib.ringSend, (place.data_ptr(), count, kind, 1)))
+            size = place.numel() * place.element_size()
+            if size <= ROOM:
+                ctypes.memmove(header.body, place.data_ptr(), size)
+            else:
+                steps.append((lib.ringSend, (place.data_ptr(), count, kind, 1)))
         try:
             message.mark = self.lane.give(steps, message)
             self._sent.append(message)
@@ -171,6 +192,8 @@ class Sender(Channel):
                     break
                 self._sent.popleft()
                 first.settle(self.lane.error_of(first.mark))
+        if self.lane is not None:
+            self.lane.forget()
         self.post.announce()
         return self.busy()
 

@@ -31,6 +31,13 @@ from .types import Staging
 from .work import Done, Finisher, Joined, Work
 
 
+class _Scaled(threading.local):
+    """The pre-multiplied sums of the call that this thread is about to make."""
+
+    def __init__(self) -> None:
+        self.made: List[Tuple[int, Lane]] = []
+
+
 class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
@@ -44,7 +51,7 @@ class Core(RootedCollectives):
         self._making = threading.Lock()
         self._turns: Dict[Tuple[str, int], Tuple[threading.Lock, str]] = {}
         self._coalescing = threading.local()
-        self._scaled: List[Tuple[int, Lane]] = []
+        self._scaled = _Scaled()
         self._messages: Optional[Messages] = None
         self._sequence = 0
         self._ended = False
@@ -150,12 +157,12 @@ class Core(RootedCollectives):
 
     def _scaled_sum(self, op: Any, tensor: torch.Tensor) -> int:
         number = super()._scaled_sum(op, tensor)
-        self._scaled.append((number, self._lane(tensor.device)))
+        self._scaled.made.append((number, self._lane(tensor.device)))
         return number
 
     def _forget_scaled(self) -> None:
-        while self._scaled:
-            number, lane = self._scaled.pop()
+        while self._scaled.made:
+            number, lane = self._scaled.made.pop()
             lib.ringRedOpDestroy(number, lane.comm)
 
     def start_coalescing(self, device: Any = None) -> None:

@@ -59,6 +59,9 @@ class CudaLane(Lane):
                 self._forget()
         return moment
 
+    def forget(self) -> None:
+        """What is remembered keeps no memory."""
+
     def reached(self, mark: Moment, timeout_ms: int) -> bool:
         """As a CPU lane's; without end it makes the current stream wait, not this thread."""
         end = time.monotonic() + timeout_ms / 1000

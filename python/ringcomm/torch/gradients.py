@@ -45,7 +45,8 @@ def reduce_gradients(
     Call it on every rank once the backward passes are done and before `step`. The answer is whether
     all gradients are finite; it is the same on every rank, and a loop that scales its loss by hand
     skips the step where it is False. torch's GradScaler finds the same by itself; give it as
-    `scaler` if its `unscale_` was called before, so that what one rank found is known to all.
+    `scaler` if its `unscale_` was called before: where it is False, every optimizer that was
+    unscaled then skips its step, on every rank.
 
     Args:
         update_cycle: how many backward passes were accumulated; the result is their average.
@@ -75,7 +76,7 @@ def reduce_gradients(
     for bucket in buckets:
         finite = _all_finite(bucket.finish([held[id(one)] for one in bucket.parameters])) and finite
     if scaler is not None:
-        finite = _share_overflow(scaler, ranks) and finite
+        finite = _share_overflow(scaler, ranks, finite, parameters[0].device)
     return finite
 
 
@@ -101,14 +102,35 @@ def _all_finite(flat: torch.Tensor) -> bool:
     return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
 
 
-def _share_overflow(scaler: "torch.amp.GradScaler", ranks: Ranks) -> bool:
-    """Tell every rank's scaler what any of them found when it unscaled."""
-    finite = True
-    for state in scaler._per_optimizer_states.values():
-        for found in state["found_inf_per_device"].values():
-            ranks.all_reduce(found, ReduceOp.MAX)
-            finite = finite and not found.item()
-    return finite
+def _share_overflow(
+    scaler: "torch.amp.GradScaler", ranks: Ranks, finite: bool, device: torch.device
+) -> bool:
+    """Tell every rank's scaler what any of them found when it unscaled, or the exchange has made.
+
+    One flag, whatever the scaler of this rank has seen: that of another may have seen more.
+    """
+    found = _found(scaler, device)
+    overflow = not finite or any(one.item() for one in found)
+    flag = torch.full((1,), float(overflow), device=device)
+    ranks.all_reduce(flag, ReduceOp.MAX)
+    if not flag.item():
+        return True
+    for one in found:
+        one.fill_(1)
+    return False
+
+
+def _found(scaler: "torch.amp.GradScaler", device: torch.device) -> List[torch.Tensor]:
+    """What says of each optimizer that was unscaled whether its gradients had overflowed."""
+    found: List[torch.Tensor] = []
+    # A scaler that is not enabled has none.
+    for state in getattr(scaler, "_per_optimizer_states", {}).values():
+        here = state["found_inf_per_device"]
+        if not here and state["stage"].name == "UNSCALED":
+            # No gradient was there yet; `step` refuses an optimizer of which nothing is known.
+            here[device] = torch.zeros((), device=device)
+        found += here.values()
+    return found
 
 
 def broadcast_parameters(model: torch.nn.Module, root: int = 0, group: Group = None) -> None:

@@ -85,23 +85,33 @@ class Lane:
         if self.stream is None:
             self.stream = Stream()
         stream = self.stream.handle
-        refused: Optional[RingError] = None
-        for function, arguments in steps:
+        result = lib.ringStreamMark(stream, ctypes.byref(self._mark))
+        if result:
+            raise self.refusal(result)
+        # Nobody else uses this stream, so the mark behind these calls is known before them, and
+        # their memory is kept whatever comes in between, as Ctrl-C.
+        before = self._mark.value
+        mark = before + len(steps)
+        self._running.append((mark, (steps, keep)))
+        for index, (function, arguments) in enumerate(steps):
             result = function(*arguments, self.comm, stream)
             if result:
                 refused = self.refusal(result)
-                break
-        # The steps before one that is refused run all the same, in the memory that is kept here.
-        result = lib.ringStreamMark(stream, ctypes.byref(self._mark))
-        if result:
-            raise refused or self.refusal(result)
-        mark = self._mark.value
-        self._running.append((mark, (steps, keep)))
-        if refused is not None:
-            raise refused
+                # The steps before one that is refused run all the same.
+                self._running[-1] = (before + index, (steps, keep))
+                raise refused
         if len(self._running) > MOST_REMEMBERED:
             self._forget()
         return mark
+
+    def forget(self) -> None:
+        """Let go of what is done; where a call is being made, which may wait for other ranks, that
+        is left for later."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._forget()
+            finally:
+                self.lock.release()
 
     def _forget(self) -> None:
         while self._running and self.reached(self._running[0][0], 0):

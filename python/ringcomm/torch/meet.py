@@ -46,7 +46,11 @@ def join(
         store.set(key, unique_id)
     else:
         unique_id = _wait_for_id(store, key, rank, timeout)
-    config = Config(timeout_ms=milliseconds(patience or timeout), device=device)
+    config = Config(
+        timeout_ms=milliseconds(patience or timeout),
+        meeting_ms=milliseconds(timeout),
+        device=device,
+    )
     try:
         return Communicator.init(size, rank, bytes(unique_id), config)
     finally:
@@ -61,10 +65,10 @@ def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) 
             store.wait([key], timeout)
         unique_id: bytes = store.get(key)
         return unique_id
-    except RuntimeError as error:
+    except Exception as error:  # a store of the caller's has errors of its own
         raise RingTimeoutError(
             f"rank {rank} found no word of rank 0 in torch's store "
-            f"({str(error).splitlines()[0]}): see whether rank 0 is there, and makes the same "
+            f"({said(error)}): see whether rank 0 is there, and makes the same "
             "groups in the same order",
             Result.TIMEOUT,
             rank=rank,
@@ -72,11 +76,16 @@ def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) 
         ) from error
 
 
+def said(error: BaseException) -> str:
+    """What an error says, in a line; where it says nothing, what it is."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def forget(store: Any, key: str) -> None:
     """Delete a key that has served."""
     try:
         store.delete_key(key)
-    except RuntimeError:
+    except Exception:
         pass  # stores that cannot delete give every job a store of its own
 
 
@@ -87,5 +96,5 @@ def another(store: Any) -> Any:
     """
     try:
         return store.clone()
-    except (AttributeError, RuntimeError, NotImplementedError):
+    except Exception:  # the store is asked again where it is used
         return store

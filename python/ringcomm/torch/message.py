@@ -11,7 +11,7 @@ import torch
 from torch._C._distributed_c10d import Work as TorchWork
 
 from .._native import Result
-from ..errors import RingTimeoutError
+from ..errors import RingError, RingTimeoutError
 from .futures import Future
 from .types import Staging, check
 from .work import Work
@@ -48,20 +48,27 @@ class Message(Work):
         while not self._over:
             left = end - time.monotonic()
             if left <= 0:
-                raise RingTimeoutError(
-                    self._late(), Result.TIMEOUT, rank=self._post.rank, peer=self.peer
-                )
+                self._leave(late := self._late())
+                if not self._over:
+                    raise late
+                break
             self.progress(left)
         if self._error is not None:
             raise self._error
         return True
 
-    def _late(self) -> str:
+    def _leave(self, late: RingError) -> None:
+        """Nobody waits for the message any longer. One that is sent arrives all the same."""
+
+    def _late(self) -> RingTimeoutError:
         who = "any rank" if self.peer is None else f"rank {self.peer}"
-        return (
+        return RingTimeoutError(
             f"timeout: rank {self._post.rank} waited for {who} in a message with tag {self.tag}: "
             "is there one on the other side? Where it is late, give wait() or the group a longer "
-            "timeout"
+            "timeout",
+            Result.TIMEOUT,
+            rank=self._post.rank,
+            peer=self.peer,
         )
 
     def settle(self, error: Optional[BaseException] = None) -> None:
@@ -117,6 +124,9 @@ class Receive(Message):
 
     def progress(self, seconds: float) -> None:
         self._post.progress(self, seconds)
+
+    def _leave(self, late: RingError) -> None:
+        self._post.withdraw(self, late)
 
     def source_rank(self) -> int:
         """Who sent it."""

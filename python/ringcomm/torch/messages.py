@@ -104,6 +104,16 @@ class Messages:
         self._carrier.wake()
         return wanted
 
+    def withdraw(self, wanted: Receive, error: RingError) -> None:
+        """A receive has waited long enough: what comes with its tag is the next one's. Where its
+        message has begun to come, it keeps that."""
+        with self.lock:
+            if wanted not in self.wanted:
+                return
+            self.wanted.remove(wanted)
+        wanted.settle(error)
+        self.announce()
+
     def progress(self, wanted: Receive, seconds: float) -> None:
         """Bring on the channels from which this message may come."""
         channels = self.receivers(wanted.peer)
@@ -141,7 +151,7 @@ class Messages:
     def _ends(self, peer: int) -> bool:
         try:
             return bool(self.store.check([f"ends/{peer}"]))
-        except RuntimeError:
+        except Exception:
             return False  # the store is gone; the communicator knows who else is
 
     def late(self, peer: int) -> RingError:
@@ -186,7 +196,7 @@ class Messages:
             # Others that wait here as well learn that nothing is received any more.
             try:
                 self.store.set(f"ends/{self.rank}", b"")
-            except RuntimeError:
+            except Exception:
                 pass  # the store is gone
         deadline = time.monotonic() + self.seconds
         for sender in senders:

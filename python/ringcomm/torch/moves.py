@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, List, Sequence, Tuple
 import torch
 
 from ..communicator import Communicator
-from ..streams import group
+from ..groups import group
 from .streams import stream_of
 from .types import as_real, as_seen
 

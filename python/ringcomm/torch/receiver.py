@@ -13,7 +13,7 @@ import torch
 
 from .._native import DataType, Result, lib
 from ..errors import RingError, RingTimeoutError, RingUsageError
-from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, Channel, Header
+from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, ROOM, Channel, Header
 from .lane import Lane
 from .meet import LONGEST, milliseconds
 from .types import movable
@@ -147,7 +147,7 @@ class Receiver(Channel):
             try:
                 if self.post.store.check([self._key]):
                     break
-            except RuntimeError as error:
+            except Exception as error:  # a store of the caller's has errors of its own
                 self.failure = self._storeless(error)
                 return
             # The store has others to serve: a channel that is not there yet is asked for ever less.
@@ -199,18 +199,22 @@ class Receiver(Channel):
         return True
 
     def _deliver(self, lane: Lane) -> None:
-        """The header is here: fetch the body, for whoever wants it or to be put aside."""
+        """The header is here: take the body, for whoever wants it or to be put aside."""
         tag, count, kind = self._header.tag, self._header.count, self._header.kind
         with self.post.lock:
             taker = self._taker(tag)
         if taker is not None:
             self._fits(taker, kind, count)
+        size = count * DataType(kind).itemsize
         if taker is not None and not taker._over:
             place = taker.place
         else:
-            bytes_ = count * DataType(kind).itemsize
-            place = torch.empty(bytes_, dtype=torch.uint8)
-        failed = self._fetch(lane, place, count, kind)
+            place = torch.empty(size, dtype=torch.uint8)
+        failed = None
+        if size <= ROOM:
+            ctypes.memmove(place.data_ptr(), self._header.body, size)
+        else:
+            failed = self._fetch(lane, place, count, kind)
         if failed is not None:
             if taker is not None:
                 taker.settle(failed)

@@ -81,6 +81,10 @@ class Work(TorchWork):
             self._future.wait()
         return True
 
+    def is_asked_for(self) -> bool:
+        """Whether somebody has its future, which completes by itself."""
+        return self._future is not None
+
     def failure(self) -> Optional[BaseException]:
         """Wait until the calls are done; their error."""
         if not self._over:
@@ -100,6 +104,7 @@ class Work(TorchWork):
                     self._error = error
             self._after = None
             self._over = True
+        self._lane.forget()
 
     def get_future(self) -> Future:
         """A future with the list of the result's tensors; completes by itself."""

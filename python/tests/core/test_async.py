@@ -1,13 +1,17 @@
 """Handles, streams, groups, and the GIL."""
 
+import gc
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 from conftest import on_threads
 
 import ringcomm
-from ringcomm import streams
+from ringcomm import groups, streams
+from ringcomm._native import lib
 
 
 def test_handles(ranks):
@@ -89,6 +93,32 @@ def test_a_call_comes_after_the_ones_under_way(ranks):
     on_threads(ranks(3), work)
 
 
+@pytest.mark.parametrize("then", ["now", "own", "stream"])
+def test_a_call_comes_after_those_on_a_stream(ranks, then):
+    """Rank 0's stream waits for something else before it comes to its first call."""
+    comms, others = ranks(2), ranks(2)
+
+    def work(comm):
+        first, second = np.full(5, 1.0), np.full(5, 10.0)
+        if comm.rank == 0:
+            stream, last = ringcomm.Stream(), ringcomm.Stream()
+            others[0].barrier(stream=stream)
+            comm.all_reduce(first, stream=stream)
+            elsewhere = {"now": {}, "own": {"async_op": True}, "stream": {"stream": last}}
+            comm.all_reduce(second, **elsewhere[then])
+            comm.barrier()
+        else:
+            # Were it out of order, the second call would be made by now.
+            time.sleep(0.2)
+            others[1].barrier()
+            comm.all_reduce(first)
+            comm.all_reduce(second)
+            comm.barrier()
+        assert (first == 2).all() and (second == 20).all()
+
+    on_threads(comms, work)
+
+
 def test_buffers_of_calls_under_way_stay_alive(ranks):
     def work(comm):
         out = np.zeros(200_000)
@@ -101,6 +131,66 @@ def test_buffers_of_calls_under_way_stay_alive(ranks):
     on_threads(ranks(2), work)
 
 
+@pytest.mark.parametrize("where", ["own", "stream", "group"])
+def test_what_is_done_keeps_no_buffers(ranks, where):
+    """A loop of waits holds one array at a time, not those of the last hundreds of calls."""
+
+    def work(comm):
+        stream = ringcomm.Stream() if where == "stream" else None
+        for _ in range(3):
+            array = np.ones(1000)
+            kept = weakref.ref(array)
+            if where == "group":
+                with ringcomm.group():
+                    handle = comm.all_reduce(array, async_op=True)
+            else:
+                handle = comm.all_reduce(array, stream=stream, async_op=True)
+            handle.wait()
+            del array
+            gc.collect()
+            assert kept() is None
+
+    on_threads(ranks(2), work)
+
+
+def test_calls_without_handles_keep_no_buffers(one):
+    """Those that are done go when the stream is given another, and nobody has to ask for them."""
+    with ringcomm.Stream() as stream:
+        array = np.ones(1000)
+        kept = weakref.ref(array)
+        one.all_reduce(array, stream=stream)
+        assert stream.reached(stream.mark())
+        del array
+        one.barrier(stream=stream)
+        gc.collect()
+        assert kept() is None
+
+
+def test_an_interrupted_call_keeps_its_buffers(ranks):
+    """Ctrl-C comes when the stream has the call and Python does not know it yet."""
+    comms = ranks(2)
+    array = np.ones(1000)
+    kept = weakref.ref(array)
+
+    def interrupted(*arguments):
+        assert lib.ringAllReduce(*arguments) == 0
+        raise KeyboardInterrupt
+
+    address = array.ctypes.data
+    arguments = (address, address, 1000, ringcomm.DataType.FLOAT64, ringcomm.SUM)
+    try:
+        comms[0]._run(interrupted, arguments, array, None, True)
+    except KeyboardInterrupt:
+        pass
+    del array
+    gc.collect()
+    assert kept() is not None
+    comms[1].all_reduce(np.ones(1000))
+    comms[0]._own_stream().synchronize()
+    gc.collect()
+    assert kept() is None
+
+
 def test_a_handle_tells_its_own_error(ranks):
     comms = ranks(2, timeout_ms=1500)
     handle = comms[0].barrier(async_op=True)
@@ -111,6 +201,54 @@ def test_a_handle_tells_its_own_error(ranks):
     assert handle.done()
     with pytest.raises(ringcomm.RingTimeoutError):
         handle.wait()
+
+
+def test_a_handle_tells_no_other_calls_error(ranks, one):
+    """Nor is its own lost with the stream's, which is told once."""
+    comms, others = ranks(2, timeout_ms=1500), ranks(2)
+    stream, array = ringcomm.Stream(), np.ones(4)
+    # Nothing runs, nor any deadline, before all of them are given.
+    others[0].barrier(stream=stream)
+    failed = comms[0].barrier(stream=stream, async_op=True)
+    fine = one.all_reduce(array, stream=stream, async_op=True)
+    again = comms[0].barrier(stream=stream, async_op=True)
+    others[1].barrier()
+    assert fine.wait()
+    for wait in (stream.synchronize, failed.wait, again.wait):
+        with pytest.raises(ringcomm.RingTimeoutError):
+            wait()
+    stream.synchronize()
+    stream.close()
+    assert fine.wait()
+    with pytest.raises(ringcomm.RingTimeoutError):
+        failed.wait()
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_handles_of_calls_that_break_no_communicator(one, last_first):
+    """The stream knows the first error only; no handle says that its call went well."""
+    handles = [one.send(np.ones(4), 0, async_op=True) for _ in range(3)]
+    for handle in handles[::-1] if last_first else handles:
+        with pytest.raises(ringcomm.RingArgumentError, match="sends to itself"):
+            handle.wait()
+    assert one.error() is None
+
+
+def test_a_stream_that_is_being_closed(ranks):
+    """Its calls are not done because it takes no more of them."""
+    comms = ranks(2)
+    stream = ringcomm.Stream()
+    handle = comms[0].barrier(stream=stream, async_op=True)
+    mark = stream.mark()
+    closer = threading.Thread(target=stream.close)
+    closer.start()
+    while stream.handle is not None:
+        time.sleep(0.001)
+    assert not handle.wait(timeout=0.05) and not handle.done()
+    assert not stream.reached(mark, timeout=0.05)
+    comms[1].barrier()
+    assert handle.wait() and stream.reached(mark)
+    closer.join()
 
 
 def test_a_handle_of_a_communicator_that_ended(ranks):
@@ -202,7 +340,60 @@ def test_groups_of_handles(ranks):
         assert (got == peer).all()
 
     on_threads(ranks(2), work)
-    assert streams.open_groups == 0 and streams.groups.depth == 0
+    assert groups.open_groups == 0 and groups.here.depth == 0
+
+
+def test_buffers_of_a_group_stay_alive(ranks, monkeypatch):
+    """Those of calls on streams and of calls that run at its end."""
+    comms, end, alive = ranks(2), lib.ringGroupEnd, []
+    out = [np.zeros(1000), np.zeros(1000)]
+
+    def looked_at():
+        gc.collect()
+        alive.extend(each() is not None for each in kept)
+        return end()
+
+    monkeypatch.setattr(lib, "ringGroupEnd", looked_at)
+    with ringcomm.group():
+        arrays = [np.ones(1000), np.ones(1000)]
+        kept = [weakref.ref(array) for array in arrays]
+        handle = comms[0].all_reduce(arrays[0], out[0], async_op=True)
+        comms[1].all_reduce(arrays[1], out[1])
+        del arrays
+    handle.wait()
+    gc.collect()
+    assert alive == [True, True] and [each() for each in kept] == [None, None]
+    assert (out[0] == 2).all() and (out[1] == 2).all()
+
+
+def test_handles_of_groups_that_were_dropped(ranks):
+    comms = ranks(2)
+    with pytest.raises(KeyError):
+        with ringcomm.group():
+            handle = comms[0].barrier(async_op=True)
+            raise KeyError("a defect")
+    assert handle.done()
+    with pytest.raises(ringcomm.RingUsageError, match="dropped with its group.* KeyError"):
+        handle.wait()
+    on_threads(comms, lambda comm: comm.barrier())
+
+
+def test_handles_of_groups_that_were_refused(ranks):
+    comms = ranks(2)
+    array = np.ones(4)
+    kept = weakref.ref(array)
+    with ringcomm.Stream() as stream:
+        ringcomm.group_start()
+        handle = comms[0].all_reduce(array, async_op=True)
+        with pytest.raises(ringcomm.RingUsageError, match="two streams"):
+            comms[0].barrier(stream=stream)
+        with pytest.raises(ringcomm.RingUsageError, match="two streams"):
+            ringcomm.group_end()
+    with pytest.raises(ringcomm.RingUsageError, match="two streams"):
+        handle.wait()
+    del array
+    gc.collect()
+    assert kept() is None
 
 
 def test_nested_groups(ranks):
@@ -216,7 +407,7 @@ def test_nested_groups(ranks):
     assert (arrays[0] == 2).all() and (arrays[1] == 2).all()
     with pytest.raises(ringcomm.RingUsageError):
         ringcomm.group_end()
-    assert streams.open_groups == 0 and streams.groups.depth == 0
+    assert groups.open_groups == 0 and groups.here.depth == 0
 
 
 def test_a_call_that_waits_lets_other_threads_run(ranks):

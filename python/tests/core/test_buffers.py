@@ -2,14 +2,19 @@
 
 import array
 import ctypes
+import gc
 import mmap
+import subprocess
+import sys
+import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import ringcomm
-from ringcomm import DataType, buffers
+from ringcomm import DataType, buffers, dlpack
+from ringcomm._native import lib
 
 
 class Interface:
@@ -272,9 +277,71 @@ def test_memory_that_processes_share(one):
     assert bytes(view[:4]) == np.float32(2).tobytes()
 
 
+def test_what_others_say_of_the_interpreters_functions(one, monkeypatch):
+    """ctypes keeps the types of `pythonapi`'s attributes for everybody in the process."""
+    for name in ("PyObject_GetBuffer", "PyBuffer_Release", "PyCapsule_GetPointer"):
+        monkeypatch.setattr(getattr(ctypes.pythonapi, name), "argtypes", [ctypes.c_int] * 3)
+    got = bytearray(4)
+    one.all_gather(b"word", got)
+    assert got == b"word"
+    assert dlpack._pointer(np.ones(3).__dlpack__(), b"dltensor")
+    assert dlpack._pointer is not ctypes.pythonapi.PyCapsule_GetPointer
+
+
+def private_pages():
+    return mmap.mmap(-1, 65536, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def test_registered_buffers(one):
-    with mmap.mmap(-1, 65536, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+    with private_pages() as pages:
         with one.register(pages):
             one.all_reduce(pages)
     with pytest.raises(ringcomm.RingArgumentError, match="whole pages"):
         one.register(np.zeros(3))
+
+
+@pytest.mark.parametrize("end", ["close", "destroy", "abort"])
+def test_registered_buffers_stay_alive(one, end):
+    """Until the library has been told to forget them: it has their addresses."""
+    pages = private_pages()
+    kept = weakref.ref(pages)
+    registration = one.register(pages)
+    if end != "close":
+        del registration
+    del pages
+    gc.collect()
+    assert kept() is not None
+    registration.close() if end == "close" else getattr(one, end)()
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_registration_that_cannot_be_taken_back(one, monkeypatch):
+    pages = private_pages()
+    kept = weakref.ref(pages)
+    registration = one.register(pages)
+    del pages
+    with monkeypatch.context() as patch:
+        patch.setattr(lib, "ringCommDeregister", lambda comm, handle: 3)
+        with pytest.raises(ringcomm.RingError):
+            registration.close()
+    gc.collect()
+    assert kept() is not None
+
+
+@pytest.mark.parametrize("ending", ["raise KeyError('a defect')", "pass"], ids=["failed", "ended"])
+def test_memory_is_there_to_the_end_of_the_program(tmp_path, ending):
+    """Calls on it are under way when the interpreter ends."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, ringcomm\n"
+        "comms = ringcomm.Communicator.all(2)\n"
+        "arrays = [np.asarray(ringcomm.Memory(32 << 20)).view('f') for _ in comms]\n"
+        "for _ in range(20):\n"
+        "    for comm, array in zip(comms, arrays):\n"
+        "        comm.all_reduce(array, async_op=True)\n"
+        f"{ending}\n"
+    )
+    words = [sys.executable, str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == (0 if ending == "pass" else 1), (done.returncode, done.stderr)

@@ -228,6 +228,21 @@ def test_one_thread_makes_the_calls_of_all_ranks(ranks):
     assert all((array == 3).all() for array in arrays)
 
 
+def test_an_exception_drops_the_calls_of_its_group(ranks):
+    comms = ranks(2)
+    arrays = [np.ones(10), np.ones(10)]
+    with pytest.raises(KeyError, match="in the middle"):
+        with ringcomm.group():
+            with ringcomm.group():
+                comms[0].all_reduce(arrays[0])
+                raise KeyError("in the middle")
+    assert all((array == 1).all() for array in arrays)
+    with ringcomm.group():
+        for comm, array in zip(comms, arrays):
+            comm.all_reduce(array)
+    assert all((array == 2).all() for array in arrays)
+
+
 def test_pre_multiplied_sum(ranks):
     def work(comm):
         array = np.ones(5, np.float32)

@@ -1,5 +1,6 @@
 """The programs in the documentation run, and its list of names is complete."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -44,3 +45,9 @@ def test_every_name_is_in_the_list():
     listed = set(re.findall(r"\w+", (PAGES / "api.md").read_text()))
     methods = {name for name in dir(ringcomm.Communicator) if not name.startswith("_")}
     assert methods | set(ringcomm.__all__) <= listed
+
+
+def test_every_setting_is_in_the_list():
+    listed = re.search(r"`Config\((.*?)\)`", (PAGES / "api.md").read_text())
+    fields = [field.name for field in dataclasses.fields(ringcomm.Config)]
+    assert re.findall(r"(\w+)=", listed[1]) == fields

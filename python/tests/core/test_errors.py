@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -151,6 +152,15 @@ def test_a_missing_library():
     assert "pip install" in line
 
 
+def test_a_library_without_a_folder(tmp_path, monkeypatch):
+    """It is looked for in one place: here, and not in the system's folders."""
+    (tmp_path / "libhere.so").symlink_to(_native.library_path())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RINGCOMM_LIBRARY", "libhere.so")
+    assert _native.library_path() == str(tmp_path / "libhere.so")
+    assert _native.load().ringGetVersion
+
+
 def test_another_library(tmp_path):
     other = tmp_path / "libringcomm.so"
     other.write_bytes(b"not a library")
@@ -211,6 +221,9 @@ SENTENCES = {
     "rank 2 (host node7, pid 5) died: rank 0 cannot go on in AllReduce(count=8, type=f32, op=sum) "
     "#12; shrink": (0, 2, "AllReduce(count=8, type=f32, op=sum)", 12),
     "rank 2 (pid 5) died: rank 0 cannot go on; shrink": (0, 2, None, None),
+    "rank 2 (host b, pid 5) died or cannot be reached: rank 0 cannot go on in Barrier() #3; rank 1 "
+    "was refused at 10.0.0.2:20001; if": (0, 2, "Barrier()", 3),
+    "rank 2 (pid 5) died or cannot be reached: rank 0 cannot go on; rank 0 had": (0, 2, None, None),
     "rank 1 failed and rank 0 cannot go on in Barrier() #3: rank 2 (pid 9) died: rank 1 cannot go "
     "on in Barrier() #3; shrink": (0, 2, "Barrier()", 3),
     "rank 1 failed and rank 0 cannot go on in Barrier() #3: timeout: rank 1 waited 5 ms for rank 0 "
@@ -233,6 +246,8 @@ SENTENCES = {
         None, 4, "Send(count=3, peer=4)", 9),
     "the connection of rank 2 to rank 4 (host node7, pid 5) broke in Barrier() #9: reset": (
         2, 4, "Barrier()", 9),
+    "timeout: rank 1 waited 5 ms for rank 0 (host node7, pid 9) in the rendezvous; it came": (
+        1, 0, None, None),
     "something else": (None, None, None, None),
 }  # fmt: skip
 
@@ -252,6 +267,107 @@ def test_missing_ranks():
     assert _native.failure(8, cut).missing == [1, 2]
 
 
+JOIN = """
+import json, sys, ringcomm
+try:
+    ringcomm.init(*json.loads(sys.argv[1]))
+except ringcomm.RingError as error:
+    facts = {name: getattr(error, name) for name in ("rank", "peer", "missing")}
+    print(json.dumps({"kind": type(error).__name__, "text": str(error), **facts}))
+"""
+
+
+#: This and the next are where the ranks of these tests meet. The tests run under two Pythons at a
+#: time, and the kernel gives no connection a port below 32,768.
+PORT = 10_000 + os.getpid() * 2 % 20_000
+
+
+def joining(rank, nranks, arguments=(), **env):
+    """A rank that says what it was told; no launcher around this test has a part in it."""
+    of_launchers = ("RINGCOMM_", "PMI", "OMPI")
+    merged = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "RINGCOMM_LIBRARY" or not name.startswith(of_launchers)
+    }
+    merged.update(RANK=str(rank), WORLD_SIZE=str(nranks), MASTER_ADDR="127.0.0.1")
+    merged.update(MASTER_PORT=str(PORT), RINGCOMM_JOB=f"joining {os.getpid()}", **env)
+    return subprocess.Popen(
+        [sys.executable, "-c", JOIN, json.dumps(list(arguments))],
+        env=merged,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(process):
+    """What a rank was told."""
+    said, _ = process.communicate(timeout=120)
+    return json.loads(said)
+
+
+@pytest.mark.parametrize("how", ["machine", "file", "network"])
+def test_ranks_that_never_start(how, tmp_path):
+    arguments, env, missing = (), {"RINGCOMM_TIMEOUT_MS": "500"}, [0, 2]
+    if how == "file":
+        arguments, missing = [f"file://{tmp_path}/meet"], [0]
+    if how == "network":
+        # Rank 0 knows who has come.
+        arguments, missing = [f"tcp://127.0.0.1:{PORT + 1}"], [0]
+        env.update(RINGCOMM_SECRET="a secret of this test alone", RINGCOMM_HOSTID="x")
+    facts = told(joining(1, 3, arguments, **env))
+    assert facts["kind"] == "RingTimeoutError" and facts["missing"] == missing, facts
+    facts = told(joining(0, 3, arguments, **env))
+    assert facts["kind"] == "RingTimeoutError" and facts["missing"] == [1, 2], facts
+
+
+def test_a_rank_that_stops_while_ranks_meet():
+    """Rank 0, to which rank 1 has come, is stopped while both wait for a third."""
+    for _ in range(5):
+        first = joining(0, 3, RINGCOMM_TIMEOUT_MS="60000")
+        try:
+            while _sockets(first.pid) < 1:
+                time.sleep(0.01)
+            second = joining(1, 3, RINGCOMM_TIMEOUT_MS="4000")
+            while _sockets(first.pid) < 2:
+                time.sleep(0.01)
+            # What the two say to each other takes less.
+            time.sleep(0.5)
+            os.kill(first.pid, signal.SIGSTOP)
+            facts = told(second)
+        finally:
+            first.kill()
+            first.communicate()
+        if "in the rendezvous" in facts["text"]:
+            break
+    assert facts["kind"] == "RingTimeoutError" and facts["peer"] == 0, facts
+    assert facts["rank"] == 1 and "stopped answering" in facts["text"], facts
+
+
+def _sockets(pid):
+    """How many sockets a process has."""
+    folder, count = f"/proc/{pid}/fd", 0
+    for name in os.listdir(folder):
+        try:
+            count += os.readlink(f"{folder}/{name}").startswith("socket:")
+        except FileNotFoundError:
+            pass
+    return count
+
+
+def test_a_rank_that_is_late_while_the_communicator_is_made(tmp_path):
+    """Rank 0 reads a profile that is a pipe, before it meets rank 1 and once more after."""
+    profile = tmp_path / "profile"
+    os.mkfifo(profile)
+    first = joining(0, 2, RINGCOMM_TIMEOUT_MS="60000", RINGCOMM_PROFILE=str(profile))
+    profile.write_text("nothing")
+    facts = told(joining(1, 2, RINGCOMM_TIMEOUT_MS="3000"))
+    profile.write_text("nothing")
+    first.communicate(timeout=120)
+    assert "while the communicator was made" in facts["text"], facts
+    assert (facts["kind"], facts["rank"], facts["peer"]) == ("RingTimeoutError", 1, 0), facts
+
+
 def test_errors_travel_between_processes():
     for text in SENTENCES:
         for result in (2, 3, 4, 5, 6, 8, 64):
@@ -267,8 +383,8 @@ def test_a_wait_can_be_interrupted(ranks):
     handle = comms[0].barrier(async_op=True)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             handle.wait()
     finally:
         signal.signal(signal.SIGALRM, before)

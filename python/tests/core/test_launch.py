@@ -1,6 +1,8 @@
 """Ranks that are processes: by `spawn`, by ringrun, and the programs of the package."""
 
 import multiprocessing
+import os
+import struct
 import subprocess
 import sys
 import threading
@@ -57,6 +59,39 @@ def test_a_process_that_died_is_the_first_whoever_was_heard_before():
     assert caught.value.rank == 2 and caught.value.failures[0] == "it missed rank 2"
 
 
+def test_a_process_that_died_in_the_middle_of_its_result():
+    """What came of it is no end of a file, but half of a message."""
+
+    class Process:
+        exitcode = -9
+
+        def join(self):
+            pass
+
+    here, there = multiprocessing.Pipe(duplex=False)
+    os.write(there.fileno(), struct.pack("!i", 1000) + b"half")
+    there.close()
+    with pytest.raises(ringcomm.SpawnError, match="rank 0 failed first: .*SIGKILL"):
+        launch._collect([Process()], [here])
+
+
+class Unknown:
+    """As what only the rank's own process can import."""
+
+    def __reduce__(self):
+        return int, ("a word",)
+
+
+def test_a_result_that_cannot_be_unpickled():
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+    pipes[0][1].send((True, "fine", None))
+    pipes[1][1].send((True, Unknown(), None))
+    said = "rank 1 failed .* unpickled .*'a word'"
+    with pytest.raises(ringcomm.SpawnError, match=said) as caught:
+        launch._collect([None, None], [here for here, _ in pipes])
+    assert isinstance(caught.value.exception, ValueError)
+
+
 def test_an_error_of_its_own_is_the_first_whoever_was_heard_before():
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
     error = ringcomm.RingRemoteError("rank 1 failed", ringcomm.Result.REMOTE_ERROR)
@@ -111,7 +146,12 @@ def test_ringrun(tmp_path):
 def test_ringrun_tells_which_rank_failed(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        PROGRAM + "    import os\n    if comm.rank == 1: os._exit(7)\n    comm.barrier()\n"
+        PROGRAM
+        + "    import os, time\n"
+        + "    if comm.rank == 1: os._exit(7)\n"
+        + "    try: comm.barrier()\n"
+        # Who fails for another's sake ends later, however late the launcher looks.
+        + "    finally: time.sleep(2)\n"
     )
     done = run("-m", "ringcomm.run", "-np", "2", sys.executable, str(program))
     assert done.returncode == 7 and "rank 1" in done.stderr

@@ -36,6 +36,26 @@ def test_all_kinds(ranks):
     on_threads(ranks(3), work)
 
 
+@pytest.mark.parametrize("call", [
+    lambda comm: comm.all_gather_object(1),
+    lambda comm: comm.broadcast_object(1),
+    lambda comm: comm.gather_object(1),
+    lambda comm: comm.scatter_object([1, 2]),
+    lambda comm: comm.all_to_all_object([1, 2]),
+    lambda comm: comm.send_object(1, 1),
+    lambda comm: comm.recv_object(1),
+])  # fmt: skip
+def test_groups_take_no_objects(ranks, call):
+    comms = ranks(2)
+    with pytest.raises(ringcomm.RingUsageError, match="_object cannot be called inside"):
+        with ringcomm.group():
+            call(comms[0])
+    # In another thread's group it is not.
+    ringcomm.group_start()
+    assert on_threads(comms, lambda comm: comm.all_gather_object(comm.rank)) == [[0, 1]] * 2
+    ringcomm.group_end()
+
+
 def test_what_cannot_be_pickled(ranks):
     with pytest.raises(Exception, match="pickle|local object"):
         ranks(1)[0].all_gather_object(lambda: None)

@@ -1,11 +1,15 @@
 """Operations that nobody waits for yet: works, their futures, and what callbacks may do."""
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import PATIENCE_S, run
+
+from ringcomm._native import lib
 
 
 def until(question):
@@ -86,6 +90,86 @@ def callback_fails(rank):
         future.wait()
 
 
+def what_is_done_keeps_no_tensors(rank):
+    for operation in (dist.all_reduce, lambda one, async_op: dist.broadcast(one, 1, async_op=True)):
+        tensor = torch.ones(4)
+        kept = weakref.ref(tensor)
+        operation(tensor, async_op=True).wait()
+        del tensor
+        gc.collect()
+        assert kept() is None
+    big = torch.ones(4000)
+    kept = weakref.ref(big)
+    if rank == 0:
+        dist.isend(big, 1).wait()
+    else:
+        dist.irecv(big, 0).wait()
+    del big
+    gc.collect()
+    # A message that was sent goes when it has left.
+    until(lambda: kept() is None)
+
+
+def interrupted(rank):
+    """Ctrl-C comes when the stream has a call and Python does not know it yet."""
+    tensor = torch.ones(4)
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+        dist.all_reduce(tensor)
+        dist.barrier()
+        return
+    kept, place = weakref.ref(tensor), tensor.data_ptr()
+
+    def call(*arguments):
+        assert lib.ringAllReduce(*arguments) == 0
+        raise KeyboardInterrupt
+
+    try:
+        dist.group.WORLD._lane(tensor.device).give([(call, (place, place, 4, 7, 0))], [tensor])
+    except KeyboardInterrupt:
+        pass
+    del tensor
+    gc.collect()
+    assert kept() is not None
+    dist.send(torch.ones(1), 1)
+    dist.barrier()
+
+
+def waits_after_backward(rank):
+    """Rank 1's operation, started inside its backward pass, needs what it does after that."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    x = torch.ones(3, requires_grad=True)
+    works = []
+    weight.register_post_accumulate_grad_hook(
+        lambda one: works.append(dist.all_reduce(one.grad, async_op=True))
+    )
+    sent = torch.zeros(3)
+    if rank == 0:
+        dist.recv(sent, 1)
+    (weight * x).sum().backward()
+    if rank == 1:
+        dist.send(x.grad, 0)
+    works[0].wait()
+    assert weight.grad.tolist() == [2.0] * 3
+    assert rank or sent.tolist() == [1.0] * 3
+
+
+def pass_forgets(rank):
+    """What a backward pass has started is not kept until the next pass."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    kept = []
+
+    def hook(one):
+        tensor = one.grad.clone()
+        kept.append(weakref.ref(tensor))
+        dist.all_reduce(tensor, async_op=True).get_future()
+
+    weight.register_post_accumulate_grad_hook(hook)
+    weight.sum().backward()
+    dist.barrier()
+    until(lambda: gc.collect() >= 0 and kept[0]() is None)
+
+
 def profiled(rank):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(torch.ones(2))
@@ -97,7 +181,17 @@ def profiled(rank):
 
 @pytest.mark.parametrize(
     "function",
-    [works, first_needs_not_the_second, callbacks, callback_fails, profiled],
+    [
+        works,
+        first_needs_not_the_second,
+        callbacks,
+        callback_fails,
+        what_is_done_keeps_no_tensors,
+        interrupted,
+        waits_after_backward,
+        pass_forgets,
+        profiled,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_async(function):

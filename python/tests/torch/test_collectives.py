@@ -1,12 +1,16 @@
 """Every collective of c10d against what it should give, with lists, single tensors and odd
 layouts."""
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
 from torch._C._distributed_c10d import BroadcastOptions
 from torch.distributed import ReduceOp
+
+from ringcomm.torch import core
 
 RANKS = 3
 TYPES = [
@@ -69,6 +73,27 @@ def other_reductions(rank):
     assert torch.equal(scaled, torch.full((4,), 3.0))
     with pytest.raises(TypeError, match="does not reduce"):
         dist.all_reduce(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8))
+
+
+def scaled_in_two_threads(rank):
+    """Another thread makes a call between a sum that is scaled and the call that it is for."""
+    made = core.Core._scaled_sum
+
+    def interrupted(self, op, tensor):
+        number = made(self, op, tensor)
+        thread = threading.Thread(target=dist.barrier)
+        thread.start()
+        thread.join()
+        return number
+
+    core.Core._scaled_sum = interrupted
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(tensor, torch.full((4,), 0.5))
+
+
+def test_scaled_sums_of_threads():
+    run(1, scaled_in_two_threads)
 
 
 def conjugate(values, lazily):

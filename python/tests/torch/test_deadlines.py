@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -84,12 +85,38 @@ def leaves_word_and_no_more(rank):
         future = dist.irecv(torch.zeros(1), 1).get_future()
         with pytest.raises(ringcomm.RingTimeoutError, match="rank 1 to open the channel"):
             future.wait()
+        # What waited for it there has ended, or is about to.
+        opening = [other for other in threading.enumerate() if other.name == "ringcomm channel"]
+        for thread in opening:
+            thread.join(6 * DEADLINE_S)
+            assert not thread.is_alive()
+    dist.barrier()
+
+
+def gives_up(rank):
+    """What comes after a receive has waited long enough is for the next one."""
+    short_deadline()
+    if rank == 0:
+        first, any_source, tensor = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+        for work in [dist.irecv(first, 1, tag=3), dist.irecv(any_source, None, tag=3)]:
+            future = work.get_future()
+            with pytest.raises(ringcomm.RingTimeoutError, match="in a message with tag 3"):
+                work.wait(timedelta(milliseconds=50))
+            assert work.is_completed() and not work.is_success()
+            with pytest.raises(ringcomm.RingTimeoutError, match="in a message with tag 3"):
+                future.wait()
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.full((1,), 7.0), 0, tag=3)
+    elif rank == 0:
+        dist.recv(tensor, 1, tag=3)
+        assert (first.item(), any_source.item(), tensor.item()) == (0, 0, 7)
     dist.barrier()
 
 
 @pytest.mark.parametrize(
     "function",
-    [silent_for_longer, stops_in_the_middle, leaves_word_and_no_more],
+    [silent_for_longer, stops_in_the_middle, leaves_word_and_no_more, gives_up],
     ids=lambda function: function.__name__,
 )
 def test_messages(function):

@@ -186,6 +186,41 @@ def test_a_store_that_is_gone():
     )
 
 
+class Unplugged:
+    """A store of the caller's, with errors of its own."""
+
+    def __getattr__(self, name):
+        raise ConnectionResetError("the store was unplugged")
+
+
+class Half(Unplugged):
+    """One that still says that a channel's key is there."""
+
+    def check(self, keys):
+        return all(">" in key for key in keys)
+
+
+def another_store_fails(rank, store):
+    dist.barrier()
+    post = dist.group.WORLD._post()
+    post.store = store()
+    # Nobody waits for the first ones, so that threads of the group's own see the store fail.
+    tensor = torch.zeros(1)
+    futures = [dist.irecv(tensor, 1 - rank).get_future(), dist.isend(tensor, 1 - rank).get_future()]
+    words = f"with rank {1 - rank}.*torch's store has failed .the store was unplugged"
+    for future in futures:
+        with pytest.raises(ringcomm.RingRemoteError, match=words):
+            future.wait()
+    with pytest.raises(ringcomm.RingRemoteError, match=words):
+        dist.recv(tensor, 1 - rank)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("store", [Unplugged, Half], ids=lambda store: store.__name__)
+def test_a_store_with_errors_of_its_own(store):
+    run(2, another_store_fails, store)
+
+
 def aborted_with_work_pending(rank):
     store = dist.distributed_c10d._get_default_store()
     if rank:
@@ -291,7 +326,7 @@ def disagree(rank):
 def late(rank):
     # Only what runs in the group has so little time; making it may take as long as it needs.
     join = core.join
-    core.join = lambda *where: join(*where, patience=timedelta(seconds=1))
+    core.join = lambda *where: join(*where, patience=timedelta(seconds=4))
     group = dist.new_group()
     core.join = join
     dist.barrier()

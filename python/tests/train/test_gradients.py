@@ -113,6 +113,55 @@ def test_scalers_skip_together(unscale):
         assert answer == ([True, False, True], [-1.0] * 4, 512.0)
 
 
+def test_a_scaler_learns_of_an_overflow_on_the_way():
+    """What was finite when it was unscaled is too large for the type that it travels in."""
+
+    def rank(comm):
+        weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+        optimizers = [torch.optim.SGD([weight], 0.5) for weight in weights]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        for weight, optimizer in zip(weights, optimizers):
+            weight.grad = scaler.scale(torch.full((4,), 1e5))
+            scaler.unscale_(optimizer)
+        finite = reduce_gradients(weights, compression=Compression.fp16, scaler=scaler, group=comm)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        return finite, [weight.tolist() for weight in weights], scaler.get_scale()
+
+    assert run(2, rank) == [(False, [[1.0] * 4] * 2, 0.5)] * 2
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_scalers_of_ranks_without_gradients(overflow):
+    def rank(comm):
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], 0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        loss = scaler.scale(torch.full((4,), 2.0))
+        if comm.rank == 0:
+            weight.grad = loss
+            weight.grad[0] *= float("inf") if overflow else 1
+        scaler.unscale_(optimizer)
+        finite = reduce_gradients([weight], scaler=scaler, group=comm)
+        scaler.step(optimizer)
+        scaler.update()
+        return finite, weight.tolist(), scaler.get_scale()
+
+    expected = (False, [1.0] * 4, 1.0) if overflow else (True, [0.5] * 4, 2.0)
+    assert run(2, rank) == [expected] * 2
+
+
+def test_a_scaler_that_is_not_enabled():
+    def rank(comm):
+        weight = nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        return reduce_gradients([weight], scaler=scaler, group=comm)
+
+    assert run(2, rank) == [True, True]
+
+
 def test_what_some_or_no_ranks_used():
     def rank(comm):
         some, nobody, frozen = (nn.Parameter(torch.zeros(2)) for _ in range(3))

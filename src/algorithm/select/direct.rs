@@ -52,3 +52,21 @@ pub(super) fn form(
     let total = Work { messages: messages * n, ..path.times(busy) };
     Some(Form { alphas: 2.0, path, period: None, total })
 }
+
+/// As [`form`] of an all-reduce of `b` bytes in memory that is a copy of the ranks' own, but for
+/// the part that a rank works on: the rest is copied there and back.
+pub(super) fn windowed(
+    algorithm: Algorithm,
+    collective: Collective,
+    nranks: usize,
+    b: f64,
+) -> Option<Form> {
+    if collective != AllReduce {
+        return None;
+    }
+    let form = form(algorithm, collective, nranks, b, true)?;
+    let n = nranks as f64;
+    let moved = 2.0 * (n - 1.0) * b / n;
+    let with = |work: Work, ranks: f64| Work { copied: work.copied + moved * ranks, ..work };
+    Some(Form { path: with(form.path, 1.0), total: with(form.total, n), ..form })
+}

@@ -62,14 +62,19 @@ pub struct Choice {
 
 /// The fastest algorithm that is allowed, by the model.
 pub fn choose(question: &Question, costs: &Costs) -> Choice {
-    let serial = |algorithm| serial_order(algorithm, question.collective);
-    let asked = |algorithm: &Algorithm| {
-        exists(*algorithm, question) && (!question.deterministic || serial(*algorithm))
-    };
-    match question.forced.filter(asked) {
+    match asked(question) {
         Some(forced) => fastest(vec![forced], question, costs),
         None => fastest(candidates(question), question, costs),
     }
+}
+
+/// The algorithm that the user wants, where it may be taken.
+fn asked(question: &Question) -> Option<Algorithm> {
+    let serial = |algorithm| serial_order(algorithm, question.collective);
+    let may_be = |algorithm: &Algorithm| {
+        exists(*algorithm, question) && (!question.deterministic || serial(*algorithm))
+    };
+    question.forced.filter(may_be)
 }
 
 fn exists(algorithm: Algorithm, question: &Question) -> bool {
@@ -141,15 +146,38 @@ pub fn predict(
     let pace = streams
         .map_or(first, |period| (period.time(costs) + wire.messages(costs)).max(wire.bytes(costs)));
     let time = first + (slices - 1.0) * pace;
+    Some(crowded(&form, time, slices, nranks, costs))
+}
+
+/// A two-shot all-reduce of ranks of one host that goes through scratch of theirs, `window` bytes
+/// at a time; `None` where the call is not one, or the user wants another algorithm. It is in
+/// serial order, which any call may be in on one host.
+pub fn in_windows(question: &Question, window: usize, costs: &Costs) -> Option<Choice> {
+    let algorithm = Algorithm::TwoShot;
+    let asks_else = asked(question).is_some_and(|asked| asked != algorithm);
+    if asks_else || question.hosts.count > 1 || question.bytes == 0 {
+        return None;
+    }
+    let windows = (question.bytes as f64 / window as f64).ceil();
+    let bytes = question.bytes as f64 / windows;
+    let form = direct::windowed(algorithm, question.collective, question.nranks, bytes)?;
+    let first = form.alphas * costs.alpha_us + form.path.time(costs);
+    let predicted_us = crowded(&form, windows * first, windows, question.nranks, costs);
+    Some(Choice { algorithm, direct: false, predicted_us })
+}
+
+/// The time of a form in so many slices, which takes `time` where every rank has a core.
+fn crowded(form: &Form, time: f64, slices: f64, nranks: usize, costs: &Costs) -> f64 {
     let crowd = nranks as f64 / costs.cores as f64;
     if crowd <= 1.0 {
-        return Some(time);
+        return time;
     }
     // More ranks than cores: the cores do everybody's work, and every wait lets the others on a
     // core run first.
-    let waits = if streams.is_some() { form.alphas + slices - 1.0 } else { form.alphas * slices };
+    let streams = form.period.is_some();
+    let waits = if streams { form.alphas + slices - 1.0 } else { form.alphas * slices };
     let shared = form.total.time(costs) * slices / costs.cores as f64;
-    Some(time.max(shared) + waits * costs.switch_us * crowd)
+    time.max(shared) + waits * costs.switch_us * crowd
 }
 
 /// The closed form; `None` where the algorithm does not do the collective, or not through slots as

@@ -362,3 +362,30 @@ fn one_host_stands_for_all() {
     }
     assert_eq!(alike, 6);
 }
+
+#[test]
+fn windows_are_for_long_sums_of_ranks_that_share_cores() {
+    let (costs, window) = (costs(2), 512 << 10);
+    let asked = Question { element: 4, ..question(Collective::AllReduce, 4, 16 << 20) };
+    let found = in_windows(&asked, window, &costs).unwrap();
+    assert_eq!((found.algorithm, found.direct), (Algorithm::TwoShot, false));
+    let staged = Question { associative: false, ..asked };
+    assert!(found.predicted_us < choose(&staged, &costs).predicted_us);
+    // Shorter windows are more meetings.
+    assert!(found.predicted_us < in_windows(&asked, window / 8, &costs).unwrap().predicted_us);
+    let others = [
+        Question { collective: Collective::Broadcast, ..asked },
+        Question { forced: Some(Algorithm::Ring), ..asked },
+        Question { hosts: Hosts { count: 2, least: 2, most: 2, exits: 1 }, ..asked },
+        Question { bytes: 0, ..asked },
+        Question { nranks: 1, ..asked },
+    ];
+    for other in others {
+        assert_eq!(in_windows(&other, window, &costs), None, "{other:?}");
+    }
+    // Two-shot is in serial order, and was asked for or is as good as what was.
+    let serial = Question { deterministic: true, associative: false, ..asked };
+    for forced in [None, Some(Algorithm::TwoShot), Some(Algorithm::Ring)] {
+        assert_eq!(in_windows(&Question { forced, ..serial }, window, &costs), Some(found));
+    }
+}

@@ -5,8 +5,9 @@
 //! are tested.
 #![allow(unsafe_code)]
 
-use ringcomm::communicator::{Call, Communicator, Explanation, Message};
+use ringcomm::communicator::{Call, Communicator, Explanation, Message, Order, Posted, deferred};
 use ringcomm::error::Result;
+use std::sync::Arc;
 
 pub use crate::naive::Naive;
 
@@ -20,6 +21,19 @@ pub trait Endpoint: Send {
     /// As [`Communicator::exchange`].
     unsafe fn exchange(&self, messages: &[Message]) -> Result<()>;
 
+    /// What is deferred from here to [`Endpoint::end_group`] runs there.
+    fn start_group(&self);
+
+    fn end_group(&self) -> Result<()>;
+
+    /// # Safety
+    /// As [`Endpoint::run`], with buffers that stay valid until the group's end.
+    unsafe fn defer(&self, call: &Call) -> Result<()>;
+
+    /// # Safety
+    /// As [`Endpoint::exchange`], with buffers that stay valid until the group's end.
+    unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()>;
+
     fn explain(&self, call: &Call) -> Result<Explanation>;
 
     fn register(&self, address: *mut u8, bytes: usize) -> Result<()>;
@@ -27,7 +41,7 @@ pub trait Endpoint: Send {
     fn finalize(&self) -> Result<()>;
 }
 
-impl Endpoint for Communicator {
+impl Endpoint for Arc<Communicator> {
     unsafe fn run(&self, call: &Call) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { Communicator::run(self, call) }
@@ -36,6 +50,27 @@ impl Endpoint for Communicator {
     unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { Communicator::exchange(self, messages) }
+    }
+
+    fn start_group(&self) {
+        deferred::start();
+    }
+
+    fn end_group(&self) -> Result<()> {
+        deferred::end()
+    }
+
+    unsafe fn defer(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { deferred::collective(self, call, None) }
+    }
+
+    unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
+        messages.iter().try_for_each(|message| {
+            let posted = Posted { message: *message, order: Order::default() };
+            // SAFETY: the caller's promise is the same.
+            unsafe { deferred::message(self, posted, None) }
+        })
     }
 
     fn explain(&self, call: &Call) -> Result<Explanation> {

@@ -78,6 +78,24 @@ impl Endpoint for Rank {
         unsafe { self.0.exchange(messages) }
     }
 
+    fn start_group(&self) {
+        self.0.start_group();
+    }
+
+    fn end_group(&self) -> Result<()> {
+        self.0.end_group()
+    }
+
+    unsafe fn defer(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.defer(call) }
+    }
+
+    unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.defer_messages(messages) }
+    }
+
     fn explain(&self, call: &Call) -> Result<Explanation> {
         self.0.explain(call)
     }

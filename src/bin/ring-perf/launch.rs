@@ -141,7 +141,7 @@ fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpo
         return Ok(None);
     }
     let all = Communicator::init_all(nranks, &config(options)?)?.into_iter();
-    Ok(Some(all.map(|rank| Box::new(rank) as Box<dyn Endpoint>).collect()))
+    Ok(Some(all.map(|rank| Box::new(Arc::new(rank)) as Box<dyn Endpoint>).collect()))
 }
 
 /// Run `mode.threads` ranks of this process to the end.
@@ -180,7 +180,7 @@ fn run_threads(
                         .as_ref()
                         .ok_or_else(|| Error::Internal("no unique id was made".into()))
                         .and_then(|id| Communicator::init_rank(nranks, id, rank, &config))
-                        .map(|communicator| Box::new(communicator) as Box<dyn Endpoint>),
+                        .map(|rank| Box::new(Arc::new(rank)) as Box<dyn Endpoint>),
                 };
                 match endpoint {
                     Ok(endpoint) => {

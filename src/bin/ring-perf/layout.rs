@@ -271,7 +271,8 @@ pub fn least_traffic(operation: Operation, bytes: usize, n: usize, placement: Pl
     // What the root, or each rank for its own block, need not move when in place.
     let resident = |share: f64| if placement == Placement::InPlace { share } else { 0.0 };
     match operation {
-        AllReduce | AllToAll | AllToAllV | SendRecv => 2.0 * n * size,
+        AllReduce | AllToAllV | SendRecv => 2.0 * n * size,
+        AllToAll => 2.0 * n * size - resident(2.0 * size),
         ReduceScatter | ReduceScatterV | Reduce => (n + 1.0) * size,
         AllGather | AllGatherV | Broadcast => size + n * size - resident(size),
         Gather | GatherV | Scatter | ScatterV => 2.0 * size - resident(2.0 * size / n),

@@ -10,7 +10,9 @@ mod allowance;
 mod arena;
 mod board;
 mod compare;
+mod consistent;
 mod endpoint;
+mod explain;
 mod gpu;
 mod job;
 mod json;
@@ -32,6 +34,7 @@ mod report;
 mod row;
 mod run;
 mod simulate;
+mod sizes;
 mod stage;
 mod trace;
 mod worker;
@@ -54,6 +57,12 @@ pub fn say(text: &str) {
     if writeln!(std::io::stdout(), "{text}").is_err() {
         std::process::exit(0);
     }
+}
+
+/// Print a line beside an output that is for values alone.
+pub fn say_beside(text: &str) {
+    // As for an error.
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Print an error.

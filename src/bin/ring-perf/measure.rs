@@ -268,9 +268,7 @@ impl<'a> Clock<'a> {
                 self.stamps.clear();
                 self.stamps.push(Instant::now());
                 for _ in 0..block.iterations() {
-                    for _ in 0..self.options.aggregate {
-                        stage.run()?;
-                    }
+                    stage.iterate(self.options.aggregate)?;
                     self.stamps.push(Instant::now());
                 }
                 for pair in self.stamps.windows(2) {
@@ -283,8 +281,8 @@ impl<'a> Clock<'a> {
             }
             _ => {
                 let begin = Instant::now();
-                for _ in 0..calls {
-                    stage.run()?;
+                for _ in 0..block.iterations() {
+                    stage.iterate(self.options.aggregate)?;
                 }
                 let seconds = begin.elapsed().as_secs_f64();
                 if let Block::Whole(_) = block {

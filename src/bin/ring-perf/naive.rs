@@ -170,6 +170,23 @@ impl Endpoint for Naive {
         Ok(())
     }
 
+    fn start_group(&self) {}
+
+    fn end_group(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// It has no groups: a call runs where it is made.
+    unsafe fn defer(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.run(call) }
+    }
+
+    unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.exchange(messages) }
+    }
+
     fn explain(&self, _call: &Call) -> Result<Explanation> {
         Ok(Explanation {
             algorithm: "naive",

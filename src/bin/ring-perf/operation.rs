@@ -100,9 +100,10 @@ impl Operation {
         !matches!(self, Barrier)
     }
 
-    /// Whether send and receive buffer may be the same memory (NCCL's rules).
+    /// Whether send and receive buffer may be the same memory (NCCL's rules, and an all-to-all,
+    /// whose blocks of one length change places).
     pub const fn has_in_place(self) -> bool {
-        !matches!(self, AllToAll | AllToAllV | SendRecv | Barrier)
+        !matches!(self, AllToAllV | SendRecv | Barrier)
     }
 
     /// What turns size over time into the load of the busiest link, so that figures for different
@@ -132,5 +133,11 @@ mod tests {
         assert_eq!(AllReduce.bus_factor(4), 1.5);
         assert_eq!(AllGather.bus_factor(4), 0.75);
         assert_eq!(Broadcast.bus_factor(4), 1.0);
+    }
+
+    #[test]
+    fn what_has_no_form_in_place() {
+        let without: Vec<_> = Operation::ALL.into_iter().filter(|o| !o.has_in_place()).collect();
+        assert_eq!(without, [SendRecv, Barrier, AllToAllV]);
     }
 }

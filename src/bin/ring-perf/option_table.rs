@@ -1,6 +1,6 @@
 //! The options themselves, in the order of the help text.
 
-use crate::options::{Average, Child, Csv, Entry, Options, Progression, Roots, Takes};
+use crate::options::{Average, Child, Csv, Entry, Options, Roots, Takes};
 use ringcomm::nearest::nearest;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
@@ -27,11 +27,11 @@ pub static OPTIONS: &[Entry] = &[
     row('e', "maxbytes", Value("BYTES"), "largest size (default 64M)", |o, v| {
         size(v).map(|bytes| o.max_bytes = Some(bytes))
     }),
-    row('i', "stepbytes", Value("BYTES"), "add this to get the next size", |o, v| {
-        at_least(size(v)?, 1).map(|step| o.progression = Progression::Add(step))
+    row('i', "stepbytes", Value("BYTES"), "add this to get the next size, unless -f", |o, v| {
+        size(v).map(|step| o.step_bytes = Some(step))
     }),
-    row('f', "stepfactor", Value("N"), "multiply by this (default 2)", |o, v| {
-        at_least(number(v)?, 2).map(|factor| o.progression = Progression::Multiply(factor))
+    row('f', "stepfactor", Value("N"), "multiply by this (default 2; 1: go by -i)", |o, v| {
+        number(v).map(|factor| o.step_factor = Some(factor))
     }),
     row('n', "iters", Value("N"), "timed iterations (default: by --budget)", |o, v| {
         at_least(number(v)?, 1).map(|count| o.iterations = Some(count))
@@ -39,7 +39,7 @@ pub static OPTIONS: &[Entry] = &[
     row('w', "warmup_iters", Value("N"), "untimed iterations before them (default 5)", |o, v| {
         number(v).map(|count| o.warmup = Some(count))
     }),
-    row('m', "agg_iters", Value("N"), "calls per iteration (default 1)", |o, v| {
+    row('m', "agg_iters", Value("N"), "calls per iteration, as one group (default 1)", |o, v| {
         at_least(number(v)?, 1).map(|count| o.aggregate = count)
     }),
     row('t', "nthreads", Value("N"), "ranks as threads of a process", |o, v| {
@@ -61,26 +61,70 @@ pub static OPTIONS: &[Entry] = &[
         o.roots = if v == "all" { Roots::All } else { Roots::One(number(v)?) };
         Ok(())
     }),
-    row('c', "check", Value("N"), "0: check no result; else all of them (default 1)", |o, v| {
+    row('c', "check", Value("N"), "0: check none, call on zeros in place (default 1)", |o, v| {
         // nccl-tests takes a number of checks here.
         v.parse().map(|checks: u32| o.check = checks > 0).map_err(|_| "is not a number".into())
     }),
     row('p', "parallel_init", Value("0|1"), "threads join one by one by id (default 0)", |o, v| {
         switch(v).map(|on| o.parallel_init = on)
     }),
-    row('z', "blocking", Value("0|1"), "no effect: host calls return when done", |_, v| {
-        switch(v).map(|_| ())
+    row('z', "blocking", Value("0|1|2|3"), "no effect: host calls return when done", |_, v| {
+        only(v, &["0", "1", "2", "3"], "use 0, 1, 2 or 3")
     }),
     row('a', "average", Value("0|1|2|3"), "time of rank 0, mean, min, max (default 3)", |o, v| {
         let all = [Average::RankZero, Average::Mean, Average::Least, Average::Most];
         o.average = *all.get(number(v)?).ok_or("0 rank 0, 1 mean, 2 min or 3 max")?;
         Ok(())
     }),
-    row('T', "timeout", Value("SECONDS"), "fail an operation that waits longer", |o, v| {
-        at_least(number(v)?, 1).map(|seconds| o.timeout_ms = Some(seconds as u64 * 1000))
+    row('T', "timeout", Value("SECONDS"), "fail what waits longer (0: the default)", |o, v| {
+        let seconds = Some(number(v)? as u64).filter(|seconds| *seconds > 0);
+        o.timeout_ms = seconds.map(|seconds| seconds.saturating_mul(1000));
+        Ok(())
     }),
     row('R', "local_register", Value("0|1"), "as --register", |o, v| {
-        switch(v).map(|on| o.register = on)
+        only(v, &["0", "1"], "what is registered is mapped by every process: use 0 or -R 1")?;
+        o.register = v == "1";
+        Ok(())
+    }),
+    row('I', "per_iter_timing", Value("0|1"), "no effect: min and p99 are always shown", |_, v| {
+        switch(v).map(|_| ())
+    }),
+    row('J', "output_file", Value("FILE"), "as --json FILE", |o, v| {
+        o.json = Some(v.into());
+        Ok(())
+    }),
+    row('G', "cudagraph", Value("0"), "-g replays a graph for every row", |_, v| {
+        only(v, &["0"], "-g replays a graph for every row; host calls have none: use 0")
+    }),
+    row('C', "report_cputime", Value("0"), "with -g --json has the host's part", |_, v| {
+        only(v, &["0"], "--json with -g has the host's part of a call as eager_us: use 0")
+    }),
+    row('y', "stream_null", Value("0"), "host calls have no stream", |_, v| {
+        only(v, &["0"], "host calls have no stream, with -g every rank has its own: use 0")
+    }),
+    row('N', "run_cycles", Value("1"), "repeat the command instead", |_, v| {
+        only(v, &["1"], "the table is measured once; repeat the command, and --compare: use 1")
+    }),
+    row('K', "per_iter_skip", Value("0"), "-w leaves out the first iterations", |_, v| {
+        only(v, &["0"], "-w leaves out the first iterations: use 0")
+    }),
+    row('S', "report_timestamps", Value("0"), "rows have no time of day", |_, v| {
+        only(v, &["0"], "rows have no time of day: use 0")
+    }),
+    row('M', "memory", Value("0"), "ARCHITECTURE.md, Memory, says what it takes", |_, v| {
+        only(v, &["0"], "ARCHITECTURE.md, \"Memory\", says what a communicator takes: use 0")
+    }),
+    row('u', "unalign", Value("0"), "buffers begin at a cache line or a page", |_, v| {
+        only(v, &["0"], "buffers begin at a cache line or a page, no other alignment: use 0")
+    }),
+    row('D', "device_implementation", Value("0"), "--algo forces an algorithm", |_, v| {
+        only(v, &["0"], "kernels cannot be exchanged, --algo forces an algorithm: use 0")
+    }),
+    row('V', "device_cta_count", Value("16"), "goes with another -D than 0", |_, v| {
+        only(v, &["16"], "it goes with another -D than 0, which there is not: use 16")
+    }),
+    row('x', "cta_policy", Value("0"), "there is one policy", |_, v| {
+        only(v, &["0"], "there is one policy, the library's own: use 0")
     }),
     row(' ', "register", Nothing, "register the buffers: zero copy between processes", |o, _| {
         o.register = true;
@@ -108,7 +152,7 @@ pub static OPTIONS: &[Entry] = &[
         o.deterministic = true;
         Ok(())
     }),
-    row(' ', "placement", Value("both|out|in"), "out of place, in place (default both)", |o, v| {
+    row(' ', "placement", Value("both|out|in"), "default both; out where in is N/A", |o, v| {
         (o.out_of_place, o.in_place) = match v {
             "both" => (true, true),
             "out" => (true, false),
@@ -134,7 +178,7 @@ pub static OPTIONS: &[Entry] = &[
         Ok(())
     }),
     row(' ', "csv", Perhaps("FILE"), "comma-separated values, in place of the table", csv),
-    row('F', "output_file", Value("FILE"), "as --csv FILE", csv),
+    row('F', "csv_file", Value("FILE"), "as --csv FILE", csv),
     row(' ', "plot", Value("FILE.svg"), "draw time and busbw against size", |o, v| {
         o.plot = Some(v.into());
         if v.to_ascii_lowercase().ends_with(".svg") {
@@ -286,6 +330,11 @@ fn switch(text: &str) -> Result<bool, String> {
         "1" => Ok(true),
         _ => Err("use 0 or 1".into()),
     }
+}
+
+/// Values that nccl-tests' option can have here; of any other, what there is instead.
+fn only(text: &str, values: &[&str], instead: &str) -> Result<(), String> {
+    if values.contains(&text) { Ok(()) } else { Err(instead.into()) }
 }
 
 /// A size in bytes with an optional K, M or G (powers of 1024); `1.5M` is allowed.

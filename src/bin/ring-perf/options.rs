@@ -4,16 +4,10 @@
 //! mistyped name all read the same table.
 
 use crate::operation::Operation;
+use crate::sizes::{Progression, Sizes};
 use ringcomm::nearest::nearest;
 use ringcomm::types::{DataType, ReduceOp};
 use std::time::Duration;
-
-/// How the next size follows from the last.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Progression {
-    Add(usize),
-    Multiply(usize),
-}
 
 /// Which rank's time stands for the iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,12 +37,15 @@ pub struct Options {
     pub operations: Vec<Operation>,
     pub min_bytes: Option<usize>,
     pub max_bytes: Option<usize>,
+    pub step_bytes: Option<usize>,
+    pub step_factor: Option<usize>,
+    /// What the two of them amount to.
     pub progression: Progression,
     /// Exactly so many timed iterations; `None` fits them to the time budget.
     pub iterations: Option<usize>,
     /// `None`: five, fewer where they would eat the budget.
     pub warmup: Option<usize>,
-    /// Calls per iteration; the time is that of one call.
+    /// Calls per iteration, more than one as a group; the time is that of one call.
     pub aggregate: usize,
     pub threads: Option<usize>,
     pub procs: Option<usize>,
@@ -95,6 +92,8 @@ pub struct Options {
     pub naive: bool,
     /// Set in a child: which process of the job it is, and its inherited descriptors.
     pub child: Option<Child>,
+    /// The options that were given, as they were written and by their long names.
+    pub given: Vec<(String, &'static str)>,
     /// The arguments as given, for the report and for the children.
     pub arguments: Vec<String>,
 }
@@ -113,6 +112,8 @@ impl Default for Options {
             operations: Vec::new(),
             min_bytes: None,
             max_bytes: None,
+            step_bytes: None,
+            step_factor: None,
             progression: Progression::Multiply(2),
             iterations: None,
             warmup: None,
@@ -158,6 +159,7 @@ impl Default for Options {
             fault: None,
             naive: false,
             child: None,
+            given: Vec::new(),
             arguments: Vec::new(),
         }
     }
@@ -174,114 +176,11 @@ impl Options {
     }
 
     /// The sizes of the scan, in bytes.
-    pub fn sizes(&self) -> Vec<usize> {
+    pub fn sizes(&self) -> Sizes {
         let least = self.min_bytes.unwrap_or(self.max_bytes.map_or(8, |most| most.min(8)));
         // 64 MiB: past every cache of today's machines, and a gradient's usual upper end.
         let most = self.max_bytes.unwrap_or(least.max(64 << 20));
-        let mut sizes = Vec::new();
-        let mut bytes = least;
-        while bytes <= most {
-            sizes.push(bytes);
-            let next = match self.progression {
-                Progression::Add(step) => bytes.saturating_add(step),
-                Progression::Multiply(factor) => bytes.saturating_mul(factor).max(bytes + 1),
-            };
-            bytes = next;
-        }
-        sizes
-    }
-
-    /// Whether the ranks of this machine are counted.
-    fn has_ranks(&self) -> bool {
-        self.procs.is_some() || self.threads.is_some()
-    }
-
-    /// Refuse what makes no sense together.
-    fn consistent(&self) -> Result<(), String> {
-        if let (Some(least), Some(most)) = (self.min_bytes, self.max_bytes)
-            && least > most
-        {
-            return Err(format!("-b {least} is larger than -e {most}: there is nothing to run"));
-        }
-        if self.compare.is_some() && self.simulate.is_some() {
-            return Err("--compare needs measured times; it does not go with --simulate".into());
-        }
-        if self.tcp && self.simulate.is_some() {
-            return Err("--tcp runs, --simulate does not: give one of them".into());
-        }
-        if let (Some(nranks), true) = (self.simulate, self.has_ranks()) {
-            return Err(format!(
-                "--simulate {nranks} says how many ranks there are: leave -t and --procs out"
-            ));
-        }
-        if self.simulate.is_some() && self.trace.is_some() {
-            return Err("--trace is measured; with --simulate give operations and sizes".into());
-        }
-        if self.network.is_some() && self.simulate.is_none() {
-            return Err("--network describes what --simulate RANKS simulates: give both".into());
-        }
-        self.reduces_something()?;
-        if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
-            return Err(
-                "--save-profile measures; it goes with neither --profile nor --simulate".into()
-            );
-        }
-        let elsewhere = self.procs.is_some()
-            || self.tcp
-            || self.naive
-            || self.simulate.is_some()
-            || self.trace.is_some()
-            || self.compare.is_some()
-            || self.csv.is_some();
-        if self.gpus > 0 && elsewhere {
-            return Err(
-                "-g measures ranks on GPUs as threads of one process, or as the processes of \
-                 a launched job: it goes with -t, -d, -o, sizes, iterations and --json"
-                    .into(),
-            );
-        }
-        if self.naive && self.procs.is_some() {
-            return Err("the naive endpoint works between threads only: use -t".into());
-        }
-        let ranks = self.procs.unwrap_or(1).saturating_mul(self.threads.unwrap_or(1));
-        // A rank takes a thread, buffers and a set of connections: past this it is a typing error.
-        if ranks > 1024 {
-            return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
-        }
-        Ok(())
-    }
-
-    /// Of types and reductions that are asked for by name, each goes with each.
-    fn reduces_something(&self) -> Result<(), String> {
-        let by_name = self.types != DataType::ALL && self.reductions.len() < ReduceOp::ALL.len();
-        if !by_name || !self.operations.iter().any(|operation| operation.reduces()) {
-            return Ok(());
-        }
-        let pairs = self.types.iter().flat_map(|data_type| {
-            self.reductions.iter().map(move |reduction| (data_type, reduction))
-        });
-        match pairs.into_iter().find(|(data_type, reduction)| !reduction.supports(**data_type)) {
-            None => Ok(()),
-            Some((data_type, reduction)) => Err(format!(
-                "{} has no {}: there is nothing to run",
-                data_type.name(),
-                reduction.name()
-            )),
-        }
-    }
-
-    /// Whether the root is a rank; of a launched job with so many ranks, where it is part of one.
-    pub fn has_its_root(&self, launched: Option<usize>) -> Result<(), String> {
-        let Roots::One(root) = self.roots else { return Ok(()) };
-        let own = match (self.procs, self.threads) {
-            (None, None) => 2,
-            (procs, threads) => procs.unwrap_or(1).saturating_mul(threads.unwrap_or(1)),
-        };
-        let ranks = launched.or(self.simulate).unwrap_or(own);
-        match root < ranks {
-            true => Ok(()),
-            false => Err(format!("-r {root}: there are {ranks} ranks, from 0")),
-        }
+        Sizes::new(least, most, self.progression)
     }
 }
 
@@ -319,7 +218,8 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
         if matches!(argument.as_str(), "-h" | "--help") {
             return Ok(Parsed::Help);
         }
-        if matches!(argument.as_str(), "-V" | "--version") {
+        // With a number, nccl-tests' -V is another option.
+        if argument == "--version" || *arguments == ["-V"] {
             return Ok(Parsed::Version);
         }
         if !argument.starts_with('-') || argument == "-" {
@@ -347,7 +247,9 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
             }),
         };
         (entry.set)(&mut options, &value).map_err(|why| format!("{name} {value}: {why}"))?;
+        options.given.push((name.into(), entry.long));
     }
+    options.progression = Progression::new(options.step_factor, options.step_bytes)?;
     let others = options.operations.iter().any(|operation| *operation != Operation::AllReduce);
     if options.trace.is_some() && others {
         return Err("--trace replays all-reduces: leave the operations out".into());
@@ -425,9 +327,44 @@ mod tests {
     #[test]
     fn nccl_tests_command_lines_mean_the_same() {
         let options = run(&["-b", "8", "-e128M", "-f", "4", "--nthreads=3", "-o", "max"]).unwrap();
-        assert_eq!(options.sizes().first(), Some(&8));
-        assert_eq!(options.sizes().last(), Some(&(128 << 20)));
+        assert_eq!(options.sizes().next(), Some(8));
+        assert_eq!(options.sizes().last(), Some(128 << 20));
         assert_eq!((options.threads, options.reductions[0]), (Some(3), ReduceOp::Max));
+        // A factor above 1 wins, wherever it stands; 1 is the way to ask for steps.
+        for (words, wanted) in [
+            (&["-f", "4", "-i", "512"][..], Progression::Multiply(4)),
+            (&["-i", "512", "-f", "4"], Progression::Multiply(4)),
+            (&["-f", "1", "-i", "512"], Progression::Add(512)),
+            (&["-f", "2", "-i", "0"], Progression::Multiply(2)),
+        ] {
+            assert_eq!(run(words).unwrap().progression, wanted, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn what_nccl_tests_has_beyond_is_taken_where_it_is_off() {
+        let off =
+            "-y 0 -G 0 -C 0 -T 0 -N 1 -I 0 -K 0 -S 0 -M 0 -u 0 -D 0 -V 16 -x 0 -z 3 -R 0 -i 0";
+        assert!(run(&off.split(' ').collect::<Vec<_>>()).is_ok());
+        for (letter, on, instead) in [
+            ("-y", "1", "no stream"),
+            ("-G", "4", "-g replays a graph"),
+            ("-C", "1", "-g"),
+            ("-N", "0", "repeat"),
+            ("-K", "5", "-w"),
+            ("-S", "1", "time of day"),
+            ("-M", "1", "ARCHITECTURE.md"),
+            ("-u", "1", "alignment"),
+            ("-D", "1", "--algo"),
+            ("-V", "32", "-D"),
+            ("-x", "2", "policy"),
+            ("-R", "2", "-R 1"),
+        ] {
+            let error = run(&[letter, on]).unwrap_err();
+            assert!(error.contains(instead), "{letter} {on}: {error}");
+        }
+        assert_eq!(run(&["-J", "rows.json"]).unwrap().json.as_deref(), Some("rows.json"));
+        assert_eq!(run(&["-T", "5"]).unwrap().timeout_ms, Some(5000));
     }
 
     #[test]
@@ -442,23 +379,6 @@ mod tests {
         let most = usize::MAX.to_string();
         let error = run(&["-t", &most, "--procs", &most]).unwrap_err();
         assert!(error.contains("ranks on one machine"), "{error}");
-    }
-
-    #[test]
-    fn what_has_no_effect_is_refused() {
-        let refused = |arguments: &[&str], why: &str| {
-            let error = run(arguments).unwrap_err();
-            assert!(error.contains(why), "{error}");
-        };
-        refused(&["-d", "float", "-o", "band"], "float has no band");
-        refused(&["all_reduce", "barrier", "-d", "bool", "-o", "avg"], "bool has no avg");
-        refused(&["-d", "int,float", "-o", "sum,bor"], "float has no bor");
-        refused(&["--network", "alpha=2"], "give both");
-        refused(&["--plot", "x.png"], "must end in .svg");
-        refused(&["allgatherv"], "did you mean all_gather_v?");
-        assert!(run(&["-d", "all", "-o", "band"]).is_ok());
-        assert!(run(&["-d", "float", "-o", "all"]).is_ok());
-        assert!(run(&["barrier", "-d", "bool", "-o", "avg"]).is_ok());
     }
 
     #[test]

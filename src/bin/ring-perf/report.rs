@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::operation::Operation;
 use crate::option_table::data_type;
 use crate::options::Options;
-use crate::row::Row;
+use crate::row::{Bucket, Course, Row};
 use crate::simulate::{MODELLED, SIMULATED};
 use ringcomm::algorithm::{Algorithm, host_order, serial_order};
 use ringcomm::plan::Collective;
@@ -165,12 +165,12 @@ pub fn line(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     )
 }
 
-/// In which order it reduces, where that makes a difference.
-fn order(row: &Row) -> &'static str {
+/// In which order an algorithm reduces, where that makes a difference.
+fn order(row: &Row, algorithm: &str) -> &'static str {
     let reduces = Operation::parse(&row.op).is_some_and(Operation::reduces);
     let rounds = data_type(&row.data_type).is_ok_and(DataType::is_float)
         && !matches!(row.redop.as_str(), "min" | "max");
-    match Algorithm::from_name(&row.algorithm) {
+    match Algorithm::from_name(algorithm) {
         Ok(algorithm) if reduces && rounds => match () {
             _ if serial_order(algorithm, Collective::AllReduce) => ", in rank order",
             _ if host_order(algorithm) => ", in host order",
@@ -180,36 +180,86 @@ fn order(row: &Row) -> &'static str {
     }
 }
 
-/// The line that `--explain` adds below.
+/// What `--explain` adds below.
 pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     let one = |row: &Row| {
         let place = if row.in_place { "in place" } else { "out of place" };
-        let mut text = format!("#   {place}: {} over {}", row.algorithm, row.transport);
-        text += order(row);
-        if row.channels > 0 {
-            text += &format!(
-                ", channels {}, chunks {}, slices {} of {} B",
-                row.channels, row.chunks, row.slices, row.slice_bytes
-            );
-        }
-        if !row.predicted_us.is_nan() {
-            text += &format!("; predicted {} us", time(row.predicted_us));
-        }
-        if !row.predicted_us.is_nan() && row.mode != MODELLED {
+        let mut text = format!("#   {place}: ");
+        text += &match row.buckets.len() {
+            0 => way(row, &row.course) + &lanes(&[&row.course]),
+            1 => "1 all-reduce".into(),
+            several => format!("{several} all-reduces"),
+        };
+        let predicted_us = row.course.predicted_us;
+        text += &prediction(predicted_us);
+        if !predicted_us.is_nan() && row.mode != MODELLED {
             text += &format!(
                 ", {} {} ({:.2} of it)",
                 if row.mode == SIMULATED { SIMULATED } else { "measured" },
                 time(row.time_us),
-                row.time_us / row.predicted_us
+                row.time_us / predicted_us
             );
         }
-        if !row.mapped.is_empty() {
-            text += &format!("; {}", row.mapped);
+        if !row.course.mapped.is_empty() {
+            text += &format!("; {}", row.course.mapped);
         }
-        text
+        text + &step(row)
     };
     let lines: Vec<String> = [out_of_place, in_place].into_iter().flatten().map(one).collect();
     lines.join("\n")
+}
+
+fn way(row: &Row, course: &Course) -> String {
+    let order = order(row, &course.algorithm);
+    format!("{} over {}{order}", course.algorithm, course.transport)
+}
+
+/// Of calls with the same channels and chunks.
+fn lanes(courses: &[&Course]) -> String {
+    match courses[0].channels {
+        0 => String::new(),
+        channels => format!(
+            ", channels {channels}, chunks {}, slices {} of {} B",
+            courses[0].chunks,
+            span(courses.iter().map(|course| course.slices)),
+            span(courses.iter().map(|course| course.slice_bytes))
+        ),
+    }
+}
+
+fn prediction(us: f64) -> String {
+    if us.is_nan() { String::new() } else { format!("; predicted {} us", time(us)) }
+}
+
+/// The buckets of a step, those that run alike on one line.
+fn step(row: &Row) -> String {
+    let alike = |bucket: &Bucket| {
+        let course = &bucket.course;
+        (way(row, course), course.channels, course.chunks)
+    };
+    let mut groups: Vec<Vec<&Bucket>> = Vec::new();
+    for bucket in &row.buckets {
+        match groups.iter_mut().find(|group| alike(group[0]) == alike(bucket)) {
+            Some(group) => group.push(bucket),
+            None => groups.push(vec![bucket]),
+        }
+    }
+    let line = |group: Vec<&Bucket>| {
+        let bytes = span(group.iter().map(|bucket| bucket.bytes));
+        let courses: Vec<&Course> = group.iter().map(|bucket| &bucket.course).collect();
+        let predicted_us = courses.iter().map(|course| course.predicted_us).sum();
+        let (way, lanes) = (way(row, courses[0]), lanes(&courses));
+        format!("\n#     {} of {bytes} B: {way}{lanes}{}", group.len(), prediction(predicted_us))
+    };
+    groups.into_iter().map(line).collect()
+}
+
+/// From the least to the most.
+fn span(values: impl Iterator<Item = usize> + Clone) -> String {
+    match (values.clone().min().unwrap_or(0), values.max().unwrap_or(0)) {
+        (least, most) if least == most => least.to_string(),
+        (least, most) => format!("{least} to {most}"),
+    }
 }
 
 /// What of a mode was left out so that the run ends in time, from the cell `first` on.
@@ -266,8 +316,8 @@ pub fn csv(rows: &[Row]) -> String {
             optional(row.root),
             row.ranks,
             row.mode,
-            row.transport,
-            row.algorithm,
+            row.course.transport,
+            row.course.algorithm,
             row.in_place,
             row.time_us,
             row.min_us,
@@ -297,6 +347,36 @@ mod tests {
         assert!((share - 50.0).abs() < 1e-9, "{share}");
         let cached = Machine { cache_bytes: 4_000_000, ..machine };
         assert!(memory_share(&row, &cached).is_nan());
+    }
+
+    #[test]
+    fn a_step_is_told_as_its_sum_and_its_buckets() {
+        let bucket = |bytes, algorithm: &str, slices, predicted_us| {
+            let (algorithm, transport) = (algorithm.to_string(), "thread direct".to_string());
+            let course = Course { algorithm, transport, slices, predicted_us, ..Course::default() };
+            let course = Course { channels: 1, chunks: 2, slice_bytes: 8, ..course };
+            Bucket { bytes, count: bytes / 4, course }
+        };
+        let row = Row {
+            op: "all_reduce".into(),
+            data_type: "int32".into(),
+            time_us: 140.0,
+            course: Course { predicted_us: 70.0, ..Course::default() },
+            buckets: vec![
+                bucket(16, "twoshot", 1, 10.0),
+                bucket(8, "oneshot", 1, 20.0),
+                bucket(64, "twoshot", 4, 40.0),
+            ],
+            ..Row::default()
+        };
+        let text = explanation(Some(&row), None);
+        let wanted = "#   out of place: 3 all-reduces; predicted 70.00 us, measured 140.0 (2.00 \
+            of it)\n\
+            #     2 of 16 to 64 B: twoshot over thread direct, channels 1, chunks 2, slices 1 to 4 \
+            of 8 B; predicted 50.00 us\n\
+            #     1 of 8 B: oneshot over thread direct, channels 1, chunks 2, slices 1 of 8 B; \
+            predicted 20.00 us";
+        assert_eq!(text, wanted);
     }
 
     #[test]

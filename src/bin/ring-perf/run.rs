@@ -13,10 +13,10 @@ use crate::plot;
 use crate::profile;
 use crate::progress::Progress;
 use crate::report;
-use crate::row::Row;
+use crate::row::{Bucket, Row};
 use crate::simulate;
 use crate::worker;
-use crate::{Status, complain, say, trace};
+use crate::{Status, complain, say, say_beside, trace};
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Profile;
 use ringcomm::bootstrap::rendezvous::Found;
@@ -40,7 +40,7 @@ impl From<ringcomm::error::Error> for Failure {
 fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
     match &options.trace {
         Some(path) => trace::cells(options, path).map_err(Failure::Option),
-        None => Ok(worker::cells(options, mode.nranks())),
+        None => worker::cells(options, mode.nranks()).map_err(Failure::Option),
     }
 }
 
@@ -91,6 +91,8 @@ fn run(options: &Options, created: &mut Vec<String>) -> Result<Status, Failure> 
     }
     let old = options.compare.as_ref().map(|path| compare::read(path)).transpose();
     let old = old.map_err(|text| Failure::Option(format!("--compare {text}")))?;
+    let planned = |mode: Mode| Ok((mode, cells(options, mode)?));
+    let planned = modes.into_iter().map(planned).collect::<Result<Vec<_>, Failure>>()?;
     // Of a job that may be on several machines, one machine's bandwidth says nothing.
     let probe = options.probe && found.is_none();
     let machine = if probe { Machine::probed() } else { Machine::described() };
@@ -99,11 +101,11 @@ fn run(options: &Options, created: &mut Vec<String>) -> Result<Status, Failure> 
         say(&report::header(options, &machine));
     }
     let mut session = Session { options, machine, found, rows: Vec::new(), failed: false, quiet };
-    let several = modes.len();
-    for (done, mode) in modes.into_iter().enumerate() {
+    let several = planned.len();
+    for (done, (mode, cells)) in planned.iter().enumerate() {
         let left = options.time_left.map(|total| total.saturating_sub(begun.elapsed()));
         let share = left.map(|left| left / (several - done) as u32);
-        session.measure(mode, &Options { time_left: share, ..options.clone() })?;
+        session.measure(*mode, cells, &Options { time_left: share, ..options.clone() })?;
     }
     session.finish(old)
 }
@@ -125,6 +127,7 @@ fn follow(options: &Options, found: &Found, mode: Mode) -> Result<Status, Failur
 fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
     let network =
         Network::parse(options.network.as_deref().unwrap_or("")).map_err(Failure::Option)?;
+    let cells = worker::cells(options, nranks).map_err(Failure::Option)?;
     let quiet = options.csv == Some(Csv::Output);
     let machine = Machine::described();
     let found = None;
@@ -137,7 +140,7 @@ fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
         ));
     }
     let mut titled = None;
-    for cell in &worker::cells(options, nranks) {
+    for cell in &cells {
         let row = simulate::row(cell, nranks, &network, options).map_err(Failure::Run)?;
         if !quiet {
             if titled != Some(cell.operation) {
@@ -171,8 +174,7 @@ struct Session<'a> {
 
 impl Session<'_> {
     /// Measure a mode, with its share of the time where there is an end to it.
-    fn measure(&mut self, mode: Mode, options: &Options) -> Result<(), Failure> {
-        let cells = cells(options, mode)?;
+    fn measure(&mut self, mode: Mode, cells: &[Cell], options: &Options) -> Result<(), Failure> {
         if let Some(path) = options.trace.as_ref().filter(|_| !self.quiet) {
             say(&trace::describe(options, path).map_err(Failure::Option)?);
         }
@@ -184,6 +186,7 @@ impl Session<'_> {
         let total = cells.iter().map(|cell| worker::placements(options, cell).len()).sum();
         let mut progress = Progress::new(total);
         let (mut titled, mut halves, mut left_out) = (None, Vec::new(), None);
+        let mut buckets = Vec::new();
         let mut receive = |value: Value| {
             if let Some(text) = value.text("failed").or(value.text("wrong")) {
                 progress.clear();
@@ -191,7 +194,9 @@ impl Session<'_> {
                 self.failed |= value.text("failed").is_some();
             }
             left_out = left_out.or(value.number("left_out_from"));
+            buckets.extend(value.field("bucket").and_then(Bucket::from_json));
             let Some(mut row) = value.field("row").and_then(Row::from_json) else { return };
+            row.buckets = std::mem::take(&mut buckets);
             row.mem = report::memory_share(&row, &self.machine);
             let name = format!("{} {} B", row.op, row.bytes);
             let Some((cell, last)) = awaited.next() else { return };
@@ -216,8 +221,8 @@ impl Session<'_> {
             progress.step(&name);
         };
         match &self.found {
-            Some(found) => launch::run_job(options, found, &cells, &mut receive)?,
-            None => launch::run(options, &cells, mode, &mut receive)?,
+            Some(found) => launch::run_job(options, found, cells, &mut receive)?,
+            None => launch::run(options, cells, mode, &mut receive)?,
         }
         progress.clear();
         if let Some(row) = halves.first().filter(|_| !self.quiet) {
@@ -258,7 +263,8 @@ impl Session<'_> {
         let mut status = Status::Fine;
         if let Some(old) = old {
             let comparison = compare::compare(&self.rows, &old, options.tolerance);
-            say(comparison.text.trim_end());
+            let tell = if self.quiet { say_beside } else { say };
+            tell(comparison.text.trim_end());
             if comparison.slower > 0 || comparison.matched == 0 {
                 status = Status::Slower;
             }

@@ -8,7 +8,7 @@
 use crate::layout::Cell;
 use crate::network::Network;
 use crate::options::Options;
-use crate::row::Row;
+use crate::row::{Course, Row};
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::Collective;
@@ -59,11 +59,10 @@ pub fn row(
         root: cell.operation.has_root().then_some(cell.root),
         ranks: nranks,
         mode: SIMULATED.into(),
-        transport: "network".into(),
         min_us: f64::NAN,
         p99_us: f64::NAN,
         mem: f64::NAN,
-        channels: 1,
+        course: Course { transport: "network".into(), channels: 1, ..Course::default() },
         ..Row::default()
     };
     match cell.operation.collective() {
@@ -72,11 +71,11 @@ pub fn row(
             collective_row(&mut row, collective, cell, bytes, network, options)?;
         }
         None => {
-            row.algorithm = "direct".into();
+            row.course.algorithm = "direct".into();
             row.time_us = network.alpha_us
                 + 2.0 * network.message_us
                 + bytes as f64 * network.port_us_per_byte();
-            row.predicted_us = row.time_us;
+            row.course.predicted_us = row.time_us;
         }
     }
     row.algbw = bytes as f64 / (row.time_us * 1e3);
@@ -141,21 +140,22 @@ fn collective_row(
             simulate_hosts(collective, topology, bytes, &machine, &wire(&costs), plan)
         }
     };
-    row.algorithm = choice.algorithm.name().into();
-    row.predicted_us = choice.predicted_us;
+    let course = &mut row.course;
+    course.algorithm = choice.algorithm.name().into();
+    course.predicted_us = choice.predicted_us;
     match outcome {
         Ok(outcome) => {
             row.time_us = outcome.time_us;
-            row.slices = outcome.slices;
-            row.chunks = plan(0).nchunks;
-            row.slice_bytes = row.bytes.div_ceil(row.chunks.max(1) * outcome.slices.max(1));
-            row.channels =
+            course.slices = outcome.slices;
+            course.chunks = plan(0).nchunks;
+            course.slice_bytes = row.bytes.div_ceil(course.chunks.max(1) * outcome.slices.max(1));
+            course.channels =
                 topology.map_or(1, |topology| algorithm::lanes(&topology, choice.algorithm));
         }
         Err(Refusal::TooLarge { .. }) => {
             row.mode = MODELLED.into();
             row.time_us = choice.predicted_us;
-            row.channels = 0;
+            course.channels = 0;
         }
         Err(deadlock) => return Err(format!("{}: {deadlock}", choice.algorithm)),
     }
@@ -176,7 +176,7 @@ mod tests {
         let cell = Cell { operation, bytes, data_type, op, root: 0, buckets: Vec::new() };
         let options = Options { ranks_per_host: Some(8), ..Options::default() };
         let row = row(&cell, 64, &network, &options).unwrap();
-        assert_eq!((row.algorithm.as_str(), row.channels), ("hierarchical", 8));
+        assert_eq!((row.course.algorithm.as_str(), row.course.channels), ("hierarchical", 8));
         // Twice 7/8 of the vector leave each host through its port, and not much else takes time.
         let port_us = 2.0 * 7.0 / 8.0 * bytes as f64 / (network.beta_gbs * 1e3);
         assert!(row.time_us >= port_us && row.time_us < 2.0 * port_us, "{} {port_us}", row.time_us);

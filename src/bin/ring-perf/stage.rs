@@ -6,12 +6,13 @@
 //! buffer expects another content than it was left with.
 #![allow(unsafe_code)]
 
-use crate::arena::{Arena, Buffer, POISON, differences, taken};
+mod check;
+
+use crate::arena::{Arena, Buffer, POISON, taken};
 use crate::endpoint::Endpoint;
 use crate::job;
 use crate::launch;
-use crate::layout::{Cell, Layout, Origin, Placement};
-use crate::numeric;
+use crate::layout::{Cell, Layout, Placement};
 use crate::operation::Operation;
 use crate::options::Options;
 use crate::pattern::{self, Pattern, VARIANTS};
@@ -19,6 +20,7 @@ use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::communicator::{Call, Message};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
+use ringcomm::plan::partition::Extent;
 
 /// The first thing found wrong, as the words that fit the board.
 pub type Finding = [u64; 5];
@@ -91,6 +93,10 @@ pub struct Stage<'a> {
     sends: Vec<Buffer>,
     recvs: Vec<Buffer>,
     call: Call<'a>,
+    /// Whether calls in place work on what the ones before left.
+    keeps: bool,
+    /// Whether calls are left to an open group.
+    grouped: bool,
     /// The calls made so far; every rank makes the same ones.
     pub calls: usize,
     next_send: usize,
@@ -117,8 +123,10 @@ impl<'a> Stage<'a> {
         for (slot, buffer) in buffers.iter_mut().enumerate() {
             buffer.fill(0, buffer.bytes, pattern.input(slot % VARIANTS, rank));
         }
+        // What nobody checks in place stays as it is: zeros, however often they are summed.
+        let keeps = placement == Placement::InPlace && !options.check;
         for buffer in &mut recvs {
-            buffer.contents_mut().fill(POISON);
+            buffer.contents_mut().fill(if keeps { 0 } else { POISON });
         }
         let collective = cell.operation.collective().unwrap_or(Collective::Barrier);
         let call = Call {
@@ -140,6 +148,8 @@ impl<'a> Stage<'a> {
             sends: buffers,
             recvs,
             call,
+            keeps,
+            grouped: false,
             calls: 0,
             next_send: 0,
             next_recv: 0,
@@ -157,9 +167,10 @@ impl<'a> Stage<'a> {
         elements * self.cell.data_type.size()
     }
 
-    /// In place every call consumes its input: write those of the next block.
+    /// In place every call consumes its input: write those of the next block, which moves them into
+    /// this core's caches. Where nothing is checked the calls go on with what there is.
     pub fn refill(&mut self) {
-        if self.placement == Placement::OutOfPlace {
+        if self.placement == Placement::OutOfPlace || self.keeps {
             return;
         }
         let (at, bytes) = (self.bytes(self.layout.send_at), self.bytes(self.layout.send_elements));
@@ -184,15 +195,33 @@ impl<'a> Stage<'a> {
         };
     }
 
-    /// The next call, as the library would run it.
-    pub fn aimed(&mut self) -> Call<'a> {
+    /// The next call, as the library would run it, or those of the next step.
+    pub fn aimed(&mut self) -> Vec<Call<'a>> {
         self.aim();
-        self.call.clone()
+        match &self.cell.buckets[..] {
+            [] => vec![self.call.clone()],
+            buckets => buckets.iter().map(|bucket| self.of_bucket(bucket)).collect(),
+        }
+    }
+
+    /// Make the next calls, several of them as one group.
+    #[inline]
+    pub fn iterate(&mut self, calls: usize) -> Result<()> {
+        if calls == 1 {
+            return self.run();
+        }
+        self.endpoint.start_group();
+        self.grouped = true;
+        let given = (0..calls).try_for_each(|_| self.run());
+        self.grouped = false;
+        // Also where a call was refused: the group is open.
+        let ended = self.endpoint.end_group();
+        given.and(ended)
     }
 
     /// Make the next call.
     #[inline]
-    pub fn run(&mut self) -> Result<()> {
+    fn run(&mut self) -> Result<()> {
         self.aim();
         self.calls += 1;
         // A branch, not a division: this is inside the measured time.
@@ -207,7 +236,22 @@ impl<'a> Stage<'a> {
             return self.step();
         }
         // SAFETY: the buffers have the extents of the layout, which is that of the collective.
-        unsafe { self.endpoint.run(&self.call) }
+        unsafe { self.make(&self.call) }
+    }
+
+    /// Run a call, or leave it to the group.
+    ///
+    /// # Safety
+    /// As [`Endpoint::run`].
+    #[inline]
+    unsafe fn make(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise, and the arena outlives the group.
+        unsafe {
+            match self.grouped {
+                false => self.endpoint.run(call),
+                true => self.endpoint.defer(call),
+            }
+        }
     }
 
     /// Send to the next rank and receive from the one before.
@@ -219,22 +263,29 @@ impl<'a> Stage<'a> {
             Message::Send { buffer: self.call.send, count, data_type, peer: next },
             Message::Recv { buffer: self.call.recv, count, data_type, peer: previous },
         ];
-        // SAFETY: both buffers hold `count` elements.
-        unsafe { self.endpoint.exchange(&messages) }
+        // SAFETY: both buffers hold `count` elements; the arena outlives the group.
+        unsafe {
+            match self.grouped {
+                false => self.endpoint.exchange(&messages),
+                true => self.endpoint.defer_messages(&messages),
+            }
+        }
     }
 
     /// One training step: an all-reduce for every bucket.
-    fn step(&mut self) -> Result<()> {
-        let (send, recv) = (self.call.send, self.call.recv);
-        for bucket in &self.cell.buckets {
-            let offset = bucket.offset * self.cell.data_type.size();
-            self.call.send = send.wrapping_add(offset);
-            self.call.recv = recv.wrapping_add(offset);
-            self.call.count = bucket.count;
+    fn step(&self) -> Result<()> {
+        self.cell.buckets.iter().try_for_each(|bucket| {
             // SAFETY: the buckets are a partition of the buffers.
-            unsafe { self.endpoint.run(&self.call)? };
-        }
-        Ok(())
+            unsafe { self.make(&self.of_bucket(bucket)) }
+        })
+    }
+
+    /// The part of a step that is one bucket's.
+    fn of_bucket(&self, bucket: &Extent) -> Call<'a> {
+        let offset = self.bytes(bucket.offset);
+        let send = self.call.send.wrapping_add(offset);
+        let recv = self.call.recv.wrapping_add(offset);
+        Call { send, recv, count: bucket.count, ..self.call.clone() }
     }
 
     /// Flip a bit in the result of a call not yet checked.
@@ -247,94 +298,125 @@ impl<'a> Stage<'a> {
         self.wrong += wrong;
         self.first.get_or_insert(finding);
     }
-
-    /// Check the results of the last `calls` calls; `iteration` is the number of the first.
-    pub fn check(&mut self, calls: usize, iteration: usize) {
-        for back in (1..=calls).rev() {
-            let call = self.calls - back;
-            let iteration = (iteration + calls - back) as u64;
-            let slot = call % self.turns();
-            self.check_parts(slot, call % VARIANTS, iteration);
-            if let Some((at, byte)) = self.recvs[slot].broken_guard() {
-                self.note(1, [kind::GUARD, iteration, at as u64, u64::from(byte), 0]);
-            }
-            if self.placement == Placement::OutOfPlace {
-                self.check_untouched(slot, iteration);
-            }
-        }
-    }
-
-    fn check_parts(&mut self, slot: usize, variant: usize, iteration: u64) {
-        let size = self.cell.data_type.size();
-        let base = match self.placement {
-            Placement::OutOfPlace => 0,
-            Placement::InPlace => self.layout.recv_at,
-        };
-        let data_type = self.cell.data_type;
-        for part in &self.layout.parts {
-            let from = (base + part.offset) * size;
-            let got = &self.recvs[slot].contents()[from..from + part.count * size];
-            let (want, copied) = match part.origin {
-                Origin::Rank(rank) => (self.pattern.input_mut(variant, rank), true),
-                Origin::Reduced => (self.pattern.reduced_mut(variant), false),
-            };
-            let same_nan = |a: &[u8], b: &[u8]| {
-                let nan = |bytes| numeric::is_nan(data_type, word(bytes));
-                !copied && nan(a) && nan(b)
-            };
-            let (wrong, first) = differences(got, want, part.start, size, same_nan);
-            if let Some(first) = first {
-                let at = (part.start + first) % pattern::PERIOD * size;
-                let (got, want) = (word(&got[first * size..][..size]), word(&want[at..at + size]));
-                let index = (part.offset + first) as u64;
-                self.wrong += wrong;
-                self.first.get_or_insert([kind::ELEMENT, iteration, index, got, want]);
-            }
-        }
-    }
-
-    /// The gaps of a v form and the result buffer of a rank that gets no result stay as they were.
-    fn check_untouched(&mut self, slot: usize, iteration: u64) {
-        let size = self.cell.data_type.size();
-        let contents = self.recvs[slot].contents();
-        let mut at = 0;
-        let mut touched = None;
-        let ends = self.layout.parts.iter().map(|part| (part.offset, part.offset + part.count));
-        for (begin, end) in ends.chain([(self.layout.recv_elements, 0)]) {
-            let gap = &contents[at * size..(begin * size).max(at * size)];
-            let found = gap.iter().position(|byte| *byte != POISON);
-            touched = touched.or(found.map(|found| (at * size + found, gap[found])));
-            at = end;
-        }
-        if let Some((byte, got)) = touched {
-            let index = (byte / size) as u64;
-            self.note(1, [kind::UNTOUCHED, iteration, index, u64::from(got), u64::from(POISON)]);
-            self.recvs[slot].contents_mut().fill(POISON);
-        }
-    }
-
-    /// Inputs must be as they were.
-    pub fn check_inputs(&mut self, iteration: u64) {
-        let size = self.cell.data_type.size();
-        for slot in 0..self.sends.len() {
-            let want = self.pattern.input_mut(slot % VARIANTS, self.rank);
-            let got = self.sends[slot].contents();
-            let (wrong, first) = differences(got, want, 0, size, |_, _| false);
-            if let Some(first) = first {
-                let at = first % pattern::PERIOD * size;
-                let words = (word(&got[first * size..][..size]), word(&want[at..at + size]));
-                self.note(wrong, [kind::INPUT, iteration, first as u64, words.0, words.1]);
-            }
-            if let Some((at, byte)) = self.sends[slot].broken_guard() {
-                self.note(1, [kind::GUARD, iteration, at as u64, u64::from(byte), 0]);
-            }
-        }
-    }
 }
 
-/// An element's bits.
-fn word(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u64::from_ne_bytes(word)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringcomm::communicator::Explanation;
+    use ringcomm::types::{DataType, ReduceOp};
+    use std::cell::RefCell;
+
+    /// One rank alone, which notes what is asked of it and does nothing.
+    #[derive(Default)]
+    struct Notebook(RefCell<Vec<String>>);
+
+    impl Notebook {
+        fn note(&self, text: String) -> Result<()> {
+            self.0.borrow_mut().push(text);
+            Ok(())
+        }
+    }
+
+    impl Endpoint for Notebook {
+        unsafe fn run(&self, call: &Call) -> Result<()> {
+            self.note(format!("run {}", call.count))
+        }
+
+        unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
+            self.note(format!("exchange {}", messages.len()))
+        }
+
+        fn start_group(&self) {
+            self.0.borrow_mut().push("start".into());
+        }
+
+        fn end_group(&self) -> Result<()> {
+            self.note("end".into())
+        }
+
+        unsafe fn defer(&self, call: &Call) -> Result<()> {
+            self.note(format!("defer {}", call.count))
+        }
+
+        unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
+            self.note(format!("defer {} messages", messages.len()))
+        }
+
+        fn explain(&self, _call: &Call) -> Result<Explanation> {
+            unreachable!()
+        }
+
+        fn register(&self, _address: *mut u8, _bytes: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn finalize(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What an iteration of so many calls asks for, and what the next call would be.
+    fn noted(operation: Operation, buckets: &[usize], calls: usize) -> (Vec<String>, Vec<usize>) {
+        let (data_type, op) = (DataType::Float32, ReduceOp::Sum);
+        let place = |at: &mut usize, count: &usize| {
+            let offset = *at;
+            *at += count;
+            Some(Extent { offset, count: *count })
+        };
+        let bytes = 400;
+        let buckets = buckets.iter().scan(0, place).collect();
+        let cell = Cell { operation, bytes, data_type, op, root: 0, buckets };
+        let options = Options { aggregate: calls, ..Options::default() };
+        let placement = Placement::OutOfPlace;
+        let arena = Arena::new(arena_bytes(&cell, placement, 0, 1, &options)).unwrap();
+        let (layout, notebook) = (cell.layout(0, 1), Notebook::default());
+        let what = (&cell, &layout, placement);
+        let mut stage = Stage::new(&notebook, &arena, (0, 1), what, &options);
+        stage.iterate(calls).unwrap();
+        let counts = stage.aimed().iter().map(|call| call.count).collect();
+        drop(stage);
+        (notebook.0.into_inner(), counts)
+    }
+
+    #[test]
+    fn calls_in_place_get_fresh_inputs_only_where_results_are_checked() {
+        let (data_type, op) = (DataType::Float32, ReduceOp::Sum);
+        let (operation, buckets) = (Operation::AllReduce, Vec::new());
+        let cell = Cell { operation, bytes: 400, data_type, op, root: 0, buckets };
+        let (layout, notebook) = (cell.layout(0, 2), Notebook::default());
+        let refilled = |check| {
+            let options = Options { check, ..Options::default() };
+            let placement = Placement::InPlace;
+            let arena = Arena::new(arena_bytes(&cell, placement, 0, 2, &options)).unwrap();
+            let what = (&cell, &layout, placement);
+            let mut stage = Stage::new(&notebook, &arena, (0, 2), what, &options);
+            let before = stage.recvs[0].contents().to_vec();
+            stage.refill();
+            (before.clone(), stage.recvs[0].contents() != before)
+        };
+        let (poisoned, is_fresh) = refilled(true);
+        assert!(poisoned == [POISON; 400] && is_fresh);
+        assert_eq!(refilled(false), (vec![0; 400], false));
+    }
+
+    #[test]
+    fn several_calls_of_an_iteration_are_one_group() {
+        let asked = |operation, calls| noted(operation, &[], calls).0;
+        assert_eq!(asked(Operation::AllReduce, 1), ["run 100"]);
+        let three = ["start", "defer 100", "defer 100", "defer 100", "end"];
+        assert_eq!(asked(Operation::AllReduce, 3), three);
+        assert_eq!(asked(Operation::SendRecv, 1), ["exchange 2"]);
+        let two = ["start", "defer 2 messages", "defer 2 messages", "end"];
+        assert_eq!(asked(Operation::SendRecv, 2), two);
+    }
+
+    #[test]
+    fn a_step_is_explained_by_its_buckets_and_a_call_by_itself() {
+        let buckets = [60, 30, 10];
+        let (asked, next) = noted(Operation::AllReduce, &buckets, 1);
+        assert_eq!(asked, ["run 60", "run 30", "run 10"]);
+        assert_eq!(next, buckets);
+        assert_eq!(noted(Operation::AllReduce, &[], 1).1, [100]);
+    }
 }

@@ -6,7 +6,7 @@ use crate::operation::Operation;
 use crate::option_table::data_type;
 use crate::options::Options;
 use ringcomm::plan::partition::Extent;
-use ringcomm::types::{DataType, ReduceOp};
+use ringcomm::types::DataType;
 
 /// One gradient of the trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,22 +82,25 @@ pub fn load(options: &Options, path: &str) -> Result<Vec<Step>, String> {
     Ok(bucket(&gradients, options.first_bucket_bytes, options.bucket_bytes))
 }
 
-/// A cell for each type of the trace.
+/// A cell for each type of the trace and each reduction.
 pub fn cells(options: &Options, path: &str) -> Result<Vec<Cell>, String> {
-    let op = options.reductions[0];
-    let cell = |step: Step| {
+    let mut cells = Vec::new();
+    for step in load(options, path)? {
+        if options.names_reductions() {
+            options.all_reduce_on(step.data_type).map_err(|why| format!("{path}: {why}"))?;
+        }
         let count: usize = step.buckets.iter().map(|bucket| bucket.count).sum();
-        let op = if op.supports(step.data_type) { op } else { ReduceOp::Sum };
-        Cell {
+        let known = options.reductions.iter().filter(|op| op.supports(step.data_type));
+        cells.extend(known.map(|op| Cell {
             operation: Operation::AllReduce,
             bytes: count * step.data_type.size(),
             data_type: step.data_type,
-            op,
+            op: *op,
             root: 0,
-            buckets: step.buckets,
-        }
-    };
-    Ok(load(options, path)?.into_iter().map(cell).collect())
+            buckets: step.buckets.clone(),
+        }));
+    }
+    Ok(cells)
 }
 
 /// What the buckets are, for the lines above the table.

@@ -4,23 +4,28 @@ use crate::allowance::{Allowance, Budget};
 use crate::arena::Arena;
 use crate::board::{Board, Broken};
 use crate::endpoint::Endpoint;
+use crate::explain::explain;
 use crate::json::{Value, object};
 use crate::layout::{Cell, Layout, Placement};
 use crate::measure::{Clock, Times};
 use crate::numeric;
 use crate::options::{Options, Roots};
-use crate::report::time;
 use crate::row::Row;
+use crate::sizes::Sizes;
 use crate::stage::{Stage, arena_bytes, kind};
-use ringcomm::communicator::{Explanation, Mapped};
 use ringcomm::types::ReduceOp;
 use std::time::Instant;
 
 /// What travels from the ranks to the report: one JSON object each.
 pub type Sink<'a> = &'a dyn Fn(Value);
 
-/// The cells of a run, in the order of the report. Every rank makes the same list.
-pub fn cells(options: &Options, nranks: usize) -> Vec<Cell> {
+/// Rows of a table at most. At the default time for a row so many take three hours, and every
+/// process has a list of some 10 MB of them: past this the step is a typing error.
+pub const MOST_ROWS: usize = 100_000;
+
+/// The cells of a run, in the order of the report. Every rank makes the same list. Refused before
+/// they are too many.
+pub fn cells(options: &Options, nranks: usize) -> Result<Vec<Cell>, String> {
     let mut cells = Vec::new();
     for operation in &options.operations {
         let roots: Vec<usize> = match options.roots {
@@ -36,26 +41,43 @@ pub fn cells(options: &Options, nranks: usize) -> Vec<Cell> {
             true => options.types.clone(),
             false => options.types[..1].to_vec(),
         };
-        let sizes = if operation.has_data() { options.sizes() } else { vec![0] };
+        let sizes = match operation.has_data() {
+            true => options.sizes(),
+            false => Sizes::new(0, 0, options.progression),
+        };
         for data_type in types {
             for op in reductions.iter().copied() {
                 if operation.reduces() && !op.supports(data_type) {
                     continue;
                 }
                 for root in roots.iter().copied() {
-                    cells.extend(sizes.iter().map(|bytes| Cell {
+                    let cell = |bytes| Cell {
                         operation: *operation,
-                        bytes: *bytes,
+                        bytes,
                         data_type,
                         op,
                         root,
                         buckets: Vec::new(),
-                    }));
+                    };
+                    let room = MOST_ROWS + 1 - cells.len();
+                    cells.extend(sizes.clone().take(room).map(cell));
+                    fits(cells.len())?;
                 }
             }
         }
     }
-    cells
+    Ok(cells)
+}
+
+/// Whether a table has so many rows.
+pub fn fits(rows: usize) -> Result<(), String> {
+    match rows <= MOST_ROWS {
+        true => Ok(()),
+        false => Err(format!(
+            "more than {MOST_ROWS} rows: give a larger -i, or -f 2, which multiplies, or fewer \
+             types, reductions and roots"
+        )),
+    }
 }
 
 /// The placements that a cell is measured in.
@@ -219,23 +241,9 @@ fn report(
         busbw: algbw * cell.operation.bus_factor(nranks),
         mem: f64::NAN,
         iterations: times.iterations,
-        predicted_us: f64::NAN,
-        transport: if options.tcp { "tcp" } else { "messages" }.into(),
-        algorithm: "direct".into(),
         ..Row::default()
     };
-    if cell.operation.collective().is_some()
-        && let Ok(explanation) = endpoint.explain(&stage.aimed())
-    {
-        row.algorithm = explanation.algorithm.into();
-        row.transport = explanation.transport.into();
-        row.channels = explanation.channels;
-        row.chunks = explanation.chunks;
-        row.slices = explanation.slices;
-        row.slice_bytes = explanation.slice_bytes;
-        row.predicted_us = explanation.predicted_us;
-        explain_mapped(&mut row, &explanation, options);
-    }
+    explain(&mut row, cell, stage, options, endpoint);
     let mut wrong = 0;
     let mut first = None;
     for rank in 0..nranks {
@@ -246,33 +254,15 @@ fn report(
         }
     }
     row.wrong = options.check.then_some(wrong);
+    // One by one, before their row: what is sent at once has a limit.
+    for bucket in std::mem::take(&mut row.buckets) {
+        sink(object([("bucket", bucket.to_json())]));
+    }
     sink(object([("row", row.to_json())]));
     if let Some((rank, finding)) = first {
         let text = format!("{}: {}", row.key(), explain_finding(cell, rank, finding));
         sink(object([("wrong", text.as_str().into())]));
     }
-}
-
-/// What runs in registered buffers: it has, or it is told beside what has.
-fn explain_mapped(row: &mut Row, explanation: &Explanation, options: &Options) {
-    if explanation.mapped.is_some() {
-        row.transport = "process staged".into();
-    }
-    let suits = |mapped: &Mapped| mapped.in_place || !row.in_place;
-    let Some(mapped) = explanation.mapped.filter(suits) else { return };
-    if !options.register {
-        row.mapped = format!(
-            "registered: {} over process mapped, predicted {} us",
-            mapped.algorithm,
-            time(mapped.predicted_us)
-        );
-        return;
-    }
-    row.algorithm = mapped.algorithm.into();
-    row.transport = "process mapped".into();
-    (row.chunks, row.slices) = (mapped.chunks, 1);
-    row.slice_bytes = row.bytes.div_ceil(mapped.chunks.max(1));
-    row.predicted_us = mapped.predicted_us;
 }
 
 /// The first wrong element in words.

@@ -38,6 +38,28 @@ pub const REMOVED: &[&str] = &[
     "SLURM_LAUNCH_NODE_IPADDR",
 ];
 
+/// Where the ranks of a launcher meet. Who is a rank itself has it of the launcher around this one,
+/// whose job that is.
+const MEETING: &str = "RINGCOMM_ADDRESS";
+
+/// Settings of a machine, not of a job: those of the launcher's are not handed to others.
+const OF_A_MACHINE: &[&str] = &["RINGCOMM_HOSTID"];
+
+/// Whether this environment is that of a rank.
+fn is_ranks(mut names: impl Iterator<Item = impl AsRef<[u8]>>) -> bool {
+    names.any(|name| name.as_ref() == b"RINGCOMM_RANK")
+}
+
+/// Of the launcher's environment, the settings that all ranks are to have.
+pub fn settings(all: Vec<Variable>) -> Vec<Variable> {
+    let within = is_ranks(all.iter().map(|(name, _)| name));
+    let is_for_all = |name: &str| {
+        let stays = is_own(name) || OF_A_MACHINE.contains(&name) || within && name == MEETING;
+        name.starts_with("RINGCOMM_") && !stays
+    };
+    all.into_iter().filter(|(name, _)| str::from_utf8(name).is_ok_and(is_for_all)).collect()
+}
+
 /// What all ranks of one start of a job have in common.
 #[derive(Clone, Debug)]
 pub struct Facts {
@@ -120,8 +142,10 @@ pub fn compose(
 ) -> Vec<Variable> {
     let replaced =
         |name: &[u8]| forwarded.iter().chain(own).any(|(replacing, _)| replacing == name);
-    let mut all: Vec<Variable> =
-        machine.filter(|(name, _)| !is_removed(name) && !replaced(name)).collect();
+    let mut all: Vec<Variable> = machine.collect();
+    let within = is_ranks(all.iter().map(|(name, _)| name));
+    let is_foreign = |name: &[u8]| is_removed(name) || (within && name == MEETING.as_bytes());
+    all.retain(|(name, _)| !is_foreign(name) && !replaced(name));
     let overridden = |name: &[u8]| own.iter().any(|(replacing, _)| replacing == name);
     all.extend(forwarded.iter().filter(|(name, _)| !overridden(name)).cloned());
     all.extend(own.iter().cloned());
@@ -151,6 +175,30 @@ mod tests {
         all.sort();
         // Whoever forwards a variable by name means it.
         assert_eq!(all, of(&[("A", "1"), ("B", "2"), ("PMI_RANK", "3"), ("RANK", "0")]));
+    }
+
+    /// A rank's script may start a job of its own.
+    #[test]
+    fn ranks_within_a_rank_do_not_meet_where_the_outer_ones_do() {
+        let outer = [("RINGCOMM_ADDRESS", "a:1"), ("RINGCOMM_RANK", "3"), ("RINGCOMM_ALGO", "x")];
+        assert_eq!(settings(of(&outer)), of(&outer[2..]));
+        assert_eq!(settings(of(&outer[..1])), of(&outer[..1]), "who is no rank means it");
+        let own = of(&[("RINGCOMM_RANK", "0")]);
+        let all = |forwarded: &[(&str, &str)]| {
+            let mut all = compose(of(&outer).into_iter(), &of(forwarded), &own, 1);
+            all.sort();
+            all
+        };
+        assert_eq!(all(&[]), of(&[("RINGCOMM_ALGO", "x"), ("RINGCOMM_RANK", "0")]));
+        let given = all(&[("RINGCOMM_ADDRESS", "b:2")]);
+        assert_eq!(given[0], of(&[("RINGCOMM_ADDRESS", "b:2")])[0], "given with -x");
+    }
+
+    #[test]
+    fn what_names_a_machine_stays_on_it() {
+        let machine = [("RINGCOMM_HOSTID", "a"), ("RINGCOMM_TIMEOUT_MS", "5"), ("PATH", "x")];
+        assert_eq!(settings(of(&machine)), of(&machine[1..2]));
+        assert_eq!(compose(of(&machine).into_iter(), &[], &[], 1), of(&machine));
     }
 
     #[test]

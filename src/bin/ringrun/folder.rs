@@ -16,6 +16,9 @@ pub const VARIABLE: &str = "RINGCOMM_STATUS_DIR";
 
 const LOCK: &str = "lock";
 
+/// The lock before it is locked: under its own name it would count as one that is left.
+const NEW_LOCK: &str = "lock.new";
+
 /// Between the folder and its lock an agent takes microseconds; a loaded machine no minute.
 const UNLOCKED: Duration = Duration::from_secs(60);
 
@@ -54,8 +57,7 @@ impl Folder {
             let path = place.join(format!("{}{job}-{}", beginning(), std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {
-                    let lock = File::create(path.join(LOCK))?;
-                    lock.lock()?;
+                    let lock = lock(&path)?;
                     return Ok(Folder { path, _lock: lock });
                 }
                 Err(error) => refused = error,
@@ -92,6 +94,14 @@ fn of_place(place: &Path) -> impl Iterator<Item = Found> {
     })
 }
 
+/// Lock a folder for this process.
+fn lock(path: &Path) -> io::Result<File> {
+    let lock = File::create(path.join(NEW_LOCK))?;
+    lock.lock()?;
+    std::fs::rename(path.join(NEW_LOCK), path.join(LOCK))?;
+    Ok(lock)
+}
+
 fn is_left(path: &Path) -> bool {
     match File::open(path.join(LOCK)) {
         Ok(lock) => lock.try_lock().is_ok(),
@@ -115,4 +125,45 @@ pub fn all() -> Vec<Found> {
     all.retain(|found| !is_left(&found.path));
     all.sort_by_key(|found| std::cmp::Reverse(found.since));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    /// Another agent looks at a folder while its own makes it.
+    #[test]
+    fn a_folder_is_never_taken_for_one_that_is_left_while_it_is_made() {
+        let name = format!("ringrun-test-{}", std::process::id());
+        let place = std::env::temp_dir().join(name);
+        let path = place.join("folder");
+        std::fs::create_dir_all(&place).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let seen = scope.spawn(|| {
+                let mut seen = false;
+                while !over.load(Relaxed) {
+                    // As soon as the lock is there. It is gone before it is unlocked, and its
+                    // number is nobody else's as long as it is open here.
+                    if let Ok(lock) = File::open(path.join(LOCK)) {
+                        let is_free = lock.try_lock().is_ok();
+                        let number = lock.metadata().unwrap().ino();
+                        let there = path.join(LOCK).metadata();
+                        seen |= is_free && there.is_ok_and(|there| there.ino() == number);
+                    }
+                }
+                seen
+            });
+            for _ in 0..3000 {
+                std::fs::create_dir(&path).unwrap();
+                let held = lock(&path).unwrap();
+                std::fs::remove_dir_all(&path).unwrap();
+                drop(held);
+            }
+            over.store(true, Relaxed);
+            assert!(!seen.join().unwrap());
+        });
+        std::fs::remove_dir_all(&place).unwrap();
+    }
 }

@@ -117,6 +117,7 @@ pub enum Parsed {
 pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
     let mut options = Options::default();
     let mut rest = arguments.iter();
+    let mut is_marked = false;
     while let Some(argument) = rest.next() {
         let bytes = argument.as_encoded_bytes();
         if !bytes.starts_with(b"-") || bytes == b"-" {
@@ -130,6 +131,7 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
             check::ARGUMENT => return Ok(Parsed::CheckRank),
             "--status" => return wanted(rest.as_slice()).map(Parsed::Status),
             "--" => {
+                is_marked = true;
                 options.command = rest.cloned().collect();
                 break;
             }
@@ -155,7 +157,28 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
         (entry.set)(&mut options, value).map_err(|why| format!("{name} {value}: {why}"))?;
     }
     options.consistent()?;
+    if !is_marked {
+        one_program(&options.command)?;
+    }
     Ok(Parsed::Run(Box::new(options)))
+}
+
+/// mpirun's colon begins another program, with options of its own. To ringrun it is an argument, as
+/// it is to many programs; where options follow it, somebody meant mpirun's.
+fn one_program(command: &[OsString]) -> Result<(), String> {
+    let begins = |pair: &[OsString]| {
+        let name = pair[1].to_str().unwrap_or("").split('=').next().unwrap_or("");
+        pair[0] == ":" && name.starts_with('-') && find(name).is_ok()
+    };
+    match command.windows(2).any(begins) {
+        true => {
+            Err("ringrun runs one program: there is no other behind a colon, as mpirun has it; \
+                     start a script that asks for RANK (or write -- before the program, if the \
+                     colon is an argument of its own)"
+                .into())
+        }
+        false => Ok(()),
+    }
 }
 
 /// What follows `--status`.
@@ -265,6 +288,9 @@ mod tests {
         assert_eq!((options.ranks, options.command.len()), (Some(2), 7));
         let options = run("-n 2 -- -odd --name").unwrap();
         assert_eq!(options.command, ["-odd", "--name"]);
+        assert_eq!(run("-n 2 sh -c : x").unwrap().command.len(), 4);
+        assert_eq!(run("-n 2 p : -c").unwrap().command.len(), 3);
+        assert_eq!(run("-n 2 -- p : -n 1").unwrap().command.len(), 4);
     }
 
     #[test]
@@ -287,6 +313,8 @@ mod tests {
             ("-np 2 --oversubscribe p", "as many ranks as -H says"),
             ("-np 2 -mca btl tcp p", "variables RINGCOMM_"),
             ("-np 2 -bind-to none p", "bound to no core"),
+            ("-np 1 a : -np 1 b", "runs one program"),
+            ("-np 1 a x : -H=b:1 b", "runs one program"),
         ] {
             let error = run(text).unwrap_err();
             assert!(error.contains(wanted), "{text}: {error}");

@@ -16,6 +16,57 @@ pub struct Failure {
     pub lasting: bool,
 }
 
+/// How long a failure waits for word of another host that a rank was killed there. Connections that
+/// break tell the dead rank's peers within a round trip, and its agent tells the launcher through a
+/// remote shell in two or three: tenths of a second at most. It is what such a job ends later.
+const WORD_TRAVELS: Duration = Duration::from_millis(300);
+
+/// Failures of a job's ranks, in the order in which they are to be told. One that is killed has its
+/// peers fail, and seldom the other way round; but word of different hosts comes in any order.
+pub struct Tidings {
+    /// Whether there is an order to find out: there are several hosts, and nothing was told yet.
+    open: bool,
+    held: Vec<Failure>,
+    until: Option<Instant>,
+}
+
+impl Tidings {
+    pub fn new(hosts: usize) -> Tidings {
+        Tidings { open: hosts > 1, held: Vec::new(), until: None }
+    }
+
+    /// A rank failed; what is to be told now.
+    pub fn heard(&mut self, failure: Failure, was_killed: bool, now: Instant) -> Vec<Failure> {
+        if self.open && !was_killed {
+            self.held.push(failure);
+            self.until.get_or_insert(now + WORD_TRAVELS);
+            return Vec::new();
+        }
+        let before = self.release();
+        self.open = false;
+        std::iter::once(failure).chain(before).collect()
+    }
+
+    /// Nothing more can come that goes before what is held.
+    pub fn release(&mut self) -> Vec<Failure> {
+        self.until = None;
+        self.open &= self.held.is_empty();
+        std::mem::take(&mut self.held)
+    }
+
+    /// What the time that has passed lets be told.
+    pub fn tick(&mut self, now: Instant) -> Vec<Failure> {
+        match self.until {
+            Some(until) if now >= until => self.release(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.until
+    }
+}
+
 /// How far the ending of a job has come.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
@@ -145,6 +196,32 @@ mod tests {
         assert_eq!(policy.failed(failure(7), now), (Action::Send(libc::SIGTERM), true));
         assert_eq!(policy.failed(failure(143), now), (Action::Nothing, false));
         assert_eq!((policy.status(), policy.wants_restart()), (7, true));
+    }
+
+    #[test]
+    fn a_rank_that_was_killed_goes_before_those_of_other_hosts_that_missed_it() {
+        let (mut tidings, now) = (Tidings::new(2), Instant::now());
+        assert_eq!(tidings.heard(failure(1), false, now), []);
+        assert_eq!(tidings.heard(failure(2), false, now + WORD_TRAVELS / 2), []);
+        assert_eq!(tidings.deadline(), Some(now + WORD_TRAVELS));
+        assert_eq!(tidings.tick(now + WORD_TRAVELS / 2), []);
+        let told = tidings.heard(failure(137), true, now + WORD_TRAVELS / 2);
+        assert_eq!(told, [failure(137), failure(1), failure(2)]);
+        // The first is known: nobody waits any more.
+        assert_eq!(tidings.heard(failure(3), false, now), [failure(3)]);
+        assert_eq!(tidings.deadline(), None);
+    }
+
+    #[test]
+    fn a_failure_waits_for_a_worse_one_only_a_moment_and_only_where_there_are_several_hosts() {
+        let (mut tidings, now) = (Tidings::new(2), Instant::now());
+        assert_eq!(tidings.heard(failure(1), false, now), []);
+        assert_eq!(tidings.tick(now + WORD_TRAVELS), [failure(1)]);
+        assert_eq!(tidings.heard(failure(2), false, now), [failure(2)]);
+        assert_eq!(Tidings::new(1).heard(failure(1), false, now), [failure(1)]);
+        let mut tidings = Tidings::new(2);
+        assert_eq!(tidings.heard(failure(137), true, now), [failure(137)]);
+        assert_eq!(tidings.heard(failure(1), false, now), [failure(1)], "it was told first");
     }
 
     #[test]

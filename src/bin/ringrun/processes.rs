@@ -70,13 +70,10 @@ pub fn signal_group(leader: u32, signal: i32) {
 
 /// All children that have ended, reaped, in the order in which their ends are to be told. The
 /// kernel gives them as they were started, whoever ended first. So those that a signal ended come
-/// first: a rank that is killed has its peers fail, and seldom the other way round. An abort is how
-/// a program ends that does not handle an error, and counts as an exit.
+/// first: a rank that is killed has its peers fail, and seldom the other way round.
 pub fn reap_all(leads: impl Fn(u32) -> bool) -> Vec<(u32, Ended)> {
     let mut all: Vec<_> = std::iter::from_fn(|| reap(&leads)).collect();
-    all.sort_by_key(
-        |(_, ended)| !matches!(ended, Ended::Signal(signal) if *signal != libc::SIGABRT),
-    );
+    all.sort_by_key(|(_, ended)| !ended.is_a_kill());
     all
 }
 

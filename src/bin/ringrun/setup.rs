@@ -198,12 +198,8 @@ fn ports(forwarded: &[Variable]) -> Result<Option<&str>, String> {
 
 /// The launcher's RINGCOMM_* settings, which must be the same on all ranks, and what `-x` names.
 fn forwarded(options: &Options) -> Result<Vec<Variable>, String> {
-    let own = std::env::vars_os().filter(|(name, _)| {
-        let name = name.to_str().unwrap_or("");
-        name.starts_with("RINGCOMM_") && !environment::is_own(name)
-    });
-    let mut all: Vec<Variable> =
-        own.map(|(name, value)| (name.into_vec(), value.into_vec())).collect();
+    let own = std::env::vars_os().map(|(name, value)| (name.into_vec(), value.into_vec()));
+    let mut all = environment::settings(own.collect());
     for (name, value) in &options.variables {
         let value = match value {
             Some(value) => OsString::from(value),

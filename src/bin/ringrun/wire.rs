@@ -12,6 +12,14 @@ pub enum Ended {
     Signal(i32),
 }
 
+impl Ended {
+    /// Whether somebody else ended it, or a fault. An abort is how a program ends that does not
+    /// handle an error, and counts as an exit.
+    pub fn is_a_kill(self) -> bool {
+        matches!(self, Ended::Signal(signal) if signal != libc::SIGABRT)
+    }
+}
+
 /// What an agent is to start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Job {

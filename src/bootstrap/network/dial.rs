@@ -3,7 +3,7 @@
 //! A gate may be late, full, or reached by another address than the first: every way in which one
 //! attempt can fail leads to the next. What failed last is in the error.
 
-use super::greeting::{ANYONE, Greeting, ROOT};
+use super::greeting::{ANYONE, Greeting, Purpose, ROOT};
 use super::handshake::{Handshake, Keys, Secret};
 use super::lobby::{Arrival, Broken, shake};
 use super::socket::{Kernel, Socket, entry};
@@ -35,6 +35,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// kernel drop what they say.
 const SILENCE: Duration = Duration::from_secs(7);
 
+/// What is left of that for another attempt, once the kernel has found nobody at the other end of
+/// one that had been answered.
+const LAST_TRY: Duration = Duration::from_secs(1);
+
 enum State<S> {
     Pausing { until: Instant },
     Shaking { stream: S, handshake: Box<Handshake>, since: Instant },
@@ -49,8 +53,12 @@ pub struct Dialling<S> {
     deadline: Instant,
     /// The peer was listening: where every address refuses, it is gone.
     was_open: bool,
-    /// Somebody has answered at one of the addresses, if only with a refusal.
+    /// Somebody has answered in this round through the addresses, if only with a refusal.
     answered: bool,
+    round_began: Instant,
+    /// Since when there has been no round with an answer: what answered before may have fallen
+    /// silent.
+    unheard: Option<Instant>,
     state: State<S>,
     attempts: usize,
     pause: Duration,
@@ -78,6 +86,8 @@ impl<S: super::stream::Stream> Dialling<S> {
             deadline,
             was_open: false,
             answered: false,
+            round_began: now,
+            unheard: Some(now),
             state: State::Pausing { until: now },
             attempts: 0,
             pause: FIRST_PAUSE,
@@ -113,7 +123,9 @@ impl<S: super::stream::Stream> Dialling<S> {
                         let gives_up =
                             may_change && !handshake.is_proved() && now >= *since + patience;
                         // What is to be said first leaves once the connection is made.
-                        self.answered |= handshake.outgoing().is_empty();
+                        if handshake.outgoing().is_empty() {
+                            (self.answered, self.unheard) = (true, None);
+                        }
                         if now >= self.silent_at() {
                             return Err(self.failure(now));
                         }
@@ -128,17 +140,30 @@ impl<S: super::stream::Stream> Dialling<S> {
         }
     }
 
-    /// Whether an attempt is given up for another. Where nobody has answered, another socket asks
-    /// anew: a first packet that is lost is sent again by its kernel only after a second, then two,
-    /// then four.
+    /// Whether an attempt is given up for another. Where nobody answers, another socket asks anew:
+    /// a first packet that is lost is sent again by its kernel only after a second, then two, then
+    /// four.
     fn may_change(&self) -> bool {
         self.to.len() > 1 || self.was_open && !self.answered
     }
 
     /// From when on nobody is there, if there has been no answer.
     fn silent_at(&self) -> Instant {
-        let is_silent = self.was_open && !self.answered;
-        if is_silent { self.deadline.min(self.started + SILENCE) } else { self.deadline }
+        self.silence_ends().map_or(self.deadline, |at| at.min(self.deadline))
+    }
+
+    fn silence_ends(&self) -> Option<Instant> {
+        if !self.was_open || self.answered {
+            return None;
+        }
+        // One of several may be silent a round long, and another not.
+        let this_round = (self.to.len() == 1).then_some(self.round_began);
+        Some(self.unheard.or(this_round)? + SILENCE)
+    }
+
+    /// Whether nobody has answered for so long that nobody is there, not even a kernel.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        self.silence_ends().is_some_and(|at| now >= at)
     }
 
     /// How long the current attempt may take.
@@ -154,6 +179,10 @@ impl<S: super::stream::Stream> Dialling<S> {
     fn begin(&mut self, now: Instant, network: &mut impl Network<Stream = S>) -> Result<()> {
         match network.connect(&self.current()) {
             Ok(stream) => {
+                if self.was_open {
+                    // Its host may fall silent when it has answered.
+                    network.watch(&stream);
+                }
                 let handshake = Handshake::caller(&self.secret, &self.greeting)
                     .map_err(|why| Error::Internal(why.into()))?;
                 let handshake = Box::new(handshake);
@@ -166,16 +195,18 @@ impl<S: super::stream::Stream> Dialling<S> {
 
     /// The attempt failed: the next address, or a pause after the last.
     fn next(&mut self, now: Instant, broken: Broken) -> Result<()> {
-        self.answered |= match &broken {
-            Broken::Network(error) => matches!(error.kind(), ConnectionRefused | ConnectionReset),
-            Broken::Refused(_) => true,
-        };
+        self.note_answer(now, &broken);
         if let Broken::Network(error) = &broken {
             self.refused += usize::from(error.raw_os_error() == Some(libc::ECONNREFUSED));
         }
         let at = self.current();
         match &broken {
-            Broken::Network(error) if error.kind() == UnexpectedEof && !self.is_proved() => {
+            // Who comes for another purpose has met the others, and has their secret.
+            Broken::Network(error)
+                if error.kind() == UnexpectedEof
+                    && self.greeting.purpose == Purpose::Meet
+                    && !self.is_proved() =>
+            {
                 self.hung_up = Some(at);
             }
             _ if self.hung_up == Some(at) => self.hung_up = None,
@@ -185,6 +216,9 @@ impl<S: super::stream::Stream> Dialling<S> {
         self.attempts += 1;
         let mut until = now;
         if self.attempts.is_multiple_of(self.to.len()) {
+            if !self.answered {
+                self.unheard.get_or_insert(self.round_began);
+            }
             let is_gone = self.was_open && self.refused == self.to.len();
             if is_gone || now >= self.silent_at() {
                 return Err(self.failure(now));
@@ -192,9 +226,25 @@ impl<S: super::stream::Stream> Dialling<S> {
             self.refused = 0;
             until = now + self.pause;
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            (self.answered, self.round_began) = (false, until);
         }
         self.state = State::Pausing { until };
         Ok(())
+    }
+
+    /// Note what a failed attempt says of whether anybody is there.
+    fn note_answer(&mut self, now: Instant, broken: &Broken) {
+        match broken {
+            Broken::Network(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
+                // The kernel has tried for seconds.
+                self.unheard.get_or_insert(now + LAST_TRY - SILENCE);
+                self.answered = false;
+            }
+            Broken::Network(error)
+                if !matches!(error.kind(), ConnectionRefused | ConnectionReset | UnexpectedEof) => {
+            }
+            _ => (self.answered, self.unheard) = (true, None),
+        }
     }
 
     /// Whether the gate of the attempt under way has shown that it holds the secret.
@@ -220,13 +270,34 @@ impl<S: super::stream::Stream> Dialling<S> {
             to => format!("rank {to}"),
         };
         let waited_ms = now.saturating_duration_since(self.started).as_millis();
-        let places: Vec<String> = self.to.iter().map(SocketAddr::to_string).collect();
-        let places = places.join(", ");
+        let places = self.places();
         let (why, errno) = self.why();
         Error::System {
             what: format!("rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{why}"),
             errno,
         }
+    }
+
+    fn places(&self) -> String {
+        let places: Vec<String> = self.to.iter().map(SocketAddr::to_string).collect();
+        places.join(", ")
+    }
+
+    /// Why nobody was reached, where it ended for that and the gate had been open: what happened to
+    /// the caller, without its name.
+    pub fn obstacle(&self, now: Instant) -> String {
+        let places = self.places();
+        if self.refused == self.to.len() {
+            return format!("was refused at {places}");
+        }
+        let waited_ms = now.saturating_duration_since(self.started).as_millis();
+        let last = match &self.last {
+            Some((at, Broken::Network(error))) if error.raw_os_error().is_some() => {
+                format!(" (the last attempt, at {at}, ended with: {error})")
+            }
+            _ => String::new(),
+        };
+        format!("had no answer from {places} in {waited_ms} ms{last}")
     }
 
     /// What the attempts came to.

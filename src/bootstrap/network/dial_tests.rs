@@ -167,6 +167,66 @@ fn who_answers_nothing_is_asked_anew_when_it_is_time_and_no_later() {
     assert!(dial.stream().is_none(), "the first attempt is given up for the next");
 }
 
+/// A network in which somebody takes what is said on the first connection, which then ends in that
+/// way, and nobody is there any more.
+struct Fading(Option<i32>);
+
+/// Of the first: how it ends, and whether it has been listened to.
+struct Fade(Option<i32>, bool);
+
+impl Stream for Fade {
+    fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        let is_over = std::mem::replace(&mut self.1, true);
+        let end = self.0.filter(|_| is_over).map(io::Error::from_raw_os_error);
+        Err(end.unwrap_or(io::ErrorKind::WouldBlock.into()))
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.is_some() { Ok(bytes.len()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    fn finish(&mut self) {}
+}
+
+impl Network for Fading {
+    type Stream = Fade;
+
+    fn connect(&mut self, _: &SocketAddr) -> io::Result<Fade> {
+        Ok(Fade(self.0.take(), false))
+    }
+
+    fn watch(&self, _: &Fade) {}
+
+    fn ask(&self, _: &Fade) {}
+
+    fn is_silent(&self, _: &Fade, _: &mut Silence) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_host_that_falls_silent_once_it_has_answered_is_not_waited_for() {
+    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let to: [SocketAddr; 1] = ["192.0.2.1:1".parse().unwrap()];
+    let (purpose, rank) = (Purpose::Control, 1);
+    let greeting = Greeting { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    // The kernel has tried for seconds, or the connection was cut before.
+    for (end, rest) in [(libc::ETIMEDOUT, LAST_TRY), (libc::ECONNRESET, FIRST_PAUSE + SILENCE)] {
+        let (begin, mut network) = (Instant::now(), Fading(Some(end)));
+        let (secret, greeting) = (secret.clone(), greeting.clone());
+        let dial = Dialling::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
+        let mut dial = dial.where_open();
+        assert!(dial.advance(begin, &mut network).unwrap().is_none());
+        let mut now = begin + 8 * ATTEMPT;
+        while let Ok(arrival) = dial.advance(now, &mut network) {
+            assert!(arrival.is_none(), "nobody says anything");
+            now = dial.next_deadline();
+        }
+        assert_eq!(now, begin + 8 * ATTEMPT + rest);
+        assert!(dial.is_silent(now));
+    }
+}
+
 /// A network in which the gate at one address hangs up on whoever has spoken, and no other answers.
 struct Rude(SocketAddr);
 
@@ -201,12 +261,11 @@ impl Network for Rude {
     }
 }
 
-/// The error of a dial to these addresses, of which one hangs up.
-fn complaint(to: &[&str], rude: &str) -> String {
+/// The error of a dial for a purpose to these addresses, of which one hangs up.
+fn complaint(purpose: Purpose, to: &[&str], rude: &str) -> String {
     let to: Vec<SocketAddr> = to.iter().map(|at| at.parse().unwrap()).collect();
     let secret = Secret::new(&UniqueId::generate().unwrap());
-    let (purpose, rank) = (Purpose::Meet, 1);
-    let greeting = Greeting { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let greeting = Greeting { purpose, rank: 1, to: ROOT, nranks: 2, lane: 0, note: 0 };
     let (mut now, mut network) = (Instant::now(), Rude(rude.parse().unwrap()));
     let mut dial = Dialling::new(secret, &to, greeting, now, now + 10 * ATTEMPT);
     loop {
@@ -221,10 +280,16 @@ fn complaint(to: &[&str], rude: &str) -> String {
 fn who_is_hung_up_on_is_told_that_it_may_be_the_secret() {
     let (one, two) = ("192.0.2.1:1", "192.0.2.2:1");
     for to in [&[one][..], &[one, two], &[two, one]] {
-        let text = complaint(to, one);
+        let text = complaint(Purpose::Meet, to, one);
         assert!(text.contains("192.0.2.1:1 was reached and hung up"), "{text}");
         assert!(text.contains("RINGCOMM_SECRET") && text.contains("the root"), "{text}");
     }
-    let text = complaint(&[two], one);
+    let text = complaint(Purpose::Meet, &[two], one);
     assert!(!text.contains("RINGCOMM_SECRET"), "{text}");
+    // Who has met the others has their secret.
+    for purpose in [Purpose::Control, Purpose::Data] {
+        let text = complaint(purpose, &[one], one);
+        assert!(text.contains("192.0.2.1:1 was reached and hung up"), "{text}");
+        assert!(!text.contains("RINGCOMM_SECRET"), "{text}");
+    }
 }

@@ -84,7 +84,8 @@ impl Gate {
             address.set_port(port);
             address
         };
-        let addresses = reached.into_iter().take(MOST_ADDRESSES).map(with_port).collect();
+        let addresses = interface::best_few(&reached, MOST_ADDRESSES);
+        let addresses = addresses.into_iter().map(with_port).collect();
         let lobby = Lobby::new(Secret::new(id));
         Gate { listener, addresses, lobby, kept: Vec::new() }
     }
@@ -210,5 +211,23 @@ mod tests {
         let best: Vec<IpAddr> =
             (0..MOST_ADDRESSES as u8).map(|last| [10, 0, 0, last].into()).collect();
         assert_eq!(told, best);
+    }
+
+    #[test]
+    fn many_addresses_of_one_family_do_not_hide_the_other() {
+        let id = UniqueId::generate().unwrap();
+        let at = SocketAddr::from(([127, 0, 0, 1], 0));
+        let told = |more: &[&str]| {
+            let many = (0..200).map(|last| format!("10.0.0.{last}"));
+            let many = many.chain(more.iter().map(|ip| ip.to_string()));
+            let many = many.map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
+            let gate = Gate::with(&id, Listener::bind(&at).unwrap(), many);
+            gate.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
+        };
+        let three = ["10.0.0.0", "10.0.0.1", "10.0.0.2"];
+        let both = |other| [&three[..], &[other]].concat();
+        assert_eq!(told(&["2001:db8::2", "2001:db8::3"]), both("2001:db8::2"));
+        // Every interface has such an address; it is worth less than any that is routed.
+        assert_eq!(told(&["fe80::1"]), both("10.0.0.3"));
     }
 }

@@ -102,7 +102,7 @@ impl<'a> Wish<'a> {
 }
 
 /// Bridges of containers and virtual machines: every host has one, with the same address.
-const PRIVATE: [&str; 5] = ["docker", "virbr", "veth", "cni", "br-"];
+const PRIVATE: [&str; 8] = ["docker", "podman", "virbr", "lxcbr", "lxdbr", "veth", "cni", "br-"];
 
 fn is_link_local(address: &SocketAddr) -> bool {
     match address.ip() {
@@ -147,6 +147,20 @@ pub fn choose(
         return Err(Error::usage(nothing_left(all, wish, family)));
     }
     Ok(chosen.into_iter().map(|interface| interface.address).collect())
+}
+
+/// The best few of some addresses, best first: among them the best of each family, since of two
+/// hosts one may have only the other family, but for one that is worth nothing off its link.
+pub fn best_few(all: &[SocketAddr], most: usize) -> Vec<SocketAddr> {
+    let (few, rest) = all.split_at(all.len().min(most));
+    let mut few = few.to_vec();
+    let is_hidden = |one: &&SocketAddr| {
+        few.iter().all(|told| told.is_ipv4() != one.is_ipv4()) && !is_link_local(one)
+    };
+    if let (Some(hidden), [_, .., last]) = (rest.iter().find(is_hidden), &mut few[..]) {
+        *last = *hidden;
+    }
+    few
 }
 
 fn nothing_left(all: &[Interface], wish: Option<&str>, family: Option<Family>) -> String {
@@ -205,6 +219,9 @@ mod tests {
             interface("lo", "127.0.0.1:0"),
             interface("lo", "[::1]:0"),
             interface("docker0", "172.17.0.1:0"),
+            interface("podman0", "10.88.0.1:0"),
+            interface("lxdbr0", "10.11.0.1:0"),
+            interface("lxcbr0", "10.0.3.1:0"),
             interface("eth0", "[fe80::1%2]:0"),
             interface("eth0", "192.0.2.2:0"),
             interface("eth1", "198.51.100.2:0"),

@@ -15,7 +15,7 @@ use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::{Failure, MAX_PAYLOAD};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use std::thread;
+use crate::signals;
 use std::time::{Duration, Instant};
 
 /// How long a rank whose meeting is over stays to tell the others. Only one that does not read
@@ -71,7 +71,7 @@ pub fn meet_unless(
     let mut others = Vec::new();
     let interrupt = || match is_called_off {
         Some(is_called_off) if is_called_off() => {
-            Err(Failure::CalledOff { rank: me.rank }.into_unmet(rank, nranks))
+            Err(Failure::called_off_here(me.rank).into_unmet(rank, nranks))
         }
         _ => Ok(()),
     };
@@ -165,15 +165,14 @@ impl Root {
         let secret = UniqueId::generate()?;
         let gate = Gate::open(&secret, &NetworkConfig::from(config))?.of_root();
         let id = secret.moved_to(gate.addresses());
-        let patience = Duration::from_millis(config.timeout_ms);
+        let patience = config.meeting();
         let own = id.clone();
-        thread::Builder::new()
-            .name("ring-root".into())
-            .spawn(move || serve(&own, gate, patience))
-            .map_err(|error| Error::System {
+        signals::spawn_deaf("ring-root", move || serve(&own, gate, patience)).map_err(|error| {
+            Error::System {
                 what: "starting the thread that introduces the ranks".into(),
                 errno: error.raw_os_error().unwrap_or(0),
-            })?;
+            }
+        })?;
         Ok(id)
     }
 }

@@ -3,7 +3,8 @@
 use super::message::{Entry, Message, Party, entries, entry_bytes, push_entry};
 use super::registry::margin;
 use super::tree::{
-    Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn, own_failure,
+    Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn,
+    own_failure, refused,
 };
 use crate::bootstrap::unmet::{Cause, Unmet};
 use crate::bootstrap::wire::Failure;
@@ -157,7 +158,7 @@ impl Member {
                 self.nranks - 1,
                 self.root
             );
-            let failure = Failure::System { rank: self.me.rank, errno: libc::ETIMEDOUT, what };
+            let failure = refused(self.me, libc::ETIMEDOUT, what);
             self.fail_waiting(failure, Cause::Late);
         } else {
             self.fail(Failure::Stuck { rank, pid, host: "".into(), waited_ms }, None);
@@ -205,12 +206,12 @@ impl Member {
             Event::Reached { link } => self.reached(link, now),
             Event::Unreachable { error } => match self.stage {
                 Stage::Joining { parent, .. } if is_time(&error) => self.stuck(parent, now),
-                _ => self.fail_waiting(own_failure(self.me.rank, &error), Cause::There),
+                _ => self.fail_waiting(own_failure(self.me, &error), Cause::There),
             },
             Event::Said { link, message } => self.heard(link, message),
             Event::Lost { link } => self.lost(link),
             Event::Garbled { link, why } => {
-                let failure = garbled(self.me.rank, &self.called(link), why);
+                let failure = garbled(self.me, &self.called(link), why);
                 self.fail(failure, Some(link));
             }
         }

@@ -36,7 +36,7 @@ pub use message::{Entry, MOST_ADDRESSES, Message, Party, entries};
 pub use seal::{End, Framed, MAX_FRAME, OVERHEAD, Opener, Sealer};
 #[cfg(test)]
 pub use socket::USER_TIMEOUT;
-pub use socket::{Kernel, Socket};
+pub use socket::{Kernel, Socket, is_deserted};
 pub use stream::{Network, Stream, is_not_yet};
 
 /// Why bytes were not what they should have been.

@@ -243,7 +243,7 @@ impl Registry {
             Event::Lost { link } => self.lost(link, now),
             Event::Garbled { link, why } => {
                 let Some(who) = self.who(link) else { return };
-                self.fail(garbled(self.me.rank, &name(who), why));
+                self.fail(garbled(self.me, &name(who), why));
             }
             Event::Reached { .. } | Event::Unreachable { .. } => unreachable!("nobody is dialled"),
         }

@@ -148,6 +148,8 @@ impl Socket {
                 (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE_S),
                 (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
                 (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, DATA_QUESTIONS),
+                // As it may have been watched while it was made.
+                (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
             ],
         );
     }
@@ -204,6 +206,27 @@ fn local_address(fd: RawFd) -> io::Result<SocketAddr> {
     address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
+/// A socket that has an address of this machine.
+fn bound(at: &SocketAddr) -> io::Result<OwnedFd> {
+    let fd = socket(at)?;
+    // A job that starts again must not wait for the connections of the one before.
+    set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    if at.is_ipv6() {
+        let only = libc::c_int::from(!at.ip().is_unspecified());
+        set(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
+    }
+    let (address, length) = raw_address(at);
+    // SAFETY: the address is live and `length` bytes of it are set.
+    checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
+    Ok(fd)
+}
+
+/// Whether these are addresses of this machine at which nobody listens any more. Nobody notices
+/// that it was asked.
+pub fn is_deserted(gate: &[SocketAddr]) -> bool {
+    !gate.is_empty() && gate.iter().all(|at| bound(at).is_ok())
+}
+
 /// A socket that connections come to.
 pub struct Listener {
     fd: OwnedFd,
@@ -214,16 +237,7 @@ impl Listener {
     /// Listen at one address; port 0 takes what the kernel gives. An unspecified IPv6 address
     /// serves both families.
     pub fn bind(at: &SocketAddr) -> io::Result<Listener> {
-        let fd = socket(at)?;
-        // A job that starts again must not wait for the connections of the one before.
-        set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-        if at.is_ipv6() {
-            let only = libc::c_int::from(!at.ip().is_unspecified());
-            set(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
-        }
-        let (address, length) = raw_address(at);
-        // SAFETY: the address is live and `length` bytes of it are set.
-        checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
+        let fd = bound(at)?;
         // SAFETY: no pointers. SOMAXCONN: the kernel cuts it to what the machine allows.
         checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })?;
         let port = local_address(fd.as_raw_fd())?.port();

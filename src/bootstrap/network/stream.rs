@@ -33,7 +33,8 @@ pub trait Network {
     /// takes what comes.
     fn watch(&self, stream: &Self::Stream);
 
-    /// The same while nothing is on its way, for an end that may be stopped as long as it likes.
+    /// The same while nothing is on its way only, for an end that may be stopped as long as it
+    /// likes.
     fn ask(&self, stream: &Self::Stream);
 
     /// Whether nobody acknowledges what is on its way, by this look and those before it, one every

@@ -28,6 +28,7 @@ use super::message::{Entry, MAX_BODY, Message, Party, entry_bytes, push_entry};
 use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::Failure;
 use crate::error::Error;
+use crate::host;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -95,13 +96,17 @@ pub enum Action {
 pub type Table = Vec<(Party, Vec<u8>)>;
 
 /// A failure as the text of one's own error, where its own kind cannot carry it.
-pub fn own_failure(rank: u32, error: &Error) -> Failure {
+pub fn own_failure(me: Party, error: &Error) -> Failure {
     match error {
-        Error::System { what, errno } => {
-            Failure::System { rank, errno: *errno, what: what.clone() }
-        }
-        other => Failure::System { rank, errno: libc::EPROTO, what: other.to_string() },
+        Error::System { what, errno } => refused(me, *errno, what.clone()),
+        other => refused(me, libc::EPROTO, other.to_string()),
     }
+}
+
+/// What a rank could not do, in its own words.
+pub fn refused(me: Party, errno: i32, what: String) -> Failure {
+    let Party { rank, pid } = me;
+    Failure::System { rank, pid, host: host::name().into(), errno, what }
 }
 
 /// A rank was lost. The root knows the hosts of the ranks, and adds them for those that it tells.
@@ -110,9 +115,9 @@ pub fn died(who: Party) -> Failure {
 }
 
 /// What came from a party with this name made no sense.
-pub fn garbled(me: u32, from: &str, why: Refusal) -> Failure {
-    let what = format!("{} got {why} from {from}", name(Party { rank: me, pid: 0 }));
-    Failure::System { rank: me, errno: libc::EBADMSG, what }
+pub fn garbled(me: Party, from: &str, why: Refusal) -> Failure {
+    let what = format!("{} got {why} from {from}", name(Party { pid: 0, ..me }));
+    refused(me, libc::EBADMSG, what)
 }
 
 pub fn out_of_turn(from: &str) -> Failure {

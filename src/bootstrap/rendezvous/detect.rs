@@ -93,6 +93,7 @@ fn found(lookup: Lookup, who: Who, place: Place, said: String) -> Found {
         local_rank: who.local_rank,
         local_size: who.local_size,
         place,
+        address: who.address,
         job: job.join(" "),
         secret,
         found: text,
@@ -135,6 +136,7 @@ fn of_arguments(
         nranks,
         local_rank: None,
         local_size: None,
+        address: None,
         job: String::new(),
         said: "from the call".into(),
     };

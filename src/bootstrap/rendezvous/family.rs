@@ -22,6 +22,9 @@ pub(super) struct Family {
     local_size: Names,
     /// Together they name the job and how often it was restarted.
     job: Names,
+    /// What one machine's launcher counts for itself. Others of the same job count otherwise, so it
+    /// names the job only where that machine has all the ranks.
+    job_here: Names,
     place: fn(Lookup) -> Result<Where>,
     /// What else must be there for the others to mean anything, and how it gets there.
     proof: Option<(Names, &'static str)>,
@@ -59,6 +62,8 @@ pub(super) struct Who {
     pub nranks: usize,
     pub local_rank: Option<usize>,
     pub local_size: Option<usize>,
+    /// Where its ranks would meet, were they not all on this machine.
+    pub address: Option<Place>,
     pub job: String,
     /// The variables and their values, for the message.
     pub said: String,
@@ -72,6 +77,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         local_rank: &["RINGCOMM_LOCAL_RANK"],
         local_size: &["RINGCOMM_LOCAL_SIZE"],
         job: &[],
+        job_here: &[],
         place: of_master,
         proof: None,
     },
@@ -81,7 +87,10 @@ pub(super) const FAMILIES: [Family; 6] = [
         nranks: &["WORLD_SIZE"],
         local_rank: &["LOCAL_RANK"],
         local_size: &["LOCAL_WORLD_SIZE"],
-        job: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+        job: &["TORCHELASTIC_RUN_ID"],
+        // The restarts that this agent has left its own ranks: one that joined later, or that saw
+        // others come and go, has another count.
+        job_here: &["TORCHELASTIC_RESTART_COUNT"],
         place: of_master,
         proof: None,
     },
@@ -93,6 +102,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         local_size: &["HOROVOD_LOCAL_SIZE"],
         // Where the launcher itself listens: no two jobs of a machine have the same.
         job: &["HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"],
+        job_here: &[],
         place: nowhere,
         proof: None,
     },
@@ -103,6 +113,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         job: &["PMIX_NAMESPACE"],
+        job_here: &[],
         place: nowhere,
         proof: None,
     },
@@ -114,6 +125,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         local_size: &["MPI_LOCALNRANKS"],
         // Slurm's, Intel MPI's; MPICH names no job.
         job: &["PMI_JOBID", "I_MPI_HYDRA_UUID"],
+        job_here: &[],
         place: nowhere,
         proof: None,
     },
@@ -124,6 +136,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         local_rank: &["SLURM_LOCALID"],
         local_size: &[],
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
+        job_here: &[],
         place: of_slurm,
         // In a batch script, and in what mpirun starts there, SLURM_PROCID is 0 for everybody.
         proof: Some((
@@ -174,28 +187,31 @@ impl Family {
             [] => tasks_of_this_node(lookup)?,
             names => number(lookup, names)?.map(|(_, size)| size),
         };
-        let who = Who { rank, nranks, local_rank, local_size, job: self.job(lookup), said };
+        let job = self.job(lookup, local_size == Some(nranks));
+        let address = None;
+        let who = Who { rank, nranks, local_rank, local_size, address, job, said };
         if let Some((place, said)) = place {
             return Ok(Reading::Complete { who, place: place.clone(), said: said.clone() });
         }
         Ok(match (self.place)(lookup)? {
             // All on this machine: no address is needed, and what there is tells jobs apart.
             here if who.local_size == Some(nranks) => {
-                let job = match here {
-                    Where::Known { place, .. } => format!("{} at {place}", who.job),
-                    Where::Unknown { .. } => who.job.clone(),
+                let (job, address) = match here {
+                    Where::Known { place, .. } => (format!("{} at {place}", who.job), Some(place)),
+                    Where::Unknown { .. } => (who.job.clone(), None),
                 };
                 let said = "all ranks are on this machine".into();
-                Reading::Complete { who: Who { job, ..who }, place: Place::Machine, said }
+                Reading::Complete { who: Who { job, address, ..who }, place: Place::Machine, said }
             }
             Where::Known { place, said } => Reading::Complete { who, place, said },
             Where::Unknown { missing } => Reading::Placeless { who, missing },
         })
     }
 
-    fn job(&self, lookup: Lookup) -> String {
+    fn job(&self, lookup: Lookup, all_here: bool) -> String {
         let said = |name: &&str| lookup(name).map(|value| format!("{name}={value}"));
-        self.job.iter().filter_map(said).collect::<Vec<_>>().join(" ")
+        let here = self.job_here.iter().filter(|_| all_here);
+        self.job.iter().chain(here).filter_map(said).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -227,8 +243,12 @@ pub(super) fn master(lookup: Lookup) -> Result<std::result::Result<(Place, Strin
     let text = format!("{bracketed}:{}", port.trim());
     let place = url::place(&text, &format!("MASTER_ADDR:MASTER_PORT={text}"))?;
     let Place::Address { host, port } = place else { unreachable!("without a scheme") };
-    let port = next(port);
-    let said = format!("they meet at {host} (MASTER_ADDR), port {port} (next to MASTER_PORT)");
+    let is_drawn = lookup("TORCHELASTIC_RUN_ID").is_some() && port >= FIRST_OF_CONNECTIONS;
+    let (port, why) = match is_drawn {
+        true => (quiet(port.into()), "by MASTER_PORT"),
+        false => (next(port), "next to MASTER_PORT"),
+    };
+    let said = format!("they meet at {host} (MASTER_ADDR), port {port} ({why})");
     Ok(Ok((Place::Address { host, port }, said)))
 }
 
@@ -237,9 +257,18 @@ fn next(port: u16) -> u16 {
     port.checked_add(1).unwrap_or(port - 1)
 }
 
-/// Ports that Slurm jobs meet on: 10,000 below those that Linux gives to outgoing connections
-/// (32768 and above), free of the registered services that clusters commonly run.
-const SLURM_PORTS: std::ops::Range<u64> = 20_000..30_000;
+/// From here on Linux gives ports to outgoing connections, unless it is told otherwise. A port next
+/// to one that torchrun drew from these is often some connection's.
+const FIRST_OF_CONNECTIONS: u16 = 32_768;
+
+/// Ports that jobs meet on whose launcher names no good one: 10,000 below those of connections,
+/// free of the registered services that clusters commonly run.
+const QUIET_PORTS: std::ops::Range<u64> = 20_000..30_000;
+
+/// The quiet port that a number gives.
+fn quiet(number: u64) -> u16 {
+    (QUIET_PORTS.start + number % (QUIET_PORTS.end - QUIET_PORTS.start)) as u16
+}
 
 /// The first node of the step, where Slurm puts rank 0, on a port that the job's number gives.
 fn of_slurm(lookup: Lookup) -> Result<Where> {
@@ -252,7 +281,7 @@ fn of_slurm(lookup: Lookup) -> Result<Where> {
     let hosts = nodelist::hosts(&nodes)?;
     // A prime, so that steps of a job and jobs after it do not soon share a port.
     let mixed = (job as u64).wrapping_add((step as u64).wrapping_mul(1009));
-    let port = (SLURM_PORTS.start + mixed % (SLURM_PORTS.end - SLURM_PORTS.start)) as u16;
+    let port = quiet(mixed);
     let host = hosts.into_iter().next().expect("a list has a first");
     let said = format!("they meet at {host} (first of {name}={nodes}), port {port} (of the job)");
     Ok(Where::Known { place: Place::Address { host, port }, said })

@@ -215,7 +215,7 @@ pub(super) fn await_id(
         if Instant::now() >= deadline {
             return Err(Error::NotMet {
                 place: format!("the rendezvous file {}", path.display()),
-                why,
+                why: format!("missing of {} ranks: [0]; {why}", meeting.nranks),
                 waited_ms: started.elapsed().as_millis() as u64,
             });
         }

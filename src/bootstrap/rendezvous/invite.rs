@@ -5,7 +5,7 @@
 //! all ranks.
 
 use super::file::{self, Meeting, Published};
-use super::secret::{self, ADVICE};
+use super::secret::{self, ADVICE, Secret};
 use super::{Found, Place, machine};
 use crate::bootstrap::id::UniqueId;
 use crate::error::{Error, Result};
@@ -77,7 +77,13 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
         (Place::Machine, true) => machine::launcher(),
         _ => found.job.clone(),
     };
-    let key: Turn = (found.place.to_string(), job.clone(), found.rank);
+    // Hosts that are played on one machine meet as hosts do.
+    let are_several = network.hosts_are_named() && found.secret != Secret::None;
+    let place = match (&found.place, &found.address) {
+        (Place::Machine, Some(address)) if are_several => address,
+        (place, _) => place,
+    };
+    let key: Turn = (place.to_string(), job.clone(), found.rank);
     let turn = TURNS.lock().get(&key).copied().unwrap_or(0);
     let invitation = |id: UniqueId, published| Invitation {
         rank: found.rank,
@@ -93,7 +99,7 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
         return Ok(invitation(UniqueId::generate()?, None));
     }
     let secret = found.secret.text()?;
-    let target = match &found.place {
+    let target = match place {
         Place::File(path) => {
             let meeting = Meeting::new(&job, found.nranks, turn);
             if found.rank == 0 {
@@ -105,7 +111,7 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
             let id = file::await_id(path, &meeting, &answers, deadline)?;
             return Ok(invitation(id, None));
         }
-        Place::Machine => Target { place: found.place.to_string(), addresses: Vec::new() },
+        Place::Machine => Target { place: place.to_string(), addresses: Vec::new() },
         Place::Address { host, port } => {
             let port = port_of_turn(*port, turn)?;
             let meeting = match (secret.is_some(), network.hosts_are_named()) {
@@ -265,6 +271,32 @@ mod tests {
         let id = |secret| invited_on(&Nobody(true), "tcp://127.0.0.1:5", 0, secret).unwrap().id;
         assert_eq!(id(SECRET).addresses(), ["127.0.0.1:5".parse().unwrap()]);
         assert!(id(None).addresses().is_empty(), "without a secret nobody listens");
+    }
+
+    #[test]
+    fn ranks_of_one_machine_meet_as_hosts_where_these_have_names_and_there_is_a_place() {
+        let id = |network: &Nobody, secret: Option<&str>, launcher: &[(&str, &str)]| {
+            let lookup = |name: &str| {
+                let value =
+                    launcher.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+                value.or(secret.filter(|_| name == "RINGCOMM_SECRET")).map(str::to_string)
+            };
+            let found = detect(lookup, None, None, None).unwrap();
+            invite(&found, network, Instant::now()).unwrap().id
+        };
+        let ringrun = [
+            ("RINGCOMM_RANK", "0"),
+            ("RINGCOMM_NRANKS", "2"),
+            ("RINGCOMM_LOCAL_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "29400"),
+        ];
+        let addresses = ["127.0.0.1:29401".parse().unwrap()];
+        assert_eq!(id(&Nobody(true), SECRET, &ringrun).addresses(), addresses);
+        assert!(id(&Nobody(true), None, &ringrun).addresses().is_empty(), "nobody would listen");
+        assert!(id(&Nobody(false), SECRET, &ringrun).addresses().is_empty());
+        // Nothing says where.
+        assert!(id(&Nobody(true), SECRET, &ringrun[..3]).addresses().is_empty());
     }
 
     #[test]

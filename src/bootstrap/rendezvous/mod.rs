@@ -36,6 +36,8 @@ pub struct Found {
     pub local_rank: Option<usize>,
     pub local_size: Option<usize>,
     pub place: Place,
+    /// Where ranks of one machine meet if their users say that they are on several hosts.
+    pub address: Option<Place>,
     /// Names the job and its restart: the same on all its ranks, and no other job's.
     pub job: String,
     pub secret: Secret,

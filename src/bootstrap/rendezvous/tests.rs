@@ -269,12 +269,43 @@ fn jobs_and_restarts_have_names_of_their_own() {
     let names = [
         job(&[]),
         job(&[("TORCHELASTIC_RUN_ID", "a")]),
-        job(&[("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", "1")]),
         job(&[("RINGCOMM_JOB", "a")]),
         job(&[("RINGCOMM_JOB", "a"), ("RINGCOMM_RESTART", "1")]),
     ];
     let apart: std::collections::HashSet<_> = names.iter().collect();
     assert_eq!(apart.len(), names.len(), "{names:?}");
+}
+
+/// With c10d MASTER_PORT is a free one of those that connections get, and so are its neighbours.
+#[test]
+fn a_port_that_torchrun_drew_leads_to_one_that_no_connection_gets() {
+    let place = |port, more: &[(&'static str, &'static str)]| {
+        let mut torch = families().remove(1).1;
+        torch.retain(|(name, _)| *name != "MASTER_PORT");
+        torch.extend([("MASTER_PORT", port)].iter().chain(more));
+        of(&torch).unwrap().place
+    };
+    let run = [("TORCHELASTIC_RUN_ID", "a")];
+    assert_eq!(place("41235", &run), address("head", 21235));
+    assert_eq!(place("32768", &run), address("head", 22768));
+    assert_eq!(place("29500", &run), address("head", 29501));
+    assert_eq!(place("41235", &[]), address("head", 41236), "chosen by hand");
+}
+
+/// An agent that joins a job after a restart has not restarted anything yet.
+#[test]
+fn restarts_that_one_agent_counts_part_no_ranks_of_several() {
+    let job = |local_size, count, url: Option<&str>| {
+        let mut torch = families().remove(1).1;
+        torch[3].1 = local_size;
+        torch.extend([("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", count)]);
+        with(&torch, url, None, None).unwrap().job
+    };
+    for url in [None, Some("file:///shared/f"), Some("tcp://h:7")] {
+        assert_eq!(job("2", "0", url), job("2", "1", url), "{url:?}");
+        // All ranks are this agent's, which has ended those of its last start.
+        assert_ne!(job("4", "0", url), job("4", "1", url), "{url:?}");
+    }
 }
 
 #[test]

@@ -15,9 +15,9 @@ use super::super::deferred::OwnedCall;
 use super::super::group::{Action, Executor, Work};
 use super::super::watch::OperationWatch;
 use super::super::{Communicator, Error};
-use super::pinned::Steady;
 use super::staging::{Given, Guard, wait_until};
 use super::{Found, Gpu, Sharing};
+use crate::device::cuda::{Lasting, Pinned};
 use crate::error::Result;
 use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
@@ -29,16 +29,16 @@ use std::time::Duration;
 const LINE: usize = 128;
 
 /// What streams write and wait for, in pinned memory, which devices address as this process does.
-pub struct Words(Steady);
+pub struct Words(Option<Lasting<Pinned>>);
 
 // SAFETY: the words are atomics.
 unsafe impl Sync for Words {}
 
 impl Words {
-    pub fn new(memory: Steady) -> Words {
+    pub fn new(memory: Lasting<Pinned>) -> Words {
         // SAFETY: two lines, which nobody else has.
         unsafe { memory.pointer().write_bytes(0, 2 * LINE) };
-        Words(memory)
+        Words(Some(memory))
     }
 
     pub const BYTES: usize = 2 * LINE;
@@ -46,13 +46,17 @@ impl Words {
     /// The last call whose input has come to the host.
     pub fn come(&self) -> &AtomicU32 {
         // SAFETY: aligned to a page, and zeroed.
-        unsafe { &*self.0.pointer().cast() }
+        unsafe { &*self.start().cast() }
     }
 
     /// The last call whose result the host has.
     pub fn done(&self) -> &AtomicU32 {
         // SAFETY: as above, one line further.
-        unsafe { &*self.0.pointer().add(LINE).cast() }
+        unsafe { &*self.start().add(LINE).cast() }
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.0.as_ref().expect("there until this is dropped").pointer()
     }
 
     /// Wait until the input of a call has come.
@@ -61,6 +65,13 @@ impl Words {
         wait_until(|| Ok(self.come().load(Acquire).wrapping_sub(ticket) as i32 >= 0), watch)?;
         // An abort before the input came ends the call, too.
         watch.look(Duration::ZERO)
+    }
+}
+
+impl Drop for Words {
+    /// No stream waits for them any more: who leaves one that does keeps them for good.
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Lasting::retire);
     }
 }
 
@@ -120,8 +131,18 @@ impl Communicator {
     ///
     /// # Safety
     /// The buffers of `call` stay valid until its stream has passed it.
+    #[inline]
     pub unsafe fn give(self: &Arc<Communicator>, call: &Call) -> Result<bool> {
-        let Some(gpu) = &self.gpu else { return Ok(false) };
+        match &self.gpu {
+            None => Ok(false),
+            // SAFETY: the caller's promise.
+            Some(gpu) => unsafe { self.give_to(gpu, call) },
+        }
+    }
+
+    /// # Safety
+    /// As for `give`.
+    unsafe fn give_to(self: &Arc<Communicator>, gpu: &Gpu, call: &Call) -> Result<bool> {
         self.check_process()?;
         self.check()?;
         let extents = call.extents(self.rank, self.nranks)?;

@@ -7,6 +7,14 @@ use crate::device::cuda::Kind;
 use crate::error::{Error, Result};
 
 impl Communicator {
+    /// Where the ranks of a call meet that wait for each other nowhere else, as far as can be said
+    /// before they have come, and how many they are.
+    pub fn meets(&self, call: &Call) -> Option<(usize, usize)> {
+        let desk = self.gpu.as_ref().and_then(|gpu| gpu.desk.as_ref())?;
+        let is_it = desk.is_all_there_is() && !super::is_apart(call);
+        is_it.then(|| (std::sync::Arc::as_ptr(desk).addr(), self.nranks))
+    }
+
     /// As [`Communicator::run`], for a call of the user's: its buffers may be this rank's device's,
     /// and it is ordered by the call's stream.
     ///

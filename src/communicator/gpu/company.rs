@@ -3,8 +3,8 @@
 //!
 //! A device's kernel that waits must not be behind what it waits for. So nobody shares a device
 //! with another rank's waiting kernel; one thread launches the kernels of a call on all devices,
-//! under a lock of the process, so that calls of several communicators come to all devices in one
-//! order, whatever queues their streams share; and a kernel leaves half of its device to others: to
+//! [`in_one_order`], so that calls of several communicators come to all devices in one order,
+//! whatever queues their streams share; and a kernel leaves half of its device to others: to
 //! the streams that its peers may wait for, and to a second communicator's, not to any number.
 #![allow(unsafe_code)]
 
@@ -12,58 +12,21 @@ use super::choice::{Asked, Chosen, Pace, choose};
 use super::desk::{Arrival, Sitting};
 use super::trial;
 use crate::config::DEFAULT_BUFFER_BYTES;
-use crate::device::cuda::{Address, Capture, DeviceMemory, Event, Kernels, OwnedStream, Stream};
+use crate::device::cuda::{
+    Address, Capture, DeviceMemory, Event, Interlocked, Kernels, Lasting, OwnedStream, Stream,
+    in_one_order,
+};
 use crate::error::Result;
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Geometry, Station, Tabled, Way, Work, together};
 use crate::plan::Collective;
-use crate::sync::atomic::{AtomicUsize, Ordering::*};
-use crate::sync::{Mutex, MutexGuard};
 use crate::types::{DataType, ReduceOp};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Held while the kernels of one call are given to several devices.
-static LAUNCHES: Mutex<()> = Mutex::new(());
-
-/// Companies of this process that are on several devices.
-static COMPANIES: AtomicUsize = AtomicUsize::new(0);
-
 /// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
 const MOST_WAYS: usize = 4096;
-
-/// No other call is given to several devices meanwhile, and no memory of waiting kernels comes or
-/// goes: the driver may wait for kernels then.
-pub fn in_one_order() -> MutexGuard<'static, ()> {
-    LAUNCHES.lock()
-}
-
-/// As [`in_one_order`] where this process has kernels that wait on several devices. Elsewhere to
-/// free memory, which may take as long as what any stream has, would hold up launches for nothing.
-pub fn beside_companies() -> Option<MutexGuard<'static, ()>> {
-    // Relaxed: whoever makes a company while this goes on has no kernel that waits yet, unless its
-    // trial begins before the caller's free has ended; then the trial may last until its deadline.
-    (COMPANIES.load(Relaxed) > 0).then(in_one_order)
-}
-
-/// One of [`COMPANIES`].
-struct Counted;
-
-impl Counted {
-    fn new() -> Counted {
-        // Relaxed: as where it is read.
-        COMPANIES.fetch_add(1, Relaxed);
-        Counted
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        // Relaxed: as where it is read.
-        COMPANIES.fetch_sub(1, Relaxed);
-    }
-}
 
 /// What is asked of a way to do a call. All ranks give the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +82,8 @@ pub struct Company {
     pace: Pace,
     /// The way of every shape that was called.
     ways: HashMap<Call, Option<Chosen>>,
-    _counted: Option<Counted>,
+    /// The last to go: what was let go meanwhile is freed then.
+    _interlocked: Option<Interlocked>,
 }
 
 impl Company {
@@ -141,16 +105,14 @@ impl Company {
             true => Geometry::of_one_device(nranks, least, bytes),
             false => Geometry::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFFER_BYTES)),
         };
-        let counted = (!is_together).then(Counted::new);
+        let longest = asked.timeout / 2;
+        let interlocked = (!is_together).then(|| Interlocked::begin(longest)).transpose()?;
         let streams =
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
-        let stations = {
-            // To allocate may wait for kernels, and those for launches that must not wait for it.
-            let _one_order = in_one_order();
-            stations(sittings, geometry, sittings[0].asked.timeout, &streams)?
-        };
+        let stations = stations(sittings, geometry, sittings[0].asked.timeout, &streams)?;
         let (pace, ways) = (Pace::default(), HashMap::default());
-        let mut company = Company { stations, is_together, asked, pace, ways, _counted: counted };
+        let mut company =
+            Company { stations, is_together, asked, pace, ways, _interlocked: interlocked };
         company.pace = trial::run(&mut company, sittings, &streams)?;
         Ok(Some(company))
     }
@@ -252,9 +214,9 @@ fn stations(
     timeout: Duration,
     streams: &[OwnedStream],
 ) -> Result<Vec<Station>> {
-    let ground = |one: &&Sitting| DeviceMemory::new(&one.device, geometry.ground_bytes());
-    let grounds: Vec<DeviceMemory> = sittings.iter().map(ground).collect::<Result<_>>()?;
-    let address = |ground: &DeviceMemory| ground.pointer().expose_provenance() as Address;
+    let ground = |one: &&Sitting| Lasting::of(&one.device, geometry.ground_bytes());
+    let grounds: Vec<Lasting<DeviceMemory>> = sittings.iter().map(ground).collect::<Result<_>>()?;
+    let address = |ground: &Lasting<DeviceMemory>| ground.pointer().expose_provenance() as Address;
     let addresses: Vec<Address> = grounds.iter().map(address).collect();
     let all = sittings.iter().zip(grounds).zip(streams).enumerate();
     all.map(|(rank, ((sitting, ground), stream))| {
@@ -265,12 +227,10 @@ fn stations(
 }
 
 impl Drop for Company {
-    /// Grounds are freed together, and only where no kernel of any rank may still come to them.
+    /// Grounds go together, and only where no kernel of any rank may still come to them.
     fn drop(&mut self) {
-        if !self.stations.iter().all(Station::is_at_rest) {
-            self.stations.drain(..).for_each(Station::give_up);
-        }
-        let _one_order = in_one_order();
-        self.stations.clear();
+        let is_at_rest = self.stations.iter().all(Station::is_at_rest);
+        let let_go: fn(Station) = if is_at_rest { Station::retire } else { Station::give_up };
+        self.stations.drain(..).for_each(let_go);
     }
 }

@@ -6,11 +6,11 @@
 //! a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
-use super::company::{Call, Company, Part, in_one_order};
+use super::company::{Call, Company, Part};
 use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
 use super::launch::{has_room, launch_part};
 use super::refuse_capture;
-use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, wait};
+use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, in_one_order, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
 use crate::executor::flags::{Way, Work};

@@ -7,6 +7,7 @@
 //!
 //! [`conclude`]: super::conclude
 
+use super::super::row::Meanwhile;
 use super::super::watch::OperationWatch;
 use super::DeviceStream;
 use super::choice::{Asked, Chosen};
@@ -19,7 +20,7 @@ use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Ending};
 use crate::fork::Shared;
 use crate::plan::Collective;
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
 use crate::transport::wait::Watch;
 use crate::types::{DataType, ReduceOp};
@@ -133,6 +134,8 @@ pub struct Desk {
     /// is given to devices.
     controls: Mutex<Vec<Arc<Control>>>,
     changed: Condvar,
+    /// A call went through the host after a meeting, and the next ones may.
+    has_more: AtomicBool,
     /// Meetings so far. Release by the last to come: pairs with the Acquire of those that wait,
     /// which then find the verdict.
     meetings: AtomicU64,
@@ -173,7 +176,8 @@ impl Desk {
             company: None,
         };
         let (state, changed, controls) = (Mutex::new(state), Condvar::new(), Mutex::default());
-        let desk = Arc::new(Desk { nranks, state, controls, changed, meetings: AtomicU64::new(0) });
+        let (has_more, meetings) = (AtomicBool::new(false), AtomicU64::new(0));
+        let desk = Arc::new(Desk { nranks, state, controls, changed, has_more, meetings });
         desks.insert(name.to_vec(), Arc::downgrade(&desk));
         desk
     }
@@ -228,12 +232,34 @@ impl Desk {
         state.company.as_mut().map_or(Ok(()), |company| company.follow(rank, stream, capture))
     }
 
-    /// Come to a call, and leave when all ranks have come and the work is given.
-    pub fn meet(&self, rank: usize, arrival: Arrival, watch: &OperationWatch) -> Result<Met> {
+    /// Whether the ranks of a call wait for each other here and nowhere else, as far as is known:
+    /// devices reach each other, and no call that might have met so went through the host after it.
+    pub fn is_all_there_is(&self) -> bool {
+        // Relaxed: a thread that does not know it yet finds it out once more.
+        !self.has_more.load(Relaxed) && matches!(self.reach(), Reach::All | Reach::Memory)
+    }
+
+    /// A call of ranks on one thread went through the host after all.
+    pub fn has_more(&self) {
+        // Relaxed: as above.
+        self.has_more.store(true, Relaxed);
+    }
+
+    /// Come to a call, and leave when all ranks have come and the work is given. A thread that
+    /// brings all ranks brings the others `meanwhile`.
+    pub fn meet(
+        &self,
+        rank: usize,
+        arrival: Arrival,
+        watch: &OperationWatch,
+        meanwhile: Option<Meanwhile>,
+    ) -> Result<Met> {
         let mut state = self.state.lock();
         // Relaxed: the lock orders it; it changes under the lock only.
         let meeting = self.meetings.load(Relaxed);
-        state.drivers[rank] = Some(Driver { thread: arrival.thread, has_called: true });
+        // In a row a thread waits for itself only where a rank has failed.
+        let driver = Driver { thread: arrival.thread, has_called: true };
+        state.drivers[rank] = meanwhile.is_none().then_some(driver);
         state.arrivals[rank] = Some(arrival);
         state.present += 1;
         if state.present == self.nranks {
@@ -248,6 +274,9 @@ impl Desk {
             return settle(verdict, watch);
         }
         drop(state);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile.come();
+        }
         self.wait(rank, meeting, watch)
     }
 

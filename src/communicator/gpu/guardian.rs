@@ -7,10 +7,11 @@
 //! What the device of a rank that has failed, but lives, was given comes by itself, however late;
 //! nobody is let go from it, as buffers would be the caller's again while kernels use them.
 
-use super::super::network::descriptor::{Event, block_signals, poll};
+use super::super::network::descriptor::{Event, poll};
 use crate::error::{Error, Result};
 use crate::executor::control::Life;
 use crate::executor::links::{DevicePages, Pages};
+use crate::signals;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -35,10 +36,9 @@ impl Guardian {
     ) -> Result<Guardian> {
         let stop = Arc::new(Event::new()?);
         let theirs = stop.clone();
-        let thread = std::thread::Builder::new()
-            .name("ringcomm-guardian".into())
-            .spawn(move || guard(&theirs, processes, &pages, &devices))
-            .map_err(|error| Error::System {
+        let work = move || guard(&theirs, processes, &pages, &devices);
+        let thread =
+            signals::spawn_deaf("ringcomm-guardian", work).map_err(|error| Error::System {
                 what: "starting the thread that watches ranks on devices".into(),
                 errno: error.raw_os_error().unwrap_or(0),
             })?;
@@ -57,7 +57,6 @@ impl Drop for Guardian {
 }
 
 fn guard(stop: &Event, mut processes: Vec<Option<OwnedFd>>, pages: &Pages, devices: &DevicePages) {
-    block_signals();
     let mut is_gone = vec![false; pages.nranks()];
     loop {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

@@ -4,10 +4,9 @@
 //! before is under way, or when something else is opened, for which that is waited for.
 
 use super::super::memory::Parcel;
-use super::company::beside_companies;
 use super::exports::Part;
 use super::talk::Talk;
-use crate::device::cuda::{Address, Carrier, Device, Imported, Shareable};
+use crate::device::cuda::{Address, Carrier, Device, Imported, Lasting, Shareable};
 use crate::error::{Error, Result};
 use crate::executor::device_page::Shared;
 use crate::executor::links::DevicePages;
@@ -16,7 +15,7 @@ use std::sync::Arc;
 /// What a rank has opened of its peers' memory: whose, under which number.
 #[derive(Default)]
 pub struct Imports {
-    opened: Vec<(usize, u64, Imported)>,
+    opened: Vec<(usize, u64, Lasting<Imported>)>,
 }
 
 impl Imports {
@@ -35,7 +34,6 @@ impl Imports {
 
     /// Close what nobody offers any more. Nothing uses it, and the context is current.
     pub fn close_stale(&mut self, pages: &DevicePages) {
-        let _one_order = beside_companies();
         self.opened.retain(|(rank, number, _)| pages.of(*rank).offers(*number));
     }
 
@@ -50,9 +48,8 @@ impl Imports {
     ) -> Result<()> {
         self.close_stale(pages);
         let shared = offered(pages, peer, number)?;
-        let _one_order = beside_companies();
         let imported = if shared.pieces == 0 {
-            Imported::new(device, Shareable(shared.handle))?
+            Lasting::new(|| Imported::new(device, Shareable(shared.handle)))?
         } else {
             let parcel = talk.memory.take(peer, number, shared.pieces as usize);
             let carrier = Carrier::of(shared.handle[0]);
@@ -65,17 +62,10 @@ impl Imports {
                     "rank {peer} named memory (number {number}) whose pieces it has not sent"
                 )));
             };
-            Imported::of_pieces(device, &parcel, carrier)?
+            Lasting::new(|| Imported::of_pieces(device, &parcel, carrier))?
         };
         self.opened.push((peer, number, imported));
         Ok(())
-    }
-}
-
-impl Drop for Imports {
-    fn drop(&mut self) {
-        let _one_order = beside_companies();
-        self.opened.clear();
     }
 }
 

@@ -23,7 +23,6 @@ mod launch;
 mod lead;
 mod messages;
 mod order;
-mod pinned;
 mod probe;
 mod shared;
 mod staging;
@@ -52,7 +51,6 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use ahead::{Place, Words};
 use choice::{Asked, Chosen};
-use company::beside_companies;
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
@@ -165,10 +163,7 @@ impl Gpu {
         config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
-        let kernels = {
-            let _one_order = beside_companies();
-            Kernels::of(&device)?
-        };
+        let kernels = Kernels::of(&device)?;
         let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
         let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
@@ -311,7 +306,11 @@ impl Gpu {
             0 => Ok(None),
             _ => self.device.kind(pointer).map(Some),
         };
-        let sides = [kind(call.send, extents.input)?, kind(call.recv, extents.output)?];
+        let input = kind(call.send, extents.input)?;
+        // In place there is one to ask for.
+        let is_one = call.send == call.recv.cast_const() && input.is_some() && extents.output > 0;
+        let output = if is_one { input } else { kind(call.recv, extents.output)? };
+        let sides = [input, output];
         let is_device = |kind: &Option<Kind>| matches!(kind, Some(Kind::Device { .. }));
         let all = |wanted: &dyn Fn(i32, bool) -> bool| {
             sides.iter().flatten().all(|kind| match kind {
@@ -383,11 +382,15 @@ impl Gpu {
         };
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, fingerprint);
-            if desk.meet(self.rank, arrival, watch)? == Met::Done {
+            if desk.meet(self.rank, arrival, watch, call.meanwhile)? == Met::Done {
                 self.mark_captured(call.order.stream, found.capture);
                 finished(call.order.settles)?;
                 let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
                 return late.map_or(Ok(()), Err);
+            }
+            if let Some(meanwhile) = call.meanwhile {
+                desk.has_more();
+                return Err(meanwhile.leave());
             }
         }
         if let Some(ran) = self.run_given(call, watch, on_host) {
@@ -437,8 +440,13 @@ fn is_apart(call: &Call) -> bool {
 
 impl Watched {
     /// The error of a kernel of this rank's that waited too long.
+    #[inline]
     pub(super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {
-        let (gpu, ending) = gpu.and_then(|gpu| Some((gpu, gpu.lateness()?)))?;
+        gpu.and_then(|gpu| self.lateness_on(gpu))
+    }
+
+    fn lateness_on(&self, gpu: &Gpu) -> Option<Error> {
+        let ending = gpu.lateness()?;
         Some(Error::Timeout {
             rank: gpu.rank,
             peer: self.who(ending.peer()),

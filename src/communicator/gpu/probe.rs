@@ -5,11 +5,10 @@
 //! on it.
 #![allow(unsafe_code)]
 
-use super::company::beside_companies;
 use super::desk::Sitting;
 use super::staging::NAP;
 use crate::device::cuda::{
-    Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Pinned, Recording, copy,
+    Device, DeviceMemory, Event, Fused, Kernels, Lasting, OwnedStream, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -25,9 +24,9 @@ const LONGEST: Duration = Duration::from_secs(5);
 struct Bench {
     near: OwnedStream,
     far: OwnedStream,
-    theirs: DeviceMemory,
-    out: Pinned,
-    back: Pinned,
+    theirs: Lasting<DeviceMemory>,
+    out: Lasting<Pinned>,
+    back: Lasting<Pinned>,
 }
 
 /// What came of a probe.
@@ -49,8 +48,7 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
     let bench = Bench::new(&from.device, &to.device)?;
     match both_ways(from, to, kernels, &bench) {
         Ok(came) => {
-            let _one_order = beside_companies();
-            drop(bench);
+            bench.retire();
             Ok(match came {
                 true => Probed::Works,
                 false => fails("what the one writes in the other's memory is not what arrives"),
@@ -66,14 +64,20 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
 
 impl Bench {
     fn new(from: &Arc<Device>, to: &Arc<Device>) -> Result<Bench> {
-        let _one_order = beside_companies();
         Ok(Bench {
             near: OwnedStream::new(from)?,
             far: OwnedStream::new(to)?,
-            theirs: DeviceMemory::new(to, BYTES)?,
-            out: Pinned::new(from, BYTES)?,
-            back: Pinned::new(from, BYTES)?,
+            theirs: Lasting::of(to, BYTES)?,
+            out: Lasting::of(from, BYTES)?,
+            back: Lasting::of(from, BYTES)?,
         })
+    }
+
+    /// Nothing of it is under way.
+    fn retire(self) {
+        self.theirs.retire();
+        self.out.retire();
+        self.back.retire();
     }
 }
 

@@ -26,7 +26,8 @@ use super::launch::has_room;
 use super::staging::{Guard, NAP, wait_for};
 use super::talk::{Plain, Talk};
 use crate::device::cuda::{
-    Device, Event, Kernels, Recording, Registered, Stream, wait, wait_value, write_value,
+    Address, Device, Event, Kernels, Lasting, Recording, Registered, Stream, wait, wait_value,
+    write_value,
 };
 use crate::error::{Error, Result};
 use crate::executor::device_page::DevicePage;
@@ -66,6 +67,25 @@ pub enum Buffers {
     Any,
 }
 
+/// A rank's page, as this process's devices address it; mapped as long as they do.
+pub struct Word {
+    registered: Registered,
+    _pages: DevicePages,
+}
+
+impl Word {
+    fn of(device: &Arc<Device>, pages: &DevicePages, rank: usize) -> Result<Word> {
+        let start = std::ptr::from_ref(pages.of(rank)).cast_mut().cast();
+        let registered = Registered::new(device, start, size_of::<DevicePage>())?;
+        Ok(Word { registered, _pages: pages.clone() })
+    }
+
+    /// Of what lies so many bytes behind its start.
+    pub fn address(&self, offset: usize) -> Address {
+        self.registered.address(offset)
+    }
+}
+
 /// One rank's part in the memory and the order that processes share.
 pub struct Shared {
     pub(super) device: Arc<Device>,
@@ -73,8 +93,8 @@ pub struct Shared {
     pub(super) rank: usize,
     pub(super) nranks: usize,
     pub(super) pages: DevicePages,
-    /// By rank: its page, as this process's devices address it.
-    pub(super) words: Vec<Registered>,
+    /// By rank: its page.
+    pub(super) words: Vec<Lasting<Word>>,
     /// The rank that launches for each device: by device, in the order of ranks.
     pub(super) leaders: Vec<usize>,
     /// The ranks that open what this one offers, if all can be sent pieces.
@@ -97,10 +117,7 @@ impl Shared {
     /// What a rank has by itself, before the others are asked.
     pub fn prepare(device: &Arc<Device>, kernels: &Arc<Kernels>, links: &Links) -> Result<Shared> {
         let pages = links.device_pages();
-        let register = |rank: usize| {
-            let start = std::ptr::from_ref(pages.of(rank)).cast_mut().cast();
-            Registered::new(device, start, size_of::<DevicePage>())
-        };
+        let register = |rank: usize| Lasting::new(|| Word::of(device, &pages, rank));
         Ok(Shared {
             words: (0..links.nranks).map(register).collect::<Result<_>>()?,
             device: device.clone(),

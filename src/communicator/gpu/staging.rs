@@ -15,8 +15,9 @@ use super::super::call::{Call, Extents};
 use super::super::watch::{OperationWatch, Watched};
 use super::Found;
 use super::ahead::Words;
-use super::pinned::Steady;
-use crate::device::cuda::{Device, Event, Recording, Stream, copy, wait, wait_value, write_value};
+use crate::device::cuda::{
+    Device, Event, Lasting, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
+};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
@@ -38,7 +39,7 @@ pub const NAP: Duration = Duration::from_micros(200);
 pub struct Staging {
     device: Arc<Device>,
     /// The last is used; the others were too small for a later call.
-    pinned: Vec<Steady>,
+    pinned: Vec<Lasting<Pinned>>,
     /// What was copied to the host has come.
     arrived: Event,
     /// What was copied from the host has left.
@@ -81,7 +82,7 @@ impl Staging {
     pub fn new(device: &Arc<Device>) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = (event()?, event()?);
-        let words = Arc::new(Words::new(Steady::new(device, Words::BYTES)?));
+        let words = Arc::new(Words::new(Lasting::of(device, Words::BYTES)?));
         let (device, pinned) = (device.clone(), Vec::new());
         Ok(Staging { device, pinned, arrived, left, is_loose: false, words, last: 0 })
     }
@@ -208,12 +209,12 @@ impl Staging {
 
     /// Memory of so many bytes: the last, or a larger one.
     fn grown(&mut self, bytes: usize) -> Result<*mut u8> {
-        let there = self.pinned.last().map_or(0, Steady::bytes);
+        let there = self.pinned.last().map_or(0, |pinned| pinned.bytes());
         if there == 0 || there < bytes {
             let size = bytes.max(2 * there).max(1).next_multiple_of(STEP);
-            self.pinned.push(Steady::new(&self.device, size)?);
+            self.pinned.push(Lasting::of(&self.device, size)?);
         }
-        Ok(self.pinned.last().map_or(std::ptr::null_mut(), Steady::pointer))
+        Ok(self.pinned.last().map_or(std::ptr::null_mut(), |pinned| pinned.pointer()))
     }
 
     fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: Stream) -> Result<()> {
@@ -297,6 +298,7 @@ impl Drop for Staging {
         if !self.pinned.is_empty() && !self.is_at_rest() {
             self.give_up();
         }
+        self.pinned.drain(..).for_each(Lasting::retire);
     }
 }
 

@@ -10,7 +10,6 @@ use super::super::call::{Call, Order};
 use super::super::record::Descriptor;
 use super::super::watch::{OperationWatch, Unless};
 use super::super::{Communicator, Error};
-use super::company::beside_companies;
 use super::guardian::Guardian;
 use super::shared::{Buffers, Shared, Within};
 use super::staging::wait_for;
@@ -19,7 +18,8 @@ use super::{Gpu, Sharing};
 use crate::algorithm::Algorithm;
 use crate::bootstrap;
 use crate::device::cuda::{
-    Addresses, Carrier, Device, DeviceMemory, Event, OwnedStream, Piece, Pinned, Recording, copy,
+    Addresses, Carrier, Device, DeviceMemory, Event, Lasting, OwnedStream, Piece, Pinned,
+    Recording, copy,
 };
 use crate::error::Result;
 use crate::executor::links::Links;
@@ -140,7 +140,6 @@ impl Gpu {
         // Memory is freed when nobody has it open any more.
         shared.close_imports();
         talk.exchange(verdict, all)?;
-        let _one_order = beside_companies();
         drop(bench);
         Ok((!verdicts.contains(&0), passed.err()))
     }
@@ -179,11 +178,7 @@ impl Gpu {
         kind: Buffers,
         talk: &mut Talk,
     ) -> (Result<bool>, Option<Bench>) {
-        let bench = {
-            let _one_order = beside_companies();
-            Bench::new(&self.device, kind)
-        };
-        match bench {
+        match Bench::new(&self.device, kind) {
             Ok(bench) => {
                 let passed = bench.try_call(shared, kind, talk);
                 if passed.is_err() {
@@ -205,17 +200,20 @@ impl Gpu {
 
 /// Memory of a bench.
 enum Room {
-    Plain(DeviceMemory),
-    Pieces(Addresses),
+    Plain(Lasting<DeviceMemory>),
+    Pieces(Lasting<Addresses>),
 }
 
 impl Room {
     fn new(device: &Arc<Device>, kind: Buffers) -> Result<Room> {
         if kind == Buffers::Plain {
-            return DeviceMemory::new(device, BYTES).map(Room::Plain);
+            return Lasting::of(device, BYTES).map(Room::Plain);
         }
-        let piece = Piece::new(device, BYTES, Some(Carrier::Descriptor))?;
-        Addresses::of(device, &[piece]).map(Room::Pieces)
+        let made = Lasting::new(|| {
+            let piece = Piece::new(device, BYTES, Some(Carrier::Descriptor))?;
+            Addresses::of(device, &[piece])
+        });
+        made.map(Room::Pieces)
     }
 
     fn pointer(&self) -> *mut u8 {
@@ -232,7 +230,7 @@ struct Bench {
     stream: OwnedStream,
     input: Room,
     output: Room,
-    host: Pinned,
+    host: Lasting<Pinned>,
     end: Event,
 }
 
@@ -243,7 +241,7 @@ impl Bench {
             stream: OwnedStream::new(device)?,
             input: Room::new(device, kind)?,
             output: Room::new(device, kind)?,
-            host: Pinned::new(device, BYTES)?,
+            host: Lasting::of(device, BYTES)?,
             end: Event::new(device, Recording::Moment)?,
         })
     }

@@ -7,12 +7,12 @@
 #![allow(unsafe_code)]
 
 use super::choice::Pace;
-use super::company::{Call, Company, Part, in_one_order};
+use super::company::{Call, Company, Part};
 use super::desk::Sitting;
 use super::probe::passed;
 use crate::algorithm::Algorithm;
 use crate::device::cuda::{
-    Capture, DeviceMemory, Event, Kernels, OwnedStream, Pinned, Recording, copy, fill,
+    Capture, DeviceMemory, Event, Kernels, Lasting, OwnedStream, Pinned, Recording, copy, fill,
 };
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
@@ -44,9 +44,9 @@ const POISON: u8 = 0x5a;
 
 /// What trials work with.
 struct Bench {
-    pattern: Pinned,
-    back: Pinned,
-    buffers: Vec<[DeviceMemory; 2]>,
+    pattern: Lasting<Pinned>,
+    back: Lasting<Pinned>,
+    buffers: Vec<[Lasting<DeviceMemory>; 2]>,
     /// Around the launch of the last rank.
     around: [Event; 2],
 }
@@ -58,18 +58,14 @@ fn element(index: usize) -> u32 {
 
 /// Try all ways on these streams; what they take.
 pub fn run(company: &mut Company, sittings: &[&Sitting], streams: &[OwnedStream]) -> Result<Pace> {
-    let bench = {
-        let _one_order = in_one_order();
-        Bench::new(sittings)?
-    };
+    let bench = Bench::new(sittings)?;
     let tried = bench.all(company, sittings, streams);
     if tried.is_err() {
         company.stop();
         // Something may be under way still, and to free the memory would wait for it.
         std::mem::forget(bench);
     } else {
-        let _one_order = in_one_order();
-        drop(bench);
+        bench.retire();
     }
     tried
 }
@@ -78,21 +74,28 @@ impl Bench {
     fn new(sittings: &[&Sitting]) -> Result<Bench> {
         let nranks = sittings.len();
         let device = &sittings[0].device;
-        let pattern = Pinned::new(device, 4 * (LARGE + SHIFT * nranks))?;
+        let pattern = Lasting::<Pinned>::of(device, 4 * (LARGE + SHIFT * nranks))?;
         let place = pattern.pointer().cast::<u32>();
         // SAFETY: fresh memory of as many elements.
         let elements = unsafe { std::slice::from_raw_parts_mut(place, LARGE + SHIFT * nranks) };
         elements.iter_mut().enumerate().for_each(|(index, place)| *place = element(index));
-        let memory = |one: &&Sitting| DeviceMemory::new(&one.device, 4 * LARGE);
+        let memory = |one: &&Sitting| Lasting::of(&one.device, 4 * LARGE);
         let both = |one: &&Sitting| Ok([memory(one)?, memory(one)?]);
         let last = &sittings[nranks - 1].device;
         let event = || Event::new(last, Recording::Time);
         Ok(Bench {
             pattern,
-            back: Pinned::new(device, 4 * LARGE)?,
+            back: Lasting::of(device, 4 * LARGE)?,
             buffers: sittings.iter().map(both).collect::<Result<_>>()?,
             around: [event()?, event()?],
         })
+    }
+
+    /// Nothing of it is under way.
+    fn retire(self) {
+        self.pattern.retire();
+        self.back.retire();
+        self.buffers.into_iter().flatten().for_each(Lasting::retire);
     }
 
     fn all(
@@ -142,9 +145,11 @@ impl Bench {
         streams: &[OwnedStream],
         (way, count): (Way, usize),
     ) -> Result<Option<f64>> {
-        let end = |memory: &DeviceMemory| memory.pointer().expose_provenance() as u64;
-        let place =
-            |both: &[DeviceMemory; 2]| Place { input: end(&both[0]), output: end(&both[1]) };
+        let end = |memory: &Lasting<DeviceMemory>| memory.pointer().expose_provenance() as u64;
+        let place = |both: &[Lasting<DeviceMemory>; 2]| Place {
+            input: end(&both[0]),
+            output: end(&both[1]),
+        };
         let places: Vec<Place> = self.buffers.iter().map(place).collect();
         let scalars = vec![1.0; sittings.len()];
         let call = Call {

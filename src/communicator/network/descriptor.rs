@@ -36,16 +36,6 @@ impl Event {
     }
 }
 
-/// Keep the program's signals away from the calling thread: they are for the program's own.
-pub fn block_signals() {
-    // SAFETY: a set of signals is plain data, filled before it is used.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
-    }
-}
-
 /// Sleep until a descriptor is ready or `until` has come.
 pub fn poll(entries: &mut [libc::pollfd], until: Instant) {
     let left = until.saturating_duration_since(Instant::now());

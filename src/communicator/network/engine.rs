@@ -11,6 +11,7 @@ use crate::bootstrap::network::Gate;
 use crate::error::{Error, Result};
 use crate::executor::links::Pages;
 use crate::fork;
+use crate::signals;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::tcp;
@@ -40,6 +41,8 @@ pub struct Start {
 pub(super) struct Orders {
     /// Peers to connect the data plane with.
     pub connect: Mutex<Vec<usize>>,
+    /// Peers to ask why their connection of the data plane has ended.
+    pub ask: Mutex<Vec<usize>>,
     /// This rank's page has news.
     pub publish: AtomicBool,
     pub stop: AtomicBool,
@@ -78,6 +81,11 @@ impl tcp::Connect for Connector {
         self.0.connect.lock().push(peer);
         self.0.event.raise();
     }
+
+    fn ask(&self, peer: usize) {
+        self.0.ask.lock().push(peer);
+        self.0.event.raise();
+    }
 }
 
 /// The control thread. Dropping it says goodbye to the neighbours and ends it.
@@ -92,6 +100,7 @@ impl Engine {
     pub fn start(start: Start) -> Result<Engine> {
         let orders = Arc::new(Orders {
             connect: Mutex::default(),
+            ask: Mutex::default(),
             publish: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             event: Event::new()?,
@@ -99,8 +108,7 @@ impl Engine {
             harm: Mutex::default(),
         });
         let worker = Worker::new(start, orders.clone());
-        let spawned =
-            std::thread::Builder::new().name("ringcomm-ctl".into()).spawn(|| worker.run());
+        let spawned = signals::spawn_deaf("ringcomm-ctl", || worker.run());
         let thread = spawned.map_err(|error| Error::System {
             what: "starting the control thread".into(),
             errno: error.raw_os_error().unwrap_or(0),

@@ -9,8 +9,9 @@ use crate::executor::control::Life;
 use crate::executor::links::{Pages, SegmentMap};
 use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, Network, Settings};
-use std::net::{SocketAddr, TcpListener};
+use crate::transport::tcp::{Inbox, LaneKeys, Network, NewLane, Settings};
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -217,6 +218,65 @@ fn data_sockets_reach_both_inboxes() {
     }
 }
 
+/// The ports of a socket and its keys, each this end's first.
+type End = [([u8; 32], u16); 2];
+
+fn end(NewLane { socket, keys: LaneKeys { send, receive }, .. }: NewLane) -> End {
+    let socket = TcpStream::from(socket);
+    [(send, socket.local_addr().unwrap().port()), (receive, socket.peer_addr().unwrap().port())]
+}
+
+/// What one socket seals no other opens, nor this one the other way.
+#[test]
+fn every_data_socket_has_two_keys_of_its_own_which_both_ends_know() {
+    let (ranks, pairs) = (ranks(3), [(0, 1), (0, 2), (1, 2)]);
+    for (from, to) in pairs {
+        ranks[from].engine.as_ref().unwrap().connector().connect(to);
+    }
+    let mut lanes: Vec<Vec<(usize, End)>> = vec![Vec::new(); 3];
+    let started = Instant::now();
+    while lanes.iter().any(|lanes| lanes.len() < 2 * LANES) {
+        assert!(started.elapsed() < Duration::from_secs(30), "no lanes");
+        for (lanes, rank) in lanes.iter_mut().zip(&ranks) {
+            lanes.extend(rank.inbox.take().into_iter().map(|lane| (lane.peer, end(lane))));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ends = |rank: usize, peer| {
+        let ends = lanes[rank].iter().filter(move |(other, _)| *other == peer);
+        ends.map(|(_, end)| *end)
+    };
+    let mut keys = BTreeSet::new();
+    for (low, high) in pairs {
+        let mirrored: BTreeSet<End> = ends(high, low).map(|[one, other]| [other, one]).collect();
+        assert_eq!(ends(low, high).collect::<BTreeSet<End>>(), mirrored);
+        keys.extend(ends(low, high).flatten().map(|(key, _)| key));
+    }
+    assert_eq!(keys.len(), pairs.len() * LANES * 2);
+}
+
+#[test]
+fn who_is_asked_tells_what_it_has_not_told_yet() {
+    // Ranks 0 and 3 are no neighbours.
+    let ranks = ranks(9);
+    acquaint(&ranks);
+    let settings = Settings {
+        geometry: Geometry { depth: 2, slot_bytes: 4096 },
+        protection: Protection::default(),
+        lanes: LANES,
+    };
+    let connector = ranks[0].engine.as_ref().unwrap().connector();
+    let mut network = Network::new(0, 9, settings, ranks[0].inbox.clone(), connector);
+    ranks[3].pages.mine().fail(2, "a text");
+    network.connection(3).breaks("it has ended");
+    let (started, mirror) = (Instant::now(), ranks[0].pages.of(3));
+    while network.breach(3).is_none() || mirror.life() != Life::Failed {
+        assert!(started.elapsed() < Duration::from_secs(30), "no answer");
+        network.sleep(None, Duration::from_millis(1));
+    }
+    assert_eq!(mirror.failure(), (Some(2), "a text".into()));
+}
+
 /// The best of five, and half of what it takes where the sleep goes on to the next sign of life.
 #[test]
 fn who_ends_beside_a_dead_rank_that_it_never_met_does_not_sleep_on() {
@@ -239,6 +299,21 @@ fn a_rank_that_was_never_met_is_dead_when_its_gate_refuses_and_not_when_it_is_si
     // Longer than a rank that broke a connection is suspected.
     std::thread::sleep(Duration::from_millis(3600));
     assert!(!rank.pages.of(0).is_gone());
+    let at = silent.local_addr().unwrap();
     drop(silent);
     until("the death", || rank.pages.of(0).is_gone());
+    let what = (1, format!("was refused at {at}"));
+    assert_eq!(rank.pages.of(0).unreached(), Some(what), "it may live behind a filter");
+}
+
+#[test]
+fn a_rank_that_was_met_is_dead_when_its_gate_refuses() {
+    for victim in [0, 1] {
+        let ranks = ranks(2);
+        acquaint(&ranks);
+        ranks[victim].engine.as_ref().unwrap().harm(Harm::Vanish);
+        let mirror = ranks[1 - victim].pages.of(victim);
+        until("the death", || mirror.is_gone());
+        assert_eq!(mirror.unreached(), None);
+    }
 }

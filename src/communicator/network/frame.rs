@@ -20,8 +20,10 @@ pub enum Item {
     Beat { read: u64 },
     /// What a rank's page says; of two, the one with the larger version is the newer.
     Status { rank: u32, version: u64, status: Box<Status> },
-    /// The rank has died, or nobody can reach it.
+    /// The rank has died, or nobody can reach it any more.
     Gone { rank: u32 },
+    /// The rank has died, or could not be reached from the beginning: what became of `by`'s calls.
+    Unreached { rank: u32, by: u32, why: String },
 }
 
 /// The longest item: a status with everything in it, about 2 KiB.
@@ -59,6 +61,13 @@ impl Item {
                 out.push(3);
                 out.extend(rank.to_le_bytes());
             }
+            Item::Unreached { rank, by, why } => {
+                out.push(4);
+                out.extend(rank.to_le_bytes());
+                out.extend(by.to_le_bytes());
+                out.extend((why.len() as u16).to_le_bytes());
+                out.extend(why.as_bytes());
+            }
         }
         out
     }
@@ -74,6 +83,11 @@ impl Item {
                 status: Box::new(decode_status(&mut reader)?),
             },
             3 => Item::Gone { rank: reader.word()? },
+            4 => {
+                let (rank, by) = (reader.word()?, reader.word()?);
+                let length = reader.short()?.into();
+                Item::Unreached { rank, by, why: reader.text(length, TEXT_BYTES)? }
+            }
             _ => return Err("an item of unknown kind"),
         };
         if reader.0.is_empty() { Ok(item) } else { Err("an item with something behind it") }

@@ -57,6 +57,8 @@ fn item() -> impl Strategy<Value = Item> {
     prop_oneof![
         any::<u64>().prop_map(|read| Item::Beat { read }),
         any::<u32>().prop_map(|rank| Item::Gone { rank }),
+        (any::<u32>(), any::<u32>(), "[a-zé ]{0,400}")
+            .prop_map(|(rank, by, why)| Item::Unreached { rank, by, why }),
         (any::<u32>(), any::<u64>(), status()).prop_map(|(rank, version, status)| Item::Status {
             rank,
             version,
@@ -108,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_are_refused_or_exact(kind in 0u8..5, rest: Vec<u8>) {
+    fn random_bytes_are_refused_or_exact(kind in 0u8..6, rest: Vec<u8>) {
         let bytes = [&[kind][..], &rest].concat();
         if let Ok(item) = Item::decode(&bytes) {
             prop_assert_eq!(item.encode(), bytes);

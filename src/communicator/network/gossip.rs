@@ -11,9 +11,9 @@
 //! changes go out.
 
 use super::frame::{Item, Opener, Refusal, Sealer};
-use super::status::Status;
+use super::status::{Status, cut};
 use crate::executor::announcement::Phase;
-use crate::executor::control::Life;
+use crate::executor::control::{Life, TEXT_BYTES};
 use std::collections::VecDeque;
 
 /// Bytes that are sealed ahead of what a neighbour has read: a few dozen statuses, and a quarter of
@@ -26,7 +26,8 @@ const AHEAD: u64 = 16 << 10;
 struct Known {
     version: u64,
     status: Option<Box<Status>>,
-    is_gone: bool,
+    /// The news that it is gone, as it is passed on. The first stays.
+    end: Option<Item>,
 }
 
 impl Known {
@@ -38,7 +39,7 @@ impl Known {
     /// When news of it is told. What is bad stays bad.
     fn turn(&self) -> Turn {
         let has_failed = self.status.as_deref().is_some_and(|status| status.life == Life::Failed);
-        if self.is_gone || has_failed { Turn::First } else { Turn::Later }
+        if self.end.is_some() || has_failed { Turn::First } else { Turn::Later }
     }
 }
 
@@ -164,7 +165,7 @@ impl Gossip {
     /// The ranks that this one should have a connection with.
     pub fn neighbours(&self) -> Vec<usize> {
         let lives = |rank: &usize| {
-            *rank == self.rank || !(self.known[*rank].is_gone || self.known[*rank].has_left())
+            *rank == self.rank || !(self.is_gone(*rank) || self.known[*rank].has_left())
         };
         let circle: Vec<usize> = (0..self.known.len()).filter(lives).collect();
         let mine = circle.iter().position(|rank| *rank == self.rank).expect("it counts itself");
@@ -184,7 +185,15 @@ impl Gossip {
     }
 
     pub fn is_gone(&self, rank: usize) -> bool {
-        self.known[rank].is_gone
+        self.known[rank].end.is_some()
+    }
+
+    /// Who could not reach a rank that is gone, and why, where nobody ever did.
+    pub fn obstacle(&self, rank: usize) -> Option<(usize, &str)> {
+        match &self.known[rank].end {
+            Some(Item::Unreached { by, why, .. }) => Some((*by as usize, why)),
+            _ => None,
+        }
     }
 
     pub fn has_left(&self, rank: usize) -> bool {
@@ -217,7 +226,7 @@ impl Gossip {
     pub fn connected(&mut self, neighbour: usize, send: &[u8; 32], receive: &[u8; 32]) {
         let nranks = self.known.len();
         let mut link = Link::new(send, receive, nranks);
-        let told = |known: &Known| known.is_gone || known.status.is_some();
+        let told = |known: &Known| known.end.is_some() || known.status.is_some();
         for (rank, known) in self.known.iter().enumerate().filter(|(_, known)| told(known)) {
             link.queue(rank, known.turn());
         }
@@ -229,9 +238,15 @@ impl Gossip {
         self.links[neighbour] = None;
     }
 
-    /// A rank has died, or nobody can reach it.
+    /// A rank has died, or nobody can reach it any more.
     pub fn died(&mut self, rank: usize) {
-        self.note_gone(rank, None);
+        self.note_end(rank, Item::Gone { rank: rank as u32 }, None);
+    }
+
+    /// This rank has never reached a rank.
+    pub fn unreached(&mut self, rank: usize, why: String) {
+        let (by, why) = (self.rank as u32, cut(why, TEXT_BYTES));
+        self.note_end(rank, Item::Unreached { rank: rank as u32, by, why }, None);
     }
 
     /// Show a neighbour that this rank is there, unless it has yet to read that: beats would fill
@@ -262,7 +277,7 @@ impl Gossip {
         }
         // What came before something wrong was right.
         for item in items {
-            self.heard(neighbour, item)?;
+            self.heard(Some(neighbour), item)?;
         }
         outcome
     }
@@ -281,8 +296,8 @@ impl Gossip {
                 let item = Item::Status { rank, version: known.version, status: status.clone() };
                 link.seal(&item);
             }
-            if known.is_gone {
-                link.seal(&Item::Gone { rank });
+            if let Some(end) = &known.end {
+                link.seal(end);
             }
         }
         &link.outgoing
@@ -295,9 +310,23 @@ impl Gossip {
         }
     }
 
-    fn heard(&mut self, from: usize, item: Item) -> Result<(), Refusal> {
+    /// The dead that are known of and, last, what this rank says of itself.
+    pub fn report(&self) -> Vec<Item> {
+        let ends = self.known.iter().filter_map(|known| known.end.clone());
+        let mine = &self.known[self.rank];
+        let (rank, version) = (self.rank as u32, mine.version);
+        let status = mine.status.clone().map(|status| Item::Status { rank, version, status });
+        ends.chain(status).collect()
+    }
+
+    /// Take an item of the report of a rank that is perhaps no neighbour.
+    pub fn learn(&mut self, item: Item) -> Result<(), Refusal> {
+        self.heard(None, item)
+    }
+
+    fn heard(&mut self, from: Option<usize>, item: Item) -> Result<(), Refusal> {
         match item {
-            Item::Beat { read } => match &mut self.links[from] {
+            Item::Beat { read } => match from.and_then(|from| self.links[from].as_mut()) {
                 Some(link) => link.note_read(read),
                 None => Ok(()),
             },
@@ -307,13 +336,19 @@ impl Gossip {
                 if rank != self.rank && version > known.version {
                     (known.version, known.status) = (version, Some(status));
                     self.news.push(News::Status(rank));
-                    self.pass_on(rank, Some(from));
+                    self.pass_on(rank, from);
                 }
                 Ok(())
             }
             Item::Gone { rank } => {
                 let rank = self.known_rank(rank)?;
-                self.note_gone(rank, Some(from));
+                self.note_end(rank, item, from);
+                Ok(())
+            }
+            Item::Unreached { rank, by, .. } => {
+                self.known_rank(by)?;
+                let rank = self.known_rank(rank)?;
+                self.note_end(rank, item, from);
                 Ok(())
             }
         }
@@ -324,14 +359,16 @@ impl Gossip {
         if rank < self.known.len() { Ok(rank) } else { Err("news of a rank that there is not") }
     }
 
-    fn note_gone(&mut self, rank: usize, from: Option<usize>) {
+    fn note_end(&mut self, rank: usize, end: Item, from: Option<usize>) {
         // Who takes this rank for dead cannot hear it; what this one does is its own affair.
         if rank == self.rank || self.has_left(rank) {
             return;
         }
-        if std::mem::replace(&mut self.known[rank].is_gone, true) {
+        let known = &mut self.known[rank].end;
+        if known.is_some() {
             return;
         }
+        *known = Some(end);
         self.news.push(News::Gone(rank));
         self.pass_on(rank, from);
     }

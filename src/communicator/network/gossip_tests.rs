@@ -325,7 +325,7 @@ fn deaths_and_failures_wait_for_no_other_news() {
     let tell = |one: &mut Gossip, rank: usize, status: Status| {
         let version = status.completed;
         let status = Box::new(status);
-        one.heard(2, Item::Status { rank: rank as u32, version, status }).unwrap();
+        one.heard(Some(2), Item::Status { rank: rank as u32, version, status }).unwrap();
     };
     (2..nranks).for_each(|rank| tell(&mut one, rank, status(1)));
     hand_over(&mut one, &mut other);
@@ -346,12 +346,36 @@ fn deaths_and_failures_wait_for_no_other_news() {
 }
 
 #[test]
+fn why_a_rank_was_not_reached_is_passed_on_and_stays() {
+    let (mut one, mut other) = (Gossip::new(0, 4), Gossip::new(1, 4));
+    one.connected(1, &[1; 32], &[2; 32]);
+    other.connected(0, &[2; 32], &[1; 32]);
+    one.unreached(2, "was refused at a:1".into());
+    one.died(3);
+    hand_over(&mut one, &mut other);
+    one.died(2);
+    hand_over(&mut one, &mut other);
+    for gossip in [&one, &other] {
+        assert!(gossip.is_gone(2) && gossip.is_gone(3));
+        assert_eq!(gossip.obstacle(2), Some((0, "was refused at a:1")));
+        assert_eq!(gossip.obstacle(3), None, "it was seen to die");
+    }
+    // Who asks is told the same.
+    let mut third = Gossip::new(3, 4);
+    other.report().into_iter().for_each(|item| third.learn(item).unwrap());
+    assert_eq!(third.obstacle(2), one.obstacle(2));
+}
+
+#[test]
 fn news_of_ranks_that_there_are_not_ends_the_connection() {
-    let mut gossip = Gossip::new(0, 2);
-    gossip.connected(1, &[1; 32], &[2; 32]);
-    let (mut sealer, mut bytes) = (Sealer::new(&[2; 32]), Vec::new());
-    sealer.seal(&Item::Gone { rank: 2 }, &mut bytes);
-    assert!(gossip.received(1, &bytes).is_err());
+    let unreached = |rank, by| Item::Unreached { rank, by, why: String::new() };
+    for item in [Item::Gone { rank: 2 }, unreached(2, 1), unreached(1, 2)] {
+        let mut gossip = Gossip::new(0, 2);
+        gossip.connected(1, &[1; 32], &[2; 32]);
+        let (mut sealer, mut bytes) = (Sealer::new(&[2; 32]), Vec::new());
+        sealer.seal(&item, &mut bytes);
+        assert!(gossip.received(1, &bytes).is_err());
+    }
 }
 
 #[test]

@@ -2,10 +2,11 @@
 //!
 //! The lower rank of two neighbours makes their connection, and makes it again if it breaks. Who
 //! cannot reach a rank whose connection has broken declares it dead: at once where its gate refuses
-//! (the process is gone), at the end of [`SUSPICION`] where nothing answers. The higher rank, which
-//! waits to be connected, calls only to see whether somebody answers ([`Aim::Probe`]). A rank that
-//! is stopped answers nothing either, but its kernel keeps its connections, so none breaks: what
-//! it has yet to read is bounded ([`Gossip`]), so that its window stays open.
+//! (the process is gone), at the end of [`SUSPICION`] where nothing answers; and so does who was
+//! never connected with it, once nobody has answered for as long as a dial waits. The higher rank,
+//! which waits to be connected, calls only to see whether somebody answers ([`Aim::Probe`]). A rank
+//! that is stopped answers nothing either, but its kernel keeps its connections, so none breaks:
+//! what it has yet to read is bounded ([`Gossip`]), so that its window stays open.
 //!
 //! No sockets and no clock in here: it is fed with streams and time, by the control thread or by
 //! the simulation.
@@ -13,7 +14,7 @@
 use super::gossip::{Gossip, News};
 use super::status::Status;
 use crate::bootstrap::network::{Arrival, Dialling, Greeting, Network, Purpose, Secret, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executor::links::Pages;
 use crate::transport::wait;
 use std::io::ErrorKind;
@@ -22,7 +23,12 @@ use std::time::{Duration, Instant};
 
 #[path = "farewell.rs"]
 mod farewell;
+#[path = "inquiry.rs"]
+mod inquiry;
+#[path = "stranger.rs"]
+mod stranger;
 use farewell::Stage;
+use inquiry::Inquiries;
 
 /// How long a rank whose connection broke may take to answer: a new connection over a wide network
 /// takes a tenth, with a lost first packet (sent again after a second) half of it.
@@ -32,10 +38,6 @@ const SUSPICION: Duration = Duration::from_secs(3);
 /// have died since they met, and its survivors name it within a quarter of a second. A call in vain
 /// costs a handshake.
 const FIRST_LINK: Duration = Duration::from_millis(40);
-
-/// How long a rank that was never met and whose gate refuses is not taken for dead yet: it may have
-/// left, and told ranks that this one is about to be connected with.
-const NEWS: Duration = Duration::from_millis(50);
 
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);
@@ -49,6 +51,15 @@ enum Aim {
     Probe { suspected: bool },
     /// To carry data.
     Data { lane: u32 },
+    /// To hear why a connection for data has ended.
+    Ask,
+}
+
+impl Aim {
+    /// Whether it is a neighbour's affair, of which there is one call at a time.
+    fn is_of_neighbours(self) -> bool {
+        matches!(self, Aim::Link { .. } | Aim::Probe { .. })
+    }
 }
 
 struct Call<S> {
@@ -105,6 +116,7 @@ pub struct Plane<N: Network> {
     neighbours: Vec<Neighbour<N::Stream>>,
     calls: Vec<Call<N::Stream>>,
     lanes: Vec<Lane<N::Stream>>,
+    inquiries: Inquiries<N::Stream>,
     next_beat: Instant,
     /// When the current pass began.
     now: Instant,
@@ -116,6 +128,7 @@ pub struct Plane<N: Network> {
 /// Lanes of a control connection's greeting: what the call is for.
 const LINK: u32 = 0;
 const PROBE: u32 = 1;
+const ASK: u32 = 2;
 
 impl<N: Network> Plane<N> {
     pub fn new(seat: Seat, network: N, now: Instant) -> Plane<N> {
@@ -125,6 +138,7 @@ impl<N: Network> Plane<N> {
             neighbours: (0..nranks).map(|_| Neighbour::default()).collect(),
             calls: Vec::new(),
             lanes: Vec::new(),
+            inquiries: Inquiries::new(),
             next_beat: now + BEAT,
             now,
             stage: Stage::Working,
@@ -147,6 +161,7 @@ impl<N: Network> Plane<N> {
             self.admit(arrivals);
             self.advance_calls();
             self.read_all(readable);
+            self.advance_inquiries();
             self.tend();
             self.beat();
             self.write_all();
@@ -166,10 +181,11 @@ impl<N: Network> Plane<N> {
         dials.chain(probes).chain(linked).fold(self.next_beat, Instant::min)
     }
 
-    /// The streams of calls that are under way, with whether they have something to send.
+    /// The streams of calls and questions that are under way, with whether they have something to
+    /// send.
     pub fn calls(&self) -> impl Iterator<Item = (&N::Stream, bool)> {
-        let calls = if self.receives() { &self.calls[..] } else { &[] };
-        calls.iter().filter_map(|call| call.dial.stream())
+        let dials = self.calls.iter().filter_map(|call| call.dial.stream());
+        dials.chain(self.inquiries.streams()).filter(|_| self.receives())
     }
 
     /// The connections with neighbours: whose, the stream, and whether it is to be written to.
@@ -209,8 +225,10 @@ impl<N: Network> Plane<N> {
         let (purpose, lane, patience) = match aim {
             Aim::Link { suspected: true } => (Purpose::Control, LINK, SUSPICION),
             Aim::Link { suspected: false } => (Purpose::Control, LINK, self.seat.timeout),
-            Aim::Probe { .. } => (Purpose::Control, PROBE, SUSPICION),
+            Aim::Probe { suspected: true } => (Purpose::Control, PROBE, SUSPICION),
+            Aim::Probe { suspected: false } => (Purpose::Control, PROBE, self.seat.timeout),
             Aim::Data { lane } => (Purpose::Data, lane, self.seat.timeout),
+            Aim::Ask => (Purpose::Control, ASK, SUSPICION),
         };
         let neighbour = &mut self.neighbours[peer];
         if matches!(aim, Aim::Link { .. }) {
@@ -226,7 +244,7 @@ impl<N: Network> Plane<N> {
         };
         let all = &self.seat.addresses[peer];
         let to = match (aim, &neighbour.address) {
-            (Aim::Link { suspected: true } | Aim::Probe { .. }, Some(known)) => {
+            (Aim::Link { suspected: true } | Aim::Probe { .. } | Aim::Ask, Some(known)) => {
                 std::slice::from_ref(known)
             }
             _ => all,
@@ -248,6 +266,7 @@ impl<N: Network> Plane<N> {
                     self.lanes.push(Lane { peer, outcome: Ok(arrival) });
                 }
                 (Purpose::Control, LINK) if fits && peer < rank => self.link(peer, arrival),
+                (Purpose::Control, ASK) if fits => self.answer(arrival),
                 // It has lost a connection that this end may still believe in.
                 (Purpose::Control, PROBE)
                     if fits
@@ -270,7 +289,7 @@ impl<N: Network> Plane<N> {
         }
         self.network.watch(&stream);
         self.gossip.connected(peer, &keys.send, &keys.receive);
-        self.calls.retain(|call| call.peer != peer || matches!(call.aim, Aim::Data { .. }));
+        self.calls.retain(|call| call.peer != peer || !call.aim.is_of_neighbours());
         // Who came has a port of its own there; its gate is at the same address.
         let ip = address.ip().to_canonical();
         let mut gates = self.seat.addresses[peer].iter();
@@ -287,6 +306,9 @@ impl<N: Network> Plane<N> {
                 (Ok(Some(arrival)), Aim::Data { .. }) => {
                     self.lanes.push(Lane { peer, outcome: Ok(arrival) });
                 }
+                (Ok(Some(arrival)), Aim::Ask) => self.await_answer(peer, arrival),
+                // Where its process is gone the others tell.
+                (Err(_), Aim::Ask) => {}
                 (Ok(Some(arrival)), Aim::Link { .. }) => self.link(peer, arrival),
                 (Ok(Some(_)), Aim::Probe { .. }) => {
                     self.neighbours[peer].refused = None;
@@ -295,16 +317,8 @@ impl<N: Network> Plane<N> {
                 (Err(why), Aim::Data { .. }) => {
                     self.lanes.push(Lane { peer, outcome: Err(why) });
                 }
-                (Err(why), Aim::Link { suspected: false } | Aim::Probe { suspected: false })
-                    if !is_refusal(&why) =>
-                {
-                    // Never seen, so not missed: the calls that need it have a deadline.
-                    self.neighbours[peer].probe_at = Some(self.now + FIRST_LINK);
-                }
-                (Err(_), Aim::Link { suspected: false } | Aim::Probe { suspected: false })
-                    if self.now < *self.neighbours[peer].refused.get_or_insert(self.now) + NEWS =>
-                {
-                    self.neighbours[peer].probe_at = Some(self.now + NEWS);
+                (Err(why), Aim::Link { suspected: false } | Aim::Probe { suspected: false }) => {
+                    self.called_in_vain(&call, &why);
                 }
                 (Err(_), Aim::Link { .. } | Aim::Probe { .. }) => self.bury(peer),
             }
@@ -312,7 +326,7 @@ impl<N: Network> Plane<N> {
         self.apply_news();
     }
 
-    /// A rank that nobody answers for, unless it has said goodbye.
+    /// A rank that nobody answers for any more, unless it has said goodbye.
     fn bury(&mut self, peer: usize) {
         self.neighbours[peer].probe_at = None;
         if !self.gossip.has_left(peer) {
@@ -360,7 +374,7 @@ impl<N: Network> Plane<N> {
         self.lost(peer);
         if kind == ErrorKind::TimedOut {
             // The kernel has tried for seconds already.
-            self.calls.retain(|call| call.peer != peer || matches!(call.aim, Aim::Data { .. }));
+            self.calls.retain(|call| call.peer != peer || !call.aim.is_of_neighbours());
             self.bury(peer);
         }
     }
@@ -383,7 +397,11 @@ impl<N: Network> Plane<N> {
                     self.neighbours[rank].stream = None;
                     self.gossip.closed(rank);
                     if self.seat.remote[rank] {
-                        self.seat.pages.of(rank).mark_gone();
+                        let page = self.seat.pages.of(rank);
+                        match self.gossip.obstacle(rank) {
+                            Some((by, why)) => page.mark_unreached(by, why),
+                            None => page.mark_gone(),
+                        }
                         self.wakes = true;
                     }
                 }
@@ -403,7 +421,7 @@ impl<N: Network> Plane<N> {
         let neighbours = self.gossip.neighbours();
         for peer in 0..self.neighbours.len() {
             let mut calls = self.calls.iter().filter(|call| call.peer == peer);
-            let is_called = calls.any(|call| !matches!(call.aim, Aim::Data { .. }));
+            let is_called = calls.any(|call| call.aim.is_of_neighbours());
             let at = self.neighbours[peer].probe_at.take();
             if neighbours.binary_search(&peer).is_err() || self.gossip.is_linked(peer) || is_called
             {
@@ -454,9 +472,4 @@ impl<N: Network> Plane<N> {
         }
         all
     }
-}
-
-/// The process behind a gate is gone.
-fn is_refusal(error: &Error) -> bool {
-    matches!(error, Error::System { errno: libc::ECONNREFUSED, .. })
 }

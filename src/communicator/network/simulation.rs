@@ -63,8 +63,6 @@ struct Actor {
     met: Option<Instant>,
     /// By rank: when it took it for dead.
     missed: Vec<Option<Instant>>,
-    /// By rank: whether they were ever connected.
-    acquainted: Vec<bool>,
     /// When the world will look after it by itself.
     wake: Option<Instant>,
 }
@@ -121,7 +119,6 @@ impl World {
                 stopped: false,
                 met: None,
                 missed: vec![None; nranks],
-                acquainted: vec![false; nranks],
                 wake: None,
             }
         };
@@ -287,9 +284,6 @@ impl World {
                 this.missed[other].get_or_insert(now);
             }
         }
-        for (other, ..) in plane.links() {
-            this.acquainted[other] = true;
-        }
         if plane.is_over() {
             return self.end(rank, now);
         }
@@ -327,8 +321,6 @@ impl World {
         let noisy = self.has(Fault::Cut) || self.has(Fault::Flip) || self.has(Fault::Silence);
         let knows = match self.actors[other].fate {
             Fate::Lives => is_told && !mirror.is_gone(),
-            // Nobody misses whom nobody has seen.
-            Fate::FallsSilent if !self.is_known(other) => true,
             Fate::Dies | Fate::FallsSilent => mirror.is_gone(),
             // Last words can be lost with the connections that they are on.
             Fate::Leaves if noisy => mirror.is_gone() || mirror.life() == page.life(),
@@ -338,12 +330,6 @@ impl World {
         };
         let gone = if mirror.is_gone() { ", and that it is gone" } else { "" };
         if knows { Ok(()) } else { Err(format!("rank {rank} knows of {other} {told:?}{gone}")) }
-    }
-
-    /// Whether somebody who lives was ever connected with a rank.
-    fn is_known(&self, rank: usize) -> bool {
-        let knows = |actor: &Actor| actor.fate == Fate::Lives && actor.acquainted[rank];
-        self.actors.iter().any(knows)
     }
 
     /// How long after such a fate its witnesses knew of it.

@@ -76,7 +76,7 @@ impl Status {
 }
 
 /// At most `most` bytes of a text: what was not UTF-8 has grown as it was read.
-fn cut(mut text: String, most: usize) -> String {
+pub fn cut(mut text: String, most: usize) -> String {
     let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     text.truncate(end.unwrap_or(0));
     text

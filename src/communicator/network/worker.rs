@@ -1,6 +1,6 @@
 //! The control thread: one `poll` over the gate, the connections of its [`Plane`] and its orders.
 
-use super::descriptor::{block_signals, poll};
+use super::descriptor::poll;
 use super::engine::{Orders, Start};
 use super::plane::{Plane, Seat};
 use crate::bootstrap::network::{Gate, Kernel, Secret};
@@ -30,7 +30,6 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        block_signals();
         loop {
             self.obey();
             #[cfg(test)]
@@ -74,10 +73,15 @@ impl Worker {
         }
         let peers = std::mem::take(&mut *self.orders.connect.lock());
         peers.into_iter().for_each(|peer| self.plane.connect(peer, self.lanes as u32, now));
+        let peers = std::mem::take(&mut *self.orders.ask.lock());
+        peers.into_iter().for_each(|peer| self.plane.ask(peer, now));
     }
 
-    /// Hand connections to the data plane.
+    /// Hand connections and answers to the data plane.
     fn deliver(&mut self) {
+        for peer in self.plane.take_explained() {
+            self.inbox.explain(peer);
+        }
         for lane in self.plane.take_lanes() {
             let peer = lane.peer;
             match lane.outcome {

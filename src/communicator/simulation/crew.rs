@@ -1,7 +1,7 @@
 //! One rank's end of a communicator on the virtual network: its control plane, the pages that this
 //! keeps true, its connections, and the operation at hand.
 
-use super::operation::{Operation, Progress, Wire};
+use super::operation::{Loss, Operation, Progress, Wire};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::simulation::meeting::Gate;
@@ -17,6 +17,7 @@ use crate::plan::Collective;
 use crate::sync::atomic::AtomicBool;
 use crate::transport::process::Liveness;
 use crate::transport::segment::Segment;
+use crate::transport::tcp::EXPLANATION;
 use crate::transport::wait::Watch;
 use crate::types::{DataType, ReduceOp};
 use std::cell::Cell;
@@ -57,7 +58,13 @@ const CALL: Descriptor = Descriptor {
     count: 1,
 };
 
+/// What errors call a member by, whatever its rank.
+pub fn pid_of(member: usize) -> u32 {
+    1000 + member as u32
+}
+
 impl Crew {
+    /// A communicator whose trial has begun.
     pub fn new(
         gate: Gate,
         id: UniqueId,
@@ -70,7 +77,7 @@ impl Crew {
         let segment = |_| Arc::new(Segment::anonymous(SegmentMap::mirror_bytes()).expect("memory"));
         let pages = Pages::new(rank, (0..nranks).map(segment).collect());
         for (other, member) in members.iter().enumerate() {
-            pages.of(other).introduce(1000 + *member as u32, "here");
+            pages.of(other).introduce(pid_of(*member), "here");
         }
         let seat = Seat {
             rank,
@@ -85,10 +92,11 @@ impl Crew {
             liveness: Liveness::new(Vec::new()),
             aborted: AtomicBool::new(false),
             timeout: PATIENCE,
+            meeting: PATIENCE,
             publisher: None,
             track: None,
         };
-        Crew {
+        let mut crew = Crew {
             plane: Plane::new(seat, gate.caller(), now),
             members,
             id,
@@ -100,7 +108,9 @@ impl Crew {
             operation: None,
             is_new: true,
             completed: 0,
-        }
+        };
+        crew.begin(now);
+        crew
     }
 
     /// The trial is over, and what follows is its user's.
@@ -127,15 +137,22 @@ impl Crew {
             let wire = &mut self.wires[lane.peer];
             match lane.outcome {
                 Ok(arrival) => wire.connected(arrival.stream, &arrival.keys),
-                Err(_) => wire.is_lost = true,
+                Err(_) => drop(wire.loss.get_or_insert(Loss::Found)),
             }
+        }
+        for peer in self.plane.take_explained() {
+            self.wires[peer].loss = Some(Loss::Explained);
         }
     }
 
     /// When the control thread has something to do though nothing arrives.
     pub fn next_deadline(&self, now: Instant) -> Instant {
         let gate = self.gate.next_deadline(now).filter(|_| self.plane.receives());
-        gate.map_or(self.plane.next_deadline(), |at| at.min(self.plane.next_deadline()))
+        let answers = self.wires.iter().filter_map(|wire| match wire.loss {
+            Some(Loss::Asked { until }) if until > now => Some(until),
+            _ => None,
+        });
+        gate.into_iter().chain(answers).fold(self.plane.next_deadline(), Instant::min)
     }
 
     /// End this rank's part, as dropping a communicator does.
@@ -195,7 +212,8 @@ impl Crew {
             Progress::Waits(peer) => {
                 let waited = now.saturating_duration_since(*since);
                 self.connect(peer, now);
-                Ok(self.watch(peer, waited).map(|()| false))
+                self.investigate(now);
+                Ok(self.watch(peer, waited, now).map(|()| false))
             }
             Progress::Done(output) => {
                 let sequence = self.watched.pages.mine().completed();
@@ -222,12 +240,23 @@ impl Crew {
         }
     }
 
+    /// Ask why connections have ended.
+    fn investigate(&mut self, now: Instant) {
+        for (peer, wire) in self.wires.iter_mut().enumerate() {
+            if let Some(Loss::Found) = wire.loss {
+                wire.loss = Some(Loss::Asked { until: now + EXPLANATION });
+                self.plane.ask(peer, now);
+                self.news.set(true);
+            }
+        }
+    }
+
     /// What a rank that waits for a peer looks at.
-    fn watch(&self, peer: usize, waited: Duration) -> Result<()> {
+    fn watch(&self, peer: usize, waited: Duration, now: Instant) -> Result<()> {
         let sequence = self.watched.pages.mine().completed();
         let watch = OperationWatch::new(&self.watched, None, CALL, sequence);
         watch.check(peer, waited)?;
-        match self.wires.iter().position(|wire| wire.is_lost) {
+        match self.wires.iter().position(|wire| wire.is_over(now)) {
             Some(lost) => Err(watch.broken(lost, "the connection is gone")),
             None => Ok(()),
         }

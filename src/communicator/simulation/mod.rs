@@ -4,9 +4,9 @@
 //! handshakes and the meeting of the bootstrap, a control plane for every communicator, the watch
 //! of a call that waits, the attempts of a shrink and the agreement in them, and plans of the
 //! collectives. Sockets, threads and time are virtual, every rank is on a host of its own, and a
-//! connection for data carries one number for each chunk. In the end all who live are in one
-//! communicator without the dead and add up exactly. A seed that fails is printed;
-//! `RINGCOMM_SEED=n` replays it.
+//! connection for data carries one number for each chunk. An operation that fails names somebody
+//! who has died. In the end all who live are in one communicator without the dead and add up
+//! exactly. A seed that fails is printed; `RINGCOMM_SEED=n` replays it.
 //!
 //! Written again here, because it waits on threads and sockets there: the order in which
 //! `init::make_of` makes a communicator and `survivors::agree` takes the steps of a shrink is that

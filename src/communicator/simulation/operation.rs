@@ -6,6 +6,18 @@ use crate::bootstrap::network::simulation::net::Line;
 use crate::bootstrap::network::{Framed, Keys};
 use crate::plan::{Collective, End, Plan, Span, Step};
 use std::collections::VecDeque;
+use std::time::Instant;
+
+/// What is known of why a connection has ended.
+pub enum Loss {
+    /// It has just been found.
+    Found,
+    /// The peer was asked, and may take until then to answer.
+    Asked {
+        until: Instant,
+    },
+    Explained,
+}
 
 /// The connection with a peer.
 #[derive(Default)]
@@ -13,14 +25,18 @@ pub struct Wire {
     framed: Option<Framed<Line>>,
     /// It was asked for, or has come.
     pub is_known: bool,
-    pub is_lost: bool,
+    pub loss: Option<Loss>,
     outgoing: VecDeque<Vec<u8>>,
     incoming: VecDeque<Vec<u8>>,
 }
 
 impl Wire {
+    /// One that is made anew does not replace the one that broke: of what had gone over that nobody
+    /// knows how much has come.
     pub fn connected(&mut self, line: Line, keys: &Keys) {
-        self.framed = Some(Framed::new(line, keys));
+        if self.loss.is_none() {
+            self.framed = Some(Framed::new(line, keys));
+        }
         self.is_known = true;
     }
 
@@ -47,7 +63,17 @@ impl Wire {
             }
         }
         if is_broken {
-            (self.framed, self.is_lost) = (None, true);
+            self.framed = None;
+            self.loss.get_or_insert(Loss::Found);
+        }
+    }
+
+    /// Whether it has ended, and nobody can say better why.
+    pub fn is_over(&self, now: Instant) -> bool {
+        match self.loss {
+            Some(Loss::Asked { until }) => now >= until,
+            Some(Loss::Explained) => true,
+            Some(Loss::Found) | None => false,
         }
     }
 }

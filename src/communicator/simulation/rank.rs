@@ -100,6 +100,8 @@ pub struct Rank {
     leaving: Vec<Crew>,
     /// Why it goes no further.
     pub over: Option<Error>,
+    /// What its last operation failed with, until somebody looks.
+    pub failed_with: Option<Error>,
     pub attempts: u64,
     pub shrinks: u64,
 }
@@ -125,6 +127,7 @@ impl Rank {
             made: None,
             leaving: Vec::new(),
             over: None,
+            failed_with: None,
             attempts: 0,
             shrinks: 0,
         }
@@ -199,6 +202,7 @@ impl Rank {
             Ok(_) => Ok(false),
             Err(error) => {
                 crew.fail(&error);
+                self.failed_with = Some(error);
                 self.shrink(now);
                 Ok(true)
             }
@@ -269,7 +273,7 @@ impl Rank {
         let id = crew.id.derive_at(label.as_bytes(), place.as_slice());
         let gate = gate.unwrap_or_else(|| self.ground.open(self.number, &id));
         match left.len() {
-            1 => Making::Trying(crew_of(gate, id, 0, members, Vec::new(), now)),
+            1 => Making::Trying(Crew::new(gate, id, 0, members, Vec::new(), now)),
             _ => meet(gate, id, rank, members, root, now),
         }
     }
@@ -302,8 +306,8 @@ impl Rank {
             (Making::Meeting { meeting, id, rank, members }, Ok(cards)) => {
                 let addresses = cards.iter().map(|card| address_in(card)).collect();
                 let gate = meeting.into_gate();
-                self.making =
-                    Some(Making::Trying(crew_of(gate, id, rank, members, addresses, now)));
+                let crew = Crew::new(gate, id, rank, members, addresses, now);
+                self.making = Some(Making::Trying(crew));
             }
             (Making::Trying(crew), Ok(_)) => self.keep(crew)?,
             (Making::Meeting { .. }, Err(unmet)) => self.fail(unmet)?,
@@ -361,20 +365,6 @@ fn meet(
 
 fn address_in(card: &[u8]) -> SocketAddr {
     str::from_utf8(card).ok().and_then(|text| text.parse().ok()).expect("a card has an address")
-}
-
-/// A communicator whose first operation has begun.
-fn crew_of(
-    gate: Gate,
-    id: UniqueId,
-    rank: usize,
-    members: Vec<usize>,
-    addresses: Vec<SocketAddr>,
-    now: Instant,
-) -> Crew {
-    let mut crew = Crew::new(gate, id, rank, members, addresses, now);
-    crew.begin(now);
-    crew
 }
 
 impl fmt::Display for Rank {

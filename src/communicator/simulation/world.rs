@@ -1,6 +1,6 @@
 //! Ranks on a virtual network, what happens to them, and what must be true in the end.
 
-use super::crew::Crew;
+use super::crew::{Crew, pid_of};
 use super::rank::{Ground, MOST_RANKS, Rank};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::network::simulation::Simulated;
@@ -8,6 +8,7 @@ use crate::bootstrap::network::simulation::meeting::Gate;
 use crate::bootstrap::network::simulation::net::{Happening, Net, Shared};
 use crate::bootstrap::network::simulation::primitives::{Seeded, seed as seed_primitives};
 use crate::communicator::init::number_of;
+use crate::error::Error;
 use std::cell::RefCell;
 use std::fmt;
 use std::net::SocketAddr;
@@ -294,7 +295,11 @@ impl World {
                 this.rest = now + pause;
                 crew.begin(now);
             }
-            if !rank.go_on(now)? {
+            let goes_on = rank.go_on(now)?;
+            if let Some(error) = rank.failed_with.take() {
+                self.judge_error(number, &error)?;
+            }
+            if !goes_on {
                 break;
             }
         }
@@ -313,6 +318,23 @@ impl World {
         Ok(())
     }
 
+    /// An operation fails because somebody has died, and says who; where connections are harmed it
+    /// may also be because of that.
+    fn judge_error(&self, number: usize, error: &Error) -> Result<(), String> {
+        let text = error.to_string();
+        let died = |rank: &usize| self.actors[*rank].fate == Fate::Dead;
+        let dead = (0..self.actors.len()).filter(died);
+        let is_named = dead.map(pid_of).any(|pid| text.contains(&format!("pid {pid})")));
+        match is_named || self.is_noisy() {
+            true => Ok(()),
+            false => Err(format!("rank {number} names nobody who died: {text}")),
+        }
+    }
+
+    fn is_noisy(&self) -> bool {
+        self.faults.contains(&Fault::Cut) || self.faults.contains(&Fault::Flip)
+    }
+
     /// The process is gone, and the kernel closes what it had.
     fn kill(&mut self, number: usize) {
         let this = &mut self.actors[number];
@@ -321,7 +343,7 @@ impl World {
 
     /// A rank ends because it never got a communicator.
     fn give_up(&mut self, number: usize) -> Result<(), String> {
-        let noisy = self.faults.contains(&Fault::Cut) || self.faults.contains(&Fault::Flip);
+        let noisy = self.is_noisy();
         let is_alone = self.actors.iter().all(|actor| actor.fate != Fate::Dead);
         let this = &mut self.actors[number];
         let error = this.rank.take().and_then(|rank| rank.over);

@@ -136,7 +136,7 @@ impl Addresses {
     /// So many bytes of addresses: whole pieces.
     pub fn reserve(device: &Arc<Device>, bytes: usize) -> Result<Addresses> {
         let mut start = 0;
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: the place is a local.
         let code = unsafe { (device.driver.addresses_reserve)(&mut start, bytes, 0, 0, 0) };
         device.driver.check(code, &format!("reserving {bytes} bytes of addresses"))?;
@@ -160,7 +160,7 @@ impl Addresses {
         const READ_AND_WRITE: i32 = 3;
         let Addresses { device, start, .. } = self;
         let address = *start + offset as u64;
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: addresses of this range, which nothing uses yet; the driver checks both.
         let code =
             unsafe { (device.driver.addresses_map)(address, piece.bytes, 0, piece.handle, 0) };
@@ -176,7 +176,7 @@ impl Addresses {
     /// Take the piece at an offset away, after all that uses it.
     pub fn unmap(&mut self, offset: usize) {
         if let Some(index) = self.mapped.iter().position(|(at, _)| *at == offset)
-            && let Ok(_current) = self.device.enter()
+            && let Ok(_current) = self.device.enter_aside()
         {
             let (_, bytes) = self.mapped.swap_remove(index);
             // SAFETY: mapped by `map`; the caller has no more use for it.
@@ -208,7 +208,7 @@ impl Drop for Addresses {
                 return;
             }
         }
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: reserved by `reserve`, and nothing is mapped there any more.
             unsafe { (self.device.driver.addresses_free)(self.start, self.bytes) };
         }

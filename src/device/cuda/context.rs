@@ -1,7 +1,8 @@
 //! A device and the context in which its work is made.
 #![allow(unsafe_code)]
 
-use super::driver::{Context, Driver, PEER_ACCESS_ALREADY_ENABLED};
+use super::driver::{Aside, Context, Driver, PEER_ACCESS_ALREADY_ENABLED};
+use super::order::between_launches;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -63,6 +64,8 @@ impl Device {
             )));
         }
         let (mut device, mut context) = (0, std::ptr::null_mut());
+        // The first to take the context makes it.
+        let _aside = driver.aside();
         // SAFETY: the places are locals.
         unsafe {
             driver.check((driver.device_get)(&mut device, ordinal), "finding a CUDA device")?;
@@ -144,6 +147,12 @@ impl Device {
         Ok(Current(self))
     }
 
+    /// As [`Device::enter`], for what a capture might see and does not: memory, modules, waits.
+    pub(super) fn enter_aside(&self) -> Result<(Current<'_>, Aside<'_>)> {
+        let aside = self.driver.aside();
+        Ok((self.enter()?, aside))
+    }
+
     /// Let this device's kernels reach the memory of `other`; whether they can.
     pub fn reach(&self, other: &Device) -> Result<bool> {
         if self.ordinal == other.ordinal {
@@ -156,7 +165,9 @@ impl Device {
         if can == 0 {
             return Ok(false);
         }
-        let _current = self.enter()?;
+        // The driver maps all that there is of the other's memory.
+        let _between = between_launches();
+        let _current = self.enter_aside()?;
         // SAFETY: both contexts live.
         match unsafe { (driver.context_peer)(other.context, 0) } {
             0 | PEER_ACCESS_ALREADY_ENABLED => Ok(true),
@@ -168,6 +179,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.retained {
+            let _aside = self.driver.aside();
             // SAFETY: retained once, by `of_ordinal`. A driver that is shutting down says no.
             unsafe { (self.driver.primary_release)(self.ordinal) };
         }

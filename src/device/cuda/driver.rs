@@ -120,6 +120,7 @@ entry_points! {
     context_pop = "cuCtxPopCurrent_v2" (*mut Context);
     context_peer = "cuCtxEnablePeerAccess" (Context, u32);
     pointer_attribute = "cuPointerGetAttribute" (*mut c_void, i32, Address);
+    pointer_attributes = "cuPointerGetAttributes" (u32, *mut i32, *mut *mut c_void, Address);
     host_allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, u32);
     host_free = "cuMemFreeHost" (*mut c_void);
     memory_allocate = "cuMemAlloc_v2" (*mut Address, usize);
@@ -137,6 +138,7 @@ entry_points! {
     stream_synchronize = "cuStreamSynchronize" (Stream);
     stream_capture = "cuStreamGetCaptureInfo_v2"
         (Stream, *mut i32, *mut u64, *mut Graph, *mut *const c_void, *mut usize);
+    capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut i32);
     capture_begin = "cuStreamBeginCapture_v2" (Stream, i32);
     capture_end = "cuStreamEndCapture" (Stream, *mut Graph);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut GraphExec, Graph, u64);
@@ -302,6 +304,16 @@ impl Driver {
         }
     }
 
+    /// Do what a capture might see, but does not, until the guard goes: other libraries' captures
+    /// forbid their own thread, or all, what might end up in a graph by mistake.
+    #[must_use]
+    pub(super) fn aside(&self) -> Aside<'_> {
+        let mut mode = RELAXED;
+        // SAFETY: the place is a local.
+        let code = unsafe { (self.capture_mode)(&mut mode) };
+        Aside { driver: self, before: (code == 0).then_some(mode) }
+    }
+
     /// How many devices there are; a machine with a driver and no GPU has none.
     pub fn devices(&self) -> Result<i32> {
         let mut count = 0;
@@ -309,6 +321,25 @@ impl Driver {
         match unsafe { (self.device_count)(&mut count) } {
             NO_DEVICE => Ok(0),
             code => self.check(code, "counting CUDA devices").map(|()| count),
+        }
+    }
+}
+
+/// The mode of captures in which threads do as they like, by the driver's number.
+pub const RELAXED: i32 = 2;
+
+/// This thread does as it likes beside captures.
+pub struct Aside<'a> {
+    driver: &'a Driver,
+    /// What it kept to before; not known where the driver does not say, and changes nothing.
+    before: Option<i32>,
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // SAFETY: the place is a local.
+            unsafe { (self.driver.capture_mode)(&mut mode) };
         }
     }
 }

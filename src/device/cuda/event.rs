@@ -4,7 +4,7 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use super::context::Device;
-use super::driver::{Event as RawEvent, Graph, GraphExec, NOT_READY, Stream};
+use super::driver::{Event as RawEvent, Graph, GraphExec, NOT_READY, RELAXED, Stream};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -48,6 +48,7 @@ impl Event {
 
     /// Whether the moment has passed; true before it was ever recorded.
     pub fn has_passed(&self) -> Result<bool> {
+        let _aside = self.device.driver.aside();
         // SAFETY: the event lives.
         match unsafe { (self.device.driver.event_query)(self.event) } {
             NOT_READY => Ok(false),
@@ -58,6 +59,7 @@ impl Event {
     /// Milliseconds from an earlier event's moment; both keep time and have passed.
     pub fn since(&self, earlier: &Event) -> Result<f32> {
         let mut elapsed_ms = 0.0;
+        let _aside = self.device.driver.aside();
         // SAFETY: the place is a local; both events live.
         let code = unsafe {
             (self.device.driver.event_elapsed)(&mut elapsed_ms, earlier.event, self.event)
@@ -69,7 +71,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: made by `new`, and this was its owner; the driver waits for what uses it.
             unsafe { (self.device.driver.event_destroy)(self.event) };
         }
@@ -175,20 +177,25 @@ impl OwnedStream {
 
     /// Wait until all that the stream was given is done.
     pub fn synchronize(&self) -> Result<()> {
-        let _current = self.device.enter()?;
+        let _current = self.device.enter_aside()?;
         // SAFETY: the stream lives.
         let code = unsafe { (self.device.driver.stream_synchronize)(self.stream) };
         self.device.driver.check(code, "waiting for a CUDA stream")
     }
 
-    /// Record what `work` gives the stream, to be replayed.
+    /// Record what `work` gives the stream, to be replayed. Other threads do as they like
+    /// meanwhile.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Replay> {
-        /// Other threads do as they like meanwhile.
-        const RELAXED: i32 = 2;
+        self.capture_in(RELAXED, work)
+    }
+
+    /// As [`OwnedStream::capture`], in a mode of the driver's: 0 forbids all threads what a capture
+    /// might see, 1 its own.
+    pub fn capture_in(&self, mode: i32, work: impl FnOnce() -> Result<()>) -> Result<Replay> {
         let driver = self.device.driver;
         let _current = self.device.enter()?;
         // SAFETY: the stream lives.
-        let code = unsafe { (driver.capture_begin)(self.stream, RELAXED) };
+        let code = unsafe { (driver.capture_begin)(self.stream, mode) };
         driver.check(code, "beginning to capture a stream")?;
         let worked = work();
         let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -209,7 +216,7 @@ impl OwnedStream {
 
 impl Drop for OwnedStream {
     fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: made by `new`, and this was its owner; what it was given is still done.
             unsafe { (self.device.driver.stream_destroy)(self.stream) };
         }

@@ -31,7 +31,7 @@ impl Registered {
         const PORTABLE_AND_MAPPED: u32 = 1 | 2;
         let driver = device.driver;
         let mut users = USERS.lock();
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         let known = users.get(&start.addr()).copied();
         let (count, address) = match known {
             Some(known) => known,
@@ -68,7 +68,7 @@ impl Drop for Registered {
         *count -= 1;
         if *count == 0 {
             users.remove(&self.start);
-            if let Ok(_current) = self.device.enter() {
+            if let Ok(_current) = self.device.enter_aside() {
                 let start = std::ptr::with_exposed_provenance_mut(self.start);
                 // SAFETY: registered by `new`, and this was its last user.
                 unsafe { (self.device.driver.host_unregister)(start) };

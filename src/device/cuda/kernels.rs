@@ -9,6 +9,7 @@
 use super::abi;
 use super::context::Device;
 use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream};
+use super::order::between_launches;
 use crate::error::{Error, Result};
 use crate::fork::Shared;
 use crate::types::DataType;
@@ -126,7 +127,8 @@ impl Kernels {
             return Ok(Err(Error::Cuda("ringcomm was built without kernels".into())));
         }
         let (driver, mut module) = (device.driver, std::ptr::null_mut());
-        let _current = device.enter()?;
+        let _between = between_launches();
+        let _current = device.enter_aside()?;
         // SAFETY: the place is a local; the driver reads the image by its own header.
         let code = unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) };
         if code == NO_BINARY_FOR_GPU {

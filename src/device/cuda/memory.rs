@@ -3,6 +3,7 @@
 
 use super::context::Device;
 use super::driver::{Address, INVALID_VALUE, Stream};
+use super::order::{Block, Spares};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ const MEMORY_TYPE: i32 = 2;
 const DEVICE_ORDINAL: i32 = 9;
 const IS_LEGACY_IPC_CAPABLE: i32 = 10;
 
-/// The driver's number of host memory among memory types.
+/// The driver's numbers, among memory types, of memory that it never heard of and of the host's.
+const UNKNOWN: u32 = 0;
 const HOST: u32 = 1;
 
 impl Device {
@@ -36,26 +38,46 @@ impl Device {
         if address == 0 {
             return Ok(Kind::Host);
         }
-        match self.pointer_attribute(MEMORY_TYPE, address)? {
-            None | Some(HOST) => return Ok(Kind::Host),
-            Some(_) => {}
+        let asked = [MEMORY_TYPE, DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE];
+        Ok(match self.narrow_attributes(asked, address)? {
+            None | Some([UNKNOWN | HOST, ..]) => Kind::Host,
+            Some([_, ordinal, plain]) => {
+                Kind::Device { ordinal: ordinal as i32, plain: is_set(plain) }
+            }
+        })
+    }
+
+    /// Attributes of one or four bytes, in one question; `None` or zeros for memory that CUDA never
+    /// heard of.
+    fn narrow_attributes<const N: usize>(
+        &self,
+        mut asked: [i32; N],
+        address: Address,
+    ) -> Result<Option<[u32; N]>> {
+        let mut values = [0u64; N];
+        let mut places = [std::ptr::null_mut::<c_void>(); N];
+        for (place, value) in places.iter_mut().zip(&mut values) {
+            *place = (&raw mut *value).cast();
         }
-        let ordinal = self.pointer_attribute(DEVICE_ORDINAL, address)?.unwrap_or(u32::MAX);
-        Ok(Kind::Device { ordinal: ordinal as i32, plain: self.is_plain(address)? })
+        let (attributes, places) = (asked.as_mut_ptr(), places.as_mut_ptr());
+        let ask = self.driver.pointer_attributes;
+        // SAFETY: as many attributes and places, each with room for any attribute.
+        match unsafe { ask(N as u32, attributes, places, address) } {
+            INVALID_VALUE => Ok(None),
+            code => {
+                self.driver.check(code, "asking where a buffer is")?;
+                Ok(Some(values.map(|value| value as u32)))
+            }
+        }
     }
 
     /// Whether the memory of a device at an address was allocated plainly.
     pub fn is_plain(&self, address: Address) -> Result<bool> {
-        let plain = self.pointer_attribute(IS_LEGACY_IPC_CAPABLE, address)?;
-        Ok(plain.is_some_and(|plain| plain & 1 == 1))
+        let plain = self.wide_attribute(IS_LEGACY_IPC_CAPABLE, address)?;
+        Ok(plain.is_some_and(|plain| is_set(plain as u32)))
     }
 
-    /// An attribute of one or four bytes; `None` for memory that CUDA never heard of.
-    fn pointer_attribute(&self, attribute: i32, address: Address) -> Result<Option<u32>> {
-        self.wide_attribute(attribute, address).map(|value| value.map(|value| value as u32))
-    }
-
-    /// An attribute of any width up to eight bytes.
+    /// An attribute of any width up to eight bytes; `None` for memory that CUDA never heard of.
     pub(super) fn wide_attribute(&self, attribute: i32, address: Address) -> Result<Option<u64>> {
         let mut value = 0u64;
         let place = (&raw mut value).cast::<c_void>();
@@ -68,6 +90,11 @@ impl Device {
             }
         }
     }
+}
+
+/// An attribute that is a truth value, of which the driver writes one byte.
+fn is_set(value: u32) -> bool {
+    value & 1 == 1
 }
 
 /// Host memory that devices copy to and from at full speed, without the processor.
@@ -85,7 +112,7 @@ impl Pinned {
         let mut start = std::ptr::null_mut();
         /// Usable from every context, not only the current one.
         const PORTABLE: u32 = 1;
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: the place is a local.
         let code = unsafe { (device.driver.host_allocate)(&mut start, bytes.max(1), PORTABLE) };
         device.driver.check(code, &format!("allocating {bytes} bytes of pinned host memory"))?;
@@ -103,10 +130,28 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: allocated by `new`, and this was its owner.
             unsafe { (self.device.driver.host_free)(self.start.cast()) };
         }
+    }
+}
+
+impl Block for Pinned {
+    fn allocate(device: &Arc<Device>, bytes: usize) -> Result<Pinned> {
+        Pinned::new(device, bytes)
+    }
+
+    fn is_of(&self, device: &Device) -> bool {
+        self.device.is(device)
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn among(spares: &mut Spares) -> &mut Vec<Pinned> {
+        &mut spares.pinned
     }
 }
 
@@ -114,16 +159,17 @@ impl Drop for Pinned {
 pub struct DeviceMemory {
     device: Arc<Device>,
     address: Address,
+    bytes: usize,
 }
 
 impl DeviceMemory {
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<DeviceMemory> {
         let mut address = 0;
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: the place is a local.
         let code = unsafe { (device.driver.memory_allocate)(&mut address, bytes.max(1)) };
         device.driver.check(code, &format!("allocating {bytes} bytes on the CUDA device"))?;
-        Ok(DeviceMemory { device: device.clone(), address })
+        Ok(DeviceMemory { device: device.clone(), address, bytes })
     }
 
     /// Its address, which only the device reads and writes.
@@ -134,10 +180,28 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: allocated by `new`, and this was its owner.
             unsafe { (self.device.driver.memory_free)(self.address) };
         }
+    }
+}
+
+impl Block for DeviceMemory {
+    fn allocate(device: &Arc<Device>, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::new(device, bytes)
+    }
+
+    fn is_of(&self, device: &Device) -> bool {
+        self.device.is(device)
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn among(spares: &mut Spares) -> &mut Vec<DeviceMemory> {
+        &mut spares.memory
     }
 }
 

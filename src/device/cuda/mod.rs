@@ -15,6 +15,7 @@ mod flag;
 mod fused;
 mod kernels;
 mod memory;
+mod order;
 mod pieces;
 mod share;
 
@@ -29,6 +30,7 @@ pub(crate) use fused::tile;
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
 pub use kernels::{Family, Grid, Kernels};
 pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
+pub use order::{Interlocked, Lasting, in_one_order};
 pub use pieces::{Carrier, Piece};
 pub use share::{Allocation, Imported};
 

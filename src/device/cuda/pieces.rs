@@ -60,7 +60,7 @@ impl Piece {
         let carriers = carrier.map_or(0, |carrier| carrier as i32);
         let wanted = Wanted { kind: ON_DEVICE, carriers, place, unused: [0; 2] };
         let (mut handle, mut granule) = (0, 0);
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: the places are locals.
         let code = unsafe { (device.driver.piece_granularity)(&mut granule, &wanted, LEAST) };
         device.driver.check(code, "asking how the CUDA device divides its memory")?;
@@ -76,6 +76,7 @@ impl Piece {
     pub fn at(device: &Arc<Device>, mapping: &Mapping) -> Result<Option<Piece>> {
         let (mut handle, address) = (0, mapping.base as usize);
         let address: *mut c_void = std::ptr::with_exposed_provenance_mut(address);
+        let _aside = device.driver.aside();
         // SAFETY: the place is a local; the driver checks the address.
         match unsafe { (device.driver.piece_retain)(&mut handle, address) } {
             INVALID_VALUE | NOT_PERMITTED | NOT_SUPPORTED => Ok(None),
@@ -95,6 +96,7 @@ impl Piece {
             Carrier::Fabric => value.as_mut_ptr().cast(),
         };
         let number = carrier as i32;
+        let _aside = self.device.driver.aside();
         // SAFETY: the place has room for what the carrier's number stands for.
         match unsafe { (self.device.driver.piece_export)(place, self.handle, number, 0) } {
             INVALID_VALUE | NOT_PERMITTED | NOT_SUPPORTED => return Ok(None),
@@ -128,6 +130,7 @@ impl Piece {
                 value.as_mut_ptr().cast()
             }
         };
+        let _aside = device.driver.aside();
         // SAFETY: the place is a local; what is named is what the carrier's number stands for.
         let code = unsafe { (device.driver.piece_import)(&mut handle, named, carrier as i32) };
         device.driver.check(code, "opening a piece of another process's memory")?;
@@ -151,7 +154,7 @@ fn wrapped(value: &[u8]) -> Result<OwnedFd> {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: made or retained by whoever made this, which was its owner.
             unsafe { (self.device.driver.piece_release)(self.handle) };
         }

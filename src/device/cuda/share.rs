@@ -46,6 +46,7 @@ impl Device {
     /// share like this. The context is current.
     pub fn export(&self, allocation: &Allocation) -> Result<Option<Shareable>> {
         let mut handle = Shareable::default();
+        let _aside = self.driver.aside();
         // SAFETY: the place is a local.
         match unsafe { (self.driver.export)(&mut handle, allocation.base) } {
             INVALID_VALUE => Ok(None),
@@ -91,6 +92,7 @@ impl Imported {
         /// The driver's flag that lets this device reach the memory of the other.
         const ENABLE_PEER_ACCESS: u32 = 1;
         let mut base = 0;
+        let _aside = device.driver.aside();
         // SAFETY: the place is a local; a handle is a value that the driver checks.
         let code = unsafe { (device.driver.import)(&mut base, handle, ENABLE_PEER_ACCESS) };
         device.driver.check(code, "opening another process's memory of the CUDA device")?;
@@ -131,7 +133,7 @@ impl Imported {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if let Ok(_current) = self.device.enter() {
+        if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: opened by `Imported::new`, and this was its owner.
             unsafe { (self.device.driver.close)(self.base) };
         }

@@ -114,6 +114,11 @@ impl Reduction {
         self.op
     }
 
+    /// Whether the result of one source that is not scaled may differ from it.
+    pub fn changes_one(&self) -> bool {
+        self.op == ReduceOp::Avg && self.parts > 1 || self.data_type == DataType::Bool
+    }
+
     /// Run a job: `target[i] = finish(source_0[i] op source_1[i] op ...)` for every target.
     ///
     /// One source that is neither scaled nor divided is copied bit for bit (truth values become 0

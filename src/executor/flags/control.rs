@@ -1,7 +1,7 @@
 //! How the host and one rank's kernels tell each other to stop: a block of pinned memory.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::{Address, Device, Pinned, abi};
+use crate::device::cuda::{Address, Device, Lasting, Pinned, abi};
 use crate::error::Result;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A rank's word to its kernels, and theirs.
 pub struct Control {
-    pinned: Pinned,
+    pinned: Lasting<Pinned>,
 }
 
 // SAFETY: after `new`, the memory is read and written by atomics only, and what a report says is
@@ -18,10 +18,15 @@ unsafe impl Sync for Control {}
 
 impl Control {
     pub fn new(device: &Arc<Device>) -> Result<Control> {
-        let pinned = Pinned::new(device, size_of::<abi::Control>())?;
+        let pinned = Lasting::<Pinned>::of(device, size_of::<abi::Control>())?;
         // SAFETY: fresh memory of as many bytes, page-aligned, of which nobody else knows yet.
         unsafe { pinned.pointer().cast::<abi::Control>().write(abi::Control::default()) };
         Ok(Control { pinned })
+    }
+
+    /// No kernel reads or writes it any more.
+    pub(super) fn retire(self) {
+        self.pinned.retire();
     }
 
     /// As the device addresses it.

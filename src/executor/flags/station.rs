@@ -9,8 +9,8 @@ use super::programs::{Programs, append, channels};
 use super::tables::{self, Tables};
 use super::{Way, Work};
 use crate::device::cuda::{
-    Address, Capture, Device, DeviceMemory, Event, Family, Fused, Grid, Kernels, MOST_SCALED,
-    Pinned, Recording, Stream, Trail, abi, copy, fill, wait,
+    Address, Capture, Device, DeviceMemory, Event, Family, Fused, Grid, Kernels, Lasting,
+    MOST_SCALED, Pinned, Recording, Stream, Trail, abi, copy, fill, wait,
 };
 use crate::error::{Error, Result};
 use crate::executor::cuda::{Shape, fits, pieces};
@@ -44,9 +44,9 @@ pub type Tabled = Option<(Address, u32)>;
 
 /// What kernels may still use when the station goes.
 struct Memory {
-    _ground: DeviceMemory,
-    _private: DeviceMemory,
-    _first: Pinned,
+    ground: Lasting<DeviceMemory>,
+    private: Lasting<DeviceMemory>,
+    first: Lasting<Pinned>,
 }
 
 /// Where the private memory's parts begin.
@@ -80,7 +80,7 @@ impl Station {
         device: &Arc<Device>,
         rank: usize,
         geometry: Geometry,
-        (ground, grounds): (DeviceMemory, &[Address]),
+        (ground, grounds): (Lasting<DeviceMemory>, &[Address]),
         timeout: Duration,
         stream: Stream,
     ) -> Result<Station> {
@@ -105,12 +105,12 @@ impl Station {
             part(geometry.scratch_bytes),
             part(tables::BYTES),
         ];
-        let private = DeviceMemory::new(device, end)?;
+        let private = Lasting::<DeviceMemory>::of(device, end)?;
         let base = private.pointer().expose_provenance() as Address;
         let [epochs, epoch, stop, flags, inboxes, sends, receives, scratch, table] =
             offsets.map(|offset| base + offset as Address);
         let first = first(&geometry, rank, grounds);
-        let pinned = Pinned::new(device, first.len())?;
+        let pinned = Lasting::<Pinned>::of(device, first.len())?;
         {
             let _current = device.enter()?;
             // SAFETY: fresh memory of as many bytes; both memories stay until the stream has
@@ -136,7 +136,7 @@ impl Station {
             trail: Trail::default(),
             capture: Capture::No,
             is_captured: false,
-            memory: Memory { _ground: ground, _private: private, _first: pinned },
+            memory: Memory { ground, private, first: pinned },
         })
     }
 
@@ -421,6 +421,17 @@ impl Station {
                 _ => return false,
             }
         }
+    }
+
+    /// Let its memory go: it is at rest, and so are all that know its ground.
+    pub fn retire(self) {
+        let Memory { ground, private, first } = self.memory;
+        ground.retire();
+        private.retire();
+        first.retire();
+        self.tables.retire();
+        // Who else knows the control has let go of it before.
+        Arc::into_inner(self.control).into_iter().for_each(Control::retire);
     }
 
     /// Give its memory up without freeing it: kernels may still come.

@@ -5,7 +5,7 @@
 //! its launches name the addresses again, and copy for themselves.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::{Address, Capture, Device, Pinned, Stream, copy};
+use crate::device::cuda::{Address, Capture, Device, Lasting, Pinned, Stream, copy};
 use crate::error::Result;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const LINE: usize = 128;
 
 pub struct Tables {
     device: Arc<Device>,
-    mirror: Pinned,
+    mirror: Lasting<Pinned>,
     memory: Address,
     used: usize,
     /// Bytes that are there for good.
@@ -41,7 +41,7 @@ struct Table {
 impl Tables {
     /// In [`BYTES`] of device memory.
     pub fn new(device: &Arc<Device>, memory: Address) -> Result<Tables> {
-        let mirror = Pinned::new(device, BYTES)?;
+        let mirror = Lasting::of(device, BYTES)?;
         let (device, known) = (device.clone(), HashMap::new());
         Ok(Tables { device, mirror, memory, used: 0, kept: 0, clearings: 0, known })
     }
@@ -108,5 +108,10 @@ impl Tables {
         self.known.retain(|_, table| table.at < self.kept);
         self.used = self.kept;
         self.clearings += 1;
+    }
+
+    /// Nothing reads the mirror any more.
+    pub fn retire(self) {
+        self.mirror.retire();
     }
 }

@@ -12,19 +12,22 @@ use std::time::{Duration, Instant};
 /// full, and the sender's slots alone are as deep as plans are proved for.
 const INBOUND_DEPTH: usize = 8;
 
-/// How long a broken connection waits to be explained: the peer's death or failure comes over
-/// another socket, and says more than a closed one does. That takes milliseconds, but on a machine
-/// that runs more processes than it has cores now and then more than 200 of them.
-const EXPLANATION: Duration = Duration::from_millis(1000);
+/// How long a broken connection waits to be explained where the peer does not answer: it is gone,
+/// and the news of its death or its last words are on their way, or its host is silent. As long as
+/// its neighbours may take to find that out.
+pub const EXPLANATION: Duration = Duration::from_secs(1);
 
 /// Every how many polls lanes other than the first are read: a short message usually is on the
 /// first one.
 const OTHER_LANES: u32 = 4;
 
-/// A connection that is of no more use, why, and since when.
+/// A connection that is of no more use, why, and since when. The peer's death or failure, which
+/// comes over another socket, says more than a closed one does: so the control plane is asked.
 struct Breach {
     why: String,
     since: Instant,
+    is_asked: bool,
+    is_explained: bool,
 }
 
 pub struct Connection {
@@ -177,14 +180,32 @@ impl Connection {
     }
 
     pub fn breaks(&mut self, why: &str) {
-        let breach = || Breach { why: why.to_string(), since: Instant::now() };
-        self.broken.get_or_insert_with(breach);
+        let (why, since) = (why.to_string(), Instant::now());
+        let (is_asked, is_explained) = (false, false);
+        self.broken.get_or_insert(Breach { why, since, is_asked, is_explained });
     }
 
-    /// Why the connection is of no more use, once nobody has said it better for a while.
-    pub fn breach(&self) -> Option<&str> {
+    /// Whether somebody has to be asked why it broke; says so once.
+    pub fn is_to_be_explained(&mut self) -> bool {
+        self.broken.as_mut().is_some_and(|breach| !std::mem::replace(&mut breach.is_asked, true))
+    }
+
+    /// All that others know of why it broke is known.
+    pub fn explained(&mut self) {
+        if let Some(breach) = &mut self.broken {
+            breach.is_explained = true;
+        }
+    }
+
+    /// Why the connection is of no more use, once nobody can say it better and nothing that was
+    /// sent before is here or may come over a lane that is open; a second after it broke at the
+    /// latest.
+    pub fn breach(&self, now: Instant) -> Option<&str> {
         let breach = self.broken.as_ref()?;
-        (breach.since.elapsed() >= EXPLANATION).then_some(&breach.why)
+        let has_ended = self.ended.count_ones() as usize >= self.lanes.len();
+        let is_over = breach.is_explained && has_ended && self.inbound.ready().is_none();
+        let is_due = is_over || now.saturating_duration_since(breach.since) >= EXPLANATION;
+        is_due.then_some(&breach.why)
     }
 
     pub fn is_broken(&self) -> bool {
@@ -241,6 +262,26 @@ mod tests {
         }
         until(&mut connection, |connection| {
             connection.try_wait().is_none() && connection.is_broken()
+        });
+    }
+
+    #[test]
+    fn a_peer_that_lives_and_has_ended_one_lane_may_still_send_over_the_other() {
+        let (mut connection, [first, mut second]) = connection();
+        // No time passes.
+        let now = Instant::now();
+        drop(first);
+        until(&mut connection, |connection| {
+            connection.try_wait().is_none() && connection.is_broken()
+        });
+        connection.explained();
+        assert!(connection.breach(now).is_none(), "the other lane is open");
+        second.write_all(&message(0)).unwrap();
+        until(&mut connection, |connection| connection.try_wait().is_some());
+        connection.free();
+        drop(second);
+        until(&mut connection, |connection| {
+            connection.try_wait().is_none() && connection.breach(now).is_some()
         });
     }
 

@@ -4,6 +4,7 @@
 //! to the place in the user's memory where it is wanted.
 #![allow(unsafe_code)]
 
+use super::blocks::Blocks;
 use super::frame::Frame;
 use super::protect::TAG_BYTES;
 use crate::transport::fifo::{Geometry, Message, Stamp};
@@ -12,8 +13,8 @@ use crate::transport::fifo::{Geometry, Message, Stamp};
 #[derive(Clone, Copy)]
 pub struct Place {
     pub address: *mut u8,
-    /// The user's memory, not a slot.
-    pub landed: bool,
+    /// The slot's block; in the user's memory there is none.
+    pub block: Option<usize>,
 }
 
 /// Where the reader wants the next message.
@@ -28,12 +29,12 @@ struct Landing {
 enum Slot {
     Empty,
     Coming,
-    Arrived { length: usize, stamp: Stamp, landed: bool },
+    Arrived { length: usize, stamp: Stamp, place: Place },
 }
 
 /// The receiving half of a connection.
 pub struct Inbound {
-    memory: Vec<u8>,
+    blocks: Blocks,
     geometry: Geometry,
     slots: Box<[Slot]>,
     /// The position that is read next.
@@ -54,7 +55,8 @@ pub enum Admission {
 impl Inbound {
     pub fn new(geometry: Geometry) -> Inbound {
         Inbound {
-            memory: vec![0; geometry.depth * stride(&geometry)],
+            // An encrypted message's tag is behind its payload.
+            blocks: Blocks::new(geometry, TAG_BYTES),
             geometry,
             slots: vec![Slot::Empty; geometry.depth].into(),
             next: 0,
@@ -64,11 +66,6 @@ impl Inbound {
 
     fn index(&self, position: u64) -> usize {
         (position % self.geometry.depth as u64) as usize
-    }
-
-    fn slot_address(&self, position: u64) -> *mut u8 {
-        let offset = self.index(position) * stride(&self.geometry);
-        self.memory.as_ptr().cast_mut().wrapping_add(offset)
     }
 
     /// Where a frame's payload goes, or why the frame cannot be right.
@@ -99,23 +96,26 @@ impl Inbound {
                 && landing.stamp.fingerprint == frame.stamp.fingerprint
         });
         Ok(Admission::Into(match wanted {
-            Some(landing) => Place { address: landing.address, landed: true },
-            None => Place { address: self.slot_address(frame.position), landed: false },
+            Some(landing) => Place { address: landing.address, block: None },
+            None => {
+                let block = self.blocks.take();
+                Place { address: self.blocks.address(block), block: Some(block) }
+            }
         }))
     }
 
     /// A frame's payload is all there.
-    pub fn arrived(&mut self, frame: &Frame, landed: bool) {
+    pub fn arrived(&mut self, frame: &Frame, place: Place) {
         let (length, stamp) = (frame.length as usize, frame.stamp);
-        self.slots[self.index(frame.position)] = Slot::Arrived { length, stamp, landed };
+        self.slots[self.index(frame.position)] = Slot::Arrived { length, stamp, place };
     }
 
     /// The next message, if it has come, and whether it lies where it was wanted.
     pub fn ready(&self) -> Option<(Message, bool)> {
         match self.slots[self.index(self.next)] {
-            Slot::Arrived { length, stamp, landed } => {
-                let payload = self.slot_address(self.next).cast_const();
-                Some((Message { payload, length, stamp }, landed))
+            Slot::Arrived { length, stamp, place } => {
+                let payload = place.address.cast_const();
+                Some((Message { payload, length, stamp }, place.block.is_none()))
             }
             _ => None,
         }
@@ -133,15 +133,13 @@ impl Inbound {
     /// The reader is through with the next message.
     pub fn free(&mut self) {
         let index = self.index(self.next);
-        self.slots[index] = Slot::Empty;
+        let slot = std::mem::replace(&mut self.slots[index], Slot::Empty);
+        if let Slot::Arrived { place: Place { block: Some(block), .. }, .. } = slot {
+            self.blocks.give(block);
+        }
         self.next += 1;
         self.landing = None;
     }
-}
-
-/// A slot has room for an encrypted message's tag behind its payload.
-fn stride(geometry: &Geometry) -> usize {
-    geometry.slot_bytes + TAG_BYTES.next_multiple_of(64)
 }
 
 #[cfg(test)]
@@ -156,27 +154,51 @@ mod tests {
         Inbound::new(Geometry { depth: 2, slot_bytes: 64 })
     }
 
+    fn admitted(inbound: &mut Inbound, position: u64) -> Place {
+        match inbound.admit(&frame(position), true) {
+            Ok(Admission::Into(place)) => place,
+            _ => panic!("not admitted"),
+        }
+    }
+
     #[test]
     fn messages_are_read_in_order_of_position() {
         let mut inbound = inbound();
-        assert!(matches!(inbound.admit(&frame(1), true), Ok(Admission::Into(_))));
-        inbound.arrived(&frame(1), false);
+        let second = admitted(&mut inbound, 1);
+        inbound.arrived(&frame(1), second);
         assert!(inbound.ready().is_none(), "the first is still missing");
-        assert!(matches!(inbound.admit(&frame(0), true), Ok(Admission::Into(_))));
-        inbound.arrived(&frame(0), false);
+        let first = admitted(&mut inbound, 0);
+        inbound.arrived(&frame(0), first);
         assert!(matches!(inbound.admit(&frame(2), true), Ok(Admission::Later)));
-        assert!(inbound.ready().is_some());
-        inbound.free();
+        for place in [first, second] {
+            let (message, _) = inbound.ready().expect("it has come");
+            assert_eq!(message.payload, place.address.cast_const());
+            inbound.free();
+        }
         assert!(matches!(inbound.admit(&frame(2), true), Ok(Admission::Into(_))));
+    }
+
+    /// So that the bytes which a reader that keeps up works on stay in its cache.
+    #[test]
+    fn a_message_comes_to_where_the_last_one_was_read() {
+        let mut inbound = inbound();
+        let mut places = (0..5).map(|position| {
+            let place = admitted(&mut inbound, position);
+            inbound.arrived(&frame(position), place);
+            inbound.free();
+            place.address
+        });
+        let first = places.next().unwrap();
+        assert!(places.all(|place| place == first));
     }
 
     #[test]
     fn impossible_frames_are_refused() {
         let mut inbound = inbound();
         assert!(inbound.admit(&Frame { length: 65, ..frame(0) }, true).is_err());
-        assert!(inbound.admit(&frame(0), true).is_ok());
+        let place = admitted(&mut inbound, 0);
         assert!(inbound.admit(&frame(0), true).is_err(), "twice");
-        inbound.arrived(&frame(0), false);
+        inbound.arrived(&frame(0), place);
         inbound.free();
         assert!(inbound.admit(&frame(0), true).is_err(), "long past");
     }
@@ -189,16 +211,17 @@ mod tests {
         let mut lands = |inbound: &mut Inbound, length: u32, position| {
             inbound.want_at(user.as_mut_ptr(), 8, &stamp);
             match inbound.admit(&Frame { length, ..frame(position) }, true) {
-                Ok(Admission::Into(place)) => place.landed,
+                Ok(Admission::Into(place)) => place,
                 _ => panic!("not admitted"),
             }
         };
-        assert!(!lands(&mut inbound, 7, 0), "another length");
-        assert!(!lands(&mut inbound, 8, 1), "not the next");
-        inbound.arrived(&frame(0), false);
-        inbound.free();
-        inbound.arrived(&frame(1), false);
-        inbound.free();
-        assert!(lands(&mut inbound, 8, 2));
+        let (other, later) = (lands(&mut inbound, 7, 0), lands(&mut inbound, 8, 1));
+        assert!(other.block.is_some(), "another length");
+        assert!(later.block.is_some(), "not the next");
+        for (position, place) in [(0, other), (1, later)] {
+            inbound.arrived(&frame(position), place);
+            inbound.free();
+        }
+        assert!(lands(&mut inbound, 8, 2).block.is_none());
     }
 }

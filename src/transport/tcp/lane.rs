@@ -250,7 +250,7 @@ impl Lane {
         {
             return Err(Broken::Damaged("a message was damaged on the way (its checksum differs)"));
         }
-        inbound.arrived(&body.frame, body.place.landed);
+        inbound.arrived(&body.frame, body.place);
         Ok(())
     }
 }

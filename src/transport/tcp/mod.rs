@@ -7,6 +7,7 @@
 //!
 //! Sockets come from outside, connected and proved: [`Inbox`] takes them from whoever makes them.
 
+mod blocks;
 mod connection;
 mod frame;
 mod inbound;
@@ -15,7 +16,7 @@ mod network;
 mod outbound;
 mod protect;
 
-pub use connection::Connection;
+pub use connection::{Connection, EXPLANATION};
 pub use frame::{FRAME_BYTES, Frame};
 pub use network::{Connect, Inbox, Network, NewLane, Settings};
 pub use protect::LaneKeys;

@@ -34,12 +34,17 @@ pub trait Connect: Send {
     /// Dial all lanes to `peer`; called once, at the first use of the connection, by the lower rank
     /// of the two.
     fn connect(&self, peer: usize);
+
+    /// Find out why the connection to `peer` has ended; called once. What there is to know shows
+    /// where a watch looks before [`Inbox::explain`] is called.
+    fn ask(&self, peer: usize);
 }
 
 /// Where new sockets come in, from any thread, and what wakes the rank from its sleep.
 pub struct Inbox {
     lanes: Mutex<Vec<NewLane>>,
     failures: Mutex<Vec<(usize, String)>>,
+    explained: Mutex<Vec<usize>>,
     filled: AtomicBool,
     event: OwnedFd,
 }
@@ -54,7 +59,8 @@ impl Inbox {
         // SAFETY: the descriptor is new and nobody else's.
         let event = unsafe { OwnedFd::from_raw_fd(event) };
         let filled = AtomicBool::new(false);
-        Ok(Inbox { lanes: Mutex::default(), failures: Mutex::default(), filled, event })
+        let (lanes, failures, explained) = Default::default();
+        Ok(Inbox { lanes, failures, explained, filled, event })
     }
 
     pub fn push(&self, lane: NewLane) {
@@ -62,9 +68,21 @@ impl Inbox {
         self.fill();
     }
 
+    /// The sockets that nobody has taken yet.
+    #[cfg(test)]
+    pub fn take(&self) -> Vec<NewLane> {
+        std::mem::take(&mut *self.lanes.lock())
+    }
+
     /// The connection to `peer` could not be made.
     pub fn fail(&self, peer: usize, why: String) {
         self.failures.lock().push((peer, why));
+        self.fill();
+    }
+
+    /// What there is to know of the end of the connection to `peer` is known.
+    pub fn explain(&self, peer: usize) {
+        self.explained.lock().push(peer);
         self.fill();
     }
 
@@ -122,6 +140,11 @@ impl Network {
         }
     }
 
+    /// Whether a lent message is sent from where it lies: one that is sealed is copied first.
+    pub fn lends(&self) -> bool {
+        self.settings.protection != Protection::Encrypted
+    }
+
     /// The connection to `peer`.
     #[inline]
     pub fn connection(&mut self, peer: usize) -> &mut Connection {
@@ -162,6 +185,30 @@ impl Network {
                 connection.breaks(&why);
             }
         }
+        for peer in std::mem::take(&mut *self.inbox.explained.lock()) {
+            if let Some(connection) = &mut self.connections[peer] {
+                connection.explained();
+            }
+        }
+    }
+
+    /// Why the connection to `peer` is of no more use, once nobody can say it better.
+    #[inline]
+    pub fn breach(&mut self, peer: usize) -> Option<&str> {
+        let is_broken = self.connections[peer].as_ref().is_some_and(|c| c.is_broken());
+        if is_broken { self.investigate(peer) } else { None }
+    }
+
+    #[cold]
+    fn investigate(&mut self, peer: usize) -> Option<&str> {
+        self.collect();
+        let connection = self.connections[peer].as_mut()?;
+        if connection.is_to_be_explained() {
+            self.connect.ask(peer);
+        }
+        // Who only sends reads here how the lanes end.
+        let _ = connection.try_wait();
+        connection.breach(Instant::now())
     }
 
     /// Note that messages to `peer` may still have to be written.

@@ -4,6 +4,7 @@
 //! of position, each the next one as soon as it is through with its last: a slow lane takes fewer.
 #![allow(unsafe_code)]
 
+use super::blocks::Blocks;
 use super::frame::{FRAME_BYTES, Frame};
 use super::protect::{Cipher, TAG_BYTES, checksum};
 use crate::config::Protection;
@@ -16,6 +17,8 @@ pub struct Posted {
     pub length: usize,
     pub tag: [u8; TAG_BYTES],
     stamp: Stamp,
+    /// The slot's block that holds the payload.
+    block: Option<usize>,
     /// In the user's memory.
     lent: bool,
     written: bool,
@@ -23,7 +26,9 @@ pub struct Posted {
 
 /// The sending half of a connection.
 pub struct Outbound {
-    memory: Vec<u8>,
+    blocks: Blocks,
+    /// The block of the message that is being made.
+    reserved: Option<usize>,
     geometry: Geometry,
     protection: Protection,
     messages: Box<[Posted]>,
@@ -35,7 +40,7 @@ pub struct Outbound {
     lent: usize,
 }
 
-// SAFETY: payloads point into `memory` or into buffers of the running call, which its thread owns.
+// SAFETY: payloads point into `blocks` or into buffers of the running call, which its thread owns.
 unsafe impl Send for Outbound {}
 
 impl Outbound {
@@ -46,11 +51,13 @@ impl Outbound {
             length: 0,
             tag: [0; TAG_BYTES],
             stamp: Stamp::default(),
+            block: None,
             lent: false,
             written: true,
         };
         Outbound {
-            memory: vec![0; geometry.depth * geometry.slot_bytes],
+            blocks: Blocks::new(geometry, 0),
+            reserved: None,
             geometry,
             protection,
             messages: (0..geometry.depth).map(|_| empty()).collect(),
@@ -77,15 +84,17 @@ impl Outbound {
     /// Where to write the next message of `length` bytes, or `None` while all slots are taken.
     pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
         assert!(length <= self.geometry.slot_bytes, "a message fits its slot");
-        let offset = self.index(self.posted) * self.geometry.slot_bytes;
-        self.has_room().then(|| self.memory.as_mut_ptr().wrapping_add(offset))
+        if !self.has_room() {
+            return None;
+        }
+        let block = *self.reserved.get_or_insert_with(|| self.blocks.take());
+        Some(self.blocks.address(block))
     }
 
     /// Queue the reserved message.
     pub fn post(&mut self, stamp: &Stamp, length: usize) {
-        let index = self.index(self.posted);
-        let slot = self.memory.as_mut_ptr().wrapping_add(index * self.geometry.slot_bytes);
-        self.queue(stamp, slot, length, false);
+        let block = self.reserved.take().expect("what is posted was reserved");
+        self.queue(stamp, self.blocks.address(block), length, Some(block));
     }
 
     /// Queue a message that lies in the user's memory and stays there until it is written; whether
@@ -104,14 +113,18 @@ impl Outbound {
                 // SAFETY: the slot was reserved for as many bytes; the payload is the caller's.
                 unsafe { slot.copy_from_nonoverlapping(payload, length) };
             }
-            self.queue(stamp, slot, length, false);
+            self.post(stamp, length);
         } else {
-            self.queue(stamp, payload.cast_mut(), length, true);
+            // Every message may yet need a block.
+            if let Some(unused) = self.reserved.take() {
+                self.blocks.give(unused);
+            }
+            self.queue(stamp, payload.cast_mut(), length, None);
         }
         true
     }
 
-    fn queue(&mut self, stamp: &Stamp, payload: *mut u8, length: usize, lent: bool) {
+    fn queue(&mut self, stamp: &Stamp, payload: *mut u8, length: usize, block: Option<usize>) {
         let position = self.posted;
         let mut frame = Frame { position, length: length as u32, payload_check: 0, stamp: *stamp };
         if self.protection == Protection::Checksum && length > 0 {
@@ -123,9 +136,9 @@ impl Outbound {
         let message = &mut self.messages[index];
         message.header = frame.encode();
         (message.payload, message.length, message.stamp) = (payload, length, *stamp);
-        (message.lent, message.written) = (lent, false);
+        (message.block, message.lent, message.written) = (block, block.is_none(), false);
         self.posted += 1;
-        self.lent += usize::from(lent);
+        self.lent += usize::from(block.is_none());
     }
 
     /// The next message that no lane has taken, sealed with the lane's key where it has one.
@@ -156,6 +169,9 @@ impl Outbound {
         let message = &mut self.messages[index];
         message.written = true;
         self.lent -= usize::from(std::mem::take(&mut message.lent));
+        if let Some(block) = message.block.take() {
+            self.blocks.give(block);
+        }
         while self.written < self.taken && self.messages[self.index(self.written)].written {
             self.written += 1;
         }
@@ -170,14 +186,15 @@ impl Outbound {
         let (start, end) = (address.addr(), address.addr() + bytes);
         for position in self.written..self.posted {
             let index = self.index(position);
-            let slot = self.memory.as_mut_ptr().wrapping_add(index * self.geometry.slot_bytes);
             let message = &mut self.messages[index];
             let first = message.payload.addr();
             if message.lent && first < end && start < first + message.length {
-                // SAFETY: the lent bytes are valid and unchanged until now; every position has a
-                // slot, and a lent message does not use its own.
+                let block = self.blocks.take();
+                let slot = self.blocks.address(block);
+                // SAFETY: the lent bytes are valid and unchanged until now; the block is nobody
+                // else's.
                 unsafe { slot.copy_from_nonoverlapping(message.payload, message.length) };
-                (message.payload, message.lent) = (slot, false);
+                (message.payload, message.block, message.lent) = (slot, Some(block), false);
                 self.lent -= 1;
             }
         }
@@ -206,6 +223,50 @@ mod tests {
         assert!(!outbound.has_room(), "the first one is still under way");
         outbound.done(0);
         assert!(outbound.is_written() && outbound.has_room());
+    }
+
+    /// So that what is sent is in the cache, where the kernel keeps up.
+    #[test]
+    fn a_message_is_made_where_the_last_one_was() {
+        let mut outbound = outbound(Protection::Clear);
+        let mut places = (0..5).map(|position| {
+            let place = outbound.try_reserve(8).unwrap();
+            outbound.post(&Stamp::default(), 8);
+            assert_eq!(outbound.take(None), Some(position));
+            outbound.done(position);
+            place
+        });
+        let first = places.next().unwrap();
+        assert!(places.all(|place| place == first));
+    }
+
+    #[test]
+    fn what_is_reserved_is_not_where_a_lent_message_goes() {
+        let mut outbound = outbound(Protection::Clear);
+        let mut user = [1u8; 32];
+        // SAFETY: the buffer outlives the test's use of it.
+        assert!(unsafe { outbound.lend(&Stamp::default(), user.as_mut_ptr(), 32) });
+        let reserved = outbound.try_reserve(8).unwrap();
+        outbound.settle(user.as_ptr(), 32);
+        user.fill(2);
+        assert_ne!(outbound.message(0).payload, reserved);
+        assert_eq!(outbound.try_reserve(8), Some(reserved));
+        outbound.post(&Stamp::default(), 8);
+        assert_eq!(outbound.message(1).payload, reserved);
+    }
+
+    #[test]
+    fn every_lent_message_finds_a_block_though_one_was_reserved() {
+        let mut outbound = outbound(Protection::Clear);
+        let user = [1u8; 32];
+        outbound.try_reserve(8).unwrap();
+        for _ in 0..2 {
+            // SAFETY: the buffer outlives the test's use of it.
+            assert!(unsafe { outbound.lend(&Stamp::default(), user.as_ptr(), 32) });
+        }
+        outbound.settle(user.as_ptr(), 32);
+        assert_ne!(outbound.message(0).payload, outbound.message(1).payload);
+        assert_eq!(outbound.lent, 0);
     }
 
     #[test]

@@ -3,21 +3,31 @@
 //! That order is one that the streams and events allow, so doing it again in that order is right. A
 //! stream comes in by waiting for an event of the capture, and must come back: the stream that
 //! began must have waited, perhaps through others, for all that the others were given.
+//!
+//! While a capture is under way calls that it might see are forbidden: its own thread, and in the
+//! mode `GLOBAL` every thread, but those that have exchanged their mode for `RELAXED`. Who makes
+//! one all the same is refused, and the capture has failed.
 
 use crate::queue::Work;
 use crate::streams::{Stream, find, release};
 use crate::{
-    Answer, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, INVALID_HANDLE, lock,
+    Answer, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, INVALID_HANDLE,
+    INVALID_VALUE, lock,
 };
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex};
+use std::thread::ThreadId;
 
 pub struct Capture {
     pub id: u64,
     /// The stream that began, by its address.
     origin: usize,
+    mode: i32,
+    /// The thread that began.
+    thread: ThreadId,
     /// Something that no graph can hold was asked of a stream in it.
     pub is_broken: AtomicBool,
     state: Mutex<State>,
@@ -70,7 +80,44 @@ fn address(stream: &Arc<Stream>) -> usize {
     Arc::as_ptr(stream).addr()
 }
 
-pub fn begin(handle: *mut c_void) -> Answer {
+/// The driver's numbers of modes; between them is the one for the capture's own thread.
+const GLOBAL: i32 = 0;
+const RELAXED: i32 = 2;
+
+thread_local! {
+    static MODE: Cell<i32> = const { Cell::new(GLOBAL) };
+}
+
+/// Captures under way.
+static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
+
+/// Take another mode on this thread; the one that it had.
+pub fn exchange(mode: i32) -> Answer<i32> {
+    if !(GLOBAL..=RELAXED).contains(&mode) {
+        return Err(INVALID_VALUE);
+    }
+    Ok(MODE.replace(mode))
+}
+
+/// A call that captures might see: whether this thread may make it.
+pub fn forbid() -> Answer {
+    let (mode, thread) = (MODE.get(), std::thread::current().id());
+    let sees = |capture: &&Arc<Capture>| {
+        let is_own = capture.thread == thread && capture.mode != RELAXED;
+        mode != RELAXED && (is_own || mode == GLOBAL && capture.mode == GLOBAL)
+    };
+    let mut answer = Ok(());
+    for capture in lock(&ACTIVE).iter().filter(sees) {
+        capture.is_broken.store(true, SeqCst);
+        answer = Err(CAPTURE_UNSUPPORTED);
+    }
+    answer
+}
+
+pub fn begin(handle: *mut c_void, mode: i32) -> Answer {
+    if !(GLOBAL..=RELAXED).contains(&mode) {
+        return Err(INVALID_VALUE);
+    }
     let stream = find(handle)?;
     if handle.addr() < 2 {
         return Err(CAPTURE_UNSUPPORTED);
@@ -81,7 +128,10 @@ pub fn begin(handle: *mut c_void) -> Answer {
     }
     let id = NEXT.fetch_add(1, SeqCst) as u64;
     let (origin, is_broken) = (address(&stream), AtomicBool::new(false));
-    *own = Some(Arc::new(Capture { id, origin, is_broken, state: Mutex::default() }));
+    let (thread, state) = (std::thread::current().id(), Mutex::default());
+    let capture = Arc::new(Capture { id, origin, mode, thread, is_broken, state });
+    lock(&ACTIVE).push(capture.clone());
+    *own = Some(capture);
     Ok(())
 }
 
@@ -89,6 +139,7 @@ pub fn end(handle: *mut c_void) -> Answer<*mut c_void> {
     let stream = find(handle)?;
     let capture = lock(&stream.capture).clone().ok_or(CAPTURE_UNSUPPORTED)?;
     release(&capture);
+    lock(&ACTIVE).retain(|active| !Arc::ptr_eq(active, &capture));
     if capture.is_broken.load(SeqCst) {
         return Err(CAPTURE_INVALIDATED);
     }

@@ -4,7 +4,7 @@ use crate::{Code, lock};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Condvar, LazyLock, Mutex};
 
 #[derive(Default)]
 struct Failures {
@@ -56,6 +56,49 @@ pub fn injected(symbol: &'static str) -> Option<Code> {
         break_with(*code);
     }
     fails.then_some(*code)
+}
+
+/// A call that does not get on.
+struct Stall {
+    symbol: String,
+    /// How many calls of it are still to come, with this one.
+    left: u64,
+}
+
+static STALL: Mutex<Option<Stall>> = Mutex::new(None);
+static GO_ON: Condvar = Condvar::new();
+
+/// Wait here where it was asked for.
+pub fn stall(symbol: &str) {
+    let mut stall = lock(&STALL);
+    let Some(asked) = stall.as_mut().filter(|asked| asked.symbol == symbol && asked.left > 0)
+    else {
+        return;
+    };
+    asked.left -= 1;
+    if asked.left == 0 {
+        while stall.is_some() {
+            stall = GO_ON.wait(stall).expect("nobody panics with it");
+        }
+    }
+}
+
+/// Let the `nth` call of `symbol` from now wait before it does anything; with 0 all go on.
+///
+/// # Safety
+/// `symbol` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_stall(symbol: *const c_char, nth: u64) {
+    // SAFETY: the caller's promise.
+    let symbol = unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned();
+    *lock(&STALL) = (nth > 0).then_some(Stall { symbol, left: nth });
+    GO_ON.notify_all();
+}
+
+/// 1 when the call that was asked for waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_is_stalled() -> i32 {
+    lock(&STALL).as_ref().is_some_and(|stall| stall.left == 0).into()
 }
 
 /// Let the `nth` call of `symbol` from now fail with `code`; 0 lets none fail. The counts begin

@@ -3,7 +3,7 @@
 //! Stricter than a driver may be: memory that was freed is empty for those who have it open, and
 //! memory that was closed is gone at once, whatever queues still have to do with it.
 
-use crate::memory::{BLOCKS, Block, arena, block, lock_away, map};
+use crate::memory::{BLOCKS, Block, alone, arena, block, lock_away, map};
 use crate::streams::current;
 use crate::{
     Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, lock, peers, setting,
@@ -89,6 +89,7 @@ pub fn open(handle: Handle) -> Answer<u64> {
 
 pub fn close(address: u64) -> Answer {
     current()?;
+    let _alone = alone();
     let mut all = lock(&OPEN);
     let opened = all.get_mut(&address).ok_or(INVALID_VALUE)?;
     opened.times -= 1;

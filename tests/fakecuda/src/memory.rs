@@ -5,7 +5,7 @@ use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock, setting};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock, RwLockWriteGuard};
 
 #[derive(Clone, Copy)]
 pub struct Block {
@@ -107,6 +107,7 @@ fn allocate(bytes: usize, ordinal: Option<usize>) -> Answer<u64> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
+    let _alone = alone();
     let offset = ordinal.map(|_| room(bytes));
     let start = match offset {
         Some(offset) => map(bytes, Some((arena()?, offset)))?,
@@ -131,8 +132,20 @@ pub fn allocate_host(bytes: usize) -> Answer<*mut c_void> {
     Ok(std::ptr::with_exposed_provenance_mut(allocate(bytes, None)? as usize))
 }
 
-/// Read by who launches a kernel; written by who frees memory, where no launch is let in meanwhile.
+/// Read by who launches a kernel; written while memory comes or goes, where no launch is let in
+/// then.
 pub static LAUNCHES: RwLock<()> = RwLock::new(());
+
+/// Where that is asked for: let nobody launch, and wait for everything that was given to any
+/// stream, as a driver may do whatever memory comes or goes.
+pub fn alone() -> Option<RwLockWriteGuard<'static, ()>> {
+    if setting("FAKECUDA_FREES_ALONE", 0) == 0 {
+        return None;
+    }
+    let alone = LAUNCHES.write();
+    synchronize_all();
+    alone.ok()
+}
 
 /// Free a block, as the driver does: after everything that was given to any stream.
 pub fn free(address: u64, is_device: bool) -> Answer {
@@ -144,7 +157,7 @@ pub fn free(address: u64, is_device: bool) -> Answer {
         }
         _ => return Err(INVALID_VALUE),
     }
-    let _alone = (setting("FAKECUDA_FREES_ALONE", 0) == 1).then(|| LAUNCHES.write());
+    let _alone = alone();
     synchronize_all();
     let block = lock(&BLOCKS).remove(&address).ok_or(INVALID_VALUE)?;
     if let Some(offset) = block.offset {

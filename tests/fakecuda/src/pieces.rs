@@ -3,7 +3,7 @@
 //! Stricter than a driver may be: what is unmapped is gone at once, whatever queues still have to
 //! do with it, and what is mapped nobody may touch before it is opened to a device.
 
-use crate::memory::{BLOCKS, Block, FRESH, lock_away};
+use crate::memory::{BLOCKS, Block, FRESH, alone, lock_away};
 use crate::streams::current;
 use crate::{
     Answer, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED,
@@ -235,6 +235,7 @@ pub fn map(address: u64, bytes: usize, offset: usize, handle: u64) -> Answer {
 }
 
 pub fn unmap(address: u64, bytes: usize) -> Answer {
+    let _alone = alone();
     let mut mapped = lock(&MAPPED);
     if mapped.get(&address).is_none_or(|piece| piece.bytes != bytes) {
         return Err(INVALID_VALUE);

@@ -1,7 +1,7 @@
 //! Host memory that is registered, and its words that streams write and wait for.
 
 use crate::failures::{break_with, broken};
-use crate::memory::BLOCKS;
+use crate::memory::{BLOCKS, alone};
 use crate::peers::ILLEGAL_ADDRESS;
 use crate::streams::{current, find};
 use crate::{ALREADY_REGISTERED, Answer, INVALID_VALUE, NOT_REGISTERED, lock};
@@ -21,6 +21,7 @@ pub fn register(start: *mut c_void, bytes: usize) -> Answer {
     if !is_whole(address) || !is_whole(pages) {
         return Err(INVALID_VALUE);
     }
+    let _alone = alone();
     let mut all = lock(&REGISTERED);
     let before = all.range(..address + pages).next_back();
     if before.is_some_and(|(start, bytes)| start + *bytes as u64 > address) {
@@ -32,6 +33,7 @@ pub fn register(start: *mut c_void, bytes: usize) -> Answer {
 
 pub fn unregister(start: *mut c_void) -> Answer {
     current()?;
+    let _alone = alone();
     lock(&REGISTERED).remove(&(start.addr() as u64)).map(drop).ok_or(NOT_REGISTERED)
 }
 

@@ -8,7 +8,8 @@ use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::thread;
 use std::time::Instant;
 
@@ -46,8 +47,11 @@ pub struct Times {
 
 /// Bytes of rotating buffers together: several times a cache of 60 MB.
 const ROTATING: usize = 256 << 20;
-/// Results up to this many bytes a rank are checked: the processor computes them too.
+/// Results up to this many bytes a rank are checked whole: the processor computes them too.
 const CHECKED: usize = 16 << 20;
+/// Of larger ones, after they were timed, this many windows of so many bytes each: the first begins
+/// where the result does, the last ends where it does, and their distance is no power of two.
+const WINDOWS: (usize, usize) = (16, 64 << 10);
 /// Calls that one graph holds, and replays that are timed together: of small calls, whose times
 /// are of the order of a launch, and of large ones, of which few take milliseconds.
 const SMALL: (usize, usize) = (20, 10);
@@ -81,6 +85,36 @@ impl Rank<'_> {
         record(&end)?;
         self.stream.synchronize()?;
         Ok(f64::from(end.since(&begin)?) * 1e3)
+    }
+}
+
+/// Where ranks begin together what is timed, and none waits for one that has failed before.
+struct Start {
+    missing: AtomicUsize,
+    is_off: AtomicBool,
+}
+
+impl Start {
+    fn of(nranks: usize) -> Start {
+        Start { missing: AtomicUsize::new(nranks), is_off: AtomicBool::new(false) }
+    }
+
+    /// Wait for the others, with what has come of this rank so far.
+    fn wait(&self, so_far: Result<()>) -> Result<()> {
+        if so_far.is_err() {
+            // Relaxed: that it is so is all there is to know.
+            self.is_off.store(true, Relaxed);
+            return so_far;
+        }
+        // AcqRel, and Acquire below: what all have done before, all find done.
+        self.missing.fetch_sub(1, AcqRel);
+        while self.missing.load(Acquire) > 0 {
+            if self.is_off.load(Relaxed) {
+                return Err(Error::Internal("another rank has failed".into()));
+            }
+            thread::yield_now();
+        }
+        Ok(())
     }
 }
 
@@ -121,7 +155,12 @@ impl<'a> Bench<'a> {
     }
 
     pub fn measure(&self) -> Result<Times> {
-        let wrong = if self.options.check { self.check()? } else { None };
+        let is_large = self.bytes() > CHECKED;
+        let checked = |now: bool| match self.options.check && now {
+            true => self.check(),
+            false => Ok(None),
+        };
+        let before = checked(!is_large)?;
         let (hot_us, eager_us) = self.timed(1)?;
         let (rotating_us, _) = self.timed(self.sets)?;
         let one_device =
@@ -129,6 +168,7 @@ impl<'a> Bench<'a> {
         let graph_us = if one_device { self.replayed().unwrap_or(f64::NAN) } else { f64::NAN };
         let eager_one_stream_us = if one_device { self.on_one_stream()? } else { f64::NAN };
         let answer = self.ranks[0].comm.explain(&self.call(0, 0))?;
+        let wrong = checked(is_large)?.or(before);
         Ok(Times {
             hot_us,
             rotating_us,
@@ -187,16 +227,15 @@ impl<'a> Bench<'a> {
     /// Every rank on a thread of its own; the slowest rank's microseconds on the device, and on the
     /// host, of a call.
     fn timed(&self, sets: usize) -> Result<(f64, f64)> {
-        let barrier = Barrier::new(self.ranks.len());
+        let start = Start::of(self.ranks.len());
         let one = |rank: usize| {
             let (mine, n) = (&self.ranks[rank], self.iterations());
             let calls = |count: usize| {
                 // SAFETY: the buffers live until the stream is synchronized.
                 (0..count).try_for_each(|i| unsafe { mine.comm.call(&self.call(rank, i % sets)) })
             };
-            calls(self.options.warmup.unwrap_or(5))?;
-            mine.stream.synchronize()?;
-            barrier.wait();
+            let warm = calls(self.options.warmup.unwrap_or(5));
+            start.wait(warm.and_then(|()| mine.stream.synchronize()))?;
             self.combined(ReduceOp::Max, [0.0])?;
             let mut host = 0.0;
             let us = mine.time(|| {
@@ -279,43 +318,103 @@ impl<'a> Bench<'a> {
 
     /// Bytes that differ from what the processor computes of the same inputs.
     fn check(&self) -> Result<Option<usize>> {
-        let bytes = self.bytes();
-        if bytes == 0 || bytes > CHECKED {
+        let (bytes, size) = (self.bytes(), self.cell.data_type.size());
+        if bytes == 0 {
             return Ok(None);
         }
+        if bytes <= CHECKED {
+            return self.compare(&[(0, bytes)], self.cell.count, random_bytes).map(Some);
+        }
+        if self.cell.collective != Collective::AllReduce {
+            return Ok(None);
+        }
+        let (count, len) = WINDOWS;
+        let start = |index: usize| index * (bytes - len) / (count - 1) / size * size;
+        let windows: Vec<(usize, usize)> = (0..count).map(|index| (start(index), len)).collect();
+        let data_type = self.cell.data_type;
+        let exact = |state: &mut u64, input: &mut [u8]| exact_elements(data_type, state, input);
+        self.compare(&windows, count * len / size, exact).map(Some)
+    }
+
+    /// The same of these ranges of the buffers, by offset and length, which hold `count` elements
+    /// of the processor's call.
+    fn compare(
+        &self,
+        windows: &[(usize, usize)],
+        count: usize,
+        draw: impl Fn(&mut u64, &mut [u8]) + Sync,
+    ) -> Result<usize> {
+        let bytes = windows.iter().map(|(_, len)| len).sum();
         let wrong = self.on_threads(|rank| {
             let mine = &self.ranks[rank];
             let mut input = vec![0u8; bytes];
-            // Xorshift, from another start on every rank: any bytes are values of every type.
-            let mut state = 0x9e37_79b9_7f4a_7c15 ^ (rank as u64 + 1) << 32;
-            input.iter_mut().for_each(|byte| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                *byte = state as u8;
-            });
+            // From another start on every rank.
+            let mut state = 0x9e37_79b9_7f4a_7c15 ^ (mine.comm.rank() as u64 + 1) << 32;
+            draw(&mut state, &mut input);
             let (mut want, mut got) = (vec![0x5au8; bytes], vec![0x5au8; bytes]);
             let call = self.call(rank, 0);
             let on_host = Call { send: input.as_ptr(), recv: want.as_mut_ptr(), ..call.clone() };
-            let on_host = Call { order: Order::default(), ..on_host };
-            let moved = |to, from| {
+            let on_host = Call { order: Order::default(), count, ..on_host };
+            let moved = |device: &DeviceMemory, host: *mut u8, is_up: bool| {
                 let _current = mine.device.enter()?;
-                // SAFETY: all buffers have the bytes, until the stream is synchronized.
-                unsafe { copy(&mine.device, to, from, bytes, mine.stream.raw()) }
+                let mut host = host;
+                windows.iter().try_for_each(|(offset, len)| {
+                    let there = device.pointer().wrapping_add(*offset);
+                    let (to, from) = if is_up { (there, host) } else { (host, there) };
+                    host = host.wrapping_add(*len);
+                    // SAFETY: all buffers have the bytes, until the stream is synchronized.
+                    unsafe { copy(&mine.device, to, from, *len, mine.stream.raw()) }
+                })
             };
-            moved(mine.input.pointer(), input.as_ptr())?;
-            moved(mine.output.pointer(), got.as_ptr())?;
+            moved(&mine.input, input.as_ptr().cast_mut(), true)?;
+            moved(&mine.output, got.as_mut_ptr(), true)?;
             // SAFETY: as above; the host's buffers are as long.
             unsafe {
                 mine.comm.call(&call)?;
                 mine.comm.run(&on_host)?;
             }
-            moved(got.as_mut_ptr(), mine.output.pointer().cast_const())?;
+            moved(&mine.output, got.as_mut_ptr(), false)?;
             mine.stream.synchronize()?;
             Ok(got.iter().zip(&want).filter(|(got, want)| got != want).count())
         })?;
         let wrong: usize = wrong.into_iter().sum();
         let [wrong] = self.combined(ReduceOp::Sum, [wrong as f64])?;
-        Ok(Some(wrong as usize))
+        Ok(wrong as usize)
+    }
+}
+
+/// Xorshift.
+fn drawn(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Any bytes are values of every type.
+fn random_bytes(state: &mut u64, input: &mut [u8]) {
+    input.iter_mut().for_each(|byte| *byte = drawn(state) as u8);
+}
+
+/// Zeros, ones and, of types that have it, minus ones, of which eight ranks' sums are exact in
+/// every type: large calls may be rings, which add up in an order of their own.
+fn exact_elements(data_type: DataType, state: &mut u64, input: &mut [u8]) {
+    let one = match data_type {
+        DataType::Float64 => 1f64.to_bits(),
+        DataType::Float32 => 1f32.to_bits().into(),
+        DataType::Float16 | DataType::Float8e5m2 => 0x3c << (8 * (data_type.size() - 1)),
+        DataType::Bfloat16 => 0x3f80,
+        DataType::Float8e4m3 => 0x38,
+        _ => 1,
+    };
+    let size = data_type.size();
+    for element in input.chunks_exact_mut(size) {
+        let drawn = drawn(state) % 3;
+        element.copy_from_slice(&(if drawn == 0 { 0 } else { one }).to_le_bytes()[..size]);
+        match (drawn, data_type) {
+            (2, DataType::Bool) | (0 | 1, _) => {}
+            (_, data_type) if data_type.is_float() => element[size - 1] |= 0x80,
+            _ => element.fill(0xff),
+        }
     }
 }

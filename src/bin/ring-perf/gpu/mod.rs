@@ -15,6 +15,7 @@ use crate::json::{Value, object};
 use crate::operation::Operation;
 use crate::options::Options;
 use crate::run::{Failure, commit};
+use crate::worker;
 use crate::{Status, say};
 use bench::{Bench, Cell, Times};
 use copies::Bandwidth;
@@ -46,6 +47,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let bandwidth = Bandwidth::measure(&device)?;
     let ranks = join(options, found.as_ref(), ndevices)?;
     let nranks = ranks[0].nranks();
+    let cells = cells(options, nranks)?;
     let scope = if ndevices == 1 { ONE_GPU } else { "several GPUs" };
     let processes = if found.is_some() { ", each a process," } else { "" };
     say(&format!(
@@ -71,7 +73,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     ));
     let mut rows = Vec::new();
     let mut wrong = 0;
-    for cell in cells(options, nranks) {
+    for cell in cells {
         let times = Bench::new(&ranks, &cell, options)?.measure()?;
         wrong += times.wrong.unwrap_or(0);
         rows.push(report(&cell, &times, &bandwidth, (nranks, ndevices, scope)));
@@ -131,14 +133,14 @@ fn join(
 /// The life of a rank that does not report.
 fn follow(options: &Options, ranks: &[Arc<Communicator>]) -> Result<Status, Failure> {
     let mut wrong = 0;
-    for cell in cells(options, ranks[0].nranks()) {
+    for cell in cells(options, ranks[0].nranks())? {
         wrong += Bench::new(ranks, &cell, options)?.measure()?.wrong.unwrap_or(0);
     }
     Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
 }
 
 /// What is measured, in the order of the report.
-fn cells(options: &Options, nranks: usize) -> Vec<Cell> {
+fn cells(options: &Options, nranks: usize) -> Result<Vec<Cell>, Failure> {
     let mut cells = Vec::new();
     for operation in &options.operations {
         let Some(collective) = operation.collective() else { continue };
@@ -153,11 +155,12 @@ fn cells(options: &Options, nranks: usize) -> Vec<Cell> {
                     let count = bytes / data_type.size() / blocks;
                     let (operation, data_type, op) = (*operation, *data_type, *op);
                     cells.push(Cell { operation, collective, data_type, op, count, blocks });
+                    worker::fits(cells.len()).map_err(Failure::Option)?;
                 }
             }
         }
     }
-    cells
+    Ok(cells)
 }
 
 /// Bytes that a call reads and writes, where all ranks' memory is one device's: at least, which is

@@ -10,7 +10,7 @@ use crate::descriptors::Watch;
 use crate::launcher::Launcher;
 use crate::lines::{Lines, Stream};
 use crate::link::Link;
-use crate::policy::{Action, Failure, Policy};
+use crate::policy::{Action, Failure, Policy, Tidings};
 use crate::wire::{Ended, ToAgent};
 use crate::{processes, signals};
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ pub struct Attempt<'a> {
     launcher: &'a mut Launcher,
     restart: usize,
     policy: Policy,
+    tidings: Tidings,
     links: Vec<Link>,
     ranks: Vec<Rank>,
     /// The agents were told what to run.
@@ -49,6 +50,7 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     let mut attempt = Attempt {
         restart,
         policy: Policy::new(options.keep_going, options.grace),
+        tidings: Tidings::new(launcher.setup.stations.len()),
         links: Vec::new(),
         ranks: launcher.setup.places.iter().map(|place| rank(place.host)).collect(),
         started: false,
@@ -60,6 +62,8 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     while !attempt.links.iter().all(Link::is_over) {
         attempt.turn().map_err(|error| format!("waiting for the ranks: {error}"))?;
     }
+    let held = attempt.tidings.release();
+    held.into_iter().for_each(|failure| attempt.fail(failure));
     for rank in 0..attempt.ranks.len() {
         // Of a host that was lost nobody says that a stream has ended.
         attempt.show(rank, Stream::Output, None);
@@ -159,7 +163,7 @@ impl Attempt<'_> {
         let ping = (self.started && self.launcher.has_remote()).then_some(self.next_ping);
         let grace = self.launcher.options.grace;
         let ends = self.links.iter().filter_map(|link| link.deadline(grace));
-        let deadlines = [start, ping, self.policy.deadline()];
+        let deadlines = [start, ping, self.policy.deadline(), self.tidings.deadline()];
         let next = deadlines.into_iter().flatten().chain(ends).min();
         let next = next.map(|at| at.saturating_duration_since(Instant::now()));
         // Nobody tells when the terminal becomes this process's again; a second is not missed.
@@ -201,6 +205,8 @@ impl Attempt<'_> {
 
     fn check_time(&mut self) {
         let now = Instant::now();
+        let due = self.tidings.tick(now);
+        due.into_iter().for_each(|failure| self.fail(failure));
         let action = self.policy.tick(now);
         if action == Action::Send(libc::SIGKILL) {
             let grace = self.launcher.options.grace.as_secs_f64();

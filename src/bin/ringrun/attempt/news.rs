@@ -7,6 +7,7 @@ use crate::policy::Failure;
 use crate::report;
 use crate::wire::ToLauncher;
 use crate::writer::Target;
+use std::time::Instant;
 
 impl Attempt<'_> {
     pub(super) fn hear(&mut self, host: usize, news: News) {
@@ -49,7 +50,9 @@ impl Attempt<'_> {
                 let rank = rank as usize;
                 let failure = report::rank(rank, name, self.ranks[rank].pid, ended);
                 self.over(rank);
-                failure.into_iter().for_each(|failure| self.fail(failure));
+                let Some(failure) = failure else { return };
+                let told = self.tidings.heard(failure, ended.is_a_kill(), Instant::now());
+                told.into_iter().for_each(|failure| self.fail(failure));
             }
             ToLauncher::NotStarted { rank, why, status } if open(rank) => {
                 let why = String::from_utf8_lossy(&why);

@@ -441,7 +441,8 @@ impl Network for Port {
 
     fn ask(&self, line: &Line) {
         let mut net = self.net.borrow_mut();
-        net.pipes[line.pipe].sides[line.side].asked = true;
+        let side = &mut net.pipes[line.pipe].sides[line.side];
+        (side.watched, side.asked) = (false, true);
         if net.is_cut_off(line.pipe) {
             net.probe(line.pipe);
         }

@@ -1,0 +1,228 @@
+//! What a call is chosen and bound by: who the ranks are, how they reach each other, and the
+//! constants that they have agreed on.
+//!
+//! It is fixed when the communicator is made and nothing that runs changes it, but for a word that
+//! says that no scratch is shared, so whoever asks how a call would run needs no turn.
+
+use super::cache::{Key, Ready, Way};
+use super::call::{Call, Extents};
+use super::geometry::{stride, window_bytes};
+use super::record::{Descriptor, mix};
+use super::{Mapped, choose};
+use crate::algorithm::select::{Choice, Costs};
+use crate::algorithm::{self, Algorithm};
+use crate::config::Config;
+use crate::device::host::Reduction;
+use crate::error::Result;
+use crate::executor::bind::{Bound, Cut, Shape};
+use crate::executor::direct::Direct;
+use crate::executor::layout::Layout;
+use crate::executor::links::Links;
+use crate::executor::windows::Windows;
+use crate::plan::topology::Topology;
+use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::transport::fifo::Geometry;
+use crate::types::ReduceOp;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub struct Basis {
+    pub rank: usize,
+    pub nranks: usize,
+    pub geometry: Geometry,
+    longest_message: usize,
+    /// How far the peers are: all ranks in one process; on one machine; every peer elsewhere.
+    pub one_process: bool,
+    pub one_machine: bool,
+    all_remote: bool,
+    /// Which ranks share a host.
+    pub topology: Topology,
+    pub costs: Costs,
+    /// The constants are not agreed yet.
+    pub setting_up: bool,
+    /// The ranks have found that they cannot share scratch. The one thing that a call changes, at
+    /// the same one on all ranks. Relaxed: whoever has no turn may see it late.
+    no_scratch: Arc<AtomicBool>,
+}
+
+impl Basis {
+    pub fn new(links: &Links, topology: Topology) -> Basis {
+        let mut peers = (0..links.nranks).filter(|peer| *peer != links.rank);
+        Basis {
+            rank: links.rank,
+            nranks: links.nranks,
+            geometry: links.geometry,
+            longest_message: links.longest_message(),
+            one_process: links.one_process(),
+            one_machine: links.one_machine(),
+            all_remote: peers.all(|peer| links.is_remote(peer)),
+            topology,
+            costs: Costs::default(),
+            setting_up: true,
+            no_scratch: Arc::default(),
+        }
+    }
+
+    /// With the constants that the ranks have agreed on.
+    pub fn settled(&self, costs: Costs) -> Basis {
+        Basis { costs, setting_up: false, ..self.clone() }
+    }
+
+    /// Whether the ranks may go through scratch that they share: all are on one machine, and none
+    /// has found that it cannot.
+    pub fn shares_scratch(&self) -> bool {
+        self.one_machine && !self.no_scratch.load(Relaxed)
+    }
+
+    /// From now on all calls are bound for slots or for the ranks' own buffers.
+    pub fn share_no_scratch(&self) {
+        self.no_scratch.store(true, Relaxed);
+    }
+
+    /// The most of a vector that goes through shared scratch at once.
+    pub fn window_bytes(&self) -> usize {
+        window_bytes(self.geometry, self.nranks)
+    }
+
+    /// How data moves, in words.
+    pub fn transport(&self, ready: &Ready) -> &'static str {
+        if !self.one_machine {
+            return if self.all_remote { "tcp" } else { "shared memory and tcp" };
+        }
+        match (self.one_process, &ready.way) {
+            (true, Way::Direct(_)) => "thread direct",
+            (true, Way::Staged) => "thread staged",
+            (true, Way::Messages(_)) => "thread messages",
+            (false, Way::Direct(_)) if ready.windows.is_some() => "process mapped or windows",
+            (false, Way::Direct(_)) => "process mapped or staged",
+            (false, Way::Staged) if ready.windows.is_some() => "process windows",
+            (false, Way::Staged) => "process staged",
+            (false, Way::Messages(_)) => "process messages",
+        }
+    }
+
+    /// A call's shape, ready to run. Says nothing of any buffer.
+    #[cold]
+    pub fn bind(&self, call: &Call, config: &Config) -> Result<Ready> {
+        let (rank, nranks) = (self.rank, self.nranks);
+        let key = (Key::new(call), call.extents(rank, nranks)?);
+        if by_messages(call) {
+            return Ok(self.bind_messages(call, key));
+        }
+        let chosen = choose::choose(self, call, config)?;
+        let plan_of = |algorithm: Algorithm, of: usize| {
+            algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root)
+                .expect("only algorithms that exist are chosen")
+        };
+        let layout_for = |plan: &Plan| {
+            Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
+        };
+        let element = call.data_type.size();
+        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
+        let reduction = match call.collective.reduces() {
+            true => Some(Reduction::new(call.data_type, call.op, nranks)?),
+            false => None,
+        };
+        let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
+        let plan = plan_of(chosen.staged.algorithm, rank).spread(self.stride());
+        let layout = layout_for(&plan);
+        let shape = Shape {
+            layout: &layout,
+            element,
+            reduction,
+            scales,
+            slot_bytes: self.longest_message,
+            pipelined: self.geometry.depth >= PIPELINE_DEPTH,
+            cut: Cut::new(plans_of(chosen.staged.algorithm), &layout, element),
+        };
+        let staged = Bound::new(&plan, shape)?;
+        let direct = chosen.direct.and_then(|direct| {
+            let plans: Vec<Plan> = plans_of(direct.algorithm).collect();
+            Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
+        });
+        let windows = chosen.windows.and_then(|choice| {
+            let plans: Vec<Plan> = plans_of(choice.algorithm).collect();
+            Windows::new(&plans, rank, (call.count, element), self.window_bytes())
+        });
+        // Between processes it is scratch or the slots unless all ranks' buffers turn out to be
+        // shared.
+        let threads = self.one_process && direct.is_some();
+        let otherwise = chosen.windows.filter(|_| windows.is_some()).unwrap_or(chosen.staged);
+        let best = chosen.direct.filter(|_| threads).unwrap_or(otherwise);
+        let descriptor = describe(call, best.algorithm);
+        let fingerprint = descriptor.fingerprint(layout_word(call));
+        let mapped = |(program, choice): (&Direct, Choice)| Mapped {
+            algorithm: choice.algorithm.name(),
+            chunks: plan_of(choice.algorithm, rank).nchunks,
+            in_place: program.in_place,
+            predicted_us: choice.predicted_us,
+        };
+        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !threads).map(mapped);
+        let way = direct.map_or(Way::Staged, Way::Direct);
+        let chunks = windows.as_ref().map_or(plan.nchunks, |_| nranks);
+        let predicted_us = best.predicted_us;
+        let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
+        (ready.mapped, ready.windows) = (mapped, windows);
+        Ok(ready)
+    }
+
+    /// Slices between two stages of a plan. The order of messages depends on it, so it rests on
+    /// what all ranks agree on.
+    fn stride(&self) -> usize {
+        let is_crowded = !self.setting_up && self.nranks > self.costs.cores;
+        stride(self.geometry.depth, self.nranks, self.topology.nhosts(), is_crowded)
+    }
+
+    /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
+    fn bind_messages(&self, call: &Call, key: (Key, Extents)) -> Ready {
+        let descriptor = describe(call, Algorithm::OneShot);
+        let fingerprint = descriptor.fingerprint(layout_word(call));
+        let predicted =
+            choose::predicted(self, call, Algorithm::OneShot).unwrap_or(self.costs.alpha_us);
+        let nothing = Bound::empty(call.data_type.size(), self.geometry.slot_bytes);
+        let (rank, chunks) = (self.rank, self.nranks);
+        let layout =
+            Layout::new(call.collective, rank, chunks, chunks * chunks, call.count, call.vector);
+        let way = Way::Messages(layout);
+        Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted)
+    }
+}
+
+/// Whether the call is a `v` form in which a rank knows only its own blocks.
+pub fn by_messages(call: &Call) -> bool {
+    use Collective::{AllToAll, Gather, Scatter};
+    call.vector.is_some() && matches!(call.collective, AllToAll | Gather | Scatter)
+}
+
+fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
+    Descriptor {
+        collective: Some(call.collective),
+        data_type: call.data_type,
+        op: call.op,
+        algorithm,
+        root: call.root,
+        count: common_count(call),
+    }
+}
+
+/// The count that all ranks agree on: in a `v` form that of all blocks, where all ranks know them.
+fn common_count(call: &Call) -> usize {
+    match call.vector {
+        None => call.count,
+        Some(_) if by_messages(call) => 0,
+        Some(vector) => vector.recv_counts.iter().sum(),
+    }
+}
+
+/// What ranks of a `v` form must agree on: the counts, where all ranks know all of them.
+fn layout_word(call: &Call) -> u64 {
+    use Collective::{AllGather, ReduceScatter};
+    match (call.vector, call.collective) {
+        (None, _) => 0,
+        (Some(v), AllGather | ReduceScatter) => {
+            v.recv_counts.iter().fold(1, |hash, count| mix(hash ^ *count as u64))
+        }
+        (Some(_), _) => 1,
+    }
+}

@@ -1,0 +1,76 @@
+//! Finding out who has gone between the meeting of all hosts and that of one.
+//!
+//! Ranks of one host meet by a name, where one that never comes may still be on its way. But they
+//! have all met over the network before: a rank keeps the gate that it had there until its
+//! communicator is made, unless it dies or gives up.
+
+use crate::bootstrap::Absent;
+use crate::bootstrap::network::is_deserted;
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Until the first look, and between two: a meeting of one host usually is over before, and who
+/// misses a rank on another host takes twice as long to be sure.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where the other ranks of a host have their gates.
+pub(super) struct Patrol<'a> {
+    /// Place among the ranks of the host, process, addresses.
+    gates: Vec<(usize, Option<u32>, &'a [SocketAddr])>,
+    next: Cell<Instant>,
+}
+
+impl<'a> Patrol<'a> {
+    /// Of a gate that was never seen here nobody can say that it was here: another machine may have
+    /// the same addresses, as those do that were restored from one snapshot, and take itself for
+    /// the same host.
+    pub fn new(gates: impl Iterator<Item = (usize, u32, &'a [SocketAddr])>) -> Patrol<'a> {
+        let seen = |(place, pid, addresses): (usize, u32, &'a [SocketAddr])| {
+            (place, Some(pid).filter(|_| !is_deserted(addresses)), addresses)
+        };
+        Patrol { gates: gates.map(seen).collect(), next: Cell::new(Instant::now() + LOOK) }
+    }
+
+    /// The places of those who are gone, and their processes if they were seen, if it is time to
+    /// look. Of several, all but one may have left on account of that one.
+    pub fn find(&self) -> Vec<Absent> {
+        let now = Instant::now();
+        if now < self.next.get() {
+            return Vec::new();
+        }
+        self.next.set(now + LOOK);
+        let gone = self.gates.iter().filter(|(_, _, addresses)| is_deserted(addresses));
+        gone.map(|(place, pid, _)| (*place, *pid)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::UniqueId;
+    use crate::bootstrap::network::{Gate, NetworkConfig};
+    use crate::config::Config;
+
+    #[test]
+    fn all_who_are_gone_are_found_at_one_look() {
+        let id = UniqueId::generate().unwrap();
+        let config = Config { interfaces: Some("lo".into()), ..Config::default() };
+        let gates = [(); 3].map(|()| Gate::open(&id, &NetworkConfig::from(&config)).unwrap());
+        let places = gates.each_ref().map(|gate| gate.addresses().to_vec());
+        let [first, second, third] = gates;
+        // It was never seen.
+        drop(third);
+        let known = places.iter().enumerate().map(|(place, at)| (place, 7, &at[..]));
+        let patrol = Patrol::new(known);
+        drop(second);
+        patrol.next.set(Instant::now() + Duration::from_secs(3600));
+        assert!(patrol.find().is_empty(), "it is not time yet");
+        let looked = Instant::now();
+        patrol.next.set(looked);
+        assert_eq!(patrol.find(), [(1, Some(7)), (2, None)]);
+        assert!(patrol.next.get() >= looked + LOOK, "the next look is later");
+        // It was there all the while.
+        drop(first);
+    }
+}

@@ -1,0 +1,207 @@
+//! One order for what several devices are given, within which no memory comes or goes.
+//!
+//! Kernels that wait for each other's are launched on one device after another. To free memory, to
+//! close or to unmap it, a driver may wait for all that its devices have, and let nobody launch
+//! meanwhile: between two such launches it would wait for a kernel that waits for the second. To
+//! keep launches back until it is through is no better: what it waits for may be a stream that a
+//! kernel, or its caller, waits for the next launch with. So while there may be such kernels the
+//! library frees nothing: what is let go is kept, for who needs as much again, until the last of
+//! them are gone. Memory that comes cannot be put off; it comes between the launches of two calls.
+
+use super::context::Device;
+use super::memory::{DeviceMemory, Pinned};
+use crate::error::{Error, Result};
+use crate::fork::Shared;
+use crate::sync::{Mutex, MutexGuard};
+use std::any::Any;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Held while the kernels of one call are given to several devices.
+static ORDER: Mutex<()> = Mutex::new(());
+
+/// No other call is given to several devices meanwhile, and no memory of the library's comes.
+pub fn in_one_order() -> MutexGuard<'static, ()> {
+    ORDER.lock()
+}
+
+#[derive(Default)]
+struct State {
+    /// How many hold an [`Interlocked`].
+    interlocked: usize,
+    /// Memory that began to come or to go while nobody did.
+    under_way: usize,
+    /// What was let go since.
+    kept: Vec<Box<dyn Any + Send>>,
+    spares: Spares,
+}
+
+static STATE: Shared<State> = Shared::new(State {
+    interlocked: 0,
+    under_way: 0,
+    kept: Vec::new(),
+    spares: Spares { pinned: Vec::new(), memory: Vec::new() },
+});
+
+/// Between two looks at what is under way.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// While one lives, kernels of this process may wait for each other's on several devices.
+pub struct Interlocked(());
+
+impl Interlocked {
+    /// From when on nothing is freed, and what began before has ended; that is waited for no
+    /// longer than `longest`.
+    pub fn begin(longest: Duration) -> Result<Interlocked> {
+        STATE.lock().interlocked += 1;
+        let interlocked = Interlocked(());
+        let started = Instant::now();
+        while STATE.lock().under_way > 0 {
+            if started.elapsed() > longest {
+                return Err(Error::Cuda(format!(
+                    "kernels that wait for each other cannot begin: memory that comes or goes \
+                     has held the driver for {} ms",
+                    longest.as_millis()
+                )));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(interlocked)
+    }
+}
+
+impl Drop for Interlocked {
+    fn drop(&mut self) {
+        let mut state = STATE.lock();
+        // A child begins with none, and may drop its parent's.
+        state.interlocked = state.interlocked.saturating_sub(1);
+        if state.interlocked > 0 {
+            return;
+        }
+        let all = (std::mem::take(&mut state.kept), std::mem::take(&mut state.spares));
+        let _under_way = UnderWay::begin(state);
+        drop(all);
+    }
+}
+
+/// Memory that comes or goes while there are no kernels that wait.
+struct UnderWay(());
+
+impl UnderWay {
+    fn begin(mut state: impl DerefMut<Target = State>) -> UnderWay {
+        state.under_way += 1;
+        UnderWay(())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = STATE.lock();
+        // As for `Interlocked`.
+        state.under_way = state.under_way.saturating_sub(1);
+    }
+}
+
+/// Held while the driver does what it may wait for kernels with.
+pub struct Between {
+    _order: Option<MutexGuard<'static, ()>>,
+    _under_way: Option<UnderWay>,
+}
+
+/// Between the launches of two calls of kernels that wait for each other, where there may be some.
+pub fn between_launches() -> Between {
+    {
+        let state = STATE.lock();
+        if state.interlocked == 0 {
+            return Between { _order: None, _under_way: Some(UnderWay::begin(state)) };
+        }
+    }
+    Between { _order: Some(in_one_order()), _under_way: None }
+}
+
+/// Memory of the library's own, in one way or another, which comes between launches and goes when
+/// no kernels wait for each other.
+pub struct Lasting<T: Send + 'static>(Option<T>);
+
+impl<T: Send + 'static> Lasting<T> {
+    pub fn new(make: impl FnOnce() -> Result<T>) -> Result<Lasting<T>> {
+        let _between = between_launches();
+        make().map(|one| Lasting(Some(one)))
+    }
+}
+
+impl<T: Send + 'static> Deref for Lasting<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("there until it is let go")
+    }
+}
+
+impl<T: Send + 'static> Drop for Lasting<T> {
+    fn drop(&mut self) {
+        if let Some(one) = self.0.take() {
+            let_go(one, |state, one| state.kept.push(Box::new(one)));
+        }
+    }
+}
+
+/// Memory that somebody else may have after its owner.
+pub trait Block: Send + Sized + 'static {
+    fn allocate(device: &Arc<Device>, bytes: usize) -> Result<Self>;
+
+    /// Whether it is reached as memory of this device is.
+    fn is_of(&self, device: &Device) -> bool;
+
+    fn bytes(&self) -> usize;
+
+    /// Its kind's among all.
+    fn among(spares: &mut Spares) -> &mut Vec<Self>;
+}
+
+/// Memory that nothing uses any more.
+#[derive(Default)]
+pub struct Spares {
+    pub(super) pinned: Vec<Pinned>,
+    pub(super) memory: Vec<DeviceMemory>,
+}
+
+impl<T: Block> Lasting<T> {
+    /// So many bytes at least, which hold anything.
+    pub fn of(device: &Arc<Device>, bytes: usize) -> Result<Lasting<T>> {
+        // Let go of before memory comes, which takes it again.
+        let spare = spare(T::among(&mut STATE.lock().spares), device, bytes);
+        match spare {
+            Some(spare) => Ok(Lasting(Some(spare))),
+            None => Lasting::new(|| T::allocate(device, bytes)),
+        }
+    }
+
+    /// Nothing uses it any more, and nothing will.
+    pub fn retire(mut self) {
+        if let Some(one) = self.0.take() {
+            let_go(one, |state, one| T::among(&mut state.spares).push(one));
+        }
+    }
+}
+
+/// The smallest that is large enough, unless that is much too large: more than twice, or a page.
+fn spare<T: Block>(spares: &mut Vec<T>, device: &Device, bytes: usize) -> Option<T> {
+    const PAGE: usize = 4096;
+    let suits = bytes..=PAGE.max(bytes.saturating_mul(2));
+    let all = spares.iter().enumerate();
+    let all = all.filter(|(_, one)| one.is_of(device) && suits.contains(&one.bytes()));
+    let (index, _) = all.min_by_key(|(_, one)| one.bytes())?;
+    Some(spares.swap_remove(index))
+}
+
+/// Free what it is, or keep it where it cannot be freed.
+fn let_go<T>(one: T, keep: impl FnOnce(&mut State, T)) {
+    let mut state = STATE.lock();
+    if state.interlocked > 0 {
+        return keep(&mut state, one);
+    }
+    let _under_way = UnderWay::begin(state);
+    drop(one);
+}

@@ -1,0 +1,99 @@
+//! ring-perf on devices, as its users run it.
+
+use super::gate::scratch;
+use super::here::is_on_fake;
+use super::ndevices;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The program, where it was built with the tests: not where these are run alone.
+fn ring_perf(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ring-perf"));
+    command.args(arguments.split_whitespace());
+    command
+}
+
+/// What it reports; every row is right.
+fn report(arguments: &str) -> String {
+    let folder = scratch(&format!("perf-{}", arguments.len()));
+    let path = folder.join("report.json");
+    let output = ring_perf(arguments).arg("--json").arg(&path).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ring-perf {arguments}\n{said}");
+    let text = std::fs::read_to_string(&path).expect("a report");
+    std::fs::remove_dir_all(&folder).expect("it was made above");
+    let (rows, right) = (text.matches("\"hot_us\"").count(), text.matches("\"wrong\": 0").count());
+    assert!(rows > 0 && rows == right, "{rows} rows, {right} of them right: {text}");
+    text
+}
+
+/// Small enough for any test machine.
+const SMALL: &str = "-d float -b 8 -e 64K -f 8192 -n 3 -w 1";
+
+#[test]
+fn a_benchmark_of_a_rank_on_each_of_two_devices() {
+    if !is_on_fake() || ndevices() < 2 {
+        return;
+    }
+    let reaches = std::env::var("FAKECUDA_PEERS").map_or(true, |peers| peers == "1");
+    for algorithm in ["", "--algo ring", "--algo twoshot"] {
+        let text = report(&format!("all_reduce all_gather -g 2 {SMALL} {algorithm}"));
+        let of = |what: &str| text.matches(what).count();
+        assert!(of("\"devices\": 2") == 1 && of("several GPUs") == 5, "{text}");
+        let wanted = if reaches { "\"cuda flags\"" } else { "\"cuda pinned (no peer access)\"" };
+        assert_eq!(of(wanted), 4, "{text}");
+        if let (Some(name), true) = (algorithm.strip_prefix("--algo "), reaches) {
+            assert_eq!(of(&format!("\"algorithm\": \"{name}\"")), 4, "{text}");
+        }
+    }
+    let text = report(&format!("all_reduce -g 2 -t 2 {SMALL}"));
+    assert_eq!(text.matches("\"ranks\": 4").count(), 3, "{text}");
+    assert_eq!(text.contains("\"cuda fused\""), reaches, "{text}");
+}
+
+/// Of results too large for the processor windows are compared, which a ring may have added up in
+/// another order.
+#[test]
+fn a_benchmark_of_large_calls_compares_windows() {
+    if !is_on_fake() {
+        return;
+    }
+    let large = "-g 1 -t 3 -b 17M -e 17M -n 1 -w 0 -d bfloat16";
+    let text = report(&format!("all_reduce {large} --algo ring"));
+    assert!(text.contains("\"algorithm\": \"ring\""), "{text}");
+}
+
+/// A rank that fails before the others wait for it ends all of them.
+#[test]
+fn a_benchmark_ends_when_a_rank_fails() {
+    if !is_on_fake() || ndevices() < 2 {
+        return;
+    }
+    // The first after those of the measurement of copies.
+    let failing = |nth: usize| {
+        let mut command = ring_perf(&format!("all_reduce -g 2 -c 0 {SMALL}"));
+        command.env("FAKECUDA_FAIL", format!("cuStreamSynchronize:{nth}:999"));
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let mut ended = Vec::new();
+    for nth in 1..=12 {
+        ended.push(end(failing(nth)));
+    }
+    assert!(ended.contains(&Some(1)) || ended.contains(&Some(2)), "{ended:?}");
+}
+
+/// Its status, with which it has to end by itself.
+fn end(mut child: Child) -> Option<i32> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status.code();
+        }
+        if started.elapsed() > Duration::from_secs(60) {
+            child.kill().and_then(|()| child.wait()).expect("a child");
+            panic!("ring-perf waits for a rank that has failed");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
