@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// after half of one to learn of the cut and one to connect) a few times over. A wide network's
 /// handshake takes a third of a second.
 fn return_time(handshake: Duration) -> Duration {
-    (Duration::from_millis(150) + 4 * handshake).min(Duration::from_millis(1500))
+    (Duration::from_millis(70) + 4 * handshake).min(Duration::from_millis(1500))
 }
 
 /// What the root knows of a rank that has come.

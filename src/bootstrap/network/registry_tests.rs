@@ -25,8 +25,7 @@ fn here(pid: u32, host: &str) -> Message {
 #[test]
 fn a_contact_that_is_cut_off_has_time_to_come_again_by_what_its_handshake_took() {
     let now = Instant::now();
-    for (took_ms, at_least_ms, at_most_ms) in [(1, 150, 160), (300, 1300, 1500), (900, 1400, 1500)]
-    {
+    for (took_ms, at_least_ms, at_most_ms) in [(1, 70, 80), (300, 1200, 1400), (900, 1400, 1500)] {
         let after = |ms| now + Duration::from_millis(ms);
         let (mut root, again) = cut_off(took_ms, now);
         root.tick(after(at_least_ms));

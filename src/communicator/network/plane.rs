@@ -37,7 +37,7 @@ const SUSPICION: Duration = Duration::from_secs(3);
 /// How long the lower of two ranks may take to connect before the higher looks after it: it may
 /// have died since they met, and its survivors name it within a quarter of a second. A call in vain
 /// costs a handshake.
-const FIRST_LINK: Duration = Duration::from_millis(40);
+const FIRST_LINK: Duration = Duration::from_millis(30);
 
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// How long a rank whose gate refuses is not given up yet: it may have left, or died, and ranks
 /// that this one is about to be connected with know of it.
-const NEWS: Duration = Duration::from_millis(50);
+const NEWS: Duration = Duration::from_millis(40);
 
 impl<N: Network> Plane<N> {
     /// A call to such a rank has failed.
