@@ -32,6 +32,8 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("broadcast --trace x", "leave the operations out"),
         ("-c some", "is not a number"),
         ("-d float -o band", "float has no band"),
+        ("-t 2 -m 18446744073709551615", "a result buffer of its own: at most 65536"),
+        ("-t 2 --rotate 65537", "a result buffer of its own: at most 65536"),
         ("-t 2 -f 1 -i 0", "never reaches another size"),
         ("-t 2 -G 4", "-g replays a graph"),
         ("--simulate 8 -n 5", "-n has no effect with --simulate"),

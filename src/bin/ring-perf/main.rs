@@ -36,6 +36,7 @@ mod run;
 mod simulate;
 mod sizes;
 mod stage;
+mod threads;
 mod trace;
 mod worker;
 

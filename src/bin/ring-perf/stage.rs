@@ -79,7 +79,8 @@ fn is_serial(options: &Options) -> bool {
 pub fn arena_bytes(cell: &Cell, placement: Placement, rank: usize, n: usize, o: &Options) -> usize {
     let layout = cell.layout(rank, n);
     let (sends, recvs) = buffer_sizes(cell, placement, &layout, rotation(cell, n, o));
-    sends.into_iter().chain(recvs).map(taken).sum()
+    // More than there is stays so: the mapping is refused.
+    sends.into_iter().chain(recvs).map(taken).fold(0, usize::saturating_add)
 }
 
 pub struct Stage<'a> {
