@@ -101,6 +101,25 @@ fn threads_and_processes_give_a_table_without_wrong_results() {
     }
 }
 
+/// Whatever is asked for, the columns are of the same times.
+#[test]
+fn a_time_lies_between_the_least_and_the_99th_percentile() {
+    for (size, iterations, warmup) in ["8", "4M"]
+        .iter()
+        .flat_map(|size| [1, 4, 20].map(|n| [(size, n, 0), (size, n, 5)]))
+        .flatten()
+    {
+        let run = format!("-t 2 -b {size} -e {size} --probe 0 -n {iterations} -w {warmup}");
+        let (table, _) = expect(0, &run);
+        let row: Vec<f64> =
+            rows(&table)[0].iter().map(|field| field.parse().unwrap_or(f64::NAN)).collect();
+        for at in [5, 12] {
+            let (time, least, p99) = (row[at], row[at + 1], row[at + 2]);
+            assert!(least <= time && time <= p99, "{run}\n{table}");
+        }
+    }
+}
+
 #[test]
 fn every_operation_is_right_between_threads_and_processes() {
     let mapped = ["--procs 2 --register", "--procs 3 --register"];
