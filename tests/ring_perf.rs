@@ -26,6 +26,8 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("-t 2 --trace /nowhere/trace.txt", "/nowhere/trace.txt"),
         ("-t 2 --compare /nowhere/old.json", "/nowhere/old.json"),
         ("--simulate 8 --network gamma=1", "known: alpha"),
+        ("--simulate 8 --network slot=2 -b 1K -e 1K", "\"slot=2\" needs a size from 64 on"),
+        ("--simulate 8 --network alpha=2GB/s", "needs a positive number of us"),
         ("--network alpha=1", "give both"),
         ("--simulate 8 -t 2", "leave -t and --procs out"),
         ("--simulate 8 --trace x", "give operations and sizes"),
