@@ -74,7 +74,10 @@ fn ranks_that_are_hosts_of_their_own_measure_tcp() {
         ("--procs 4 --ranks_per_host 2", "every 2", " over shared memory and tcp, "),
     ];
     for (mode, said, over) in hosts {
-        let (output, text) = run(RING_PERF, &format!("{mode} {SMALL} --explain"));
+        let run = |operation| run(RING_PERF, &format!("{operation} {mode} {SMALL} --explain"));
+        let (_, messages) = run("send_recv");
+        assert!(messages.contains(&format!("direct{over}").replace(", ", "\n")), "{messages}");
+        let (output, text) = run("all_reduce");
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(rows(&text).1 && rows(&text).0.len() == 3, "{text}");
         assert!(text.contains("# transport: tcp over loopback, ") && text.contains(said), "{text}");
