@@ -84,3 +84,15 @@ fn ranks_that_are_hosts_of_their_own_measure_tcp() {
         assert!(text.contains("protection checksum") && text.contains(over), "{text}");
     }
 }
+
+/// Between hosts of one rank each sums are in rank order, and the data would show another.
+#[test]
+fn every_float_is_summed_right_between_hosts() {
+    let kinds = "-d half,bfloat16,float,double -o sum,prod,avg";
+    for mode in ["--tcp --procs 3", "--procs 4 --ranks_per_host 2"] {
+        let line = format!("all_reduce reduce_scatter reduce {mode} {kinds} {SMALL}");
+        let (output, text) = run(RING_PERF, &line);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(rows(&text).1 && rows(&text).0.len() == 3 * 4 * 3 * 3, "{text}");
+    }
+}
