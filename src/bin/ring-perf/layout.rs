@@ -67,6 +67,11 @@ impl Layout {
     pub fn shared_elements(&self) -> usize {
         (self.send_at + self.send_elements).max(self.recv_at + self.recv_elements)
     }
+
+    /// The count column: the call's, or of a v form, whose ranks have different ones, all of it.
+    pub fn counted(&self) -> usize {
+        if self.vector.is_some() { self.size_elements } else { self.count }
+    }
 }
 
 /// `total` split into `n` parts that differ as much as r+1: 1/6, 2/6, 3/6 for three.

@@ -227,7 +227,7 @@ fn report(
     let mut row = Row {
         op: cell.operation.name().into(),
         bytes,
-        count: layout.count.max(if cell.operation.is_vector() { layout.size_elements } else { 0 }),
+        count: layout.counted(),
         data_type: cell.data_type.name().into(),
         redop: if cell.operation.reduces() { cell.op.name() } else { "none" }.into(),
         root: cell.operation.has_root().then_some(cell.root),
