@@ -25,6 +25,9 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("--tcp -t 1", "a rank alone has nobody to reach"),
         ("-g 1 --tcp", "threads of one process"),
         ("-t 2 -r 2", "there are 2 ranks"),
+        ("--csv all_reduec -t 2", "did you mean all_reduce?"),
+        ("-t 2 --deterministic --algo ring", "does not reduce in rank order"),
+        ("-t 2 --deterministic --algo rung", "did you mean \"ring\"?"),
         ("-t 2 --algo rung", "did you mean \"ring\"?"),
         ("-t 2 --trace /nowhere/trace.txt", "/nowhere/trace.txt"),
         ("-t 2 --compare /nowhere/old.json", "/nowhere/old.json"),
@@ -319,8 +322,11 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     let (table, _) = expect(0, "--simulate 100000 --explain -b 8 -e 1M -f 1024 --algo ring");
     assert_eq!(rows(&table).len(), 2, "{table}");
     assert!(table.contains("100000 ranks, simulated") && table.contains("ring over network"));
-    let (table, _) = expect(0, "all --simulate 16 -b 1K -e 1K");
-    assert_eq!(rows(&table).len(), 15, "{table}");
+    for ranks in [1, 16] {
+        let (table, _) = expect(0, &format!("all --simulate {ranks} -b 1K -e 1K"));
+        assert_eq!(rows(&table).len(), 15, "{table}");
+        assert!(!table.contains("NaN") && !table.contains("inf"), "{table}");
+    }
     let (table, _) = expect(0, "all_to_all_v --simulate 100000 -b 1M -e 1M");
     assert_eq!(rows(&table).len(), 1, "{table}");
 }

@@ -1,6 +1,7 @@
 //! What makes no sense together on a command line, or nothing at all: refused, with the reason.
 
 use crate::options::{Csv, Options, Roots};
+use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::types::{DataType, ReduceOp};
 
 /// Options that would change nothing beside others, by their long names.
@@ -99,6 +100,7 @@ impl Options {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
         }
         self.has_several_hosts()?;
+        self.has_one_order()?;
         self.all_have_an_effect()
     }
 
@@ -116,6 +118,22 @@ impl Options {
                  over TCP; give fewer for a host, or {more}"
             ),
         })
+    }
+
+    /// `--deterministic` wins over an algorithm of another order, which would not run.
+    fn has_one_order(&self) -> Result<(), String> {
+        let Some(name) = self.algorithm.as_ref().filter(|_| self.deterministic) else {
+            return Ok(());
+        };
+        let asked = Algorithm::from_name(name).map_err(|error| format!("--algo: {error}"))?;
+        let mut collectives = self.operations.iter().filter_map(|operation| operation.collective());
+        match collectives.all(|collective| serial_order(asked, collective)) {
+            true => Ok(()),
+            false => Err(format!(
+                "--algo {name} does not reduce in rank order, as --deterministic has it: give one \
+                 of them"
+            )),
+        }
     }
 
     /// The ranks of this machine, where the command line is not part of a job.

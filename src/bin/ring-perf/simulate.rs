@@ -79,7 +79,9 @@ pub fn row(
             row.course.predicted_us = row.time_us;
         }
     }
-    row.algbw = bytes as f64 / (row.time_us * 1e3);
+    // A rank alone takes no time for a barrier, nor are there bytes.
+    let moves = bytes > 0 && row.time_us > 0.0;
+    row.algbw = if moves { bytes as f64 / (row.time_us * 1e3) } else { 0.0 };
     row.busbw = row.algbw * cell.operation.bus_factor(nranks);
     Ok(row)
 }
