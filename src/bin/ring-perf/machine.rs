@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(block_bytes(2, 16 * gib), BLOCK);
         for (cores, available) in [(64, 4 * gib), (128, 16 * gib), (2, gib)] {
             let block = block_bytes(cores, available);
-            assert!(block < BLOCK && block >= LEAST_BLOCK, "{block}");
+            assert!((LEAST_BLOCK..BLOCK).contains(&block), "{block}");
             assert!(block * BLOCKS * cores <= available / SHARE, "{block}");
         }
         assert_eq!(block_bytes(1000, 0), LEAST_BLOCK);

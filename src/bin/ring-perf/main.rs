@@ -37,6 +37,7 @@ mod simulate;
 mod sizes;
 mod stage;
 mod threads;
+mod times;
 mod trace;
 mod worker;
 

@@ -7,12 +7,13 @@ use crate::endpoint::Endpoint;
 use crate::explain::explain;
 use crate::json::{Value, object};
 use crate::layout::{Cell, Layout, Placement};
-use crate::measure::{Clock, Times};
+use crate::measure::Clock;
 use crate::numeric;
 use crate::options::{Options, Roots};
 use crate::row::Row;
 use crate::sizes::Sizes;
 use crate::stage::{Stage, arena_bytes, kind};
+use crate::times::Times;
 use ringcomm::types::ReduceOp;
 use std::time::Instant;
 
