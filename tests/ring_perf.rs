@@ -20,18 +20,28 @@ fn bad_options_exit_with_2_and_a_suggestion() {
         ("-b 2M -e 1M", "nothing to run"),
         ("-Q", "there is no option -Q"),
         ("-g 1", "no CUDA driver"),
+        ("--ranks_per_host 2", "all 2 ranks are on one host"),
+        ("--tcp -t 4 --ranks_per_host 8", "all 4 ranks are on one host"),
+        ("--tcp -t 1", "a rank alone has nobody to reach"),
         ("-g 1 --tcp", "threads of one process"),
         ("-t 2 -r 2", "there are 2 ranks"),
+        ("--csv all_reduec -t 2", "did you mean all_reduce?"),
+        ("-t 2 --deterministic --algo ring", "does not reduce in rank order"),
+        ("-t 2 --deterministic --algo rung", "did you mean \"ring\"?"),
         ("-t 2 --algo rung", "did you mean \"ring\"?"),
         ("-t 2 --trace /nowhere/trace.txt", "/nowhere/trace.txt"),
         ("-t 2 --compare /nowhere/old.json", "/nowhere/old.json"),
         ("--simulate 8 --network gamma=1", "known: alpha"),
+        ("--simulate 8 --network slot=2 -b 1K -e 1K", "\"slot=2\" needs a size from 64 on"),
+        ("--simulate 8 --network alpha=2GB/s", "needs a positive number of us"),
         ("--network alpha=1", "give both"),
         ("--simulate 8 -t 2", "leave -t and --procs out"),
         ("--simulate 8 --trace x", "give operations and sizes"),
         ("broadcast --trace x", "leave the operations out"),
         ("-c some", "is not a number"),
         ("-d float -o band", "float has no band"),
+        ("-t 2 -m 18446744073709551615", "a result buffer of its own: at most 65536"),
+        ("-t 2 --rotate 65537", "a result buffer of its own: at most 65536"),
         ("-t 2 -f 1 -i 0", "never reaches another size"),
         ("-t 2 -G 4", "-g replays a graph"),
         ("--simulate 8 -n 5", "-n has no effect with --simulate"),
@@ -96,6 +106,25 @@ fn threads_and_processes_give_a_table_without_wrong_results() {
         assert_eq!(sizes, ["8", "512", "32768"], "{mode}:\n{table}");
         assert!(rows.iter().all(|row| row[11] == "0" && row[18] == "0"), "{table}");
         assert!(table.contains("Out of bounds values : 0 OK"), "{table}");
+    }
+}
+
+/// Whatever is asked for, the columns are of the same times.
+#[test]
+fn a_time_lies_between_the_least_and_the_99th_percentile() {
+    for (size, iterations, warmup) in ["8", "4M"]
+        .iter()
+        .flat_map(|size| [1, 4, 20].map(|n| [(size, n, 0), (size, n, 5)]))
+        .flatten()
+    {
+        let run = format!("-t 2 -b {size} -e {size} --probe 0 -n {iterations} -w {warmup}");
+        let (table, _) = expect(0, &run);
+        let row: Vec<f64> =
+            rows(&table)[0].iter().map(|field| field.parse().unwrap_or(f64::NAN)).collect();
+        for at in [5, 12] {
+            let (time, least, p99) = (row[at], row[at + 1], row[at + 2]);
+            assert!(least <= time && time <= p99, "{run}\n{table}");
+        }
     }
 }
 
@@ -293,8 +322,11 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     let (table, _) = expect(0, "--simulate 100000 --explain -b 8 -e 1M -f 1024 --algo ring");
     assert_eq!(rows(&table).len(), 2, "{table}");
     assert!(table.contains("100000 ranks, simulated") && table.contains("ring over network"));
-    let (table, _) = expect(0, "all --simulate 16 -b 1K -e 1K");
-    assert_eq!(rows(&table).len(), 15, "{table}");
+    for ranks in [1, 16] {
+        let (table, _) = expect(0, &format!("all --simulate {ranks} -b 1K -e 1K"));
+        assert_eq!(rows(&table).len(), 15, "{table}");
+        assert!(!table.contains("NaN") && !table.contains("inf"), "{table}");
+    }
     let (table, _) = expect(0, "all_to_all_v --simulate 100000 -b 1M -e 1M");
     assert_eq!(rows(&table).len(), 1, "{table}");
 }

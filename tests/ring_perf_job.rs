@@ -74,10 +74,25 @@ fn ranks_that_are_hosts_of_their_own_measure_tcp() {
         ("--procs 4 --ranks_per_host 2", "every 2", " over shared memory and tcp, "),
     ];
     for (mode, said, over) in hosts {
-        let (output, text) = run(RING_PERF, &format!("{mode} {SMALL} --explain"));
+        let run = |operation| run(RING_PERF, &format!("{operation} {mode} {SMALL} --explain"));
+        let (_, messages) = run("send_recv");
+        assert!(messages.contains(&format!("direct{over}").replace(", ", "\n")), "{messages}");
+        let (output, text) = run("all_reduce");
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(rows(&text).1 && rows(&text).0.len() == 3, "{text}");
         assert!(text.contains("# transport: tcp over loopback, ") && text.contains(said), "{text}");
         assert!(text.contains("protection checksum") && text.contains(over), "{text}");
+    }
+}
+
+/// Between hosts of one rank each sums are in rank order, and the data would show another.
+#[test]
+fn every_float_is_summed_right_between_hosts() {
+    let kinds = "-d half,bfloat16,float,double -o sum,prod,avg";
+    for mode in ["--tcp --procs 3", "--procs 4 --ranks_per_host 2"] {
+        let line = format!("all_reduce reduce_scatter reduce {mode} {kinds} {SMALL}");
+        let (output, text) = run(RING_PERF, &line);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(rows(&text).1 && rows(&text).0.len() == 3 * 4 * 3 * 3, "{text}");
     }
 }

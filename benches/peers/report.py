@@ -18,6 +18,9 @@ from statistics import median
 # Cores that other programs used before a round, beyond which the round was not on an idle machine.
 MOST_OTHERS = 0.5
 
+# Rounds below which a median says little.
+LEAST_ROUNDS = 3
+
 # Probes of one state repeat within 15 %; near and far differ by a factor of 4 where they do.
 STATES_DIFFER = 1.6
 
@@ -202,23 +205,36 @@ def load_lines(raw):
     return lines
 
 
+def counted(ratio):
+    """Rounds that a ratio is taken over, in words where they are too few for a median."""
+    rounds = 0 if ratio["only_marked"] else ratio["rounds"]
+    if rounds >= LEAST_ROUNDS:
+        return ""
+    return f" ({rounds} round)" if rounds == 1 else f" ({rounds} rounds)"
+
+
 def behind(raw):
-    """Where the first of ringcomm's systems took longer than the best peer, in words: operation,
-    sizes with ratios, as in the table."""
-    ours = next(one["name"] for one in raw["systems"] if one["peer"] == "ringcomm")
-    groups = {}
-    for row in raw["summary"]:
-        ratio = row["ratio"].get(ours)
-        # What the table shows as 1.00 is even.
-        if ratio and round(ratio["median"], 2) > 1:
-            name = row["op"] + (" in place" if row["in_place"] else "")
-            mark = "*" if ratio["only_marked"] else ""
-            cell = f"{human(row['bytes'])} {ratio['median']:.2f}{mark}"
-            groups.setdefault(row["ranks"], {}).setdefault(name, []).append(cell)
-    return [
-        f"{ranks} ranks: " + "; ".join(f"{name} {', '.join(cells)}" for name, cells in ops.items())
-        for ranks, ops in groups.items()
-    ]
+    """Where ringcomm's systems took longer than the best peer, in words: operation, sizes with
+    ratios, as in the table. A line names its system where there are several."""
+    ours = [one["name"] for one in raw["systems"] if one["peer"] == "ringcomm"]
+    lines = []
+    for system in ours:
+        groups = {}
+        for row in raw["summary"]:
+            ratio = row["ratio"].get(system)
+            # What the table shows as 1.00 is even.
+            if ratio and round(ratio["median"], 2) > 1:
+                name = row["op"] + (" in place" if row["in_place"] else "")
+                mark = "*" if ratio["only_marked"] else ""
+                cell = f"{human(row['bytes'])} {ratio['median']:.2f}{mark}{counted(ratio)}"
+                groups.setdefault(row["ranks"], {}).setdefault(name, []).append(cell)
+        named = f", {system.removeprefix('ringcomm ')}" if len(ours) > 1 else ""
+        lines += [
+            f"{ranks} ranks{named}: "
+            + "; ".join(f"{name} {', '.join(cells)}" for name, cells in ops.items())
+            for ranks, ops in groups.items()
+        ]
+    return lines
 
 
 def table(raw):

@@ -30,8 +30,7 @@ def begin(number, system, time, probes=(50.0, 50.0), size=8, ranks=2):
     }
 
 
-def raw_of(starts):
-    names = ["ringcomm processes", "A", "B & C"]
+def raw_of(starts, names=("ringcomm processes", "A", "B & C")):
     raw = {
         "date": "2026-01-02",
         "machine": {"cpu": "a <cpu>", "cores": 2, "memory_gib": 8, "kernel": "6", "commit": "abc"},
@@ -63,7 +62,23 @@ class Words(unittest.TestCase):
                                    (1 << 20, 5.0, (50.0, 300.0))):
             starts.append(begin(0, "ringcomm processes", time, probes, size))
             starts.append(begin(0, "A", 2.0, size=size))
-        self.assertEqual(report.behind(raw_of(starts)), ["2 ranks: all_reduce 8 1.50, 1M 2.50*"])
+        wanted = ["2 ranks: all_reduce 8 1.50 (1 round), 1M 2.50* (0 rounds)"]
+        self.assertEqual(report.behind(raw_of(starts)), wanted)
+
+    def test_every_system_that_is_not_ahead_is_listed(self):
+        systems = ("ringcomm processes", "ringcomm registered", "ringcomm threads", "A")
+        times = {8: (3.0, 1.0, 4.0, 2.0), 64: (1.0, 1.0, 3.0, 2.0)}
+        starts = [
+            begin(number, system, time, size=size)
+            for size, all_times in times.items()
+            for number in range(3 if size == 8 else 2)
+            for system, time in zip(systems, all_times)
+        ]
+        wanted = [
+            "2 ranks, processes: all_reduce 8 1.50",
+            "2 ranks, threads: all_reduce 8 2.00, 64 1.50 (2 rounds)",
+        ]
+        self.assertEqual(report.behind(raw_of(starts, systems)), wanted)
 
     def test_the_cores_of_others_are_some(self):
         self.assertTrue(0 <= compare.others_cores() <= os.cpu_count())

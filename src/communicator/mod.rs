@@ -339,6 +339,11 @@ impl Communicator {
         self.basis().costs.clone()
     }
 
+    /// Several hosts, one of which has several ranks: then floats are summed in host order.
+    pub fn is_nested(&self) -> bool {
+        self.basis().topology.is_nested()
+    }
+
     /// What its calls are bound by, which no call changes.
     fn basis(&self) -> Arc<Basis> {
         let settled = self.basis.get().cloned();

@@ -49,7 +49,7 @@ pub fn taken(bytes: usize) -> usize {
 
 impl Arena {
     pub fn new(bytes: usize) -> Result<Arena> {
-        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        let bytes = bytes.clamp(1, isize::MAX as usize).next_multiple_of(PAGE);
         // SAFETY: a fresh private mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(

@@ -1,6 +1,7 @@
 //! What makes no sense together on a command line, or nothing at all: refused, with the reason.
 
 use crate::options::{Csv, Options, Roots};
+use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::types::{DataType, ReduceOp};
 
 /// Options that would change nothing beside others, by their long names.
@@ -93,12 +94,54 @@ impl Options {
         if self.naive && self.procs.is_some() {
             return Err("the naive endpoint works between threads only: use -t".into());
         }
-        let ranks = self.procs.unwrap_or(1).saturating_mul(self.threads.unwrap_or(1));
+        let ranks = self.own_ranks();
         // A rank takes a thread, buffers and a set of connections: past this it is a typing error.
         if ranks > 1024 {
             return Err(format!("{ranks} ranks on one machine; use --simulate for such a job"));
         }
+        self.has_several_hosts()?;
+        self.has_one_order()?;
         self.all_have_an_effect()
+    }
+
+    /// With `--tcp` ranks reach others through sockets, which those of one host do not.
+    fn has_several_hosts(&self) -> Result<(), String> {
+        let (ranks, local) = (self.own_ranks(), self.ranks_per_host.unwrap_or(1));
+        if !self.tcp || local < ranks {
+            return Ok(());
+        }
+        let more = "more ranks with --procs or -t";
+        Err(match ranks {
+            1 => format!("--tcp: a rank alone has nobody to reach; give {more}"),
+            _ => format!(
+                "--ranks_per_host {local}: all {ranks} ranks are on one host, and nothing goes \
+                 over TCP; give fewer for a host, or {more}"
+            ),
+        })
+    }
+
+    /// `--deterministic` wins over an algorithm of another order, which would not run.
+    fn has_one_order(&self) -> Result<(), String> {
+        let Some(name) = self.algorithm.as_ref().filter(|_| self.deterministic) else {
+            return Ok(());
+        };
+        let asked = Algorithm::from_name(name).map_err(|error| format!("--algo: {error}"))?;
+        let mut collectives = self.operations.iter().filter_map(|operation| operation.collective());
+        match collectives.all(|collective| serial_order(asked, collective)) {
+            true => Ok(()),
+            false => Err(format!(
+                "--algo {name} does not reduce in rank order, as --deterministic has it: give one \
+                 of them"
+            )),
+        }
+    }
+
+    /// The ranks of this machine, where the command line is not part of a job.
+    fn own_ranks(&self) -> usize {
+        match (self.procs, self.threads) {
+            (None, None) => 2,
+            (procs, threads) => procs.unwrap_or(1).saturating_mul(threads.unwrap_or(1)),
+        }
     }
 
     /// Whether the ranks of this machine are counted.
@@ -176,11 +219,7 @@ impl Options {
     /// Whether the root is a rank; of a launched job with so many ranks, where it is part of one.
     pub fn has_its_root(&self, launched: Option<usize>) -> Result<(), String> {
         let Roots::One(root) = self.roots else { return Ok(()) };
-        let own = match (self.procs, self.threads) {
-            (None, None) => 2,
-            (procs, threads) => procs.unwrap_or(1).saturating_mul(threads.unwrap_or(1)),
-        };
-        let ranks = launched.or(self.simulate).unwrap_or(own);
+        let ranks = launched.or(self.simulate).unwrap_or(self.own_ranks());
         match root < ranks {
             true => Ok(()),
             false => Err(format!("-r {root}: there are {ranks} ranks, from 0")),

@@ -36,6 +36,9 @@ pub trait Endpoint: Send {
 
     fn explain(&self, call: &Call) -> Result<Explanation>;
 
+    /// Whether there are several hosts, one of which has several ranks.
+    fn is_nested(&self) -> bool;
+
     fn register(&self, address: *mut u8, bytes: usize) -> Result<()>;
 
     fn finalize(&self) -> Result<()>;
@@ -75,6 +78,10 @@ impl Endpoint for Arc<Communicator> {
 
     fn explain(&self, call: &Call) -> Result<Explanation> {
         Communicator::explain(self, call)
+    }
+
+    fn is_nested(&self) -> bool {
+        Communicator::is_nested(self)
     }
 
     fn register(&self, address: *mut u8, bytes: usize) -> Result<()> {

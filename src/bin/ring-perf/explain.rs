@@ -7,7 +7,9 @@ use crate::options::Options;
 use crate::report::time;
 use crate::row::{Bucket, Course, Row};
 use crate::stage::Stage;
-use ringcomm::communicator::{Explanation, Mapped};
+use ringcomm::communicator::{Call, Explanation, Mapped, Vector};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
 
 /// Complete a row by what the library says of its next call or step.
 pub fn explain(
@@ -19,12 +21,15 @@ pub fn explain(
 ) {
     row.registered = Some(options.register);
     row.course = Course {
-        transport: if options.tcp { "tcp" } else { "messages" }.into(),
+        transport: "messages".into(),
         algorithm: "direct".into(),
         predicted_us: f64::NAN,
         ..Course::default()
     };
     if cell.operation.collective().is_none() {
+        if let Some(transport) = of_messages(row.ranks, endpoint) {
+            row.course.transport = transport;
+        }
         return;
     }
     let is_step = !cell.buckets.is_empty();
@@ -39,6 +44,20 @@ pub fn explain(
     if is_step {
         row.buckets = calls.into_iter().map(|(bucket, _)| bucket).collect();
     }
+}
+
+/// How messages move: as those of a collective that is made of them, here an empty one.
+fn of_messages(nranks: usize, endpoint: &dyn Endpoint) -> Option<String> {
+    let none = || vec![0; nranks];
+    let vector = Vector {
+        send_counts: none(),
+        send_displacements: none(),
+        recv_counts: none(),
+        recv_displacements: none(),
+    };
+    let call = Call::new(Collective::AllToAll, DataType::Uint8);
+    let call = Call { vector: Some(&vector), ..call };
+    Some(endpoint.explain(&call).ok()?.transport.into())
 }
 
 /// How a call of so many bytes runs, and what would have run in registered buffers if it did not.

@@ -100,6 +100,10 @@ impl Endpoint for Rank {
         self.0.explain(call)
     }
 
+    fn is_nested(&self) -> bool {
+        self.0.is_nested()
+    }
+
     fn register(&self, address: *mut u8, bytes: usize) -> Result<()> {
         self.0.register(address, bytes).map(|_| ())
     }

@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 use crate::board::Board;
-use crate::endpoint::{Endpoint, Naive};
 use crate::job;
 use crate::json::{self, Value, object};
 use crate::layout::Cell;
 use crate::options::{Child, Options};
+use crate::threads::{self, Sink};
 use crate::worker;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::Root;
@@ -24,7 +24,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How the ranks of a run are spread.
@@ -86,7 +86,7 @@ pub fn config(options: &Options) -> Result<Config> {
 }
 
 /// The config of one rank: with `--tcp` it says that it is on a host of its own.
-fn config_of(rank: usize, nranks: usize, config: &Config, options: &Options) -> Config {
+pub fn config_of(rank: usize, nranks: usize, config: &Config, options: &Options) -> Config {
     let mut config = config.clone();
     if options.tcp {
         let host = rank / options.ranks_per_host.unwrap_or(1);
@@ -109,7 +109,7 @@ fn new_id(options: &Options) -> Result<UniqueId> {
 }
 
 /// Bind the calling thread to a core, where every rank can have its own.
-fn pin(options: &Options, rank: usize, nranks: usize) {
+pub fn pin(options: &Options, rank: usize, nranks: usize) {
     // SAFETY: a cpu_set_t is plain bits and all-zero is the empty set.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is ours and its size is passed.
@@ -131,72 +131,6 @@ fn pin(options: &Options, rank: usize, nranks: usize) {
     }
 }
 
-/// The endpoints of a run of threads, where they can be made together.
-fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpoint>>>> {
-    if options.naive {
-        let all = Naive::all(nranks).into_iter();
-        return Ok(Some(all.map(|rank| Box::new(rank) as Box<dyn Endpoint>).collect()));
-    }
-    if options.parallel_init || options.tcp {
-        return Ok(None);
-    }
-    let all = Communicator::init_all(nranks, &config(options)?)?.into_iter();
-    Ok(Some(all.map(|rank| Box::new(Arc::new(rank)) as Box<dyn Endpoint>).collect()))
-}
-
-/// Run `mode.threads` ranks of this process to the end.
-fn run_threads(
-    options: &Options,
-    cells: &[Cell],
-    mode: Mode,
-    process: usize,
-    board: &Board,
-    sink: &(dyn Fn(Value) + Sync),
-) -> Result<()> {
-    let nranks = mode.nranks();
-    let mut ready = match mode.procs {
-        None => together(options, nranks)?.map(|all| all.into_iter().map(Some).collect()),
-        Some(_) => None,
-    }
-    .unwrap_or_else(|| {
-        let none: Vec<Option<Box<dyn Endpoint>>> = (0..mode.threads).map(|_| None).collect();
-        none
-    });
-    let config = config(options)?;
-    let id = match ready.iter().all(Option::is_some) {
-        true => None,
-        false => Some(UniqueId::from_bytes(&board.unique_id())?),
-    };
-    std::thread::scope(|scope| {
-        for (thread, endpoint) in ready.drain(..).enumerate() {
-            let id = &id;
-            let rank = process * mode.threads + thread;
-            let config = config_of(rank, nranks, &config, options);
-            scope.spawn(move || {
-                pin(options, rank, nranks);
-                let endpoint = match endpoint {
-                    Some(endpoint) => Ok(endpoint),
-                    None => id
-                        .as_ref()
-                        .ok_or_else(|| Error::Internal("no unique id was made".into()))
-                        .and_then(|id| Communicator::init_rank(nranks, id, rank, &config))
-                        .map(|rank| Box::new(Arc::new(rank)) as Box<dyn Endpoint>),
-                };
-                match endpoint {
-                    Ok(endpoint) => {
-                        let place = (rank, mode.name());
-                        worker::run(options, cells, place, board, &*endpoint, &|value| sink(value));
-                    }
-                    Err(error) => {
-                        worker::fail(board, rank, cells, &error.to_string(), &|value| sink(value));
-                    }
-                }
-            });
-        }
-    });
-    Ok(())
-}
-
 /// Run all ranks of a mode; `receive` gets their reports as they come.
 pub fn run(
     options: &Options,
@@ -210,21 +144,8 @@ pub fn run(
     }
     match mode.procs {
         None => {
-            let (sender, receiver) = mpsc::channel();
-            let sender = Mutex::new(sender);
-            let sink = |value| {
-                // The receiver lives until the ranks are done.
-                let _ = sender.lock().expect("no sender panics").send(value);
-            };
-            std::thread::scope(|scope| {
-                let ranks = scope.spawn(|| {
-                    let result = run_threads(options, cells, mode, 0, &board, &sink);
-                    sink(Value::Null);
-                    result
-                });
-                receiver.iter().take_while(|value| *value != Value::Null).for_each(receive);
-                ranks.join().expect("ranks report, they do not panic")
-            })
+            let ranks = |sink: Sink| threads::run(options, cells, mode, 0, &board, sink);
+            threads::received(ranks, receive)
         }
         Some(procs) => run_processes(options, cells, procs, &board, receive),
     }
@@ -405,5 +326,5 @@ pub fn be_child(options: &Options, child: Child, cells: &[Cell], mode: Mode) -> 
         // cannot be told so.
         let _ = report.lock().expect("no rank panics").write_all(format!("{value}\n").as_bytes());
     };
-    run_threads(options, cells, mode, child.process, &board, &sink)
+    threads::run(options, cells, mode, child.process, &board, &sink)
 }

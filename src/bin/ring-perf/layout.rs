@@ -67,6 +67,11 @@ impl Layout {
     pub fn shared_elements(&self) -> usize {
         (self.send_at + self.send_elements).max(self.recv_at + self.recv_elements)
     }
+
+    /// The count column: the call's, or of a v form, whose ranks have different ones, all of it.
+    pub fn counted(&self) -> usize {
+        if self.vector.is_some() { self.size_elements } else { self.count }
+    }
 }
 
 /// `total` split into `n` parts that differ as much as r+1: 1/6, 2/6, 3/6 for three.
@@ -267,6 +272,10 @@ fn plain(count: usize, send: usize, recv: usize, parts: Vec<Part>) -> Layout {
 /// pass it.
 pub fn least_traffic(operation: Operation, bytes: usize, n: usize, placement: Placement) -> f64 {
     use Operation::*;
+    // A rank alone has its result where its input is.
+    if n == 1 && placement == Placement::InPlace {
+        return 0.0;
+    }
     let (size, n) = (bytes as f64, n as f64);
     // What the root, or each rank for its own block, need not move when in place.
     let resident = |share: f64| if placement == Placement::InPlace { share } else { 0.0 };
@@ -330,5 +339,8 @@ mod tests {
         assert_eq!(traffic(Operation::Broadcast, Placement::OutOfPlace), 192.0);
         assert_eq!(traffic(Operation::Broadcast, Placement::InPlace), 128.0);
         assert_eq!(traffic(Operation::Gather, Placement::InPlace), 64.0);
+        for operation in Operation::ALL {
+            assert_eq!(least_traffic(operation, 64, 1, Placement::InPlace), 0.0);
+        }
     }
 }

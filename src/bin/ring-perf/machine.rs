@@ -11,6 +11,12 @@ use std::time::Instant;
 /// Bytes of each block that is streamed: far past the caches that one core owns, and with three
 /// blocks a core past most shared ones too.
 const BLOCK: usize = 48 << 20;
+/// Blocks that a core streams.
+const BLOCKS: usize = 3;
+/// The share of the memory that they take of it together at most: other programs have theirs.
+const SHARE: usize = 8;
+/// Bytes of a block at least: below, a core's own caches hold it.
+const LEAST_BLOCK: usize = 1 << 20;
 /// Passes; the first faults the pages in, the best of the others counts.
 const PASSES: usize = 4;
 
@@ -53,8 +59,9 @@ impl Machine {
         let machine = Machine::described();
         let cores = allowed_cores();
         let cross_core_ns = cross_core(&cores);
-        let (copy_one, add_one) = stream(&cores[..1.min(cores.len())]);
-        let (copy_all, add_all) = stream(&cores);
+        let block = block_bytes(cores.len(), available());
+        let (copy_one, add_one) = stream(&cores[..1.min(cores.len())], block);
+        let (copy_all, add_all) = stream(&cores, block);
         let bandwidth = Some(Bandwidth { copy_one, copy_all, add_one, add_all });
         Machine { cross_core_ns, bandwidth, ..machine }
     }
@@ -78,6 +85,29 @@ impl Machine {
             ("memory_gbs", bandwidth),
         ])
     }
+}
+
+/// Bytes of a block, where so many cores stream theirs in so much memory.
+fn block_bytes(cores: usize, available: usize) -> usize {
+    let fair = available / SHARE / (BLOCKS * cores.max(1));
+    fair.clamp(LEAST_BLOCK, BLOCK) / size_of::<Wide>() * size_of::<Wide>()
+}
+
+/// Bytes of memory that this process may take: what is free, or what its cgroup has, if less.
+fn available() -> usize {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let free = free_bytes(&read("/proc/meminfo"));
+    // A container sees its own cgroup here; no number is no limit.
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = limits.into_iter().filter_map(|path| read(path).trim().parse().ok());
+    limits.chain(free).min().unwrap_or(usize::MAX)
+}
+
+/// What the kernel says can be taken without swapping.
+fn free_bytes(meminfo: &str) -> Option<usize> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 /// The cores this process may use.
@@ -162,12 +192,13 @@ fn one_way(a: usize, b: usize) -> f64 {
     best
 }
 
-/// Copy and add bandwidth with a thread on each of the cores, in GB/s read plus written.
-fn stream(cores: &[usize]) -> (f64, f64) {
+/// Copy and add bandwidth with a thread on each of the cores, each of which has blocks of so many
+/// bytes, in GB/s read plus written.
+fn stream(cores: &[usize], block: usize) -> (f64, f64) {
     let barrier = Barrier::new(cores.len().max(1));
     let work = |core: usize| {
         bind(core);
-        let (mut a, b, c) = (Block::new(1.0), Block::new(2.0), Block::new(3.0));
+        let [mut a, b, c]: [Block; BLOCKS] = [1.0, 2.0, 3.0].map(|value| Block::new(value, block));
         let mut best = [f64::INFINITY; 2];
         for _ in 0..PASSES {
             for (kind, best) in best.iter_mut().enumerate() {
@@ -191,7 +222,7 @@ fn stream(cores: &[usize]) -> (f64, f64) {
         threads.into_iter().map(|thread| thread.join().expect("only adds")).collect()
     });
     let slowest = |kind: usize| times.iter().map(|times| times[kind]).fold(0.0, f64::max);
-    let bytes = (BLOCK * cores.len()) as f64;
+    let bytes = (block * cores.len()) as f64;
     (2.0 * bytes / slowest(0) / 1e9, 3.0 * bytes / slowest(1) / 1e9)
 }
 
@@ -203,8 +234,8 @@ struct Block(Vec<Wide>);
 struct Wide([f32; 16]);
 
 impl Block {
-    fn new(value: f32) -> Block {
-        Block(vec![Wide([value; 16]); BLOCK / size_of::<Wide>()])
+    fn new(value: f32, bytes: usize) -> Block {
+        Block(vec![Wide([value; 16]); bytes / size_of::<Wide>()])
     }
 }
 
@@ -237,5 +268,30 @@ fn copy(a: &mut [Wide], b: &[Wide]) {
 fn add(a: &mut [Wide], b: &[Wide], c: &[Wide]) {
     for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
         store(a, Wide(std::array::from_fn(|lane| b.0[lane] + c.0[lane])));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_blocks_of_all_cores_leave_memory_to_others() {
+        let gib = 1usize << 30;
+        assert_eq!(block_bytes(2, 16 * gib), BLOCK);
+        for (cores, available) in [(64, 4 * gib), (128, 16 * gib), (2, gib)] {
+            let block = block_bytes(cores, available);
+            assert!((LEAST_BLOCK..BLOCK).contains(&block), "{block}");
+            assert!(block * BLOCKS * cores <= available / SHARE, "{block}");
+        }
+        assert_eq!(block_bytes(1000, 0), LEAST_BLOCK);
+        assert_eq!(block_bytes(0, usize::MAX), BLOCK);
+    }
+
+    #[test]
+    fn what_is_free_is_read_in_bytes() {
+        let text = "MemTotal:       24684084 kB\nMemAvailable:   23816304 kB\n";
+        assert_eq!(free_bytes(text), Some(23_816_304 << 10));
+        assert_eq!(free_bytes("MemTotal: 1 kB\n"), None);
     }
 }

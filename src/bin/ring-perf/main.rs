@@ -36,6 +36,8 @@ mod run;
 mod simulate;
 mod sizes;
 mod stage;
+mod threads;
+mod times;
 mod trace;
 mod worker;
 

@@ -4,14 +4,16 @@
 //! of the block is checked, so every timed call is checked and no check runs inside a measured
 //! time. A call that takes long enough is timed by itself. Short ones are timed by the block (its
 //! mean), because two clock reads would be a good part of an 8-byte call; every fourth of their
-//! blocks reads the clock between calls instead, and only those single times, less the clock's own,
-//! make the 99th percentile. A time is the longest of the ranks' (`-a` chooses another); the median
-//! and the least are taken over these.
+//! blocks reads the clock between calls instead, less the clock's own time: without those single
+//! times there would be no tail. So an asked number of short calls is cut into four blocks at
+//! least. A time is the longest of the ranks' (`-a` chooses another). The median is taken over the
+//! means, or over the calls that are long; the least and the 99th percentile over all times.
 
 use crate::allowance::Budget;
 use crate::board::{Board, Broken, List, SAMPLES};
 use crate::options::{Average, Options};
 use crate::stage::Stage;
+use crate::times::Times;
 use ringcomm::error::Error;
 use std::time::Instant;
 
@@ -79,7 +81,8 @@ struct Director<'a> {
     timed_since: Option<Instant>,
     blocks: usize,
     done: usize,
-    /// Seconds of one iteration in the fastest block of the warm-up, by this rank's clock.
+    /// Seconds of one iteration in the fastest block of the warm-up, or without one of those that
+    /// are timed, by this rank's clock.
     estimate: f64,
     kept: [usize; 2],
 }
@@ -122,14 +125,19 @@ impl Director<'_> {
             None if self.kept.iter().any(|kept| kept + self.block > SAMPLES) => 0,
             None => usize::MAX,
         };
-        let iterations = most.min(left);
+        let single = self.estimate >= SINGLE;
+        let part = self.options.iterations.filter(|_| !single);
+        let part = part.map_or(usize::MAX, |asked| (asked / TAIL_EVERY).max(1));
+        let iterations = most.min(part).min(left);
         if iterations == 0 {
             return Block::Stop;
         }
         self.blocks += 1;
-        if self.estimate >= SINGLE {
+        // The last of an asked number, too, as what is left may be less than a block.
+        let ends = iterations == left && self.blocks > TAIL_EVERY;
+        if single {
             Block::Single(iterations)
-        } else if self.blocks.is_multiple_of(TAIL_EVERY) {
+        } else if self.blocks.is_multiple_of(TAIL_EVERY) || ends {
             Block::Tail(iterations)
         } else {
             Block::Whole(iterations)
@@ -148,52 +156,23 @@ impl Director<'_> {
 
     fn ran(&mut self, block: Block, seconds: f64) {
         let iterations = block.iterations();
+        let warms = matches!(block, Block::WarmUp(_));
+        // Without a warm-up what is timed has to tell how long a call takes.
+        if warms || self.warmed == 0 && block != Block::Stop {
+            let pace = seconds / iterations as f64;
+            let is_first = self.warmed + self.done == 0;
+            self.estimate = if is_first { pace } else { pace.min(self.estimate) };
+        }
         match block {
-            Block::WarmUp(_) => {
-                let pace = seconds / iterations as f64;
-                self.estimate = if self.warmed == 0 { pace } else { pace.min(self.estimate) };
-                self.warmed += iterations;
-            }
+            Block::WarmUp(_) => self.warmed += iterations,
             Block::Whole(_) => self.kept[List::Typical as usize] += 1,
             Block::Single(_) => self.kept[List::Typical as usize] += iterations,
             Block::Tail(_) => self.kept[List::Single as usize] += iterations,
             Block::Stop => {}
         }
-        if !matches!(block, Block::WarmUp(_)) {
+        if !warms {
             self.done += iterations;
         }
-    }
-}
-
-/// The times of one placement, in seconds, sorted.
-#[derive(Clone, Debug, Default)]
-pub struct Times {
-    pub typical: Vec<f64>,
-    pub single: Vec<f64>,
-    pub iterations: usize,
-}
-
-impl Times {
-    pub fn median(&self) -> f64 {
-        quantile(&self.typical, 0.5)
-    }
-
-    pub fn least(&self) -> f64 {
-        quantile(&self.typical, 0.0)
-    }
-
-    pub fn p99(&self) -> f64 {
-        // With hardly any single times (a short `-n`) the means have to do.
-        let list = if self.single.is_empty() { &self.typical } else { &self.single };
-        quantile(list, 0.99)
-    }
-}
-
-/// By nearest rank; the values are sorted.
-fn quantile(sorted: &[f64], share: f64) -> f64 {
-    match sorted.len() {
-        0 => f64::NAN,
-        len => sorted[((share * len as f64).ceil() as usize).clamp(1, len) - 1],
     }
 }
 
@@ -324,28 +303,17 @@ impl<'a> Clock<'a> {
                 Average::Most => times.fold(0.0, f64::max),
             }
         };
-        let sorted = |list: List| {
+        let times = |list: List| {
             let kept = kept[list as usize].min(SAMPLES);
-            let mut times: Vec<f64> = (0..kept).map(|index| combine(list, index)).collect();
-            times.sort_by(f64::total_cmp);
-            times
+            (0..kept).map(move |index| combine(list, index))
         };
-        Times { typical: sorted(List::Typical), single: sorted(List::Single), iterations }
+        Times::new(times(List::Typical).collect(), times(List::Single), iterations)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_by_nearest_rank() {
-        let values: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(quantile(&values, 0.5), 50.0);
-        assert_eq!(quantile(&values, 0.99), 99.0);
-        assert_eq!(quantile(&values, 0.0), 1.0);
-        assert!(quantile(&[], 0.5).is_nan());
-    }
 
     #[test]
     fn an_asked_number_of_iterations_is_exact() {
@@ -363,6 +331,43 @@ mod tests {
             }
             assert_eq!((director.done, director.warmed), (asked, 2));
         }
+    }
+
+    /// The blocks of so many asked iterations after so many to warm up, where a block has room for
+    /// 63 and a call takes this long.
+    fn timed(asked: usize, warmup: usize, pace: f64) -> Vec<Block> {
+        let (iterations, warmup) = (Some(asked), Some(warmup));
+        let options = Options { iterations, warmup, ..Options::default() };
+        let mut director = Director::new(&options, Budget::whole(options.budget()), 63);
+        let mut blocks = Vec::new();
+        loop {
+            let block = director.next();
+            if block == Block::Stop {
+                return blocks;
+            }
+            director.ran(block, pace * block.iterations() as f64);
+            blocks.extend(Some(block).filter(|block| !matches!(block, Block::WarmUp(_))));
+        }
+    }
+
+    #[test]
+    fn an_asked_number_of_short_calls_has_means_and_a_tail() {
+        for warmup in [0, 5] {
+            use Block::{Tail, Whole};
+            assert_eq!(timed(1, warmup, 1e-6), [Whole(1)]);
+            assert_eq!(timed(4, warmup, 1e-6), [Whole(1), Whole(1), Whole(1), Tail(1)]);
+            assert_eq!(timed(20, warmup, 1e-6), [Whole(5), Whole(5), Whole(5), Tail(5)]);
+            let rest = [Whole(5), Whole(5), Whole(5), Tail(5), Tail(2)];
+            assert_eq!(timed(22, warmup, 1e-6), rest);
+            let many = timed(1000, warmup, 1e-6);
+            assert_eq!((many[0], many.len(), many[15]), (Whole(63), 16, Tail(55)));
+        }
+    }
+
+    #[test]
+    fn long_calls_are_timed_one_by_one_with_or_without_a_warm_up() {
+        assert_eq!(timed(20, 5, 1e-3), [Block::Single(20)]);
+        assert_eq!(timed(20, 0, 1e-3), [Block::Whole(5), Block::Single(15)]);
     }
 
     #[test]

@@ -200,6 +200,10 @@ impl Endpoint for Naive {
         })
     }
 
+    fn is_nested(&self) -> bool {
+        false
+    }
+
     fn register(&self, _address: *mut u8, _bytes: usize) -> Result<()> {
         Ok(())
     }

@@ -40,7 +40,7 @@ pub static OPTIONS: &[Entry] = &[
         number(v).map(|count| o.warmup = Some(count))
     }),
     row('m', "agg_iters", Value("N"), "calls per iteration, as one group (default 1)", |o, v| {
-        at_least(number(v)?, 1).map(|count| o.aggregate = count)
+        buffers(number(v)?).map(|count| o.aggregate = count)
     }),
     row('t', "nthreads", Value("N"), "ranks as threads of a process", |o, v| {
         at_least(number(v)?, 1).map(|count| o.threads = Some(count))
@@ -165,7 +165,7 @@ pub static OPTIONS: &[Entry] = &[
         at_least(number(v)?, 1).map(|ms| o.budget_ms = ms as u64)
     }),
     row(' ', "rotate", Value("N"), "result buffers used in turn (default: by size)", |o, v| {
-        at_least(number(v)?, 1).map(|count| o.rotate = Some(count))
+        buffers(number(v)?).map(|count| o.rotate = Some(count))
     }),
     row(' ', "pin", Value("0|1"), "bind ranks to cores (default: if they fit)", |o, v| {
         switch(v).map(|on| o.pin = Some(on))
@@ -322,6 +322,17 @@ fn number(text: &str) -> Result<usize, String> {
 
 fn at_least(value: usize, least: usize) -> Result<usize, String> {
     if value < least { Err(format!("must be at least {least}")) } else { Ok(value) }
+}
+
+/// Result buffers at most: every one of them is listed, so past this it is a typing error.
+const MOST_BUFFERS: usize = 65_536;
+
+/// A number of calls whose results all have buffers of their own.
+fn buffers(count: usize) -> Result<usize, String> {
+    match at_least(count, 1)? {
+        count if count <= MOST_BUFFERS => Ok(count),
+        _ => Err(format!("every call has a result buffer of its own: at most {MOST_BUFFERS}")),
+    }
 }
 
 fn switch(text: &str) -> Result<bool, String> {

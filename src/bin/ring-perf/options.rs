@@ -239,12 +239,17 @@ pub fn parse(arguments: &[String]) -> Result<Parsed, String> {
                     None => return Err(format!("{name} needs {what}")),
                 }
             }
-            Takes::Perhaps(_) => attached.map(str::to_string).unwrap_or_else(|| {
-                let free = |next: &&String| {
-                    !next.starts_with('-') && *next != "all" && Operation::parse(next).is_none()
-                };
-                rest.next_if(|next| free(next)).cloned().unwrap_or_default()
-            }),
+            Takes::Perhaps(_) => match attached {
+                Some(value) => value.into(),
+                None => {
+                    let free = |next: &&String| {
+                        !next.starts_with('-') && *next != "all" && Operation::parse(next).is_none()
+                    };
+                    let word = rest.next_if(|next| free(next)).cloned().unwrap_or_default();
+                    is_a_file(name, &word)?;
+                    word
+                }
+            },
         };
         (entry.set)(&mut options, &value).map_err(|why| format!("{name} {value}: {why}"))?;
         options.given.push((name.into(), entry.long));
@@ -292,6 +297,17 @@ fn find(name: &str) -> Result<&'static Entry, String> {
         let help = "; ring-perf --help lists them all".to_string();
         format!("there is no option {name}{}", guess.unwrap_or(help))
     })
+}
+
+/// Refuse a word that is rather an operation's name, mistyped, than a file's.
+fn is_a_file(option: &str, word: &str) -> Result<(), String> {
+    let names: Vec<&str> = Operation::ALL.iter().map(|operation| operation.name()).collect();
+    match nearest(word, &names).filter(|_| !word.contains(['.', '/'])) {
+        None => Ok(()),
+        Some(near) => Err(format!(
+            "{option} {word}: did you mean {near}? For a file of that name write {option}={word}"
+        )),
+    }
 }
 
 fn add_operation(options: &mut Options, name: &str) -> Result<(), String> {
@@ -388,7 +404,9 @@ mod tests {
             (options.csv, options.operations),
             (Some(Csv::Output), vec![Operation::Broadcast])
         );
-        let options = run(&["--csv", "a.csv"]).unwrap();
-        assert_eq!(options.csv, Some(Csv::File("a.csv".into())));
+        for words in [&["--csv", "a.csv"][..], &["--csv", "rows"], &["--csv=all_reduec"]] {
+            let file = words[words.len() - 1].trim_start_matches("--csv=");
+            assert_eq!(run(words).unwrap().csv, Some(Csv::File(file.into())));
+        }
     }
 }

@@ -292,8 +292,12 @@ pub fn summary(rows: &[Row]) -> String {
         (false, 0) => "0 OK".into(),
         (false, wrong) => format!("{wrong} FAILED"),
     };
-    let mean = rows.iter().map(|row| row.busbw).sum::<f64>() / rows.len().max(1) as f64;
-    format!("#\n# Out of bounds values : {verdict}\n# Avg bus bandwidth    : {mean:.4}")
+    let sum: f64 = rows.iter().map(|row| row.busbw).sum();
+    let mean = match rows.len() {
+        0 => "-".into(),
+        several => format!("{:.4}", sum / several as f64),
+    };
+    format!("#\n# Out of bounds values : {verdict}\n# Avg bus bandwidth    : {mean}")
 }
 
 const CSV_COLUMNS: &str = "op,bytes,count,type,redop,root,ranks,mode,transport,algorithm,in_place,\
@@ -377,6 +381,13 @@ mod tests {
             #     1 of 8 B: oneshot over thread direct, channels 1, chunks 2, slices 1 of 8 B; \
             predicted 20.00 us";
         assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn a_run_without_rows_has_no_mean() {
+        assert!(summary(&[]).ends_with(" not checked\n# Avg bus bandwidth    : -"));
+        let row = Row { busbw: 1.5, ..Row::default() };
+        assert!(summary(&[row]).ends_with(" : 1.5000"));
     }
 
     #[test]

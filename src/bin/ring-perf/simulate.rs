@@ -29,16 +29,17 @@ fn wire(costs: &Costs) -> Wire {
     }
 }
 
-/// Elements of a cell: the call's count on rank 0, the size column, and what is simulated. A v form
-/// takes as long as its busiest rank: as blocks that are all like the longest.
+/// Elements of a cell: the columns of count and size, and what is simulated. A v form takes as long
+/// as its busiest rank: as blocks that are all like the longest. Of many ranks no layout is made.
 fn elements(cell: &Cell, nranks: usize) -> [usize; 3] {
     if !cell.operation.is_vector() {
         let layout = cell.layout(0, nranks);
-        return [layout.count, layout.size_elements, layout.size_elements];
+        return [layout.counted(), layout.size_elements, layout.size_elements];
     }
     let blocks = cell.uneven_blocks(nranks);
     let longest = blocks.iter().max().expect("there are ranks");
-    [blocks[0], blocks.iter().sum(), longest * nranks]
+    let all = blocks.iter().sum();
+    [all, all, longest * nranks]
 }
 
 /// The row of a cell.
@@ -78,7 +79,9 @@ pub fn row(
             row.course.predicted_us = row.time_us;
         }
     }
-    row.algbw = bytes as f64 / (row.time_us * 1e3);
+    // A rank alone takes no time for a barrier, nor are there bytes.
+    let moves = bytes > 0 && row.time_us > 0.0;
+    row.algbw = if moves { bytes as f64 / (row.time_us * 1e3) } else { 0.0 };
     row.busbw = row.algbw * cell.operation.bus_factor(nranks);
     Ok(row)
 }
@@ -180,6 +183,20 @@ mod tests {
         // Twice 7/8 of the vector leave each host through its port, and not much else takes time.
         let port_us = 2.0 * 7.0 / 8.0 * bytes as f64 / (network.beta_gbs * 1e3);
         assert!(row.time_us >= port_us && row.time_us < 2.0 * port_us, "{} {port_us}", row.time_us);
+    }
+
+    #[test]
+    fn the_columns_are_those_of_a_measured_row() {
+        for operation in Operation::ALL {
+            let (data_type, op) = (DataType::Float32, ReduceOp::Sum);
+            let cell = Cell { operation, bytes: 4000, data_type, op, root: 0, buckets: Vec::new() };
+            for nranks in [1, 3, 4] {
+                let layout = cell.layout(0, nranks);
+                let [count, elements, _] = elements(&cell, nranks);
+                let measured = (layout.counted(), layout.size_elements);
+                assert_eq!((count, elements), measured, "{operation:?} {nranks}");
+            }
+        }
     }
 
     #[test]

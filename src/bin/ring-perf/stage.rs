@@ -10,7 +10,6 @@ mod check;
 
 use crate::arena::{Arena, Buffer, POISON, taken};
 use crate::endpoint::Endpoint;
-use crate::job;
 use crate::launch;
 use crate::layout::{Cell, Layout, Placement};
 use crate::operation::Operation;
@@ -63,23 +62,23 @@ fn buffer_sizes(
     }
 }
 
-/// Whether the library promises the serial order of every reduction: where it was asked for, and
-/// between ranks of one host unless an algorithm of another order was.
-fn is_serial(options: &Options) -> bool {
+/// Whether the library promises the serial order of every reduction: where it was asked for, and,
+/// unless an algorithm of another order was, on one host and on hosts of one rank each.
+fn is_serial(options: &Options, endpoint: &dyn Endpoint) -> bool {
     let Ok(config) = launch::config(options) else { return false };
     let free = |name: &String| {
         let forced = Algorithm::from_name(name).ok();
         forced.is_none_or(|forced| serial_order(forced, Collective::AllReduce))
     };
-    let one_host = !options.tcp && job::found(options).is_none();
-    config.deterministic || one_host && config.algorithm.as_ref().is_none_or(free)
+    config.deterministic || !endpoint.is_nested() && config.algorithm.as_ref().is_none_or(free)
 }
 
 /// Bytes of arena for it.
 pub fn arena_bytes(cell: &Cell, placement: Placement, rank: usize, n: usize, o: &Options) -> usize {
     let layout = cell.layout(rank, n);
     let (sends, recvs) = buffer_sizes(cell, placement, &layout, rotation(cell, n, o));
-    sends.into_iter().chain(recvs).map(taken).sum()
+    // More than there is stays so: the mapping is refused.
+    sends.into_iter().chain(recvs).map(taken).fold(0, usize::saturating_add)
 }
 
 pub struct Stage<'a> {
@@ -115,7 +114,7 @@ impl<'a> Stage<'a> {
     ) -> Stage<'a> {
         let turns = rotation(cell, nranks, options);
         let op = cell.operation.reduces().then_some(cell.op);
-        let pattern = Pattern::new(cell.data_type, op, nranks, is_serial(options));
+        let pattern = Pattern::new(cell.data_type, op, nranks, is_serial(options, endpoint));
         let (inputs, results) = buffer_sizes(cell, placement, layout, turns);
         let sends = inputs.len();
         let mut buffers = arena.carve(inputs.into_iter().chain(results));
@@ -309,11 +308,14 @@ mod tests {
 
     /// One rank alone, which notes what is asked of it and does nothing.
     #[derive(Default)]
-    struct Notebook(RefCell<Vec<String>>);
+    struct Notebook {
+        asked: RefCell<Vec<String>>,
+        is_nested: bool,
+    }
 
     impl Notebook {
         fn note(&self, text: String) -> Result<()> {
-            self.0.borrow_mut().push(text);
+            self.asked.borrow_mut().push(text);
             Ok(())
         }
     }
@@ -328,7 +330,7 @@ mod tests {
         }
 
         fn start_group(&self) {
-            self.0.borrow_mut().push("start".into());
+            self.asked.borrow_mut().push("start".into());
         }
 
         fn end_group(&self) -> Result<()> {
@@ -345,6 +347,10 @@ mod tests {
 
         fn explain(&self, _call: &Call) -> Result<Explanation> {
             unreachable!()
+        }
+
+        fn is_nested(&self) -> bool {
+            self.is_nested
         }
 
         fn register(&self, _address: *mut u8, _bytes: usize) -> Result<()> {
@@ -376,7 +382,7 @@ mod tests {
         stage.iterate(calls).unwrap();
         let counts = stage.aimed().iter().map(|call| call.count).collect();
         drop(stage);
-        (notebook.0.into_inner(), counts)
+        (notebook.asked.into_inner(), counts)
     }
 
     #[test]
@@ -398,6 +404,36 @@ mod tests {
         let (poisoned, is_fresh) = refilled(true);
         assert!(poisoned == [POISON; 400] && is_fresh);
         assert_eq!(refilled(false), (vec![0; 400], false));
+    }
+
+    #[test]
+    fn sums_show_their_order_but_where_hosts_have_parts_of_their_own() {
+        let (data_type, op) = (DataType::Float32, ReduceOp::Sum);
+        let (operation, buckets) = (Operation::AllReduce, Vec::new());
+        let cell = Cell { operation, bytes: 400, data_type, op, root: 0, buckets };
+        let layout = cell.layout(0, 3);
+        let plain = Options::default();
+        let tcp = Options { tcp: true, ..plain.clone() };
+        let ring = Options { algorithm: Some("ring".into()), ..plain.clone() };
+        let twoshot = Options { algorithm: Some("twoshot".into()), ..plain.clone() };
+        let asked = Options { deterministic: true, ..ring.clone() };
+        for (options, nested, serial) in [
+            (&plain, false, true),
+            (&plain, true, false),
+            (&tcp, false, true),
+            (&tcp, true, false),
+            (&ring, false, false),
+            (&twoshot, false, true),
+            (&asked, true, true),
+        ] {
+            let notebook = Notebook { is_nested: nested, ..Notebook::default() };
+            let placement = Placement::OutOfPlace;
+            let arena = Arena::new(arena_bytes(&cell, placement, 0, 3, options)).unwrap();
+            let what = (&cell, &layout, placement);
+            let stage = Stage::new(&notebook, &arena, (0, 3), what, options);
+            let wanted = Pattern::new(data_type, Some(op), 3, serial);
+            assert!(stage.pattern.input(0, 1) == wanted.input(0, 1), "{options:?} {nested}");
+        }
     }
 
     #[test]

@@ -7,12 +7,13 @@ use crate::endpoint::Endpoint;
 use crate::explain::explain;
 use crate::json::{Value, object};
 use crate::layout::{Cell, Layout, Placement};
-use crate::measure::{Clock, Times};
+use crate::measure::Clock;
 use crate::numeric;
 use crate::options::{Options, Roots};
 use crate::row::Row;
 use crate::sizes::Sizes;
 use crate::stage::{Stage, arena_bytes, kind};
+use crate::times::Times;
 use ringcomm::types::ReduceOp;
 use std::time::Instant;
 
@@ -227,7 +228,7 @@ fn report(
     let mut row = Row {
         op: cell.operation.name().into(),
         bytes,
-        count: layout.count.max(if cell.operation.is_vector() { layout.size_elements } else { 0 }),
+        count: layout.counted(),
         data_type: cell.data_type.name().into(),
         redop: if cell.operation.reduces() { cell.op.name() } else { "none" }.into(),
         root: cell.operation.has_root().then_some(cell.root),
