@@ -18,6 +18,9 @@ pub struct Network {
     pub depth: usize,
 }
 
+/// Bytes of the shortest slot of a communicator: a cache line.
+const LEAST_SLOT: usize = 64;
+
 impl Network {
     /// Read `key=value,...`; what is not given keeps its default.
     pub fn parse(text: &str) -> Result<Network, String> {
@@ -34,29 +37,26 @@ impl Network {
             let (key, value) = field
                 .split_once('=')
                 .ok_or_else(|| format!("--network: {field:?} is not key=value"))?;
-            let unit = ["us", "GB/s"].into_iter().find_map(|unit| value.strip_suffix(unit));
-            let real = || -> Result<f64, String> {
-                let real: f64 = unit.unwrap_or(value).trim().parse().unwrap_or(f64::NAN);
-                let positive = real.is_finite() && real > 0.0;
-                if positive {
-                    Ok(real)
-                } else {
-                    Err(format!("--network: {field:?} needs a number"))
+            let real = |unit: &str| -> Result<f64, String> {
+                let number = value.strip_suffix(unit).unwrap_or(value);
+                let real: f64 = number.trim().parse().unwrap_or(f64::NAN);
+                match real.is_finite() && real > 0.0 {
+                    true => Ok(real),
+                    false => Err(format!("--network: {field:?} needs a positive number of {unit}")),
                 }
             };
             match key {
-                "alpha" => network.alpha_us = real()?,
-                "message" => network.message_us = real()?,
-                "beta" => network.beta_gbs = real()?,
-                "memory" => network.memory_gbs = real()?,
+                "alpha" => network.alpha_us = real("us")?,
+                "message" => network.message_us = real("us")?,
+                "beta" => network.beta_gbs = real("GB/s")?,
+                "memory" => network.memory_gbs = real("GB/s")?,
                 "slot" => {
-                    network.slot_bytes = crate::option_table::size(value)
-                        .ok()
-                        .filter(|bytes| *bytes > 0)
-                        .ok_or_else(|| format!("--network: {field:?} needs a size"))?;
+                    let size = crate::option_table::size(value).ok();
+                    let needs = format!("--network: {field:?} needs a size from {LEAST_SLOT} on");
+                    network.slot_bytes = size.filter(|bytes| *bytes >= LEAST_SLOT).ok_or(needs)?;
                 }
                 // Two slots are the least that a ring needs.
-                "depth" => network.depth = (real()? as usize).max(2),
+                "depth" => network.depth = (real("slots")? as usize).max(2),
                 _ => {
                     return Err(format!(
                         "--network: there is no {key:?}; known: alpha message beta memory slot \
@@ -120,6 +120,17 @@ mod tests {
         assert_eq!((network.alpha_us, network.beta_gbs, network.slot_bytes), (5.0, 50.0, 1 << 20));
         assert!(Network::parse("gamma=1").unwrap_err().contains("known: alpha"));
         assert!(Network::parse("alpha=fast").is_err());
+        for (field, wanted) in [
+            ("alpha=2GB/s", "\"alpha=2GB/s\" needs a positive number of us"),
+            ("message=1GB/s", "number of us"),
+            ("beta=3us", "number of GB/s"),
+            ("memory=3us", "number of GB/s"),
+            ("depth=4us", "number of slots"),
+            ("slot=63", "needs a size from 64 on"),
+        ] {
+            assert!(Network::parse(field).unwrap_err().contains(wanted), "{field}");
+        }
+        assert_eq!(Network::parse("slot=64").unwrap().slot_bytes, 64);
         assert!(Network::parse("alpha").is_err());
     }
 }
