@@ -246,9 +246,7 @@ class Communicator(Objects):
         element = integer(datatype, "datatype", "one of ringcomm.DataType")
         op, root = operation(op), integer(root, "root", RANK)
         self._check(
-            lib.ringCommExplain(
-                self._handle, kind, count, element, op, root, ctypes.byref(native)
-            )
+            lib.ringCommExplain(self._handle, kind, count, element, op, root, ctypes.byref(native))
         )
         return Explanation.of(native)
 

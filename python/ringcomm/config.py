@@ -88,8 +88,8 @@ def _taken(native: Any, name: str, value: Any) -> bool:
     except (AttributeError, TypeError, ValueError, OverflowError):
         return False
     held = getattr(native, name)
-    # ctypes cuts numbers to the field's bytes, texts end at a NUL, and one number means that nothing
-    # is set.
+    # ctypes cuts numbers to the field's bytes, texts end at a NUL, and one number means that
+    # nothing is set.
     return bool(held == (given if name in _TEXTS else value)) and held != _native.UNDEFINED
 
 

@@ -1,4 +1,4 @@
-"""Integers on their way to C: ctypes cuts those that its types have no room for, and says nothing."""
+"""Integers on their way to C: ctypes cuts those that its types have no room for, in silence."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ ROOTED = {
 @pytest.mark.parametrize("name", ROOTED)
 def test_roots(one, name):
     for root in (WIDE, -WIDE, None, "0", 0.0, A):
-        with pytest.raises(RingArgumentError, match="root is .*; give the number of a rank") as said:
+        with pytest.raises(
+            RingArgumentError, match="root is .*; give the number of a rank"
+        ) as said:
             ROOTED[name](one, root)
         assert "\n" not in str(said.value)
     for root in (0, np.int64(0), False):

@@ -133,8 +133,8 @@ class Loss(nn.Module):
 
 @pytest.mark.parametrize("output_device", [0, 1])
 def test_a_batch_of_one_is_gathered_as_any_other(monkeypatch, output_device):
-    """As torch.nn.DataParallel does with it: the loss is a vector, and the outputs, and through them
-    their gradients, go by way of the device that is named."""
+    """As torch.nn.DataParallel does with it: the loss is a vector, and the outputs, and their
+    gradients, go by way of the device that is named."""
     parallel = DataParallel(Loss(), ["cpu"] * 2)
     parallel._root = output_device
     went, exchange = [], moves._exchange

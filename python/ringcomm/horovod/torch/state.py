@@ -81,6 +81,6 @@ class SyncBatchNorm(_SyncBatchNorm):
     """`ringcomm.torch.SyncBatchNorm` over the ranks of the job."""
 
     def _ranks(self) -> JobRanks:
-        # Asked for each time: a module that kept them could not be copied or saved, and outlives the
-        # job.
+        # Asked for each time: a module that kept them could not be copied or saved, and outlives
+        # the job.
         return ranks()
