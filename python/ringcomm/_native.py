@@ -313,6 +313,12 @@ def library_path() -> str:
     return os.path.abspath(path)
 
 
+def suits(library: Tuple[int, int], header: Tuple[int, int]) -> bool:
+    """Whether a library of this release is what a header of that one describes."""
+    # Nothing is promised between minor releases before 1.0; afterwards they only add.
+    return library == header if header[0] == 0 else library[0] == header[0] and library >= header
+
+
 def load() -> ctypes.CDLL:
     """Open the library, check its version, and say what its functions take."""
     path = library_path()
@@ -327,12 +333,13 @@ def load() -> ctypes.CDLL:
     code = ctypes.c_int()
     loaded.ringGetVersion(ctypes.byref(code))
     version = divmod(code.value, 10000)[0], code.value % 10000 // 100
-    # Nothing is promised between minor releases before 1.0; afterwards they only add.
-    if version[0] != HEADER_VERSION[0] or version < HEADER_VERSION:
+    if not suits(version, HEADER_VERSION):
+        major, minor = HEADER_VERSION
+        needed = f"{major}.{minor}" + (f" or a later {major}.x" if major else "")
         raise ImportError(
-            f"{path} is release {version[0]}.{version[1]}, and this package needs "
-            f"{HEADER_VERSION[0]}.{HEADER_VERSION[1]} or a later {HEADER_VERSION[0]}.x: reinstall "
-            "with `pip install ./python`, or set RINGCOMM_LIBRARY to that release's libringcomm.so"
+            f"{path} is release {version[0]}.{version[1]}, and this package needs {needed}: "
+            "reinstall with `pip install ./python`, or set RINGCOMM_LIBRARY to that release's "
+            "libringcomm.so"
         )
     for name, arguments in SIGNATURES.items():
         try:

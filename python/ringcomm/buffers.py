@@ -3,13 +3,13 @@
 Anything will do that has `data_ptr` (PyTorch), `__array_interface__` (NumPy),
 `__cuda_array_interface__` (CuPy, Numba), the buffer protocol (bytearray, array, memoryview, ctypes)
 or `__dlpack__` (JAX): nothing is copied. Which of these a type speaks is found out once and
-remembered by type.
+remembered by type, until an instance of it speaks another, as one on another device may.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 from . import dlpack
 from ._native import DataType, Result
@@ -76,6 +76,8 @@ _HAS = [kind.name.lower() for kind in DataType]
 _Reader = Callable[[Any, bool], Buffer]
 #: How a type is read, for those that were seen.
 readers: Dict[type, _Reader] = {}
+#: Types whose instances are not all read in one way: each is looked at.
+_various: Set[type] = set()
 _from_buffer = ctypes.c_char.from_buffer
 _address = ctypes.addressof
 
@@ -147,7 +149,7 @@ def unfit(buffer: Any, why: str) -> RingArgumentError:
 
 
 def reader_for(buffer: Any) -> _Reader:
-    """How this buffer's type is read; found out once."""
+    """How this buffer is read; found out once for its type."""
     kind = type(buffer)
     reader: _Reader
     if hasattr(kind, "data_ptr") and hasattr(kind, "is_contiguous"):
@@ -168,8 +170,17 @@ def reader_for(buffer: Any) -> _Reader:
             "it has none of the buffer protocol, __array_interface__, __cuda_array_interface__ and "
             "__dlpack__; make an array of it (numpy.asarray), or use the ..._object methods",
         )
-    readers[kind] = reader
+    if kind not in _various:
+        readers[kind] = reader
     return reader
+
+
+def _unlike_others(buffer: Any, write: bool) -> Buffer:
+    """Read a buffer that has not the interface which another of its type had."""
+    kind = type(buffer)
+    _various.add(kind)
+    readers.pop(kind, None)
+    return reader_for(buffer)(buffer, write)
 
 
 def _has_buffer(buffer: Any) -> bool:
@@ -247,12 +258,20 @@ def _cuda_index(tensor: Any) -> int:
 
 
 def _interface(array: Any, write: bool) -> Buffer:
-    return _described(array, array.__array_interface__, CPU, write)
+    try:
+        fields = array.__array_interface__
+    except AttributeError:
+        return _unlike_others(array, write)
+    return _described(array, fields, CPU, write)
 
 
 def _cuda_interface(array: Any, write: bool) -> Buffer:
+    try:
+        fields = array.__cuda_array_interface__
+    except AttributeError:
+        return _unlike_others(array, write)
     device = getattr(array, "device", 0)
-    return _described(array, array.__cuda_array_interface__, int(getattr(device, "id", 0)), write)
+    return _described(array, fields, int(getattr(device, "id", 0)), write)
 
 
 def _described(array: Any, fields: Dict[str, Any], device: int, write: bool) -> Buffer:

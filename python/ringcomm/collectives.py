@@ -13,6 +13,7 @@ from . import groups, streams
 from ._native import ReduceOp, Result, failure, last_error, lib, quick_all_reduce
 from .buffers import CPU, Buffer, belong, pair, place, source, target, unfit
 from .errors import RingArgumentError, RingError
+from .integers import RANK, integer, operation
 from .streams import Given, Handle, Stream
 
 _SUM = ReduceOp.SUM
@@ -78,7 +79,11 @@ class Collectives:
                 raise failure(result, last_error(), self._rank)
             return None
         return self._run(
-            _all_reduce, (address, into, count, datatype, op), owners, stream, async_op
+            _all_reduce,
+            (address, into, count, datatype, operation(op)),
+            owners,
+            stream,
+            async_op,
         )
 
     def broadcast(
@@ -94,6 +99,7 @@ class Collectives:
 
         On ranks other than the root `send` may be None where `recv` is given.
         """
+        root = integer(root, "root", RANK)
         if recv is None:
             found = target(send)
             address, into, count, datatype, device = found[0], *found[:4]
@@ -118,6 +124,7 @@ class Collectives:
         async_op: bool = False,
     ) -> Optional[Handle]:
         """Reduce `send` over all ranks into the root's `recv`; without, in place on the root."""
+        root = integer(root, "root", RANK)
         if self._rank == root and recv is not None:
             address, into, count, datatype, device, owners = pair(send, recv)
         else:
@@ -125,6 +132,7 @@ class Collectives:
             address, count, datatype, device, owners = found
             into = address
         self._placed(device, send)
+        op = op if type(op) is ReduceOp else operation(op)
         arguments = (address, into, count, datatype, op, root)
         return self._run(lib.ringReduce, arguments, owners, stream, async_op)
 
@@ -162,6 +170,7 @@ class Collectives:
         """
         found = target(send) if recv is None else source(send)
         into, count, owner = self._block(recv, found, self._rank, "send")
+        op = op if type(op) is ReduceOp else operation(op)
         arguments = (found[0], into, count, found[2], op)
         return self._run(lib.ringReduceScatter, arguments, (found[4], owner), stream, async_op)
 
@@ -200,6 +209,7 @@ class Collectives:
         `recv` counts on the root only. `send` None on the root: in place, its own block of `recv`.
         """
         arguments: Tuple[Any, ...]
+        root = integer(root, "root", RANK)
         if self._rank == root:
             into = target(recv)
             address, count, owner = self._block(send, into, root, "recv")
@@ -224,6 +234,7 @@ class Collectives:
         `send` counts on the root only. `recv` None on the root: in place, its own block of `send`.
         """
         arguments: Tuple[Any, ...]
+        root = integer(root, "root", RANK)
         if self._rank == root:
             found = source(send) if recv is not None else target(send)
             into, count, owner = self._block(recv, found, root, "send")
@@ -241,6 +252,7 @@ class Collectives:
 
         Sends and receives that wait for each other belong in one `ringcomm.group()`.
         """
+        peer = integer(peer, "peer", RANK)
         found = source(buffer)
         self._placed(found[3], buffer)
         return self._run(
@@ -251,6 +263,7 @@ class Collectives:
         self, buffer: Any, peer: int, *, stream: Any = None, async_op: bool = False
     ) -> Optional[Handle]:
         """Receive into a buffer what `peer` sends, of the same length and type."""
+        peer = integer(peer, "peer", RANK)
         found = target(buffer)
         self._placed(found[3], buffer)
         return self._run(

@@ -18,9 +18,17 @@ from .buffers import CPU
 from .collectives import wrong
 from .config import Config, Explanation, pointer
 from .errors import RingError, RingUsageError
+from .integers import RANK, SIZE_MOST, integer, operation
 from .memory import PreMulSum, Registration
 from .objects import Objects
 from .streams import Handle, Stream
+
+
+#: What to give instead of an integer that cannot be one of these.
+_RANKS = "how many ranks there are"
+_DEVICE = "the number of a CUDA device, or -1 for the CPU"
+_COLOR = "a number from 0 to 2147483647, the same to those who belong together, or None"
+_KEY = "a number from -2147483648 to 2147483647, in whose order the ranks will be"
 
 
 class Communicator(Objects):
@@ -61,6 +69,7 @@ class Communicator(Objects):
         `unique_id` is what `ringcomm.get_unique_id()` gave on one rank.
         """
         made = _place()
+        nranks, rank = integer(nranks, "nranks", _RANKS), integer(rank, "rank", RANK)
         native = _native.unique_id_of(unique_id)
         check(
             lib.ringCommInitRankConfig(ctypes.byref(made), nranks, native, rank, pointer(config)),
@@ -78,6 +87,7 @@ class Communicator(Objects):
     ) -> "Communicator":
         """Join the ranks that meet at `url`; None: where the launcher says. As `ringcomm.init`."""
         made = _place()
+        nranks, rank = integer(nranks, "nranks", _RANKS), integer(rank, "rank", RANK)
         text = None if url is None else url.encode()
         check(lib.ringCommInitUrl(ctypes.byref(made), text, nranks, rank, pointer(config)))
         return cls(made.value or 0)
@@ -94,8 +104,11 @@ class Communicator(Objects):
         `devices` names the device of each rank; -1 is the CPU. Where it is None all are on the
         config's device, or else on the CPU.
         """
-        if devices is not None and len(devices) != nranks:
-            raise wrong(f"{len(devices)} devices for {nranks} ranks; give one for each")
+        nranks = integer(nranks, "nranks", _RANKS)
+        if devices is not None:
+            if len(devices) != nranks:
+                raise wrong(f"{len(devices)} devices for {nranks} ranks; give one for each")
+            devices = [integer(device, "a device", _DEVICE) for device in devices]
         _place()
         made = (ctypes.c_void_p * max(nranks, 1))()
         if config is None:
@@ -152,11 +165,12 @@ class Communicator(Objects):
         """
         self._catch_up()
         made = _place()
-        number = _native.SPLIT_NOCOLOR if color is None else color
+        number = _native.SPLIT_NOCOLOR if color is None else integer(color, "color", _COLOR)
+        key = integer(key, "key", _KEY)
         self._check(
             lib.ringCommSplit(self._handle, number, key, ctypes.byref(made), pointer(config))
         )
-        return None if color is None else type(self)(made.value or 0)
+        return None if number == _native.SPLIT_NOCOLOR else type(self)(made.value or 0)
 
     def shrink(
         self, exclude: Sequence[int] = (), *, abort: bool = False, config: Optional[Config] = None
@@ -170,11 +184,12 @@ class Communicator(Objects):
         if not abort:
             self._catch_up()
         made = _place()
-        ranks = (ctypes.c_int * max(len(exclude), 1))(*exclude)
+        numbers = [integer(rank, "a rank to exclude", RANK) for rank in exclude]
+        ranks = (ctypes.c_int * max(len(numbers), 1))(*numbers)
         flags = _native.SHRINK_ABORT if abort else _native.SHRINK_DEFAULT
         self._check(
             lib.ringCommShrink(
-                self._handle, ranks, len(exclude), ctypes.byref(made), pointer(config), flags
+                self._handle, ranks, len(numbers), ctypes.byref(made), pointer(config), flags
             )
         )
         return type(self)(made.value or 0)
@@ -226,10 +241,12 @@ class Communicator(Objects):
     ) -> Explanation:
         """How a collective of `count` elements would run: algorithm, transport, time."""
         native = _native.new_explain()
+        kind = integer(collective, "collective", "one of ringcomm.Collective")
+        count = integer(count, "count", "a number of elements", 0, SIZE_MOST)
+        element = integer(datatype, "datatype", "one of ringcomm.DataType")
+        op, root = operation(op), integer(root, "root", RANK)
         self._check(
-            lib.ringCommExplain(
-                self._handle, collective, count, datatype, op, root, ctypes.byref(native)
-            )
+            lib.ringCommExplain(self._handle, kind, count, element, op, root, ctypes.byref(native))
         )
         return Explanation.of(native)
 

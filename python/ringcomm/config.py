@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from . import _native
+from .integers import unusable
 
 
 @dataclass
@@ -52,8 +53,9 @@ class Config:
         native = _native.new_config()
         for ours, theirs in _FIELDS.items():
             value = getattr(self, ours)
-            if value is not None:
-                setattr(native, theirs, value.encode() if isinstance(value, str) else int(value))
+            if value is not None and not _taken(native, theirs, value):
+                kind = "a text" if theirs in _TEXTS else "a number that fits there"
+                raise unusable(value, f"Config.{ours}", f"{kind}, or None for what is usual")
         return native
 
 
@@ -72,6 +74,23 @@ _FIELDS = {
     "device": "device",
     "meeting_ms": "meetingMs",
 }
+
+
+_TEXTS = {field[0] for field in _native.Config._fields_ if field[1] is ctypes.c_char_p}
+
+
+def _taken(native: Any, name: str, value: Any) -> bool:
+    """Give the structure a value; whether that is what it then has."""
+    try:
+        # A number in the place of a text would be read as an address.
+        given = value.encode() if name in _TEXTS else int(value)
+        setattr(native, name, given)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return False
+    held = getattr(native, name)
+    # ctypes cuts numbers to the field's bytes, texts end at a NUL, and one number means that
+    # nothing is set.
+    return bool(held == (given if name in _TEXTS else value)) and held != _native.UNDEFINED
 
 
 def pointer(config: Optional[Config]) -> Any:

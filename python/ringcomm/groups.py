@@ -24,7 +24,8 @@ class _Groups(threading.local):
         #: What the calls use, the host streams to which they go, and the communicators.
         self.calls: List[Tuple[Any, Optional[Stream], Any]] = []
         self.handles: List[Handle] = []
-        self.dropped: Optional[RingError] = None
+        #: The exception by which one of them ended, which drops the calls of all.
+        self.dropped: Optional[BaseException] = None
 
 
 here = _Groups()
@@ -51,7 +52,7 @@ def group_end() -> None:
     if here.depth:
         check(lib.ringGroupEnd())
         return
-    handles, dropped = here.handles, here.dropped
+    handles, cause = here.handles, here.dropped
     given = _given_by_group()
     error: Optional[RingError] = None
     try:
@@ -60,12 +61,23 @@ def group_end() -> None:
     finally:
         for stream, each in given.items():
             if not stream.began(each) and error is not None:
-                stream.refused(each, dropped or error)
+                stream.refused(each, error if cause is None else _dropped("the call was", cause))
         for handle in handles:
             handle.grouped(given)
         here.calls, here.handles, here.dropped = [], [], None
+    if error is not None and cause is not None:
+        # The library knows only of the call by which it was told to drop them.
+        raise _dropped("the calls of this group were", cause) from cause
     if error is not None:
         raise error
+
+
+def _dropped(calls: str, cause: BaseException) -> RingUsageError:
+    return RingUsageError(
+        f"{calls} dropped with a group that ended by {type(cause).__name__}: make all calls of the "
+        "outermost group again where the program goes on",
+        Result.INVALID_USAGE,
+    )
 
 
 def _given_by_group() -> Dict[Stream, Given]:
@@ -84,7 +96,9 @@ class group:
 
     Needed where one thread makes the calls of several ranks, and for sends and receives that wait
     for each other. The buffers of the calls are left alone until the end. An exception on the way
-    there drops the calls: some of them may be missing, for which the others would wait.
+    there drops the calls: some of them may be missing, for which the others would wait. So it does
+    those of the groups around it: where it goes no further than into one of them, that raises
+    `RingUsageError` at its end.
     """
 
     def __enter__(self) -> "group":
@@ -102,10 +116,6 @@ class group:
             return
         # None of the calls of a group runs where one of them is refused.
         lib.ringBarrier(None, None)
-        here.dropped = RingUsageError(
-            f"the call was dropped with its group, which ended by {kind.__name__}: make it again "
-            "where the program goes on",
-            Result.INVALID_USAGE,
-        )
+        here.dropped = here.dropped or value
         with suppress(RingError):
             group_end()

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._native import check, lib
@@ -81,6 +82,10 @@ class SpawnError(RuntimeError):
 #: Seconds that the other ranks get, after one has failed, to say how they fail: a death is known in
 #: milliseconds, and what waits for a deadline instead is not waited for.
 _GRACE = 5.0
+#: Seconds that all ranks get, after the last has returned, for what a program does at its end: what
+#: it has written and not flushed, its exit handlers, its threads. More than any of these takes, and
+#: not the caller's whole day where a thread never ends.
+_FAREWELL = 120.0
 
 
 def spawn(
@@ -96,7 +101,9 @@ def spawn(
 
     `comm` is the rank's `Communicator`. The function has a name in a module (not a lambda), and a
     script that spawns does so under `if __name__ == "__main__":`, since the processes are started
-    anew. Where a rank fails the others are ended, and `SpawnError` says which and why.
+    anew. Where a rank fails the others are ended, and `SpawnError` says which and why. Returns when
+    all processes have ended; one that has not two minutes after the last rank's return is killed,
+    with a warning.
     """
     if nprocs < 1:
         raise ValueError(f"{nprocs} processes cannot be started")
@@ -126,7 +133,9 @@ def spawn(
                 there.close()
                 ranks.append(process)
                 pipes.append(here)
-            return _collect(ranks, pipes)
+            results = _collect(ranks, pipes)
+            _see_off(ranks)
+            return results
         finally:
             for process in ranks:
                 if process.is_alive():
@@ -208,6 +217,21 @@ def _collect(ranks: List[Any], pipes: List[Any]) -> List[Any]:
         first = [*died, *own, *failures][0]
         raise SpawnError(first, failures, exceptions[first]) from exceptions[first]
     return [results[rank] for rank in range(len(ranks))]
+
+
+def _see_off(ranks: List[Any]) -> None:
+    """Wait until processes that have succeeded have ended, too, with all that is the user's."""
+    deadline = time.monotonic() + _FAREWELL
+    for process in ranks:
+        process.join(max(deadline - time.monotonic(), 0.0))
+    left = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+    if left:
+        warnings.warn(
+            f"spawn: ranks {left} returned, and their processes had not ended {_FAREWELL:g} s "
+            "later, so that they are killed: end their threads, or make them daemons",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _understood(rank: int, said: bytes) -> Tuple[bool, Any, Optional[BaseException]]:

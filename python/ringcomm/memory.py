@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Type
 from ._native import DataType, Residence, check, lib
 from .buffers import CPU, source, target
 from .collectives import wrong
+from .integers import SIZE_MOST, integer
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -24,6 +25,7 @@ class Memory:
 
     def __init__(self, nbytes: int) -> None:
         """Allocate; the bytes are zero."""
+        nbytes = integer(nbytes, "nbytes", "a number of bytes", 0, SIZE_MOST)
         address = ctypes.c_void_p()
         check(lib.ringMemAlloc(ctypes.byref(address), nbytes))
         self.address: int = address.value or 0

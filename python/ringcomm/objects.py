@@ -14,6 +14,7 @@ from . import groups
 from ._native import Result
 from .collectives import wrong
 from .errors import RingUsageError
+from .integers import RANK, integer
 from .vectors import Vectors
 
 
@@ -33,6 +34,7 @@ class Objects(Vectors):
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """The root's object, on every rank."""
         _refuse_groups("broadcast_object")
+        root = integer(root, "root", RANK)
         data = bytearray(_pickled(value) if self._rank == root else b"")
         size = array("q", [len(data)])
         self.broadcast(size, root=root)
@@ -44,6 +46,7 @@ class Objects(Vectors):
     def gather_object(self, value: Any, root: int = 0) -> Optional[List[Any]]:
         """Every rank's object in the order of ranks on the root; None elsewhere."""
         _refuse_groups("gather_object")
+        root = integer(root, "root", RANK)
         data = _pickled(value)
         size = array("q", [len(data)])
         if self._rank != root:
@@ -59,6 +62,7 @@ class Objects(Vectors):
     def scatter_object(self, values: Optional[Sequence[Any]] = None, root: int = 0) -> Any:
         """Object r of the root's `values`, on rank r."""
         _refuse_groups("scatter_object")
+        root = integer(root, "root", RANK)
         size = array("q", [0])
         if self._rank != root:
             self.scatter(None, size, root)

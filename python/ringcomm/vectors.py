@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence, Tuple
 from ._native import ReduceOp, counts_array, lib
 from .buffers import Buffer, belong, source, target, unfit
 from .collectives import Collectives, count_of, wrong
+from .integers import RANK, integer, operation
 from .streams import Handle
 
 _SUM = ReduceOp.SUM
@@ -66,7 +67,7 @@ class Vectors(Collectives):
         owner = None
         if recv is not None:
             into, owner = self._own(recv, found, counts[self._rank], "send")
-        arguments = (found[0], into, counts_array(counts), found[2], op)
+        arguments = (found[0], into, counts_array(counts), found[2], operation(op))
         return self._run(lib.ringReduceScatterv, arguments, (found[4], owner), stream, async_op)
 
     def all_to_all_v(
@@ -111,6 +112,7 @@ class Vectors(Collectives):
         `send` None on the root: in place, its own block of `recv`.
         """
         arguments: Tuple[Any, ...]
+        root = integer(root, "root", RANK)
         if self._rank == root:
             into = target(recv)
             self._placed(into[3], recv)
@@ -144,6 +146,7 @@ class Vectors(Collectives):
         `recv` None on the root: in place, its own block of `send`.
         """
         arguments: Tuple[Any, ...]
+        root = integer(root, "root", RANK)
         if self._rank == root:
             found = source(send) if recv is not None else target(send)
             self._placed(found[3], send)

@@ -13,6 +13,7 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions
 
 from .._native import Residence, counts_array, lib
+from ..integers import RANK, integer
 from . import types
 from .futures import level
 from .lane import Lane, Step
@@ -33,6 +34,13 @@ _PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
 def listed(tensors: Any) -> Tensors:
     """A list of tensors; c10d takes a single one for it, too."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def root_of(options: Any) -> int:
+    """The root that c10d's options name, or are."""
+    root = options if isinstance(options, int) else options.rootRank
+    # torch has 64 bits for it, and C's int 32.
+    return integer(root, "root", RANK)
 
 
 class Collectives:
@@ -136,7 +144,7 @@ class Collectives:
 
     def broadcast(self, tensors: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
         """Every rank gets the root's tensors."""
-        root = opts if isinstance(opts, int) else opts.rootRank
+        root = root_of(opts)
         staging = Staging()
         steps = []
         for tensor in (tensors := listed(tensors)):
@@ -149,7 +157,7 @@ class Collectives:
         self, tensors: Any, opts: Any, op: Any = None, timeout: Any = None
     ) -> Optional[Work]:
         """Reduce each tensor over all ranks; the root's holds the result."""
-        root = opts if isinstance(opts, int) else opts.rootRank
+        root = root_of(opts)
         op = getattr(opts, "reduceOp", op)
         op = AllreduceOptions().reduceOp if op is None else op
         staging = Staging()

@@ -24,7 +24,8 @@ class DataParallel(torch.nn.Module):
     """Runs a module on several devices: as `torch.nn.DataParallel`, and on CPU "devices" as well.
 
     Args:
-        module: its parameters lie on the first device.
+        module: its parameters lie on the first device; where that is the only one, they are moved
+            there.
         device_ids: a device for each replica: CUDA devices, each once, or `"cpu"` as often as
             replicas are wanted, as `["cpu"] * 4`. None is every CUDA device, and where there is
             none, a replica for each thread that torch uses.
@@ -50,22 +51,29 @@ class DataParallel(torch.nn.Module):
                 f"output_device {output} is not among {self.devices}; give one of these"
             )
         self._root = self.devices.index(output)
+        if len(self.devices) == 1:
+            # As torch does, which leaves the module of several devices to its owner.
+            module.to(self.devices[0])
         self._ranks: List[Communicator] = []
         self._workers: Optional[replicas.Workers] = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on pieces of the inputs, and put its outputs together."""
-        if len(self.devices) == 1:
-            return self.module(*inputs, **kwargs)
         self._check_places()
+        if len(self.devices) == 1:
+            args, options = moves.placed((inputs, kwargs), self.devices[0])
+            return self.module(*args, **options)
         pieces = moves.scatter((inputs, kwargs), self._communicators(), self.devices, self.dim)
         if len(pieces) == 1:
-            args, options = pieces[0]
-            return self.module(*args, **options)
-        copies = replicas.replicate(self.module, self._communicators(), self.devices)
-        if self._workers is None:
-            self._workers = replicas.Workers(self.devices)
-        outputs = self._workers.apply(copies[: len(pieces)], pieces)
+            # The module itself lies where the only replica would. Its output is gathered as those
+            # of several are: programs see the same shapes whatever is left of a batch.
+            settings = replicas.Settings(self.devices[0].type)
+            outputs = [settings.run(self.module, *pieces[0], self.devices[0])]
+        else:
+            copies = replicas.replicate(self.module, self._communicators(), self.devices)
+            if self._workers is None:
+                self._workers = replicas.Workers(self.devices)
+            outputs = self._workers.apply(copies[: len(pieces)], pieces)
         return moves.gather(outputs, self._communicators(), self.devices, self._root, self.dim)
 
     def _communicators(self) -> List[Communicator]:

@@ -82,6 +82,7 @@ class Messages:
 
     def send(self, tensors: List[torch.Tensor], peer: int, tag: int) -> Work:
         """Send these tensors, a message each."""
+        self._check_peer(peer, "send", "to send to")
         return Send(self, tensors, tag, peer)
 
     def receive(self, tensors: List[torch.Tensor], peer: Optional[int], tag: int) -> Work:
@@ -90,10 +91,8 @@ class Messages:
             raise ValueError(
                 f"recv: a receive has one tensor, and this has {len(tensors)}; give each a receive"
             )
-        if peer is not None and not 0 <= peer < self.size:
-            raise ValueError(
-                f"recv: there is no rank {peer} to receive from; give one from 0 to {self.size - 1}"
-            )
+        if peer is not None:
+            self._check_peer(peer, "recv", "to receive from")
         wanted = Receive(self, tensors[0], tag, peer)
         channels = self.receivers(peer)
         with self.lock:
@@ -103,6 +102,12 @@ class Messages:
         self.announce()
         self._carrier.wake()
         return wanted
+
+    def _check_peer(self, peer: int, call: str, what: str) -> None:
+        if not 0 <= peer < self.size:
+            raise ValueError(
+                f"{call}: there is no rank {peer} {what}; give one from 0 to {self.size - 1}"
+            )
 
     def withdraw(self, wanted: Receive, error: RingError) -> None:
         """A receive has waited long enough: what comes with its tag is the next one's. Where its

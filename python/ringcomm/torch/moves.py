@@ -160,6 +160,11 @@ def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
     return pieces[: min(lengths, default=1)]
 
 
+def placed(value: Any, device: torch.device) -> Any:
+    """The value with its tensors on this device, whole."""
+    return _spread(value, 1, lambda tensor: [tensor.to(device)], [])[0]
+
+
 def _spread(
     value: Any, most: int, cut: Callable[[torch.Tensor], Sequence[torch.Tensor]], lengths: List[int]
 ) -> List[Any]:

@@ -71,7 +71,7 @@ class Workers:
         self, copies: Sequence[torch.nn.Module], pieces: Sequence[Tuple[Tuple[Any, ...], Any]]
     ) -> List[Any]:
         """Run each replica on its piece, all at once; the first error is raised."""
-        settings = _Settings(self._devices[0].type)
+        settings = Settings(self._devices[0].type)
         started = [
             self._pool.submit(settings.run, copy, args, kwargs, device)
             for copy, (args, kwargs), device in zip(copies, pieces, self._devices)
@@ -86,7 +86,7 @@ def _take_threads(everyone: threading.Barrier, count: int) -> None:
     torch.set_num_threads(count)
 
 
-class _Settings:
+class Settings:
     """What holds in the calling thread only, for the threads of the replicas."""
 
     def __init__(self, kind: str) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from .._native import counts_array, lib
 from . import types
-from .collectives import listed
+from .collectives import listed, root_of
 from .lane import Step
 from .scattered import ScatteredReductions
 from .types import Staging
@@ -20,7 +20,7 @@ class RootedCollectives(ScatteredReductions):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
         """The root gets the inputs of all ranks, in a list of tensors."""
-        root = opts if isinstance(opts, int) else opts.rootRank
+        root = root_of(opts)
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         if self.rank() == root:
@@ -43,7 +43,7 @@ class RootedCollectives(ScatteredReductions):
 
     def gather_single(self, output: Any, input: Any, opts: Any) -> Optional[Work]:
         """The root gets the inputs of all ranks, one after the other."""
-        root = opts.rootRank
+        root = root_of(opts)
         staging = Staging()
         kind, count = types.movable(types.check(input, "gather_single"))
         if self.rank() == root:
@@ -62,7 +62,7 @@ class RootedCollectives(ScatteredReductions):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any, timeout: Any = None) -> Optional[Work]:
         """Rank r gets tensor r of the root's list."""
-        root = opts if isinstance(opts, int) else opts.rootRank
+        root = root_of(opts)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         if self.rank() == root:

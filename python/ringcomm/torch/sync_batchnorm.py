@@ -44,10 +44,14 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
 
+    def _ranks(self) -> Ranks:
+        """Those whose batches are one."""
+        return ranks_of(self.group)
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize; in training this is a call that every rank makes."""
         self._check_input_dim(input)
-        ranks = ranks_of(self.group) if self.training else None
+        ranks = self._ranks() if self.training else None
         if ranks is None or ranks.size == 1:
             return super().forward(input)
         output: torch.Tensor

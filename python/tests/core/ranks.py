@@ -1,8 +1,10 @@
 """What the ranks that are processes do: named functions, which `spawn` can start anew."""
 
+import atexit
 import json
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -69,3 +71,22 @@ def leave(comm):
     if comm.rank == 0:
         os._exit(3)
     time.sleep(600)
+
+
+def leave_late(comm, folder):
+    """Every rank still has something to do when it has returned."""
+
+    def work():
+        time.sleep(0.3)
+        with open(f"{folder}/{comm.rank}", "w"):
+            pass
+
+    atexit.register(work)
+    return comm.rank
+
+
+def stay(comm):
+    """Rank 1 returns, and its process never ends."""
+    if comm.rank == 1:
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+    return comm.rank

@@ -345,3 +345,30 @@ def test_memory_is_there_to_the_end_of_the_program(tmp_path, ending):
     words = [sys.executable, str(program)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == (0 if ending == "pass" else 1), (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("first", ["host", "device"])
+def test_a_type_that_lies_now_here_now_there(first):
+    """As JAX's arrays, which have the interface of the place where each is, in either order."""
+
+    class Placed:
+        def __init__(self, where):
+            self.where, self.values = where, floats()
+
+        def __getattr__(self, name):
+            interface = {"host": "__array_interface__", "device": "__cuda_array_interface__"}
+            if name == interface[self.where]:
+                source = self.values if self.where == "host" else CudaArray
+                return getattr(source, name)
+            raise AttributeError(name)
+
+    second = {"host": "device", "device": "host"}[first]
+    for where in (first, second, first, second, second):
+        buffer = Placed(where)
+        address, count, _, device, owner = buffers.source(buffer)
+        assert owner is buffer
+        if where == "host":
+            assert (address, count, device) == (buffer.values.ctypes.data, 6, buffers.CPU)
+        else:
+            assert (address, count, device) == (4096, 4, 0)
+    assert Placed not in buffers.readers

@@ -243,6 +243,28 @@ def test_an_exception_drops_the_calls_of_its_group(ranks):
     assert all((array == 2).all() for array in arrays)
 
 
+def test_a_group_says_which_exception_in_it_dropped_its_calls(ranks):
+    comms = ranks(2)
+    array = np.ones(10)
+    defect = KeyError("in the middle")
+    with pytest.raises(ringcomm.RingUsageError, match="calls of this group .*by KeyError") as told:
+        with ringcomm.group():
+            comms[0].all_reduce(array)
+            for cause in (defect, ValueError("another")):
+                with pytest.raises(type(cause)), ringcomm.group():
+                    raise cause
+            handle = comms[1].all_reduce(array, async_op=True)
+    assert told.value.__cause__ is defect
+    with pytest.raises(ringcomm.RingUsageError, match="the call was dropped with .*by KeyError"):
+        handle.wait()
+    assert (array == 1).all()
+    # What was dropped is not remembered: the next group has an error of its own.
+    with pytest.raises(ringcomm.RingArgumentError, match="root 7"):
+        with ringcomm.group():
+            with pytest.raises(ringcomm.RingArgumentError, match="root 7"):
+                comms[0].broadcast(array, root=7)
+
+
 def test_pre_multiplied_sum(ranks):
     def work(comm):
         array = np.ones(5, np.float32)

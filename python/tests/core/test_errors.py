@@ -167,14 +167,23 @@ def test_another_library(tmp_path):
     line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
     assert line.startswith("ImportError: ") and "is not a libringcomm.so that loads here" in line
     source = tmp_path / "old.c"
-    source.write_text("int ringGetVersion(int *version) { *version = 90000; return 0; }")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", other, source], check=True)
-    line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
-    assert "is release 9.0, and this package needs 0.1" in line
+    for code, release in ((90000, "9.0"), (200, "0.2"), (0, "0.0"), (10000, "1.0")):
+        source.write_text(f"int ringGetVersion(int *version) {{ *version = {code}; return 0; }}")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", other, source], check=True)
+        line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
+        assert f"is release {release}, and this package needs 0.1: reinstall with" in line
     source.write_text("int ringGetVersion(int *version) { *version = 100; return 0; }")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", other, source], check=True)
     line, _ = last_line("import ringcomm", RINGCOMM_LIBRARY=str(other))
     assert "has no ring" in line and "pip install" in line
+
+
+def test_releases_that_suit():
+    """Before 1.0 the same one; from then on also what came later."""
+    suits = _native.suits
+    assert suits((0, 1), (0, 1)) and not suits((0, 2), (0, 1)) and not suits((1, 1), (0, 1))
+    assert suits((1, 2), (1, 2)) and suits((1, 3), (1, 2)) and not suits((1, 1), (1, 2))
+    assert not suits((2, 2), (1, 2)) and not suits((0, 2), (1, 2))
 
 
 def test_a_missing_launcher():

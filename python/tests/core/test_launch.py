@@ -113,6 +113,18 @@ def test_spawn_ends_the_others():
     assert time.monotonic() - started < 300
 
 
+def test_spawn_waits_for_what_ranks_do_at_their_end(tmp_path):
+    assert ringcomm.spawn(processes.leave_late, 3, (str(tmp_path),)) == [0, 1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+def test_spawn_ends_a_process_that_does_not(monkeypatch):
+    monkeypatch.setattr(launch, "_FAREWELL", 1.0)
+    # Under load rank 0 may still be ending, too.
+    with pytest.warns(RuntimeWarning, match=r"ranks \[.*1\] returned, and .* had not ended 1 s"):
+        assert ringcomm.spawn(processes.stay, 2) == [0, 1]
+
+
 def test_spawn_in_a_rank_of_another_job(monkeypatch):
     for name, value in (("RANK", 7), ("NRANKS", 9), ("LOCAL_RANK", 3), ("LOCAL_SIZE", 5)):
         monkeypatch.setenv(f"RINGCOMM_{name}", str(value))

@@ -66,7 +66,7 @@ def test_all_with_devices():
 
 
 def test_a_setting_that_is_no_number_leaves_no_group_open():
-    with pytest.raises(TypeError):
+    with pytest.raises(ringcomm.RingArgumentError, match="timeout_ms"):
         ringcomm.Communicator.all(2, config=ringcomm.Config(timeout_ms="5"))
     with pytest.raises(ringcomm.RingUsageError, match="never started"):
         ringcomm.group_end()

@@ -88,8 +88,22 @@ def other_tensors(group, rank):
     total.reduceOp = dist.ReduceOp.MAX
     yield lambda: group.allreduce([complex_], total)
     yield lambda: group.allreduce([sparse], total)
-    yield lambda: group.recv([torch.zeros(1)], 9)
     yield lambda: group.recv(zeros(1, 1), 0)
+
+
+def nobody(group, rank):
+    """Ranks that are not there; the last are rank 0 where they are cut to 32 bits."""
+    for peer in (9, 2, -1):
+        yield lambda: group.send(zeros(1), peer)
+        yield lambda: group.recv(zeros(1), peer)
+        yield lambda: dist.send(torch.zeros(1), peer)
+        yield lambda: dist.isend(torch.zeros(1), peer)
+    far = 2**32
+    yield lambda: dist.broadcast(torch.zeros(1), far)
+    yield lambda: dist.reduce(torch.zeros(1), far)
+    yield lambda: group.gather([], zeros(4), at(GatherOptions(), far))
+    yield lambda: group.gather_single(torch.zeros(8), torch.zeros(4), at(GatherOptions(), far))
+    yield lambda: group.scatter(zeros(4), [], at(ScatterOptions(), far))
 
 
 def refused(rank, cases):
@@ -110,7 +124,7 @@ def refused(rank, cases):
 
 @pytest.mark.parametrize(
     "cases",
-    [all_gathers, reduce_scatters, rooted, exchanges, other_tensors],
+    [all_gathers, reduce_scatters, rooted, exchanges, other_tensors, nobody],
     ids=lambda cases: cases.__name__,
 )
 def test_refused(cases):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ringcomm.torch import moves
 from ringcomm.torch.data_parallel import DataParallel
 
 BATCHES = [1, 2, 7, 12]
@@ -121,6 +122,64 @@ def test_losses_come_back_as_a_vector():
 
     found = DataParallel(Loss(), ["cpu"] * 2)(torch.ones(5, 2))
     assert found.tolist() == [6.0, 4.0]
+
+
+class Loss(nn.Module):
+    """An output for each of the kinds that are gathered."""
+
+    def forward(self, x):
+        return {"loss": x.square().mean(), "parts": (x.sum(1), None)}
+
+
+@pytest.mark.parametrize("output_device", [0, 1])
+def test_a_batch_of_one_is_gathered_as_any_other(monkeypatch, output_device):
+    """As torch.nn.DataParallel does with it: the loss is a vector, and the outputs, and their
+    gradients, go by way of the device that is named."""
+    parallel = DataParallel(Loss(), ["cpu"] * 2)
+    parallel._root = output_device
+    went, exchange = [], moves._exchange
+
+    def watched(given):
+        given = list(given)
+        went.extend((one[0].rank, one[1].rank) for one in given)
+        exchange(given)
+
+    monkeypatch.setattr(moves, "_exchange", watched)
+    x = torch.tensor([[1.0, 3.0]], requires_grad=True)
+    found = parallel(x)
+    assert found["loss"].tolist() == [5.0] and found["parts"][0].tolist() == [4.0]
+    assert found["parts"][1] is None
+    # The input to the first device, and each output from there.
+    assert went == [(0, 0)] + [(0, output_device)] * 2
+    found["loss"].sum().backward()
+    assert x.grad.tolist() == [[1.0, 3.0]] and went[3:] == [(output_device, 0), (0, 0)]
+    with pytest.raises(TypeError, match="only tensors"):
+        DataParallel(nn.Identity(), ["cpu"] * 2)((torch.ones(1, 1), "text"))
+
+
+def test_one_device_returns_what_the_module_does():
+    """Also a scalar, and what cannot be gathered: with one device, torch only moves."""
+    x = torch.ones(1, 2)
+    assert DataParallel(Loss(), ["cpu"])(x)["loss"].shape == ()
+    same, text = DataParallel(nn.Identity(), ["cpu"])((x, "text"))
+    assert same is x and text == "text"
+
+
+def test_one_device_has_the_module_and_its_inputs():
+    module = nn.Linear(2, 2, device="cpu")
+    parallel = DataParallel(module, ["cpu"])
+    module.to("meta")
+    with pytest.raises(RuntimeError, match="must be on cpu, the first device, and one is on meta"):
+        parallel(torch.ones(1, 2))
+    # A device that has a name and no memory stands for another than the CPU.
+    parallel.devices = [torch.device("meta")]
+    assert parallel(torch.ones(1, 2)).shape == (1, 2)
+    moved = []
+    watched = nn.Linear(2, 2)
+    watched.to = moved.append
+    DataParallel(watched, ["cpu"])
+    DataParallel(watched, ["cpu"] * 2)
+    assert moved == [torch.device("cpu")]
 
 
 def test_the_first_replica_keeps_running_statistics():

@@ -9,7 +9,7 @@ import torch
 from ...torch import SyncBatchNorm as _SyncBatchNorm
 from ..job import job, rank
 from .calls import broadcast_async_
-from .group import ranks
+from .group import JobRanks, ranks
 
 
 def broadcast_parameters(
@@ -80,7 +80,7 @@ def allgather_object(obj: Any, name: Optional[str] = None) -> List[Any]:
 class SyncBatchNorm(_SyncBatchNorm):
     """`ringcomm.torch.SyncBatchNorm` over the ranks of the job."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize; in training this is a call that every rank makes."""
-        self.group = ranks()
-        return super().forward(input)
+    def _ranks(self) -> JobRanks:
+        # Asked for each time: a module that kept them could not be copied or saved, and outlives
+        # the job.
+        return ranks()
