@@ -193,7 +193,8 @@ class Stream:
 
     def _until(self, mark: int, timeout: Optional[float]) -> int:
         """What the library says of the calls before a mark, once they are done or time is over."""
-        left = None if timeout is None else int(timeout * 1000)
+        # To the library a negative time has no end.
+        left = None if timeout is None else max(int(timeout * 1000), 0)
         while True:
             # Python looks at its signals between two calls only.
             piece = _LOOK_MS if left is None else min(left, _LOOK_MS)
