@@ -173,6 +173,11 @@ impl Gate {
         proved
     }
 
+    /// What the system answered, if somebody has come whom it does not give us.
+    pub(super) fn shortage(&self) -> Option<i32> {
+        self.lobby.shortage()
+    }
+
     /// Keep what is for somebody else; the next [`Gate::advance`] gives it out again.
     pub(super) fn keep(&mut self, proved: Vec<Proved>) {
         self.kept.extend(proved);

@@ -135,6 +135,7 @@ fn run(
                 others.push(proved);
             }
         }
+        host.set_shortage(gate.shortage());
         host.advance(now);
         if host.outcome().is_none() {
             interrupt.map_or(Ok(()), |interrupt| interrupt())?;
