@@ -554,10 +554,10 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
  * Call it on one rank, and hand the 128 bytes to the others by any means: a file, a pipe, MPI. It
  * carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
  * network the ranks may be on any host: a thread of the calling process introduces them to each
- * other, so the process has to live until all have joined; the thread and its socket stay that
+ * other, so the process has to live until all have joined; the thread and its sockets stay that
  * long, at most the deadline from when the first one came; where none ever comes, as long as the
- * process. `RINGCOMM_SOCKET_IFNAME`,
- * `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens.
+ * process. `RINGCOMM_SOCKET_IFNAME`, `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where
+ * it listens, and it does nowhere else.
  *
  * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
  * to be had.

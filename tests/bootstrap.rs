@@ -1,5 +1,8 @@
 //! The rendezvous between threads and processes, with every kind of guest it must survive.
 
+#[path = "support/files.rs"]
+mod files;
+
 use ringcomm::bootstrap::{
     Contribution, Member, UniqueId, exchange, process_token, rendezvous_name,
 };
@@ -228,14 +231,8 @@ fn a_rank_without_descriptors_is_named_with_host_and_process() {
         let mut mine = contribution(rank);
         mine.fds = (0..4).map(|index| memfd(&format!("{rank}.{index}"))).collect();
         if poor {
-            // Room for the meeting's sockets: the next descriptors have the lowest free numbers,
-            // between which there may be some that other tests held at the fork.
-            let next = [(); 4].map(|()| memfd("the next"));
-            let most = next[3].as_raw_fd() as u64;
-            drop(next);
-            let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-            // SAFETY: a valid limit.
-            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+            // Room for the meeting's sockets.
+            files::open_few_more(3);
         }
         exchange(id, rank, 3, mine, soon(3_000)).unwrap_err().to_string()
     };
@@ -368,7 +365,8 @@ fn with_strangers(nranks: usize, strangers: impl FnOnce(&UniqueId) -> Vec<UnixSt
 
 #[test]
 fn silent_connections_do_not_keep_the_ranks_out() {
-    with_strangers(4, |id| (0..100).map(|_| stranger(id)).collect());
+    files::open_many();
+    with_strangers(4, |id| (0..1000).map(|_| stranger(id)).collect());
 }
 
 #[test]

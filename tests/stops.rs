@@ -2,7 +2,8 @@
 //! calls and while they meet: the others wait, every result is exact, and nobody takes anybody for
 //! dead.
 //!
-//! `scripts/soak stops` goes on for an hour, RINGCOMM_SECONDS for as long as it says.
+//! `scripts/soak stops` goes on for an hour in each of the two tests, RINGCOMM_SECONDS for half as
+//! long as it says.
 
 mod support;
 

@@ -5,6 +5,8 @@
 //! 24,000 with another secret, 1,000 recordings replayed, 25,000 each with a bit of either flipped,
 //! and 25,000 of random bytes behind a true beginning.
 
+#[path = "support/files.rs"]
+mod files;
 #[path = "support/pace.rs"]
 mod pace;
 
@@ -269,17 +271,6 @@ fn silent_half_open_and_slow_callers_lose_their_place() {
     assert_eq!((gate.tally().refused, gate.tally().evicted), (1, 3));
 }
 
-/// Let this process have as many files open as it may: the usual limit is 1,024.
-fn open_many_files() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls are given a live structure of their own type.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
-        limit.rlim_cur = limit.rlim_max;
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
-    }
-}
-
 /// Rank 0's gate, and the id of a meeting there.
 fn first_gate() -> (Gate, UniqueId) {
     let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
@@ -325,7 +316,7 @@ const PROMISE: Duration = Duration::from_millis(100);
 #[test]
 fn a_thousand_silent_sockets_hold_up_no_meeting() {
     let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
-    open_many_files();
+    files::open_many();
     let pace = Pace::start();
     let mut delays: Vec<Timed> = (0..7)
         .map(|_| {

@@ -1,20 +1,13 @@
-//! A connection that has proved nothing yet: bounded in bytes, in time and in number.
+//! A connection that has proved nothing yet: bounded in bytes and in time.
 
 use super::exchange::{COORDINATOR, MEMBER, Meeting, nonce};
 use super::socket::{Peer, Socket, is_not_yet};
 use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, Hello, PROOF};
 use std::time::{Duration, Instant};
 
-/// Most connections that may be proving themselves at one time.
-pub(super) const MAX_CANDIDATES: usize = 64;
-
 /// Time a connection has for its proof: three messages between processes of one machine take well
 /// under a millisecond, two seconds also cover one that is swapped in.
 pub(super) const PROOF_TIME: Duration = Duration::from_secs(2);
-
-/// Age at which a candidate gives way to a newcomer once all places are taken, so that idle
-/// connections delay a rank by a tenth of a second and not by their full time.
-pub(super) const SETTLED: Duration = Duration::from_millis(100);
 
 pub(super) struct Candidate {
     pub socket: Socket,
@@ -95,20 +88,20 @@ impl Candidate {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::bootstrap::{Doubts, UniqueId, wire::CHALLENGE};
     use proptest::prelude::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    fn meeting(id: &UniqueId) -> Meeting<'_> {
+    pub fn meeting(id: &UniqueId) -> Meeting<'_> {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(5);
         Meeting { id, rank: 0, nranks: 3, started: now, deadline, doubts: Doubts::default() }
     }
 
-    fn connection() -> (UnixStream, Candidate) {
+    pub fn connection() -> (UnixStream, Candidate) {
         let (theirs, ours) = UnixStream::pair().unwrap();
         (theirs, Candidate::new(Socket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
     }
@@ -123,7 +116,7 @@ mod tests {
         }
     }
 
-    fn hello(nonce: u8) -> [u8; HELLO] {
+    pub fn hello(nonce: u8) -> [u8; HELLO] {
         Hello { rank: 1, nranks: 3, remaining_ms: 5000, nonce: [nonce; 32] }.encode()
     }
 

@@ -3,9 +3,11 @@
 //! One thread, one `poll` over every socket, and no call that waits for a particular one of them.
 
 use super::bulletin::{Bulletin, Outbox};
-use super::candidate::{Candidate, MAX_CANDIDATES, PROOF_TIME, Progress, SETTLED};
+use super::candidate::{Candidate, PROOF_TIME, Progress};
 use super::exchange::{Meeting, Member, Origin};
 use super::inbox::{Arrived, Inbox};
+use super::porch::Porch;
+use super::process::out_of_sockets;
 use super::socket::{self, Peer, Socket};
 use super::unmet::Unmet;
 use super::wire::{self, Failure, Header, Hello, Kind};
@@ -43,7 +45,7 @@ impl Seat {
 pub(super) struct Coordinator<'a> {
     meeting: Meeting<'a>,
     listener: Option<Socket>,
-    candidates: Vec<Candidate>,
+    porch: Porch,
     seats: Vec<Seat>,
     /// Contributions, by rank.
     gathered: Vec<Option<Member>>,
@@ -57,8 +59,8 @@ impl<'a> Coordinator<'a> {
         gathered.resize_with(meeting.nranks, || None);
         gathered[meeting.rank] = Some(mine);
         let deadline = meeting.deadline;
-        let (candidates, seats) = (Vec::new(), Vec::new());
-        Coordinator { meeting, listener: Some(listener), candidates, seats, gathered, deadline }
+        let (porch, seats) = (Porch::default(), Vec::new());
+        Coordinator { meeting, listener: Some(listener), porch, seats, gathered, deadline }
     }
 
     /// Meet everybody.
@@ -105,38 +107,40 @@ impl<'a> Coordinator<'a> {
     /// Admit members until every rank's contribution is here.
     fn gather(&mut self) -> Attempt {
         while self.gathered.iter().any(Option::is_none) {
-            if Instant::now() >= self.deadline {
+            let now = Instant::now();
+            if now >= self.deadline {
                 return Err(self.missing());
             }
-            let full = self.candidates.len() >= MAX_CANDIDATES;
-            let oldest = self.candidates.first().map(|candidate| candidate.since);
-            let patience = if full { SETTLED } else { PROOF_TIME };
-            let until = oldest.map_or(self.deadline, |since| since + patience);
             let door = self.listener.as_ref().expect("open while gathering");
-            // While all places are taken nobody is let in until one of them is settled.
-            let open = !full || until <= Instant::now();
+            let open = self.porch.is_open(now);
             let mut entries = vec![socket::entry(door, if open { libc::POLLIN } else { 0 })];
-            let sockets = self.candidates.iter().map(|candidate| &candidate.socket);
+            let sockets = self.porch.candidates.iter().map(|candidate| &candidate.socket);
             let sockets = sockets.chain(self.seats.iter().map(|seat| &seat.socket));
             entries.extend(sockets.map(|socket| socket::entry(socket, libc::POLLIN)));
-            // Past its moment the oldest place is free for the next who comes: no need to wake up.
-            let until = if full && open { self.deadline } else { until };
-            self.poll(&mut entries, until)?;
+            self.poll(&mut entries, self.porch.next_deadline(now).unwrap_or(self.deadline))?;
             let ready: Vec<bool> = entries.iter().map(|entry| entry.revents != 0).collect();
             let (door, rest) = ready.split_first().expect("the listener is there");
-            let (candidates, seats) = rest.split_at(self.candidates.len());
+            let (candidates, seats) = rest.split_at(self.porch.candidates.len());
             for index in (0..seats.len()).filter(|index| seats[*index]) {
                 self.hear(index)?;
             }
             self.examine(candidates)?;
             if *door {
                 self.admit()?;
+            } else if open {
+                self.porch.has_all();
             }
         }
         Ok(())
     }
 
+    /// Why not everybody is here.
     fn missing(&self) -> Failure {
+        if let Some(errno) = self.porch.shortage() {
+            let rank = self.meeting.rank;
+            let what = out_of_sockets(&format!("rank {rank}"), errno);
+            return Failure::system_here(rank as u32, errno, what);
+        }
         let absent = |(rank, member): (usize, &Option<Member>)| match member {
             None => Some(rank as u32),
             Some(_) => None,
@@ -145,22 +149,28 @@ impl<'a> Coordinator<'a> {
         Failure::Missing { waited_ms: self.meeting.waited_ms(), missing, unlisted: 0 }
     }
 
-    /// Let one connection in, in the place of the oldest candidate if there is no other.
+    /// Let one connection in.
     fn admit(&mut self) -> Attempt {
         let door = self.listener.as_ref().expect("open while gathering");
-        let accepted = door.accept().map_err(|error| self.system("letting ranks in", &error))?;
-        if let Some(candidate) = accepted.and_then(Candidate::new) {
-            if self.candidates.len() >= MAX_CANDIDATES {
-                dismiss(self.candidates.remove(0), &retry());
+        let now = Instant::now();
+        match door.accept() {
+            Ok(accepted) => {
+                self.porch.has_all();
+                let candidate = accepted.and_then(Candidate::new);
+                let evicted = candidate.and_then(|candidate| self.porch.admit(candidate, now));
+                if let Some(evicted) = evicted {
+                    dismiss(evicted, &retry());
+                }
             }
-            self.candidates.push(candidate);
+            Err(error) if self.porch.pause(error.raw_os_error().unwrap_or(0), now) => {}
+            Err(error) => return Err(self.system("letting ranks in", &error)),
         }
         Ok(())
     }
 
     /// Go on with every handshake that can, and end those that take too long.
     fn examine(&mut self, ready: &[bool]) -> Attempt {
-        let candidates = std::mem::take(&mut self.candidates);
+        let candidates = std::mem::take(&mut self.porch.candidates);
         let mut result = Ok(());
         for (index, mut candidate) in candidates.into_iter().enumerate() {
             let expired = candidate.since.elapsed() >= PROOF_TIME;
@@ -168,7 +178,7 @@ impl<'a> Coordinator<'a> {
                 if ready[index] { candidate.advance(&self.meeting) } else { Progress::Waiting };
             match progress {
                 Progress::Waiting if expired => dismiss(candidate, &retry()),
-                Progress::Waiting => self.candidates.push(candidate),
+                Progress::Waiting => self.porch.candidates.push(candidate),
                 Progress::Refused => {}
                 Progress::Proved(hello) => result = result.and(self.seat(candidate, &hello)),
             }
@@ -259,7 +269,7 @@ impl<'a> Coordinator<'a> {
         self.listener = None;
         let text = format!("all {} ranks had come already", self.meeting.nranks);
         let frame = wire::failure_frame(&Failure::Usage { text });
-        self.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
+        self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
     }
 
     /// Send everything to everybody, wait until all have it, and release them.
@@ -310,7 +320,7 @@ impl<'a> Coordinator<'a> {
     fn announce(&mut self, failure: &Failure, bulletin: Option<&Bulletin>) {
         self.listener = None;
         let frame = wire::failure_frame(failure);
-        self.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
+        self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
         for seat in &mut self.seats {
             seat.outbox.finish_with(bulletin, &frame);
         }

@@ -3,6 +3,7 @@
 //! Its 32-byte secret is the only credential in the library: everything a rank proves, and every
 //! name it meets the others under, is an HMAC-SHA256 of it under a label of its own.
 
+use super::network::best_few;
 use super::process::random;
 use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
@@ -48,7 +49,8 @@ impl UniqueId {
         Ok(UniqueId::assemble(THIS_MACHINE_ONLY, secret, nonce, &[0; 60]))
     }
 
-    /// A new id whose ranks meet over the network at `addresses`, best first; at most two travel.
+    /// A new id whose ranks meet over the network at `addresses`, best first; at most two
+    /// travel, of both families where there are both.
     pub fn at(addresses: &[SocketAddr]) -> Result<UniqueId> {
         Ok(UniqueId::generate()?.moved_to(addresses))
     }
@@ -70,7 +72,8 @@ impl UniqueId {
     /// The same secret, for ranks that meet at `addresses`: over the network, unless it is empty.
     pub(super) fn moved_to(&self, addresses: &[SocketAddr]) -> UniqueId {
         let mut area = [0; ADDRESS_AT.end - ADDRESS_AT.start];
-        for (cell, address) in area.chunks_exact_mut(ADDRESS_BYTES).zip(addresses) {
+        let told = best_few(addresses, MOST_ADDRESSES);
+        for (cell, address) in area.chunks_exact_mut(ADDRESS_BYTES).zip(&told) {
             cell.copy_from_slice(&encode_address(address));
         }
         let flags = if addresses.is_empty() { THIS_MACHINE_ONLY } else { NETWORK };
@@ -301,6 +304,20 @@ mod tests {
         assert_ne!(shared(b"s", b"a"), shared(b"s", b"b"));
         let elsewhere = UniqueId::from_secret(b"s", b"a", two);
         assert_eq!(shared(b"s", b"a").mac("x", &[]), elsewhere.mac("x", &[]));
+    }
+
+    #[test]
+    fn of_many_addresses_the_best_of_each_family_travel() {
+        let told = |all: &[&str]| {
+            let all: Vec<SocketAddr> = all.iter().map(|one| one.parse().unwrap()).collect();
+            let told = UniqueId::at(&all).unwrap().addresses();
+            told.iter().map(|one| one.ip().to_string()).collect::<Vec<_>>()
+        };
+        let (first, second, v6) = ("10.0.0.1:9", "10.0.0.2:9", "[2001:db8::1]:9");
+        assert_eq!(told(&[first, second, v6]), ["10.0.0.1", "2001:db8::1"]);
+        assert_eq!(told(&[first, second, "10.0.0.3:9", v6]), ["10.0.0.1", "2001:db8::1"]);
+        assert_eq!(told(&[first, v6, second]), ["10.0.0.1", "2001:db8::1"]);
+        assert_eq!(told(&[first, second, "[fe80::1%2]:9"]), ["10.0.0.1", "10.0.0.2"]);
     }
 
     #[test]

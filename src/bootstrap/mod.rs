@@ -13,6 +13,7 @@ mod id;
 mod inbox;
 mod member;
 pub mod network;
+mod porch;
 mod process;
 pub mod rendezvous;
 mod socket;

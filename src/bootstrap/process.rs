@@ -36,6 +36,23 @@ pub(super) fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// What is told where `who` cannot take a connection for this reason, with what to do.
+pub(super) fn out_of_sockets(who: &str, errno: i32) -> String {
+    let why = match errno {
+        libc::EMFILE => {
+            // SAFETY: all zeroes is a valid limit.
+            let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+            // SAFETY: the limit is live; should it not be to be had, it stays 0.
+            unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+            format!("its process may have {} files open; raise `ulimit -n`", limit.rlim_cur)
+        }
+        libc::ENFILE => "its machine has all the files open that it may; raise fs.file-max".into(),
+        libc::ENOBUFS | libc::ENOMEM => "its machine has no memory left for sockets".into(),
+        _ => "its system refuses them".to_string(),
+    };
+    format!("{who} can take no more connections ({why})")
+}
+
 /// A number that no other process image of this machine has: equal among the threads of a process,
 /// different in a forked child. The low bits are the process id, which is how a child notices that
 /// the token it inherited is not its own; no lock, so a fork at any moment is harmless.

@@ -151,3 +151,25 @@ fn meet(
     };
     Ok((communicator, invitation))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_root_answers_and_nothing_else_does() {
+        let config = Config { interfaces: Some("=lo".into()), ..Config::default() };
+        let root = Root::start(&config).unwrap();
+        let outside = Outside(&config);
+        assert!(outside.answers(&root).unwrap());
+        assert!(outside.answers(&root).unwrap(), "again");
+        // Another secret at the place of the root, and no secret at all.
+        assert!(!outside.answers(&UniqueId::at(&root.addresses()).unwrap()).unwrap());
+        let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = mute.local_addr().unwrap();
+        assert!(!outside.answers(&UniqueId::at(&[at]).unwrap()).unwrap());
+        drop(mute);
+        assert!(!outside.answers(&UniqueId::at(&[at]).unwrap()).unwrap());
+    }
+}

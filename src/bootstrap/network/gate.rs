@@ -2,7 +2,7 @@
 
 use super::dial::Proved;
 use super::handshake::Secret;
-use super::interface;
+use super::interface::{self, best_few};
 use super::lobby::{Lobby, Tally};
 use super::message::MOST_ADDRESSES;
 use super::socket::{Listener, Socket, entry};
@@ -10,6 +10,7 @@ use crate::bootstrap::UniqueId;
 use crate::config::{Config, Family};
 use crate::error::{Error, Result};
 use std::io;
+use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Instant;
@@ -35,9 +36,10 @@ impl From<&Config> for NetworkConfig {
     }
 }
 
-/// A listener, and the callers that have not proved themselves yet. It never waits on one of them.
+/// Listeners, and the callers that have not proved themselves yet. It never waits on one of them.
 pub struct Gate {
-    listener: Listener,
+    /// At the same port each.
+    listeners: Vec<Listener>,
     addresses: Vec<SocketAddr>,
     lobby: Lobby<Socket>,
     /// Proved, and not yet taken by the one they are for.
@@ -45,23 +47,26 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Listen for holders of the id's secret, at an address of this machine's choosing.
+    /// Listen for holders of the id's secret, at the best few of the chosen interfaces' addresses
+    /// and nowhere else.
     pub fn open(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
         let all = interface::interfaces()?;
         let wish = config.interfaces.as_deref();
-        let chosen = interface::choose(&all, wish, config.family)?;
-        let at = match chosen[..] {
-            [one] => one,
-            // With nothing but loopback, nothing but loopback is served.
-            [one, ..] if chosen.iter().all(|address| address.ip().is_loopback()) => one,
-            _ if chosen.iter().any(SocketAddr::is_ipv6) => {
-                SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0)
-            }
-            _ => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
-        };
-        let listener = listen(at, config.ports.clone())?;
-        let reached = if at.ip().is_unspecified() { chosen } else { vec![at] };
-        Ok(Gate::with(id, listener, reached))
+        let mut chosen = interface::choose(&all, wish, config.family)?;
+        if chosen.iter().all(|address| address.ip().is_loopback()) {
+            // One leads to as many as all do.
+            chosen.truncate(1);
+        }
+        Gate::among(id, &chosen, config.ports.clone())
+    }
+
+    fn among(
+        id: &UniqueId,
+        chosen: &[SocketAddr],
+        ports: Option<RangeInclusive<u16>>,
+    ) -> Result<Gate> {
+        let (listeners, reached) = listen(&best_few(chosen, MOST_ADDRESSES), ports)?;
+        Ok(Gate::with(id, listeners, &reached))
     }
 
     /// Listen at one address, for a rendezvous at a place that the user names. An unspecified IP
@@ -75,19 +80,18 @@ impl Gate {
         } else {
             vec![at]
         };
-        Ok(Gate::with(id, listener, reached))
+        Ok(Gate::with(id, vec![listener], &reached))
     }
 
-    fn with(id: &UniqueId, listener: Listener, reached: Vec<SocketAddr>) -> Gate {
-        let port = listener.port();
+    fn with(id: &UniqueId, listeners: Vec<Listener>, reached: &[SocketAddr]) -> Gate {
+        let port = listeners[0].port();
         let with_port = |mut address: SocketAddr| {
             address.set_port(port);
             address
         };
-        let addresses = interface::best_few(&reached, MOST_ADDRESSES);
-        let addresses = addresses.into_iter().map(with_port).collect();
+        let addresses = best_few(reached, MOST_ADDRESSES).into_iter().map(with_port).collect();
         let lobby = Lobby::new(Secret::new(id));
-        Gate { listener, addresses, lobby, kept: Vec::new() }
+        Gate { listeners, addresses, lobby, kept: Vec::new() }
     }
 
     /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
@@ -132,7 +136,7 @@ impl Gate {
     /// What to poll before the next [`Gate::advance`].
     pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
         if self.lobby.is_open(Instant::now()) {
-            into.push(entry(self.listener.raw(), libc::POLLIN));
+            into.extend(self.listeners.iter().map(|one| entry(one.raw(), libc::POLLIN)));
         }
         into.extend(self.lobby.callers().map(|(socket, sending)| {
             entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
@@ -152,8 +156,26 @@ impl Gate {
     /// names the peer.
     pub fn advance(&mut self) -> Vec<Proved> {
         let mut proved = std::mem::take(&mut self.kept);
-        proved.extend(self.lobby.advance(Instant::now(), || self.listener.accept()));
+        let Gate { listeners, lobby, .. } = self;
+        let mut next = 0;
+        let accept = || {
+            // In turn, so that a flood at one address does not keep those of another out.
+            for _ in 0..listeners.len() {
+                next = (next + 1) % listeners.len();
+                match listeners[next].accept() {
+                    Ok(None) => {}
+                    accepted => return accepted,
+                }
+            }
+            Ok(None)
+        };
+        proved.extend(lobby.advance(Instant::now(), accept));
         proved
+    }
+
+    /// What the system answered, if somebody has come whom it does not give us.
+    pub(super) fn shortage(&self) -> Option<i32> {
+        self.lobby.shortage()
     }
 
     /// Keep what is for somebody else; the next [`Gate::advance`] gives it out again.
@@ -167,28 +189,56 @@ impl Gate {
     }
 }
 
-/// Listen at a port of the range, the first that is free.
-fn listen(mut at: SocketAddr, ports: Option<RangeInclusive<u16>>) -> Result<Listener> {
-    let Some(ports) = ports else {
-        at.set_port(0);
-        return Listener::bind(&at).map_err(|error| refused_port(&at, &error));
-    };
-    for port in ports.clone() {
-        at.set_port(port);
-        match Listener::bind(&at) {
-            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
-            bound => return bound.map_err(|error| refused_port(&at, &error)),
+/// Where nobody names a port: how many the kernel is asked for until one is free at every address.
+const MOST_PORTS: usize = 16;
+
+/// Listen at all of these addresses at one port, the first of the range that is free at each; where
+/// each listener is.
+fn listen(
+    at: &[SocketAddr],
+    ports: Option<RangeInclusive<u16>>,
+) -> Result<(Vec<Listener>, Vec<SocketAddr>)> {
+    let any = || vec![0; MOST_PORTS];
+    let mut last = at[0];
+    for port in ports.clone().map_or_else(any, Iterator::collect) {
+        match listen_at(at, port) {
+            Ok(listening) => return Ok(listening.into_iter().unzip()),
+            Err((at, error)) if error.kind() == AddrInUse => last = at,
+            Err((at, error)) => return Err(refused_port(&at, &error)),
         }
     }
-    Err(Error::System {
-        what: format!(
-            "listening at {}: every port of RINGCOMM_PORT_RANGE={}-{} is taken",
-            at.ip(),
-            ports.start(),
-            ports.end()
-        ),
-        errno: libc::EADDRINUSE,
-    })
+    let tried = match ports {
+        Some(ports) => format!("RINGCOMM_PORT_RANGE={}-{}", ports.start(), ports.end()),
+        None => format!("{MOST_PORTS} that the kernel gave"),
+    };
+    let what = format!("listening at {}: every port of {tried} is taken", last.ip());
+    Err(Error::System { what, errno: libc::EADDRINUSE })
+}
+
+/// Listen at all of these addresses that there still are, at this port or (0) what the kernel gives
+/// for the first; or where it was refused.
+fn listen_at(
+    at: &[SocketAddr],
+    mut port: u16,
+) -> Result<Vec<(Listener, SocketAddr)>, (SocketAddr, io::Error)> {
+    let (mut listening, mut gone) = (Vec::new(), None);
+    for mut at in at.iter().copied() {
+        at.set_port(port);
+        match Listener::bind(&at) {
+            Ok(listener) => {
+                port = listener.port();
+                listening.push((listener, at));
+            }
+            // An interface may lose an address at any moment, and one of IPv6 may not be its own
+            // yet.
+            Err(error) if error.kind() == AddrNotAvailable => gone = Some((at, error)),
+            Err(error) => return Err((at, error)),
+        }
+    }
+    match gone {
+        Some(gone) if listening.is_empty() => Err(gone),
+        _ => Ok(listening),
+    }
 }
 
 fn refused_port(at: &SocketAddr, error: &io::Error) -> Error {
@@ -199,14 +249,15 @@ fn refused_port(at: &SocketAddr, error: &io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpStream;
 
     /// As where every container has an interface of the host's.
     #[test]
     fn of_hundreds_of_addresses_the_best_are_told() {
         let id = UniqueId::generate().unwrap();
         let at = SocketAddr::from(([127, 0, 0, 1], 0));
-        let many = (0..200).map(|last| SocketAddr::from(([10, 0, 0, last], 0))).collect();
-        let gate = Gate::with(&id, Listener::bind(&at).unwrap(), many);
+        let many: Vec<_> = (0..200).map(|last| SocketAddr::from(([10, 0, 0, last], 0))).collect();
+        let gate = Gate::with(&id, vec![Listener::bind(&at).unwrap()], &many);
         let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
         let best: Vec<IpAddr> =
             (0..MOST_ADDRESSES as u8).map(|last| [10, 0, 0, last].into()).collect();
@@ -220,8 +271,8 @@ mod tests {
         let told = |more: &[&str]| {
             let many = (0..200).map(|last| format!("10.0.0.{last}"));
             let many = many.chain(more.iter().map(|ip| ip.to_string()));
-            let many = many.map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
-            let gate = Gate::with(&id, Listener::bind(&at).unwrap(), many);
+            let many: Vec<_> = many.map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
+            let gate = Gate::with(&id, vec![Listener::bind(&at).unwrap()], &many);
             gate.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
         };
         let three = ["10.0.0.0", "10.0.0.1", "10.0.0.2"];
@@ -229,5 +280,39 @@ mod tests {
         assert_eq!(told(&["2001:db8::2", "2001:db8::3"]), both("2001:db8::2"));
         // Every interface has such an address; it is worth less than any that is routed.
         assert_eq!(told(&["fe80::1"]), both("10.0.0.3"));
+    }
+
+    #[test]
+    fn nobody_is_let_in_at_an_address_that_was_not_chosen() {
+        let id = UniqueId::generate().unwrap();
+        let chosen = ["127.0.0.1:0", "127.0.0.3:0"].map(|at| at.parse::<SocketAddr>().unwrap());
+        let mut gate = Gate::among(&id, &chosen, None).unwrap();
+        let port = gate.addresses()[0].port();
+        let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), port);
+        assert_eq!(gate.addresses(), [at("127.0.0.1"), at("127.0.0.3")]);
+        let refused = TcpStream::connect(at("127.0.0.2")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let _callers = chosen.map(|at| TcpStream::connect((at.ip(), port)).unwrap());
+        gate.advance();
+        assert_eq!(gate.lobby.callers().count(), 2, "one at each");
+        // As another rank of this host would, which must not get a port that is free at one only.
+        let taken = Gate::among(&id, &chosen[1..], Some(port..=port)).err().unwrap().to_string();
+        assert!(taken.contains("127.0.0.3") && taken.contains("RINGCOMM_PORT_RANGE"), "{taken}");
+        let both = ["127.0.0.2:0", "127.0.0.3:0"].map(|at| at.parse::<SocketAddr>().unwrap());
+        let next = Gate::among(&id, &both, Some(port..=port.saturating_add(20))).unwrap();
+        assert_ne!(next.addresses()[0].port(), port);
+        assert_eq!(next.addresses()[0].port(), next.addresses()[1].port());
+    }
+
+    #[test]
+    fn an_address_that_is_gone_is_not_told() {
+        let id = UniqueId::generate().unwrap();
+        // Set aside for documents: no machine's.
+        let chosen = ["203.0.113.1:0", "127.0.0.1:0"].map(|at| at.parse::<SocketAddr>().unwrap());
+        let gate = Gate::among(&id, &chosen, None).unwrap();
+        let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
+        assert_eq!(told, [chosen[1].ip()]);
+        let error = Gate::among(&id, &chosen[..1], None).err().unwrap().to_string();
+        assert!(error.starts_with("listening at 203.0.113.1:0: "), "{error}");
     }
 }

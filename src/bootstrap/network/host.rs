@@ -234,6 +234,13 @@ impl<N: Network> Host<N> {
         });
     }
 
+    /// Whether somebody has come whom the gate cannot let in, and why.
+    pub fn set_shortage(&mut self, errno: Option<i32>) {
+        if let Role::Root(registry) = &mut self.role {
+            registry.set_shortage(errno);
+        }
+    }
+
     pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
         self.role.outcome()
     }

@@ -65,13 +65,16 @@ pub struct Lobby<S> {
     /// Who lives here introduces the others.
     is_root: bool,
     paused_until: Option<Instant>,
+    /// Why the last that came could not be taken.
+    shortage: Option<i32>,
     pub tally: Tally,
 }
 
 impl<S: Stream> Lobby<S> {
     pub fn new(secret: Secret) -> Lobby<S> {
         let (callers, tally) = (Vec::with_capacity(MOST_UNPROVED), Tally::default());
-        Lobby { secret, callers, rank: None, is_root: false, paused_until: None, tally }
+        let (rank, paused_until, shortage) = (None, None, None);
+        Lobby { secret, callers, rank, is_root: false, paused_until, shortage, tally }
     }
 
     /// From now on callers that mean another rank are turned away.
@@ -102,7 +105,9 @@ impl<S: Stream> Lobby<S> {
             if !self.is_open(now) {
                 break;
             }
-            match accept() {
+            let accepted = accept();
+            self.shortage = accepted.as_ref().err().and_then(io::Error::raw_os_error);
+            match accepted {
                 Ok(Some((stream, address))) => self.admit(stream, address, now, &mut proved),
                 Ok(None) => break,
                 Err(_) => {
@@ -113,6 +118,11 @@ impl<S: Stream> Lobby<S> {
             }
         }
         proved
+    }
+
+    /// What the system answered, if somebody has come since whom it does not give us.
+    pub fn shortage(&self) -> Option<i32> {
+        self.shortage
     }
 
     /// Whether a new caller would be taken now.
@@ -329,6 +339,10 @@ mod tests {
         scene.lobby.advance(scene.now, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
         assert_eq!((scene.lobby.callers.len(), scene.greeted()), (2, 2));
         assert!(!scene.lobby.is_open(scene.now));
-        assert!(scene.lobby.is_open(scene.now + EXHAUSTED));
+        assert_eq!(scene.lobby.shortage(), Some(libc::EMFILE));
+        scene.now += EXHAUSTED;
+        assert!(scene.lobby.is_open(scene.now));
+        each(&mut scene, 1, &hello);
+        assert_eq!((scene.greeted(), scene.lobby.shortage()), (3, None));
     }
 }

@@ -76,7 +76,7 @@ pub fn meet_unless(
         _ => Ok(()),
     };
     let interrupt: Option<&dyn Fn() -> Result<(), Unmet>> = is_called_off.map(|_| &interrupt as _);
-    let met = run(&mut host, gate, &mut others, interrupt);
+    let met = run(&mut host, gate, nranks as u32, &mut others, interrupt);
     gate.keep(others);
     met?;
     Ok(host.take_table().into_iter().map(|(_, payload)| payload).collect())
@@ -115,9 +115,12 @@ fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
 }
 
 /// Drive a host until its meeting is over and everybody has been told, or `interrupt` ends it.
+/// What comes meanwhile from one of `nranks` ranks for another purpose is for `others`; who is no
+/// rank only asks whether anybody is there, and is hung up on.
 fn run(
     host: &mut Host<Kernel>,
     gate: &mut Gate,
+    nranks: u32,
     others: &mut Vec<Proved>,
     interrupt: Option<&dyn Fn() -> Result<(), Unmet>>,
 ) -> Result<(), Unmet> {
@@ -128,10 +131,11 @@ fn run(
         for proved in gate.advance() {
             if proved.greeting.purpose == Purpose::Meet {
                 host.admit(proved, now);
-            } else {
+            } else if proved.greeting.rank < nranks {
                 others.push(proved);
             }
         }
+        host.set_shortage(gate.shortage());
         host.advance(now);
         if host.outcome().is_none() {
             interrupt.map_or(Ok(()), |interrupt| interrupt())?;
@@ -183,8 +187,8 @@ fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
     let role = Role::Root(Registry::apart(me.pid, now, patience));
     let Ok(greeting) = greeting(me, 0) else { return };
     let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
-    let mut others = Vec::new();
-    if run(&mut host, &mut gate, &mut others, None).is_ok() {
+    // A thread has no use for what is for a rank.
+    if run(&mut host, &mut gate, 0, &mut Vec::new(), None).is_ok() {
         return;
     }
     // Whoever comes late learns why it failed, as long as it would have been waited for.
@@ -208,3 +212,7 @@ fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "meet_tests.rs"]
+mod tests;

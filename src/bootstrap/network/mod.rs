@@ -27,6 +27,7 @@ pub use dial::{Dial, Dialling, Proved};
 pub use gate::{Gate, NetworkConfig};
 pub use greeting::{ANYONE, GREETING, Greeting, Purpose, ROOT};
 pub use handshake::{ANSWER, HELLO, Handshake, Keys, PROOF, Secret};
+pub(super) use interface::best_few;
 pub use interface::{Interface, interfaces};
 #[cfg(test)]
 pub use lobby::Lobby;

@@ -4,8 +4,9 @@ use super::greeting::Greeting;
 use super::message::{Entry, Message, NO_RANK, Party, entries};
 use super::tree::{
     ARITY, Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn,
-    table_messages,
+    refused, table_messages,
 };
+use crate::bootstrap::process::out_of_sockets;
 use crate::bootstrap::unmet::Unmet;
 use crate::bootstrap::wire::Failure;
 use crate::error::Result;
@@ -68,6 +69,8 @@ pub struct Registry {
     patience: Duration,
     /// Cut off before they had said anything, and when that becomes their death.
     suspects: Vec<(Instant, u32)>,
+    /// Why somebody who has come cannot be let in.
+    shortage: Option<i32>,
     table: Table,
     actions: Vec<Action>,
     failure: Option<Failure>,
@@ -91,6 +94,7 @@ impl Registry {
             deadline: None,
             patience,
             suspects: Vec::new(),
+            shortage: None,
             table: Vec::new(),
             actions: Vec::new(),
             failure: None,
@@ -148,6 +152,12 @@ impl Registry {
         suspects.chain(self.deadline).min()
     }
 
+    /// Whether somebody has come who cannot be let in, and why. Who is missing at the deadline may
+    /// be that one, and who does not go on may wait for it.
+    pub fn set_shortage(&mut self, errno: Option<i32>) {
+        self.shortage = errno;
+    }
+
     fn say(&mut self, link: Link, message: Message) {
         self.actions.push(Action::Say { link, message });
     }
@@ -162,6 +172,10 @@ impl Registry {
         let (Some(deadline), Some(nranks)) = (self.deadline, self.nranks) else { return };
         if now < deadline {
             return;
+        }
+        if let Some(errno) = self.shortage {
+            let what = out_of_sockets(&name(Party { pid: 0, ..self.me }), errno);
+            return self.fail(refused(self.me, errno, what));
         }
         let waited_ms = now.saturating_duration_since(self.started).as_millis() as u64;
         let missing: Vec<u32> =

@@ -117,3 +117,40 @@ fn a_failure_names_the_host_that_its_rank_is_on_whoever_found_it_out() {
         assert!(told, "{text}");
     }
 }
+
+/// A rank that has come and cannot be let in is no rank that is missing, nor does who waits for it
+/// hold the meeting up.
+#[test]
+fn a_root_that_can_take_no_more_connections_says_so_of_itself() {
+    let now = Instant::now();
+    let (purpose, to) = (Purpose::Meet, ANYONE);
+    for (nranks, before) in [(3, "only 2 of 3 ranks"), (2, "it came to the rendezvous and then")] {
+        let text = |shortage: Option<i32>, root: Party| {
+            let mut of = Registry::of(root, nranks, &[], now, now + PATIENCE);
+            let n = nranks as u32;
+            let greeting = Greeting { purpose, rank: 1, to, nranks: n, lane: 41, note: 1 };
+            of.on(Event::Came { link: 1, greeting, took: Duration::ZERO }, now);
+            of.set_shortage(shortage);
+            assert!(of.outcome().is_none(), "what is short now may not be at the deadline");
+            of.tick(now + PATIENCE);
+            let failure = of.take_actions().into_iter().find_map(|action| match action {
+                Action::Say { message: Message::Failure(failure), .. } => Some(failure),
+                _ => None,
+            });
+            let unmet = of.outcome().expect("an outcome").clone().unwrap_err();
+            let told = into_unmet(failure.expect("everybody is told"), 1, nranks);
+            [unmet.error, told.error].map(|error| error.to_string())
+        };
+        let root = Party { rank: 0, pid: 40 };
+        let why = |who: &str| format!("{who} can take no more connections (its process may have ");
+        text(None, root).iter().for_each(|text| assert!(text.contains(before), "{text}"));
+        let [own, told] = text(Some(libc::EMFILE), root);
+        assert!(own.starts_with(&why("rank 0")) && own.contains("raise `ulimit -n`"), "{own}");
+        let failed = format!("rank 0 (host {}, pid 40) failed and rank 1", host::name());
+        assert!(told.starts_with(&failed) && told.contains(&why("rank 0")), "{told}");
+        let [_, told] = text(Some(libc::ENFILE), Party { rank: NO_RANK, pid: 40 });
+        let process =
+            format!("the process that made the unique id (host {}, pid 40)", host::name());
+        assert!(told.starts_with(&process) && told.contains("fs.file-max"), "{told}");
+    }
+}

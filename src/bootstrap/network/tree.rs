@@ -144,6 +144,11 @@ pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> Unmet {
             ),
             errno: libc::ECONNRESET,
         }),
+        Failure::System { rank: super::message::NO_RANK, pid, host, errno, what } => {
+            let what =
+                format!("the process that made the unique id (host {host}, pid {pid}): {what}");
+            Unmet::there(Error::System { what, errno })
+        }
         // What was damaged on its way says nothing against this rank: another meeting may go well.
         Failure::System { errno: libc::EBADMSG, .. } => {
             Unmet::there(failure.into_error(me as usize, nranks))

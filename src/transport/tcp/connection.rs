@@ -5,6 +5,7 @@ use super::inbound::Inbound;
 use super::lane::{Broken, Lane};
 use super::network::{NewLane, Settings};
 use super::outbound::Outbound;
+use crate::config::MOST_SOCKETS;
 use crate::transport::fifo::{Geometry, Message, Stamp};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,13 @@ pub const EXPLANATION: Duration = Duration::from_secs(1);
 /// Every how many polls lanes other than the first are read: a short message usually is on the
 /// first one.
 const OTHER_LANES: u32 = 4;
+
+/// A bit for each lane.
+type Ended = u32;
+
+/// Lanes at most: each of a peer's sockets may come again.
+const MOST_LANES: usize = 2 * MOST_SOCKETS;
+const _: () = assert!(MOST_LANES <= Ended::BITS as usize);
 
 /// A connection that is of no more use, why, and since when. The peer's death or failure, which
 /// comes over another socket, says more than a closed one does: so the control plane is asked.
@@ -37,7 +45,7 @@ pub struct Connection {
     settings: Settings,
     broken: Option<Breach>,
     /// A bit for each lane that gives nothing any more. Others may still hold what was sent before.
-    ended: u32,
+    ended: Ended,
     polls: u32,
 }
 
@@ -61,8 +69,11 @@ impl Connection {
     }
 
     /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
-    /// what had gone over that nobody knows how much has come.
+    /// what had gone over that nobody knows how much has come. One that is too many is hung up on.
     pub fn add_lane(&mut self, lane: NewLane) {
+        if self.lanes.len() == MOST_LANES {
+            return;
+        }
         self.lanes.push(Lane::new(lane.socket, self.settings.protection, &lane.keys));
         self.flush();
     }
@@ -160,7 +171,7 @@ impl Connection {
         }
         if let Some(why) = failure {
             if matches!(why, Broken::Damaged(_)) {
-                self.ended = u32::MAX;
+                self.ended = Ended::MAX;
             }
             self.breaks(&why.to_string());
         }
@@ -219,17 +230,21 @@ mod tests {
     use super::super::frame::Frame;
     use super::*;
     use crate::config::Protection;
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
 
     /// A connection of two lanes, and the other ends of both.
     fn connection() -> (Connection, [TcpStream; 2]) {
+        connection_of()
+    }
+
+    fn connection_of<const LANES: usize>() -> (Connection, [TcpStream; LANES]) {
         let geometry = Geometry { depth: 4, slot_bytes: 64 };
         let mut connection =
             Connection::new(Settings { geometry, protection: Protection::Clear, lanes: 2 });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ends = [(); 2].map(|()| {
+        let ends = [(); LANES].map(|()| {
             let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let socket = OwnedFd::from(listener.accept().unwrap().0);
             let keys = LaneKeys { send: [1; 32], receive: [2; 32] };
@@ -286,6 +301,27 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_comes_again_and_again_gets_no_more_lanes_than_there_can_be() {
+        let (mut connection, ends) = connection_of::<40>();
+        let mut ends = ends.into_iter();
+        let mut first = ends.next().unwrap();
+        for mut surplus in &ends.as_slice()[MOST_LANES - 1..] {
+            surplus.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            assert_eq!(surplus.read(&mut [0]).expect("an end"), 0, "it was hung up on");
+        }
+        let now = Instant::now();
+        drop(ends);
+        until(&mut connection, |connection| {
+            connection.try_wait().is_none()
+                && connection.ended.count_ones() as usize == connection.lanes.len() - 1
+        });
+        connection.explained();
+        assert!(connection.breach(now).is_none(), "the first lane is open");
+        first.write_all(&message(0)).unwrap();
+        until(&mut connection, |connection| connection.try_wait().is_some());
+    }
+
+    #[test]
     fn lanes_end_when_all_of_them_have_delivered() {
         let (connection, [_first, second]) = connection();
         // The kernels of both ends hold less than this.
@@ -298,7 +334,7 @@ mod tests {
         assert!(sent > 0 && !connection.is_delivered());
         connection.end();
         second.set_nonblocking(true).unwrap();
-        let error = std::io::Read::read(&mut &second, &mut [0]).unwrap_err();
+        let error = (&second).read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "the other lane has not ended");
     }
 

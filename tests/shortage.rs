@@ -1,0 +1,215 @@
+//! A rank that may open too few files for the connections of all others says so of itself, and
+//! blames nobody else; while it can, it gives them to ranks and not to strangers.
+//!
+//! The test binary starts itself again for that rank, since the limit is a process's.
+
+#[path = "support/files.rs"]
+mod files;
+
+use ringcomm::bootstrap::network::{Gate, NetworkConfig, meet};
+use ringcomm::bootstrap::{Contribution, UniqueId, exchange, process_token, rendezvous_name};
+use std::io::{BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Set in the process of rank 0: how the ranks share a secret.
+const SECRET: &str = "RINGCOMM_TEST_SECRET";
+/// What its lines begin with; libtest prints lines of its own.
+const MARK: &str = "rank 0 says: ";
+
+/// Longer than any test takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+/// How long rank 0 waits for ranks that cannot come, and the others for it.
+const SHORT: Duration = Duration::from_secs(3);
+const NRANKS: usize = 4;
+
+fn secret() -> Option<String> {
+    std::env::var(SECRET).ok()
+}
+
+/// The process of rank 0.
+struct First {
+    process: Child,
+    secret: String,
+    lines: BufReader<ChildStdout>,
+}
+
+impl First {
+    /// Run this test again; in there it is rank 0.
+    fn start(test: &str, number: usize) -> First {
+        let secret = format!("{test} {} {number}", std::process::id());
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(SECRET, &secret)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        First { process, secret, lines }
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "rank 0 is gone");
+            if let Some((_, said)) = line.split_once(MARK) {
+                return said.trim_end().to_string();
+            }
+        }
+    }
+
+    /// As other ranks name it.
+    fn name(&self) -> String {
+        format!("rank 0 (host {}, pid {})", ringcomm::host::name(), self.process.id())
+    }
+
+    /// How it and the others that came, as threads, ended: one of them was let in.
+    fn judge(mut self, ranks: impl Fn(usize) -> String + Sync) -> Option<String> {
+        let others: Vec<String> = thread::scope(|scope| {
+            let ranks = &ranks;
+            let ranks: Vec<_> = (1..NRANKS).map(|rank| scope.spawn(move || ranks(rank))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let own = self.hear();
+        let failed = format!("{} failed and rank", self.name());
+        self.process.wait().unwrap();
+        let told = others.iter().filter(|text| text.starts_with(&failed));
+        let told: Vec<&String> = told.filter(|text| text.contains(&own)).collect();
+        // On a busy machine they may come when it has given up.
+        (own.starts_with("rank 0 can take no more connections (") && told.len() == 1).then_some(own)
+    }
+}
+
+fn say(text: impl std::fmt::Display) {
+    println!("\n{MARK}{text}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn assert_told(text: &str) {
+    assert!(text.contains("files open; raise `ulimit -n`): Too many open files"), "{text}");
+}
+
+fn loopback() -> NetworkConfig {
+    NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() }
+}
+
+#[test]
+fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
+    if let Some(secret) = secret() {
+        let nowhere = UniqueId::from_secret(secret.as_bytes(), b"", &[]);
+        let mut gate = Gate::open(&nowhere, &loopback()).unwrap().of_root();
+        let id = UniqueId::from_secret(secret.as_bytes(), b"", gate.addresses());
+        say(gate.addresses()[0]);
+        files::open_few_more(1);
+        let until = Instant::now() + SHORT;
+        return say(meet(&id, 0, NRANKS, vec![0], &mut gate, until).unwrap_err());
+    }
+    let test = "a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do";
+    let tried = |number| {
+        let mut first = First::start(test, number);
+        let at = first.hear().parse().unwrap();
+        let id = UniqueId::from_secret(first.secret.as_bytes(), b"", &[at]);
+        first.judge(|rank| {
+            let mut gate = Gate::open(&id, &loopback()).unwrap();
+            let until = Instant::now() + SHORT;
+            meet(&id, rank, NRANKS, vec![rank as u8], &mut gate, until).unwrap_err().to_string()
+        })
+    };
+    assert_told(&(0..5).find_map(tried).expect("ranks that come in time"));
+}
+
+#[test]
+fn a_root_on_a_network_with_room_for_nobody_else_still_says_who_has_not_come() {
+    if let Some(secret) = secret() {
+        let nowhere = UniqueId::from_secret(secret.as_bytes(), b"", &[]);
+        let mut gate = Gate::open(&nowhere, &loopback()).unwrap().of_root();
+        let id = UniqueId::from_secret(secret.as_bytes(), b"", gate.addresses());
+        say(gate.addresses()[0]);
+        files::open_few_more(1);
+        return say(meet(&id, 0, 3, vec![0], &mut gate, Instant::now() + SHORT).unwrap_err());
+    }
+    let test = "a_root_on_a_network_with_room_for_nobody_else_still_says_who_has_not_come";
+    let mut first = First::start(test, 0);
+    let at = first.hear().parse().unwrap();
+    let id = UniqueId::from_secret(first.secret.as_bytes(), b"", &[at]);
+    let mut gate = Gate::open(&id, &loopback()).unwrap();
+    let until = Instant::now() + SHORT;
+    meet(&id, 1, 3, vec![1], &mut gate, until).unwrap_err();
+    let text = first.hear();
+    assert!(text.contains("of 3 ranks") && text.contains("2]; start"), "{text}");
+    first.process.wait().unwrap();
+}
+
+fn contribution() -> Contribution {
+    Contribution { payload: vec![1], process: process_token().unwrap(), fds: Vec::new() }
+}
+
+fn local_id(secret: &str) -> UniqueId {
+    UniqueId::from_secret(secret.as_bytes(), b"", &[])
+}
+
+/// Where the ranks of an id meet on this machine, once somebody listens there.
+fn place(id: &UniqueId) -> SocketAddr {
+    let name = rendezvous_name(id);
+    let is_there = || {
+        let list = std::fs::read_to_string("/proc/net/unix").unwrap();
+        list.contains(str::from_utf8(&name).unwrap())
+    };
+    let until = Instant::now() + LONG;
+    while !is_there() {
+        assert!(Instant::now() < until, "rank 0 does not listen");
+        thread::sleep(Duration::from_millis(1));
+    }
+    SocketAddr::from_abstract_name(&name).unwrap()
+}
+
+#[test]
+fn a_coordinator_that_runs_out_of_descriptors_is_named_with_what_to_do() {
+    if let Some(secret) = secret() {
+        // To listen, and for one that comes.
+        files::open_few_more(2);
+        let until = Instant::now() + SHORT;
+        return say(exchange(&local_id(&secret), 0, NRANKS, contribution(), until).unwrap_err());
+    }
+    let test = "a_coordinator_that_runs_out_of_descriptors_is_named_with_what_to_do";
+    let tried = |number| {
+        let first = First::start(test, number);
+        let id = local_id(&first.secret);
+        place(&id);
+        first.judge(|rank| {
+            let until = Instant::now() + SHORT;
+            exchange(&id, rank, NRANKS, contribution(), until).unwrap_err().to_string()
+        })
+    };
+    assert_told(&(0..5).find_map(tried).expect("ranks that come in time"));
+}
+
+#[test]
+fn strangers_that_take_the_last_descriptors_of_a_coordinator_end_no_meeting() {
+    if let Some(secret) = secret() {
+        files::open_few_more(2);
+        let until = Instant::now() + LONG;
+        let met = exchange(&local_id(&secret), 0, 2, contribution(), until);
+        return say(met.map_or_else(|error| error.to_string(), |met| met.len().to_string()));
+    }
+    let test = "strangers_that_take_the_last_descriptors_of_a_coordinator_end_no_meeting";
+    let mut first = First::start(test, 0);
+    let id = local_id(&first.secret);
+    let at = place(&id);
+    // It may not listen yet under its name.
+    let connect = || loop {
+        match UnixStream::connect_addr(&at) {
+            Ok(stream) => return stream,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let _strangers: Vec<UnixStream> = (0..8).map(|_| connect()).collect();
+    let met = exchange(&id, 1, 2, contribution(), Instant::now() + LONG);
+    assert_eq!(met.map(|met| met.len()), Ok(2));
+    assert_eq!(first.hear(), "2");
+    first.process.wait().unwrap();
+}
