@@ -34,6 +34,8 @@ def unusable(value: Any, name: str, advice: str) -> RingArgumentError:
     """The error for an argument that C cannot be given."""
     # Of an array the elements would be the whole text.
     plain = value is None or isinstance(value, (int, float, str))
+    if isinstance(value, int) and value.bit_length() > 256:
+        plain = False
     shown = repr(value) if plain else f"a {type(value).__name__}"
     return RingArgumentError(f"{name} is {shown}; give {advice}", Result.INVALID_ARGUMENT)
 

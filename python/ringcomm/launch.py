@@ -86,6 +86,8 @@ _GRACE = 5.0
 #: it has written and not flushed, its exit handlers, its threads. More than any of these takes, and
 #: not the caller's whole day where a thread never ends.
 _FAREWELL = 120.0
+#: Seconds between two looks at whether a process has ended.
+_GLANCE = 0.05
 
 
 def spawn(
@@ -223,11 +225,13 @@ def _see_off(ranks: List[Any]) -> None:
     """Wait until processes that have succeeded have ended, too, with all that is the user's."""
     deadline = time.monotonic() + _FAREWELL
     for process in ranks:
-        process.join(max(deadline - time.monotonic(), 0.0))
-    left = [rank for rank, process in enumerate(ranks) if process.is_alive()]
-    if left:
+        # `join` alone waits for a pipe that what the rank has started may hold open.
+        while process.is_alive() and (left := deadline - time.monotonic()) > 0:
+            process.join(min(left, _GLANCE))
+    late = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+    if late:
         warnings.warn(
-            f"spawn: ranks {left} returned, and their processes had not ended {_FAREWELL:g} s "
+            f"spawn: ranks {late} returned, and their processes had not ended {_FAREWELL:g} s "
             "later, so that they are killed: end their threads, or make them daemons",
             RuntimeWarning,
             stacklevel=3,

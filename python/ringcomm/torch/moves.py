@@ -162,7 +162,18 @@ def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
 
 def placed(value: Any, device: torch.device) -> Any:
     """The value with its tensors on this device, whole."""
-    return _spread(value, 1, lambda tensor: [tensor.to(device)], [])[0]
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (tuple, list)):
+        items = [placed(one, device) for one in value]
+        # What holds nothing that moves stays the caller's own.
+        same = all(new is old for new, old in zip(items, value))
+        return value if same else _rebuilt(value, items)
+    if isinstance(value, dict):
+        fields = {key: placed(one, device) for key, one in value.items()}
+        same = all(fields[key] is one for key, one in value.items())
+        return value if same else type(value)(fields.items())
+    return value
 
 
 def _spread(

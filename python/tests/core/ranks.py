@@ -85,6 +85,17 @@ def leave_late(comm, folder):
     return comm.rank
 
 
+def leave_a_child(comm, folder):
+    """Every rank returns, and what it has forked lives on for a while."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        with open(f"{folder}/{comm.rank}", "w"):
+            pass
+        os._exit(0)
+    return child
+
+
 def stay(comm):
     """Rank 1 returns, and its process never ends."""
     if comm.rank == 1:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -123,6 +124,14 @@ def test_spawn_ends_a_process_that_does_not(monkeypatch):
     # Under load rank 0 may still be ending, too.
     with pytest.warns(RuntimeWarning, match=r"ranks \[.*1\] returned, and .* had not ended 1 s"):
         assert ringcomm.spawn(processes.stay, 2) == [0, 1]
+
+
+def test_spawn_waits_for_its_ranks_and_not_for_their_children(tmp_path):
+    children = ringcomm.spawn(processes.leave_a_child, 2, (str(tmp_path),))
+    # They have all that the ranks had open, and are not the ranks.
+    assert not list(tmp_path.iterdir())
+    for child in children:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_spawn_in_a_rank_of_another_job(monkeypatch):
