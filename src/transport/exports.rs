@@ -84,7 +84,7 @@ thread_local! {
     static SEEN: RefCell<(u64, Vec<Entry>)> = RefCell::default();
 }
 
-fn page() -> usize {
+pub(super) fn page() -> usize {
     // SAFETY: asks for a constant.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
