@@ -48,7 +48,7 @@ pub fn open(
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != NOWHERE;
     meeting::tell(mine, links, stamp, watch, &mut |_, _, theirs| {
-        all &= theirs.output_region != NOWHERE && resolve(&theirs, &used).is_some();
+        all &= theirs.output_region != NOWHERE && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
     meeting::others(links).for_each(|peer| links.free(peer));
@@ -218,7 +218,7 @@ mod tests {
             let mut resolve = |theirs: &Invitation, used: &Used| {
                 assert_eq!((used.input, used.output), (BYTES, BYTES));
                 let found = reaches || rank != 2 || theirs.output_region != 2;
-                found.then_some(Base::NULL)
+                Ok(found.then_some(Base::NULL))
             };
             let stamp = Stamp { source: rank as u32, ..Stamp::default() };
             open(&mine, BYTES, &mut resolve, &mut links, &stamp, &Calm).unwrap()
