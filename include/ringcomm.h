@@ -446,7 +446,8 @@ typedef struct ringExplain_t {
      */
     char algorithm[RING_NAME_BYTES];
     /**
-     * How data moves between the ranks, closed by a NUL.
+     * How data moves between the ranks, closed by a NUL. Where it says "or" the buffers decide;
+     * the numbers are of the last of the two.
      */
     char transport[RING_NAME_BYTES];
     /**
@@ -471,9 +472,9 @@ typedef struct ringExplain_t {
      */
     double predictedUs;
     /**
-     * What runs instead, in the ranks' own buffers, where all of those of the call are memory that
-     * processes share (`ringMemAlloc`, `ringCommRegister`), closed by a NUL; empty where that
-     * changes nothing.
+     * What runs instead, in the ranks' own buffers, closed by a NUL: between processes where all
+     * of those of the call are memory that they share (`ringMemAlloc`, `ringCommRegister`),
+     * between threads where no rank calls in place. Empty where the buffers change nothing.
      */
     char directAlgorithm[RING_NAME_BYTES];
     /**
@@ -1209,13 +1210,13 @@ ringResult_t ringCommRegister(ringComm_t comm, void *buff, size_t size, void **h
  * After the last registration of a buffer it is private again, with its content; other threads may
  * go on reading and writing it meanwhile, and while a communicator is destroyed or aborted.
  *
- * Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
  * A child that was forked while the buffer was registered keeps it with the content of this
  * moment, and shares it no more. The parent's buffer then takes its memory twice until it is
  * unmapped, also after the child has ended, and `madvise(MADV_DONTNEED)` there brings that content
  * back, and no zeros: who hands such a buffer back to an allocator that counts on zeros registers
  * it after the last fork, or uses `ringMemAlloc`.
  *
+ * Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
  *
  * Requires:
  * No call uses the buffer any more.

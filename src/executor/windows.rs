@@ -28,8 +28,6 @@ struct Window {
     bytes: usize,
     /// The bytes of it that this rank reduces.
     own: Range<usize>,
-    /// The bytes of the longest chunk.
-    chunk: usize,
 }
 
 /// Find out with all other ranks whether each reaches `bytes` of the scratch of all: each says
@@ -85,8 +83,7 @@ impl Windows {
             let program = Direct::new(plans, rank, &layout, element)?;
             let start = layout.output(rank, rank).expect("every rank has the vector") * element;
             let own = start..start + layout.count(rank) * element;
-            let chunk = (0..plans.len()).map(|chunk| layout.count(chunk)).max()? * element;
-            program.in_place.then_some(Window { program, bytes: count * element, own, chunk })
+            program.in_place.then_some(Window { program, bytes: count * element, own })
         };
         let rest = count % most;
         Some(Windows {
@@ -98,7 +95,7 @@ impl Windows {
 
     /// Bytes of a chunk in a window.
     pub fn slice_bytes(&self) -> usize {
-        self.whole.chunk
+        self.whole.program.chunk_bytes
     }
 
     /// How many windows there are.
