@@ -446,7 +446,8 @@ typedef struct ringExplain_t {
      */
     char algorithm[RING_NAME_BYTES];
     /**
-     * How data moves between the ranks, closed by a NUL.
+     * How data moves between the ranks, closed by a NUL. Where it says "or" the buffers decide;
+     * the numbers are of the last of the two.
      */
     char transport[RING_NAME_BYTES];
     /**
@@ -471,9 +472,9 @@ typedef struct ringExplain_t {
      */
     double predictedUs;
     /**
-     * What runs instead, in the ranks' own buffers, where all of those of the call are memory that
-     * processes share (`ringMemAlloc`, `ringCommRegister`), closed by a NUL; empty where that
-     * changes nothing.
+     * What runs instead, in the ranks' own buffers, closed by a NUL: between processes where all
+     * of those of the call are memory that they share (`ringMemAlloc`, `ringCommRegister`),
+     * between threads where no rank calls in place. Empty where the buffers change nothing.
      */
     char directAlgorithm[RING_NAME_BYTES];
     /**
@@ -1161,7 +1162,8 @@ ringResult_t ringStreamDestroy(ringStream_t stream);
  * which ranks pass on what they got (rings, trees, halving), and everything between hosts.
  *
  * `*ptr` is written on success, aligned to a page; zero bytes give a pointer that can be freed. A
- * child made by `fork` shares the memory with its parent: what one writes, the other reads.
+ * child made by `fork` shares the memory with its parent: what one writes, the other reads, and
+ * when the parent has freed it the child reads zeros.
  *
  * A rank that gives up waits for peers that are writing here. One that is stopped (SIGSTOP) in the
  * middle of that is waited for two seconds, and finishes its write when it goes on.
@@ -1191,7 +1193,8 @@ ringResult_t ringMemFree(void *ptr);
  * buffer stays allocated until then. Destroying or aborting the communicator takes back what is
  * left; the handle is gone then. Of a peer that is stopped in the middle of a write, see
  * `ringMemAlloc`. While this runs no thread writes to the buffer, which is moved: what is written
- * meanwhile may be lost. While it is registered, a child made by `fork` shares it with its parent.
+ * meanwhile may be lost. While it is registered, a child made by `fork` shares it with its parent;
+ * see `ringCommDeregister` for what it has afterwards.
  *
  * Errors: `ringInvalidArgument` for NULL, and a range that is not whole pages or not private,
  * writable memory throughout (not mapped, mapped from a shared file, partly registered already).
@@ -1206,6 +1209,12 @@ ringResult_t ringCommRegister(ringComm_t comm, void *buff, size_t size, void **h
  *
  * After the last registration of a buffer it is private again, with its content; other threads may
  * go on reading and writing it meanwhile, and while a communicator is destroyed or aborted.
+ *
+ * A child that was forked while the buffer was registered keeps it with the content of this
+ * moment, and shares it no more. The parent's buffer then takes its memory twice until it is
+ * unmapped, also after the child has ended, and `madvise(MADV_DONTNEED)` there brings that content
+ * back, and no zeros: who hands such a buffer back to an allocator that counts on zeros registers
+ * it after the last fork, or uses `ringMemAlloc`.
  *
  * Errors: `ringInvalidArgument` where `handle` is none of this communicator, or was deregistered.
  *

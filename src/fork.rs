@@ -34,6 +34,17 @@ static LARGEST: AtomicI32 = AtomicI32::new(-1);
 /// have no partner: it changes in a child before its one thread runs on.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
+/// Forks that this process and its parents began since it was first asked for.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// Changes before every fork, in the parent: where it is the same as before, there is no new child.
+/// (One that is made without the C library's `fork`, as by a bare `clone`, is not seen.)
+pub fn forks() -> u64 {
+    prepare();
+    // Acquire: pairs with the Release in `before`.
+    FORKS.load(Acquire)
+}
+
 /// Changes with every fork, in the child.
 #[inline]
 pub fn generation() -> u32 {
@@ -210,10 +221,10 @@ impl<T> Drop for Held<'_, T> {
 pub fn prepare() {
     static WATCHED: Once<()> = Once::new();
     WATCHED.get_or_make(|| {
-        // SAFETY: the handler does only what it may in a child of a process with threads; that it
-        // runs twice is no harm. It fails without memory only, and then children are what they
-        // would be without it.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handlers do only what they may, one of them in a child of a process with
+        // threads; that they run twice is no harm. It fails without memory only, and then children
+        // are what they would be without it.
+        unsafe { libc::pthread_atfork(Some(before), None, Some(in_child)) };
     });
 }
 
@@ -226,6 +237,12 @@ fn inode(socket: RawFd) -> Option<u64> {
             && status.st_mode & libc::S_IFMT == libc::S_IFSOCK;
         is_socket.then_some(status.st_ino)
     }
+}
+
+/// Runs in the parent, before there is a child.
+extern "C" fn before() {
+    // Release: pairs with the Acquire in `forks`.
+    FORKS.fetch_add(1, Release);
 }
 
 /// Runs in the child, before `fork` returns there.

@@ -139,7 +139,8 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
         for nranks in [2, 3] {
             let config = forced(algorithm);
             let threads = on_threads(nranks, &config, |comm| {
-                assert_eq!(transport(comm), way, "{algorithm}");
+                // Of one-shot it says that it is staged in place.
+                assert!(transport(comm).starts_with(way), "{algorithm}: {}", transport(comm));
                 digests(comm, Memory::Ordinary)
             });
             let joined = on_joined_threads(nranks, &config, |comm| digests(comm, Memory::Exported));

@@ -94,7 +94,7 @@ fn long_vectors_between_threads_go_straight_from_buffer_to_buffer() {
         let direct = on_threads(nranks, &calm(nranks), |comm| {
             let is_direct = |case: &&Prepared| {
                 case.run(comm);
-                case.explain(comm).transport == "thread direct"
+                case.explain(comm).transport.starts_with("thread direct")
             };
             prepared.iter().filter(is_direct).count()
         });
@@ -134,7 +134,20 @@ fn every_long_collective_goes_straight_from_buffer_to_buffer() {
         let all = on_threads(nranks, &calm(nranks), explained).swap_remove(0);
         assert_eq!(all.len(), 11);
         for (name, explanation) in all {
-            assert_eq!(explanation.transport, "thread direct", "{nranks} ranks: {name}");
+            let name = format!("{name}, {nranks} ranks: {explanation:?}");
+            if name.starts_with("AllToAll") {
+                // What it is in place, and what it is else.
+                assert_eq!(explanation.transport, "thread direct or staged", "{name}");
+                assert!(explanation.mapped.is_some_and(|mapped| !mapped.in_place), "{name}");
+                assert!(explanation.slices > 1 && explanation.slice_bytes < LONG, "{name}");
+                continue;
+            }
+            assert_eq!(explanation.transport, "thread direct", "{name}");
+            assert!(explanation.mapped.is_none(), "{name}");
+            // One pass over chunks of the whole vector, or of a rank's block of that length.
+            let (slices, bytes) = (explanation.slices, explanation.slice_bytes);
+            assert_eq!(slices, 1, "{name}");
+            assert!(bytes == LONG || bytes == LONG.div_ceil(4 * explanation.chunks) * 4, "{name}");
         }
     }
     on_processes(3, &calm(3), "", |comm, _| {
@@ -144,6 +157,52 @@ fn every_long_collective_goes_straight_from_buffer_to_buffer() {
         }
         String::new()
     });
+}
+
+/// A rank knows its own blocks only: its explanation is of them.
+#[test]
+fn v_forms_by_messages_are_explained_by_their_blocks() {
+    let nranks = 3;
+    let explained = on_threads(nranks, &calm(nranks), |comm| {
+        let of = |collective: Collective, send: &[usize], recv: &[usize]| {
+            let behind_each_other =
+                |counts: &[usize]| (0..counts.len()).map(|at| counts[..at].iter().sum()).collect();
+            let vector = Vector {
+                send_counts: send.to_vec(),
+                send_displacements: behind_each_other(send),
+                recv_counts: recv.to_vec(),
+                recv_displacements: behind_each_other(recv),
+            };
+            let call = Call {
+                // Of a gather or a scatter.
+                count: (comm.rank() + 1) << 20,
+                send: std::ptr::without_provenance(1 << 20),
+                recv: std::ptr::without_provenance_mut(1 << 40),
+                vector: Some(&vector),
+                ..Call::new(collective, DataType::Float32)
+            };
+            let told = comm.explain(&call).unwrap();
+            (told.slices, told.slice_bytes, told.predicted_us)
+        };
+        let all = |counts: &[usize]| of(Collective::AllToAll, counts, counts);
+        let (short, long) = (all(&[1, 2, 3]), all(&[1 << 20, 2 << 20, 3 << 20]));
+        assert_eq!(((short.0, short.1), (long.0, long.1)), ((1, 12), (1, 12 << 20)));
+        // Eighteen megabytes take longer than twenty-four bytes.
+        assert!(long.2 > 100.0 * short.2, "{short:?}, {long:?}");
+        let root = comm.rank() == 0;
+        let gathered = |counts: &[usize]| {
+            let (at_root, none): (&[usize], &[usize]) = (if root { counts } else { &[] }, &[]);
+            let call = of(Collective::Gather, none, at_root);
+            let scattered = of(Collective::Scatter, at_root, none);
+            assert_eq!(call.0, 1);
+            if root {
+                assert_eq!((call.1, scattered.1), (12 << 20, 12 << 20));
+                assert!(call.2.min(scattered.2) > 100.0 * short.2, "{call:?}, {scattered:?}");
+            }
+        };
+        gathered(&[1 << 20, 2 << 20, 3 << 20]);
+    });
+    assert_eq!(explained.len(), nranks);
 }
 
 #[test]

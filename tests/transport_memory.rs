@@ -228,7 +228,7 @@ fn a_region_of_another_size_than_announced_is_refused() {
     let region = exports::find(address, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     let sender = MailboxSender::new(sender);
-    for claim in [0, 1, PAGE, 3 * PAGE, usize::MAX] {
+    for claim in [0, 1, PAGE, 2 * PAGE - 1, 3 * PAGE, usize::MAX] {
         sender.send(region).unwrap();
         let (number, _, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
         assert!(Imports::default().import(number, descriptor, claim).is_err(), "{claim}");

@@ -10,7 +10,7 @@ use ringcomm::types::{DataType, ReduceOp};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use support::delays::{asked, judge};
-use support::holdings::Holdings;
+use support::holdings::{Holdings, set_descriptors};
 use support::pace::Pace;
 use support::processes::{Ranks, say};
 use support::samples::operations;
@@ -328,17 +328,6 @@ fn communicators_with_scratch_come_and_go_without_a_trace() {
         assert_eq!(Holdings::back_to(&before), before, "something is left behind");
         String::new()
     });
-}
-
-/// Let this process have no more descriptors, or as many as ever again.
-fn set_descriptors(limit: Option<u64>) {
-    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both are valid limits.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits), 0);
-        limits.rlim_cur = limit.unwrap_or(limits.rlim_max);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limits), 0);
-    }
 }
 
 /// Rank 1 cannot make or take descriptors for so many calls; which of five went through scratch.

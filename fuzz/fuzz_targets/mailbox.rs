@@ -52,8 +52,7 @@ fn post(input: &mut Input, head: u8, sender: &OwnedFd, announced: &mut HashMap<u
     {
         let words = u128::from_le_bytes(words);
         let (region, claim) = (words as u64, (words >> 64) as u64);
-        // A claim in the middle of a page is one to the page's end: a region has no such.
-        if claim > 0 && claim.div_ceil(PAGE as u64) == pages as u64 {
+        if claim == (pages * PAGE) as u64 {
             let most = announced.entry(region).or_default();
             *most = (*most).max(claim as usize);
         }

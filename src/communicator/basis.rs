@@ -91,6 +91,7 @@ impl Basis {
             return if self.all_remote { "tcp" } else { "shared memory and tcp" };
         }
         match (self.one_process, &ready.way) {
+            (true, Way::Direct(_)) if ready.mapped.is_some() => "thread direct or staged",
             (true, Way::Direct(_)) => "thread direct",
             (true, Way::Staged) => "thread staged",
             (true, Way::Messages(_)) => "thread messages",
@@ -146,10 +147,11 @@ impl Basis {
             Windows::new(&plans, rank, (call.count, element), self.window_bytes())
         });
         // Between processes it is scratch or the slots unless all ranks' buffers turn out to be
-        // shared.
-        let threads = self.one_process && direct.is_some();
+        // shared, between threads it is the slots where a rank calls in place what that does not
+        // suit.
+        let always = self.one_process && direct.as_ref().is_some_and(|program| program.in_place);
         let otherwise = chosen.windows.filter(|_| windows.is_some()).unwrap_or(chosen.staged);
-        let best = chosen.direct.filter(|_| threads).unwrap_or(otherwise);
+        let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
         let mapped = |(program, choice): (&Direct, Choice)| Mapped {
@@ -158,7 +160,7 @@ impl Basis {
             in_place: program.in_place,
             predicted_us: choice.predicted_us,
         };
-        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !threads).map(mapped);
+        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !always).map(mapped);
         let way = direct.map_or(Way::Staged, Way::Direct);
         let chunks = windows.as_ref().map_or(plan.nchunks, |_| nranks);
         let predicted_us = best.predicted_us;

@@ -86,7 +86,7 @@ pub struct Ready {
     pub windows: Option<Windows>,
     pub chunks: usize,
     pub predicted_us: f64,
-    /// The program of `way` in words, where between processes it depends on the buffers.
+    /// The program of `way` in words, where it depends on the buffers whether that runs.
     pub mapped: Option<Mapped>,
 }
 
@@ -124,9 +124,11 @@ impl Ready {
 
     /// Slices, and the bytes of a chunk that are in one of them, unless `mapped` runs.
     pub fn slices(&self) -> (usize, usize) {
-        match &self.windows {
-            Some(windows) => (windows.count(), windows.slice_bytes()),
-            None => (self.staged.slices, self.staged.slice_bytes),
+        match (&self.windows, &self.way) {
+            (Some(windows), _) => (windows.count(), windows.slice_bytes()),
+            (None, Way::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
+            (None, Way::Messages(layout)) => (1, layout.longest_own() * self.key.data_type.size()),
+            _ => (self.staged.slices, self.staged.slice_bytes),
         }
     }
 }

@@ -63,7 +63,10 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
         // Which of the two is faster is known: the buffers are reachable.
         let best = fastest(&Question { direct: true, ..question }, costs);
         let direct = best.direct.then_some(best);
-        return Ok(Chosen { staged: best, windows: None, direct });
+        let slots_us = predict(best.algorithm, false, &question, costs);
+        let predicted_us = slots_us.filter(|_| best.direct).unwrap_or(best.predicted_us);
+        let staged = Choice { direct: false, predicted_us, ..best };
+        return Ok(Chosen { staged, windows: None, direct });
     }
     let staged = fastest(&question, costs);
     let direct = fastest(&Question { direct: true, ..question }, costs);
@@ -97,6 +100,15 @@ fn whole_bytes(call: &Call, nranks: usize) -> usize {
         (Barrier, _) => 0,
         (AllReduce | Broadcast | Reduce, _) => call.count,
         (AllGather | ReduceScatter, Some(vector)) => vector.recv_counts.iter().sum(),
+        // As far as this rank knows: its own blocks, or those of all on the root.
+        (AllToAll | Gather | Scatter, Some(vector)) => {
+            let sums = [&vector.send_counts, &vector.recv_counts]
+                .map(|counts| counts.iter().fold(0, |sum: usize, one| sum.saturating_add(*one)));
+            match sums {
+                [0, 0] => call.count.saturating_mul(nranks),
+                [sent, received] => sent.max(received),
+            }
+        }
         _ => call.count.saturating_mul(nranks),
     };
     elements.saturating_mul(call.data_type.size())

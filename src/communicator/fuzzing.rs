@@ -31,7 +31,7 @@ impl Importer {
 
     /// See [`Memory::resolve`].
     pub fn resolve(&mut self, invitation: &Invitation, used: &Used) -> Option<Base> {
-        self.0.resolve(invitation, used)
+        self.0.resolve(invitation, used).ok().flatten()
     }
 }
 

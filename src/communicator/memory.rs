@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::call::{Call, Extents};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::executor::direct::Used;
 use crate::executor::exchange::{Loan, Shared};
 use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
@@ -49,6 +49,8 @@ pub struct Memory {
     imports: Imports,
     /// Something came since what is given up was last looked for.
     imported: bool,
+    /// Regions that came and could not be mapped, and why.
+    lost: HashMap<u64, Error>,
     /// Pieces that were sent and not opened yet, by the name of their parcel.
     parcels: HashMap<u64, Parcel>,
 }
@@ -68,6 +70,7 @@ impl Memory {
             mailbox,
             imports: Imports::default(),
             imported: false,
+            lost: HashMap::new(),
             parcels: HashMap::new(),
         }
     }
@@ -132,9 +135,15 @@ impl Memory {
 
     /// Empty the mailbox, so that a rank that never needs its peers' memory does not block them.
     fn collect(&mut self) {
+        // Where there is no room for descriptors they stay there for now.
         while let Some(Ok(Some(sent))) = self.mailbox.as_ref().map(Mailbox::receive) {
-            // One that cannot be mapped now is found missing when a call names it.
-            let _ = self.put(sent);
+            let name = sent.name;
+            // A call that names it tells why.
+            if let Err(error) = self.put(sent)
+                && self.lost.len() < LEAST_KNOWN
+            {
+                self.lost.insert(name, error);
+            }
         }
     }
 
@@ -181,20 +190,25 @@ impl Memory {
         });
     }
 
-    /// A peer's buffers in this process's address space, if all that is `used` of them is there.
+    /// A peer's buffers in this process's address space, if all that is `used` of them is there. An
+    /// error is this rank's own: it cannot map what the peer shares.
     ///
     /// An invitation is what a peer claims: whatever it says, no address outside of the memory that
     /// the ranks share comes of it.
-    pub fn resolve(&mut self, invitation: &Invitation, used: &Used) -> Option<Base> {
+    pub fn resolve(&mut self, invitation: &Invitation, used: &Used) -> Result<Option<Base>> {
         let input = self.address(invitation.input_region, invitation.input_offset, used.input)?;
         let output =
             self.address(invitation.output_region, invitation.output_offset, used.output)?;
-        Some(Base { input: input.cast_const(), output, scalar: invitation.scalar })
+        let base = |(input, output): (*mut u8, _)| {
+            let (input, scalar) = (input.cast_const(), invitation.scalar);
+            Base { input, output, scalar }
+        };
+        Ok(input.zip(output).map(base))
     }
 
-    fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Option<*mut u8> {
-        let start = usize::try_from(offset).ok()?;
-        match region {
+    fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Result<Option<*mut u8>> {
+        let Ok(start) = usize::try_from(offset) else { return Ok(None) };
+        Ok(match region {
             UNUSED => (bytes == 0).then_some(std::ptr::null_mut()),
             // Only a thread of this process can know an address here.
             ADDRESS => self.one_process.then(|| std::ptr::with_exposed_provenance_mut(start)),
@@ -202,18 +216,22 @@ impl Memory {
             region => {
                 // A region of this process itself, exported by another rank's thread, resolves too.
                 if let Some(address) = exports::address(region, start, bytes) {
-                    return Some(address);
+                    return Ok(Some(address));
                 }
                 loop {
                     if let Some(address) = self.imports.resolve(region, start, bytes) {
-                        return Some(address);
+                        return Ok(Some(address));
+                    }
+                    if let Some(why) = self.lost.get(&region) {
+                        return Err(why.clone());
                     }
                     // The descriptor was sent before the invitation, so it is in the mailbox.
-                    let sent = self.mailbox.as_ref()?.receive().ok()??;
-                    self.put(sent).ok()?;
+                    let sent = self.mailbox.as_ref().map(Mailbox::receive).transpose()?;
+                    let Some(sent) = sent.flatten() else { return Ok(None) };
+                    self.put(sent)?;
                 }
             }
-        }
+        })
     }
 }
 
@@ -235,8 +253,9 @@ impl Shared for Memory {
         Loan { region, offset }
     }
 
-    fn find(&mut self, loan: &Loan, bytes: usize) -> Option<*const u8> {
-        self.address(loan.region, loan.offset, bytes).map(|address| address.cast_const())
+    fn find(&mut self, loan: &Loan, bytes: usize) -> Result<Option<*const u8>> {
+        let address = self.address(loan.region, loan.offset, bytes)?;
+        Ok(address.map(|address| address.cast_const()))
     }
 }
 
@@ -272,8 +291,8 @@ mod tests {
         let (mut memory, region, address) = importer();
         let used = |input, output| Used { input, output };
         let mut check = || {
-            assert!(memory.resolve(&at(region, 0), &used(BYTES, BYTES)).is_some());
-            assert!(memory.resolve(&at(region, BYTES - 1), &used(1, 0)).is_some());
+            assert!(memory.resolve(&at(region, 0), &used(BYTES, BYTES)).unwrap().is_some());
+            assert!(memory.resolve(&at(region, BYTES - 1), &used(1, 0)).unwrap().is_some());
             let outside = [
                 (at(region, 0), used(BYTES + 1, 0)),
                 (at(region, 0), used(0, BYTES + 1)),
@@ -288,10 +307,10 @@ mod tests {
                 (at(ADDRESS, address.addr()), used(1, 1)),
             ];
             for (invitation, used) in outside {
-                let base = memory.resolve(&invitation, &used);
+                let base = memory.resolve(&invitation, &used).unwrap();
                 assert!(base.is_none(), "{invitation:?} with {used:?} gave {base:?}");
             }
-            assert!(memory.resolve(&at(UNUSED, 0), &used(0, 0)).is_some());
+            assert!(memory.resolve(&at(UNUSED, 0), &used(0, 0)).unwrap().is_some());
         };
         check();
         // Looking for what is not there has emptied the mailbox: now as peers map it.
@@ -337,10 +356,10 @@ mod tests {
     fn a_lying_loan_leads_nowhere() {
         let (mut memory, region, address) = importer();
         let own = Loan { region, offset: 1 };
-        assert_eq!(memory.find(&own, BYTES - 1), Some(address.wrapping_add(1).cast_const()));
+        assert_eq!(memory.find(&own, BYTES - 1), Ok(Some(address.wrapping_add(1).cast_const())));
         // As a peer maps it.
         exports::release(address).unwrap();
-        assert!(memory.find(&own, BYTES - 1).is_some());
+        assert!(memory.find(&own, BYTES - 1).unwrap().is_some());
         for (region, offset, bytes) in [
             (region, 0, BYTES + 1),
             (region, 1, BYTES),
@@ -350,7 +369,7 @@ mod tests {
             (UNUSED, 0, 1),
             (ADDRESS, address.addr() as u64, 1),
         ] {
-            let found = memory.find(&Loan { region, offset }, bytes);
+            let found = memory.find(&Loan { region, offset }, bytes).unwrap();
             assert!(found.is_none(), "{region:#x} + {offset} gave {found:?}");
         }
     }
@@ -365,12 +384,12 @@ mod tests {
         memory.imported = true;
         exports::release(address).unwrap();
         let used = Used { input: BYTES, output: BYTES };
-        let base = memory.resolve(&at(region, 0), &used).unwrap();
+        let base = memory.resolve(&at(region, 0), &used).unwrap().unwrap();
         // SAFETY: the mapping is there, though its owner has gone.
         unsafe { base.output.add(BYTES - 1).write(1) };
         let call = Call::new(crate::plan::Collective::Barrier, crate::types::DataType::Uint8);
         let extents = call.extents(0, 2).unwrap();
         memory.invite(&call, &extents, false).unwrap();
-        assert!(memory.resolve(&at(region, 0), &used).is_none());
+        assert!(memory.resolve(&at(region, 0), &used).unwrap().is_none());
     }
 }

@@ -112,7 +112,8 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "process windows", "process mapped or staged", ...
+    /// How data moves: "thread direct", "process windows", "process mapped or staged", ... Where
+    /// there is an "or", the numbers are of what it ends with.
     pub transport: &'static str,
     /// Parallel lanes: of the plan, times the sockets to a peer on another host.
     pub channels: usize,
@@ -120,11 +121,12 @@ pub struct Explanation {
     pub slices: usize,
     pub slice_bytes: usize,
     pub predicted_us: f64,
-    /// What runs instead where all ranks' buffers turn out to be memory that processes share.
+    /// What runs instead where the buffers allow it: between processes, where those of all ranks
+    /// turn out to be memory that they share; between threads, where no rank calls in place.
     pub mapped: Option<Mapped>,
 }
 
-/// How a call runs in the ranks' own buffers, between processes.
+/// How a call runs in the ranks' own buffers, where that depends on the buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     pub algorithm: &'static str,

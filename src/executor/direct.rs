@@ -53,6 +53,8 @@ pub struct Direct {
     pub touched_by: Box<[usize]>,
     /// Whether in-place calls are safe.
     pub in_place: bool,
+    /// The bytes of the longest chunk.
+    pub chunk_bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,7 @@ impl Direct {
             touches: touches.into(),
             touched_by: touched_by.into(),
             in_place: is_safe_in_place(&drafts, layout),
+            chunk_bytes: (0..plans[rank].nchunks).map(|chunk| layout.count(chunk)).max()? * element,
         })
     }
 }
@@ -289,6 +292,7 @@ mod tests {
         let program = Direct::new(&plans, 1, &layout, 4).unwrap();
         let used = |input, output| Used { input, output };
         assert_eq!(program.used[..], [used(28, 28), used(28, 28), used(28, 28)]);
+        assert_eq!(program.chunk_bytes, 16);
         // Nothing of nothing, wherever it would lie.
         let layout = Layout::new(Collective::AllReduce, 1, 3, plans[0].nchunks, 0, None);
         let program = Direct::new(&plans, 1, &layout, 4).unwrap();

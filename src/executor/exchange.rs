@@ -9,7 +9,7 @@
 
 use super::host::move_bytes;
 use super::links::{Links, Reach};
-use super::meeting::{ADDRESS, NOWHERE, unmapped};
+use super::meeting::{ADDRESS, NOWHERE, reached};
 use super::progress::Progress;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
@@ -75,8 +75,9 @@ pub trait Shared {
     /// Where a buffer of this rank lies for a peer, which has been sent what it needs for that.
     fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan;
 
-    /// The address of what a peer in another process lends, if all of it is there.
-    fn find(&mut self, loan: &Loan, bytes: usize) -> Option<*const u8>;
+    /// The address of what a peer in another process lends, if all of it is there; an error where
+    /// this rank cannot map it.
+    fn find(&mut self, loan: &Loan, bytes: usize) -> Result<Option<*const u8>>;
 }
 
 /// Nothing is shared.
@@ -85,8 +86,8 @@ impl Shared for () {
         Loan { region: NOWHERE, offset: 0 }
     }
 
-    fn find(&mut self, _: &Loan, _: usize) -> Option<*const u8> {
-        None
+    fn find(&mut self, _: &Loan, _: usize) -> Result<Option<*const u8>> {
+        Ok(None)
     }
 }
 
@@ -303,10 +304,10 @@ unsafe fn take_loan(
     let Transfer { peer, address, bytes, .. } = *transfer;
     let source = match links.reach(peer) {
         // Only a thread of this process knows an address here.
-        Reach::Process => Some(std::ptr::with_exposed_provenance(loan.offset as usize)),
+        Reach::Process => Ok(Some(std::ptr::with_exposed_provenance(loan.offset as usize))),
         _ => memory.find(loan, bytes),
     };
-    let source = source.ok_or_else(|| unmapped(links, peer, watch))?;
+    let source = reached(source, links, peer, watch)?;
     links.visit(&[peer], watch)?;
     // Every rank may have such a buffer.
     let streaming = bytes.saturating_mul(links.nranks) > streaming_threshold();

@@ -89,6 +89,13 @@ impl Layout {
         }
     }
 
+    /// Elements in the longest block that this rank sends or receives, of a `v` form in which it
+    /// knows no others.
+    pub fn longest_own(&self) -> usize {
+        let lists = self.vector.iter().flat_map(|v| [&v.send_counts, &v.recv_counts]);
+        lists.flatten().copied().max().unwrap_or(self.count)
+    }
+
     /// Whether every rank knows where chunks lie in the inputs of all ranks.
     pub fn input_is_public(&self) -> bool {
         self.vector.is_none()

@@ -89,9 +89,9 @@ pub struct Work<'a> {
     pub streamed: usize,
 }
 
-/// Turns a peer's invitation into addresses; `None` where this rank cannot reach all that it uses
-/// of the peer's buffers.
-pub type Resolve<'a> = dyn FnMut(&Invitation, &Used) -> Option<Base> + 'a;
+/// Turns a peer's invitation into addresses; `None` where not all that it uses of the peer's
+/// buffers is there, an error where this rank cannot map them.
+pub type Resolve<'a> = dyn FnMut(&Invitation, &Used) -> Result<Option<Base>> + 'a;
 
 const BYTES: usize = size_of::<Invitation>();
 
@@ -170,7 +170,7 @@ pub unsafe fn try_run(
         all &= is_reachable(&theirs, program);
         if all && program.touches.contains(&peer) {
             let found = resolve(&theirs, &program.used[peer]);
-            room.bases[peer] = found.map_or_else(|| Err(unmapped(links, peer, watch)), Ok)?;
+            room.bases[peer] = reached(found, links, peer, watch)?;
         }
         Ok(())
     })?;
@@ -218,17 +218,35 @@ pub(super) fn tell(
     Ok(())
 }
 
+/// What was found of a buffer that a peer announced, or why it is out of reach.
+pub(super) fn reached<T>(
+    found: Result<Option<T>>,
+    links: &Links,
+    peer: usize,
+    watch: &dyn Watch,
+) -> Result<T> {
+    match found {
+        Ok(Some(found)) => Ok(found),
+        found => Err(unmapped(found.err(), links, peer, watch)),
+    }
+}
+
 /// Why a region that a peer announced is not mapped here, or does not hold its buffer. A peer that
-/// has failed since has given it up; else the machine is out of memory maps, or the announcement is
+/// has failed since has given it up; else this process has no room for it, or the announcement is
 /// false.
 #[cold]
-pub(super) fn unmapped(links: &Links, peer: usize, watch: &dyn Watch) -> Error {
-    watch.check(peer, Duration::ZERO).err().unwrap_or_else(|| {
-        Error::Internal(format!(
-            "rank {} cannot map the memory that rank {peer} registered, or it does not hold the \
-             whole buffer that rank {peer} announced in it",
-            links.rank
-        ))
+fn unmapped(why: Option<Error>, links: &Links, peer: usize, watch: &dyn Watch) -> Error {
+    let rank = links.rank;
+    watch.check(peer, Duration::ZERO).err().unwrap_or_else(|| match why {
+        Some(Error::System { what, errno }) => {
+            let what = format!("rank {rank} cannot reach the memory of rank {peer}: {what}");
+            Error::System { what, errno }
+        }
+        Some(other) => other,
+        None => Error::Internal(format!(
+            "rank {rank} was not sent the memory that rank {peer} registered, or it does not hold \
+             the whole buffer that rank {peer} announced in it"
+        )),
     })
 }
 
@@ -384,7 +402,7 @@ mod tests {
         let mut asked = Vec::new();
         let mut resolve = |invitation: &Invitation, used: &Used| {
             asked.push((*invitation, *used));
-            None
+            Ok(None)
         };
         let mut room = Bases::new(2);
         let mine_says = Invitation { input_region: 3, output_region: 3, ..Invitation::default() };

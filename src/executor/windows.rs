@@ -28,8 +28,6 @@ struct Window {
     bytes: usize,
     /// The bytes of it that this rank reduces.
     own: Range<usize>,
-    /// The bytes of the longest chunk.
-    chunk: usize,
 }
 
 /// Find out with all other ranks whether each reaches `bytes` of the scratch of all: each says
@@ -48,7 +46,7 @@ pub fn open(
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != NOWHERE;
     meeting::tell(mine, links, stamp, watch, &mut |_, _, theirs| {
-        all &= theirs.output_region != NOWHERE && resolve(&theirs, &used).is_some();
+        all &= theirs.output_region != NOWHERE && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
     meeting::others(links).for_each(|peer| links.free(peer));
@@ -85,8 +83,7 @@ impl Windows {
             let program = Direct::new(plans, rank, &layout, element)?;
             let start = layout.output(rank, rank).expect("every rank has the vector") * element;
             let own = start..start + layout.count(rank) * element;
-            let chunk = (0..plans.len()).map(|chunk| layout.count(chunk)).max()? * element;
-            program.in_place.then_some(Window { program, bytes: count * element, own, chunk })
+            program.in_place.then_some(Window { program, bytes: count * element, own })
         };
         let rest = count % most;
         Some(Windows {
@@ -98,7 +95,7 @@ impl Windows {
 
     /// Bytes of a chunk in a window.
     pub fn slice_bytes(&self) -> usize {
-        self.whole.chunk
+        self.whole.program.chunk_bytes
     }
 
     /// How many windows there are.
@@ -218,7 +215,7 @@ mod tests {
             let mut resolve = |theirs: &Invitation, used: &Used| {
                 assert_eq!((used.input, used.output), (BYTES, BYTES));
                 let found = reaches || rank != 2 || theirs.output_region != 2;
-                found.then_some(Base::NULL)
+                Ok(found.then_some(Base::NULL))
             };
             let stamp = Stamp { source: rank as u32, ..Stamp::default() };
             open(&mine, BYTES, &mut resolve, &mut links, &stamp, &Calm).unwrap()

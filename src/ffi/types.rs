@@ -253,7 +253,8 @@ pub struct ringExplain_t {
     pub version: u32,
     /// The algorithm's name, closed by a NUL.
     pub algorithm: [c_char; RING_NAME_BYTES],
-    /// How data moves between the ranks, closed by a NUL.
+    /// How data moves between the ranks, closed by a NUL. Where it says "or" the buffers decide;
+    /// the numbers are of the last of the two.
     pub transport: [c_char; RING_NAME_BYTES],
     /// Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
     /// host (`RINGCOMM_SOCKETS`); on devices, the connections that a plan is spread over.
@@ -266,9 +267,9 @@ pub struct ringExplain_t {
     pub sliceBytes: usize,
     /// The cost model's time, in microseconds.
     pub predictedUs: f64,
-    /// What runs instead, in the ranks' own buffers, where all of those of the call are memory that
-    /// processes share (`ringMemAlloc`, `ringCommRegister`), closed by a NUL; empty where that
-    /// changes nothing.
+    /// What runs instead, in the ranks' own buffers, closed by a NUL: between processes where all
+    /// of those of the call are memory that they share (`ringMemAlloc`, `ringCommRegister`),
+    /// between threads where no rank calls in place. Empty where the buffers change nothing.
     pub directAlgorithm: [c_char; RING_NAME_BYTES],
     /// The cost model's time for that, in microseconds; 0 where the name is empty.
     pub directPredictedUs: f64,

@@ -11,7 +11,7 @@ pub use super::mailbox::{Mailbox, MailboxSender, Sent};
 
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};
-use crate::fork::Shared;
+use crate::fork::{self, Shared};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -37,6 +37,8 @@ struct Region {
     file: File,
     /// The process that made it: its forked children share the memory but must not withdraw it.
     owner: u32,
+    /// Of the process, before the region was mapped: children of later ones map it, too.
+    forks: u64,
     kind: Kind,
 }
 
@@ -48,9 +50,21 @@ enum Kind {
 }
 
 impl Region {
-    fn new(number: u64, start: *mut u8, bytes: usize, file: OwnedFd, kind: Kind) -> Region {
+    fn new(
+        (number, forks): (u64, u64),
+        start: *mut u8,
+        bytes: usize,
+        file: OwnedFd,
+        kind: Kind,
+    ) -> Region {
         let (start, owner) = (start.expose_provenance(), std::process::id());
-        Region { number, start, bytes, file: File::from(file), owner, kind }
+        Region { number, start, bytes, file: File::from(file), owner, forks, kind }
+    }
+
+    /// Whether a child that maps it is to keep its content: memory that was the user's before, and
+    /// of which no parent of a child expects that it goes.
+    fn is_childs_too(&self) -> bool {
+        matches!(self.kind, Kind::Adopted) && self.forks != fork::forks()
     }
 }
 
@@ -84,7 +98,7 @@ thread_local! {
     static SEEN: RefCell<(u64, Vec<Entry>)> = RefCell::default();
 }
 
-fn page() -> usize {
+pub(super) fn page() -> usize {
     // SAFETY: asks for a constant.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
@@ -197,11 +211,11 @@ pub(super) fn descriptor(region: u64) -> Result<(usize, OwnedFd)> {
 pub fn allocate(bytes: usize) -> Result<*mut u8> {
     let too_many = || Error::argument(format!("{bytes} bytes of shared memory are too many"));
     let bytes = bytes.max(1).checked_next_multiple_of(page()).ok_or_else(too_many)?;
-    let number = random_number()?;
+    let name = (random_number()?, fork::forks());
     let file = sealed_file(c"ringcomm-user", file_bytes(bytes).ok_or_else(too_many)?)?;
     // SAFETY: the kernel chooses a place that nothing uses.
     let start = unsafe { map_at(null_mut(), Some(&file), bytes)? };
-    with_table(|table| table.insert(Region::new(number, start, bytes, file, Kind::Allocated)));
+    with_table(|table| table.insert(Region::new(name, start, bytes, file, Kind::Allocated)));
     Ok(start)
 }
 
@@ -246,6 +260,10 @@ fn withdraw(region: &Region) {
     }
     // Both only make room earlier; the memory goes with its last mapping in any case.
     let _ = region.file.write_all_at(&1u64.to_ne_bytes(), region.bytes as u64);
+    // Asked when all pages are private here: a child that is forked now has copies of its own.
+    if region.is_childs_too() {
+        return;
+    }
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let bytes = region.bytes as libc::off_t;
     // SAFETY: a call on a descriptor that we hold.
@@ -257,7 +275,7 @@ fn withdraw(region: &Region) {
 /// Memory of [`allocate`] and ranges inside earlier registrations are counted only. Any other range
 /// is moved into shared memory, at the same address and with its content: no other thread may touch
 /// it meanwhile, and children made by `fork` later share it with their parent until it is
-/// deregistered.
+/// deregistered, and keep it as it was then.
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the range is looked up before it is moved")]
 pub fn register(address: *mut u8, bytes: usize) -> Result<u64> {
     let start = address.addr();
@@ -296,7 +314,7 @@ unsafe fn adopt(address: *mut u8, bytes: usize) -> Result<Region> {
         )));
     }
     check_private(address.addr(), bytes)?;
-    let number = random_number()?;
+    let name = (random_number()?, fork::forks());
     let file = File::from(sealed_file(c"ringcomm-user", bytes + page())?);
     // SAFETY: the range was just seen mapped; the kernel reports what it cannot read.
     let content = unsafe { std::slice::from_raw_parts(address, bytes) };
@@ -304,7 +322,7 @@ unsafe fn adopt(address: *mut u8, bytes: usize) -> Result<Region> {
     let file = OwnedFd::from(file);
     // SAFETY: whole pages of the user's, whose content the file has.
     unsafe { map_at(address, Some(&file), bytes)? };
-    Ok(Region::new(number, address, bytes, file, Kind::Adopted))
+    Ok(Region::new(name, address, bytes, file, Kind::Adopted))
 }
 
 /// Refuse a range that is not private writable memory from end to end.
@@ -369,6 +387,11 @@ unsafe fn make_private(region: &Region) -> Result<()> {
 
 /// Take back one registration. After its last one, adopted memory is private again, at the same
 /// address and with its content, of which no store of another thread is lost meanwhile.
+///
+/// Children that were forked since it was registered keep the content as it is now. The pages
+/// behind the range are theirs then and stay as long as the range is mapped here, which sees them
+/// again if it drops its own (`MADV_DONTNEED`): a copy of the range in fresh pages would not have
+/// what other threads store meanwhile.
 pub fn deregister(handle: u64) -> Result<()> {
     let _moving = MOVING.lock();
     let last = with_table(|table| -> Result<_> {

@@ -5,7 +5,7 @@
 //! find what to unmap once they use none of it.
 #![allow(unsafe_code)]
 
-use super::exports::{contains, file_bytes};
+use super::exports::{contains, file_bytes, page};
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
@@ -40,8 +40,14 @@ impl Imports {
             return Ok(());
         }
         let whole = file_bytes(bytes)
-            .filter(|_| bytes > 0)
-            .ok_or_else(|| Error::usage("a peer sent a region of an impossible size"))?;
+            // The mark is an aligned word: it lies at the start of a page.
+            .filter(|_| bytes > 0 && bytes.is_multiple_of(page()))
+            .ok_or_else(|| {
+                Error::usage(format!(
+                    "a peer sent a region of {bytes} bytes, which are not whole pages; all ranks \
+                     must run the same version"
+                ))
+            })?;
         let segment = Segment::map(descriptor, whole)?;
         self.regions.insert(region, Import { segment, bytes });
         Ok(())

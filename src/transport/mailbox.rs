@@ -2,13 +2,15 @@
 //!
 //! A mailbox is one end of a socket pair; the other end is handed to every peer of the machine, who
 //! all post into it. A message is whole or absent, and nobody ever blocks: a sender whose message
-//! does not fit is told so and moves its data another way.
+//! does not fit is told so and moves its data another way. A message whose descriptors a rank has
+//! no room for stays where it is until there is: a sender sends a descriptor once.
 #![allow(unsafe_code)]
 
 use super::exports;
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::null_mut;
 
 /// The words of a message: what its memory is called, and its bytes.
 const WORDS: usize = 2;
@@ -65,13 +67,14 @@ impl Mailbox {
         }
     }
 
-    /// The next memory that a peer sent; `None` if there is none now.
+    /// The next memory that a peer sent; `None` if there is none now. Where this process can open
+    /// no more descriptors, that is the error, and the message can be had once it can.
     pub fn receive(&self) -> Result<Option<Sent>> {
         let (mut words, mut ancillary) = ([0u64; WORDS], Ancillary::uninit());
         let mut part =
             libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
         let mut message = envelope(&mut part, &mut ancillary, MOST);
-        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         // SAFETY: the message points to the room above.
         let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &mut message, flags) };
         if got < 0 {
@@ -83,6 +86,15 @@ impl Mailbox {
         }
         // SAFETY: the kernel filled the message.
         let descriptors = unsafe { descriptors_of(&message) };
+        let is_lacking = message.msg_flags & libc::MSG_CTRUNC != 0 && descriptors.len() < MOST;
+        if is_lacking && message.msg_flags & libc::MSG_TRUNC == 0 {
+            let what = "taking a descriptor of memory that a peer shares (close files, or allow \
+                        this process more of them: ulimit -n)";
+            return Err(Error::System { what: what.into(), errno: libc::EMFILE });
+        }
+        // What was looked at is taken out; its descriptors are here.
+        // SAFETY: no room is named.
+        unsafe { libc::recv(self.0.as_raw_fd(), null_mut(), 0, libc::MSG_DONTWAIT) };
         if got == 0 && descriptors.is_empty() {
             // Every peer has closed its end.
             return Ok(None);

@@ -2,8 +2,9 @@
 //!
 //! A waiting rank polls for a short while, then yields its core between polls (not before a peer
 //! that is at work on another core has had time for it), then sleeps in the kernel on its doorbell,
-//! which every peer that posts or frees looks at. From the second phase on it consults its
-//! [`Watch`] regularly, so every wait sees an abort, a failure, a death and the deadline.
+//! which every peer that posts or frees looks at. From the second phase on, and in a first one
+//! that is long, it consults its [`Watch`] regularly, so every wait sees an abort, a failure, a
+//! death and the deadline.
 //!
 //! The poster must not pay for the sleeper: between its store and its look at the doorbell it has
 //! only a compiler fence, and the sleeper makes up for it with `membarrier(2)`, which runs a full
@@ -84,6 +85,10 @@ const SPINS_SHARED: u32 = 4;
 /// processes. With 4 ranks on 2 cores an 8-byte all-reduce takes 2.4 switches in place of 3.3
 /// (`benches/results/oversubscribed-2026-11-21.txt`).
 const CROSSING: u32 = 256;
+
+/// Polls between two looks at the watch, and before the first: some 0.2 ms with pauses of 40 ns, as
+/// [`WATCHING`]. The usual ones are over before.
+const UNWATCHED: u32 = 4096;
 
 /// A message that comes within this time is had without a futex's sleep and wake, which both go
 /// through the scheduler; a rank that has waited longer is likely to wait for milliseconds.
@@ -189,7 +194,7 @@ pub fn wait_on<T>(
             return Ok(value);
         }
     }
-    for _ in EAGER..patience.spins {
+    for _ in EAGER..patience.spins.min(UNWATCHED) {
         if let Some(value) = waiting.poll() {
             return Ok(value);
         }
@@ -209,6 +214,8 @@ fn wait_long<T>(
     let mut watched = Duration::ZERO;
     let mut sleep = SHORTEST_SLEEP;
     let mut crossing = patience.crossing;
+    let mut spins = patience.spins.saturating_sub(UNWATCHED);
+    let mut spun = Duration::ZERO;
     loop {
         if let Some(value) = waiting.poll() {
             return Ok(value);
@@ -221,7 +228,17 @@ fn wait_long<T>(
                 return waiting.poll().ok_or(error);
             }
         }
-        if waited < patience.yielding {
+        if spins > 0 {
+            let some = spins.min(UNWATCHED);
+            for _ in 0..some {
+                if let Some(value) = waiting.poll() {
+                    return Ok(value);
+                }
+                std::hint::spin_loop();
+            }
+            spins -= some;
+            spun = started.elapsed();
+        } else if waited < spun + patience.yielding {
             for _ in 0..std::mem::take(&mut crossing) {
                 if !waiting.is_peer_at_work() {
                     break;

@@ -63,8 +63,38 @@ fn a_wait_ends_with_the_watch() {
     assert_eq!(error, Error::usage("gave up on 7"));
 }
 
-/// Gives a value at its twentieth poll, and counts how often its core was given away.
+#[test]
+fn many_polls_end_with_the_watch_too() {
+    // So many take longer than the deadline on any machine.
+    let patience = Patience::new(2, 2, Some(1 << 24));
+    let (watch, polls) = (Deadline(Duration::from_millis(1)), std::cell::Cell::new(0));
+    let poll = || {
+        polls.set(polls.get() + 1);
+        None::<()>
+    };
+    let error = wait(patience, (&bell(), &bell()), 7, &watch, poll).unwrap_err();
+    assert_eq!(error, Error::usage("gave up on 7"));
+    assert!(polls.get() < patience.spins, "nobody looked before {} polls", polls.get());
+}
+
+#[test]
+fn what_comes_during_many_polls_is_had_without_giving_the_core_away() {
+    let watch = Deadline(Duration::from_secs(60));
+    let (spins, last) = (3 * UNWATCHED, 3 * UNWATCHED - 1);
+    let patience = Patience { spins, yielding: Duration::from_secs(60), crossing: 0 };
+    let mut waiting = Counting { last, is_peer_at_work: false, polls: 0, given_away: 0 };
+    wait_on(patience, 0, &watch, &mut waiting).unwrap();
+    assert_eq!((waiting.polls, waiting.given_away), (last, 0));
+    // And what comes after them, while it yields as long as ever.
+    let patience = Patience { spins: UNWATCHED + 1, ..patience };
+    let mut waiting = Counting { last, is_peer_at_work: false, polls: 0, given_away: 0 };
+    wait_on(patience, 0, &watch, &mut waiting).unwrap();
+    assert!(waiting.given_away > 0);
+}
+
+/// Gives a value at its last poll, and counts how often its core was given away.
 struct Counting {
+    last: u32,
     is_peer_at_work: bool,
     polls: u32,
     given_away: u32,
@@ -75,7 +105,7 @@ impl Waiting for Counting {
 
     fn poll(&mut self) -> Option<()> {
         self.polls += 1;
-        (self.polls >= 20).then_some(())
+        (self.polls >= self.last).then_some(())
     }
 
     fn sleep(&mut self, _: Duration) -> Option<()> {
@@ -96,7 +126,7 @@ fn a_core_is_kept_for_a_peer_that_is_at_work_on_another() {
     let watch = Deadline(Duration::from_secs(60));
     let given_away = |is_peer_at_work: bool, crossing: u32| {
         let patience = Patience { spins: 4, yielding: Duration::from_secs(60), crossing };
-        let mut waiting = Counting { is_peer_at_work, polls: 0, given_away: 0 };
+        let mut waiting = Counting { last: 20, is_peer_at_work, polls: 0, given_away: 0 };
         wait_on(patience, 0, &watch, &mut waiting).unwrap();
         waiting.given_away
     };

@@ -105,3 +105,14 @@ impl Names {
         }
     }
 }
+
+/// Let this process have no more descriptors, or as many as ever again.
+pub fn set_descriptors(limit: Option<u64>) {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both are valid limits.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits), 0);
+        limits.rlim_cur = limit.unwrap_or(limits.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limits), 0);
+    }
+}

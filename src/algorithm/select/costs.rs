@@ -6,7 +6,8 @@ use std::fmt::Write;
 /// What the machine takes for the things that plans are made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// From posting a message to the reader seeing it.
+    /// From posting a message to the reader seeing it. Measured only where every rank has a core:
+    /// else what a message takes is mostly `switch_us`, and this one stays the default's.
     pub alpha_us: f64,
     /// A rank's own time to post or take one message.
     pub message_us: f64,
