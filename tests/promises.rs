@@ -64,8 +64,8 @@ fn a_test_that_spins_on_every_core_is_not_excused() {
     let (ended, used) = (Instant::now(), used() - before);
     let timed = pace.timed(started, ended);
     let others = timed.took.saturating_sub(used / cores);
-    // Between the reading of two clocks a thread may have to wait once more.
-    assert!(timed.lost <= others + ms(20), "others had {others:?}: {timed:?}");
+    // Between the reading of two clocks a thread may have to wait a few times more.
+    assert!(timed.lost <= others + ms(60), "others had {others:?}: {timed:?}");
 }
 
 /// A hundred delays, of which one is `worst` and the rest are `usual`, and whether they are judged

@@ -113,8 +113,8 @@ class Explanation:
     slice_bytes: int
     #: The cost model's time.
     predicted_us: float
-    #: What runs instead where all buffers are memory that processes share, if anything does;
-    #: whether also in place.
+    #: What runs instead, if anything does: between processes where all buffers are memory that they
+    #: share, between threads where no rank calls in place; whether also in place.
     direct_algorithm: str
     direct_predicted_us: float
     direct_in_place: bool

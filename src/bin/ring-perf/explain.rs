@@ -79,20 +79,23 @@ fn course(
         predicted_us: explanation.predicted_us,
         mapped: String::new(),
     };
-    match explanation.mapped.filter(|mapped| mapped.in_place || !in_place) {
-        Some(mapped) if options.register => {
-            let course = Course {
-                algorithm: mapped.algorithm.into(),
-                transport: "process mapped".into(),
-                chunks: mapped.chunks,
-                slices: 1,
-                slice_bytes: bytes.div_ceil(mapped.chunks.max(1)),
-                predicted_us: mapped.predicted_us,
-                ..course
-            };
-            (course, None)
+    let direct = |mapped: Mapped, transport: &str| Course {
+        algorithm: mapped.algorithm.into(),
+        transport: transport.into(),
+        chunks: mapped.chunks,
+        slices: 1,
+        slice_bytes: bytes.div_ceil(mapped.chunks.max(1)),
+        predicted_us: mapped.predicted_us,
+        ..course.clone()
+    };
+    let mapped = explanation.mapped.filter(|mapped| mapped.in_place || !in_place);
+    match (explanation.transport.strip_prefix("thread direct or "), mapped) {
+        (Some(_), Some(mapped)) => (direct(mapped, "thread direct"), None),
+        (Some(otherwise), None) => {
+            (Course { transport: format!("thread {otherwise}"), ..course }, None)
         }
-        mapped => (course, mapped),
+        (None, Some(mapped)) if options.register => (direct(mapped, "process mapped"), None),
+        (None, mapped) => (course, mapped),
     }
 }
 

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How long a contact that was cut off before it had said anything may take to come again: its
 /// handshake (which it makes again, after half of one to learn of the cut and one to connect) a few
-/// times over, and a time in which a busy machine may not run its process; no more, as the others of
-/// one that died are to know within a tenth of a second. A wide network's handshake takes a third.
+/// times over, and a time in which a busy machine may not run its process; no more, as the others
+/// of one that died are to know within a tenth of a second. A wide network's handshake takes a
+/// third.
 fn return_time(handshake: Duration) -> Duration {
     (Duration::from_millis(70) + 4 * handshake).min(Duration::from_millis(1500))
 }
