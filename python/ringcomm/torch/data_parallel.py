@@ -68,7 +68,8 @@ class DataParallel(torch.nn.Module):
             # The module itself lies where the only replica would. Its output is gathered as those
             # of several are: programs see the same shapes whatever is left of a batch.
             settings = replicas.Settings(self.devices[0].type)
-            outputs = [settings.run(self.module, *pieces[0], self.devices[0])]
+            args, options = pieces[0]
+            outputs = [settings.run(self.module, args, options, self.devices[0])]
         else:
             copies = replicas.replicate(self.module, self._communicators(), self.devices)
             if self._workers is None:
