@@ -137,17 +137,21 @@ impl Memory {
     fn collect(&mut self) {
         // Where there is no room for descriptors they stay there for now.
         while let Some(Ok(Some(sent))) = self.mailbox.as_ref().map(Mailbox::receive) {
-            let name = sent.name;
-            // A call that names it tells why.
-            if let Err(error) = self.put(sent)
-                && self.lost.len() < LEAST_KNOWN
-            {
-                self.lost.insert(name, error);
-            }
+            self.put_or_note(sent);
         }
     }
 
-    /// Keep what came out of the mailbox.
+    /// Keep what came out of the mailbox, or why that cannot be: a call that names it tells.
+    fn put_or_note(&mut self, sent: Sent) {
+        let name = sent.name;
+        if let Err(error) = self.put(sent) {
+            if self.lost.len() >= LEAST_KNOWN {
+                self.lost.clear();
+            }
+            self.lost.insert(name, error);
+        }
+    }
+
     fn put(&mut self, sent: Sent) -> Result<()> {
         if sent.name & PARCEL != 0 {
             let pieces = sent.descriptors.into_iter().map(|descriptor| (sent.bytes, descriptor));
@@ -228,7 +232,7 @@ impl Memory {
                     // The descriptor was sent before the invitation, so it is in the mailbox.
                     let sent = self.mailbox.as_ref().map(Mailbox::receive).transpose()?;
                     let Some(sent) = sent.flatten() else { return Ok(None) };
-                    self.put(sent)?;
+                    self.put_or_note(sent);
                 }
             }
         })

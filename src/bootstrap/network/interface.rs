@@ -7,6 +7,7 @@
 
 use crate::config::Family;
 use crate::error::{Error, Result};
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -149,9 +150,12 @@ pub fn choose(
     Ok(chosen.into_iter().map(|interface| interface.address).collect())
 }
 
-/// The best few of some addresses, best first: among them the best of each family, since of two
-/// hosts one may have only the other family, but for one that is worth nothing off its link.
+/// The best few of some addresses, best first and each once (several interfaces may have the same):
+/// among them the best of each family, since of two hosts one may have only the other family, but
+/// for one that is worth nothing off its link.
 pub fn best_few(all: &[SocketAddr], most: usize) -> Vec<SocketAddr> {
+    let mut seen = HashSet::new();
+    let all: Vec<SocketAddr> = all.iter().copied().filter(|one| seen.insert(*one)).collect();
     let (few, rest) = all.split_at(all.len().min(most));
     let mut few = few.to_vec();
     let is_hidden = |one: &&SocketAddr| {

@@ -163,7 +163,7 @@ pub struct Root;
 
 impl Root {
     /// Make a new id whose ranks meet at a thread of this process. Until somebody comes the thread
-    /// only holds a socket; from then on it lives until the ranks have met, or for the configured
+    /// only holds sockets; from then on it lives until the ranks have met, or for the configured
     /// timeout, in which it tells every further rank why the meeting failed.
     pub fn start(config: &Config) -> Result<UniqueId> {
         let secret = UniqueId::generate()?;
