@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use ringcomm::config::Protection;
 use ringcomm::error::{Error, Result as Outcome, Who};
-use ringcomm::executor::exchange::{self, Transfer};
+use ringcomm::executor::exchange::{self, Lending, Transfer};
 use ringcomm::executor::links::{Links, Reach, SegmentMap};
 use ringcomm::transport::fifo::{Geometry, Stamp};
 use ringcomm::transport::segment::Segment;
@@ -344,7 +344,9 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     let address = content.as_mut_ptr();
     let mut batch = [Transfer::new(true, 1, address, content.len(), stamp(0))];
     // SAFETY: the buffer holds the bytes and outlives the batch.
-    let outcome = unsafe { exchange::run(&mut batch, &mut lanes, &mut links, &mut (), &Deadline) };
+    let outcome = unsafe {
+        { exchange::run(&mut batch, &mut lanes, &mut links, &mut (), Lending::LEAST, &Deadline) }
+    };
     let error = outcome.expect_err("nobody receives");
     assert!(matches!(error, Error::Disconnected { peer: Who { rank: 1, .. }, .. }), "{error}");
 }

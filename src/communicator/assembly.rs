@@ -1,6 +1,6 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
-use super::choose::Profiled;
+use super::calibrate::Profiled;
 use super::gpu::Seated;
 use super::introduction::{Cores, Introduction, own_cores};
 use super::patrol::Patrol;
@@ -12,6 +12,7 @@ use crate::fork::Shared;
 use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::exports::{Mailbox, MailboxSender};
+use crate::transport::kernel::Sample;
 use crate::transport::process;
 use crate::transport::segment::Segment;
 use std::collections::BTreeMap;
@@ -121,7 +122,12 @@ impl Share {
         let segment = Arc::new(Segment::create(map.bytes())?);
         let (mailbox, sender) = Mailbox::pair()?;
         let fds = vec![segment.descriptor()?, process::own_descriptor()?, sender];
-        Ok(Share { segment, mailbox, process: bootstrap::process_token()?, fds })
+        let process = bootstrap::process_token()?;
+        // Peers look at these as soon as they have the segment.
+        let pages = Pages::new(0, vec![segment.clone()]);
+        pages.mine().introduce(std::process::id(), host::name());
+        pages.mine().offer(Sample::of_this_process(process));
+        Ok(Share { segment, mailbox, process, fds })
     }
 }
 

@@ -96,8 +96,12 @@ impl Basis {
             (true, Way::Staged) => "thread staged",
             (true, Way::Messages(_)) => "thread messages",
             (false, Way::Direct(_)) if ready.windows.is_some() => "process mapped or windows",
+            (false, Way::Direct(_)) if ready.runs_by_kernel() => "process mapped or kernel",
+            (false, Way::Direct(_)) if ready.kernel.is_some() => "process mapped, kernel or staged",
             (false, Way::Direct(_)) => "process mapped or staged",
             (false, Way::Staged) if ready.windows.is_some() => "process windows",
+            (false, Way::Staged) if ready.runs_by_kernel() => "process kernel",
+            (false, Way::Staged) if ready.kernel.is_some() => "process kernel or staged",
             (false, Way::Staged) => "process staged",
             (false, Way::Messages(_)) => "process messages",
         }
@@ -146,11 +150,15 @@ impl Basis {
             let plans: Vec<Plan> = plans_of(choice.algorithm).collect();
             Windows::new(&plans, rank, (call.count, element), self.window_bytes())
         });
+        let kernel = chosen.kernel.and_then(|choice| self.reading(call, choice.algorithm));
         // Between processes it is scratch or the slots unless all ranks' buffers turn out to be
         // shared, between threads it is the slots where a rank calls in place what that does not
         // suit.
         let always = self.one_process && direct.as_ref().is_some_and(|program| program.in_place);
-        let otherwise = chosen.windows.filter(|_| windows.is_some()).unwrap_or(chosen.staged);
+        let by_kernel = kernel.as_ref().is_some_and(|program| program.in_place);
+        let of_windows = chosen.windows.filter(|_| windows.is_some());
+        let of_kernel = chosen.kernel.filter(|_| by_kernel);
+        let otherwise = of_windows.or(of_kernel).unwrap_or(chosen.staged);
         let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
@@ -162,11 +170,22 @@ impl Basis {
         };
         let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !always).map(mapped);
         let way = direct.map_or(Way::Staged, Way::Direct);
-        let chunks = windows.as_ref().map_or(plan.nchunks, |_| nranks);
+        let chunks = plan_of(otherwise.algorithm, rank).nchunks;
         let predicted_us = best.predicted_us;
         let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
-        (ready.mapped, ready.windows) = (mapped, windows);
+        (ready.mapped, ready.windows, ready.kernel) = (mapped, windows, kernel);
         Ok(ready)
+    }
+
+    /// The program in which every rank only reads what others have.
+    fn reading(&self, call: &Call, algorithm: Algorithm) -> Option<Direct> {
+        let plan =
+            |of| algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root);
+        let plans: Vec<Plan> = (0..self.nranks).map(plan).collect::<Option<_>>()?;
+        let (rank, nchunks) = (self.rank, plans[self.rank].nchunks);
+        let layout =
+            Layout::new(call.collective, rank, self.nranks, nchunks, call.count, call.vector);
+        Direct::reading(&plans, rank, &layout, call.data_type.size())
     }
 
     /// Slices between two stages of a plan. The order of messages depends on it, so it rests on

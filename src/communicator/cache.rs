@@ -84,6 +84,9 @@ pub struct Ready {
     pub way: Way,
     /// What runs in the place of `staged` where the ranks share scratch.
     pub windows: Option<Windows>,
+    /// What runs in the place of `staged` unless somebody's buffers do not suit it: what others
+    /// have, the kernel reads.
+    pub kernel: Option<Direct>,
     pub chunks: usize,
     pub predicted_us: f64,
     /// The program of `way` in words, where it depends on the buffers whether that runs.
@@ -110,6 +113,7 @@ impl Ready {
             staged,
             way,
             windows: None,
+            kernel: None,
             chunks,
             predicted_us,
             mapped: None,
@@ -119,7 +123,12 @@ impl Ready {
     /// Whether it goes through slots, whatever its buffers are.
     #[inline]
     pub fn is_staged(&self) -> bool {
-        self.windows.is_none() && matches!(self.way, Way::Staged)
+        self.windows.is_none() && self.kernel.is_none() && matches!(self.way, Way::Staged)
+    }
+
+    /// Whether what does not lie in memory that all share is read by the kernel, also in place.
+    pub fn runs_by_kernel(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|program| program.in_place)
     }
 
     /// Slices, and the bytes of a chunk that are in one of them, unless `mapped` runs.
@@ -127,6 +136,9 @@ impl Ready {
         match (&self.windows, &self.way) {
             (Some(windows), _) => (windows.count(), windows.slice_bytes()),
             (None, Way::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
+            (None, Way::Direct(_) | Way::Staged) if self.runs_by_kernel() => {
+                (1, self.kernel.as_ref().map_or(0, |program| program.chunk_bytes))
+            }
             (None, Way::Messages(layout)) => (1, layout.longest_own() * self.key.data_type.size()),
             _ => (self.staged.slices, self.staged.slice_bytes),
         }

@@ -10,16 +10,17 @@ use super::scratch::SharedScratch;
 use super::watch::{OperationWatch, Unless, Watched};
 use super::{Message, label, message};
 use crate::algorithm::Algorithm;
-use crate::algorithm::select::Costs;
+use crate::algorithm::select::{Costs, lent_from};
 use crate::clock;
 use crate::config::Config;
 use crate::error::Result;
 use crate::executor::direct::Used;
-use crate::executor::exchange::{self, Lanes, Transfer};
+use crate::executor::exchange::{self, Lanes, Lending, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::layout::Layout;
 use crate::executor::links::Links;
-use crate::executor::meeting::{self, Bases, Work};
+use crate::executor::meeting::{self, Bases, Invitation, KERNEL, NOWHERE, Work};
+use crate::executor::processes::{self, Programs};
 use crate::executor::windows::Windows;
 use crate::plan::Collective;
 use crate::plan::topology::Topology;
@@ -27,7 +28,7 @@ use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
 
-/// Collectives that a new communicator runs for itself (see [`choose::calibrate`]).
+/// Collectives that a new communicator runs for itself (see [`super::calibrate`]).
 pub const SETUP_OPERATIONS: u64 = 2;
 
 pub struct Engine {
@@ -52,6 +53,8 @@ pub struct Engine {
     received: Vec<u64>,
     transfers: Vec<Transfer>,
     lanes: Lanes,
+    /// Which messages are lent.
+    lending: Lending,
     /// The constants are not agreed yet.
     pub setting_up: bool,
     /// Messages that this rank sent until they were.
@@ -87,6 +90,7 @@ impl Engine {
             received: vec![0; nranks],
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
+            lending: Lending::LEAST,
             setting_up: true,
             #[cfg(test)]
             setup_messages: 0,
@@ -181,36 +185,19 @@ impl Engine {
             // SAFETY: the caller's promise.
             return unsafe { self.run_messages(call, layout, stamp, watch) };
         }
-        if let Way::Direct(program) = &ready.way {
-            let work = work_of(ready);
-            let links = &mut self.links;
-            if links.one_process() && program.in_place {
-                // SAFETY: the caller's promise.
-                return unsafe {
-                    meeting::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
-                };
-            }
-            let invitation = self.memory.invite(call, &ready.extents, in_place)?;
-            let memory = &mut self.memory;
-            let mut resolve =
-                |theirs: &meeting::Invitation, used: &Used| memory.resolve(theirs, used);
+        if let Way::Direct(program) = &ready.way
+            && self.links.one_process()
+            && program.in_place
+        {
+            let (work, links) = (work_of(ready), &mut self.links);
             // SAFETY: the caller's promise.
-            let ran = unsafe {
-                meeting::try_run(
-                    program,
-                    &work,
-                    &buffers,
-                    &invitation,
-                    &mut resolve,
-                    links,
-                    &mut self.bases,
-                    stamp,
-                    watch,
-                )?
+            return unsafe {
+                meeting::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
             };
-            if ran {
-                return Ok(());
-            }
+        }
+        // SAFETY: the caller's promise.
+        if unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? } {
+            return Ok(());
         }
         if let Some(windows) = &ready.windows
             && self.has_scratch(stamp, watch)?
@@ -220,6 +207,47 @@ impl Engine {
         }
         // SAFETY: the caller's promise.
         unsafe { self.run_staged(call, ready, stamp, watch) }
+    }
+
+    /// Run it in the ranks' own buffers, if all of them suit a program for that; whether it ran.
+    unsafe fn run_in_buffers(
+        &mut self,
+        call: &Call,
+        in_place: bool,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<bool> {
+        let mapped = match &ready.way {
+            Way::Direct(program) => Some(program),
+            _ => None,
+        };
+        let programs = Programs { mapped, kernel: ready.kernel.as_ref() };
+        if programs.mapped.is_none() && programs.kernel.is_none() {
+            return Ok(false);
+        }
+        let buffers = self.buffers(call);
+        let mut invitation = self.memory.invite(call, &ready.extents, in_place)?;
+        if programs.kernel.is_some() && invitation.input_region == NOWHERE {
+            invitation.input_region = KERNEL;
+            invitation.input_offset = call.send.expose_provenance() as u64;
+        }
+        let memory = &mut self.memory;
+        let mut resolve = |theirs: &Invitation, used: &Used| memory.resolve(theirs, used);
+        // SAFETY: the caller's promise.
+        unsafe {
+            processes::try_run(
+                programs,
+                &work_of(ready),
+                &buffers,
+                &invitation,
+                &mut resolve,
+                &mut self.links,
+                &mut self.bases,
+                stamp,
+                watch,
+            )
+        }
     }
 
     #[inline]
@@ -274,7 +302,7 @@ impl Engine {
         let (invitation, scratch) = self.shared.invite(buffers.scalar);
         let Engine { memory, links, bases, .. } = self;
         memory.begin();
-        let mut resolve = |theirs: &meeting::Invitation, used: &Used| memory.resolve(theirs, used);
+        let mut resolve = |theirs: &Invitation, used: &Used| memory.resolve(theirs, used);
         // SAFETY: the caller's promise; the scratch is the communicator's, as long as any window.
         unsafe {
             windows.run(
@@ -306,6 +334,8 @@ impl Engine {
 
     /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
     pub fn settle(&mut self, costs: Costs) {
+        let [reached, by_kernel] = lent_from(&costs);
+        self.lending = Lending { reached, by_kernel };
         self.basis = Arc::new(self.basis.settled(costs));
         self.setting_up = false;
         self.cache = Cache::default();
@@ -362,9 +392,9 @@ impl Engine {
     /// Run the messages that `transfers` lists.
     unsafe fn run_transfers(&mut self, watch: &OperationWatch) -> Result<()> {
         self.memory.begin();
-        let (batch, lanes) = (&mut self.transfers, &mut self.lanes);
+        let Engine { transfers, lanes, links, memory, lending, .. } = self;
         // SAFETY: the caller's promise.
-        unsafe { exchange::run(batch, lanes, &mut self.links, &mut self.memory, watch) }
+        unsafe { exchange::run(transfers, lanes, links, memory, *lending, watch) }
     }
 
     /// Run a batch of point-to-point messages.

@@ -1,7 +1,7 @@
 //! Making communicators: by id and rank, all at once, and from another one.
 
 use super::assembly::{Assembly, Crowd, Share, Until};
-use super::choose::Profiled;
+use super::calibrate::{self, Profiled};
 use super::engine::Engine;
 use super::flight::Flight;
 use super::geometry::geometry;
@@ -12,7 +12,7 @@ use super::memory::Memory;
 use super::timeline::Track;
 use super::turn::Turns;
 use super::watch::{Unless, Watched};
-use super::{Communicator, answer, choose, together};
+use super::{Communicator, answer, together};
 use crate::bootstrap::network::{Gate, NetworkConfig};
 use crate::bootstrap::{self, Cause, UniqueId, Unmet};
 use crate::clock;
@@ -231,7 +231,7 @@ fn start(
     cores: usize,
     unless: Unless,
 ) -> Result<Communicator, Unmet> {
-    choose::calibrate(&communicator, profiled, cores, unless)
+    calibrate::calibrate(&communicator, profiled, cores, unless)
         .and_then(|()| communicator.survey(unless))
         .map_err(|error| Unmet { cause: cause(&error), error })?;
     // Say why calls on devices take a longer way, where they do.

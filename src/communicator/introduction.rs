@@ -1,7 +1,7 @@
 //! What a rank tells the others when it joins: its settings, its cores, where its memory is.
 #![allow(unsafe_code)]
 
-use super::choose::Profiled;
+use super::calibrate::Profiled;
 use super::geometry::buffer_bytes;
 use crate::algorithm::Algorithm;
 use crate::config::{Config, Protection};

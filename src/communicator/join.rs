@@ -6,7 +6,7 @@
 
 use super::Communicator;
 use super::assembly::{Assembly, Crowd, Share, Until};
-use super::choose::Profiled;
+use super::calibrate::Profiled;
 use super::failure;
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;

@@ -204,8 +204,7 @@ impl Memory {
         let output =
             self.address(invitation.output_region, invitation.output_offset, used.output)?;
         let base = |(input, output): (*mut u8, _)| {
-            let (input, scalar) = (input.cast_const(), invitation.scalar);
-            Base { input, output, scalar }
+            Base::new(input.cast_const(), output, invitation.scalar)
         };
         Ok(input.zip(output).map(base))
     }

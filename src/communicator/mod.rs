@@ -22,6 +22,7 @@ mod assembly;
 mod attempts;
 mod basis;
 mod cache;
+mod calibrate;
 mod choose;
 mod engine;
 mod failure;

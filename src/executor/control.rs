@@ -7,6 +7,7 @@
 
 use super::announcement::Board;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
+use crate::transport::kernel::Sample;
 use crate::transport::wait::Doorbell;
 use std::iter::repeat;
 
@@ -159,6 +160,8 @@ pub struct Control {
     /// 1 while this rank reads or writes its peers' buffers.
     visiting: AtomicU32,
     pub pid: AtomicU32,
+    /// Where its process lets peers on the machine try to read, and what stands there.
+    sample: [AtomicU64; 2],
     /// In a copy of a page from another machine: whether its owner has died ([`DEAD`]) or could
     /// never be reached ([`UNREACHED`], which the text and the culprit explain).
     gone: AtomicU32,
@@ -279,6 +282,18 @@ impl Control {
         for (cell, byte) in self.host.iter().zip(host.bytes().chain(repeat(0))) {
             cell.store(byte, Relaxed);
         }
+    }
+
+    /// Say where peers may try to read the owner's memory, before anybody reads the page.
+    pub fn offer(&self, sample: Sample) {
+        self.sample[0].store(sample.address, Relaxed);
+        self.sample[1].store(sample.word, Relaxed);
+    }
+
+    /// Where the owner's memory may be tried.
+    pub fn sample(&self) -> Sample {
+        let [address, word] = [0, 1].map(|at| self.sample[at].load(Relaxed));
+        Sample { address, word }
     }
 
     /// The name of the owner's host; empty if it never came so far as to say it.

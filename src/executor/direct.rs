@@ -85,7 +85,22 @@ impl Direct {
     ///
     /// `plans` are those of all ranks; the same plans give every rank the same answer.
     pub fn new(plans: &[Plan], rank: usize, layout: &Layout, element: usize) -> Option<Direct> {
-        let wires = wires(plans, layout)?;
+        Direct::made_of(plans, rank, layout, element, true)
+    }
+
+    /// As [`Direct::new`], of a program that reads what peers have and writes nothing there.
+    pub fn reading(plans: &[Plan], rank: usize, layout: &Layout, element: usize) -> Option<Direct> {
+        Direct::made_of(plans, rank, layout, element, false)
+    }
+
+    fn made_of(
+        plans: &[Plan],
+        rank: usize,
+        layout: &Layout,
+        element: usize,
+        writes: bool,
+    ) -> Option<Direct> {
+        let wires = wires(plans, layout, writes)?;
         let drafts: Vec<Vec<Draft>> =
             plans.iter().map(|plan| drafts(plan, &wires)).collect::<Option<_>>()?;
         let touched = |owner: usize| peers(&drafts[owner], owner);
@@ -145,7 +160,11 @@ fn used(steps: &[DirectStep], nranks: usize) -> Box<[Used]> {
 ///
 /// Where both kinds are possible the rank that has copied less so far does it, which spreads a
 /// broadcast or a gather over its ranks.
-fn wires(plans: &[Plan], layout: &Layout) -> Option<HashMap<(usize, usize), Vec<Wire>>> {
+fn wires(
+    plans: &[Plan],
+    layout: &Layout,
+    writes: bool,
+) -> Option<HashMap<(usize, usize), Vec<Wire>>> {
     let mut receives: HashMap<(usize, usize), Vec<&Step>> = HashMap::new();
     for plan in plans {
         for step in &plan.steps {
@@ -165,7 +184,7 @@ fn wires(plans: &[Plan], layout: &Layout) -> Option<HashMap<(usize, usize), Vec<
                 let sent = wires.entry((plan.rank, receiver)).or_default();
                 let twin = receives.get(&(plan.rank, receiver))?.get(sent.len())?;
                 let pull = is_lent_input(step) && layout.input_is_public();
-                let push = is_lent_output(twin) && layout.output_is_public();
+                let push = writes && is_lent_output(twin) && layout.output_is_public();
                 let kind = match (pull, push) {
                     (false, false) => return None,
                     (true, false) => Kind::Pull,

@@ -1,19 +1,25 @@
 //! Point-to-point messages: a batch of sends and receives that complete in any order.
 //!
 //! Messages between the same two ranks in the same direction keep their call order; all others go
-//! on as their peers allow, so a batch cannot deadlock however its ranks ordered it. A message
-//! above the slot size is lent within a process, and between processes from memory that they share:
-//! the sender posts where it is, the receiver copies from there and frees the message, which tells
-//! the sender that its buffer is its own again.
+//! on as their peers allow, so a batch cannot deadlock however its ranks ordered it.
+//!
+//! A message may be lent: the sender posts where it is, the receiver copies from there and frees
+//! the message, which tells the sender that its buffer is its own again. Within a process that is
+//! any memory, between processes what they share, and, where the kernel reads it for them, the
+//! rest. A message above the slot size goes so where it can. A shorter one does where that is
+//! faster and its sender waits for others anyway: by itself it leaves as soon as it has a slot, as
+//! programs rely on.
 #![allow(unsafe_code)]
 
 use super::host::move_bytes;
 use super::links::{Links, Reach};
-use super::meeting::{ADDRESS, NOWHERE, reached};
+use super::meeting::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
 use super::progress::Progress;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
+use crate::transport::kernel;
 use crate::transport::wait::{self, Waiting, Watch};
 use std::time::Duration;
 
@@ -67,7 +73,7 @@ pub struct Loan {
     pub offset: u64,
 }
 
-/// Fewer than any slot has, so that its length tells a loan from data.
+/// Fewer than any slot has and than what is lent, so that its length tells a loan from data.
 const LOAN_BYTES: usize = size_of::<Loan>();
 
 /// The memory that processes share, as far as messages need it.
@@ -91,6 +97,29 @@ impl Shared for () {
     }
 }
 
+/// What is lent: messages from so many bytes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lending {
+    /// From memory that the receiver reaches.
+    pub reached: usize,
+    /// From other memory of another process, which the kernel reads.
+    pub by_kernel: usize,
+}
+
+impl Lending {
+    /// Only what no slot holds, and only what is reached.
+    pub const LEAST: Lending = Lending { reached: usize::MAX, by_kernel: usize::MAX };
+
+    /// As [`Lending`] says, for a batch whose sends `wait` for others or not.
+    fn of(self, slot: usize, wait: bool) -> Lending {
+        let least = if wait { LOAN_BYTES + 1 } else { slot + 1 };
+        Lending {
+            reached: self.reached.min(slot + 1).max(least),
+            by_kernel: self.by_kernel.max(least),
+        }
+    }
+}
+
 /// By peer: whether an earlier message to it (1) or from it (0) is still under way.
 pub type Lanes = Vec<[bool; 2]>;
 
@@ -105,11 +134,12 @@ pub unsafe fn run(
     lanes: &mut Lanes,
     links: &mut Links,
     memory: &mut dyn Shared,
+    lending: Lending,
     watch: &dyn Watch,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { run_local(batch, links.rank) };
-    lend(batch, links, memory);
+    lend(batch, links, memory, lending);
     // Where all are empty there still is something to be done.
     let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
     let all = || all;
@@ -178,16 +208,29 @@ unsafe fn run_local(batch: &mut [Transfer], rank: usize) {
     }
 }
 
-/// Decide what is lent: what is longer than a slot and can be reached where it lies.
-fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared) {
-    let slot = links.geometry.slot_bytes;
-    let is_long = |one: &&mut Transfer| one.sends && one.peer != links.rank && one.bytes > slot;
+/// Decide what is lent.
+fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending: Lending) {
+    let receives = |one: &Transfer| !one.sends && one.peer != links.rank;
+    let lending = lending.of(links.geometry.slot_bytes, batch.iter().any(receives));
+    let least = lending.reached.min(lending.by_kernel);
+    let is_long = |one: &&mut Transfer| one.sends && one.peer != links.rank && one.bytes >= least;
     for transfer in batch.iter_mut().filter(is_long) {
-        let loan = match links.reach(transfer.peer) {
-            Reach::Process => {
-                Loan { region: ADDRESS, offset: transfer.address.expose_provenance() as u64 }
+        let Transfer { peer, address, bytes, .. } = *transfer;
+        let here = |region: u64| Loan { region, offset: address.expose_provenance() as u64 };
+        let nowhere = Loan { region: NOWHERE, offset: 0 };
+        let loan = match links.reach(peer) {
+            Reach::Process if bytes >= lending.reached => here(ADDRESS),
+            Reach::Process => nowhere,
+            Reach::Machine => {
+                let offered = match bytes >= lending.reached {
+                    true => memory.offer(peer, address, bytes),
+                    false => nowhere,
+                };
+                match offered.region {
+                    NOWHERE if bytes >= lending.by_kernel => here(KERNEL),
+                    _ => offered,
+                }
             }
-            Reach::Machine => memory.offer(transfer.peer, transfer.address, transfer.bytes),
             Reach::Network => continue,
         };
         if loan.region != NOWHERE {
@@ -272,7 +315,7 @@ unsafe fn advance_recv(
     let mut moved = false;
     while let State::Moving(done) = transfer.state {
         let bytes = (transfer.bytes - done).min(slot);
-        let may_be_lent = done == 0 && transfer.bytes > slot;
+        let may_be_lent = done == 0 && transfer.bytes > LOAN_BYTES;
         let other = if may_be_lent { LOAN_BYTES } else { bytes };
         let come = links.try_receive_either(peer, &stamp, [bytes, other], watch)?;
         let Some((payload, length)) = come else { break };
@@ -302,6 +345,10 @@ unsafe fn take_loan(
     watch: &dyn Watch,
 ) -> Result<()> {
     let Transfer { peer, address, bytes, .. } = *transfer;
+    if loan.region == KERNEL {
+        // SAFETY: the caller's promise.
+        return unsafe { read_loan(transfer, loan, links, watch) };
+    }
     let source = match links.reach(peer) {
         // Only a thread of this process knows an address here.
         Reach::Process => Ok(Some(std::ptr::with_exposed_provenance(loan.offset as usize))),
@@ -315,6 +362,24 @@ unsafe fn take_loan(
     unsafe { move_bytes(address, source, bytes, streaming) };
     links.end_visit();
     Ok(())
+}
+
+/// Have the kernel copy what a process lends.
+unsafe fn read_loan(
+    transfer: &Transfer,
+    loan: &Loan,
+    links: &Links,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let Transfer { peer, address, bytes, .. } = *transfer;
+    let process = links.control(peer).pid.load(Relaxed);
+    links.visit(&[peer], watch)?;
+    // SAFETY: the caller's promise.
+    let read = unsafe { kernel::read(process, address, loan.offset, bytes) };
+    links.end_visit();
+    read.map_err(|why| Unread { peer, why }.error(links, watch))?;
+    // The peer has not died meanwhile, so the number was its own.
+    watch.check(peer, Duration::ZERO)
 }
 
 /// Move a message to or from another machine: from and to the buffers themselves.

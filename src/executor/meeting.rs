@@ -13,15 +13,17 @@ use super::progress::Progress;
 use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
 use crate::transport::fifo::Stamp;
+use crate::transport::kernel;
 use crate::transport::wait::Watch;
 use crate::types::ReduceOp;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where a rank's buffers are, as its peers are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Invitation {
-    /// The exported region that holds the input: 0 [`NOWHERE`], [`UNUSED`], or [`ADDRESS`].
+    /// The exported region that holds the input; or [`NOWHERE`], [`UNUSED`], [`ADDRESS`], or
+    /// [`KERNEL`].
     pub input_region: u64,
     pub input_offset: u64,
     pub output_region: u64,
@@ -38,6 +40,10 @@ pub const ADDRESS: u64 = u64::MAX;
 /// The region number of a buffer that nobody else can reach.
 pub const NOWHERE: u64 = 0;
 
+/// The region number that says: the offset is an address of the owner's process, which the kernel
+/// reads for others.
+pub const KERNEL: u64 = u64::MAX - 2;
+
 /// The region number of a buffer that the call does not use on its rank.
 pub const UNUSED: u64 = u64::MAX - 1;
 
@@ -47,20 +53,33 @@ pub struct Base {
     pub input: *const u8,
     pub output: *mut u8,
     pub scalar: f64,
+    /// The process whose address `input` is; 0 where it is one of this process.
+    process: u32,
 }
 
 impl Base {
-    pub const NULL: Base =
-        Base { input: std::ptr::null(), output: std::ptr::null_mut(), scalar: 1.0 };
+    pub const NULL: Base = Base::new(std::ptr::null(), std::ptr::null_mut(), 1.0);
 
-    fn of(buffers: &Buffers) -> Base {
-        Base { input: buffers.input, output: buffers.output, scalar: buffers.scalar }
+    pub const fn new(input: *const u8, output: *mut u8, scalar: f64) -> Base {
+        Base { input, output, scalar, process: 0 }
+    }
+
+    pub(super) fn of(buffers: &Buffers) -> Base {
+        Base::new(buffers.input, buffers.output, buffers.scalar)
+    }
+
+    /// A peer's input that only the kernel reads.
+    pub(super) fn elsewhere(invitation: &Invitation, process: u32) -> Base {
+        let input = std::ptr::without_provenance(invitation.input_offset as usize);
+        Base { process, ..Base::new(input, std::ptr::null_mut(), invitation.scalar) }
     }
 }
 
 /// Room for the addresses of one call, kept between calls.
 pub struct Bases {
-    bases: Vec<Base>,
+    pub(super) bases: Vec<Base>,
+    /// What the other ranks have said of theirs.
+    pub(super) invitations: Vec<Invitation>,
     targets: Vec<*mut u8>,
     sources: Vec<*const u8>,
     scalars: Vec<f64>,
@@ -73,6 +92,7 @@ impl Bases {
     pub fn new(nranks: usize) -> Bases {
         Bases {
             bases: vec![Base::NULL; nranks],
+            invitations: vec![Invitation::default(); nranks],
             targets: Vec::with_capacity(nranks + 1),
             sources: Vec::with_capacity(nranks + 1),
             scalars: Vec::with_capacity(nranks + 1),
@@ -127,67 +147,21 @@ pub unsafe fn run(
         let payload = links.receive(peer, stamp, BYTES, watch)?;
         // SAFETY: the message has `BYTES` bytes, written by `invite`.
         let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
-        room.bases[peer] = Base {
-            input: std::ptr::with_exposed_provenance(theirs.input_offset as usize),
-            output: std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
-            scalar: theirs.scalar,
-        };
+        room.bases[peer] = Base::new(
+            std::ptr::with_exposed_provenance(theirs.input_offset as usize),
+            std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
+            theirs.scalar,
+        );
         watch.step();
     }
     links.visit(&program.touches, watch)?;
     // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
     // an owner that gives up waits for this visit to end.
-    unsafe { work_on(program, work, room) };
+    let worked = unsafe { work_on(program, work, room) };
     links.end_visit();
+    worked.map_err(|unread| unread.error(links, watch))?;
     watch.step();
     part(program, links, watch)
-}
-
-/// Run a program between processes if every rank's buffers can be reached by all; whether it ran.
-///
-/// All ranks tell all others, so that all come to the same answer.
-///
-/// # Safety
-/// As [`run`].
-#[allow(clippy::too_many_arguments)]
-pub unsafe fn try_run(
-    program: &Direct,
-    work: &Work,
-    buffers: &Buffers,
-    mine: &Invitation,
-    resolve: &mut Resolve,
-    links: &mut Links,
-    room: &mut Bases,
-    stamp: &Stamp,
-    watch: &dyn Watch,
-) -> Result<bool> {
-    room.bases[links.rank] = Base::of(buffers);
-    let nranks = links.nranks;
-    let steps = || nranks + program.touched_by.len();
-    let watch = &Progress::new(watch, &steps);
-    let mut all = is_reachable(mine, program);
-    tell(mine, links, stamp, watch, &mut |links, peer, theirs| {
-        all &= is_reachable(&theirs, program);
-        if all && program.touches.contains(&peer) {
-            let found = resolve(&theirs, &program.used[peer]);
-            room.bases[peer] = reached(found, links, peer, watch)?;
-        }
-        Ok(())
-    })?;
-    if all {
-        links.visit(&program.touches, watch)?;
-        // SAFETY: as in `run`.
-        unsafe { work_on(program, work, room) };
-        links.end_visit();
-        watch.step();
-    }
-    for peer in others(links) {
-        links.free(peer);
-    }
-    if all {
-        part_from(program, links, watch)?;
-    }
-    Ok(all)
 }
 
 /// The other ranks.
@@ -250,14 +224,7 @@ fn unmapped(why: Option<Error>, links: &Links, peer: usize, watch: &dyn Watch) -
     })
 }
 
-/// Whether the rank's buffers have addresses for its peers, and the program suits them.
-fn is_reachable(invitation: &Invitation, program: &Direct) -> bool {
-    invitation.input_region != NOWHERE
-        && invitation.output_region != NOWHERE
-        && (program.in_place || invitation.in_place == 0)
-}
-
-unsafe fn invite(
+pub(super) unsafe fn invite(
     peer: usize,
     mine: &Invitation,
     links: &mut Links,
@@ -280,7 +247,7 @@ fn part(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
 }
 
 /// Wait until the ranks that use this one's buffers have freed its invitations.
-fn part_from(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
+pub(super) fn part_from(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
     for &peer in &program.touched_by {
         links.drained(peer, watch)?;
         watch.step();
@@ -288,7 +255,36 @@ fn part_from(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()
     Ok(())
 }
 
-unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
+/// A read of another process's memory that failed.
+pub(super) struct Unread {
+    pub peer: usize,
+    pub why: Error,
+}
+
+/// How long a peer whose memory cannot be read may take to be known as dead.
+const DYING: Duration = Duration::from_millis(100);
+
+impl Unread {
+    /// What became of the peer, if something did: memory goes before its process has ended.
+    #[cold]
+    pub fn error(self, links: &Links, watch: &dyn Watch) -> Error {
+        let Unread { peer, why } = self;
+        let started = Instant::now();
+        while started.elapsed() < DYING {
+            if let Err(known) = watch.check(peer, Duration::ZERO) {
+                return known;
+            }
+            std::thread::sleep(DYING / 100);
+        }
+        unmapped(Some(why), links, peer, watch)
+    }
+}
+
+pub(super) unsafe fn work_on(
+    program: &Direct,
+    work: &Work,
+    room: &mut Bases,
+) -> Result<(), Unread> {
     for step in &program.steps {
         if step.bytes == 0 {
             continue;
@@ -321,7 +317,16 @@ unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
                 unsafe { reduction.run(&job) };
             }
             None => {
+                let Place { rank: peer, .. } = step.sources[0];
+                let process = room.bases[peer].process;
                 for (index, target) in room.targets.iter().enumerate() {
+                    if process != 0 {
+                        let source = room.sources[0].addr() as u64;
+                        // SAFETY: the targets are this rank's own.
+                        let read = unsafe { kernel::read(process, *target, source, step.bytes) };
+                        read.map_err(|why| Unread { peer, why })?;
+                        continue;
+                    }
                     let streams = index < work.streamed;
                     // SAFETY: as above.
                     unsafe { move_bytes(*target, room.sources[0], step.bytes, streams) };
@@ -329,101 +334,5 @@ unsafe fn work_on(program: &Direct, work: &Work, room: &mut Bases) {
             }
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::algorithm::{self, Algorithm};
-    use crate::error::Error;
-    use crate::executor::layout::Layout;
-    use crate::executor::links::{Reach, SegmentMap};
-    use crate::plan::Collective;
-    use crate::transport::fifo::Geometry;
-    use crate::transport::segment::Segment;
-    use crate::transport::wait::Patience;
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    /// Rank 1 has sent all that it will; whether it has died since.
-    struct After {
-        a_death: bool,
-    }
-
-    impl Watch for After {
-        fn check(&self, peer: usize, waited: Duration) -> Result<()> {
-            match (self.a_death, waited.is_zero()) {
-                (true, _) => Err(Error::usage(format!("rank {peer} died"))),
-                (false, true) => Ok(()),
-                (false, false) => panic!("nobody else is there to wait for"),
-            }
-        }
-    }
-
-    #[test]
-    fn a_buffer_that_cannot_be_reached_whole_is_not_touched() {
-        let false_claim = "does not hold the whole buffer that rank 1 announced";
-        for (watch, text) in [
-            (After { a_death: false }, false_claim),
-            // It has given its memory up.
-            (After { a_death: true }, "rank 1 died"),
-        ] {
-            let error = meet_a_buffer_that_is_not_whole(&watch).to_string();
-            assert!(error.contains(text), "{error}");
-        }
-    }
-
-    /// What comes of a claim of rank 1's that does not resolve; nothing is touched.
-    fn meet_a_buffer_that_is_not_whole(watch: &After) -> Error {
-        let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
-        let segments: Vec<_> =
-            (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
-        let links = |rank| {
-            let patience = Patience::new(2, 2, None);
-            Links::new(rank, map, segments.clone(), &[Reach::Machine; 2], patience)
-        };
-        let (mut mine, mut theirs) = (links(0), links(1));
-        let plan = |rank| algorithm::plan(Algorithm::OneShot, Collective::AllGather, rank, 2, 0);
-        let plans = [0, 1].map(|rank| plan(rank).unwrap());
-        let layout = Layout::new(Collective::AllGather, 0, 2, plans[0].nchunks, 8, None);
-        let program = Direct::new(&plans, 0, &layout, 1).unwrap();
-        let stamp = Stamp { fingerprint: 1, source: 1, ..Stamp::default() };
-        let claim = Invitation { input_region: 5, output_region: 5, ..Invitation::default() };
-        // SAFETY: `invite` writes inside the slot it reserved.
-        unsafe { invite(0, &claim, &mut theirs, &stamp, watch).unwrap() };
-        let (input, mut output) = ([7u8; 8], [0u8; 16]);
-        let buffers = Buffers {
-            input: input.as_ptr(),
-            output: output.as_mut_ptr(),
-            scratch: std::ptr::null_mut(),
-            scalar: 1.0,
-        };
-        let work = Work { reduction: None, element: 1, streamed: 0 };
-        let mut asked = Vec::new();
-        let mut resolve = |invitation: &Invitation, used: &Used| {
-            asked.push((*invitation, *used));
-            Ok(None)
-        };
-        let mut room = Bases::new(2);
-        let mine_says = Invitation { input_region: 3, output_region: 3, ..Invitation::default() };
-        // SAFETY: the buffers hold what an all-gather of eight bytes a rank needs.
-        let ran = unsafe {
-            try_run(
-                &program,
-                &work,
-                &buffers,
-                &mine_says,
-                &mut resolve,
-                &mut mine,
-                &mut room,
-                &stamp,
-                watch,
-            )
-        };
-        let needed = program.used[1];
-        assert_eq!(needed.input.max(needed.output), if needed.output > 0 { 16 } else { 8 });
-        assert_eq!(asked, [(claim, needed)]);
-        assert_eq!(output, [0; 16]);
-        ran.unwrap_err()
-    }
+    Ok(())
 }

@@ -20,6 +20,7 @@ pub mod host;
 pub mod layout;
 pub mod links;
 pub mod meeting;
+pub mod processes;
 pub mod windows;
 
 mod progress;

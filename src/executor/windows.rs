@@ -15,6 +15,7 @@ use super::host::{Buffers, move_bytes};
 use super::layout::Layout;
 use super::links::Links;
 use super::meeting::{self, Bases, Invitation, NOWHERE, Resolve, Work};
+use super::processes::{self, Programs};
 use super::progress::Progress;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Plan};
@@ -142,8 +143,8 @@ impl Windows {
                     let (target, source) = (scratch.wrapping_add(part.start), here.input);
                     move_bytes(target, source.wrapping_add(part.start), part.len(), false);
                 }
-                meeting::try_run(
-                    &window.program,
+                processes::try_run(
+                    Programs { mapped: Some(&window.program), kernel: None },
                     work,
                     &here,
                     invitation,

@@ -15,6 +15,9 @@ pub struct Costs {
     pub copy_us_per_byte: f64,
     /// A byte of each further operand of a reduction.
     pub reduce_us_per_byte: f64,
+    /// How much longer a byte takes that another core wrote or read last: on top of what it takes
+    /// in the own cache.
+    pub cross_us_per_byte: f64,
     /// From posting a message to the reader on another host seeing it.
     pub wire_alpha_us: f64,
     /// A rank's own time to post or take a message between hosts.
@@ -25,6 +28,10 @@ pub struct Costs {
     pub switch_us: f64,
     /// Cores that the ranks share.
     pub cores: usize,
+    /// A copy that the kernel makes out of another process's memory: what it takes to begin with.
+    pub kernel_us: f64,
+    /// A byte of such a copy; infinite where a rank is not permitted to make one.
+    pub kernel_us_per_byte: f64,
 }
 
 impl Default for Costs {
@@ -38,26 +45,32 @@ impl Default for Costs {
             message_us: 0.02,
             copy_us_per_byte: 2.0 / 35_000.0,
             reduce_us_per_byte: 2.0 / 35_000.0,
+            cross_us_per_byte: 0.0,
             wire_alpha_us: 4.7,
             wire_message_us: 1.0,
             wire_us_per_byte: 1.0 / 4_900.0,
             switch_us: 1.2,
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+            kernel_us: 0.0,
+            kernel_us_per_byte: f64::INFINITY,
         }
     }
 }
 
 /// The keys of a profile, in the order of the file.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 12] = [
     "alpha_us",
     "message_us",
     "copy_us_per_byte",
     "reduce_us_per_byte",
+    "cross_us_per_byte",
     "wire_alpha_us",
     "wire_message_us",
     "wire_us_per_byte",
     "switch_us",
     "cores",
+    "kernel_us",
+    "kernel_us_per_byte",
 ];
 
 impl Costs {
@@ -67,11 +80,14 @@ impl Costs {
             "message_us" => self.message_us,
             "copy_us_per_byte" => self.copy_us_per_byte,
             "reduce_us_per_byte" => self.reduce_us_per_byte,
+            "cross_us_per_byte" => self.cross_us_per_byte,
             "wire_alpha_us" => self.wire_alpha_us,
             "wire_message_us" => self.wire_message_us,
             "wire_us_per_byte" => self.wire_us_per_byte,
             "switch_us" => self.switch_us,
             "cores" => self.cores as f64,
+            "kernel_us" => self.kernel_us,
+            "kernel_us_per_byte" => self.kernel_us_per_byte,
             _ => unreachable!("a key of KEYS"),
         }
     }
@@ -82,11 +98,14 @@ impl Costs {
             "message_us" => self.message_us = value,
             "copy_us_per_byte" => self.copy_us_per_byte = value,
             "reduce_us_per_byte" => self.reduce_us_per_byte = value,
+            "cross_us_per_byte" => self.cross_us_per_byte = value,
             "wire_alpha_us" => self.wire_alpha_us = value,
             "wire_message_us" => self.wire_message_us = value,
             "wire_us_per_byte" => self.wire_us_per_byte = value,
             "switch_us" => self.switch_us = value,
             "cores" => self.cores = value as usize,
+            "kernel_us" => self.kernel_us = value,
+            "kernel_us_per_byte" => self.kernel_us_per_byte = value,
             _ => unreachable!("a key of KEYS"),
         }
     }
@@ -108,8 +127,14 @@ impl Costs {
     }
 }
 
+/// The key of what crosses from core to core: nothing, by a profile without it.
+const CROSS: std::ops::Range<usize> = 4..5;
+
 /// Keys of the wire between hosts, which one host cannot measure.
-const WIRE: std::ops::Range<usize> = 4..7;
+const WIRE: std::ops::Range<usize> = 5..8;
+
+/// Keys of the kernel's copies. A profile without them says that there are none.
+const KERNEL: std::ops::Range<usize> = 10..12;
 
 /// What a profile file holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,8 +148,11 @@ impl Profile {
     /// The text of a profile file: one `key = value` a line, read back to the same bits.
     pub fn to_text(&self) -> String {
         let mut text = String::from("# ringcomm profile: times in microseconds\n");
+        let has_copies = self.costs.kernel_us_per_byte.is_finite();
         for (index, key) in KEYS.into_iter().enumerate() {
-            if self.knows_wire || !WIRE.contains(&index) {
+            let is_known = (self.knows_wire || !WIRE.contains(&index))
+                && (has_copies || !KERNEL.contains(&index));
+            if is_known {
                 writeln!(text, "{key} = {}", self.costs.value(key))
                     .expect("a String takes any text");
             }
@@ -132,8 +160,8 @@ impl Profile {
         text
     }
 
-    /// Read a profile; every key must be there once, but for those of the wire, which may all be
-    /// absent. Errors name the line.
+    /// Read a profile; every key must be there once, but that each of three groups may be
+    /// absent: the wire's, the kernel's copies', and what crosses. Errors name the line.
     pub fn from_text(text: &str) -> Result<Profile> {
         let mut costs = Costs::default();
         let mut seen = [false; KEYS.len()];
@@ -161,7 +189,11 @@ impl Profile {
             }
         }
         let knows_wire = seen[WIRE].contains(&true);
-        let is_missing = |index: &usize| !seen[*index] && (knows_wire || !WIRE.contains(index));
+        let may_be_absent = |index: &usize| {
+            let group = [CROSS, WIRE, KERNEL].into_iter().find(|group| group.contains(index));
+            group.is_some_and(|group| !seen[group].contains(&true))
+        };
+        let is_missing = |index: &usize| !seen[*index] && !may_be_absent(index);
         match (0..KEYS.len()).find(is_missing) {
             Some(missing) => Err(Error::argument(format!(
                 "line {}: the profile ends without {}",

@@ -30,27 +30,42 @@ pub(super) fn form(
     }
     let n = nranks as f64;
     let (others, c) = (n - 1.0, b / n);
-    // The busiest rank's copied and reduced bytes, and how many ranks work as much.
-    let (copied, reduced, busy) = match (algorithm, collective) {
-        (OneShot, AllReduce) => (0.0, others * b, n),
-        (TwoShot, AllReduce) => (WRITE * others * c, others * c, n),
-        (OneShot, Reduce) => (0.0, others * b, 1.0),
-        (TwoShot, Reduce) => (0.0, others * c, n),
-        (OneShot, ReduceScatter) => (0.0, others * c, n),
-        (OneShot | Pairwise, AllGather | AllToAll) => (n * c, 0.0, n),
+    // The busiest rank's copied and reduced bytes, those that it reads and writes of others', and
+    // how many ranks work as much.
+    let (copied, reduced, crossed, busy) = match (algorithm, collective) {
+        (OneShot, AllReduce) => (0.0, others * b, others * b, n),
+        (TwoShot, AllReduce) => (WRITE * others * c, others * c, 2.0 * others * c, n),
+        (OneShot, Reduce) => (0.0, others * b, others * b, 1.0),
+        (TwoShot, Reduce) => (0.0, others * c, others * c, n),
+        (OneShot, ReduceScatter) => (0.0, others * c, others * c, n),
+        (OneShot | Pairwise, AllGather | AllToAll) => (n * c, 0.0, others * c, n),
         // A broadcast is mostly in place: the root has nothing to copy for itself.
-        (OneShot, Broadcast) => (b, 0.0, others),
+        (OneShot, Broadcast) => (b, 0.0, b, others),
         // Every rank copies one chunk to all others but the root, which has it.
-        (TwoShot, Broadcast) => (c + WRITE * (others - 1.0) * c, 0.0, n),
-        (OneShot, Gather) => (n * c, 0.0, 1.0),
-        (OneShot, Scatter) => (c, 0.0, n),
+        (TwoShot, Broadcast) => (c + WRITE * (others - 1.0) * c, 0.0, others * c, n),
+        (OneShot, Gather) => (n * c, 0.0, others * c, 1.0),
+        (OneShot, Scatter) => (c, 0.0, c, n),
         _ => return None,
     };
     // At each meeting a rank tells every other one, and hears it.
     let messages = 4.0 * others;
-    let path = work(messages, 0.0, copied, reduced);
+    let path = Work { crossed, ..work(messages, 0.0, copied, reduced) };
     let total = Work { messages: messages * n, ..path.times(busy) };
     Some(Form { alphas: 2.0, path, period: None, total })
+}
+
+/// The one algorithm in which ranks only read what others have: as the kernel copies it.
+pub(super) const READS: Algorithm = OneShot;
+
+/// As [`form`] of [`READS`], where nothing is reduced and the kernel copies what others have: those
+/// bytes are only crossed, and only the own ones copied.
+pub(super) fn by_kernel(collective: Collective, nranks: usize, b: f64) -> Option<Form> {
+    if collective.reduces() || collective == Barrier {
+        return None;
+    }
+    let form = form(READS, collective, nranks, b, false)?;
+    let own = |work: Work| Work { copied: work.copied - work.crossed, ..work };
+    Some(Form { path: own(form.path), total: own(form.total), ..form })
 }
 
 /// As [`form`] of an all-reduce of `b` bytes in memory that is a copy of the ranks' own, but for
@@ -67,6 +82,11 @@ pub(super) fn windowed(
     let form = form(algorithm, collective, nranks, b, true)?;
     let n = nranks as f64;
     let moved = 2.0 * (n - 1.0) * b / n;
-    let with = |work: Work, ranks: f64| Work { copied: work.copied + moved * ranks, ..work };
+    // What is copied there was last read by others, what is copied back was written by them.
+    let with = |work: Work, ranks: f64| Work {
+        copied: work.copied + moved * ranks,
+        crossed: work.crossed + moved * ranks,
+        ..work
+    };
     Some(Form { path: with(form.path, 1.0), total: with(form.total, n), ..form })
 }

@@ -18,6 +18,9 @@ pub(super) struct Work {
     pub copied: f64,
     /// Bytes of further operands.
     pub reduced: f64,
+    /// Bytes read or written that another core wrote or read last, but for those in slots: of
+    /// these each crosses twice, to the reader and back, as room for the next.
+    pub crossed: f64,
 }
 
 impl Work {
@@ -25,6 +28,7 @@ impl Work {
         self.messages * costs.message_us
             + (self.sent + self.copied) * costs.copy_us_per_byte
             + self.reduced * costs.reduce_us_per_byte
+            + (2.0 * self.sent + self.crossed) * costs.cross_us_per_byte
     }
 
     pub fn times(self, factor: f64) -> Work {
@@ -33,12 +37,13 @@ impl Work {
             sent: self.sent * factor,
             copied: self.copied * factor,
             reduced: self.reduced * factor,
+            crossed: self.crossed * factor,
         }
     }
 }
 
 pub(super) fn work(messages: f64, sent: f64, copied: f64, reduced: f64) -> Work {
-    Work { messages, sent, copied, reduced }
+    Work { messages, sent, copied, reduced, crossed: 0.0 }
 }
 
 /// The cost of one slice.

@@ -166,6 +166,46 @@ pub fn in_windows(question: &Question, window: usize, costs: &Costs) -> Option<C
     Some(Choice { algorithm, direct: false, predicted_us })
 }
 
+/// A collective between processes of one host of which each reads what it needs where it lies,
+/// through the kernel; `None` where the call is none for that, or the user wants another algorithm.
+/// In place, too, but for an all-to-all, which the caller has to know.
+pub fn by_kernel(question: &Question, costs: &Costs) -> Option<Choice> {
+    let algorithm = direct::READS;
+    let asks_else = asked(question).is_some_and(|asked| asked != algorithm);
+    let copies = costs.kernel_us_per_byte.is_finite();
+    if !copies || asks_else || question.hosts.count > 1 || question.bytes == 0 {
+        return None;
+    }
+    let form = direct::by_kernel(question.collective, question.nranks, question.bytes as f64)?;
+    // Every block is a call of the system.
+    let costs = Costs { cross_us_per_byte: costs.kernel_us_per_byte, ..costs.clone() };
+    let blocks = match question.collective {
+        Collective::Broadcast | Collective::Scatter => 1,
+        _ => question.nranks - 1,
+    };
+    let time =
+        form.alphas * costs.alpha_us + form.path.time(&costs) + blocks as f64 * costs.kernel_us;
+    let predicted_us = crowded(&form, time, 1.0, question.nranks, &costs);
+    Some(Choice { algorithm, direct: false, predicted_us })
+}
+
+/// From how many bytes on a message between two ranks that both wait for it takes no longer where
+/// the receiver copies it from where it lies than through a slot: as one process's memory is read,
+/// and as the kernel reads another's.
+pub fn lent_from(costs: &Costs) -> [usize; 2] {
+    let slot = 2.0 * (costs.copy_us_per_byte + costs.cross_us_per_byte);
+    let from = |begin_us: f64, us_per_byte: f64| {
+        let gained = slot - us_per_byte;
+        // The sender waits until it is told that the message has been copied.
+        let bytes = (begin_us + costs.alpha_us + 2.0 * costs.message_us) / gained;
+        if gained > 0.0 && bytes < usize::MAX as f64 { bytes as usize } else { usize::MAX }
+    };
+    [
+        from(0.0, costs.copy_us_per_byte + costs.cross_us_per_byte),
+        from(costs.kernel_us, costs.kernel_us_per_byte),
+    ]
+}
+
 /// The time of a form in so many slices, which takes `time` where every rank has a core.
 fn crowded(form: &Form, time: f64, slices: f64, nranks: usize, costs: &Costs) -> f64 {
     let crowd = nranks as f64 / costs.cores as f64;

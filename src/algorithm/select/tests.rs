@@ -286,6 +286,14 @@ fn a_profile_is_read_back_and_its_errors_name_the_line() {
     assert!(error("alpha_us = -1").contains("line 1: alpha_us = \"-1\" is not a number from 0"));
     assert!(error("cores = 0").contains("line 1: cores = \"0\" is not a number from 1"));
     assert!(error("alpha_us = 1\nalpha_us = 1").contains("line 2: alpha_us is set twice"));
+    let older = costs.to_text().replace("cross_us_per_byte", "# cross_us_per_byte");
+    assert_eq!(Profile::from_text(&older).unwrap().costs, costs);
+    // The kernel's copies are in it where there are some.
+    let copies = Costs { kernel_us: 0.5, kernel_us_per_byte: 1e-4, ..costs.clone() };
+    assert!(!costs.to_text().contains("kernel"));
+    assert_eq!(Profile::from_text(&copies.to_text()).unwrap().costs, copies);
+    let half = copies.to_text().replace("kernel_us =", "# kernel_us =");
+    assert!(error(&half).contains("without kernel_us"));
     assert!(error("alpha_us = 1 # one").contains("line 1: the profile ends without message_us"));
 }
 
@@ -388,4 +396,83 @@ fn windows_are_for_long_sums_of_ranks_that_share_cores() {
     for forced in [None, Some(Algorithm::TwoShot), Some(Algorithm::Ring)] {
         assert_eq!(in_windows(&Question { forced, ..serial }, window, &costs), Some(found));
     }
+}
+
+#[test]
+fn the_kernel_copies_what_takes_longer_through_slots() {
+    let free = Costs { kernel_us: 1.0, kernel_us_per_byte: 1e-6, ..costs(4) };
+    let asked = |collective, bytes| Question { ..question(collective, 4, bytes) };
+    let copying = [
+        (Collective::AllGather, 3),
+        (Collective::AllToAll, 3),
+        (Collective::Gather, 3),
+        (Collective::Broadcast, 1),
+        (Collective::Scatter, 1),
+    ];
+    for collective in Collective::ALL {
+        let found = by_kernel(&asked(collective, 16 << 20), &free);
+        let Some((_, calls)) = copying.iter().find(|(copies, _)| *copies == collective) else {
+            assert_eq!(found, None, "{collective:?}");
+            continue;
+        };
+        let found = found.unwrap();
+        assert_eq!((found.algorithm, found.direct), (Algorithm::OneShot, false));
+        assert!(found.predicted_us < choose(&asked(collective, 16 << 20), &free).predicted_us);
+        // Each peer's block is a call of the system.
+        let dear = Costs { kernel_us: 101.0, ..free.clone() };
+        let dear = by_kernel(&asked(collective, 16 << 20), &dear).unwrap();
+        let more = dear.predicted_us - found.predicted_us;
+        assert!((more - 100.0 * f64::from(*calls)).abs() < 1e-6, "{collective:?}: {more}");
+        let small = by_kernel(&asked(collective, 64), &free).unwrap();
+        assert!(small.predicted_us > choose(&asked(collective, 64), &free).predicted_us);
+        let nothing = [
+            (Question { bytes: 0, ..asked(collective, 8) }, free.clone()),
+            (asked(collective, 16 << 20), costs(4)),
+            (Question { forced: Some(Algorithm::Pairwise), ..asked(collective, 8) }, free.clone()),
+            (
+                Question {
+                    hosts: Hosts { count: 2, least: 2, most: 2, exits: 1 },
+                    ..asked(collective, 8)
+                },
+                free.clone(),
+            ),
+        ];
+        for (question, costs) in nothing {
+            let takes_pairwise = plan(Algorithm::Pairwise, collective, 0, 4, 0).is_some();
+            let found = by_kernel(&question, &costs);
+            assert_eq!(found.is_some(), question.forced.is_some() && !takes_pairwise);
+        }
+    }
+}
+
+#[test]
+fn lines_that_cross_make_slots_dear_and_one_shot_too() {
+    let near = costs(2);
+    let far = Costs { cross_us_per_byte: 2.0 * near.copy_us_per_byte, ..near.clone() };
+    let staged = Question { associative: false, ..question(Collective::AllReduce, 2, 1 << 20) };
+    let time = |direct, costs: &Costs| {
+        let question = Question { direct, ..staged };
+        predict(Algorithm::OneShot, direct, &question, costs).unwrap()
+    };
+    // A byte through a slot crosses twice, one that is read where it lies once.
+    let more = |direct| time(direct, &far) - time(direct, &near);
+    let byte = far.cross_us_per_byte * f64::from(1 << 20);
+    assert!((more(false) - 2.0 * byte).abs() < 1e-6 * byte, "{}", more(false) / byte);
+    assert!((more(true) - byte).abs() < 1e-6 * byte, "{}", more(true) / byte);
+}
+
+#[test]
+fn messages_are_lent_from_where_that_wins_back_the_wait() {
+    let near = costs(2);
+    let [reached, by_kernel] = lent_from(&near);
+    let won = near.alpha_us + 2.0 * near.message_us;
+    assert!((reached as f64 * near.copy_us_per_byte - won).abs() < near.copy_us_per_byte);
+    // Nobody may; a kernel that is as slow as a slot; one that is as fast as the processor.
+    assert_eq!(by_kernel, usize::MAX);
+    let slot = 2.0 * near.copy_us_per_byte;
+    let with = |kernel_us_per_byte| lent_from(&Costs { kernel_us_per_byte, ..near.clone() })[1];
+    assert_eq!(with(slot), usize::MAX);
+    assert_eq!(with(near.copy_us_per_byte), reached);
+    let begun = Costs { kernel_us: won, kernel_us_per_byte: near.copy_us_per_byte, ..near };
+    assert!(lent_from(&begun)[1].abs_diff(2 * reached) <= 1);
 }

@@ -1,0 +1,217 @@
+//! Running a direct program between processes, where it depends on the buffers whether it can.
+//!
+//! All ranks tell all others where their buffers are: in memory that they share, or only somewhere
+//! in their process, from where the kernel may read for others. So all come to the same answer.
+#![allow(unsafe_code)]
+
+use super::direct::{Direct, Used};
+use super::host::Buffers;
+use super::links::Links;
+use super::meeting::{
+    Base, Bases, Invitation, KERNEL, NOWHERE, Resolve, UNUSED, Work, others, part_from, reached,
+    tell, work_on,
+};
+use super::progress::Progress;
+use crate::error::Result;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::transport::fifo::Stamp;
+use crate::transport::wait::Watch;
+use std::time::Duration;
+
+/// What processes may run with each other's buffers.
+#[derive(Clone, Copy, Default)]
+pub struct Programs<'a> {
+    /// Where all buffers of all ranks are in memory that they share.
+    pub mapped: Option<&'a Direct>,
+    /// Else, where the kernel reads the inputs of all: one that writes nothing at its peers.
+    pub kernel: Option<&'a Direct>,
+}
+
+/// Run a program between processes if the buffers of all ranks suit it; whether one ran.
+///
+/// All ranks tell all others, so that all come to the same answer.
+///
+/// # Safety
+/// As [`super::meeting::run`].
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn try_run(
+    programs: Programs,
+    work: &Work,
+    buffers: &Buffers,
+    mine: &Invitation,
+    resolve: &mut Resolve,
+    links: &mut Links,
+    room: &mut Bases,
+    stamp: &Stamp,
+    watch: &dyn Watch,
+) -> Result<bool> {
+    room.bases[links.rank] = Base::of(buffers);
+    let nranks = links.nranks;
+    let most = |program: Option<&Direct>| program.map_or(0, |program| program.touched_by.len());
+    let steps = || nranks + most(programs.mapped).max(most(programs.kernel));
+    let watch = &Progress::new(watch, &steps);
+    let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
+    let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
+    let invitations = &mut room.invitations;
+    tell(mine, links, stamp, watch, &mut |_, peer, theirs| {
+        mapped = mapped.filter(|program| is_reachable(&theirs, program));
+        kernel = kernel.filter(|program| is_readable(&theirs, program));
+        invitations[peer] = theirs;
+        Ok(())
+    })?;
+    let program = mapped.or(kernel);
+    if let Some(program) = program {
+        for &peer in &program.touches {
+            let (theirs, used) = (&room.invitations[peer], &program.used[peer]);
+            room.bases[peer] = match mapped {
+                Some(_) => reached(resolve(theirs, used), links, peer, watch)?,
+                None => readable(theirs, used, resolve, links, peer, watch)?,
+            };
+        }
+        links.visit(&program.touches, watch)?;
+        // SAFETY: as in `meeting::run`; what is another process's address only the kernel reads.
+        let worked = unsafe { work_on(program, work, room) };
+        links.end_visit();
+        worked.map_err(|unread| unread.error(links, watch))?;
+        if let (None, Some(&peer)) = (mapped, program.touches.first()) {
+            // Nobody has died meanwhile, so that no number was another process's.
+            watch.check(peer, Duration::ZERO)?;
+        }
+        watch.step();
+    }
+    for peer in others(links) {
+        links.free(peer);
+    }
+    if let Some(program) = program {
+        part_from(program, links, watch)?;
+    }
+    Ok(program.is_some())
+}
+
+/// A peer's input for a program that only reads: mapped, or for the kernel.
+fn readable(
+    theirs: &Invitation,
+    used: &Used,
+    resolve: &mut Resolve,
+    links: &Links,
+    peer: usize,
+    watch: &dyn Watch,
+) -> Result<Base> {
+    if theirs.input_region == KERNEL {
+        return Ok(Base::elsewhere(theirs, links.control(peer).pid.load(Relaxed)));
+    }
+    // Nothing is written there, wherever it is.
+    let theirs = Invitation { output_region: UNUSED, ..*theirs };
+    reached(resolve(&theirs, used), links, peer, watch)
+}
+
+/// Whether the rank's buffers have addresses for its peers, and the program suits them.
+fn is_reachable(invitation: &Invitation, program: &Direct) -> bool {
+    let is_mapped = |region: u64| region != NOWHERE && region != KERNEL;
+    is_mapped(invitation.input_region)
+        && is_mapped(invitation.output_region)
+        && (program.in_place || invitation.in_place == 0)
+}
+
+/// Whether the rank's input can be read by its peers, and the program suits its buffers.
+fn is_readable(invitation: &Invitation, program: &Direct) -> bool {
+    invitation.input_region != NOWHERE && (program.in_place || invitation.in_place == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::meeting::invite;
+    use super::*;
+    use crate::algorithm::{self, Algorithm};
+    use crate::error::Error;
+    use crate::executor::layout::Layout;
+    use crate::executor::links::{Reach, SegmentMap};
+    use crate::plan::Collective;
+    use crate::transport::fifo::Geometry;
+    use crate::transport::segment::Segment;
+    use crate::transport::wait::Patience;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Rank 1 has sent all that it will; whether it has died since.
+    struct After {
+        a_death: bool,
+    }
+
+    impl Watch for After {
+        fn check(&self, peer: usize, waited: Duration) -> Result<()> {
+            match (self.a_death, waited.is_zero()) {
+                (true, _) => Err(Error::usage(format!("rank {peer} died"))),
+                (false, true) => Ok(()),
+                (false, false) => panic!("nobody else is there to wait for"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_cannot_be_reached_whole_is_not_touched() {
+        let false_claim = "does not hold the whole buffer that rank 1 announced";
+        for (watch, text) in [
+            (After { a_death: false }, false_claim),
+            // It has given its memory up.
+            (After { a_death: true }, "rank 1 died"),
+        ] {
+            let error = meet_a_buffer_that_is_not_whole(&watch).to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    /// What comes of a claim of rank 1's that does not resolve; nothing is touched.
+    fn meet_a_buffer_that_is_not_whole(watch: &After) -> Error {
+        let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
+        let segments: Vec<_> =
+            (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
+        let links = |rank| {
+            let patience = Patience::new(2, 2, None);
+            Links::new(rank, map, segments.clone(), &[Reach::Machine; 2], patience)
+        };
+        let (mut mine, mut theirs) = (links(0), links(1));
+        let plan = |rank| algorithm::plan(Algorithm::OneShot, Collective::AllGather, rank, 2, 0);
+        let plans = [0, 1].map(|rank| plan(rank).unwrap());
+        let layout = Layout::new(Collective::AllGather, 0, 2, plans[0].nchunks, 8, None);
+        let program = Direct::new(&plans, 0, &layout, 1).unwrap();
+        let stamp = Stamp { fingerprint: 1, source: 1, ..Stamp::default() };
+        let claim = Invitation { input_region: 5, output_region: 5, ..Invitation::default() };
+        // SAFETY: `invite` writes inside the slot it reserved.
+        unsafe { invite(0, &claim, &mut theirs, &stamp, watch).unwrap() };
+        let (input, mut output) = ([7u8; 8], [0u8; 16]);
+        let buffers = Buffers {
+            input: input.as_ptr(),
+            output: output.as_mut_ptr(),
+            scratch: std::ptr::null_mut(),
+            scalar: 1.0,
+        };
+        let work = Work { reduction: None, element: 1, streamed: 0 };
+        let mut asked = Vec::new();
+        let mut resolve = |invitation: &Invitation, used: &Used| {
+            asked.push((*invitation, *used));
+            Ok(None)
+        };
+        let mut room = Bases::new(2);
+        let mine_says = Invitation { input_region: 3, output_region: 3, ..Invitation::default() };
+        // SAFETY: the buffers hold what an all-gather of eight bytes a rank needs.
+        let ran = unsafe {
+            try_run(
+                Programs { mapped: Some(&program), kernel: None },
+                &work,
+                &buffers,
+                &mine_says,
+                &mut resolve,
+                &mut mine,
+                &mut room,
+                &stamp,
+                watch,
+            )
+        };
+        let needed = program.used[1];
+        assert_eq!(needed.input.max(needed.output), if needed.output > 0 { 16 } else { 8 });
+        assert_eq!(asked, [(claim, needed)]);
+        assert_eq!(output, [0; 16]);
+        ran.unwrap_err()
+    }
+}

@@ -1,0 +1,159 @@
+//! Copies out of another process's memory that the kernel makes, where it permits them.
+//!
+//! Memory that its owner has not shared has no address here. `process_vm_readv` reads it all the
+//! same: one copy in place of the two that slots take, and a system call that looks up every page.
+//! Which of them is faster is measured. Nothing is ever written this way.
+//!
+//! A process is named by its number, which another one may get after its death. So whoever reads
+//! asks afterwards whether the owner still lives ([`super::process`]): if it does, the number was
+//! its own all the time.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::fork::Once;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Bytes of a read that is timed: as of messages for which such a copy may be worth it.
+const BLOCK: usize = 64 << 10;
+
+/// Reads that are timed, each of bytes that this process has not read before.
+const BLOCKS: usize = 4;
+
+/// Words of the memory that peers try to read.
+const WORDS: usize = BLOCK * BLOCKS / size_of::<u64>();
+
+/// Where a process lets its peers try, and what they must find there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// 0 for none.
+    pub address: u64,
+    pub word: u64,
+}
+
+/// This process's. It stays to the end. All accesses are relaxed: nothing but its first word, which
+/// never changes, is looked at.
+static MEMORY: Once<Vec<AtomicU64>> = Once::new();
+
+/// Write what peers may read anew, so that it is where a message is that was just made: in the
+/// cache of this core.
+pub fn refresh() {
+    MEMORY.get().into_iter().flatten().skip(1).for_each(|word| word.store(1, Relaxed));
+}
+
+impl Sample {
+    /// Of this process, whose token no other one has.
+    pub fn of_this_process(token: u64) -> Sample {
+        let memory = MEMORY.get_or_make(|| {
+            let word = |at: u64| AtomicU64::new(at ^ token);
+            (0..WORDS as u64).map(word).collect()
+        });
+        let address = memory.as_ptr().expose_provenance() as u64;
+        // A forked child has its parent's word, and another number.
+        Sample { address, word: memory[0].load(Relaxed) }
+    }
+
+    /// Whether this process may read the memory of the one that says so of itself.
+    pub fn is_readable(&self, process: u32) -> bool {
+        let mut word = 0u64;
+        // SAFETY: the word has eight bytes.
+        let read = unsafe { read(process, (&raw mut word).cast(), self.address, 8) };
+        self.address != 0 && read.is_ok() && word == self.word
+    }
+
+    /// What such copies take, in microseconds: to begin with, and a byte. `None` where they are
+    /// not permitted.
+    pub fn pace(&self, process: u32) -> Option<(f64, f64)> {
+        if !self.is_readable(process) {
+            return None;
+        }
+        let mut target = vec![1u8; BLOCK];
+        let mut time = |offset: usize, bytes: usize| {
+            let started = Instant::now();
+            // SAFETY: a block has room for as many bytes.
+            let read =
+                unsafe { read(process, target.as_mut_ptr(), self.address + offset as u64, bytes) };
+            read.ok().map(|()| started.elapsed().as_secs_f64() * 1e6)
+        };
+        let (mut begin, mut whole) = (f64::MAX, f64::MAX);
+        for block in 0..BLOCKS {
+            begin = begin.min(time(block * BLOCK, 8)?);
+            whole = whole.min(time(block * BLOCK, BLOCK)?);
+        }
+        Some((begin, (whole - begin).max(0.0) / (BLOCK - 8) as f64))
+    }
+}
+
+/// Read `bytes` at an address of another process. What it says of its addresses may be false: then
+/// this is an error, or reads other memory of the same process.
+///
+/// # Safety
+/// `target` has room for the bytes.
+pub unsafe fn read(process: u32, target: *mut u8, source: u64, bytes: usize) -> Result<()> {
+    let mut done = 0;
+    while done < bytes {
+        let local =
+            libc::iovec { iov_base: target.wrapping_add(done).cast(), iov_len: bytes - done };
+        let source = source.wrapping_add(done as u64) as usize;
+        let remote = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(source),
+            iov_len: bytes - done,
+        };
+        // SAFETY: the local part lies inside the target; the kernel checks the remote one.
+        let read = unsafe { libc::process_vm_readv(process as i32, &local, 1, &remote, 1, 0) };
+        match read {
+            1.. => done += read as usize,
+            _ => {
+                return Err(Error::system(format!(
+                    "reading {bytes} bytes of process {process} (process_vm_readv)"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_read_where_it_is_and_nowhere_else() {
+        let me = std::process::id();
+        let sample = Sample::of_this_process(77);
+        assert!(sample.is_readable(me));
+        assert_eq!(Sample::of_this_process(78), sample);
+        assert!(!Sample { word: sample.word ^ 1, ..sample }.is_readable(me));
+        assert!(!Sample { address: 8, ..sample }.is_readable(me));
+        assert!(!Sample::default().is_readable(me));
+        // Process 0 is none.
+        assert!(!sample.is_readable(0));
+        let (begin, byte) = sample.pace(me).unwrap();
+        assert!(begin > 0.0 && byte.is_finite());
+        assert_eq!(sample.pace(0), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_whole_is_an_error_with_the_process() {
+        let page = 4096usize;
+        // SAFETY: two pages of anonymous memory, of which the second is given back.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let start = libc::mmap(std::ptr::null_mut(), 2 * page, access, flags, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            assert_eq!(libc::munmap(start.wrapping_byte_add(page), page), 0);
+            start
+        };
+        let (me, mut target) = (std::process::id(), vec![7u8; 2 * page]);
+        let mut read_from = |offset: usize, bytes: usize| {
+            // SAFETY: the target has two pages.
+            unsafe { read(me, target.as_mut_ptr(), (start.addr() + offset) as u64, bytes) }
+        };
+        assert_eq!(read_from(0, page), Ok(()));
+        assert_eq!(read_from(page - 1, 1), Ok(()));
+        let error = read_from(page - 1, 2).unwrap_err().to_string();
+        assert!(error.contains(&format!("reading 2 bytes of process {me}")), "{error}");
+        assert_eq!(target[..page], vec![0; page]);
+    }
+}

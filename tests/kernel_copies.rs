@@ -1,0 +1,258 @@
+//! Calls between processes for which the kernel copies what others have: the right bytes in every
+//! form, from any memory, slots where one rank may not read, and named errors when a rank dies.
+
+mod support;
+
+use ringcomm::communicator::{Call, Communicator, Message};
+use ringcomm::config::Config;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::time::{Duration, Instant};
+use support::delays::{asked, judge};
+use support::exchange::batch;
+use support::holdings::Holdings;
+use support::pace::Pace;
+use support::processes::{Ranks, say};
+use support::samples::{COPYING, counts, long_cases, v_cases};
+use support::scratch::{ROOM, Scratch, run};
+use support::{Case, Memory, Prepared, Random, by_kernel, on_processes, small_slots};
+
+/// Bytes of a slot.
+const SLOT: usize = 1024;
+
+/// What goes through slots at all goes through short ones.
+fn short_slots(nranks: usize) -> Config {
+    Config { profile: by_kernel(nranks).profile, ..small_slots(nranks, SLOT) }
+}
+
+/// How an all-gather of so many floats of each rank runs.
+fn transport(comm: &Communicator) -> &'static str {
+    let (send, recv) =
+        (std::ptr::without_provenance(1 << 20), std::ptr::without_provenance_mut(1 << 40));
+    let call =
+        Call { send, recv, count: ROOM, ..Call::new(Collective::AllGather, DataType::Float32) };
+    comm.explain(&call).unwrap().transport
+}
+
+fn assert_by_kernel(comm: &Communicator) {
+    let transport = transport(comm);
+    assert!(transport.ends_with("kernel"), "{transport}");
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+#[test]
+fn copying_collectives_are_right_for_every_type_count_and_root() {
+    for nranks in [2, 3, 5] {
+        on_processes(nranks, &short_slots(nranks), "", |comm, _| {
+            let nranks = comm.nranks();
+            assert_by_kernel(comm);
+            let mut cases = long_cases(nranks);
+            for collective in COPYING {
+                for data_type in [DataType::Uint8, DataType::Bfloat16, DataType::Float64] {
+                    for count in counts(collective, nranks, data_type) {
+                        for root in 0..if collective.has_root() { nranks } else { 1 } {
+                            let seed = cases.len() as u64;
+                            let case = Case::new(collective, nranks, count, data_type);
+                            let in_place = seed % 2 == 0;
+                            cases.push(Case { root, in_place, seed, ..case });
+                        }
+                    }
+                }
+            }
+            cases.extend(v_cases(nranks, 1, &mut Random(5)));
+            // Ranks with memory that others reach, among others without.
+            let memory = |rank: usize, seed: u64| match (rank as u64 + seed) % 3 {
+                0 => Memory::Exported,
+                _ => Memory::Ordinary,
+            };
+            for (number, case) in cases.into_iter().enumerate() {
+                let memory = memory(comm.rank(), number as u64);
+                Prepared::of(case, comm.rank()).within(memory).run(comm);
+            }
+            String::new()
+        });
+    }
+}
+
+#[test]
+fn batches_of_messages_arrive_whole() {
+    for nranks in [2, 4] {
+        on_processes(nranks, &short_slots(nranks), "", |comm, _| {
+            let mut plan = Random(11);
+            let mut order = Random(comm.rank() as u64);
+            for _ in 0..60 {
+                let batch = batch(comm.nranks(), &mut plan);
+                support::exchange::run(comm, &batch, &mut order);
+            }
+            String::new()
+        });
+    }
+}
+
+/// Of ranks that are threads, some share a process and some do not.
+#[test]
+fn threads_of_several_processes_read_each_other() {
+    let mut ranks = Ranks::start_apart(2, &short_slots(4), "", |seat, _| {
+        let work = |rank: usize| {
+            let comm = Communicator::init_rank(4, &seat.id, rank, &seat.config).unwrap();
+            assert_by_kernel(&comm);
+            for seed in 0..20 {
+                let collective = COPYING[seed as usize % COPYING.len()];
+                let case = Case::new(collective, 4, 5000, DataType::Bfloat16);
+                Prepared::of(Case { seed, in_place: seed % 2 == 0, ..case }, rank).run(&comm);
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..2).for_each(|thread| drop(scope.spawn(move || work(2 * seat.rank + thread))));
+        });
+        String::new()
+    });
+    (0..2).for_each(|rank| drop(ranks.end(rank, soon()).result.unwrap()));
+}
+
+/// A message that is alone leaves as soon as it has a slot: both ranks send before they receive.
+#[test]
+fn a_short_message_by_itself_does_not_wait_for_its_receiver() {
+    let config = Config { timeout_ms: 20_000, ..by_kernel(2) };
+    on_processes(2, &config, "", |comm, _| {
+        let (peer, count) = (1 - comm.rank(), 64 << 10);
+        let (sent, mut got) = (vec![comm.rank() as u8; count], vec![9u8; count]);
+        let data_type = DataType::Uint8;
+        let send = Message::Send { buffer: sent.as_ptr(), count, data_type, peer };
+        let recv = Message::Recv { buffer: got.as_mut_ptr(), count, data_type, peer };
+        // SAFETY: both buffers have that many bytes.
+        unsafe {
+            comm.exchange(&[send]).unwrap();
+            comm.exchange(&[recv]).unwrap();
+        }
+        assert_eq!(got, vec![peer as u8; count]);
+        String::new()
+    });
+}
+
+/// From now on this process may not read others' memory, as under a container's rules.
+fn forbid_reading() {
+    let load = |offset: u32| libc::sock_filter {
+        code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
+        jt: 0,
+        jf: 0,
+        k: offset,
+    };
+    let end = |value: u32| libc::sock_filter {
+        code: (libc::BPF_RET | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 0,
+        k: value,
+    };
+    let is_reading = libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 1,
+        k: libc::SYS_process_vm_readv as u32,
+    };
+    let mut rules = [
+        load(0),
+        is_reading,
+        end(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        end(libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: rules.len() as u16, filter: rules.as_mut_ptr() };
+    // SAFETY: the program is whole, and the kernel copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let all_threads = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        let set = libc::SECCOMP_SET_MODE_FILTER;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, set, all_threads, &raw const program), 0);
+    }
+}
+
+#[test]
+fn where_one_rank_may_not_read_all_go_through_slots() {
+    for reader in [0, 2] {
+        let argument = reader.to_string();
+        let mut ranks = Ranks::start_apart(3, &short_slots(3), &argument, |seat, reader| {
+            if seat.rank == reader.parse::<usize>().unwrap() {
+                forbid_reading();
+            }
+            let comm = seat.join();
+            assert_eq!(transport(&comm), "process mapped or staged");
+            for case in long_cases(3) {
+                Prepared::of(case, seat.rank).run(&comm);
+            }
+            support::exchange::run(&comm, &batch(3, &mut Random(3)), &mut Random(1));
+            String::new()
+        });
+        (0..3).for_each(|rank| drop(ranks.end(rank, soon()).result.unwrap()));
+    }
+}
+
+#[test]
+fn a_rank_that_may_not_read_any_more_says_whose_memory_and_why() {
+    let mut ranks = Ranks::start_apart(3, &short_slots(3), "", |seat, _| {
+        let comm = seat.join();
+        assert_by_kernel(&comm);
+        if seat.rank == 1 {
+            forbid_reading();
+        }
+        let mut scratch = Scratch::new(3);
+        let call = scratch.call(Collective::AllGather, ROOM);
+        run(&comm, &call).unwrap_err().to_string()
+    });
+    for rank in 0..3 {
+        let text = ranks.end(rank, soon()).result.unwrap();
+        let named = text.contains("rank 1 cannot reach the memory of rank")
+            && text.contains("process_vm_readv");
+        assert!(named, "rank {rank}: {text}");
+        assert!(rank == 1 || text.contains("rank 1 "), "rank {rank}: {text}");
+    }
+}
+
+/// Ranks that gather and send until a call fails; its error.
+fn gather_until_a_call_fails(comm: &Communicator) -> String {
+    let mut scratch = Scratch::new(comm.nranks());
+    let call = scratch.call(Collective::AllGather, ROOM);
+    assert_by_kernel(comm);
+    run(comm, &call).unwrap();
+    say("ready");
+    loop {
+        if let Err(error) = run(comm, &call) {
+            return error.to_string();
+        }
+    }
+}
+
+#[test]
+fn survivors_of_kills_name_the_rank_and_hold_nothing() {
+    let (mut random, mut delays) = (Random(7), Vec::new());
+    // So few that only the longest delay is held to what is promised.
+    for round in 0..asked().unwrap_or(30) {
+        let nranks = 2 + round % 4;
+        let mut ranks = Ranks::start_apart(nranks, &short_slots(nranks), "", |seat, _| {
+            let before = Holdings::now();
+            let comm = seat.join();
+            let error = gather_until_a_call_fails(&comm);
+            say(&error);
+            drop(comm);
+            assert_eq!(Holdings::back_to(&before), before, "nothing is left behind");
+            error
+        });
+        (0..nranks).for_each(|rank| assert_eq!(ranks.hear(rank, soon()).1, "ready"));
+        std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
+        let victim = random.below(nranks);
+        let (pace, killed) = (Pace::beside(ranks.pids()), Instant::now());
+        ranks.signal(victim, libc::SIGKILL);
+        let dead = ranks.who(victim) + " died";
+        for rank in (0..nranks).filter(|rank| *rank != victim) {
+            let (at, text) = ranks.hear(rank, soon());
+            assert!(text.contains(&dead) && text.contains("AllGather(count=20000"), "{text}");
+            delays.push(pace.timed(killed, at));
+        }
+        for rank in (0..nranks).filter(|rank| *rank != victim) {
+            ranks.end(rank, soon()).result.unwrap();
+        }
+    }
+    judge("copies by the kernel", &mut delays);
+}
