@@ -9,7 +9,9 @@ use super::form::{Form, Work, work};
 use crate::algorithm::Algorithm::{self, *};
 use crate::plan::Collective::{self, *};
 
-/// A further target of one value is a write without a read: half of a copy.
+/// A further target of one value is a write without a read: half of a copy. So it is where another
+/// core has the line: nobody waits for it. Two cores of an Intel Xeon all-reduce 1 MiB in 48 us by
+/// two-shot, which reads half of it from the other and writes half there, in 77 by one-shot.
 const WRITE: f64 = 0.5;
 
 /// Whether in-place calls are safe: no rank overwrites what another may still have to read.
@@ -34,7 +36,7 @@ pub(super) fn form(
     // how many ranks work as much.
     let (copied, reduced, crossed, busy) = match (algorithm, collective) {
         (OneShot, AllReduce) => (0.0, others * b, others * b, n),
-        (TwoShot, AllReduce) => (WRITE * others * c, others * c, 2.0 * others * c, n),
+        (TwoShot, AllReduce) => (WRITE * others * c, others * c, (1.0 + WRITE) * others * c, n),
         (OneShot, Reduce) => (0.0, others * b, others * b, 1.0),
         (TwoShot, Reduce) => (0.0, others * c, others * c, n),
         (OneShot, ReduceScatter) => (0.0, others * c, others * c, n),
@@ -42,7 +44,10 @@ pub(super) fn form(
         // A broadcast is mostly in place: the root has nothing to copy for itself.
         (OneShot, Broadcast) => (b, 0.0, b, others),
         // Every rank copies one chunk to all others but the root, which has it.
-        (TwoShot, Broadcast) => (c + WRITE * (others - 1.0) * c, 0.0, others * c, n),
+        (TwoShot, Broadcast) => {
+            let moved = c + WRITE * (others - 1.0) * c;
+            (moved, 0.0, moved, n)
+        }
         (OneShot, Gather) => (n * c, 0.0, others * c, 1.0),
         (OneShot, Scatter) => (c, 0.0, c, n),
         _ => return None,

@@ -476,3 +476,20 @@ fn messages_are_lent_from_where_that_wins_back_the_wait() {
     let begun = Costs { kernel_us: won, kernel_us_per_byte: near.copy_us_per_byte, ..near };
     assert!(lent_from(&begun)[1].abs_diff(2 * reached) <= 1);
 }
+
+/// Where a second operand costs next to nothing, as on cores that wait for the lines of others.
+#[test]
+fn ranks_far_apart_write_to_each_other_rather_than_read_all() {
+    let far = Costs {
+        alpha_us: 0.22,
+        copy_us_per_byte: 2.0e-5,
+        reduce_us_per_byte: 0.9e-5,
+        cross_us_per_byte: 3.5e-5,
+        ..costs(2)
+    };
+    for bytes in [64 << 10, 1 << 20, 64 << 20] {
+        let question = Question { direct: true, ..question(Collective::AllReduce, 2, bytes) };
+        let choice = choose(&question, &far);
+        assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true), "{bytes}");
+    }
+}
