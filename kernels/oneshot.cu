@@ -3,7 +3,7 @@
  * comes.
  *
  * A line holds eight bytes of payload and the number of the exchange twice, so that its arrival
- * needs neither fence nor flag; a thread pushes its units to all peers, then polls all peers at
+ * needs neither fence nor flag; a thread pushes its units to all peers, then polls eight peers at
  * once and reduces in the order of ranks: all ranks have the same bits. Inboxes have two halves,
  * used in turn: who begins exchange n + 2 has had everybody's lines of n + 1, and those were sent
  * by ranks that had finished n.

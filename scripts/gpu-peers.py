@@ -9,6 +9,7 @@ rank, by the device's events, or `error` says why there is none. SECONDS after i
 included, nothing more is begun. Ends with 1 if anything was not measured. scripts/gpu_goals.py has the
 sizes, and makes ratios of the times.
 """
+import ctypes
 import json
 import os
 import sys
@@ -177,11 +178,24 @@ def rank_of(rank, peer, port, end):
     os._exit(failed)
 
 
+def loaded_nccl(torch):
+    """The version of the NCCL that runs; torch itself tells that of the one it was compiled with."""
+    number = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except OSError:
+        # It is a part of torch's own library.
+        failed = True
+    if failed:
+        return torch.cuda.nccl.version()
+    return number.value // 10_000, number.value % 10_000 // 100, number.value % 100
+
+
 def processes(torch, peer, end):
     """As many processes as the most ranks need, once; fewer ranks are the first of them."""
     more = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
     os.environ.update(more)
-    version = torch.cuda.nccl.version()
+    version = loaded_nccl(torch)
     tell(peer=peer, torch=torch.__version__, nccl=".".join(map(str, version)), variables=more)
     if peer == "nccl" and tuple(version[:2]) < LEAST_NCCL:
         tell(peer=peer, error=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "

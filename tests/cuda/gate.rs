@@ -138,9 +138,9 @@ fn kernels_that_do_not_load_say_so() {
     if !is_child() {
         if is_on_fake() {
             let test = "gate::kernels_that_do_not_load_say_so";
-            let text = child(test, &[("FAKECUDA_FAIL", "cuModuleLoadData:1:222")]);
+            let text = child(test, &[("FAKECUDA_FAIL", "cuModuleLoadData:1:2")]);
             assert!(text.contains("loading the kernels on CUDA device 0"), "{text}");
-            assert!(text.contains("answered 222"), "{text}");
+            assert!(text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
             let text = child(test, &[("FAKECUDA_FAIL", "cuModuleGetFunction:3:500")]);
             assert!(text.contains("finding the kernel ringcomm_reduce_w4"), "{text}");
             let text = child(test, &[("RINGCOMM_KERNELS", "/nonexistent")]);
@@ -153,7 +153,8 @@ fn kernels_that_do_not_load_say_so() {
     println!("told: {}", loaded.err().map_or("nothing".into(), |error| error.to_string()));
 }
 
-/// A device without kernels says so, and its calls go through the host.
+/// A device without kernels says so, and its calls go through the host; so does one whose driver is
+/// too old for them.
 #[test]
 fn a_device_that_is_too_old_for_the_kernels_says_so() {
     if !is_child() {
@@ -162,6 +163,12 @@ fn a_device_that_is_too_old_for_the_kernels_says_so() {
             let fails = [("FAKECUDA_FAIL", "cuModuleLoadData:1:209")];
             let text = child(test, &fails);
             assert!(text.contains("device 0 is older than sm_80"), "{text}");
+            for code in [200, 218, 222] {
+                let fail = format!("cuModuleLoadData:1:{code}");
+                let text = child(test, &[("FAKECUDA_FAIL", &fail)]);
+                let told = format!("too old for the kernels: it answered {code}");
+                assert!(text.contains(&told), "{text}");
+            }
         }
         return;
     }

@@ -42,10 +42,15 @@ pub fn is_apart(test: &str, variables: &[(&str, &str)]) -> bool {
     false
 }
 
-/// Whether this is the process in which `test` may [`hold`] streams. On the driver without a GPU
-/// that is one of its own, as they hold others of their queue for longer than they have to.
+/// Whether this is the process in which `test` may [`hold`] streams, which is one of its own: what
+/// is held on a device may hold up whoever frees memory in the same process, and on the driver
+/// without a GPU others of its queue for longer than they have to.
 pub fn may_hold(test: &str) -> bool {
-    ndevices() > 0 && (!fake::is_there() || is_apart(test, &[]))
+    if ndevices() == 0 || is_child() {
+        return ndevices() > 0;
+    }
+    child(test, &[]);
+    false
 }
 
 /// Give a stream something that takes so long; on the driver without a GPU until [`release`].

@@ -17,6 +17,9 @@ pub const INVALID_VALUE: Code = 1;
 pub const NO_DEVICE: Code = 100;
 /// Neither machine code for the device is there, nor what could be compiled for it.
 pub const NO_BINARY_FOR_GPU: Code = 209;
+/// What a driver answers to an image that is newer than itself: no image that it knows, no PTX that
+/// it knows, no compiler for it, too new a version, no compiling.
+pub const TOO_NEW: [Code; 5] = [200, 218, 221, 222, 223];
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub const NOT_READY: Code = 600;
 pub const NOT_PERMITTED: Code = 800;

@@ -8,7 +8,7 @@
 
 use super::abi;
 use super::context::Device;
-use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream};
+use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream, TOO_NEW};
 use super::order::between_launches;
 use crate::error::{Error, Result};
 use crate::fork::Shared;
@@ -137,11 +137,17 @@ impl Kernels {
                 device.ordinal
             ))));
         }
+        if TOO_NEW.contains(&code) {
+            return Ok(Err(Error::Cuda(format!(
+                "the driver is too old for the kernels: it answered {code} to those for CUDA \
+                 device {}",
+                device.ordinal
+            ))));
+        }
         driver.check(
             code,
             &format!(
-                "loading the kernels on CUDA device {} (the driver may be too old for \
-                      them; RINGCOMM_CUDA=0 uses host memory only)",
+                "loading the kernels on CUDA device {} (RINGCOMM_CUDA=0 uses host memory only)",
                 device.ordinal
             ),
         )?;
