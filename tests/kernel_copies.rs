@@ -56,7 +56,7 @@ fn copying_collectives_are_right_for_every_type_count_and_root() {
                         for root in 0..if collective.has_root() { nranks } else { 1 } {
                             let seed = cases.len() as u64;
                             let case = Case::new(collective, nranks, count, data_type);
-                            let in_place = seed % 2 == 0;
+                            let in_place = seed.is_multiple_of(2);
                             cases.push(Case { root, in_place, seed, ..case });
                         }
                     }
@@ -189,6 +189,38 @@ fn where_one_rank_may_not_read_all_go_through_slots() {
     }
 }
 
+/// As pinned memory of a GPU's driver would be: the page that the kernel maps for the time.
+#[test]
+fn what_the_kernel_does_not_read_goes_through_slots() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains("[vvar]"), "there is such a page");
+    on_processes(2, &short_slots(2), "", |comm, _| {
+        assert_by_kernel(comm);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let page = maps.lines().find(|line| line.ends_with("[vvar]")).unwrap();
+        let start = usize::from_str_radix(page.split('-').next().unwrap(), 16).unwrap();
+        let source: *const u8 = std::ptr::with_exposed_provenance(start);
+        let (peer, data_type, count) = (1 - comm.rank(), DataType::Uint8, 2048);
+        let mut got = vec![0u8; 2 * count];
+        let call = Call {
+            send: source,
+            recv: got.as_mut_ptr(),
+            count,
+            ..Call::new(Collective::AllGather, data_type)
+        };
+        let batch = [
+            Message::Send { buffer: source, count, data_type, peer },
+            Message::Recv { buffer: got.as_mut_ptr(), count, data_type, peer },
+        ];
+        // SAFETY: the page can be read, and the buffer holds both blocks.
+        unsafe {
+            comm.run(&call).unwrap();
+            comm.exchange(&batch).unwrap();
+        }
+        String::new()
+    });
+}
+
 #[test]
 fn a_rank_that_may_not_read_any_more_says_whose_memory_and_why() {
     let mut ranks = Ranks::start_apart(3, &short_slots(3), "", |seat, _| {
@@ -198,8 +230,12 @@ fn a_rank_that_may_not_read_any_more_says_whose_memory_and_why() {
             forbid_reading();
         }
         let mut scratch = Scratch::new(3);
-        let call = scratch.call(Collective::AllGather, ROOM);
-        run(&comm, &call).unwrap_err().to_string()
+        // Who sends finds out by itself, and all go through slots.
+        run(&comm, &scratch.call(Collective::AllGather, ROOM)).unwrap();
+        let call = scratch.call(Collective::Broadcast, ROOM);
+        // Who only receives does not. The third rank may be through with the first call by then.
+        let error = std::iter::repeat_with(|| run(&comm, &call)).find_map(Result::err);
+        error.unwrap().to_string()
     });
     for rank in 0..3 {
         let text = ranks.end(rank, soon()).result.unwrap();

@@ -36,6 +36,9 @@ const PAIR_ROUND_TRIPS: usize = 16;
 /// they lie at the same place in every lap of the ring.
 const LONG_BYTES: usize = 64 << 10;
 
+/// Less is too short to tell a byte's time from a message's.
+const LEAST_LONG: usize = 8 << 10;
+
 /// Round trips of long messages, of which the first lap makes the kernel commit the ring's memory.
 const LONG_ROUND_TRIPS: usize = super::geometry::DEPTH + 16;
 
@@ -234,8 +237,8 @@ fn measure_copies(
     if communicator.rank == 0 {
         let slot = (long.half_trip_us - short.half_trip_us) / bytes as f64;
         let cross = (slot / 2.0 - costs.copy_us_per_byte).max(0.0);
-        let in_time = long.round_trips > super::geometry::DEPTH;
-        let measured = CROSS.get().or_else(|| in_time.then(|| CROSS.get_or_make(|| cross)));
+        let is_one = long.round_trips > super::geometry::DEPTH && bytes >= LEAST_LONG;
+        let measured = CROSS.get().or_else(|| is_one.then(|| CROSS.get_or_make(|| cross)));
         costs.cross_us_per_byte = measured.copied().unwrap_or(costs.cross_us_per_byte);
         if let Some(pace) = pace {
             (costs.kernel_us, costs.kernel_us_per_byte) = *KERNEL.get_or_make(|| pace);

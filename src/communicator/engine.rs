@@ -25,6 +25,7 @@ use crate::executor::windows::Windows;
 use crate::plan::Collective;
 use crate::plan::topology::Topology;
 use crate::transport::fifo::Stamp;
+use crate::transport::kernel;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
 
@@ -228,7 +229,10 @@ impl Engine {
         }
         let buffers = self.buffers(call);
         let mut invitation = self.memory.invite(call, &ready.extents, in_place)?;
-        if programs.kernel.is_some() && invitation.input_region == NOWHERE {
+        if programs.kernel.is_some()
+            && invitation.input_region == NOWHERE
+            && kernel::is_lendable(call.send, ready.extents.input)
+        {
             invitation.input_region = KERNEL;
             invitation.input_offset = call.send.expose_provenance() as u64;
         }

@@ -227,7 +227,11 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
                     false => nowhere,
                 };
                 match offered.region {
-                    NOWHERE if bytes >= lending.by_kernel => here(KERNEL),
+                    NOWHERE
+                        if bytes >= lending.by_kernel && kernel::is_lendable(address, bytes) =>
+                    {
+                        here(KERNEL)
+                    }
                     _ => offered,
                 }
             }

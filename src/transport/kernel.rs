@@ -84,6 +84,20 @@ impl Sample {
     }
 }
 
+/// Whether the kernel reads this memory of this process for others, by its ends. What a device has
+/// mapped, as the pinned memory of GPUs, it does not.
+pub fn is_lendable(address: *const u8, bytes: usize) -> bool {
+    let Some(last) = bytes.checked_sub(1) else { return false };
+    let mut ends = [0u8; 2];
+    let local = libc::iovec { iov_base: ends.as_mut_ptr().cast(), iov_len: ends.len() };
+    let remote = [address, address.wrapping_add(last)]
+        .map(|end| libc::iovec { iov_base: end.cast_mut().cast(), iov_len: 1 });
+    let me = std::process::id() as i32;
+    // SAFETY: the local part is the two bytes; the kernel checks the remote one.
+    let read = unsafe { libc::process_vm_readv(me, &local, 1, remote.as_ptr(), 2, 0) };
+    read == 2
+}
+
 /// Read `bytes` at an address of another process. What it says of its addresses may be false: then
 /// this is an error, or reads other memory of the same process.
 ///
@@ -155,5 +169,17 @@ mod tests {
         let error = read_from(page - 1, 2).unwrap_err().to_string();
         assert!(error.contains(&format!("reading 2 bytes of process {me}")), "{error}");
         assert_eq!(target[..page], vec![0; page]);
+    }
+
+    #[test]
+    fn memory_that_the_kernel_does_not_read_is_not_lent() {
+        let bytes = [1u8; 100];
+        assert!(is_lendable(bytes.as_ptr(), bytes.len()) && is_lendable(bytes.as_ptr(), 1));
+        assert!(!is_lendable(bytes.as_ptr(), 0));
+        // The kernel's own page of the time, which is mapped as a device's memory is.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let page = maps.lines().find(|line| line.ends_with("[vvar]")).expect("a page of the time");
+        let start = usize::from_str_radix(page.split('-').next().unwrap(), 16).unwrap();
+        assert!(!is_lendable(std::ptr::with_exposed_provenance(start), 16));
     }
 }
