@@ -20,7 +20,7 @@ TO_INCLUDEDIR = $$(realpath -ms --relative-to=$(LIBDIR)/cmake/Ringcomm $(INCLUDE
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
 	-e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e "s|@TO_INCLUDEDIR@|$(TO_INCLUDEDIR)|g" -e 's|@VERSION@|$(VERSION)|g' -e 's|@ABI@|$(ABI)|g'
 
-.PHONY: all build test header bench perf install uninstall clean
+.PHONY: all build test check header bench perf install uninstall clean
 all: build
 
 build:
@@ -28,6 +28,13 @@ build:
 
 test:
 	scripts/test
+
+# What a commit is soonest refused for, in a minute.
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) test --quiet --test tidy
+	$(CARGO) test --quiet -p ringcomm-abi --test header
 
 # Write include/ringcomm.h anew from src/ffi.
 header:

@@ -954,8 +954,9 @@ ringResult_t ringBarrier(ringComm_t comm, ringStream_t stream);
 /**
  * Send `count` elements to `peer`, which receives them with `ringRecv`.
  *
- * Returns when the buffer may be used again: for a short message soon, for a long one, above all
- * from memory that is shared, once the peer has it. Messages between two ranks arrive in the order
+ * Returns when the buffer may be used again: for a short message (a slot at most, 128 KiB or less
+ * with many ranks) soon, for a longer one, or in a group that also receives, once the peer has it.
+ * Messages between two ranks arrive in the order
  * sent. Sends and receives that wait for each other belong in one group.
  *
  * Requires:
