@@ -3,7 +3,7 @@
 mod support;
 
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::communicator::{Call, Communicator, Explanation, Vector};
+use ringcomm::communicator::{Call, Communicator, Explanation, Message, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
@@ -243,6 +243,73 @@ fn processes_compute_the_same_in_memory_that_they_map() {
             String::new()
         });
     }
+}
+
+/// Shapes between processes that are run in the ranks' own buffers where those suit it, short
+/// enough that asking for them matters: calls that asked in vain are followed by some that do not.
+fn asking_shapes(comm: &Communicator) -> Vec<Case> {
+    let mut shapes = Vec::new();
+    for collective in REDUCING.into_iter().chain(COPYING) {
+        for count in [1000, 4000, 8000, 16000] {
+            let case = Case::new(collective, comm.nranks(), count, DataType::Int32);
+            if Prepared::of(case.clone(), comm.rank()).explain(comm).mapped.is_some() {
+                shapes.push(case);
+            }
+        }
+    }
+    assert!(shapes.len() > 10, "{} shapes", shapes.len());
+    shapes
+}
+
+/// Which ranks' buffers are shared differs from rank to rank and call to call, and all know alike
+/// whether the next call of the shape asks.
+#[test]
+fn memory_is_mapped_by_turns() {
+    for nranks in [2, 3] {
+        on_processes(nranks, &calm(nranks), "", |comm, _| {
+            let (rank, mut random) = (comm.rank() as u64, Random(comm.rank() as u64 + 3));
+            for case in asking_shapes(comm) {
+                for seed in 0..40 {
+                    let in_place = random.chance(2);
+                    let case = Case { seed, in_place, ..case.clone() };
+                    // Nobody's; anybody's; everybody's.
+                    let is_shared = seed >= 8 && (seed >= 20 || (seed + rank) % 5 > 1);
+                    let memory = if is_shared { Memory::Exported } else { Memory::Ordinary };
+                    Prepared::of(case, comm.rank()).within(memory).run(comm);
+                }
+            }
+            String::new()
+        });
+    }
+}
+
+/// Once it was in vain to ask the leaf for its buffer, a root leaves as soon as it has a slot.
+#[test]
+fn a_root_that_asked_in_vain_runs_ahead() {
+    on_processes(2, &Config { timeout_ms: 20_000, ..calm(2) }, "", |comm, _| {
+        let other = comm.split(0, comm.rank() as i32, None).unwrap().expect("all are in it");
+        let case = Case::new(Collective::Broadcast, 2, 4000, DataType::Int32);
+        let prepared = |seed| Prepared::of(Case { seed, ..case.clone() }, comm.rank());
+        assert!(prepared(0).explain(comm).mapped.is_some(), "nothing to ask for");
+        prepared(0).run(comm);
+        let mut word = 7u8;
+        let (buffer, count, data_type) = (&raw mut word, 1, DataType::Uint8);
+        let message = match comm.rank() {
+            0 => Message::Send { buffer, count, data_type, peer: 1 },
+            _ => Message::Recv { buffer, count, data_type, peer: 0 },
+        };
+        // SAFETY: the buffer has that many bytes.
+        let pass = || unsafe { other.exchange(&[message]).unwrap() };
+        // The leaf comes to the broadcast when the root has left it.
+        if comm.rank() == 1 {
+            pass();
+        }
+        prepared(1).run(comm);
+        if comm.rank() == 0 {
+            pass();
+        }
+        String::new()
+    });
 }
 
 #[test]

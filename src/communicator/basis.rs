@@ -169,11 +169,13 @@ impl Basis {
             predicted_us: choice.predicted_us,
         };
         let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !always).map(mapped);
+        let asks = direct.is_some() || kernel.is_some();
         let way = direct.map_or(Way::Staged, Way::Direct);
         let chunks = plan_of(otherwise.algorithm, rank).nchunks;
         let predicted_us = best.predicted_us;
         let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
         (ready.mapped, ready.windows, ready.kernel) = (mapped, windows, kernel);
+        ready.forbears = asks && chosen.forbears(call.collective);
         Ok(ready)
     }
 

@@ -89,6 +89,8 @@ pub struct Ready {
     pub kernel: Option<Direct>,
     pub chunks: usize,
     pub predicted_us: f64,
+    /// Whether a call that asked in vain for the ranks' buffers is followed by some that do not.
+    pub forbears: bool,
     /// The program of `way` in words, where it depends on the buffers whether that runs.
     pub mapped: Option<Mapped>,
 }
@@ -114,6 +116,7 @@ impl Ready {
             way,
             windows: None,
             kernel: None,
+            forbears: false,
             chunks,
             predicted_us,
             mapped: None,

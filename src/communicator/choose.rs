@@ -9,7 +9,7 @@ use super::introduction::forced_algorithm;
 use crate::algorithm::select::{
     Choice, Hosts, Question, by_kernel, choose as fastest, in_windows, predict,
 };
-use crate::algorithm::{self, Algorithm};
+use crate::algorithm::{self, Algorithm, serial_order};
 use crate::config::Config;
 use crate::error::Result;
 use crate::plan::Collective;
@@ -22,7 +22,23 @@ pub struct Chosen {
     /// What is faster than slots where the kernel copies for all ranks.
     pub kernel: Option<Choice>,
     pub direct: Option<Choice>,
+    /// Whether asking for the ranks' buffers takes a part of the call's time that matters where the
+    /// answer is no.
+    pub asking_counts: bool,
 }
+
+impl Chosen {
+    /// Whether a call that asked in vain for the ranks' buffers is better followed by some that do
+    /// not ask, and gives the same bits without.
+    pub fn forbears(&self, collective: Collective) -> bool {
+        let ways = [Some(self.staged), self.windows, self.kernel, self.direct];
+        let in_order = |way: &Choice| serial_order(way.algorithm, collective);
+        self.asking_counts && ways.iter().flatten().all(in_order)
+    }
+}
+
+/// Times that asking goes into a call of which it is too little to matter: 3 %.
+const ASKING_COUNTS: f64 = 32.0;
 
 pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
     let nranks = basis.nranks;
@@ -52,7 +68,7 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
     // Between hosts there are messages only.
     if basis.setting_up || basis.topology.nhosts() > 1 {
         let staged = fastest(&question, costs);
-        return Ok(Chosen { staged, windows: None, kernel: None, direct: None });
+        return Ok(through_slots(staged, None));
     }
     if basis.one_process {
         // Which of the two is faster is known: the buffers are reachable.
@@ -61,7 +77,7 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
         let slots_us = predict(best.algorithm, false, &question, costs);
         let predicted_us = slots_us.filter(|_| best.direct).unwrap_or(best.predicted_us);
         let staged = Choice { direct: false, predicted_us, ..best };
-        return Ok(Chosen { staged, windows: None, kernel: None, direct });
+        return Ok(through_slots(staged, direct));
     }
     let staged = fastest(&question, costs);
     let direct = fastest(&Question { direct: true, ..question }, costs);
@@ -82,7 +98,13 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
     let kernel = kernel.filter(|kernel| kernel.predicted_us < staged.predicted_us);
     let otherwise = windows.or(kernel).unwrap_or(staged).predicted_us;
     let worth = direct.direct && asked.predicted_us < otherwise;
-    Ok(Chosen { staged, windows, kernel, direct: worth.then_some(asked) })
+    let asking_counts = otherwise < ASKING_COUNTS * asking;
+    Ok(Chosen { staged, windows, kernel, direct: worth.then_some(asked), asking_counts })
+}
+
+/// Where neither scratch nor the kernel is a way, and nobody asks in vain.
+fn through_slots(staged: Choice, direct: Option<Choice>) -> Chosen {
+    Chosen { staged, windows: None, kernel: None, direct, asking_counts: false }
 }
 
 /// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.

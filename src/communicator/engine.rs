@@ -7,6 +7,7 @@ use super::call::Call;
 use super::gpu::Gpu;
 use super::record::Descriptor;
 use super::scratch::SharedScratch;
+use super::vain::Vain;
 use super::watch::{OperationWatch, Unless, Watched};
 use super::{Message, label, message};
 use crate::algorithm::Algorithm;
@@ -54,6 +55,7 @@ pub struct Engine {
     received: Vec<u64>,
     transfers: Vec<Transfer>,
     lanes: Lanes,
+    vain: Vain,
     /// Which messages are lent.
     lending: Lending,
     /// The constants are not agreed yet.
@@ -91,6 +93,7 @@ impl Engine {
             received: vec![0; nranks],
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
+            vain: Vain::default(),
             lending: Lending::LEAST,
             setting_up: true,
             #[cfg(test)]
@@ -197,7 +200,7 @@ impl Engine {
             };
         }
         // SAFETY: the caller's promise.
-        if unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? } {
+        if unsafe { self.ask(call, in_place, ready, stamp, watch)? } {
             return Ok(());
         }
         if let Some(windows) = &ready.windows
@@ -208,6 +211,26 @@ impl Engine {
         }
         // SAFETY: the caller's promise.
         unsafe { self.run_staged(call, ready, stamp, watch) }
+    }
+
+    /// As `run_in_buffers`, but for calls that had better not ask.
+    unsafe fn ask(
+        &mut self,
+        call: &Call,
+        in_place: bool,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<bool> {
+        if ready.forbears && !self.vain.asks(ready.fingerprint) {
+            return Ok(false);
+        }
+        // SAFETY: the caller's promise.
+        let ran = unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? };
+        if ready.forbears {
+            self.vain.learn(ready.fingerprint, ran);
+        }
+        Ok(ran)
     }
 
     /// Run it in the ranks' own buffers, if all of them suit a program for that; whether it ran.

@@ -45,6 +45,7 @@ mod split;
 mod survivors;
 mod timeline;
 mod turn;
+mod vain;
 mod watch;
 
 use crate::algorithm::{self, select::Costs};

@@ -6,7 +6,7 @@
 
 use super::control::{Control, Life};
 use super::device_page::DevicePage;
-use crate::device::host::STREAMED_LEAST;
+use crate::device::host::{STREAMED_LEAST, streams_far};
 use crate::error::{Error, Result};
 use crate::transport::distance::{Distance, Ticks};
 use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
@@ -197,7 +197,8 @@ impl Links {
         let links = (0..nranks).map(link).collect();
         let controls =
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
-        let (geometry, far) = (map.geometry, Ticks::far());
+        let far = if streams_far() { Ticks::far() } else { Ticks::NEVER };
+        let geometry = map.geometry;
         Links { rank, nranks, geometry, patience, links, segments, controls, far, network: None }
     }
 

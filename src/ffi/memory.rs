@@ -55,12 +55,14 @@ pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
 /// Tell the communicator about a buffer that will be used again and again, so that other ranks
 /// reach it directly.
 ///
-/// Never needed for a right result. `*handle` is written on success, for `ringCommDeregister`. The
+/// Never needed for a right result. Where short calls of one collective, count, type, operation and
+/// root have run in memory that is not shared, up to fifteen more may pass before one finds that
+/// all ranks' buffers now are. `*handle` is written on success, for `ringCommDeregister`. The
 /// buffer stays allocated until then. Destroying or aborting the communicator takes back what is
 /// left; the handle is gone then. Of a peer that is stopped in the middle of a write, see
 /// `ringMemAlloc`. While this runs no thread writes to the buffer, which is moved: what is written
-/// meanwhile may be lost. While it is registered, a child made by `fork` shares it with its parent;
-/// see `ringCommDeregister` for what it has afterwards.
+/// meanwhile may be lost. While it is registered, a child made by `fork` shares it with its
+/// parent; see `ringCommDeregister` for what it has afterwards.
 ///
 /// Errors: `ringInvalidArgument` for NULL, and a range that is not whole pages or not private,
 /// writable memory throughout (not mapped, mapped from a shared file, partly registered already).

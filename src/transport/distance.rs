@@ -4,8 +4,9 @@
 //! The one idea: a sender reads its receiver's counter once a lap of the ring, and the receiver's
 //! core wrote that line last, so the time of this one load is what a line takes to cross. From a
 //! near core, which shares a cache, that is less than from memory; from a far one it is more, and
-//! then payloads are better written past the cache: the sender need not fetch the slot's lines, and
-//! the receiver reads them from memory.
+//! then payloads may be better written past the cache: the sender need not fetch the slot's lines,
+//! and the receiver reads them from memory. Whether they are is the processor's
+//! (`device/host/memory.rs`, `streams_far`).
 
 use crate::clock;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -73,6 +74,9 @@ impl Distance {
 pub struct Ticks(u64);
 
 impl Ticks {
+    /// A limit that no load takes longer than.
+    pub const NEVER: Ticks = Ticks(u64::MAX);
+
     pub fn far() -> Ticks {
         Ticks((FAR_NS / clock::nanoseconds_per_tick()) as u64)
     }

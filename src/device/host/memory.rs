@@ -64,6 +64,27 @@ pub fn fence() {
     }
 }
 
+/// Whether what a far core reads next is worth writing past the cache.
+///
+/// On AMD's processors it is, by up to four times (`benches/results/far-2026-11-21.txt`). On
+/// Intel's, from 4 KiB on and in rings of 256 KiB and more, it took 0.95 to 2.7 times as long
+/// (`benches/results/slots-2026-11-23-xeon.txt`).
+pub fn streams_far() -> bool {
+    static STREAMS: Once<bool> = Once::new();
+    *STREAMS.get_or_make(|| !is_intel())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    let name = std::arch::x86_64::__cpuid(0);
+    [name.ebx, name.edx, name.ecx] == [*b"Genu", *b"ineI", *b"ntel"].map(u32::from_le_bytes)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_intel() -> bool {
+    false
+}
+
 /// Bytes of output above which streaming stores win.
 ///
 /// Half the last-level cache: by then an output, its sources and what the peers on the same cache

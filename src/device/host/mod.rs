@@ -25,7 +25,7 @@ mod portable;
 mod select;
 mod vector;
 
-pub use memory::{STREAMED_LEAST, copy, prepare, streaming_threshold};
+pub use memory::{STREAMED_LEAST, copy, prepare, streaming_threshold, streams_far};
 pub use select::InstructionSet;
 
 use crate::error::{Error, Result};
