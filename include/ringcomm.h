@@ -957,7 +957,8 @@ ringResult_t ringBarrier(ringComm_t comm, ringStream_t stream);
  * Returns when the buffer may be used again: for a short message (a slot at most, 128 KiB or less
  * with many ranks) soon, for a longer one, or in a group that also receives, once the peer has it.
  * Messages between two ranks arrive in the order
- * sent. Sends and receives that wait for each other belong in one group.
+ * sent. Sends and receives that wait for each other belong in one group, in which what is received
+ * overlaps no other buffer.
  *
  * Requires:
  * The buffer is valid for the elements named, until the call is done.
@@ -1157,8 +1158,9 @@ ringResult_t ringStreamDestroy(ringStream_t stream);
  * Where all ranks' buffers of a call are such memory, or all ranks are threads of one process, a
  * collective of more than a few KiB moves its data from buffer to buffer, without staging (the
  * cost model decides from where on; `ringCommExplain` says how). Of `ringSend`, `ringAllToAllv`,
- * `ringGatherv` and `ringScatterv` a block that is longer than a slot (128 KiB at most) is
- * copied once, from the send buffer, where that is such memory, whatever the receiver's is. What
+ * `ringGatherv` and `ringScatterv` a block that is longer than a slot (128 KiB at most), and a
+ * shorter one where the rank receives in the same call or group and that is faster, is copied
+ * once, from the send buffer, where that is such memory, whatever the receiver's is. What
  * goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in
  * which ranks pass on what they got (rings, trees, halving), and everything between hosts.
  *

@@ -6,6 +6,7 @@ mod support;
 use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
+use ringcomm::transport::kernel::is_lendable;
 use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
 use support::delays::{asked, judge};
@@ -133,6 +134,53 @@ fn a_short_message_by_itself_does_not_wait_for_its_receiver() {
     });
 }
 
+/// Exchange one buffer's content with the other rank, through that buffer.
+fn swap(comm: &Communicator) {
+    let peer = 1 - comm.rank();
+    for (round, count) in [100, 4 << 10, 32 << 10, 100 << 10].into_iter().enumerate() {
+        for _ in 0..20 {
+            let mut swapped = vec![(round * 2 + comm.rank()) as u8; count];
+            let (data_type, buffer) = (DataType::Uint8, swapped.as_mut_ptr());
+            let send = Message::Send { buffer, count, data_type, peer };
+            let recv = Message::Recv { buffer, count, data_type, peer };
+            // SAFETY: the buffer has that many bytes.
+            unsafe { comm.exchange(&[send, recv]).unwrap() };
+            assert!(swapped == vec![(round * 2 + peer) as u8; count], "{count} bytes");
+        }
+    }
+}
+
+/// What a slot holds has left its buffer when what the same group receives lands there.
+#[test]
+fn ranks_that_swap_a_buffer_get_each_others() {
+    on_processes(2, &by_kernel(2), "", |comm, _| {
+        swap(comm);
+        String::new()
+    });
+    support::on_threads(2, &by_kernel(2), swap);
+}
+
+/// As a process is that has changed its user: whoever is not root cannot read it any more.
+#[test]
+fn a_rank_that_lets_nobody_look_into_it_lends_nothing() {
+    on_processes(3, &short_slots(3), "", |comm, _| {
+        assert_by_kernel(comm);
+        let bytes = [1u8; 100];
+        assert!(is_lendable(bytes.as_ptr(), bytes.len()));
+        if comm.rank() == 1 {
+            // SAFETY: two numbers are passed.
+            assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0);
+            // Of other bytes, as what was found holds for a moment.
+            assert!(!is_lendable(bytes.as_ptr(), bytes.len() - 1));
+        }
+        for case in long_cases(3) {
+            Prepared::of(case, comm.rank()).run(comm);
+        }
+        support::exchange::run(comm, &batch(3, &mut Random(3)), &mut Random(1));
+        String::new()
+    });
+}
+
 /// From now on this process may not read others' memory, as under a container's rules.
 fn forbid_reading() {
     let load = |offset: u32| libc::sock_filter {
@@ -186,6 +234,30 @@ fn where_one_rank_may_not_read_all_go_through_slots() {
             String::new()
         });
         (0..3).for_each(|rank| drop(ranks.end(rank, soon()).result.unwrap()));
+    }
+}
+
+#[test]
+fn memory_that_the_kernel_does_not_read_is_not_lent() {
+    let bytes = [1u8; 100];
+    assert!(is_lendable(bytes.as_ptr(), bytes.len()) && is_lendable(bytes.as_ptr(), 1));
+    assert!(!is_lendable(bytes.as_ptr(), 0));
+    // The kernel's own page of the time, which is mapped as a device's memory is.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let page = maps.lines().find(|line| line.ends_with("[vvar]")).expect("a page of the time");
+    let start = usize::from_str_radix(page.split('-').next().unwrap(), 16).unwrap();
+    let start = std::ptr::with_exposed_provenance(start);
+    assert!(!is_lendable(start, 16) && !is_lendable(start, 16));
+    // What is found of memory holds for a moment, and not for what is there later.
+    // SAFETY: a page of anonymous memory, which nobody else uses.
+    unsafe {
+        let (flags, access) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ);
+        let page = libc::mmap(std::ptr::null_mut(), 4096, access, flags, -1, 0);
+        assert!(page != libc::MAP_FAILED && is_lendable(page.cast(), 4096));
+        assert_eq!(libc::mprotect(page, 4096, libc::PROT_NONE), 0);
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(!is_lendable(page.cast(), 4096));
+        libc::munmap(page, 4096);
     }
 }
 

@@ -5,10 +5,11 @@
 //!
 //! A message may be lent: the sender posts where it is, the receiver copies from there and frees
 //! the message, which tells the sender that its buffer is its own again. Within a process that is
-//! any memory, between processes what they share, and, where the kernel reads it for them, the
-//! rest. A message above the slot size goes so where it can. A shorter one does where that is
-//! faster and its sender waits for others anyway: by itself it leaves as soon as it has a slot, as
-//! programs rely on.
+//! any memory, between processes what they share, and, where the kernel reads it for them and that
+//! is faster, the rest. A message above the slot size goes so where it can. A shorter one does
+//! where that is faster and its sender waits for others anyway: by itself it leaves as soon as it
+//! has a slot, as programs rely on, and so does one from memory that a message of the same batch
+//! lands in.
 #![allow(unsafe_code)]
 
 use super::host::move_bytes;
@@ -21,6 +22,7 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
 use crate::transport::kernel;
 use crate::transport::wait::{self, Waiting, Watch};
+use std::ops::Range;
 use std::time::Duration;
 
 /// One message under way.
@@ -208,14 +210,38 @@ unsafe fn run_local(batch: &mut [Transfer], rank: usize) {
     }
 }
 
+/// The addresses from the first to behind the last of some messages' buffers.
+fn span<'a>(messages: impl Iterator<Item = &'a Transfer>) -> Range<usize> {
+    let one = |message: &Transfer| message.address.addr()..message.address.addr() + message.bytes;
+    let unite = |a: Range<usize>, b: Range<usize>| a.start.min(b.start)..a.end.max(b.end);
+    messages.map(one).reduce(unite).unwrap_or(0..0)
+}
+
+/// Whether a message's buffer shares bytes with a range.
+fn meets(message: &Transfer, range: &Range<usize>) -> bool {
+    let own = span(std::iter::once(message));
+    own.start < range.end && range.start < own.end
+}
+
 /// Decide what is lent.
 fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending: Lending) {
-    let receives = |one: &Transfer| !one.sends && one.peer != links.rank;
-    let lending = lending.of(links.geometry.slot_bytes, batch.iter().any(receives));
+    let slot = links.geometry.slot_bytes;
+    let receives = |one: &&Transfer| !one.sends && one.peer != links.rank;
+    let landing = span(batch.iter().filter(receives));
+    let lending = lending.of(slot, batch.iter().any(|one| receives(&one)));
     let least = lending.reached.min(lending.by_kernel);
-    let is_long = |one: &&mut Transfer| one.sends && one.peer != links.rank && one.bytes >= least;
-    for transfer in batch.iter_mut().filter(is_long) {
-        let Transfer { peer, address, bytes, .. } = *transfer;
+    for index in 0..batch.len() {
+        let Transfer { sends, peer, address, bytes, .. } = batch[index];
+        if !sends || peer == links.rank || bytes < least {
+            continue;
+        }
+        // What a slot holds leaves before another message lands in its place, as it always has.
+        if bytes <= slot && meets(&batch[index], &landing) {
+            let range = span(std::iter::once(&batch[index]));
+            if batch.iter().filter(receives).any(|one| meets(one, &range)) {
+                continue;
+            }
+        }
         let here = |region: u64| Loan { region, offset: address.expose_provenance() as u64 };
         let nowhere = Loan { region: NOWHERE, offset: 0 };
         let loan = match links.reach(peer) {
@@ -226,19 +252,16 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
                     true => memory.offer(peer, address, bytes),
                     false => nowhere,
                 };
-                match offered.region {
-                    NOWHERE
-                        if bytes >= lending.by_kernel && kernel::is_lendable(address, bytes) =>
-                    {
-                        here(KERNEL)
-                    }
-                    _ => offered,
+                let by_kernel = offered.region == NOWHERE && bytes >= lending.by_kernel;
+                match by_kernel && kernel::is_lendable(address, bytes) {
+                    true => here(KERNEL),
+                    false => offered,
                 }
             }
             Reach::Network => continue,
         };
         if loan.region != NOWHERE {
-            transfer.state = State::Lending(loan);
+            batch[index].state = State::Lending(loan);
         }
     }
 }
@@ -378,8 +401,9 @@ unsafe fn read_loan(
     let Transfer { peer, address, bytes, .. } = *transfer;
     let process = links.control(peer).pid.load(Relaxed);
     links.visit(&[peer], watch)?;
+    let go_on = &mut || watch.check(peer, Duration::ZERO);
     // SAFETY: the caller's promise.
-    let read = unsafe { kernel::read(process, address, loan.offset, bytes) };
+    let read = unsafe { kernel::read_on(process, address, loan.offset, bytes, go_on) };
     links.end_visit();
     read.map_err(|why| Unread { peer, why }.error(links, watch))?;
     // The peer has not died meanwhile, so the number was its own.

@@ -157,7 +157,7 @@ pub unsafe fn run(
     links.visit(&program.touches, watch)?;
     // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
     // an owner that gives up waits for this visit to end.
-    let worked = unsafe { work_on(program, work, room) };
+    let worked = unsafe { work_on(program, work, room, watch) };
     links.end_visit();
     worked.map_err(|unread| unread.error(links, watch))?;
     watch.step();
@@ -261,20 +261,29 @@ pub(super) struct Unread {
     pub why: Error,
 }
 
-/// How long a peer whose memory cannot be read may take to be known as dead.
+/// How long a peer whose memory cannot be read may take to be known as dead, where it may be for
+/// another reason that it cannot.
 const DYING: Duration = Duration::from_millis(100);
 
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(1);
+
 impl Unread {
-    /// What became of the peer, if something did: memory goes before its process has ended.
+    /// What became of the peer, if something did: memory goes before its process has ended, by
+    /// seconds where it is much. One that has none any more will end, or the deadline comes.
     #[cold]
     pub fn error(self, links: &Links, watch: &dyn Watch) -> Error {
         let Unread { peer, why } = self;
+        let is_ending = matches!(why, Error::System { errno: libc::ESRCH, .. });
         let started = Instant::now();
-        while started.elapsed() < DYING {
-            if let Err(known) = watch.check(peer, Duration::ZERO) {
-                return known;
+        loop {
+            let waited = started.elapsed();
+            let known = watch.check(peer, if is_ending { waited } else { Duration::ZERO });
+            match known {
+                Err(known) => return known,
+                Ok(()) if !is_ending && waited > DYING => break,
+                Ok(()) => std::thread::sleep(LOOK),
             }
-            std::thread::sleep(DYING / 100);
         }
         unmapped(Some(why), links, peer, watch)
     }
@@ -284,6 +293,7 @@ pub(super) unsafe fn work_on(
     program: &Direct,
     work: &Work,
     room: &mut Bases,
+    watch: &dyn Watch,
 ) -> Result<(), Unread> {
     for step in &program.steps {
         if step.bytes == 0 {
@@ -322,8 +332,10 @@ pub(super) unsafe fn work_on(
                 for (index, target) in room.targets.iter().enumerate() {
                     if process != 0 {
                         let source = room.sources[0].addr() as u64;
+                        let go_on = &mut || watch.check(peer, Duration::ZERO);
                         // SAFETY: the targets are this rank's own.
-                        let read = unsafe { kernel::read(process, *target, source, step.bytes) };
+                        let read =
+                            unsafe { kernel::read_on(process, *target, source, step.bytes, go_on) };
                         read.map_err(|why| Unread { peer, why })?;
                         continue;
                     }

@@ -70,7 +70,7 @@ pub unsafe fn try_run(
         }
         links.visit(&program.touches, watch)?;
         // SAFETY: as in `meeting::run`; what is another process's address only the kernel reads.
-        let worked = unsafe { work_on(program, work, room) };
+        let worked = unsafe { work_on(program, work, room, watch) };
         links.end_visit();
         worked.map_err(|unread| unread.error(links, watch))?;
         if let (None, Some(&peer)) = (mapped, program.touches.first()) {
@@ -120,7 +120,7 @@ fn is_readable(invitation: &Invitation, program: &Direct) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::meeting::invite;
+    use super::super::meeting::{Unread, invite};
     use super::*;
     use crate::algorithm::{self, Algorithm};
     use crate::error::Error;
@@ -213,5 +213,32 @@ mod tests {
         assert_eq!(asked, [(claim, needed)]);
         assert_eq!(output, [0; 16]);
         ran.unwrap_err()
+    }
+
+    /// A rank that dies only when a wait has taken so long: its memory is being given back.
+    struct Ending(Duration);
+
+    impl Watch for Ending {
+        fn check(&self, peer: usize, waited: Duration) -> Result<()> {
+            match waited > self.0 {
+                true => Err(Error::usage(format!("rank {peer} died"))),
+                false => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_without_memory_is_waited_for_until_it_has_died() {
+        let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
+        let segments: Vec<_> =
+            (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
+        let links = Links::new(0, map, segments, &[Reach::Machine; 2], Patience::new(2, 2, None));
+        let late = Ending(Duration::from_millis(300));
+        let error = |errno| {
+            let why = Error::System { what: "reading".into(), errno };
+            Unread { peer: 1, why }.error(&links, &late).to_string()
+        };
+        assert!(error(libc::ESRCH).contains("rank 1 died"));
+        assert!(error(libc::EFAULT).contains("rank 0 cannot reach the memory of rank 1"));
     }
 }

@@ -46,6 +46,18 @@ pub(super) fn work(messages: f64, sent: f64, copied: f64, reduced: f64) -> Work 
     Work { messages, sent, copied, reduced, crossed: 0.0 }
 }
 
+impl Work {
+    /// Of a rank that sends and takes nothing: it gets every line of a slot once, as its peer does.
+    fn only_sent(self) -> Work {
+        Work { crossed: self.crossed - self.sent, ..self }
+    }
+
+    /// Of a rank that takes so many bytes out of slots and sends nothing.
+    fn only_taken(self, bytes: f64) -> Work {
+        Work { crossed: self.crossed + bytes, ..self }
+    }
+}
+
 /// The cost of one slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Form {
@@ -202,10 +214,13 @@ fn vector(algorithm: Algorithm, collective: Collective, nranks: usize, b: f64) -
     let ends = if nranks == 2 && !broadcast { 0.5 } else { 1.0 };
     let (alphas, path, period) = match algorithm {
         OneShot if broadcast => {
-            let root = work(others, others * b, b, 0.0);
+            let root = work(others, others * b, b, 0.0).only_sent();
             (1.0, work(n, others * b, 2.0 * b, 0.0), root)
         }
-        OneShot => (1.0, work(n, b, 0.0, others * b), work(others, 0.0, 0.0, others * b)),
+        OneShot => {
+            let root = work(others, 0.0, 0.0, others * b).only_taken(others * b);
+            (1.0, work(n, b, 0.0, others * b), root)
+        }
         TwoShot if broadcast => {
             let path = work(3.0 * others, 3.0 * others * c, 2.0 * b, 0.0);
             (2.0, path, work(2.0 * others, 2.0 * others * c, b, 0.0))
@@ -216,6 +231,7 @@ fn vector(algorithm: Algorithm, collective: Collective, nranks: usize, b: f64) -
             (2.0, work(3.0 * others + 1.0, parts + c, parts, parts), root)
         }
         DoubleTree => tree(nranks, b, broadcast),
+        Chain if broadcast && nranks == 2 => (1.0, hop(b), hop(b).only_sent()),
         Chain => (others, hop(b).times(others), hop(b).times(ends)),
         Binomial => binomial(nranks, b, broadcast),
         _ => return None,
@@ -233,7 +249,7 @@ fn tree(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
         false => (work(3.0, h, 0.0, 2.0 * h), work(4.0, b, 0.0, b)),
     };
     if nranks == 2 {
-        return (hops, busy, busy.times(if broadcast { 1.0 } else { 0.5 }));
+        return (hops, busy, if broadcast { busy.only_sent() } else { busy.times(0.5) });
     }
     // A rank meets the two halves of a slice at levels up to `hops` apart, and a connection lets
     // only two slices be under way in between.
@@ -244,7 +260,7 @@ fn tree(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
 fn binomial(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
     let levels = ceil_log2(nranks as f64);
     if broadcast {
-        let root = work(levels, levels * b, b, 0.0);
+        let root = work(levels, levels * b, b, 0.0).only_sent();
         return (levels, work(2.0, b, b, 0.0).times(levels), root);
     }
     // A node reduces all its children at once, when the last has come: the root after its largest
@@ -252,14 +268,17 @@ fn binomial(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
     let depth = floor_log2(nranks);
     let operands = depth * (depth + 1.0) / 2.0 + levels - depth;
     let path = work(depth + operands, depth * b, 0.0, operands * b);
-    (depth, path, work(levels, 0.0, 0.0, levels * b))
+    (depth, path, work(levels, 0.0, 0.0, levels * b).only_taken(levels * b))
 }
 
 /// A block of `c` bytes of every rank, from or to a root.
 fn parts(algorithm: Algorithm, collective: Collective, n: f64, c: f64) -> Option<Form> {
     let (others, gather) = (n - 1.0, collective == Gather);
     let all = others * c;
-    let root = if gather { work(others, 0.0, n * c, 0.0) } else { work(others, all, c, 0.0) };
+    let root = match gather {
+        true => work(others, 0.0, n * c, 0.0).only_taken(all),
+        false => work(others, all, c, 0.0).only_sent(),
+    };
     let levels = ceil_log2(n);
     let (alphas, path, total) = match algorithm {
         OneShot if gather => (1.0, work(n, c, n * c, 0.0), work(2.0 * n, all, n * c, 0.0)),

@@ -235,4 +235,6 @@ fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<Form> {
 }
 
 #[cfg(test)]
+mod crossing_tests;
+#[cfg(test)]
 mod tests;

@@ -8,11 +8,11 @@ use crate::plan::topology::Topology;
 
 const SLOT_BYTES: usize = 64 << 10;
 
-fn costs(cores: usize) -> Costs {
+pub(super) fn costs(cores: usize) -> Costs {
     Costs { cores, ..Costs::default() }
 }
 
-fn question(collective: Collective, nranks: usize, bytes: usize) -> Question {
+pub(super) fn question(collective: Collective, nranks: usize, bytes: usize) -> Question {
     Question {
         collective,
         nranks,
@@ -442,54 +442,5 @@ fn the_kernel_copies_what_takes_longer_through_slots() {
             let found = by_kernel(&question, &costs);
             assert_eq!(found.is_some(), question.forced.is_some() && !takes_pairwise);
         }
-    }
-}
-
-#[test]
-fn lines_that_cross_make_slots_dear_and_one_shot_too() {
-    let near = costs(2);
-    let far = Costs { cross_us_per_byte: 2.0 * near.copy_us_per_byte, ..near.clone() };
-    let staged = Question { associative: false, ..question(Collective::AllReduce, 2, 1 << 20) };
-    let time = |direct, costs: &Costs| {
-        let question = Question { direct, ..staged };
-        predict(Algorithm::OneShot, direct, &question, costs).unwrap()
-    };
-    // A byte through a slot crosses twice, one that is read where it lies once.
-    let more = |direct| time(direct, &far) - time(direct, &near);
-    let byte = far.cross_us_per_byte * f64::from(1 << 20);
-    assert!((more(false) - 2.0 * byte).abs() < 1e-6 * byte, "{}", more(false) / byte);
-    assert!((more(true) - byte).abs() < 1e-6 * byte, "{}", more(true) / byte);
-}
-
-#[test]
-fn messages_are_lent_from_where_that_wins_back_the_wait() {
-    let near = costs(2);
-    let [reached, by_kernel] = lent_from(&near);
-    let won = near.alpha_us + 2.0 * near.message_us;
-    assert!((reached as f64 * near.copy_us_per_byte - won).abs() < near.copy_us_per_byte);
-    // Nobody may; a kernel that is as slow as a slot; one that is as fast as the processor.
-    assert_eq!(by_kernel, usize::MAX);
-    let slot = 2.0 * near.copy_us_per_byte;
-    let with = |kernel_us_per_byte| lent_from(&Costs { kernel_us_per_byte, ..near.clone() })[1];
-    assert_eq!(with(slot), usize::MAX);
-    assert_eq!(with(near.copy_us_per_byte), reached);
-    let begun = Costs { kernel_us: won, kernel_us_per_byte: near.copy_us_per_byte, ..near };
-    assert!(lent_from(&begun)[1].abs_diff(2 * reached) <= 1);
-}
-
-/// Where a second operand costs next to nothing, as on cores that wait for the lines of others.
-#[test]
-fn ranks_far_apart_write_to_each_other_rather_than_read_all() {
-    let far = Costs {
-        alpha_us: 0.22,
-        copy_us_per_byte: 2.0e-5,
-        reduce_us_per_byte: 0.9e-5,
-        cross_us_per_byte: 3.5e-5,
-        ..costs(2)
-    };
-    for bytes in [64 << 10, 1 << 20, 64 << 20] {
-        let question = Question { direct: true, ..question(Collective::AllReduce, 2, bytes) };
-        let choice = choose(&question, &far);
-        assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true), "{bytes}");
     }
 }

@@ -1,0 +1,72 @@
+//! What the model says of lines that cross from core to core.
+
+use super::tests::{costs, question};
+use super::*;
+
+#[test]
+fn lines_that_cross_make_slots_dear_and_one_shot_too() {
+    let near = costs(2);
+    let far = Costs { cross_us_per_byte: 2.0 * near.copy_us_per_byte, ..near.clone() };
+    let staged = Question { associative: false, ..question(Collective::AllReduce, 2, 1 << 20) };
+    let time = |direct, costs: &Costs| {
+        let question = Question { direct, ..staged };
+        predict(Algorithm::OneShot, direct, &question, costs).unwrap()
+    };
+    // A byte through a slot crosses twice, one that is read where it lies once.
+    let more = |direct| time(direct, &far) - time(direct, &near);
+    let byte = far.cross_us_per_byte * f64::from(1 << 20);
+    assert!((more(false) - 2.0 * byte).abs() < 1e-6 * byte, "{}", more(false) / byte);
+    assert!((more(true) - byte).abs() < 1e-6 * byte, "{}", more(true) / byte);
+}
+
+/// Slices of a broadcast follow each other at the root's pace: its lines come back to it while the
+/// leaf gets others.
+#[test]
+fn a_root_and_its_leaf_each_wait_for_their_own_lines() {
+    let near = costs(2);
+    let far = Costs { cross_us_per_byte: 2.0 * near.copy_us_per_byte, ..near.clone() };
+    let (slices, slot) = (64, question(Collective::Broadcast, 2, 1).slot_bytes);
+    for collective in [Collective::Broadcast, Collective::Scatter, Collective::Gather] {
+        let long = question(collective, 2, slices * slot);
+        for algorithm in [Algorithm::OneShot, Algorithm::Chain, Algorithm::Binomial] {
+            let time = |costs: &Costs| predict(algorithm, false, &long, costs);
+            let Some((with, without)) = time(&far).zip(time(&near)) else { continue };
+            let lines = (with - without) / (far.cross_us_per_byte * long.bytes as f64);
+            let moved = if collective == Collective::Broadcast { 1.0 } else { 0.5 };
+            assert!((lines - moved).abs() < 0.05 * moved, "{collective:?} {algorithm:?}: {lines}");
+        }
+    }
+}
+
+#[test]
+fn messages_are_lent_from_where_that_wins_back_the_wait() {
+    let near = costs(2);
+    let [reached, by_kernel] = lent_from(&near);
+    let won = near.alpha_us + 2.0 * near.message_us;
+    assert!((reached as f64 * near.copy_us_per_byte - won).abs() < near.copy_us_per_byte);
+    // Nobody may; a kernel that is as slow as a slot; one that is as fast as the processor.
+    assert_eq!(by_kernel, usize::MAX);
+    let slot = 2.0 * near.copy_us_per_byte;
+    let with = |kernel_us_per_byte| lent_from(&Costs { kernel_us_per_byte, ..near.clone() })[1];
+    assert_eq!(with(slot), usize::MAX);
+    assert_eq!(with(near.copy_us_per_byte), reached);
+    let begun = Costs { kernel_us: won, kernel_us_per_byte: near.copy_us_per_byte, ..near };
+    assert!(lent_from(&begun)[1].abs_diff(2 * reached) <= 1);
+}
+
+/// Where a second operand costs next to nothing, as on cores that wait for the lines of others.
+#[test]
+fn ranks_far_apart_write_to_each_other_rather_than_read_all() {
+    let far = Costs {
+        alpha_us: 0.22,
+        copy_us_per_byte: 2.0e-5,
+        reduce_us_per_byte: 0.9e-5,
+        cross_us_per_byte: 3.5e-5,
+        ..costs(2)
+    };
+    for bytes in [64 << 10, 1 << 20, 64 << 20] {
+        let question = Question { direct: true, ..question(Collective::AllReduce, 2, bytes) };
+        let choice = choose(&question, &far);
+        assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true), "{bytes}");
+    }
+}
