@@ -350,7 +350,10 @@ impl Links {
         watch: &dyn Watch,
     ) -> Result<*const u8> {
         let there = match self.slots(peer) {
-            Some((_, receiver)) if receiver.has_come() => receiver.try_wait(),
+            Some((_, receiver)) if receiver.has_come() => {
+                receiver.prepare();
+                receiver.try_wait()
+            }
             Some(_) => {
                 self.wait_local(peer, watch, |_, receiver| receiver.has_come().then_some(()))?;
                 self.slots(peer).and_then(|(_, receiver)| receiver.try_wait())

@@ -16,3 +16,4 @@ pub mod wait;
 
 mod imports;
 mod mailbox;
+mod prefetch;

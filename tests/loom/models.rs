@@ -20,6 +20,7 @@ mod ffi {
 #[path = "../../src/transport"]
 mod transport {
     pub mod fifo;
+    mod prefetch;
     pub mod wait;
 }
 
