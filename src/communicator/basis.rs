@@ -64,6 +64,25 @@ impl Basis {
         }
     }
 
+    /// Of ranks in processes of one machine, which have agreed on these constants.
+    #[cfg(test)]
+    pub fn of_processes(nranks: usize, costs: Costs) -> Basis {
+        let geometry = Geometry { depth: 8, slot_bytes: 128 << 10 };
+        Basis {
+            rank: 0,
+            nranks,
+            geometry,
+            longest_message: geometry.slot_bytes,
+            one_process: false,
+            one_machine: true,
+            all_remote: false,
+            topology: Topology::one_host(nranks),
+            costs,
+            setting_up: false,
+            no_scratch: Arc::default(),
+        }
+    }
+
     /// With the constants that the ranks have agreed on.
     pub fn settled(&self, costs: Costs) -> Basis {
         Basis { costs, setting_up: false, ..self.clone() }

@@ -7,7 +7,7 @@ use super::Call;
 use super::basis::Basis;
 use super::introduction::forced_algorithm;
 use crate::algorithm::select::{
-    Choice, Hosts, Question, by_kernel, choose as fastest, in_windows, predict,
+    Choice, Costs, Hosts, Question, by_kernel, choose as fastest, in_windows, predict,
 };
 use crate::algorithm::{self, Algorithm, serial_order};
 use crate::config::Config;
@@ -95,11 +95,24 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
         ..kernel
     });
     // Only what is not reduced goes this way, and only what is reduced in windows.
-    let kernel = kernel.filter(|kernel| kernel.predicted_us < staged.predicted_us);
+    let ahead = running_ahead(&question, costs);
+    let kernel = kernel.filter(|kernel| kernel.predicted_us + ahead < staged.predicted_us);
     let otherwise = windows.or(kernel).unwrap_or(staged).predicted_us;
     let worth = direct.direct && asked.predicted_us < otherwise;
-    let asking_counts = otherwise < ASKING_COUNTS * asking;
+    let asking_counts = otherwise < ASKING_COUNTS * (asking + ahead);
     Ok(Chosen { staged, windows, kernel, direct: worth.then_some(asked), asking_counts })
+}
+
+/// What a call through slots takes less than the model says where some ranks only send and others
+/// only take: who sends is a slot ahead, in the next call too. Ranks that ask wait for each other.
+fn running_ahead(question: &Question, costs: &Costs) -> f64 {
+    match question.collective {
+        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter => {
+            let slot = question.bytes.min(question.slot_bytes) as f64;
+            slot * (costs.copy_us_per_byte + costs.cross_us_per_byte)
+        }
+        _ => 0.0,
+    }
 }
 
 /// Where neither scratch nor the kernel is a way, and nobody asks in vain.
@@ -154,4 +167,45 @@ pub fn predicted(basis: &Basis, call: &Call, algorithm: Algorithm) -> Option<f64
         forced: None,
     };
     predict(algorithm, false, &question, &basis.costs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DataType;
+
+    /// Two processes on cores far from each other, where the kernel copies a little faster than
+    /// the model says of slots.
+    fn chosen(collective: Collective, bytes: usize) -> Chosen {
+        let costs = Costs {
+            alpha_us: 0.22,
+            copy_us_per_byte: 2.0e-5,
+            reduce_us_per_byte: 0.9e-5,
+            cross_us_per_byte: 3.5e-5,
+            kernel_us: 0.6,
+            kernel_us_per_byte: 7.0e-5,
+            ..Costs::default()
+        };
+        let call = Call { count: bytes / 4, ..Call::new(collective, DataType::Float32) };
+        choose(&Basis::of_processes(2, costs), &call, &Config::default()).unwrap()
+    }
+
+    #[test]
+    fn a_root_that_runs_ahead_through_slots_does_not_wait_for_the_kernels_copies() {
+        for bytes in [64 << 10, 128 << 10] {
+            let [gathered, sent] = [Collective::AllGather, Collective::Broadcast]
+                .map(|collective| chosen(collective, bytes));
+            assert!(gathered.kernel.is_some() && sent.kernel.is_none(), "{bytes}");
+        }
+        // Of a long call a slot is little.
+        assert!(chosen(Collective::Broadcast, 64 << 20).kernel.is_some());
+    }
+
+    #[test]
+    fn a_root_that_asked_in_vain_does_not_wait_for_answers_at_every_call() {
+        let counts = |collective, bytes| chosen(collective, bytes).asking_counts;
+        assert!(counts(Collective::Broadcast, 8 << 10) && counts(Collective::AllGather, 8 << 10));
+        assert!(counts(Collective::Broadcast, 1 << 20) && !counts(Collective::AllGather, 1 << 20));
+        assert!(!counts(Collective::Broadcast, 64 << 20));
+    }
 }
