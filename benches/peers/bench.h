@@ -108,7 +108,10 @@ static void bench_run_cell(struct bench *bench, struct cell *cell)
     int kept = 0, warmed = 0, warming = 1, single = 0;
     double estimate = 0, begun = board_now(), timed = 0;
     uint64_t calls = 1;
+    int rewrites = getenv("BENCH_REWRITE") != NULL;
     for (uint64_t number = 0;; number++) {
+        if (rewrites)
+            bench_rewrite(bench, cell, sends, recvs);
         if (bench->library->rank == 0) {
             double now = board_now();
             /* Warm up for five blocks or a third of the budget; then measure for the budget. */

@@ -111,6 +111,24 @@ static void bench_fill(float *at, size_t count, float value)
         at[index] = value;
 }
 
+/* Write the inputs of the next calls, as a program does that computes its data: their lines are then
+ * this core's own, and no longer in a peer's caches. */
+static void bench_rewrite(const struct bench *bench, const struct cell *cell, float **sends,
+                          float **recvs)
+{
+    int rank = bench->library->rank, in_place = cell->call.in_place;
+    enum operation operation = cell->call.operation;
+    size_t block = cell->call.count;
+    for (int turn = 0; !in_place && turn <= cell->turns; turn++)
+        bench_fill(sends[turn], cell->send_elements, 1);
+    for (int turn = 0; in_place && turn < cell->turns; turn++) {
+        if (operation == ALL_GATHER)
+            bench_fill(recvs[turn] + (size_t)rank * block, block, 0);
+        else if (operation != BROADCAST || rank == 0)
+            bench_fill(recvs[turn], cell->recv_elements, 0);
+    }
+}
+
 /* The value that a block of the result must hold, when rank r's input is r+1 everywhere. */
 static float bench_wanted(const struct bench *bench, enum operation operation, size_t block)
 {

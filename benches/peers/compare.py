@@ -112,6 +112,8 @@ class Comparison:
 
     def prepare(self):
         chosen = self.chosen
+        if chosen.rewrite:
+            self.note("all inputs were written anew before every block of calls")
         chosen.cache.mkdir(parents=True, exist_ok=True)
         self.systems, missing = systems.prepare(chosen.only, chosen.cache, chosen.torch, chosen.tcp)
         self.command = None
@@ -175,9 +177,11 @@ class Comparison:
             shared = (ranks, operations, some, chosen.cell_budget, system.limit_s)
             if system.is_ringcomm:
                 mode = system.name.split()[1]
-                found, problem = launch.run_ringcomm(self.command, mode, *shared)
+                found, problem = launch.run_ringcomm(
+                    self.command, mode, *shared, launch.unchecked(chosen.rewrite)
+                )
             else:
-                found, problem = launch.run_peer(system, *shared)
+                found, problem = launch.run_peer(system, *shared, chosen.rewrite)
             rows += found
             if problem:
                 reached = max((row["bytes"] for row in found), default=min(some))

@@ -5,6 +5,7 @@ ranks; they meet through a file and speak over the loopback interface. Every cal
 far longer than 20 us, so each is timed by itself, as in bench.h.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -72,8 +73,10 @@ def wanted(torch, name, recv, rank, ranks):
     return torch.full_like(recv, value.get(name, ranks * (ranks + 1) // 2))
 
 
-def measure(torch, dist, run, budget, rank):
-    """The times of single calls, in seconds: the longest of the ranks', sorted."""
+def measure(torch, dist, run, budget, rank, inputs):
+    """The times of single calls, in seconds: the longest of the ranks', sorted.
+
+    The inputs are written before each, if any are given."""
     times = []
     begun = time.perf_counter()
     warm = 0
@@ -86,6 +89,8 @@ def measure(torch, dist, run, budget, rank):
         dist.broadcast(more, 0)
         if not more.item():
             break
+        for tensor, value in inputs:
+            tensor.fill_(value)
         dist.barrier()
         begin = time.perf_counter()
         run()
@@ -120,7 +125,11 @@ def work(arguments):
             dist.all_reduce(wrong)
             recv.zero_()
             send.fill_(1)
-            times = measure(torch, dist, lambda: table[name](send, recv), budget, rank)
+            inputs = [(recv, 0) if name.endswith(":in") else (send, 1)]
+            if "BENCH_REWRITE" not in os.environ or (name == "broadcast:in" and rank > 0):
+                inputs = []
+            call = functools.partial(table[name], send, recv)
+            times = measure(torch, dist, call, budget, rank, inputs)
             if rank == 0:
                 micro = [1e6 * one for one in times]
                 row = {

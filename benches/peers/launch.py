@@ -11,6 +11,13 @@ from pathlib import Path
 # ring-perf's own warm-up and checks are those of its table; here results are checked in one run of
 # their own (`check_ringcomm`), because checking evicts the caches that the peers may keep.
 UNCHECKED = ["-c", "0", "--probe", "0"]
+
+
+def unchecked(rewrite):
+    """ring-perf's options for a timed run, in which inputs are written before every block, or not."""
+    return [*UNCHECKED, "--rewrite"] if rewrite else UNCHECKED
+
+
 # Seconds that a launcher gets to clean up after its ranks before it is killed.
 GRACE_S = 3
 SHARED = Path("/dev/shm")
@@ -77,7 +84,7 @@ def last_words(errors):
     return lines[-1][:200] if lines else "no message"
 
 
-def run_peer(system, ranks, wishes, sizes, budget, limit):
+def run_peer(system, ranks, wishes, sizes, budget, limit, rewrite=False):
     """(rows, problem or None)."""
     memory = str(SHARED) if os.access(SHARED, os.W_OK) else None
     before = shared_names()
@@ -86,6 +93,8 @@ def run_peer(system, ranks, wishes, sizes, budget, limit):
             "BENCH_BOARD": str(Path(folder) / "board"),
             "BENCH_LIMIT_S": str(int(limit) + GRACE_S),
         }
+        if rewrite:
+            own["BENCH_REWRITE"] = "1"
         command = system.command(ranks, ",".join(wishes), ",".join(map(str, sizes)), budget)
         status, output, errors = start(command, limit, {**system.environment, **own})
     problem = None

@@ -139,6 +139,12 @@ def parse(arguments):
         metavar="COMMAND",
         help="instead of target/release/ring-perf",
     )
+    add(
+        "--rewrite",
+        action="store_true",
+        help="have all write their inputs anew before every block of calls, outside the times, as "
+        "a program does that computes them; without, they stay in the caches that they came to",
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringcomm-peers"
     add(
         "--cache",

@@ -237,6 +237,30 @@ class Large(unittest.TestCase):
         self.assertEqual(run.call_count, 5)
 
 
+class Rewriting(unittest.TestCase):
+    def test_every_system_is_asked_for_it_or_none(self):
+        for asked in (False, True):
+            chosen = options.parse(["--rewrite"] if asked else [])
+            comparison = compare.Comparison(chosen, [])
+            comparison.probe_program = None
+            comparison.command = ["ring-perf"]
+            peer = systems.System("A", "a", "1", lambda *_: ["peer"])
+            own = systems.System("ringcomm threads", "ringcomm", "1", None)
+            started = []
+            ended = (0, "", "")
+            with unittest.mock.patch.object(
+                launch, "start", side_effect=lambda *given: started.append(given) or ended
+            ):
+                comparison.start(peer, 2, 0)
+                comparison.start(own, 2, 0)
+            peers = [given for given in started if given[0] == ["peer"]]
+            self.assertTrue(peers and len(peers) < len(started))
+            for given in started:
+                environment = given[2] or {}
+                told = "BENCH_REWRITE" in environment if given in peers else "--rewrite" in given[0]
+                self.assertEqual(told, asked)
+
+
 class OverTcp(unittest.TestCase):
     def test_every_library_is_told(self):
         for key, name in (("openmpi", "OMPI_MCA_btl"), ("mpich", "FI_PROVIDER")):

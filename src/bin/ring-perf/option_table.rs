@@ -161,6 +161,10 @@ pub static OPTIONS: &[Entry] = &[
         };
         Ok(())
     }),
+    row(' ', "rewrite", Nothing, "write every input anew before each block of calls", |o, _| {
+        o.rewrite = true;
+        Ok(())
+    }),
     row(' ', "budget", Value("MS"), "time for each placement of a row (default 60)", |o, v| {
         at_least(number(v)?, 1).map(|ms| o.budget_ms = ms as u64)
     }),

@@ -57,6 +57,8 @@ pub struct Options {
     pub reductions: Vec<ReduceOp>,
     pub roots: Roots,
     pub check: bool,
+    /// Write every input anew before each block of calls, also where nothing is checked.
+    pub rewrite: bool,
     pub parallel_init: bool,
     pub average: Average,
     pub timeout_ms: Option<u64>,
@@ -126,6 +128,7 @@ impl Default for Options {
             reductions: vec![ReduceOp::Sum],
             roots: Roots::One(0),
             check: true,
+            rewrite: false,
             parallel_init: false,
             average: Average::Most,
             timeout_ms: None,
