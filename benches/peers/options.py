@@ -96,7 +96,7 @@ def scans(chosen, sizes):
     ]
 
 
-def parse(arguments):
+def parser_of_options():
     parser = Parser(description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     operation = choice(OPERATIONS + ALSO)
@@ -159,7 +159,11 @@ def parse(arguments):
         action="store_true",
         help="install and build what is wanted, name it, measure nothing",
     )
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def parse(arguments):
+    chosen = parser_of_options().parse_args(arguments)
     chosen.modes = launch.TCP_MODES if chosen.tcp else OWN_MODES
     chosen.ops = chosen.ops or (TCP_OPERATIONS if chosen.tcp else OPERATIONS)
     is_asked = chosen.sizes or chosen.tcp
