@@ -7,10 +7,11 @@
 use super::cache::{Key, Ready, Way};
 use super::call::{Call, Extents};
 use super::geometry::{stride, window_bytes};
+use super::portions::Portions;
 use super::record::{Descriptor, mix};
 use super::{Mapped, choose};
 use crate::algorithm::select::{Choice, Costs};
-use crate::algorithm::{self, Algorithm};
+use crate::algorithm::{self, Algorithm, serial_order};
 use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::Result;
@@ -44,6 +45,9 @@ pub struct Basis {
     /// The ranks have found that they cannot share scratch. The one thing that a call changes, at
     /// the same one on all ranks. Relaxed: whoever has no turn may see it late.
     no_scratch: Arc<AtomicBool>,
+    /// Bytes of a portion of a long call, where a rank is on a device: what goes through the host
+    /// there goes through two of them.
+    pub portion_bytes: Option<usize>,
 }
 
 impl Basis {
@@ -61,6 +65,7 @@ impl Basis {
             costs: Costs::default(),
             setting_up: true,
             no_scratch: Arc::default(),
+            portion_bytes: None,
         }
     }
 
@@ -80,6 +85,7 @@ impl Basis {
             costs,
             setting_up: false,
             no_scratch: Arc::default(),
+            portion_bytes: None,
         }
     }
 
@@ -132,7 +138,7 @@ impl Basis {
         let (rank, nranks) = (self.rank, self.nranks);
         let key = (Key::new(call), call.extents(rank, nranks)?);
         if by_messages(call) {
-            return Ok(self.bind_messages(call, key));
+            return self.bind_messages(call, key, config);
         }
         let chosen = choose::choose(self, call, config)?;
         let plan_of = |algorithm: Algorithm, of: usize| {
@@ -194,8 +200,48 @@ impl Basis {
         let predicted_us = best.predicted_us;
         let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
         (ready.mapped, ready.windows, ready.kernel) = (mapped, windows, kernel);
+        ready.portions = self.portions(call, &ready.extents, config)?;
         ready.forbears = asks && chosen.forbears(call.collective);
         Ok(ready)
+    }
+
+    /// How a call is cut, where a rank is on a device: the same on all ranks.
+    pub fn portions(
+        &self,
+        call: &Call,
+        extents: &Extents,
+        config: &Config,
+    ) -> Result<Option<Portions>> {
+        let Some(bytes) = self.portion_bytes else { return Ok(None) };
+        let cut = |parts| Portions::of(call, extents, (self.rank, self.nranks), parts, bytes);
+        match cut(1) {
+            None => Ok(None),
+            whole => match self.parts(call, config)? {
+                1 => Ok(whole),
+                parts => Ok(cut(parts)),
+            },
+        }
+    }
+
+    /// The first portion of a call, ready to run.
+    pub fn bind_portion(&self, call: &Call, portions: &Portions, config: &Config) -> Result<Ready> {
+        let lists = portions.lists(call, 0);
+        self.bind(&portions.call(call, 0, (call.send, call.recv), lists.as_ref()), config)
+    }
+
+    /// Parts of a vector that keep their elements however it is cut: in the algorithms that only
+    /// run where they are asked for, the order of a sum depends on them.
+    fn parts(&self, call: &Call, config: &Config) -> Result<usize> {
+        let has_order = matches!(call.collective, Collective::AllReduce | Collective::Reduce)
+            && !call.op.is_associative(call.data_type);
+        if !has_order || config.algorithm.is_none() {
+            return Ok(1);
+        }
+        let algorithm = choose::choose(self, call, config)?.staged.algorithm;
+        let plan =
+            algorithm::plan_on(&self.topology, algorithm, call.collective, self.rank, call.root);
+        let plan = plan.filter(|_| !serial_order(algorithm, call.collective));
+        Ok(plan.map_or(1, |plan| plan.nchunks))
     }
 
     /// The program in which every rank only reads what others have.
@@ -217,7 +263,7 @@ impl Basis {
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
-    fn bind_messages(&self, call: &Call, key: (Key, Extents)) -> Ready {
+    fn bind_messages(&self, call: &Call, key: (Key, Extents), config: &Config) -> Result<Ready> {
         let descriptor = describe(call, Algorithm::OneShot);
         let fingerprint = descriptor.fingerprint(layout_word(call));
         let predicted =
@@ -227,7 +273,9 @@ impl Basis {
         let layout =
             Layout::new(call.collective, rank, chunks, chunks * chunks, call.count, call.vector);
         let way = Way::Messages(layout);
-        Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted)
+        let mut ready = Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted);
+        ready.portions = self.portions(call, &ready.extents, config)?;
+        Ok(ready)
     }
 }
 

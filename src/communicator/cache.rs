@@ -2,6 +2,7 @@
 
 use super::Mapped;
 use super::call::{Call, Extents, Vector};
+use super::portions::Portions;
 use super::record::{Descriptor, mix};
 use crate::algorithm::Algorithm;
 use crate::executor::bind::Bound;
@@ -89,6 +90,8 @@ pub struct Ready {
     pub kernel: Option<Direct>,
     pub chunks: usize,
     pub predicted_us: f64,
+    /// How it is cut where ranks are on devices, if it is long.
+    pub portions: Option<Portions>,
     /// Whether a call that asked in vain for the ranks' buffers is followed by some that do not.
     pub forbears: bool,
     /// The program of `way` in words, where it depends on the buffers whether that runs.
@@ -116,6 +119,7 @@ impl Ready {
             way,
             windows: None,
             kernel: None,
+            portions: None,
             forbears: false,
             chunks,
             predicted_us,
@@ -126,7 +130,8 @@ impl Ready {
     /// Whether it goes through slots, whatever its buffers are.
     #[inline]
     pub fn is_staged(&self) -> bool {
-        self.windows.is_none() && self.kernel.is_none() && matches!(self.way, Way::Staged)
+        let is_one = self.portions.is_none() && self.windows.is_none() && self.kernel.is_none();
+        is_one && matches!(self.way, Way::Staged)
     }
 
     /// Whether what does not lie in memory that all share is read by the kernel, also in place.

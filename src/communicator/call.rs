@@ -14,8 +14,17 @@ pub struct Order {
     pub stream: Stream,
     /// The call is done only when its stream is past it: it was given to a stream of the host.
     pub settles: bool,
-    /// The stream has all of the call but the host's part, under this number.
-    pub(super) ticket: Option<u32>,
+    /// The stream has all of the call but the host's part.
+    pub(super) ticket: Option<Ticket>,
+}
+
+/// Under which number a stream has a call, or the last portion of one; those before it have the
+/// numbers before that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket {
+    pub last: u32,
+    /// The pinned memory that it goes through.
+    pub base: *mut u8,
 }
 
 impl Order {

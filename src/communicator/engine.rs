@@ -5,6 +5,8 @@ use super::basis::{Basis, by_messages};
 use super::cache::{Cache, Ready, Way};
 use super::call::Call;
 use super::gpu::Gpu;
+use super::on_host::Running;
+use super::portions::Part;
 use super::record::Descriptor;
 use super::scratch::SharedScratch;
 use super::vain::Vain;
@@ -18,12 +20,10 @@ use crate::error::Result;
 use crate::executor::direct::Used;
 use crate::executor::exchange::{self, Lanes, Lending, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
-use crate::executor::layout::Layout;
 use crate::executor::links::Links;
 use crate::executor::meeting::{self, Bases, Invitation, KERNEL, NOWHERE, Work};
 use crate::executor::processes::{self, Programs};
 use crate::executor::windows::Windows;
-use crate::plan::Collective;
 use crate::plan::topology::Topology;
 use crate::transport::fifo::Stamp;
 use crate::transport::kernel;
@@ -44,6 +44,8 @@ pub struct Engine {
     pointers: Pointers,
     bases: Bases,
     scratch: Vec<u8>,
+    /// Where portions of a call are packed, on a rank whose own memory would do as it is.
+    pub(super) portion_room: Vec<u8>,
     /// What calls in windows go through.
     shared: SharedScratch,
     /// Collectives begun.
@@ -53,7 +55,7 @@ pub struct Engine {
     /// Messages sent to and received from each peer, which number point-to-point stamps.
     sent: Vec<u64>,
     received: Vec<u64>,
-    transfers: Vec<Transfer>,
+    pub(super) transfers: Vec<Transfer>,
     lanes: Lanes,
     vain: Vain,
     /// Which messages are lent.
@@ -71,11 +73,14 @@ impl Engine {
         memory: super::memory::Memory,
         topology: Topology,
         (communicator, epoch): (u32, u32),
+        portion_bytes: Option<usize>,
     ) -> Engine {
         let nranks = links.nranks;
         assert_eq!(topology.nranks(), nranks);
         let source = links.rank as u32;
-        let basis = Arc::new(Basis::new(&links, topology));
+        let mut basis = Basis::new(&links, topology);
+        basis.portion_bytes = portion_bytes;
+        let basis = Arc::new(basis);
         let origin = Stamp { communicator, epoch, source, ..Stamp::default() };
         Engine {
             basis,
@@ -86,6 +91,7 @@ impl Engine {
             pointers: Pointers::new(nranks),
             bases: Bases::new(nranks),
             scratch: Vec::new(),
+            portion_room: Vec::new(),
             shared: SharedScratch::default(),
             sequence: 0,
             batches: 0,
@@ -138,23 +144,26 @@ impl Engine {
         {
             track.begun(record);
         }
+        let running = Running { config, stamp: &stamp, watch: &watch };
         let outcome = match elsewhere {
             // Most small calls: they need nothing of what the other ways set up.
             // SAFETY: the caller's promise.
             None if ready.is_staged() => unsafe { self.run_staged(call, &ready, &stamp, &watch) },
             // SAFETY: the caller's promise.
-            None => unsafe { self.execute(call, in_place, &ready, &stamp, &watch) },
+            None if ready.portions.is_none() => unsafe {
+                self.execute(call, in_place, &ready, &stamp, &watch)
+            },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.on_host(call, Part::Whole, &ready, &running) },
             Some((gpu, found)) => {
                 let (links, memory) = (&mut self.links, &mut self.memory);
                 let followed = gpu.follow(call, &found);
                 let share = |()| gpu.share(call, &found, links, memory, (&stamp, &watch));
                 match followed.and_then(share) {
                     Ok(false) => {
-                        let what = (&found, &ready.extents, ready.fingerprint);
-                        gpu.carry(call, what, &watch, &mut |call| {
-                            let in_place = ready.extents.check(call, self.links.rank)?;
+                        gpu.carry(call, (&found, &*ready), &watch, &mut |call, part| {
                             // SAFETY: the caller's promise, or pinned memory of the same extents.
-                            unsafe { self.execute(call, in_place, &ready, &stamp, &watch) }
+                            unsafe { self.on_host(call, part, &ready, &running) }
                         })
                     }
                     ended => ended.map(drop),
@@ -170,13 +179,13 @@ impl Engine {
 
     /// Keep a bound call at hand, unless its own run has shown that it is bound for what is not.
     #[inline]
-    fn keep(&mut self, ready: Arc<Ready>) {
+    pub(super) fn keep(&mut self, ready: Arc<Ready>) {
         if ready.windows.is_none() || self.basis.shares_scratch() {
             self.cache.put_back(ready);
         }
     }
 
-    unsafe fn execute(
+    pub(super) unsafe fn execute(
         &mut self,
         call: &Call,
         in_place: bool,
@@ -187,7 +196,7 @@ impl Engine {
         let buffers = self.buffers(call);
         if let Way::Messages(layout) = &ready.way {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_messages(call, layout, stamp, watch) };
+            return unsafe { self.run_messages(call, (layout, layout), false, stamp, watch) };
         }
         if let Way::Direct(program) = &ready.way
             && self.links.one_process()
@@ -378,46 +387,8 @@ impl Engine {
         self.links.pages().mine().forget_batches();
     }
 
-    /// Run a `v` form as messages under the collective's own stamp.
-    unsafe fn run_messages(
-        &mut self,
-        call: &Call,
-        layout: &Layout,
-        stamp: &Stamp,
-        watch: &OperationWatch,
-    ) -> Result<()> {
-        let (rank, nranks) = (self.links.rank, self.links.nranks);
-        let size = call.data_type.size();
-        self.transfers.clear();
-        for peer in (0..nranks).map(|step| (rank + step) % nranks) {
-            let (to, from) = match call.collective {
-                Collective::AllToAll => (Some(rank * nranks + peer), Some(peer * nranks + rank)),
-                Collective::Gather => {
-                    ((peer == call.root).then_some(rank), (rank == call.root).then_some(peer))
-                }
-                _ => ((rank == call.root).then_some(peer), (peer == call.root).then_some(rank)),
-            };
-            if let Some(chunk) = to {
-                let offset = layout.input(rank, chunk).expect("its own block") * size;
-                let address = call.send.cast_mut().wrapping_add(offset);
-                let count = layout.count(chunk);
-                let stamp = block(stamp, count);
-                self.transfers.push(Transfer::new(true, peer, address, count * size, stamp));
-            }
-            if let Some(chunk) = from {
-                let offset = layout.output(rank, chunk).expect("its own block") * size;
-                let address = call.recv.wrapping_add(offset);
-                let count = layout.count(chunk);
-                let stamp = block(stamp, count);
-                self.transfers.push(Transfer::new(false, peer, address, count * size, stamp));
-            }
-        }
-        // SAFETY: the caller's promise; the blocks lie inside the call's buffers.
-        unsafe { self.run_transfers(watch) }
-    }
-
     /// Run the messages that `transfers` lists.
-    unsafe fn run_transfers(&mut self, watch: &OperationWatch) -> Result<()> {
+    pub(super) unsafe fn run_transfers(&mut self, watch: &OperationWatch) -> Result<()> {
         self.memory.begin();
         let Engine { transfers, lanes, links, memory, lending, .. } = self;
         // SAFETY: the caller's promise.
@@ -491,9 +462,4 @@ fn work_of(ready: &Ready) -> Work<'_> {
         element: ready.staged.element,
         streamed: if ready.staged.streaming { usize::MAX } else { 0 },
     }
-}
-
-/// The stamp of one block of a `v` form: only its two ranks know its size, and must agree on it.
-fn block(stamp: &Stamp, count: usize) -> Stamp {
-    Stamp { fingerprint: label::of_block(stamp.fingerprint, count), ..*stamp }
 }

@@ -4,11 +4,12 @@ use super::assembly::{Assembly, Crowd, Share, Until};
 use super::calibrate::{self, Profiled};
 use super::engine::Engine;
 use super::flight::Flight;
-use super::geometry::geometry;
+use super::geometry::{buffer_bytes, geometry};
 use super::gpu::{self, Around, Gpu, Seated};
 use super::introduction::{Introduction, forced_algorithm};
 use super::join::Outside;
 use super::memory::Memory;
+use super::portions::portion_bytes;
 use super::timeline::Track;
 use super::turn::Turns;
 use super::watch::{Unless, Watched};
@@ -60,7 +61,7 @@ impl Communicator {
         if nranks == 1 {
             assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
             assembly.seated.device = gpu::device(config)?;
-            assembly.seated.all = assembly.seated.device.is_some();
+            assembly.seated.among([assembly.seated.device.is_some()].into_iter());
             return assemble(assembly, None, id, config, None);
         }
         if !id.addresses().is_empty() {
@@ -73,7 +74,7 @@ impl Communicator {
         let share = Share::new(map)?;
         let introductions = assembly.meet_locals(share, &all, id, &mine, until, None)?;
         assembly.profiled = Profiled::from_word(introductions[0].profiled);
-        assembly.seated.all = introductions.iter().all(|one| one.device == 1);
+        assembly.seated.among(introductions.iter().map(|one| one.device == 1));
         assembly.crowd = Crowd::of(&introductions, &mine);
         assemble(assembly, None, id, config, until.is_broken_off)
     }
@@ -116,8 +117,8 @@ impl Communicator {
         let (maker, profiled) = (std::thread::current().id(), Profiled::by(config));
         let join = &|rank: usize| {
             let mut assembly = Assembly::new(rank, map);
-            let (device, all) = (devices[rank].clone(), devices.iter().all(Option::is_some));
-            assembly.seated = Seated { device, all, maker };
+            assembly.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
+            assembly.seated.among(devices.iter().map(Option::is_some));
             assembly.segments = segments.iter().cloned().map(Some).collect();
             assembly.profiled = profiled;
             assemble(assembly, None, &id, config, None).map_err(Error::from)
@@ -179,8 +180,8 @@ pub(super) fn assemble(
     let outside = outside.transpose().inspect_err(|error| tell(&pages, error))?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
-    let (nranks, near) = (map.nranks, links.one_machine());
-    let around = Around { nranks, together: links.one_process() && topology.nhosts() == 1, near };
+    let (nranks, around) = (map.nranks, around(&links, &topology, config));
+    let cut = seated.any.then_some(around.portion_bytes);
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
         .inspect_err(|error| tell(&pages, error))?;
     // The others are about to measure the machine with this rank.
@@ -192,7 +193,7 @@ pub(super) fn assemble(
         id: id.clone(),
         config: of_children(config, gpu.as_ref()),
         basis: OnceLock::new(),
-        engine: Turns::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()))),
+        engine: Turns::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()), cut)),
         watched: Watched {
             pages,
             liveness: Liveness::new(processes),
@@ -216,6 +217,14 @@ pub(super) fn assemble(
         born: fork::generation(),
     };
     start(communicator, profiled, crowd.cores, unless)
+}
+
+/// Where a rank's peers are.
+fn around(links: &Links, topology: &Topology, config: &Config) -> Around {
+    let nranks = links.nranks;
+    let together = links.one_process() && topology.nhosts() == 1;
+    let portion_bytes = portion_bytes(buffer_bytes(config, nranks), nranks);
+    Around { nranks, together, near: links.one_machine(), portion_bytes }
 }
 
 /// A communicator that is made from another one has its settings and its device.

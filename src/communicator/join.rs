@@ -183,7 +183,7 @@ impl Communicator {
         }
         let introductions: Vec<Introduction> = cards.iter().map(|card| card.introduction).collect();
         assembly.profiled = Profiled::from_word(introductions[0].profiled);
-        assembly.seated.all = introductions.iter().all(|one| one.device == 1);
+        assembly.seated.among(introductions.iter().map(|one| one.device == 1));
         assembly.crowd = Crowd::of(&introductions, &mine);
         let hosts = numbered(&cards);
         let here = hosts[rank];

@@ -35,7 +35,9 @@ mod launched;
 mod memory;
 mod message;
 mod numbering;
+mod on_host;
 mod patrol;
+mod portions;
 mod row;
 mod scratch;
 mod shrink;
@@ -136,6 +138,13 @@ pub struct Mapped {
     /// Whether it also suits a call in place.
     pub in_place: bool,
     pub predicted_us: f64,
+}
+
+impl Mapped {
+    /// Of a call in so many portions.
+    fn times(self, number: usize) -> Mapped {
+        Mapped { predicted_us: number as f64 * self.predicted_us, ..self }
+    }
 }
 
 /// Levels of `RINGCOMM_DEBUG`.
@@ -312,12 +321,20 @@ impl Communicator {
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         self.check_process()?;
         let basis = self.basis();
-        let ready = basis.bind(call, &self.config)?;
+        let mut ready = basis.bind(call, &self.config)?;
         let (transport, chosen) = match &self.gpu {
             Some(gpu) => gpu.explain(call),
             None => (basis.transport(&ready), None),
         };
-        let host = (ready.algorithm.name(), self.lanes(&basis, &ready), ready.predicted_us);
+        let number = match ready.portions.filter(|_| chosen.is_none()) {
+            Some(portions) => {
+                ready = basis.bind_portion(call, &portions, &self.config)?;
+                portions.number
+            }
+            None => 1,
+        };
+        let predicted_us = number as f64 * ready.predicted_us;
+        let host = (ready.algorithm.name(), self.lanes(&basis, &ready), predicted_us);
         let (algorithm, channels, predicted_us) = chosen.unwrap_or(host);
         let (slices, slice_bytes) = ready.slices();
         Ok(Explanation {
@@ -325,10 +342,10 @@ impl Communicator {
             transport,
             channels,
             chunks: ready.chunks,
-            slices,
+            slices: number * slices,
             slice_bytes,
             predicted_us,
-            mapped: ready.mapped,
+            mapped: ready.mapped.map(|mapped| mapped.times(number)),
         })
     }
 

@@ -190,12 +190,15 @@ pub struct OperationWatch<'a> {
     pub makes_communicator: bool,
     /// When this wait has found that its peer has left.
     departure: Cell<Option<Duration>>,
+    /// The portion of a call that is run, and how many there are.
+    portion: Cell<(usize, usize)>,
 }
 
 impl Watch for OperationWatch<'_> {
     fn progress(&self, done: usize, of: usize) {
         if let Some(record) = self.record_of(self.watched.pages.rank) {
-            record.come(done, of);
+            let (index, number) = self.portion.get();
+            record.come(done + index * of, number * of);
         }
     }
 
@@ -260,7 +263,21 @@ impl<'a> OperationWatch<'a> {
         sequence: u64,
     ) -> OperationWatch<'a> {
         let (makes_communicator, departure) = (false, Cell::new(None));
-        OperationWatch { watched, unless, descriptor, sequence, makes_communicator, departure }
+        let portion = Cell::new((0, 1));
+        OperationWatch {
+            watched,
+            unless,
+            descriptor,
+            sequence,
+            makes_communicator,
+            departure,
+            portion,
+        }
+    }
+
+    /// What runs from now on is a portion of the call, of so many.
+    pub fn portion(&self, index: usize, number: usize) {
+        self.portion.set((index, number));
     }
 
     pub fn operation(&self) -> Operation {

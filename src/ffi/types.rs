@@ -208,7 +208,8 @@ pub struct ringConfig_t {
     /// seconds, whatever this is: of a process that is stopped or busy the kernel answers.
     pub timeoutMs: i64,
     /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). Of the
-    /// default, 4 MiB, more than two ranks use half.
+    /// default, 4 MiB, more than two ranks use half. A rank on a CUDA device has twice as many of
+    /// pinned memory, through which long calls that go through the host go in portions.
     pub bufferBytes: i64,
     /// 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
     /// (`RINGCOMM_DETERMINISTIC`).

@@ -27,7 +27,7 @@ fn give(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<()> 
 }
 
 /// The same of a rank of the host, all of whose numbers are `value`.
-fn add(comm: &Communicator, count: usize, value: f32) -> Result<Vec<f32>> {
+pub fn add(comm: &Communicator, count: usize, value: f32) -> Result<Vec<f32>> {
     let mut values = vec![value; count];
     let call = Call {
         send: values.as_ptr().cast(),

@@ -80,8 +80,8 @@ fn a_copy_that_is_through_leaves_no_memory_behind() {
         gather(&ranks[0], Some(&floats), bench.stream.raw()).unwrap();
     });
     drop(ranks);
-    // The words that streams wait for were there before.
-    assert_eq!((fake::calls("cuMemHostAlloc"), fake::calls("cuMemFreeHost")), (1, 2));
+    // What portions go through, and the words that streams wait for.
+    assert_eq!((fake::calls("cuMemHostAlloc"), fake::calls("cuMemFreeHost")), (0, 2));
 }
 
 #[test]
@@ -90,29 +90,29 @@ fn memory_that_grows_waits_for_no_stream() {
         return;
     }
     let ranks = ranks(20_000);
+    // In MiB; there are eight, and then twice as many.
+    let sizes = [1, 8, 9, 12, 17, 2];
+    let bench = Bench::new(0);
+    let all = sizes.map(|mib| Floats::new(&bench, &vec![1.0; mib << 18]));
     fake::fail("", 0, 0);
-    // In MiB, needed twice; four are the least that is allocated, and then it doubles.
-    let sizes = [1, 3, 4, 2];
     scope(|scope| {
         scope.spawn(|| {
             for mib in sizes {
-                let mut values = vec![1f32; mib << 18];
-                let call = Call {
-                    send: values.as_ptr().cast(),
-                    recv: values.as_mut_ptr().cast(),
-                    count: values.len(),
-                    ..Call::new(Collective::AllReduce, DataType::Float32)
-                };
+                let mut values = vec![0f32; mib << 18];
+                let (buffer, count) = (values.as_mut_ptr().cast(), values.len());
+                let message =
+                    Message::Recv { buffer, count, data_type: DataType::Float32, peer: 0 };
                 // SAFETY: as many floats.
-                unsafe { ranks[1].call(&call) }.unwrap();
+                unsafe { ranks[1].exchange(&[message]) }.unwrap();
+                assert!(values.iter().all(|value| *value == 1.0));
             }
         });
-        let bench = Bench::new(0);
-        for mib in sizes {
-            let floats = Floats::new(&bench, &vec![1.0; mib << 18]);
-            // SAFETY: the memory lives until it is read.
-            unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap();
-            assert_eq!(floats.read(&bench)[7], 2.0);
+        for (mib, floats) in sizes.iter().zip(&all) {
+            let (buffer, count) = (floats.memory.pointer().cast_const(), mib << 18);
+            let message = Message::Send { buffer, count, data_type: DataType::Float32, peer: 1 };
+            let posted = [Posted { message, order: Order::on(bench.stream.raw()) }];
+            // SAFETY: the memory lives until it has been copied.
+            unsafe { ranks[0].post(&posted) }.unwrap();
         }
     });
     assert_eq!((fake::calls("cuMemHostAlloc"), fake::calls("cuMemFreeHost")), (2, 0));

@@ -190,7 +190,7 @@ const FUSED: [(&str, i32); 6] = [
     ("cuCtxPushCurrent_v2", 0),
 ];
 const THROUGH_HOST: [(&str, i32); 3] =
-    [("cuMemcpyAsync", 0), ("cuEventQuery", 600), ("cuMemHostAlloc", 0)];
+    [("cuMemcpyAsync", 0), ("cuEventQuery", 600), ("cuEventRecord", 0)];
 
 /// Every code that drivers have today.
 fn every_code() {

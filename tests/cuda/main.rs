@@ -18,6 +18,7 @@ mod here;
 mod interface;
 mod perf;
 mod pieces;
+mod portions;
 mod probes;
 mod processes;
 mod rows;

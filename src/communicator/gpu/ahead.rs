@@ -3,16 +3,18 @@
 //! The stream is given the copy to pinned memory, a word to write when that has come, a wait for
 //! another word, and the copy back. The communicator's thread waits for the first word, runs the
 //! collective of the processor, and writes the second, whatever became of the call: with an error,
-//! an abort or at the deadline, the stream goes on.
+//! an abort or at the deadline, the stream goes on. A call in portions is given so portion by
+//! portion, each with the copy of the next before its wait.
 //!
 //! A stream that waits holds up what is behind it in its hardware queue. So a rank that shares its
 //! device with another one of its communicator, in its process, does not do this: the other one's
 //! copy, for which all wait, may be behind.
 #![allow(unsafe_code)]
 
-use super::super::call::{Call, Extents, Order};
+use super::super::call::{Call, Extents, Order, Ticket};
 use super::super::deferred::OwnedCall;
 use super::super::group::{Action, Executor, Work};
+use super::super::portions::{OnHost, Part, Portions, Side};
 use super::super::watch::OperationWatch;
 use super::super::{Communicator, Error};
 use super::staging::{Given, Guard, wait_until};
@@ -55,6 +57,13 @@ impl Words {
         unsafe { &*self.start().add(LINE).cast() }
     }
 
+    /// The host is through with what has this number, whatever became of it.
+    pub fn finish(&self, ticket: u32) {
+        // Release: pairs with the stream's wait, whose copy comes after it.
+        let _: Result<u32, u32> =
+            self.done().fetch_update(Release, Relaxed, |done| forward(done, ticket));
+    }
+
     fn start(&self) -> *mut u8 {
         self.0.as_ref().expect("there until this is dropped").pointer()
     }
@@ -73,6 +82,13 @@ impl Drop for Words {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Lasting::retire);
     }
+}
+
+/// What the word of what is done becomes when a call ends. A refused call may end before those that
+/// were given before it: their streams wait for less, so the word never goes back. It wraps, as the
+/// streams' comparison does.
+fn forward(done: u32, ticket: u32) -> Option<u32> {
+    (ticket.wrapping_sub(done) as i32 > 0).then_some(ticket)
 }
 
 /// The devices of this process that ranks of communicators are on: all ranks of one hold the same.
@@ -99,6 +115,17 @@ impl Place {
     }
 }
 
+/// The most that a stream is given of a call that returns before it is done. A driver takes some
+/// 1,000 entries of a stream before it makes the caller wait for the first of them, which may wait
+/// for a call that the same caller is yet to make.
+const MOST_ENTRIES: usize = 512;
+
+/// Entries of a stream for a call in portions.
+fn entries(call: &Call, portions: &Portions) -> usize {
+    let blocks = portions.blocks(call, Side::Input) + portions.blocks(call, Side::Output);
+    portions.number.saturating_mul(blocks + 2)
+}
+
 impl Gpu {
     /// Whether a call returns before the host has done its part.
     fn is_ahead(&self, found: &Found, extents: &Extents) -> bool {
@@ -117,11 +144,24 @@ impl Gpu {
     pub(super) fn run_given(
         &self,
         call: &Call,
+        portions: Option<&Portions>,
         watch: &OperationWatch,
-        on_host: &mut dyn FnMut(&Call) -> Result<()>,
+        on_host: &mut OnHost,
     ) -> Option<Result<()>> {
-        let ticket = call.order.ticket?;
-        Some(self.words.wait(ticket, watch).and_then(|()| on_host(call)))
+        let Ticket { last, base } = call.order.ticket?;
+        let Some(portions) = portions else {
+            let come = self.words.wait(last, watch);
+            return Some(come.and_then(|()| on_host(call, Part::Whole)));
+        };
+        Some((0..portions.number).try_for_each(|index| {
+            let ticket = last.wrapping_sub((portions.number - 1 - index) as u32);
+            self.words.wait(ticket, watch)?;
+            let buffers = self.place(call, portions, index, base);
+            let lists = portions.lists(call, index);
+            on_host(&portions.call(call, index, buffers, lists.as_ref()), Part::Portion(index))?;
+            self.words.finish(ticket);
+            Ok(())
+        }))
     }
 }
 
@@ -151,12 +191,22 @@ impl Communicator {
         if !gpu.is_ahead(&found, &extents) {
             return Ok(false);
         }
+        let portions = self.basis().portions(call, &extents, &self.config)?;
+        if portions.is_some_and(|portions| entries(call, &portions) > MOST_ENTRIES) {
+            return Ok(false);
+        }
         let worker = self.worker()?;
         // The stream's order is the thread's.
         let _one_order = gpu.giving.lock();
         let mut staging = gpu.staging.lock();
-        let given = staging.ticket();
-        let staged = staging.give(call, &found, &extents, given.ticket());
+        let base = staging.base(0)?;
+        let given = staging.ticket(portions.map_or(1, |portions| portions.number));
+        let last = given.ticket();
+        let staged = match &portions {
+            // Its buffers are the call's, which its portions are parts of.
+            Some(portions) => staging.give_portions(call, portions, last).map(|()| call.clone()),
+            None => staging.give(call, &found, &extents, last),
+        };
         drop(staging);
         let moved = match staged {
             Ok(moved) => moved,
@@ -168,7 +218,7 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let order = Order { ticket: Some(given.ticket()), ..Order::default() };
+        let order = Order { ticket: Some(Ticket { last, base }), ..Order::default() };
         let moved = Call { order, ..moved };
         // SAFETY: pinned memory, which is the stream's and the thread's until both are through.
         let owned = unsafe { OwnedCall::given(&moved, given) };
@@ -183,6 +233,21 @@ impl Communicator {
         {
             // Its errors are the communicator's, too. Its own thread does not wait for itself.
             let _: Result<bool, Error> = worker.mark().and_then(|mark| worker.reached(mark, None));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::forward;
+
+    #[test]
+    fn the_word_of_what_is_done_never_goes_back() {
+        for first in [0, 1, u32::MAX - 1, u32::MAX] {
+            let next = first.wrapping_add(1);
+            assert_eq!(forward(first, next), Some(next));
+            assert_eq!(forward(next, first), None);
+            assert_eq!(forward(next, next), None);
         }
     }
 }

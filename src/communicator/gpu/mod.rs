@@ -23,7 +23,9 @@ mod launch;
 mod lead;
 mod messages;
 mod order;
+mod portions;
 mod probe;
+mod seats;
 mod shared;
 mod staging;
 mod survey;
@@ -31,14 +33,18 @@ mod talk;
 mod trial;
 
 pub use messages::Posted;
+pub use seats::seat_here;
+pub(super) use seats::{Around, Seated, device};
 pub use staging::Given;
 
+use super::cache::Ready;
 use super::call::{Call, Extents};
 use super::introduction::forced_algorithm;
 use super::memory::Memory;
+use super::portions::OnHost;
 use super::watch::{OperationWatch, Watched};
 use crate::algorithm::Algorithm;
-use crate::config::{Config, Seat};
+use crate::config::Config;
 use crate::device::cuda::{
     Capture, Device, Event, Kernels, Kind, Recording, Stream, Trail, check_stream,
 };
@@ -55,7 +61,6 @@ use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::Duration;
 use talk::Talk;
 
@@ -72,6 +77,8 @@ pub(super) struct Gpu {
     trail: Mutex<Trail>,
     /// Used by one operation at a time: whoever has the communicator's turn.
     staging: Mutex<Staging>,
+    /// Bytes of a portion of a long call there.
+    portion_bytes: usize,
     /// Of calls whose streams wait for the host.
     words: Arc<Words>,
     /// Held by who gives a call to its stream and its host's part to the thread.
@@ -95,49 +102,6 @@ enum Sharing {
     Failed(Error),
 }
 
-/// Which ranks of a communicator there are beside this one.
-pub(super) struct Around {
-    pub nranks: usize,
-    /// All are threads of this process.
-    pub together: bool,
-    /// All are on this machine.
-    pub near: bool,
-}
-
-/// Settle on which device a communicator is made that another thread will put together.
-pub fn seat_here(config: &mut Config) {
-    if config.seat == Seat::Current {
-        config.seat = Device::current().map_or(Seat::Host, Seat::Context);
-    }
-}
-
-/// The device that a configuration asks for.
-pub(super) fn device(config: &Config) -> Result<Option<Arc<Device>>> {
-    match config.seat {
-        Seat::Host => Ok(None),
-        Seat::Current => Device::current().map(Device::of_context).transpose(),
-        Seat::Context(token) => Device::of_context(token).map(Some),
-        Seat::Device(ordinal) => Device::of_ordinal(ordinal).map(Some),
-    }
-}
-
-/// On which devices the ranks of a new communicator are, as far as one of them knows.
-pub(super) struct Seated {
-    /// This rank's device, if it is on one.
-    pub device: Option<Arc<Device>>,
-    /// Every rank is on a device.
-    pub all: bool,
-    /// The thread that asked for this rank.
-    pub maker: ThreadId,
-}
-
-impl Default for Seated {
-    /// In host memory, at this thread's wish.
-    fn default() -> Seated {
-        Seated { device: None, all: false, maker: std::thread::current().id() }
-    }
-}
-
 /// What a call was found to name, before anything of it is done.
 pub(super) struct Found {
     /// The buffer to read or to write is no host memory.
@@ -150,6 +114,18 @@ pub(super) struct Found {
     capture: Capture,
     /// Streams order it: not all of it is in host memory, or a stream is named.
     is_ordered: bool,
+}
+
+impl Found {
+    /// The host's part of a call that its stream has.
+    const GIVEN: Found = Found {
+        sends: false,
+        receives: false,
+        is_plain: false,
+        is_here: false,
+        capture: Capture::No,
+        is_ordered: false,
+    };
 }
 
 impl Gpu {
@@ -188,7 +164,8 @@ impl Gpu {
                 seated.maker,
             );
         }
-        let staging = Staging::new(&device)?;
+        let portion_bytes = around.portion_bytes;
+        let staging = Staging::new(&device, portion_bytes)?;
         let (words, staging) = (staging.words(), Mutex::new(staging));
         let (giving, place) = (Mutex::new(()), Place::of(name, device.ordinal));
         let sharing = Mutex::new(Sharing::No);
@@ -200,6 +177,7 @@ impl Gpu {
             kernels,
             trail: Mutex::default(),
             staging,
+            portion_bytes,
             words,
             giving,
             place,
@@ -300,6 +278,10 @@ impl Gpu {
 
     /// Look where a call's buffers are, and whether it can run at all.
     pub fn look(&self, call: &Call, extents: &Extents) -> Result<Found> {
+        if call.order.ticket.is_some() {
+            // It was looked at when its stream was given it.
+            return Ok(Found::GIVEN);
+        }
         let stream = check_stream(call.order.stream)?;
         let _current = self.device.enter()?;
         let kind = |pointer: *const u8, bytes: usize| match bytes {
@@ -372,16 +354,16 @@ impl Gpu {
     pub fn carry(
         &self,
         call: &Call,
-        (found, extents, fingerprint): (&Found, &Extents, u64),
+        (found, ready): (&Found, &Ready),
         watch: &OperationWatch,
-        on_host: &mut dyn FnMut(&Call) -> Result<()>,
+        on_host: &mut OnHost,
     ) -> Result<()> {
         let finished = |settles: bool| match settles {
             true => self.settle(call.order.stream, watch),
             false => Ok(()),
         };
         if let Some(desk) = &self.desk {
-            let arrival = self.arrival(call, found, fingerprint);
+            let arrival = self.arrival(call, found, ready.fingerprint);
             if desk.meet(self.rank, arrival, watch, call.meanwhile)? == Met::Done {
                 self.mark_captured(call.order.stream, found.capture);
                 finished(call.order.settles)?;
@@ -393,10 +375,16 @@ impl Gpu {
                 return Err(meanwhile.leave());
             }
         }
-        if let Some(ran) = self.run_given(call, watch, on_host) {
+        let portions = ready.portions.as_ref();
+        if let Some(ran) = self.run_given(call, portions, watch, on_host) {
             return ran;
         }
-        self.staging.lock().run(call, found, extents, watch, on_host)?;
+        let mut staging = self.staging.lock();
+        match portions.filter(|_| found.sends || found.receives) {
+            Some(portions) => staging.run_portions(call, portions, found, watch, on_host)?,
+            None => staging.run(call, found, &ready.extents, watch, on_host)?,
+        }
+        drop(staging);
         finished(call.order.settles && found.receives)
     }
 

@@ -5,13 +5,15 @@
 //! input and runs the collective, and no stream waits for another rank; or the stream is given
 //! both copies, with a wait for the host between them ([`ahead`](super::ahead)).
 //!
-//! Pinned memory is allocated by the first call that needs more than there is, at least twice as
-//! much as before, and is freed with the communicator only: to free it waits for every stream of
-//! the device, whatever other libraries have on them. The ranks of a call may be of any kind, so it
-//! is not cut into slices for this rank's sake.
+//! Pinned memory comes with the communicator, and holds two portions of a call; what is longer goes
+//! through it in turns ([`portions`](super::portions)). Only point-to-point messages are not cut,
+//! as the batches of two ranks need not be alike: the first batch that needs more allocates it, at
+//! least twice as much as before. Memory is freed with the communicator only: to free it waits for
+//! every stream of the device, whatever other libraries have on them.
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Extents};
+use super::super::portions::{LINE, OnHost, Part};
 use super::super::watch::{OperationWatch, Watched};
 use super::Found;
 use super::ahead::Words;
@@ -25,9 +27,6 @@ use crate::transport::wait::Watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pinned memory grows in steps of this many bytes: as much as a connection's slots.
-const STEP: usize = 4 << 20;
-
 /// Looks at an event before the processor is given to others: a few microseconds, as long as a
 /// short copy takes.
 const SPINS: u32 = 200;
@@ -37,16 +36,18 @@ pub const NAP: Duration = Duration::from_micros(200);
 
 /// One rank's pinned memory and the moments that guard it.
 pub struct Staging {
-    device: Arc<Device>,
-    /// The last is used; the others were too small for a later call.
+    pub(super) device: Arc<Device>,
+    /// The last is used; the others were too small for a later batch of messages.
     pinned: Vec<Lasting<Pinned>>,
-    /// What was copied to the host has come.
-    arrived: Event,
+    /// Bytes of a portion, of which there is always room for two.
+    pub(super) portion_bytes: usize,
+    /// What was copied to the host has come; by the portion's place, and of other calls the first.
+    pub(super) arrived: [Event; 2],
     /// What was copied from the host has left.
-    left: Event,
-    /// Copies may have been given to streams that neither event stands for.
-    is_loose: bool,
-    words: Arc<Words>,
+    pub(super) left: Event,
+    /// Copies may have been given to streams that no event stands for.
+    pub(super) is_loose: bool,
+    pub(super) words: Arc<Words>,
     /// The last call that was given to a stream whole.
     last: u32,
 }
@@ -54,47 +55,40 @@ pub struct Staging {
 /// A call whose stream waits for the host until this is dropped.
 pub struct Given {
     words: Arc<Words>,
-    ticket: u32,
+    last: u32,
 }
 
 impl Given {
+    /// Of the call, or of its last portion.
     pub fn ticket(&self) -> u32 {
-        self.ticket
+        self.last
     }
-}
-
-/// What the word of what is done becomes when a call ends. A refused call may end before those that
-/// were given before it: their streams wait for less, so the word never goes back. It wraps, as the
-/// streams' comparison does.
-fn forward(done: u32, ticket: u32) -> Option<u32> {
-    (ticket.wrapping_sub(done) as i32 > 0).then_some(ticket)
 }
 
 impl Drop for Given {
     fn drop(&mut self) {
-        // Release: pairs with the stream's wait, whose copy comes after it.
-        let _: Result<u32, u32> =
-            self.words.done().fetch_update(Release, Relaxed, |done| forward(done, self.ticket));
+        self.words.finish(self.last);
     }
 }
 
 impl Staging {
-    pub fn new(device: &Arc<Device>) -> Result<Staging> {
+    pub fn new(device: &Arc<Device>, portion_bytes: usize) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
-        let (arrived, left) = (event()?, event()?);
+        let (arrived, left) = ([event()?, event()?], event()?);
         let words = Arc::new(Words::new(Lasting::of(device, Words::BYTES)?));
-        let (device, pinned) = (device.clone(), Vec::new());
-        Ok(Staging { device, pinned, arrived, left, is_loose: false, words, last: 0 })
+        let pinned = vec![Lasting::of(device, 2 * portion_bytes)?];
+        let (device, is_loose, last) = (device.clone(), false, 0);
+        Ok(Staging { device, pinned, portion_bytes, arrived, left, is_loose, words, last })
     }
 
     pub fn words(&self) -> Arc<Words> {
         self.words.clone()
     }
 
-    /// The next call that a stream is given whole.
-    pub fn ticket(&mut self) -> Given {
-        self.last = self.last.wrapping_add(1);
-        Given { words: self.words.clone(), ticket: self.last }
+    /// The next call that a stream is given whole, in so many portions.
+    pub fn ticket(&mut self, number: usize) -> Given {
+        self.last = self.last.wrapping_add(number as u32);
+        Given { words: self.words.clone(), last: self.last }
     }
 
     /// Give a call's stream all of it but the host's part, which is the call that is returned.
@@ -108,21 +102,16 @@ impl Staging {
         let stream = call.order.stream;
         let input = if found.sends { extents.input } else { 0 };
         let output = if found.receives { extents.output } else { 0 };
-        let start = input.next_multiple_of(64);
-        self.forsake();
-        let base = self.grown(start + output)?;
+        let start = input.next_multiple_of(LINE);
+        let base = self.base(start + output)?;
         let device = self.device.clone();
         let _current = device.enter()?;
         // The calls before this one have the memory until their results have left it.
         wait(stream, &self.left)?;
         self.is_loose = true;
         self.copy_in(base, call.send, input, stream)?;
-        let address = |word: &AtomicU32| std::ptr::from_ref(word).expose_provenance() as u64;
-        // SAFETY: the words stay until `left` has passed.
-        unsafe {
-            write_value(&device, stream, address(self.words.come()), ticket)?;
-            wait_value(&device, stream, address(self.words.done()), ticket)?;
-        }
+        self.ask_host(stream, ticket)?;
+        self.await_host(stream, ticket)?;
         let result = base.wrapping_add(start);
         if found.receives {
             self.copy_out(call, result, output)?;
@@ -134,6 +123,18 @@ impl Staging {
         Ok(Call { send, recv, ..call.clone() })
     }
 
+    /// The stream says that what it copied has come. The context is current.
+    pub(super) fn ask_host(&self, stream: Stream, ticket: u32) -> Result<()> {
+        // SAFETY: the words stay until `left` has passed.
+        unsafe { write_value(&self.device, stream, address(self.words.come()), ticket) }
+    }
+
+    /// The stream waits until the host is through with something. The context is current.
+    pub(super) fn await_host(&self, stream: Stream, ticket: u32) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { wait_value(&self.device, stream, address(self.words.done()), ticket) }
+    }
+
     /// Run `call` on the host: `on_host` is the collective there.
     pub fn run(
         &mut self,
@@ -141,17 +142,17 @@ impl Staging {
         found: &Found,
         extents: &Extents,
         watch: &OperationWatch,
-        on_host: &mut dyn FnMut(&Call) -> Result<()>,
+        on_host: &mut OnHost,
     ) -> Result<()> {
         if !found.sends && !found.receives && call.order.stream.is_null() {
             // Host memory, and nothing to wait for: a call of the processor.
-            return on_host(call);
+            return on_host(call, Part::Whole);
         }
         let staged = |is_device: bool, bytes: usize| if is_device { bytes } else { 0 };
         let input = staged(found.sends, extents.input);
         let output = staged(found.receives, extents.output);
         // The output begins at a line of its own.
-        let start = input.next_multiple_of(64);
+        let start = input.next_multiple_of(LINE);
         let base = self.room(start + output, watch)?;
         let mut on_cpu = call.clone();
         {
@@ -161,15 +162,15 @@ impl Staging {
                 on_cpu.send = base;
                 copied = self.copy_in(base, call.send, input, call.order.stream);
             }
-            let recorded = self.arrived.record(call.order.stream);
+            let recorded = self.arrived[0].record(call.order.stream);
             self.is_loose = recorded.is_err();
             copied.and(recorded)?;
         }
-        wait_for(&self.arrived, watch)?;
+        wait_for(&self.arrived[0], watch)?;
         if found.receives {
             on_cpu.recv = base.wrapping_add(start);
         }
-        on_host(&on_cpu)?;
+        on_host(&on_cpu, Part::Whole)?;
         if found.receives {
             let _current = self.device.enter()?;
             // The first of several copies may be under way where a later one is refused.
@@ -189,8 +190,13 @@ impl Staging {
 
     /// Memory of so many bytes that no copy uses any more.
     pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
-        wait_for(&self.arrived, watch)?;
+        self.arrived.iter().try_for_each(|arrived| wait_for(arrived, watch))?;
         wait_for(&self.left, watch)?;
+        self.base(bytes)
+    }
+
+    /// Memory of so many bytes, which copies that were given before may still use.
+    pub(super) fn base(&mut self, bytes: usize) -> Result<*mut u8> {
         self.forsake();
         self.grown(bytes)
     }
@@ -207,11 +213,11 @@ impl Staging {
         std::mem::forget(self.words.clone());
     }
 
-    /// Memory of so many bytes: the last, or a larger one.
+    /// Memory of so many bytes: the last, or for messages a larger one.
     fn grown(&mut self, bytes: usize) -> Result<*mut u8> {
         let there = self.pinned.last().map_or(0, |pinned| pinned.bytes());
         if there == 0 || there < bytes {
-            let size = bytes.max(2 * there).max(1).next_multiple_of(STEP);
+            let size = bytes.max(2 * there).max(2 * self.portion_bytes);
             self.pinned.push(Lasting::of(&self.device, size)?);
         }
         Ok(self.pinned.last().map_or(std::ptr::null_mut(), |pinned| pinned.pointer()))
@@ -248,10 +254,10 @@ impl Staging {
             self.is_loose = true;
             {
                 let _current = self.device.enter()?;
-                self.arrived.record(*stream)?;
+                self.arrived[0].record(*stream)?;
             }
             self.is_loose = index + 1 < streams.len();
-            wait_for(&self.arrived, watch)?;
+            wait_for(&self.arrived[0], watch)?;
         }
         Ok(())
     }
@@ -282,9 +288,11 @@ impl Staging {
             return false;
         }
         loop {
-            match (self.arrived.has_passed(), self.left.has_passed()) {
-                (Ok(true), Ok(true)) => return true,
-                (Ok(_), Ok(_)) if started.elapsed() < LONGEST => std::thread::sleep(NAP),
+            let mut events = self.arrived.iter().chain([&self.left]);
+            match events.try_fold(true, |all, event| event.has_passed().map(|passed| all && passed))
+            {
+                Ok(true) => return true,
+                Ok(false) if started.elapsed() < LONGEST => std::thread::sleep(NAP),
                 _ => return false,
             }
         }
@@ -300,6 +308,10 @@ impl Drop for Staging {
         }
         self.pinned.drain(..).for_each(Lasting::retire);
     }
+}
+
+fn address(word: &AtomicU32) -> u64 {
+    std::ptr::from_ref(word).expose_provenance() as u64
 }
 
 /// What ends a wait for the device: an abort, a peer's failure, the deadline.
@@ -375,19 +387,4 @@ pub fn wait_until(is_so: impl Fn() -> Result<bool>, watch: &dyn Guard) -> Result
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::forward;
-
-    #[test]
-    fn the_word_of_what_is_done_never_goes_back() {
-        for first in [0, 1, u32::MAX - 1, u32::MAX] {
-            let next = first.wrapping_add(1);
-            assert_eq!(forward(first, next), Some(next));
-            assert_eq!(forward(next, first), None);
-            assert_eq!(forward(next, next), None);
-        }
-    }
 }

@@ -1,0 +1,64 @@
+//! Which ranks of a communicator are on which devices.
+
+use crate::config::{Config, Seat};
+use crate::device::cuda::Device;
+use crate::error::Result;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+/// Which ranks of a communicator there are beside this one.
+pub struct Around {
+    pub nranks: usize,
+    /// All are threads of this process.
+    pub together: bool,
+    /// All are on this machine.
+    pub near: bool,
+    /// Of a portion of a long call through the host.
+    pub portion_bytes: usize,
+}
+
+/// Settle on which device a communicator is made that another thread will put together.
+pub fn seat_here(config: &mut Config) {
+    if config.seat == Seat::Current {
+        config.seat = Device::current().map_or(Seat::Host, Seat::Context);
+    }
+}
+
+/// The device that a configuration asks for.
+pub fn device(config: &Config) -> Result<Option<Arc<Device>>> {
+    match config.seat {
+        Seat::Host => Ok(None),
+        Seat::Current => Device::current().map(Device::of_context).transpose(),
+        Seat::Context(token) => Device::of_context(token).map(Some),
+        Seat::Device(ordinal) => Device::of_ordinal(ordinal).map(Some),
+    }
+}
+
+/// On which devices the ranks of a new communicator are, as far as one of them knows.
+pub struct Seated {
+    /// This rank's device, if it is on one.
+    pub device: Option<Arc<Device>>,
+    /// Every rank is on a device; some rank is.
+    pub all: bool,
+    pub any: bool,
+    /// The thread that asked for this rank.
+    pub maker: ThreadId,
+}
+
+impl Seated {
+    /// What the ranks have said of themselves.
+    pub fn among(&mut self, are_on_devices: impl Iterator<Item = bool>) {
+        (self.all, self.any) = (true, false);
+        for is_on_device in are_on_devices {
+            self.all &= is_on_device;
+            self.any |= is_on_device;
+        }
+    }
+}
+
+impl Default for Seated {
+    /// In host memory, at this thread's wish.
+    fn default() -> Seated {
+        Seated { device: None, all: false, any: false, maker: std::thread::current().id() }
+    }
+}
