@@ -4,7 +4,7 @@ use super::ahead::add;
 use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::samples::{long_cases, mixed, v_cases};
-use super::support::{Prepared, Random, small_slots};
+use super::support::{Prepared, Random, joined_hosts, small_slots, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Order, Vector, deferred};
 use ringcomm::config::{Config, Seat};
@@ -74,6 +74,24 @@ fn a_rank_may_have_one_buffer_of_a_long_call_in_host_memory() {
             bench.on_host = (index + comm.rank()) as u32 % 4;
             check(case, comm, &bench);
         }
+    });
+}
+
+/// Between hosts messages leave from where they lie, and come to where they belong.
+#[test]
+fn portions_go_over_the_network() {
+    if ndevices() == 0 {
+        return;
+    }
+    let hosts = [0, 0, 1];
+    let mut cases = mixed(&hosts, 501);
+    cases.extend(long_cases(3).into_iter().step_by(3));
+    cases.extend(v_cases(3, 1, &mut Random(501)));
+    let cases: Vec<_> = cases.into_iter().map(Prepared::new).collect();
+    let config = Config { seat: Seat::Device(0), ..narrow(3) };
+    threads::run_all(&joined_hosts(&hosts, &config), |comm| {
+        let bench = Bench::new(0);
+        cases.iter().for_each(|case| check(case, comm, &bench));
     });
 }
 
@@ -157,14 +175,17 @@ fn a_call_of_any_length_allocates_nothing_on_the_device_or_for_it() {
     let bench = Bench::new(0);
     // One, some, what is given to a stream whole, and half a thousand times the pinned memory.
     let counts = [1, SHARE, 1000, 50_000, 1 << 20];
-    let all = counts.map(|count| Floats::new(&bench, &vec![1.0; count]));
+    // No two portions have the same numbers in the same places.
+    let plus = |count: usize, more: f32| -> Vec<f32> {
+        (0..count).map(|index| (index % 997) as f32 + more).collect()
+    };
+    let all = counts.map(|count| Floats::new(&bench, &plus(count, 0.0)));
     fake::fail("", 0, 0);
     scope(|scope| {
         scope.spawn(|| {
             for count in counts {
-                for want in [11.0, 21.0] {
-                    let got = add(&ranks[1], count, 10.0).unwrap();
-                    assert!(got.iter().all(|value| *value == want));
+                for more in [10.0, 20.0] {
+                    assert!(add(&ranks[1], count, 10.0).unwrap() == plus(count, more));
                 }
             }
         });
@@ -174,8 +195,8 @@ fn a_call_of_any_length_allocates_nothing_on_the_device_or_for_it() {
             // SAFETY: as above.
             unsafe { deferred::collective(&ranks[0], &sum(floats, &bench), None) }.unwrap();
         }
-        for floats in &all {
-            assert!(floats.read(&bench).iter().all(|value| *value == 21.0));
+        for (floats, count) in all.iter().zip(counts) {
+            assert!(floats.read(&bench) == plus(count, 20.0));
         }
     });
     assert_eq!(LASTING.map(fake::calls), [0; 7], "{LASTING:?}");
@@ -289,7 +310,7 @@ fn a_count_that_is_another_is_told_whether_it_is_cut_or_not() {
     if ndevices() == 0 {
         return;
     }
-    for counts in [[5000, 400], [400, 5000], [5000, 5001]] {
+    for counts in [[5000, SHARE], [SHARE, 5000], [5000, 5001], [5000, 400]] {
         let ranks = two(&narrow(2));
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &vec![1.0; counts[0]]);
