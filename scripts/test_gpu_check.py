@@ -418,6 +418,10 @@ class Runs(unittest.TestCase):
             with self.assertRaises(subprocess.TimeoutExpired):
                 process.wait(1)
         self.assertIsNotNone(process.returncode)
+        with self.check.reading_ahead() as process:
+            # As the system does where the run was killed.
+            process.stdin.close()
+            self.assertEqual(process.wait(60), 0)
 
     def test_scripts_compile(self):
         with tempfile.TemporaryDirectory() as scratch:
