@@ -193,10 +193,12 @@ def loaded_nccl(torch):
 
 def processes(torch, peer, end):
     """As many processes as the most ranks need, once; fewer ranks are the first of them."""
-    more = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+    # The ranks meet on this machine, which may have no other network and no name.
+    more = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+            "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     os.environ.update(more)
     version = loaded_nccl(torch)
-    tell(peer=peer, torch=torch.__version__, nccl=".".join(map(str, version)), variables=more)
+    tell(peer=peer, device=torch.cuda.get_device_name(0), torch=torch.__version__, nccl=".".join(map(str, version)), variables=more)
     if peer == "nccl" and tuple(version[:2]) < LEAST_NCCL:
         tell(peer=peer, error=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "
              f"{'.'.join(map(str, LEAST_NCCL))} takes")
@@ -223,7 +225,7 @@ def main():
         tell(peer=name, error=f"{type(error).__name__}: {error}")
         return 1
     if peer == "stack":
-        tell(peer=name, torch=torch.__version__)
+        tell(peer=name, device=torch.cuda.get_device_name(0), torch=torch.__version__)
         return stack(torch, Clock(end))
     return processes(torch, peer, end)
 

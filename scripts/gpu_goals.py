@@ -23,6 +23,13 @@ LATENCY = 3.0
 GRAPH_CALLS, GRAPH_LARGE_CALLS, GRAPH_LARGE_BYTES = 20, 5, 4 << 20
 # Operations of two processes.
 OPERATIONS = 10_000
+# What the goals are for, as its driver names it.
+CARD = "NVIDIA H200"
+# What every row of ring-perf's has that is judged or read here, and those of ranks that one process has on
+# one device.
+EVERYWHERE = ["bytes", "type", "ranks", "hot_us", "rotating_us", "bound_percent", "iterations", "wrong", "busbw",
+              "transport", "algorithm"]
+ON_ONE_DEVICE = ["graph_us", "eager_one_stream_us"]
 
 MET, MISSED, UNKNOWN = "met", "not met", "not measured"
 
@@ -42,6 +49,9 @@ class Results:
         self.steps = {line["step"]: line for line in lines if "step" in line}
         self.peers = [row for name, line in self.steps.items() if name.startswith("peer-")
                       for row in line["rows"]]
+        devices = (row["device"] for line in self.steps.values() for row in line["rows"] if row.get("device"))
+        # There is one; None where nothing was measured.
+        self.device = next(devices, None)
 
     def rows(self, name):
         """The rows of a step's report; ring-perf has them all in one object."""
@@ -61,6 +71,9 @@ class Results:
             if rows.get(size, {}).get(field) is None:
                 status = self.steps[name]["status"]
                 why = f" ({status})" if status != 0 else ""
+                # A time that could not be taken has its reason beside it.
+                reason = rows.get(size, {}).get(field.replace("_us", "_error"))
+                why += f": {reason}" if reason and field.endswith("_us") else ""
                 raise Missing(f"{name} has no {field} at {size} bytes{why}")
             if rows[size].get("wrong") != 0:
                 raise Missing(f"{name}: what it computed at {size} bytes is wrong, or was not compared")
@@ -140,7 +153,9 @@ def process_goals():
     def operations(r):
         step = r.steps.get("processes-many", {"status": "there is no step processes-many"})
         if step["status"] != 0:
-            raise Missing(f"processes-many: {step['status']}")
+            done = 2 * sum(row.get("iterations") or 0 for report in step.get("rows", [])
+                           for row in report.get("rows", []))
+            raise Missing(f"processes-many: {step['status']} after {done} operations at least")
         # With the same buffers, and with buffers in turn.
         return 2 * sum(row["iterations"] for row in r.rows("processes-many"))
     yield "operations of two processes by IPC without a hang", "", at_least, OPERATIONS, operations
@@ -153,7 +168,7 @@ def judge(lines):
     results = Results(lines)
     for name, unit, compare, goal, value in [*own_goals(), *peer_goals(), *process_goals()]:
         row = {"goal": name, "unit": unit, "wanted": goal,
-               "compare": ">=" if compare is at_least else "<="}
+               "compare": ">=" if compare is at_least else "<=", "device": results.device}
         try:
             found = value(results)
             yield row | {"value": found, "verdict": MET if compare(found, goal) else MISSED}
@@ -161,11 +176,18 @@ def judge(lines):
             yield row | {"value": None, "verdict": UNKNOWN, "why": str(why)}
 
 
+def is_elsewhere(row):
+    """Whether a verdict was measured on another card than the goals are for; rows of old results name none."""
+    return row.get("device") not in (CARD, None)
+
+
 def text(row):
     """A verdict in a line."""
     wanted = f"{row['compare']} {row['wanted']:g}{row['unit'] and ' ' + row['unit']}"
     found = f"{row['value']:.4g}, wanted {wanted}" if row["value"] is not None else f"{wanted}: {row['why']}"
-    return f"{row['verdict']}: {row['goal']}: {found}"
+    was_elsewhere = row["value"] is not None and is_elsewhere(row)
+    where = f" (measured on another card than the goals: {row['device']})" if was_elsewhere else ""
+    return f"{row['verdict']}: {row['goal']}: {found}{where}"
 
 
 def main():

@@ -1,93 +1,163 @@
-"""The steps of scripts/gpu-check, in order: what each runs, how long it may take, and what it needs."""
+"""The steps of scripts/gpu-check, in order: what each runs, how long it may take, what it needs and has to say."""
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
-from gpu_goals import KINDS, LARGE, OPERATIONS, RANKS, SMALL
+from gpu_goals import EVERYWHERE, KINDS, LARGE, ON_ONE_DEVICE, OPERATIONS, RANKS, SMALL
 
 SCRIPTS = Path(__file__).resolve().parent
 # All limits together: under eight minutes, with what it takes to begin and to end a step.
 MOST_SECONDS = 472
-# Of its limit a peer leaves this to a cell that it has just begun, and to its end.
-PEERS_OWN = 4
+# Of what steps before it have not spent a step takes what it needs, up to so many times its limit.
+LONGEST = 3
+# Stands in a command for the seconds that it gets, of which a peer leaves so many to a cell that it has
+# just begun, and to its end.
+SECONDS, PEERS_OWN = "SECONDS", 4
+# Sizes of the ten thousand operations: the rows of those that are through stay when time runs out.
+PROCESS_SIZES = [256, 512, 1024, 2048, 4096]
+# What libtest says where a test ran: a filter that matches none ends well, too.
+TESTED = r"^test result: ok\. [1-9]\d* passed"
+# What compute-sanitizer says when it cannot look, or has not looked at all; its summary may say 0 errors.
+REFUSED = re.compile(r"^.*(?:Device not supported|Internal Sanitizer Error|No attachable process).*$", re.MULTILINE)
+# Tests of the packed program that a dry run makes, as all of them run: a few seconds' worth.
+DRY_TESTS = ["capture::", "calls::all_ranks"]
 
 
 class Step:
-    """A command. `rows` names a file in which it leaves results, beside JSON lines that it prints; its rows
-    are alike in what `expects` says."""
+    """A command. `rows` names a file in which it leaves results, beside JSON lines that it prints; each of
+    its rows has what `present` names, and is alike in what `expects` says; what it prints has a line for every
+    pattern of `says`."""
 
-    def __init__(self, name, limit, *words, needs=(), env=None, rows=None, expects=None):
+    def __init__(self, name, limit, *words, needs=(), env=None, rows=None, expects=None, present=(), says=()):
         self.name, self.limit, self.words = name, limit, [str(word) for word in words]
-        self.needs, self.env, self.rows, self.expects = needs, env or {}, rows, expects or {}
+        self.needs, self.env, self.rows = needs, env or {}, rows
+        self.expects, self.present, self.says = expects or {}, present, says
 
-    def surprises(self, reports):
-        """What its rows have that they should not."""
+    def command(self, seconds):
+        """Its words, where it gets so many seconds."""
+        return [f"{max(seconds - PEERS_OWN, 1):.0f}" if word == SECONDS else word for word in self.words]
+
+    def surprises(self, said, reports):
+        """What it and its rows lack, and what they have that they should not."""
+        for pattern in self.says:
+            if not re.search(pattern, said, re.MULTILINE):
+                yield f"nothing that it printed is {pattern}"
         for report in reports:
             for row in report.get("rows", []):
                 for field, want in self.expects.items():
                     if row.get(field) != want:
                         yield f"{row.get('bytes')} bytes: {field} is {row.get(field)}, not {want}"
+                for field in self.present:
+                    if row.get(field) is None:
+                        yield f"{row.get('bytes')} bytes: there is no {field}"
+
+    def excuse(self, status, said, rows):
+        """Why a step that did not end well says nothing of the library; None if it does."""
+        if self.name.startswith("peer-") and status != 0:
+            # Which of them run on one GPU is for their versions to say.
+            return f"{status}: {next((row['error'] for row in rows if 'error' in row), '')}"
+        if self.name.startswith("sanitizer-"):
+            refused = REFUSED.search(said)
+            # How much slower it makes a program nobody promises.
+            return refused[0].strip("= ") if refused else status if status == "out of time" else None
+        return None
+
+
+def allowance(step, rest, left):
+    """Seconds for a step, when so many are left for it and for the rest: its limit, and what those before it
+    have not spent. What the rest may take is theirs."""
+    unspent = left - step.limit - sum(one.limit for one in rest)
+    return min(left, step.limit + max(unspent, 0), LONGEST * step.limit)
 
 
 def every_step(folder, dry, scratch):
     """All of them, in order."""
-    perf, tests = folder / "ring-perf", folder / "cuda-tests"
+    perf = folder / "ring-perf"
     kernels = [folder / "ringcomm.fatbin", folder / "kernels-host.so"]
     most = "4K" if dry else "4M"
 
-    def measure(name, limit, *words, **more):
+    def measure(name, limit, *words, lacks=(), **more):
         rows = scratch / f"{name}.json"
-        return Step(name, limit, perf, *words, "--json", rows, needs=[perf], rows=rows, **more)
+        # A field that nobody fills any more is found without a GPU; on one its goal says so.
+        present = [field for field in [*EVERYWHERE, *ON_ONE_DEVICE] if dry and field not in lacks]
+        return Step(name, limit, perf, *words, "--json", rows, needs=[perf], rows=rows, present=present, **more)
 
-    # Where nobody else has the device open, each of these loads the driver's half of it anew.
-    asked = ["nvidia-smi", "nvidia-smi -q -d CLOCK,POWER,ECC,COMPUTE", "nvidia-smi topo -m"]
-    facts = "; ".join(["uname -a", "nproc", *(f"timeout -k 1 3 {one}" for one in asked), ":"])
     if not dry:
-        yield Step("facts", 12, "sh", "-c", facts)
+        yield Step("facts", 12, "sh", "-c", facts())
     # Correctness: each kernel alone, against the host's bits; then calls.
-    yield Step("kernels", 36, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels)
-    yield Step("correctness", 55, tests, "--test-threads", 4, "--skip", "stress::", "--skip", "pieces::",
-               needs=[tests])
-    # Memory that is mapped piece by piece, between processes, by the driver's descriptors.
-    yield Step("pieces", 10, tests, "pieces::", needs=[tests])
+    yield Step("kernels", 36, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
+               says=[r"^ok: \w+: [1-9]\d* launches"])
+    yield from correctness(folder / "cuda-tests", dry)
     operations = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
     yield measure("checked-operations", 14, *operations, "-g", 1, "-t", 4, "-b", 8, "-e", most, "-f", 32,
-                  "-n", 3, "-d", "float")
+                  "-n", 3, "-d", "float", lacks=EMPTY)
     yield measure("checked-types", 10, "all_reduce", "-g", 1, "-t", 3, "-b", "1K", "-e", "1K", "-n", 2,
                   "-d", "all", "-o", "all")
     yield from sanitized(kernels)
-    # Stress: half with one hardware queue, in which everything is in line, and half with many.
-    for queues in [1, 32]:
-        yield Step(f"stress-{queues}-queues", 38, tests, "stress::", "--nocapture", needs=[tests],
-                   env={"CUDA_DEVICE_MAX_CONNECTIONS": queues, "RINGCOMM_STRESS_SEED": queues,
-                        "RINGCOMM_STRESS_OPERATIONS": 400 if dry else 50_000})
+    yield from stress(folder / "cuda-tests", dry)
     yield from processes(folder, dry, scratch)
     yield from timing(measure, dry)
     yield from together(measure, dry)
     # The kernels alone.
     ranks = [SCRIPTS / "gpu-ranks.py", *kernels, *([64 << 10] if dry else [])]
-    yield Step("ranks", 20, sys.executable, *ranks, needs=kernels)
-    for peer, limit in {} if dry else {"stack": 18, "nccl": 24, "symmetric": 26}.items():
-        yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, limit - PEERS_OWN)
+    yield Step("ranks", 20, sys.executable, *ranks, needs=kernels, says=[r'^\{"algorithm": "ring'])
+    for peer, limit in {} if dry else {"stack": 18, "nccl": 21, "symmetric": 26}.items():
+        yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, SECONDS)
+
+
+# Of a call with too few bytes for an element of every rank nothing is compared.
+EMPTY = ["wrong"]
+
+
+def facts():
+    """What the machine says of itself. Where nobody else has the device open, each question to the driver
+    loads its half of it anew."""
+    asked = ["nvidia-smi", "nvidia-smi -q -d CLOCK,POWER,ECC,COMPUTE", "nvidia-smi topo -m"]
+    return "; ".join(["uname -a", "nproc", "head -n 2 /etc/os-release", "ldd --version 2>&1 | head -n 1",
+                      f"{sys.executable} -V", "free -m", "ulimit -l", "df -h /dev/shm",
+                      *(f"timeout -k 1 3 {one}" for one in asked), ":"])
+
+
+def correctness(tests, dry):
+    """What the tests say of calls, and, by themselves, of memory that is mapped piece by piece, which goes
+    between processes by the driver's descriptors."""
+    chosen = DRY_TESTS if dry else ["--skip", "stress::", "--skip", "pieces::"]
+    yield Step("correctness", 55, tests, "--test-threads", 8, *chosen, needs=[tests], says=[TESTED])
+    yield Step("pieces", 10, tests, "pieces::a_piece" if dry else "pieces::", needs=[tests], says=[TESTED])
+
+
+def stress(tests, dry):
+    """Half with one hardware queue, in which everything is in line, and half with many."""
+    operations = 400 if dry else 50_000
+    for queues in [1, 32]:
+        # With one thread libtest begins a line for the row.
+        yield Step(f"stress-{queues}-queues", 37, tests, "stress::", "--nocapture", "--test-threads", 2,
+                   needs=[tests], says=[TESTED, rf'^{{"stress": {operations},'],
+                   env={"CUDA_DEVICE_MAX_CONNECTIONS": queues, "RINGCOMM_STRESS_SEED": queues,
+                        "RINGCOMM_STRESS_OPERATIONS": operations})
 
 
 def processes(folder, dry, scratch):
-    """Two processes on one device: ten thousand operations, and how near large ones come to the bound."""
+    """Two processes on one device: ten thousand operations, and how near large ones come to the bound. Each
+    operation may take a turn of the device for each of them."""
     perf, runner = folder / "ring-perf", folder / "ringrun"
     size = "4K" if dry else LARGE[-1]
-    words = {"many": ["-b", "1K", "-e", "1K", "-n", 50 if dry else OPERATIONS // 2],
-             "large": ["-b", size, "-e", size]}
-    for name, sizes in words.items():
+    times = 10 if dry else OPERATIONS // (2 * len(PROCESS_SIZES))
+    words = {"many": (30, ["-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2, "-n", times]),
+             "large": (12, ["-b", size, "-e", size])}
+    for name, (limit, sizes) in words.items():
         rows = scratch / f"processes-{name}.json"
-        yield Step(f"processes-{name}", 11, runner, "-n", 2, perf, "all_reduce", "-g", 1, "-d", "float", *sizes,
-                   "--json", rows, needs=[perf, runner], rows=rows,
+        yield Step(f"processes-{name}", limit, runner, "-n", 2, perf, "all_reduce", "-g", 1, "-d", "float", *sizes,
+                   "--json", rows, needs=[perf, runner], rows=rows, present=EVERYWHERE if dry else (),
                    expects={"transport": "cuda fused by ipc", "wrong": 0})
 
 
 def sanitized(kernels):
-    """What each tool of compute-sanitizer looks at, each launch a few times and not timed: every kind of kernel, those whose memory is all written
-    before, and every kind once more for the memory that a block shares."""
+    """What each tool of compute-sanitizer looks at, each launch a few times and not timed: every kind of
+    kernel, those whose memory is all written before, and every kind once more for the memory that a block
+    shares."""
     python = [sys.executable]
     looked_at = {
         "memcheck": [*python, SCRIPTS / "gpu-ranks.py", *kernels, 1000, 1],
@@ -99,8 +169,9 @@ def sanitized(kernels):
     usual = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
     program = Path(shutil.which("compute-sanitizer", path=usual) or "compute-sanitizer")
     for tool, words in looked_at.items():
-        yield Step(f"sanitizer-{tool}", 12, program, "--tool", tool, *options.get(tool, []),
-                   "--error-exitcode", 9, *words, needs=[program, *kernels])
+        yield Step(f"sanitizer-{tool}", 11, program, "--tool", tool, *options.get(tool, []),
+                   "--error-exitcode", 9, *words, needs=[program, *kernels],
+                   says=[r"SUMMARY: 0 (errors|hazards)"])
         if not program.is_file():
             return
 
@@ -114,7 +185,7 @@ def timing(measure, dry):
                       "-f", factor, "-d", "float", "-n", times, **fused)
     for ranks in [] if dry else RANKS:
         for kind in KINDS:
-            yield measure(f"large-{ranks}-{kind}", 7, "all_reduce", "-g", 1, "-t", ranks, "-b", "1M",
+            yield measure(f"large-{ranks}-{kind}", 6, "all_reduce", "-g", 1, "-t", ranks, "-b", "1M",
                           "-e", LARGE[-1], "-f", 4, "-d", kind, **fused)
     # A type and operation whose arithmetic is wider than its elements.
     yield measure("avg", 4, "all_reduce", "-g", 1, "-t", 3, "-b", "4K" if dry else LARGE[0],
@@ -130,5 +201,5 @@ def together(measure, dry):
     for algorithm in ["twoshot", "ring"]:
         for ranks in RANKS[:1] if dry else RANKS:
             sizes = ("1K", "4K", 4) if dry else (*LARGE, LARGE[1] // LARGE[0])
-            yield one(algorithm, ranks, 7, *sizes)
+            yield one(algorithm, ranks, 6, *sizes)
     yield one("oneshot", 2 if dry else 8, 4, SMALL[0], 512 if dry else SMALL[-1], 64 if dry else 8192)

@@ -15,8 +15,9 @@ UNITTEST_FAILED = re.compile(r"^FAILED \((?:(?:failures|errors)=\d+(?:, )?)+")
 PYTEST = re.compile(r"^(?:=+ )?\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s")
 SKIPPED = re.compile(r"^skipped: (.*)")
 UNDER = re.compile(r"^under Python 3.*")
-# Of a test that has nothing to do on this machine; the harness counts it as passed.
-IDLE = re.compile(r"^skipped: \w+::[\w:]+: ")
+# Of a test that has nothing to do on this machine; the harness counts it as passed, and where it runs
+# one test at a time has begun the line.
+IDLE = re.compile(r"^(?:test \S+ \.\.\. )?skipped: \w+::[\w:]+: ")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer)")
 
 # Lines that say what failed, or what was running when a suite was killed.

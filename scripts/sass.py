@@ -16,6 +16,8 @@ KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
 KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
 KERNELS += ["ringcomm_delay"]
 DEVICES = ["sm_80", "sm_90", "sm_100", "sm_120"]
+# kernels/build.rs, PORTABLE.
+PORTABLE = "sm_90"
 # What a thread of a block of 512 has: kernels/abi.h, RINGCOMM_THREADS.
 MOST_REGISTERS = 128
 # Vectors of a thread under way for one source: kernels/reduce.cuh, BATCH.
@@ -159,6 +161,11 @@ def loads_before_use(code, batch):
     return False
 
 
+def portable(fatbin):
+    """What the driver compiles for all other devices: the names of the fatbin's PTX."""
+    return re.findall(r"^PTX file.*?: *(\S+)$", output("cuobjdump", "-lptx", fatbin), re.MULTILINE)
+
+
 def judge(device, kernels, usage):
     """Complaints, rule by rule."""
     missing = [name for name in KERNELS if name not in kernels]
@@ -195,7 +202,9 @@ def main():
         print("FAILED: no build with kernels in target/debug")
         return 1
     code, usage = disassemble(fatbin), resources(fatbin)
-    failed = 0
+    ptx = portable(fatbin)
+    failed = len(ptx) != 1 or f".{PORTABLE}." not in ptx[0]
+    print(f"{'FAILED' if failed else 'ok'}: PTX of {PORTABLE} for all other devices: {ptx}")
     for device in DEVICES:
         for rule, complaints in judge(device, code.get(device, {}), usage.get(device, {})):
             failed += bool(complaints)

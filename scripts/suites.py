@@ -263,8 +263,10 @@ def cuda():
         cargo("build", "--lib", "--bin", "ring-perf", "--bin", "ringrun"),
         ran(1, 8),
         # What a driver without an entry point or with an error says does not depend on devices.
-        ran(2, 1, "--skip", "gate::", "--skip", "failures::"),
-        ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::", "stress::"),
+        ran(2, 1, "--skip", "gate::", "--skip", "failures::", "--skip", "codes::"),
+        ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::", "stress::", "bits::",
+            "processes::"),
+        ran(1, 1, "pieces::", "deaths::", "closing::"),
         ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
@@ -284,7 +286,8 @@ def python():
     """The Python package: its wheel, built and installed; its tests, under every Python that is here;
     its types and documentation."""
     tools = venv("numpy<3", "ml_dtypes<1", "jax<1", "pytest<10", "mypy<3", "mkdocs<2")
-    return [Command("scripts/test-python", str(tools))]
+    return [Command("scripts/test-python", str(tools)),
+            Command(sys.executable, "scripts/test_python_versions.py")]
 
 
 def torch():
@@ -332,6 +335,7 @@ def kernels():
         Command("scripts/kernel-protocol"),
         Command(sys.executable, "scripts/sass.py", env=path),
         Command(sys.executable, "scripts/test_sass.py"),
+        Command(sys.executable, "scripts/test_kernel_build.py"),
     ]
 
 

@@ -1,7 +1,6 @@
 """scripts/gpu-check without a GPU and without its programs: the judge, the steps, the deadline. Run this file."""
 import contextlib
-import importlib.machinery
-import importlib.util
+import datetime
 import io
 import json
 import os
@@ -16,25 +15,16 @@ from pathlib import Path
 from unittest import mock
 
 import gpu_goals
-import gpu_pack
-from gpu_goals import KINDS, LARGE, MET, MISSED, PEERS, RANKS, SMALL, UNKNOWN
-from gpu_steps import MOST_SECONDS, Step, every_step
+from gpu_goals import CARD, KINDS, LARGE, MET, MISSED, PEERS, RANKS, SMALL, UNKNOWN
+from gpu_steps import LONGEST, MOST_SECONDS, Step, allowance, every_step
+# What is packed has its tests there: those are run from here.
+from test_gpu_pack import Origin, Packed, Programs, loaded
 
 SCRIPTS = Path(__file__).resolve().parent
-# Where the tests' own programs are.
-DEBUG = gpu_pack.ROOT / "target/debug"
-
-
-def loaded(name):
-    """A script as a module."""
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(SCRIPTS / name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
 
 
 def report(sizes, **fields):
-    return [{"rows": [{"bytes": size, "wrong": 0, **fields} for size in sizes]}]
+    return [{"device": CARD, "rows": [{"bytes": size, "wrong": 0, **fields} for size in sizes]}]
 
 
 def good_run():
@@ -116,6 +106,25 @@ class Judge(unittest.TestCase):
             self.changed("ring of 4 ranks in one launch, >= 64 MiB, of (6N-4)S/B", UNKNOWN, spoilt)
         self.assertEqual({row["verdict"] for row in verdicts({}).values()}, {UNKNOWN})
 
+    def test_a_time_that_was_not_taken_has_its_reason(self):
+        run, why = good_run(), "capturing: refused (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)"
+        run["small-4"]["rows"][0]["rows"][3].update(graph_us=None, graph_error=why)
+        row = verdicts(run)["graph replay, 4 ranks, <= 64 KiB"]
+        self.assertEqual((row["verdict"], row["why"]), (UNKNOWN, f"small-4 has no graph_us at 64 bytes: {why}"))
+        run["processes-many"].update(status="out of time", rows=report([256, 512], iterations=1000))
+        row = verdicts(run)["operations of two processes by IPC without a hang"]
+        self.assertIn("out of time after 4000 operations", row["why"])
+
+    def test_another_card_is_told(self):
+        run = good_run()
+        self.assertEqual({row["device"] for row in verdicts(run).values()}, {CARD})
+        self.assertNotIn("another card", gpu_goals.text(verdicts(run)["graph replay, 4 ranks, <= 64 KiB"]))
+        for step in run.values():
+            for rows in step["rows"]:
+                rows |= {"device": "NVIDIA H100 80GB HBM3"} if "device" in rows else {}
+        for row in verdicts(run).values():
+            self.assertIn("(measured on another card than the goals: NVIDIA H100 80GB HBM3)", gpu_goals.text(row))
+
     def test_the_fastest_of_a_peer_counts(self):
         run = good_run()
         run["peer-symmetric"]["rows"].append({"peer": "symmetric", "ranks": 2, "bytes": 8, "mode": "eager",
@@ -143,6 +152,55 @@ class Steps(unittest.TestCase):
         self.assertLessEqual(sum(step.limit for step in steps), MOST_SECONDS)
         self.assertEqual(len({step.name for step in steps}), len(steps))
 
+    def test_they_are_in_the_order_in_which_a_weaker_one_would_hide_what_is_seen_first(self):
+        order = ["facts", "kernels", "correctness", "pieces", "checked", "sanitizer", "stress", "processes",
+                 "small", "large", "avg", "together", "ranks", "peer"]
+        names = [step.name.split("-")[0] for step in every_step(Path("x"), False, Path("x"))]
+        self.assertEqual(names, sorted(names, key=order.index))
+        self.assertEqual(set(names), set(order))
+
+    def test_what_a_step_leaves_goes_to_those_that_follow(self):
+        steps = [Step(str(limit), limit, "x") for limit in (10, 20, 30)]
+        # Nothing to spare; what the first leaves; no more than so many times a limit.
+        self.assertEqual(allowance(steps[0], steps[1:], 60), 10)
+        self.assertEqual(allowance(steps[1], steps[2:], 58), 28)
+        self.assertEqual(allowance(steps[0], steps[1:], 600), LONGEST * 10)
+        self.assertEqual(allowance(steps[2], [], 45), 45)
+        # What was lost by those before it is the last one's loss.
+        self.assertEqual(allowance(steps[1], steps[2:], 45), 20)
+        self.assertEqual(allowance(steps[2], [], 25), 25)
+
+    def test_whatever_they_take_the_deadline_holds(self):
+        plan, now = list(every_step(Path("x"), False, Path("x"))), 0
+        for at, step in enumerate(plan):
+            seconds = allowance(step, plan[at + 1:], MOST_SECONDS - now)
+            self.assertGreaterEqual(seconds, step.limit)
+            # Some are done at once, and some take all that they get.
+            now += seconds if at % 3 else 0
+        self.assertLessEqual(now, MOST_SECONDS)
+
+    def test_a_peer_is_told_what_it_gets(self):
+        peers = [step for step in every_step(Path("x"), False, Path("x")) if step.name.startswith("peer-")]
+        self.assertEqual([step.command(70)[-1] for step in peers], ["66"] * len(PEERS))
+
+    def test_every_field_that_is_judged_has_to_be_in_a_dry_run(self):
+        judged, values = set(), gpu_goals.Results.values
+
+        def noted(results, name, field, sizes, **alike):
+            judged.update((name.split("-")[0], one) for one in [field, *alike])
+            return values(results, name, field, sizes, **alike)
+        with mock.patch.object(gpu_goals.Results, "values", noted):
+            verdicts(good_run())
+        present = {}
+        for step in every_step(Path("x"), True, Path("x")):
+            present.setdefault(step.name.split("-")[0], set(step.present)).intersection_update(step.present)
+        # Large ones have the same report, and no dry run has time for them.
+        present["large"] = present["small"]
+        self.assertGreater(len(judged), 6)
+        for kind, field in judged:
+            self.assertIn(field, present[kind], kind)
+        self.assertLessEqual({"wrong", "iterations"}, present["processes"] & present["small"])
+
     def test_every_size_of_the_peers_is_timed(self):
         def value(words, name):
             text = str(words[words.index(name) + 1])
@@ -161,32 +219,10 @@ class Steps(unittest.TestCase):
                 self.assertLessEqual(set(SMALL), sizes, step.name)
 
     def test_rows_of_another_way_are_surprises(self):
-        step = Step("together", 1, "x", expects={"algorithm": "ring"})
-        self.assertEqual(list(step.surprises(report([8], algorithm="ring"))), [])
-        self.assertEqual(list(step.surprises(report([8], algorithm="fused"))),
-                         ["8 bytes: algorithm is fused, not ring"])
-
-
-class Programs(unittest.TestCase):
-    """Those that the tests have built, and the driver is not to be found by."""
-
-    def need(self, is_there, why):
-        """Skip this test, and say so where it is counted, as what tests says of itself."""
-        if not is_there:
-            print(f"skipped: test_gpu_check::{self._testMethodName}: {why}", flush=True)
-            self.skipTest(why)
-
-    def test_ring_perf_knows_the_options_of_every_step(self):
-        self.need((DEBUG / "ring-perf").exists(), "ring-perf is not built")
-        with tempfile.TemporaryDirectory() as scratch:
-            steps = list(every_step(DEBUG, False, Path(scratch)))
-        env = {**os.environ, "LD_LIBRARY_PATH": scratch}
-        measured = [step.words for step in steps if str(DEBUG / "ring-perf") in step.words]
-        self.assertGreater(len(measured), 20)
-        for words in measured:
-            words = words[words.index(str(DEBUG / "ring-perf")):]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
-            self.assertIn("no CUDA driver", done.stderr, words)
+        step = Step("together", 1, "x", expects={"algorithm": "ring"}, present=["hot_us"])
+        self.assertEqual(list(step.surprises("", report([8], algorithm="ring", hot_us=1))), [])
+        self.assertEqual(list(step.surprises("", report([8], algorithm="fused", hot_us=None))),
+                         ["8 bytes: algorithm is fused, not ring", "8 bytes: there is no hot_us"])
 
 
 class Runs(unittest.TestCase):
@@ -219,6 +255,95 @@ class Runs(unittest.TestCase):
                                    (f"echo '{{\"rows\": [{{}}]}}' > {rows}", 0)]:
                 step = Step("measured", 9, "sh", "-c", script, rows=rows)
                 self.assertEqual(self.check.execute(step, 5)["status"], status)
+
+    def ended(self, said, **like):
+        """How a step ends that prints this, by another one's name and demands."""
+        step = next(step for step in every_step(Path("x"), False, Path("x")) if step.name == like["name"])
+        words = ["sh", "-c", f"cat <<'END'\n{said}\nEND\nexit {like.get('code', 0)}"]
+        step.words, step.needs, step.rows = words, [], None
+        run, out = self.check.Run(Path("x"), False, io.StringIO()), io.StringIO()
+        with contextlib.redirect_stdout(out):
+            run.do(step, like.get("seconds", 20))
+        return {"failed": run.failed, "incomplete": run.incomplete, "said": out.getvalue()}
+
+    def test_a_filter_that_matches_no_test_has_failed(self):
+        def said(number):
+            return f"running {number} tests\ntest result: ok. {number} passed; 0 failed; 0 ignored"
+        row = '{"stress": 50000, "seed": 1, "seconds": 2.0}'
+        self.assertEqual(self.ended(said(0), name="correctness")["failed"], 1)
+        self.assertEqual(self.ended(said(10), name="correctness")["failed"], 0)
+        self.assertEqual(self.ended(said(0), name="pieces")["failed"], 1)
+        for number, rows, failed in [(1, row, 0), (1, "", 1), (0, row, 1), (1, row.replace("50000", "400"), 1)]:
+            self.assertEqual(self.ended(f"{rows}\n{said(number)}", name="stress-1-queues")["failed"], failed)
+        self.assertEqual(self.ended("", name="kernels")["failed"], 1)
+        self.assertEqual(self.ended("ok: int8: 70 launches", name="kernels")["failed"], 0)
+
+    def test_a_sanitizer_that_cannot_look_has_measured_nothing(self):
+        def ended(said, **like):
+            with mock.patch("shutil.which", lambda *_, **__: "/bin/true"):
+                result = self.ended(said, name="sanitizer-memcheck", **like)
+            return result["failed"], result["incomplete"]
+        refusal = "========= Error: Device not supported. Please refer to the documentation"
+        self.assertEqual(ended(f"{refusal}\n========= ERROR SUMMARY: 1 error", code=9), (0, 1))
+        self.assertEqual(ended(f"{refusal}\nskipped: no device (CUDA error 999)"), (0, 1))
+        self.assertEqual(ended("========= Internal Sanitizer Error: didn't track the launch\n"
+                               "========= ERROR SUMMARY: 0 errors"), (0, 1))
+        self.assertEqual(ended("========= ERROR SUMMARY: 3 errors", code=9), (1, 0))
+        self.assertEqual(ended("========= ERROR SUMMARY: 0 errors"), (0, 0))
+        self.assertEqual(ended("no word of what it has seen"), (1, 0))
+
+    def test_goals_are_decided_by_their_card(self):
+        def status(device, percent):
+            run, lines = self.check.Run(Path("x"), False, io.StringIO()), good_run()
+            report = lines["large-2-float"]["rows"][0]
+            report["device"], report["rows"][1]["bound_percent"] = device, percent
+            # The first that names one.
+            run.lines = [{"step": "a", "status": 0, "rows": [{"device": device}]}, *lines.values()]
+            with contextlib.redirect_stdout(io.StringIO()):
+                run.conclude()
+                return run.status()
+        self.assertEqual([status(CARD, 93), status(CARD, 50)], [0, 1])
+        self.assertEqual([status("NVIDIA H100", percent) for percent in (93, 50)], [self.check.INCOMPLETE] * 2)
+
+    def test_a_second_run_has_a_file_of_its_own(self):
+        first = datetime.datetime(2026, 11, 24, 9, 5, 7)
+        names = {self.check.results_file(Path(), commit, now).name
+                 for commit in ("1234567890abcdef", "1234567890abcdef-dirty", None)
+                 for now in (first, first + datetime.timedelta(seconds=1))}
+        self.assertEqual(len(names), 6)
+        self.assertIn("gpu-2026-11-24-090507-1234567890ab.jsonl", names)
+        # Letters, digits and these: whatever takes them back takes such names.
+        self.assertTrue(all(name.replace("-", "").replace(".", "").isalnum() for name in names))
+
+    def test_a_driver_that_the_linker_does_not_know_is_found(self):
+        def told(loads, *before):
+            with tempfile.TemporaryDirectory() as scratch, \
+                    mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": before[0]} if before else {}), \
+                    mock.patch("ctypes.CDLL", side_effect=None if loads else OSError):
+                if not before:
+                    os.environ.pop("LD_LIBRARY_PATH", None)
+                (Path(scratch) / "libcuda.so.1").touch()
+                self.check.find_driver(["/nowhere", scratch])
+                return os.environ.get("LD_LIBRARY_PATH", "").replace(scratch, "found")
+        self.assertEqual([told(True), told(False), told(False, "/a"), told(True, "/a")],
+                         ["", "found", "/a:found", "/a"])
+
+    def test_peers_meet_without_a_network_and_say_at_once_what_refuses(self):
+        peers, torch, said = loaded("gpu-peers.py"), mock.MagicMock(), io.StringIO()
+        torch.cuda.get_device_name.return_value, torch.__version__ = CARD, "2.11"
+        process = torch.multiprocessing.get_context.return_value.Process
+        process.return_value.exitcode = 0
+        with mock.patch.dict(os.environ), contextlib.redirect_stdout(said):
+            with mock.patch.object(peers, "loaded_nccl", lambda _: (2, 28, 9)):
+                self.assertTrue(peers.processes(torch, "nccl", 0))
+                process.assert_not_called()
+            with mock.patch.object(peers, "loaded_nccl", lambda _: (2, 30, 7)):
+                self.assertFalse(peers.processes(torch, "nccl", 0))
+            self.assertEqual(process.call_count, RANKS[-1])
+            self.assertEqual({os.environ[f"{name}_SOCKET_IFNAME"] for name in ("GLOO", "NCCL")}, {"lo"})
+        rows = [json.loads(line) for line in said.getvalue().splitlines()]
+        self.assertIn("NCCL 2.28.9 refuses", rows[1]["error"])
+        self.assertEqual([row.get("device") for row in rows], [CARD, None, CARD])
 
     def test_what_may_be_missing(self):
         def failures(dry, *names):
@@ -289,8 +414,14 @@ class Runs(unittest.TestCase):
 
     def test_who_reads_ahead_ends_with_the_run(self):
         with self.check.reading_ahead() as process:
-            pass
+            # It has the device open for as long as that, whatever it finds.
+            with self.assertRaises(subprocess.TimeoutExpired):
+                process.wait(1)
         self.assertIsNotNone(process.returncode)
+        with self.check.reading_ahead() as process:
+            # As the system does where the run was killed.
+            process.stdin.close()
+            self.assertEqual(process.wait(60), 0)
 
     def test_scripts_compile(self):
         with tempfile.TemporaryDirectory() as scratch:
@@ -306,29 +437,8 @@ class Patterns(unittest.TestCase):
             self.assertEqual(ranks.repeated(ranks.pattern(rank, turn)), struct.pack(f"{len(whole)}f", *whole))
 
 
-class Origin(unittest.TestCase):
-    def test_another_checkouts_programs_are_told(self):
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            self.assertFalse(gpu_pack.origin(folder)["is_this_checkout"])
-            (folder / gpu_pack.ORIGIN).write_text(json.dumps({"commit": "a", "sources": gpu_pack.digest()}))
-            self.assertEqual(gpu_pack.origin(folder)["commit"], "a")
-            self.assertTrue(gpu_pack.origin(folder)["is_this_checkout"])
-            (folder / gpu_pack.ORIGIN).write_text(json.dumps({"commit": "a", "sources": "0"}))
-            (folder / "ring-perf").touch()
-            done = subprocess.run([SCRIPTS / "gpu-check", folder], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 2)
-            self.assertIn("made of other sources", done.stderr)
-
-    def test_one_changed_byte_is_another_checkout(self):
-        with tempfile.TemporaryDirectory() as scratch:
-            root = Path(scratch)
-            (root / "src").mkdir()
-            (root / "src/a.rs").write_text("a")
-            before = gpu_pack.digest(root)
-            (root / "src/a.rs").write_text("b")
-            self.assertNotEqual(before, gpu_pack.digest(root))
-
+# Named, as nothing else here does.
+ALSO = [Origin, Packed, Programs]
 
 if __name__ == "__main__":
     unittest.main()

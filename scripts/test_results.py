@@ -33,6 +33,14 @@ class Outcomes(unittest.TestCase):
         self.assertEqual(self.counted("cargo test -- nothing_has_this_name", 0, 2 * result), (0, 1))
         self.assertEqual(self.counted("python -m pytest -q", 0, "3 skipped in 0.10s"), (0, 1))
 
+    def test_tests_with_nothing_to_do_are_counted_however_they_run(self):
+        said = "skipped: hosts::ipv6_alone: this machine has no ::1\n"
+        text = f"{said}test ipv6_alone ... ok\ntest parted::alone ... {said}ok\n"
+        result = "test result: ok. 2 passed; 0 failed; 0 ignored\n"
+        self.assertEqual(results.count(text + result), (2, 0, [], 2))
+        # Of a whole command.
+        self.assertEqual(results.count("skipped: no device\n"), (0, 0, ["skipped: no device"], 0))
+
     def test_other_commands_are_one_each(self):
         self.assertEqual(self.counted("cargo fmt --check", 0, ""), (1, 0))
         self.assertEqual(self.counted("cargo build --release", 0, ""), (0, 0))

@@ -195,6 +195,20 @@ fn retold(text: &str, name: impl Fn(usize) -> usize) -> String {
     told
 }
 
+/// At most so many bytes of a text. It does not end in a part of a number: that may be a rank's,
+/// and would be read as another's.
+pub fn cut(text: &str, most: usize) -> &str {
+    if text.len() <= most {
+        return text;
+    }
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
+    let (kept, rest) = text.split_at(end.unwrap_or(0));
+    match rest.starts_with(|c: char| c.is_ascii_digit()) {
+        true => kept.trim_end_matches(|c: char| c.is_ascii_digit()),
+        false => kept,
+    }
+}
+
 /// Ranks, and how many more there are.
 pub fn list(ranks: &[usize], unlisted: usize) -> String {
     match unlisted {
@@ -292,6 +306,20 @@ impl std::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cut_text_names_no_other_rank() {
+        let text = "rank 12 told ranks [3, 45] of a café";
+        let cuts = [(5, "rank "), (6, "rank "), (7, "rank 12"), (22, "rank 12 told ranks [3,")];
+        for (most, wanted) in cuts {
+            assert_eq!(cut(text, most), wanted);
+        }
+        assert_eq!(cut(text, 24), "rank 12 told ranks [3, ");
+        assert_eq!(cut(text, 25), "rank 12 told ranks [3, 45");
+        assert_eq!((cut(text, text.len()), cut(text, text.len() - 1)), (text, &text[..35]));
+        // Whole numbers stay at the end of a text that fits.
+        assert_eq!(cut("rank 12", 7), "rank 12");
+    }
 
     #[test]
     fn a_text_is_told_with_the_numbers_of_the_ranks() {

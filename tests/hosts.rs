@@ -11,6 +11,7 @@ use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::{Config, Family, Protection};
 use ringcomm::types::DataType;
 use support::samples::{SLOT, sample};
+use support::skips::skip;
 use support::{Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads};
 
 /// Who lives with whom: alone, all in pairs, unevenly, in turns.
@@ -58,7 +59,7 @@ fn short_slots_several_sockets_and_every_protection_change_nothing() {
 #[test]
 fn ipv6_alone_changes_nothing() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
-        return println!("skipped: this machine has no ::1");
+        return skip(ipv6_alone_changes_nothing, "this machine has no ::1");
     }
     let config = Config { family: Some(Family::V6), ..patient(config()) };
     let here = Config { interfaces: Some("lo".into()), ..config.clone() };

@@ -150,14 +150,42 @@ fn swap(comm: &Communicator) {
     }
 }
 
+/// The same, behind another message to the same rank, for which the second one has to wait.
+fn swap_behind_another(comm: &Communicator) {
+    let (peer, data_type) = (1 - comm.rank(), DataType::Uint8);
+    for count in [100, 4 << 10, 32 << 10, 100 << 10] {
+        for round in 0..20u8 {
+            let first = vec![round; count];
+            let mut got = vec![255; count];
+            let mut swapped = vec![100 + comm.rank() as u8; count];
+            let buffer = swapped.as_mut_ptr();
+            let messages = [
+                Message::Send { buffer: first.as_ptr(), count, data_type, peer },
+                Message::Send { buffer, count, data_type, peer },
+                // The peer's first message lands where this rank's second one leaves from.
+                Message::Recv { buffer, count, data_type, peer },
+                Message::Recv { buffer: got.as_mut_ptr(), count, data_type, peer },
+            ];
+            // SAFETY: the buffers have that many bytes.
+            unsafe { comm.exchange(&messages).unwrap() };
+            assert!(swapped == first, "{count} bytes");
+            assert!(got == vec![100 + peer as u8; count], "{count} bytes");
+        }
+    }
+}
+
 /// What a slot holds has left its buffer when what the same group receives lands there.
 #[test]
 fn ranks_that_swap_a_buffer_get_each_others() {
-    on_processes(2, &by_kernel(2), "", |comm, _| {
+    fn work(comm: &Communicator) {
         swap(comm);
+        swap_behind_another(comm);
+    }
+    on_processes(2, &by_kernel(2), "", |comm, _| {
+        work(comm);
         String::new()
     });
-    support::on_threads(2, &by_kernel(2), swap);
+    support::on_threads(2, &by_kernel(2), work);
 }
 
 /// As a process is that has changed its user: whoever is not root cannot read it any more.

@@ -8,6 +8,7 @@ use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::transport::exports;
 use ringcomm::types::DataType;
+use std::sync::Barrier;
 use std::time::Instant;
 use support::exchange::{Planned, batch, run};
 use support::pace::{Timed, assert_kept};
@@ -266,30 +267,38 @@ fn ends_that_disagree_on_a_message_both_name_both_calls() {
     assert_kept("messages whose ends differ", MISMATCH_KNOWN, &took);
 }
 
+/// Rank 0 sends to rank 1, which is at a barrier.
+fn send_to_one_at_a_barrier(comm: &Communicator, together: &Barrier) -> (Instant, Instant) {
+    let mut byte = 1u8;
+    together.wait();
+    let started = Instant::now();
+    // SAFETY: the buffers hold the bytes.
+    let outcome = unsafe {
+        if comm.rank() == 0 {
+            let send = one_byte(true, 1, &mut byte);
+            comm.exchange(&[send]).and_then(|()| comm.exchange(&[one_byte(false, 1, &mut byte)]))
+        } else {
+            comm.run(&Call::new(Collective::Barrier, DataType::Uint8))
+        }
+    };
+    let known = Instant::now();
+    let text = outcome.expect_err("a mismatch").to_string();
+    // Rank 0 may see first that rank 1 is elsewhere, when it waits for an answer itself, and tell
+    // rank 1.
+    let calls = ["Send(count=1, type=uint8, peer=1) #0", "Recv(count=1, type=uint8, peer=1) #0"];
+    let is_named = calls.iter().any(|call| text.contains(call));
+    let both = text.contains("rank 1") && text.contains("called Barrier() #0") && is_named;
+    assert!(both, "rank {}: {text}", comm.rank());
+    (started, known)
+}
+
 #[test]
 fn a_message_where_a_collective_is_expected_is_named() {
     let config = ringcomm::config::Config { timeout_ms: 20_000, ..config() };
-    on_threads(2, &config, |comm| {
-        let mut byte = 1u8;
-        // SAFETY: the buffers hold the bytes.
-        let outcome = unsafe {
-            if comm.rank() == 0 {
-                let send = one_byte(true, 1, &mut byte);
-                comm.exchange(&[send])
-                    .and_then(|()| comm.exchange(&[one_byte(false, 1, &mut byte)]))
-            } else {
-                comm.run(&Call::new(Collective::Barrier, DataType::Uint8))
-            }
-        };
-        let text = outcome.expect_err("a mismatch").to_string();
-        // Rank 0 may see first that rank 1 is elsewhere, when it waits for an answer itself, and
-        // tell rank 1.
-        let calls =
-            ["Send(count=1, type=uint8, peer=1) #0", "Recv(count=1, type=uint8, peer=1) #0"];
-        let is_named = calls.iter().any(|call| text.contains(call));
-        let both = text.contains("rank 1") && text.contains("called Barrier() #0") && is_named;
-        assert!(both, "rank {}: {text}", comm.rank());
-    });
+    let here = Communicator::init_all(2, &config).unwrap();
+    let took =
+        [here, joined_hosts(&[0, 1], &config)].map(|all| run_timed(&all, send_to_one_at_a_barrier));
+    assert_kept("messages where a collective is expected", MISMATCH_KNOWN, &took);
 }
 
 #[test]

@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 use support::guarded::UNTOUCHED;
 use support::pace::{Pace, Timed, assert_kept};
 use support::processes::{Ranks, say};
-use support::scratch::{Scratch, run};
+use support::scratch::{ROOM, Scratch, run};
 use support::threads::run_timed;
-use support::{Guarded, MISMATCH_KNOWN, config, joined_hosts};
+use support::{
+    Guarded, MISMATCH_KNOWN, Memory, by_kernel, config, joined_hosts, on_processes, windowed,
+};
 
 /// One way in which rank 1 may differ, and what the two calls are called.
 type Slip = (&'static str, fn(&mut Call), &'static str, &'static str);
 
-const SLIPS: [(Collective, Slip); 10] = [
+const SLIPS: [(Collective, Slip); 13] = [
     (
         Collective::AllReduce,
         (
@@ -40,6 +42,9 @@ const SLIPS: [(Collective, Slip); 10] = [
     (Collective::Broadcast, ("root", |call| call.root = 1, "root=0", "root=1")),
     (Collective::Reduce, ("root", |call| call.root = 1, "root=0", "root=1")),
     (Collective::Gather, ("count", |call| call.count = 7, "count=100", "count=7")),
+    (Collective::AllGather, ("count", |call| call.count = 99, "count=100", "count=99")),
+    (Collective::Scatter, ("count", |call| call.count = 101, "count=100", "count=101")),
+    (Collective::Scatter, ("root", |call| call.root = 1, "root=0", "root=1")),
     (
         Collective::Broadcast,
         (
@@ -78,11 +83,16 @@ struct Exact {
 impl Exact {
     /// For so many elements of this type to send and to receive.
     fn new(data_type: DataType, send: usize, recv: usize, rank: usize) -> Exact {
-        let buffer = |elements: usize| Guarded::new(elements * data_type.size(), rank * 13);
-        Exact { send: buffer(send), recv: buffer(recv) }
+        Exact::within(Memory::Ordinary, data_type, [send, recv], rank)
     }
 
-    fn of(call: &Call, rank: usize, nranks: usize) -> Exact {
+    fn within(memory: Memory, data_type: DataType, elements: [usize; 2], rank: usize) -> Exact {
+        let [send, recv] =
+            elements.map(|count| Guarded::of(memory, count * data_type.size(), rank * 13));
+        Exact { send, recv }
+    }
+
+    fn of(call: &Call, rank: usize, nranks: usize, memory: Memory) -> Exact {
         use Collective::*;
         let (all, one) = (call.count * nranks, call.count);
         let (send, recv) = match call.collective {
@@ -92,7 +102,7 @@ impl Exact {
             AllToAll => (all, all),
             Barrier => (0, 0),
         };
-        Exact::new(call.data_type, send, recv, rank)
+        Exact::within(memory, call.data_type, [send, recv], rank)
     }
 
     /// The call, on these buffers.
@@ -120,7 +130,7 @@ fn disagree(communicators: &[Communicator], collective: Collective, slip: Slip) 
         if rank == 1 {
             change(&mut call);
         }
-        let mut exact = Exact::of(&call, rank, nranks);
+        let mut exact = Exact::of(&call, rank, nranks, Memory::Ordinary);
         // A rank that only sends may be through before anybody can know; it learns of it at its
         // next call.
         let next = scratch.call(Collective::AllReduce, 1);
@@ -314,5 +324,74 @@ fn processes_that_disagree_all_fail_too() {
         let text = ranks.end(rank, deadline).result.unwrap();
         assert!(text.contains("count=50") && text.contains("count=60"), "{text}");
         assert!(text.contains("rank 2"), "{text}");
+    }
+}
+
+/// Lines of this process's map that are memory which it or another process exports.
+fn exported_mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:ringcomm-user")).count()
+}
+
+/// Rank 1 slips after so many calls that agree, where the ranks reach into each other's buffers:
+/// through the kernel, or those that all map. Says how calls run that agree.
+fn disagree_within(
+    memory: Memory,
+    comm: &Communicator,
+    before: usize,
+    (collective, (what, change, right, wrong)): (Collective, Slip),
+) -> String {
+    let (rank, nranks) = (comm.rank(), comm.nranks());
+    let good = Call { count: ROOM, ..Call::new(collective, DataType::Float32) };
+    let mut agreed = Exact::of(&good, rank, nranks, memory);
+    let good = agreed.on(&good);
+    let transport = comm.explain(&good).unwrap().transport;
+    let shown = format!("{}, {what}, rank {rank}, after {before}", collective.name());
+    (0..before).for_each(|_| run(comm, &good).unwrap());
+    // Beside two buffers of its own.
+    let reaches = memory == Memory::Ordinary || before == 0 || exported_mappings() > 2;
+    assert!(reaches, "{shown}: no peer's memory is mapped");
+    let mut call = good.clone();
+    if rank == 1 {
+        change(&mut call);
+    }
+    let mut exact = Exact::of(&call, rank, nranks, memory);
+    let outcome = run(comm, &exact.on(&call)).and_then(|()| run(comm, &good));
+    let text = outcome.expect_err("a mismatch").to_string();
+    // The slips are those of shorter calls.
+    let [right, wrong] =
+        [right, wrong].map(|call| call.replace("count=100", &format!("count={ROOM}")));
+    let named = text.contains(&right) && text.contains(&wrong) && text.contains("rank 1 ");
+    assert!(named, "{shown}: {text}");
+    assert_eq!(exact.spilled().or_else(|| agreed.spilled()), None, "{shown}");
+    format!("{} {transport}", collective.name())
+}
+
+#[test]
+fn processes_that_disagree_where_they_reach_each_others_buffers_all_fail_too() {
+    for (profile, memory) in [(by_kernel(3), "ordinary"), (windowed(3), "exported")] {
+        let config = Config { profile: profile.profile, ..patient() };
+        let ends = on_processes(3, &config, memory, |comm, memory| {
+            let memory = match memory {
+                "exported" => Memory::Exported,
+                _ => Memory::Ordinary,
+            };
+            // In the first call, in which the ranks first learn of any buffer, and in a later one.
+            let disagree = |before, slip| {
+                let comm = comm.split(0, 0, None).unwrap().unwrap();
+                disagree_within(memory, &comm, before, slip)
+            };
+            let ways = [0, 2].map(|before| SLIPS.map(|slip| disagree(before, slip)).join("; "));
+            ways.join("; ")
+        });
+        println!("{memory} memory: {}", ends[0]);
+        for way in ends[0].split("; ") {
+            let copies = ["AllGather", "Broadcast", "Scatter"].iter().any(|it| way.starts_with(it));
+            let reaches = match memory {
+                "exported" => way.contains(" process mapped"),
+                _ => way.ends_with("kernel") || !copies,
+            };
+            assert!(reaches, "in {memory} memory: {way}");
+        }
     }
 }

@@ -1,24 +1,25 @@
-//! Ranks on other hosts that die, stop or miss a call: every survivor names the rank, soon, and
-//! holds nothing.
+//! Ranks on other hosts that die, stop, miss a call or abort: every survivor names the rank, soon,
+//! and holds nothing.
 //!
 //! `RINGCOMM_ROUNDS=1000 cargo test --release --test network_failures kills` is the long run.
 
 mod support;
 
-use ringcomm::communicator::Communicator;
+use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::Config;
-use ringcomm::error::Error;
+use ringcomm::error::{Error, Result, Who};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
+use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::delays::{self, asked};
 use support::holdings::Holdings;
-use support::pace::{Pace, Timed};
+use support::pace::{Pace, Timed, assert_kept};
 use support::processes::{Ranks, Seat, say};
 use support::scratch::{Scratch, run};
 use support::work::{any_call, until_one_fails};
-use support::{Case, Prepared, Random, config, on_hosts, small_slots};
+use support::{Case, Prepared, Random, config, joined_hosts, on_hosts, small_slots};
 
 /// What a rank is doing, again and again, when one of them is killed.
 const PHASES: [&str; 5] = ["init", "calls", "split", "shrink", "destroy"];
@@ -44,7 +45,7 @@ const HOSTS: [&[usize]; 12] = [
 ];
 
 /// A rank of the killing test, until something fails; what `destroy` does may well succeed.
-fn live(seat: &Seat, phase: &str, random: &mut Random) -> Result<(), Error> {
+fn live(seat: &Seat, phase: &str, random: &mut Random) -> Result<()> {
     let comm = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config)?;
     let mut scratch = Scratch::new(seat.nranks);
     if phase == "calls" {
@@ -337,4 +338,140 @@ fn a_call_that_a_rank_of_another_host_skips_is_named_at_the_deadline_by_everybod
             assert!(text.contains("AllReduce(count=10") && text.contains("#1"), "{text}");
         });
     }
+}
+
+/// In which an abort ends what its own rank waits for, and all others know of it.
+const ABORT_KNOWN: Duration = Duration::from_secs(1);
+
+/// What ranks wait in.
+const WAITS: [&str; 2] = ["a collective", "a receive"];
+
+/// Wait for a rank, in a collective or for a message.
+fn wait_for(comm: &Communicator, source: usize, how: &str) -> Result<()> {
+    let mut scratch = Scratch::new(comm.nranks());
+    if how == "a collective" {
+        return run(comm, &scratch.call(Collective::AllReduce, 1000));
+    }
+    let (data_type, count) = (DataType::Float32, 1000);
+    let (buffer, into) = (scratch.send.as_ptr().cast(), scratch.recv.as_mut_ptr().cast());
+    let others = (0..comm.nranks()).filter(|peer| *peer != source);
+    let messages: Vec<Message> = match comm.rank() == source {
+        true => others.map(|peer| Message::Send { buffer, count, data_type, peer }).collect(),
+        false => vec![Message::Recv { buffer: into, count, data_type, peer: source }],
+    };
+    // SAFETY: the buffers of `Scratch` hold so many elements, and only one message is received.
+    unsafe { comm.exchange(&messages) }
+}
+
+/// Rank 0 aborts while it and rank 1 wait for rank 2; how long it was until both knew.
+fn abort_a_wait(comms: &[Communicator], how: &str) -> Timed {
+    let pace = Pace::start();
+    std::thread::scope(|scope| {
+        let wait =
+            |comm| scope.spawn(move || (wait_for(comm, 2, how).unwrap_err(), Instant::now()));
+        let waiting: Vec<_> = comms[..2].iter().map(wait).collect();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        for (rank, comm) in comms[..2].iter().enumerate() {
+            while !comm.dump().contains(&format!("rank {rank} is in ")) {
+                assert!(Instant::now() < deadline, "{how}: rank {rank}: {}", comm.dump());
+                std::thread::yield_now();
+            }
+        }
+        // Until both sleep at their sockets, in most runs.
+        std::thread::sleep(Duration::from_millis(50));
+        let aborted = Instant::now();
+        comms[0].abort();
+        let ends: Vec<_> = waiting.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let [own, told] = [0, 1].map(|rank| &ends[rank].0);
+        assert!(matches!(own, Error::Aborted { rank: 0, operation: Some(_) }), "{how}: {own}");
+        let Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. } = told else {
+            panic!("{how}: {told}")
+        };
+        pace.over(&ends.iter().map(|(_, at)| (aborted, *at)).collect::<Vec<_>>())
+    })
+}
+
+#[test]
+fn an_abort_ends_waits_for_other_hosts_and_is_known_to_all_of_them() {
+    let mut took = Vec::new();
+    for hosts in [[0, 1, 2], [0, 1, 1]] {
+        for how in WAITS {
+            let comms = joined_hosts(&hosts, &config());
+            took.push(abort_a_wait(&comms, how));
+            // The rank that never called may have all the others' data for its first call; it
+            // learns of the abort at the second at the latest, and all fail alike from then on.
+            for comm in &comms {
+                let call = || wait_for(comm, 2, "a collective");
+                let first = call().and_then(|()| call()).unwrap_err();
+                assert_eq!(call().unwrap_err(), first);
+                assert_eq!(wait_for(comm, 2, "a receive").unwrap_err(), first);
+                assert_eq!(comm.async_error(), Some(first.clone()));
+                assert_eq!(comm.finalize(), Err(first));
+            }
+        }
+    }
+    assert_kept("aborts between hosts", ABORT_KNOWN, &took);
+}
+
+/// A rank that waits for rank 1 again and again until that fails. Rank 0 aborts once there is such
+/// a file.
+fn wait_and_abort(seat: &Seat, how: &str, file: &Path) -> String {
+    let comm = &seat.join();
+    wait_for(comm, 1, how).unwrap();
+    say("ready");
+    std::thread::scope(|scope| {
+        if seat.rank == 0 {
+            scope.spawn(|| {
+                while !file.exists() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                // Until all wait for what is stopped, in most runs.
+                std::thread::sleep(Duration::from_millis(100));
+                say("aborting");
+                comm.abort();
+            });
+        }
+        let error = std::iter::repeat_with(|| wait_for(comm, 1, how)).find_map(Result::err);
+        say(&error.expect("it goes on until then").to_string());
+    });
+    String::new()
+}
+
+/// The stopped rank's kernel keeps its connections, and says nothing.
+#[test]
+fn an_abort_needs_nothing_of_a_rank_that_is_stopped() {
+    let mut took = Vec::new();
+    for (number, how) in WAITS.iter().enumerate() {
+        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("abort-{}-{number}", std::process::id()));
+        let argument = format!("{how}|{}", file.display());
+        let mut ranks =
+            Ranks::start_on_hosts(&[0, 1, 2], &config(), &argument, |seat, argument| {
+                let (how, file) = argument.split_once('|').expect("how and a file");
+                wait_and_abort(seat, how, Path::new(file))
+            });
+        let deadline = Instant::now() + Duration::from_secs(40);
+        (0..3).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "ready"));
+        let pace = Pace::beside(ranks.pids());
+        ranks.signal(1, libc::SIGSTOP);
+        std::fs::write(&file, "").unwrap();
+        let (aborted, said) = ranks.hear(0, deadline);
+        assert_eq!(said, "aborting");
+        let who = ranks.who(0);
+        let known = [0, 2].map(|rank| {
+            let (at, text) = ranks.hear(rank, deadline);
+            let by = rank == 0 || text.contains(&format!("{who} failed"));
+            assert!(by && text.contains("communicator of rank 0 was aborted"), "{how}: {text}");
+            (aborted, at)
+        });
+        took.push(pace.over(&known));
+        // Their ends wait for nobody either: the deadline of a call comes later than this.
+        [0, 2].into_iter().for_each(|rank| drop(ranks.end(rank, deadline).result.unwrap()));
+        ranks.signal(1, libc::SIGCONT);
+        let (_, text) = ranks.hear(1, deadline);
+        assert!(text.contains(&who) && text.contains("was aborted"), "{how}: {text}");
+        ranks.end(1, deadline).result.unwrap();
+        std::fs::remove_file(&file).unwrap();
+    }
+    assert_kept("aborts beside a stopped rank", ABORT_KNOWN, &took);
 }

@@ -1,5 +1,5 @@
 //! Random programs: any sequence of collectives, batches, groups and splits that ranks can agree on
-//! gives what the oracle says, on threads and on processes, and the same bytes every time.
+//! gives what the oracle says, on threads, processes and hosts, and the same bytes every time.
 //!
 //! A program is a list of numbers. All ranks expand a number into the same step, from what they all
 //! know: which communicators there are and who is in them. All buffers of a program are in ordinary
@@ -14,11 +14,12 @@ use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use support::case::Blocks;
 use support::{
-    Case, Data, Memory, Prepared, Random, config, exchange, on_joined_threads, on_processes,
-    on_threads, small_slots,
+    Case, Data, Memory, Prepared, Random, config, exchange, on_hosts, on_joined_threads,
+    on_processes, on_threads, small_slots,
 };
 
 #[derive(Clone, Debug)]
@@ -241,11 +242,11 @@ fn collective(nranks: usize, deterministic: bool, random: &mut Random) -> Case {
     }
 }
 
-fn programs(most_ranks: usize) -> impl Strategy<Value = Program> {
+fn programs(nranks: RangeInclusive<usize>) -> impl Strategy<Value = Program> {
     let steps = prop::collection::vec(any::<u64>(), 1..40);
     let slot = prop::sample::select(vec![0, 64, 256, 1024, 4096]);
     let memory = prop::sample::select(vec![Memory::Ordinary, Memory::Exported]);
-    (1..=most_ranks, slot, any::<bool>(), memory, steps).prop_map(
+    (nranks, slot, any::<bool>(), memory, steps).prop_map(
         |(nranks, slot, deterministic, memory, steps)| Program {
             nranks,
             slot,
@@ -258,7 +259,7 @@ fn programs(most_ranks: usize) -> impl Strategy<Value = Program> {
 
 /// Check a property of `cases` random programs; a failing one is written to a file beside this one
 /// and is tried first from then on.
-fn check(cases: u32, most_ranks: usize, property: impl Fn(Program)) {
+fn check(cases: u32, nranks: RangeInclusive<usize>, property: impl Fn(Program)) {
     let config = ProptestConfig {
         cases,
         max_shrink_iters: 60,
@@ -266,7 +267,7 @@ fn check(cases: u32, most_ranks: usize, property: impl Fn(Program)) {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
     };
-    let outcome = TestRunner::new(config).run(&programs(most_ranks), |program| {
+    let outcome = TestRunner::new(config).run(&programs(nranks), |program| {
         let property = std::panic::AssertUnwindSafe(|| property(program));
         std::panic::catch_unwind(property).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
@@ -280,14 +281,14 @@ fn check(cases: u32, most_ranks: usize, property: impl Fn(Program)) {
 
 #[test]
 fn random_programs_between_threads_do_what_the_oracle_says() {
-    check(150, 8, |program| {
+    check(150, 1..=8, |program| {
         on_threads(program.nranks, &program.config(), |comm| run(&program, comm));
     });
 }
 
 #[test]
 fn the_same_program_gives_the_same_bytes_twice_and_however_its_ranks_met() {
-    check(30, 5, |program| {
+    check(30, 1..=5, |program| {
         let config = program.config();
         let first = on_threads(program.nranks, &config, |comm| run(&program, comm));
         let second = on_threads(program.nranks, &config, |comm| run(&program, comm));
@@ -313,5 +314,18 @@ fn random_programs_between_processes_do_what_threads_do() {
         let steps = vec![];
         return property(Program { nranks: 1, slot: 0, deterministic: false, memory, steps });
     }
-    check(20, 5, property);
+    check(20, 1..=5, property);
+}
+
+#[test]
+fn random_programs_between_hosts_do_what_threads_do() {
+    check(20, 2..=3, |program| {
+        // Each alone, or two of three together.
+        let hosts: &[usize] = if program.nranks == 2 { &[0, 1] } else { &[0, 0, 1] };
+        // Ranks of fake hosts do not know that they share the cores.
+        let config = Config { spins: Some(4), ..program.config() };
+        let apart = on_hosts(hosts, &config, |comm| run(&program, comm));
+        let threads = on_threads(program.nranks, &config, |comm| run(&program, comm));
+        assert_eq!(apart, threads);
+    });
 }

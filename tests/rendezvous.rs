@@ -3,6 +3,9 @@
 //! The test binary starts itself once a rank, with the variables of one launcher and nothing else.
 #![allow(non_snake_case)] // C names are spelled as a C program spells them.
 
+#[path = "support/skips.rs"]
+mod skips;
+
 use ringcomm::bootstrap::rendezvous::{Found, detect};
 use ringcomm::ffi::collective::ringAllReduce;
 use ringcomm::ffi::launched::{ringCommInitUrl, ringLauncherInfo};
@@ -277,8 +280,8 @@ fn a_secret_opens_addresses_that_are_not_loopback() {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     let own = socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr());
     let Ok(own) = own.map(|address| address.ip()) else {
-        println!("skipped: no address beside loopback");
-        return;
+        let test = a_secret_opens_addresses_that_are_not_loopback;
+        return skips::skip(test, "no address beside loopback");
     };
     let url = |port: u16| set(URL, format!("tcp://{own}:{port}"));
     let text = outcome(start(&[by_hand(2)(0), vec![job("open"), url(29402)]].concat()));

@@ -133,7 +133,8 @@ fn every_operation_is_right_between_threads_and_processes() {
     let mapped = ["--procs 2 --register", "--procs 3 --register"];
     for mode in ["-t 2", "-t 3", "--procs 2", "--procs 3"].into_iter().chain(mapped) {
         let (table, _) = expect(0, &format!("all {mode} -b 1000 -e 40000 -f 40 -r all {SMALL}"));
-        for operation in ["all_reduce,", "all_to_all_v,", "barrier,", "send_recv,", "scatter_v,"] {
+        let names = ["all_reduce,", "all_to_all_v,", "barrier,", "send_recv,", "ping_pong,"];
+        for operation in names.into_iter().chain(["scatter_v,"]) {
             assert!(table.contains(&format!("# {operation}")), "{mode}: {operation}");
         }
     }
@@ -324,7 +325,7 @@ fn a_simulation_prints_the_same_table_for_a_hundred_thousand_ranks() {
     assert!(table.contains("100000 ranks, simulated") && table.contains("ring over network"));
     for ranks in [1, 16] {
         let (table, _) = expect(0, &format!("all --simulate {ranks} -b 1K -e 1K"));
-        assert_eq!(rows(&table).len(), 15, "{table}");
+        assert_eq!(rows(&table).len(), 16, "{table}");
         assert!(!table.contains("NaN") && !table.contains("inf"), "{table}");
     }
     let (table, _) = expect(0, "all_to_all_v --simulate 100000 -b 1M -e 1M");
@@ -344,7 +345,7 @@ fn every_operation_is_simulated_for_as_many_ranks_as_there_may_be() {
         let (table, _) = expect(0, &run);
         // A table of each operation, none of them empty.
         let tables: Vec<&str> = table.split(" ranks, simulated\n").skip(1).collect();
-        assert_eq!(tables.len(), 15, "{table}");
+        assert_eq!(tables.len(), 16, "{table}");
         assert!(tables.iter().all(|one| !rows(one).is_empty()), "{table}");
         let report = std::fs::read_to_string(&json).unwrap();
         let marked = |row: &&str| row.contains("\"mode\": \"modelled\"");

@@ -12,7 +12,8 @@ static int has(enum operation operation, int in_place)
     if (operation == BROADCAST)
         return in_place;
     // Its in-place reduce-scatter and all-gather need the send pointer inside the result.
-    return operation != SEND_RECV && (!in_place || operation == ALL_REDUCE);
+    return operation != SEND_RECV && operation != PING_PONG &&
+           (!in_place || operation == ALL_REDUCE);
 }
 
 static void run(const struct call *call)

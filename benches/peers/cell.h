@@ -11,10 +11,11 @@ enum operation {
     BROADCAST,
     ALL_TO_ALL,
     SEND_RECV,
+    PING_PONG,
     OPERATIONS
 };
 static const char *const operation_names[OPERATIONS] = {
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"};
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv", "ping_pong"};
 
 /* One call: float32, sum, root 0. `count` is the collective's own: elements of the vector, or of
  * one rank's block. In place, `send` is NULL and `recv` holds the input by the library's rule. */
@@ -38,6 +39,8 @@ struct bench {
     char *arena;
     /* Seconds for each cell. */
     double budget;
+    /* The buffers of the next call. */
+    int next_send, next_recv;
 };
 
 static void bench_barrier(struct bench *bench)
@@ -78,7 +81,8 @@ static struct cell bench_cell(enum operation operation, int in_place, size_t byt
 {
     struct cell cell = {};
     size_t total = bytes / sizeof(float), block = total / (size_t)ranks;
-    int whole = operation == ALL_REDUCE || operation == BROADCAST || operation == SEND_RECV;
+    int whole = operation == ALL_REDUCE || operation == BROADCAST ||
+                operation == SEND_RECV || operation == PING_PONG;
     block = block ? block : 1;
     total = total ? total : 1;
     size_t all = whole ? total : block * (size_t)ranks;
@@ -111,7 +115,7 @@ static void bench_fill(float *at, size_t count, float value)
         at[index] = value;
 }
 
-/* Write the inputs of the next calls, as a program does that computes its data: their lines are then
+/* Write the inputs of the next block's calls and no others, as a program does that computes its data: their lines are then
  * this core's own, and no longer in a peer's caches. */
 static void bench_rewrite(const struct bench *bench, const struct cell *cell, float **sends,
                           float **recvs)
@@ -119,14 +123,20 @@ static void bench_rewrite(const struct bench *bench, const struct cell *cell, fl
     int rank = bench->library->rank, in_place = cell->call.in_place;
     enum operation operation = cell->call.operation;
     size_t block = cell->call.count;
-    for (int turn = 0; !in_place && turn <= cell->turns; turn++)
-        bench_fill(sends[turn], cell->send_elements, 1);
+    for (int turn = 0; !in_place && turn < cell->turns; turn++)
+        bench_fill(sends[(bench->next_send + turn) % (cell->turns + 1)], cell->send_elements, 1);
     for (int turn = 0; in_place && turn < cell->turns; turn++) {
         if (operation == ALL_GATHER)
             bench_fill(recvs[turn] + (size_t)rank * block, block, 0);
         else if (operation != BROADCAST || rank == 0)
             bench_fill(recvs[turn], cell->recv_elements, 0);
     }
+}
+
+/* Whom a rank plays ping-pong with: pairs of neighbours, and the last of an odd number itself. */
+static int bench_partner(int rank, int ranks)
+{
+    return (rank ^ 1) < ranks ? rank ^ 1 : rank;
 }
 
 /* The value that a block of the result must hold, when rank r's input is r+1 everywhere. */
@@ -138,6 +148,8 @@ static float bench_wanted(const struct bench *bench, enum operation operation, s
         return 1;
     case SEND_RECV:
         return (float)((rank + ranks - 1) % ranks + 1);
+    case PING_PONG:
+        return (float)(bench_partner(rank, ranks) + 1);
     case ALL_GATHER:
     case ALL_TO_ALL:
         return (float)(block + 1);

@@ -31,6 +31,11 @@ def launch(arguments):
         return max(abs(child.wait()) for child in children)
 
 
+def partner(rank, ranks):
+    """Whom a rank plays ping-pong with: its neighbour, or, the last of an odd number, itself."""
+    return rank ^ 1 if rank ^ 1 < ranks else rank
+
+
 def calls(torch, dist, rank, ranks):
     """Operation -> (block-wise?, in place?, function of send and receive tensor)."""
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
@@ -39,6 +44,17 @@ def calls(torch, dist, rank, ranks):
         pending = [dist.isend(send, after), dist.irecv(recv, before)]
         for one in pending:
             one.wait()
+
+    def ping_pong(send, recv):
+        other = partner(rank, ranks)
+        if rank < other:
+            dist.send(send, other)
+            dist.recv(recv, other)
+        elif rank > other:
+            dist.recv(recv, other)
+            dist.send(send, other)
+        else:
+            recv.copy_(send)
 
     # gloo has no out-of-place all-reduce: the copy belongs to the call.
     return {
@@ -49,6 +65,7 @@ def calls(torch, dist, rank, ranks):
         "broadcast:in": lambda send, recv: dist.broadcast(recv, 0),
         "all_to_all": lambda send, recv: dist.all_to_all_single(recv, send),
         "send_recv": send_recv,
+        "ping_pong": ping_pong,
     }
 
 
@@ -69,7 +86,11 @@ def wanted(torch, name, recv, rank, ranks):
         return torch.arange(1, ranks + 1, dtype=torch.float32).repeat_interleave(
             recv.numel() // ranks
         )
-    value = {"broadcast:in": 1, "send_recv": (rank - 1) % ranks + 1}
+    value = {
+        "broadcast:in": 1,
+        "send_recv": (rank - 1) % ranks + 1,
+        "ping_pong": partner(rank, ranks) + 1,
+    }
     return torch.full_like(recv, value.get(name, ranks * (ranks + 1) // 2))
 
 
@@ -131,7 +152,8 @@ def work(arguments):
             call = functools.partial(table[name], send, recv)
             times = measure(torch, dist, call, budget, rank, inputs)
             if rank == 0:
-                micro = [1e6 * one for one in times]
+                # A message that goes there and back takes twice what a message takes.
+                micro = [1e6 * one / (2 if name == "ping_pong" else 1) for one in times]
                 row = {
                     "op": name.partition(":")[0],
                     "in_place": name.endswith(":in"),

@@ -9,7 +9,21 @@ static int has(enum operation operation, int in_place)
     /* MPI_Bcast has one buffer: it is in place by nature. */
     if (operation == BROADCAST)
         return in_place;
-    return !in_place || operation != SEND_RECV;
+    return !in_place || (operation != SEND_RECV && operation != PING_PONG);
+}
+
+static void there_and_back(const struct call *call, int count)
+{
+    int partner = bench_partner(rank, ranks);
+    if (rank < partner)
+        MPI_Send(call->send, count, MPI_FLOAT, partner, 0, MPI_COMM_WORLD);
+    if (rank != partner)
+        MPI_Recv(call->recv, count, MPI_FLOAT, partner, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (rank > partner)
+        MPI_Send(call->send, count, MPI_FLOAT, partner, 0, MPI_COMM_WORLD);
+    if (rank == partner)
+        MPI_Sendrecv(call->send, count, MPI_FLOAT, partner, 0, call->recv, count, MPI_FLOAT,
+                     partner, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
 static void run(const struct call *call)
@@ -31,6 +45,9 @@ static void run(const struct call *call)
         break;
     case ALL_TO_ALL:
         MPI_Alltoall(send, count, MPI_FLOAT, call->recv, count, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
+    case PING_PONG:
+        there_and_back(call, count);
         break;
     default:
         MPI_Sendrecv(send, count, MPI_FLOAT, next, 0, call->recv, count, MPI_FLOAT, previous, 0,

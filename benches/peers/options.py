@@ -18,6 +18,7 @@ OPERATIONS = [
     "reduce_scatter",
     "broadcast:in",
     "send_recv",
+    "ping_pong",
 ]
 ALSO = ["all_to_all", "all_gather:in", "reduce_scatter:in"]
 SIZES = "8,64,1K,8K,64K,1M,16M,64M,256M"
@@ -28,8 +29,8 @@ LARGE_OPERATIONS = ["all_reduce"]
 # Milliseconds for each cell: seven rows of eight sizes stay near three seconds a start.
 CELL_MS = 25
 OWN_MODES = ("processes", "registered", "threads")
-TCP_OPERATIONS = ["all_reduce", "send_recv"]
-TCP_SIZES = "8,64K,1M,64M,256M"
+TCP_OPERATIONS = ["all_reduce", "send_recv", "ping_pong"]
+TCP_SIZES = "8,64,1K,8K,64K,1M,16M,64M,256M"
 NAMES = ["ringcomm", *(peer.key for peer in systems.PEERS)]
 
 

@@ -2,19 +2,23 @@
 
 Every way trains the same network on the same batches. They take turns for some rounds, so that what
 else the machine does hits all of them alike; the chart shows the median epoch of each, with the
-fastest and the slowest as a line. The raw times are written beside it.
+fastest and the slowest as a line. The raw times are written beside it. Both say on what machine,
+when, and from which commit.
 
     python compare.py --ranks 2 --hidden 4096
 """
 
+import datetime
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 import torch
@@ -24,6 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import digits
+import ringcomm
 from ringcomm.torch import DataParallel
 
 WAYS = ["one process", "DataParallel", "DDP, gloo", "DDP, ringcomm"]
@@ -85,9 +90,28 @@ def run_apart(way, words):
     return json.loads(done.stdout)
 
 
-def chart(times, title):
-    """A bar chart as SVG."""
-    width, height, left, bottom, top = 640, 360, 60, 50, 60
+def machine():
+    """The processor's name."""
+    try:
+        names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.machine()
+
+
+def commit():
+    """Which state of the project this is; of an installed package, its release."""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+    except OSError:
+        return ringcomm.__version__
+    return done.stdout.strip() or ringcomm.__version__
+
+
+def chart(times, title, origin):
+    """A bar chart as SVG: `title` says what was measured, `origin` where and when."""
+    width, height, left, bottom, top = 640, 380, 60, 70, 60
     tallest = max(max(values) for values in times.values())
     scale = (height - top - bottom) / tallest
     lines = [
@@ -109,7 +133,12 @@ def chart(times, title):
             f"{median * 1000:.1f} ms</text>",
             f'<text x="{middle:.1f}" y="{floor + 20}" text-anchor="middle">{escape(way)}</text>',
         ]
-    lines += [f'<path d="M{left / 2} {floor}H{width - left / 2}" stroke="#333"/>', "</svg>"]
+    lines += [
+        f'<path d="M{left / 2} {floor}H{width - left / 2}" stroke="#333"/>',
+        f'<text x="{width / 2}" y="{height - 16}" text-anchor="middle" font-size="11" fill="#555">'
+        f"{escape(origin)}</text>",
+        "</svg>",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -140,13 +169,16 @@ def main():
         "batch": args.batch,
         "ranks": args.ranks,
         "cores": os.cpu_count(),
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(),
         "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
     }
+    origin = "{machine}, {date}, commit {commit}, torch {torch}".format(**facts)
     with open(f"{args.out}.json", "w", encoding="utf-8") as file:
         json.dump({**facts, "unit": "seconds of an epoch", "times": times}, file, indent=1)
     with open(f"{args.out}.svg", "w", encoding="utf-8") as file:
-        file.write(chart(times, title))
+        file.write(chart(times, title, origin))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ call reads and writes is kept alive here until the call is done.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from typing import Any, Callable, Dict, Optional, Sequence
@@ -16,6 +17,9 @@ from .errors import RingArgumentError, RingError, RingUsageError
 
 #: How long a wait goes on before it looks whether somebody pressed Ctrl-C: unnoticed by who did.
 _LOOK_MS = 200
+#: In a mark for the library: the call just before the mark is asked for alone, not all before it
+#: (`ALONE` in `src/communicator/stream.rs`).
+_ALONE = 1 << 63
 
 
 class Given:
@@ -23,8 +27,6 @@ class Given:
 
     def __init__(self, owners: Any, comms: Sequence[Any]) -> None:
         self.owners = owners
-        #: Whose calls these are; a handle is no reason for them to live on.
-        self._comms = [weakref.ref(comm) for comm in comms]
         self.rank: Optional[int] = comms[0].rank if len(comms) == 1 else None
         #: The stream's marks before and behind it; None while it is being given.
         self.before: Optional[int] = None
@@ -40,24 +42,6 @@ class Given:
             self.error = error
             self.settled = True
         self.owners = None
-
-    def own(self, error: RingError, failed: Optional["Given"]) -> Optional[RingError]:
-        """Its own error, where the stream has that of what failed first: a communicator that has
-        failed makes no more calls, and one that has not made this one."""
-        for there in self._comms:
-            comm = there()
-            if comm is None or comm.handle is None:
-                return error
-            try:
-                found: Optional[RingError] = comm.error()
-            except RingError:
-                return error  # it is ending at this moment
-            if found is not None:
-                return found
-        # Not every failure is the communicator's: after one that was only its call's nobody knows.
-        if failed is None or any(one in failed._comms for one in self._comms):
-            return error
-        return None
 
 
 class Stream:
@@ -75,13 +59,15 @@ class Stream:
         #: What may be under way, in the order in which it came: a set, which threads change at
         #: once.
         self._given: Dict[Given, None] = {}
-        #: What failed first since the last time that the library forgot it, as far as is known.
-        self._failed: Optional[Given] = None
+        #: Held while a call is given, so that between its marks lies no other thread's. An
+        #: interrupted thread may give one of its own in between.
+        self._giving = threading.RLock()
         #: No more calls are taken; and then, all that were taken are done.
         self._closing, self._ended = False, threading.Event()
         self._end = weakref.finalize(self, _destroy_quietly, self._native)
         # A program that ends waits for its communicators, not for what is queued behind them.
         self._end.atexit = False  # type: ignore[misc,unused-ignore]
+        _living.add(self)
 
     @property
     def handle(self) -> Optional[int]:
@@ -91,11 +77,8 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait for every call given to the stream; raises the first error since the last time."""
-        # The library forgets its error then, and each call's handle still tells its own.
         self._settle_all()
-        result = lib.ringStreamSynchronize(self.handle)
-        self._failed = None
-        check(result)
+        check(lib.ringStreamSynchronize(self.handle))
 
     def query(self) -> bool:
         """Whether every call given to the stream is done; raises the first error of them."""
@@ -116,7 +99,9 @@ class Stream:
 
         Raises the first error of those calls since the last `synchronize`.
         """
-        result = self._until(mark, timeout)
+        result = self._until(
+            lambda piece: lib.ringStreamReached(self._native, mark, piece), timeout
+        )
         if result == Result.IN_PROGRESS:
             return False
         if self._ended.is_set():
@@ -148,12 +133,13 @@ class Stream:
         self, given: Given, call: Callable[[], Optional[RingError]]
     ) -> Optional[RingError]:
         """Make a call that is for this stream, and keep what it uses until it is done."""
-        self.begin(given)
-        try:
-            error = call()
-        finally:
-            # Also where Ctrl-C has come in between.
-            self.began(given)
+        with self._giving:
+            self.begin(given)
+            try:
+                error = call()
+            finally:
+                # Also where Ctrl-C has come in between.
+                self.began(given)
         if error is not None:
             self.refused(given, error)
         return error
@@ -178,23 +164,22 @@ class Stream:
     def settle(self, given: Given, timeout: Optional[float] = None) -> bool:
         """Wait until this is done, at most `timeout` seconds, and see how it went; whether it is
         done."""
-        # Only a stream that is closing has given it no mark, and that is waited for.
-        result = self._until(given.mark or 0, timeout)
+        result = self._until(lambda piece: self._went(given, piece), timeout)
         if result == Result.IN_PROGRESS:
             return False
-        if result:
-            self._let_go()  # what failed first is among those before it, or it is this
         if not given.settled:
-            given.settle(self._error if self._ended.is_set() else self._outcome(given, result))
+            given.settle(self._error if self._ended.is_set() else _told(given, result))
         self._given.pop(given, None)
         if self._given:
             self._let_go()
         return True
 
-    def _until(self, mark: int, timeout: Optional[float]) -> int:
-        """What the library says of the calls before a mark, once they are done or time is over."""
+    def _until(self, ask: Callable[[int], int], timeout: Optional[float]) -> int:
+        """What the library says of calls, once they are done or time is over: `ask` waits for them
+        so many milliseconds."""
         # To the library a negative time has no end.
         left = None if timeout is None else max(int(timeout * 1000), 0)
+        result: int
         while True:
             # Python looks at its signals between two calls only.
             piece = _LOOK_MS if left is None else min(left, _LOOK_MS)
@@ -202,7 +187,7 @@ class Stream:
                 # Who closes the stream waits for what it was given.
                 result = Result.SUCCESS if self._ended.wait(piece / 1000) else Result.IN_PROGRESS
             else:
-                result = lib.ringStreamReached(self._native, mark, piece)
+                result = ask(piece)
                 if self._closing:
                     continue  # the answer may only be that the stream ends
             if result != Result.IN_PROGRESS:
@@ -212,29 +197,28 @@ class Stream:
                 if left <= 0:
                     return result
 
-    def _outcome(self, given: Given, result: int) -> Optional[RingError]:
-        """How what is done went, of which the library has just said this: it knows the first
-        failure since `synchronize` only."""
-        if not result:
-            return None
-        error = failure(result, last_error(), given.rank)
-        earlier = lib.ringStreamReached(self._native, given.before, 0)
-        # Between its marks there may be calls of other threads.
-        if not earlier and given.before is not None and given.mark == given.before + 1:
-            self._failed = given
-            return error
-        return given.own(error, self._failed)
+    def _went(self, given: Given, timeout_ms: int) -> int:
+        """What the library says of what was given, and of nothing else, after at most so long."""
+        # Only a stream that is closing has given it no marks, and that is waited for elsewhere.
+        before, mark = given.before or 0, given.mark or 0
+        result: int = lib.ringStreamReached(self._native, mark | _ALONE, timeout_ms)
+        # Between its marks there may be calls of another thread, if one of both was a group, which
+        # nobody else waits for. Their error is taken for its own, lest its own is for theirs.
+        while not result and before + 1 < mark:
+            before += 1
+            result = lib.ringStreamReached(self._native, before | _ALONE, 0)
+        return result
 
     def _let_go(self) -> None:
         """Let go of what is done."""
         for given in list(self._given):
             if given.mark is None:
                 continue
-            result = lib.ringStreamReached(self._native, given.mark, 0)
+            result = self._went(given, 0)
             # Who closes the stream sees to the rest.
             if result == Result.IN_PROGRESS or self._closing:
                 return
-            given.settle(self._outcome(given, result))
+            given.settle(_told(given, result))
             self._given.pop(given, None)
 
     def _settle_all(self) -> None:
@@ -244,8 +228,8 @@ class Stream:
                 continue
             result: int = Result.IN_PROGRESS
             while result == Result.IN_PROGRESS:
-                result = lib.ringStreamReached(self._native, given.mark, _LOOK_MS)
-            given.settle(self._outcome(given, result))
+                result = self._went(given, _LOOK_MS)
+            given.settle(_told(given, result))
             self._given.pop(given, None)
 
     def _count(self) -> Optional[int]:
@@ -262,6 +246,24 @@ class Stream:
 
 def _destroy_quietly(handle: int) -> None:
     lib.ringStreamDestroy(handle)
+
+
+def _told(given: Given, result: int) -> Optional[RingError]:
+    """The error of what is done, of which the library has just said this to this thread."""
+    return failure(result, last_error(), given.rank) if result else None
+
+
+#: The streams of this process.
+_living: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A child has no thread that would give its locks back; what it gives the library refuses."""
+    for stream in list(_living):
+        stream._giving = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def handle_of(stream: Any) -> int:

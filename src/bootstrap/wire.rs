@@ -5,7 +5,7 @@
 //! here is pure, so that it can be fuzzed.
 
 use super::unmet::{Cause, Unmet};
-use crate::error::{Error, Operation, Who};
+use crate::error::{Error, Operation, Who, cut};
 use crate::host;
 
 /// Most bytes of a rank's contribution, and so of any frame's body.
@@ -284,9 +284,10 @@ impl Failure {
             Failure::Missing { missing, .. } => {
                 bytes.extend(missing.iter().take(MOST_LISTED).flat_map(|rank| rank.to_le_bytes()));
             }
-            Failure::Usage { text } => bytes.extend(text.as_bytes()),
+            Failure::Usage { text } => bytes.extend(cut(text, MAX_PAYLOAD - REPORT).as_bytes()),
             Failure::System { host, what, .. } => {
-                bytes.extend([host.as_bytes(), what.as_bytes()].concat());
+                let room = (MAX_PAYLOAD - REPORT).saturating_sub(host.len());
+                bytes.extend([host.as_bytes(), cut(what, room).as_bytes()].concat());
             }
             Failure::Died { host, .. }
             | Failure::Stuck { host, .. }

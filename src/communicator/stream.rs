@@ -4,6 +4,9 @@
 //! it: no allocation and no lock. Two counters tell all the rest: jobs *accepted* and jobs
 //! *completed*; the stream is idle when they are equal.
 
+mod failures;
+
+use self::failures::Failures;
 use crate::bootstrap::process_token;
 use crate::error::{Error, Result};
 use crate::signals;
@@ -26,6 +29,10 @@ const SPINS: usize = 200;
 /// Between two looks of a waiting caller at what no completion announces (an abort): unnoticed by
 /// the user who aborts and by the processor.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// The bit of a mark with which [`Stream::reached`] is asked for the job just before the mark alone;
+/// numbers of jobs do not come to it.
+pub const ALONE: u64 = 1 << 63;
 
 /// What a stream runs. A type of fixed size, so that a queue slot holds it.
 pub trait Job: Send + 'static {
@@ -59,8 +66,8 @@ struct Shared<J> {
     /// Somebody waits on `progress`. SeqCst on both sides: either the waiter sees the counter or
     /// the worker sees the flag.
     watched: AtomicBool,
-    /// The first error since the last `synchronize`, with its job's number, from 1.
-    failure: Mutex<Option<(u64, Error)>>,
+    /// What went wrong; `progress` is waited for with its lock.
+    failures: Mutex<Failures>,
     progress: Condvar,
 }
 
@@ -83,7 +90,7 @@ impl<J: Job> Stream<J> {
             sleeping: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             watched: AtomicBool::new(false),
-            failure: Mutex::new(None),
+            failures: Mutex::new(Failures::default()),
             progress: Condvar::new(),
         });
         let theirs = Arc::clone(&shared);
@@ -151,7 +158,7 @@ impl<J: Job> Stream<J> {
         let target = shared.accepted.load(SeqCst);
         // A submission that came to nothing takes its number back.
         shared.wait(|| shared.completed.load(SeqCst) >= target.min(shared.accepted.load(SeqCst)));
-        shared.take_failure()
+        shared.failures.lock().take()
     }
 
     /// Whether all is done: `None` while it is not, else as `synchronize`, which alone clears the
@@ -162,7 +169,7 @@ impl<J: Job> Stream<J> {
         if self.shared.completed.load(Acquire) < self.shared.accepted.load(SeqCst) {
             return Ok(None);
         }
-        Ok(Some(self.shared.failure_until(u64::MAX)))
+        Ok(Some(self.shared.failures.lock().until(u64::MAX)))
     }
 
     /// How many jobs were submitted so far: what [`Stream::reached`] is asked for.
@@ -172,14 +179,21 @@ impl<J: Job> Stream<J> {
     }
 
     /// Wait until as many jobs are done as `mark` says, or until `patience` ends; whether they are
-    /// done, or the first error among them since the last `synchronize`, which alone clears it.
+    /// done, or the first error among them since the last `synchronize`, which alone clears it. With
+    /// [`ALONE`] in the mark it is the error of the last of them, if that failed, also after a
+    /// `synchronize`.
     pub fn reached(&self, mark: u64, patience: Option<Duration>) -> Result<bool> {
         self.check_process()?;
         let shared = &*self.shared;
+        let (alone, mark) = (mark & ALONE != 0, mark & !ALONE);
+        let outcome = || {
+            let failures = shared.failures.lock();
+            if alone { failures.of(mark) } else { failures.until(mark) }.map(|()| true)
+        };
         // A submission that came to nothing takes its number back.
         let done = || shared.completed.load(SeqCst) >= mark.min(shared.accepted.load(SeqCst));
         if done() {
-            return shared.failure_until(mark).map(|()| true);
+            return outcome();
         }
         if self.is_worker() {
             return Err(Error::usage("a job of a host stream waits for its own stream"));
@@ -192,7 +206,7 @@ impl<J: Job> Stream<J> {
         if !done() {
             return Ok(false);
         }
-        shared.failure_until(mark).map(|()| true)
+        outcome()
     }
 
     /// Run what was submitted, end the thread, and return the first error.
@@ -202,7 +216,7 @@ impl<J: Job> Stream<J> {
             return Err(Error::usage("a job of a host stream destroys its own stream"));
         }
         self.stop();
-        self.shared.take_failure()
+        self.shared.failures.lock().take()
     }
 
     fn is_worker(&self) -> bool {
@@ -245,7 +259,7 @@ impl<J: Job> Shared<J> {
             if let Err(error) = result {
                 // Relaxed: this thread alone writes it.
                 let number = self.completed.load(Relaxed) + 1;
-                self.failure.lock().get_or_insert((number, error));
+                self.failures.lock().add(number, error);
             }
             self.completed.fetch_add(1, SeqCst);
             self.announce();
@@ -275,22 +289,10 @@ impl<J: Job> Shared<J> {
         }
     }
 
-    fn take_failure(&self) -> Result<()> {
-        self.failure.lock().take().map_or(Ok(()), |(_, error)| Err(error))
-    }
-
-    /// The first error, if a job up to `mark` had it.
-    fn failure_until(&self, mark: u64) -> Result<()> {
-        match &*self.failure.lock() {
-            Some((number, error)) if *number <= mark => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
-
     /// Wake whoever waits for a counter.
     fn announce(&self) {
         if self.watched.load(SeqCst) {
-            let _guard = self.failure.lock();
+            let _guard = self.failures.lock();
             self.watched.store(false, SeqCst);
             self.progress.notify_all();
         }
@@ -305,7 +307,7 @@ impl<J: Job> Shared<J> {
             }
             std::hint::spin_loop();
         }
-        let mut guard = self.failure.lock();
+        let mut guard = self.failures.lock();
         loop {
             self.watched.store(true, SeqCst);
             if ready() {

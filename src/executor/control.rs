@@ -6,6 +6,7 @@
 //! record that is just being written, which only ever ends up in an error text.
 
 use super::announcement::Board;
+use crate::error::cut;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::kernel::Sample;
 use crate::transport::wait::Doorbell;
@@ -213,14 +214,11 @@ impl Control {
     }
 
     fn write_text(&self, culprit: usize, text: &str) {
-        let mut end = text.len().min(TEXT_BYTES);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        for (cell, byte) in self.text.iter().zip(&text.as_bytes()[..end]) {
+        let text = cut(text, TEXT_BYTES).as_bytes();
+        for (cell, byte) in self.text.iter().zip(text) {
             cell.store(*byte, Relaxed);
         }
-        self.text_bytes.store(end as u32, Relaxed);
+        self.text_bytes.store(text.len() as u32, Relaxed);
         self.culprit.store(culprit as u32 + 1, Relaxed);
     }
 
@@ -400,14 +398,26 @@ mod tests {
     use crate::transport::segment::Segment;
     use std::sync::Barrier;
 
+    #[allow(unsafe_code)]
+    fn page(segment: &Segment) -> &Control {
+        // SAFETY: zeroed memory is a page, and the segment holds one.
+        unsafe { &*segment.address().cast::<Control>() }
+    }
+
+    #[test]
+    fn a_text_that_has_no_room_ends_in_no_other_rank() {
+        let segment = Segment::anonymous(size_of::<Control>()).unwrap();
+        let text = "x".repeat(TEXT_BYTES - "rank 1".len());
+        page(&segment).fail(3, &(text.clone() + "rank 12"));
+        assert_eq!(page(&segment).failure(), (Some(3), text + "rank "));
+    }
+
     #[test]
     fn of_failures_at_once_one_is_seen_whole() {
         let texts = ["a".repeat(TEXT_BYTES), "b".repeat(TEXT_BYTES)];
         for _ in 0..500 {
             let segment = Segment::anonymous(size_of::<Control>()).unwrap();
-            #[allow(unsafe_code)]
-            // SAFETY: zeroed memory is a page, and the segment holds one.
-            let page = unsafe { &*segment.address().cast::<Control>() };
+            let page = page(&segment);
             let barrier = Barrier::new(3);
             std::thread::scope(|scope| {
                 for (culprit, text) in texts.iter().enumerate() {

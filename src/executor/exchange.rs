@@ -229,18 +229,19 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
     let receives = |one: &&Transfer| !one.sends && one.peer != links.rank;
     let landing = span(batch.iter().filter(receives));
     let lending = lending.of(slot, batch.iter().any(|one| receives(&one)));
-    let least = lending.reached.min(lending.by_kernel);
+    // Where a message that a slot holds leaves from where another lands, it leaves first if its send
+    // comes first, as it always has; so none before it may wait for its receiver.
+    let is_overwritten = |one: &Transfer| {
+        let range = span(std::iter::once(one));
+        meets(one, &landing) && batch.iter().filter(receives).any(|other| meets(other, &range))
+    };
+    let sends = |one: &&Transfer| one.sends && one.peer != links.rank && one.bytes <= slot;
+    let swaps = batch.iter().filter(sends).any(is_overwritten);
+    let least = lending.reached.min(lending.by_kernel).max(if swaps { slot + 1 } else { 0 });
     for index in 0..batch.len() {
         let Transfer { sends, peer, address, bytes, .. } = batch[index];
         if !sends || peer == links.rank || bytes < least {
             continue;
-        }
-        // What a slot holds leaves before another message lands in its place, as it always has.
-        if bytes <= slot && meets(&batch[index], &landing) {
-            let range = span(std::iter::once(&batch[index]));
-            if batch.iter().filter(receives).any(|one| meets(one, &range)) {
-                continue;
-            }
         }
         let here = |region: u64| Loan { region, offset: address.expose_provenance() as u64 };
         let nowhere = Loan { region: NOWHERE, offset: 0 };

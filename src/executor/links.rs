@@ -331,13 +331,14 @@ impl Links {
     /// Send what was written where `reserve` said.
     #[inline]
     pub fn post(&mut self, peer: usize, stamp: &Stamp, bytes: usize) {
-        match self.slots(peer) {
-            Some((sender, _)) => {
-                sender.post(stamp, bytes);
-                self.ring(peer);
-            }
-            None => self.post_remote(peer, stamp, bytes),
-        }
+        let Some(Link::Slots { sender, distance, .. }) = &mut self.links[peer] else {
+            return self.post_remote(peer, stamp, bytes);
+        };
+        sender.post(stamp, bytes);
+        // Lines that are written past the cache are better left where they are.
+        let streams = bytes >= STREAMED_LEAST && distance.is_far();
+        sender.prepare(if streams { 0 } else { bytes });
+        self.ring(peer);
     }
 
     /// Wait for the next message of `peer` and check that it belongs to this operation.

@@ -295,6 +295,8 @@ pub(super) unsafe fn work_on(
     room: &mut Bases,
     watch: &dyn Watch,
 ) -> Result<(), Unread> {
+    // Read by the kernel since the watch was looked at.
+    let mut unseen = 0;
     for step in &program.steps {
         if step.bytes == 0 {
             continue;
@@ -333,6 +335,11 @@ pub(super) unsafe fn work_on(
                     if process != 0 {
                         let source = room.sources[0].addr() as u64;
                         let go_on = &mut || watch.check(peer, Duration::ZERO);
+                        unseen += step.bytes;
+                        if unseen > kernel::PIECE {
+                            unseen = 0;
+                            go_on().map_err(|why| Unread { peer, why })?;
+                        }
                         // SAFETY: the targets are this rank's own.
                         let read =
                             unsafe { kernel::read_on(process, *target, source, step.bytes, go_on) };

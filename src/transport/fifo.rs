@@ -69,6 +69,32 @@ struct Label {
     length: u32,
 }
 
+impl Label {
+    /// Write the label of a message, word by word.
+    ///
+    /// The call has just written the stamp. A compiler left to itself reads two of its words by
+    /// one load of twice the width, which has to wait until both stores have left the core's
+    /// buffer, behind those to lines that another core has.
+    ///
+    /// # Safety
+    /// `label` is this end's to write.
+    #[inline]
+    unsafe fn write(label: *mut Label, stamp: &Stamp, length: u32) {
+        // SAFETY: the caller's promise, field by field.
+        unsafe {
+            (&raw mut (*label).length).write_volatile(length);
+            // See `Message::matches`.
+            if !cfg!(ringcomm_unchecked) {
+                (&raw mut (*label).communicator).write_volatile(stamp.communicator);
+                (&raw mut (*label).epoch).write_volatile(stamp.epoch);
+                (&raw mut (*label).sequence).write_volatile(stamp.sequence);
+                (&raw mut (*label).fingerprint).write_volatile(stamp.fingerprint);
+                (&raw mut (*label).source).write_volatile(stamp.source);
+            }
+        }
+    }
+}
+
 /// The first line of a slot.
 #[repr(C, align(64))]
 struct Header {
@@ -247,34 +273,20 @@ impl Sender {
     #[inline]
     pub fn post(&mut self, stamp: &Stamp, length: usize) {
         let header = self.ring.header(self.place.index);
-        let label = Label {
-            communicator: stamp.communicator,
-            epoch: stamp.epoch,
-            sequence: stamp.sequence,
-            fingerprint: stamp.fingerprint,
-            source: stamp.source,
-            length: length as u32,
-        };
         // SAFETY: the slot is this end's between `try_reserve` and the store below.
-        header.label.with_mut(|cell| unsafe {
-            match cfg!(ringcomm_unchecked) {
-                false => *cell = label,
-                // See `Message::matches`.
-                true => (*cell).length = label.length,
-            }
-        });
+        header.label.with_mut(|cell| unsafe { Label::write(cell, stamp, length as u32) });
         self.ring.advance(&mut self.place);
         // Release: pairs with the Acquire in `try_wait`, so that label and payload are seen.
         header.posted.store(self.place.position, ordering(Site::Post, Release));
-        self.prepare(length);
     }
 
-    /// Ask for the lines of the next message, which will be as long as this one, if any is.
+    /// Ask for the lines of the next message, which will be as long as the one that was posted, if
+    /// any is: those of the header alone where `length` is 0.
     ///
     /// The receiver's core has had them since the last lap. They come while the message that was
     /// posted crosses, instead of while the next is written.
     #[inline]
-    fn prepare(&self, length: usize) {
+    pub fn prepare(&self, length: usize) {
         if length > INLINE && length < AHEAD_LEAST {
             return;
         }

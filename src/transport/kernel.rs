@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes that one call of the kernel reads at most: some milliseconds, in which nothing else is
 /// seen.
-const PIECE: usize = 32 << 20;
+pub const PIECE: usize = 32 << 20;
 
 /// Bytes of a read that is timed: as of messages for which such a copy may be worth it.
 const BLOCK: usize = 64 << 10;
@@ -92,9 +92,9 @@ impl Sample {
 /// Where a range that was found lendable begins, its bytes, and when that was.
 type Found = Option<(usize, usize, Instant)>;
 
-/// How long such a finding holds. Finding out takes a microsecond, a quarter of a short call; for
-/// memory to be given back and a device's to be mapped in its place between two calls takes longer
-/// than this.
+/// How long such a finding holds. Finding out takes a microsecond, a quarter of a short call. A
+/// program that gives memory back and has a device's mapped at the same place within this time gets
+/// an error from the next call with it, and no wrong bytes.
 const HOLDS: Duration = Duration::from_micros(200);
 
 /// Findings kept: calls that follow each other so closely go round few buffers.
@@ -152,7 +152,7 @@ pub unsafe fn read(process: u32, target: *mut u8, source: u64, bytes: usize) -> 
     unsafe { read_on(process, target, source, bytes, &mut || Ok(())) }
 }
 
-/// As [`read`], a piece at a time, before each of which `may_go_on` is asked.
+/// As [`read`], a piece at a time, before each of which but the first `may_go_on` is asked.
 ///
 /// # Safety
 /// As for `read`.
@@ -165,7 +165,9 @@ pub unsafe fn read_on(
 ) -> Result<()> {
     let mut done = 0;
     while done < bytes {
-        may_go_on()?;
+        if done > 0 {
+            may_go_on()?;
+        }
         let piece = (bytes - done).min(PIECE);
         let local = libc::iovec { iov_base: target.wrapping_add(done).cast(), iov_len: piece };
         let source = source.wrapping_add(done as u64) as usize;

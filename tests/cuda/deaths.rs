@@ -2,9 +2,9 @@
 //! nobody's buffers are used once they are the caller's again.
 
 use super::fake;
-use super::here::{hold, is_on_fake, release};
+use super::here::{has_one_device, has_reach, hold, is_on_fake, release};
 use super::ndevices;
-use super::processes::{apart, check_sum, is_within_reach, join};
+use super::processes::{apart, check_sum, join};
 use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::{HARD_DEADLINE_S, config};
@@ -65,7 +65,7 @@ fn die(place: &Place, victim: usize, moment: Moment) -> String {
 
 #[test]
 fn survivors_of_a_death_in_a_call_are_told_and_their_streams_go_on() {
-    if ndevices() == 0 || !is_within_reach(3) {
+    if ndevices() == 0 || !has_reach(3) {
         return;
     }
     // Rank 0 launches on the first device, the last never does on one.
@@ -94,7 +94,7 @@ fn survivors_of_a_death_in_a_call_are_told_and_their_streams_go_on() {
 /// until then the others' streams stay where they are, behind kernels that use their buffers.
 #[test]
 fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
-    if ndevices() == 0 || !is_within_reach(3) {
+    if ndevices() == 0 || !has_reach(3) {
         return;
     }
     let signal = std::env::temp_dir().join(format!("ringcomm-launch-{}", std::process::id()));
@@ -149,7 +149,7 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
 /// own stream is told to wait: its buffers are its caller's again only after the launch.
 #[test]
 fn a_rank_that_fails_behind_a_launch_waits_for_it() {
-    if ndevices() != 1 || !is_on_fake() {
+    if !is_on_fake() || !has_one_device() {
         return;
     }
     apart(2, "", |place, _| {

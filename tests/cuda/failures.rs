@@ -1,16 +1,18 @@
 //! Every entry point of the driver failing, at every one of its calls: an error, and never a hang.
 
 use super::fake::{calls, fail};
-use super::gate::{child, is_child};
+use super::gate::{self, child, is_child};
 use super::here::{is_apart, is_on_fake};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, spread};
+use super::{closing, codes};
 use ringcomm::communicator::{Call, Communicator, deferred};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::Driver;
+use ringcomm::device::cuda::{Device, Driver};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -109,8 +111,8 @@ const SILENT: [&str; 9] = [
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// Everything that a scene asks of the driver fails once, at some of its calls.
-fn every_failure(scene: &dyn Fn() -> Result<(Counts, bool), String>) {
+/// Everything that a scene asks of the driver fails once, at some of its calls; `these` among it.
+fn every_failure(these: &[&str], scene: &dyn Fn() -> Result<(Counts, bool), String>) {
     fail("", 0, 0);
     let (mut counted, _) = scene().unwrap();
     // What cleans up is called most when all is taken apart.
@@ -118,6 +120,8 @@ fn every_failure(scene: &dyn Fn() -> Result<(Counts, bool), String>) {
     ends.for_each(|(symbol, count)| *count = calls(symbol));
     counted.retain(|(_, calls)| *calls > 0);
     let symbols: Vec<&str> = counted.iter().map(|(symbol, _)| *symbol).collect();
+    let missing: Vec<_> = these.iter().filter(|symbol| !symbols.contains(symbol)).collect();
+    assert!(missing.is_empty(), "nobody asks for {missing:?}");
     let (mut failed, mut tried) = (0, 0);
     for (symbol, count) in counted {
         // The first, one in the middle and the last: beginning, use, end; and one more, while all
@@ -194,32 +198,17 @@ const THROUGH_HOST: [(&str, i32); 3] =
 
 /// Every code that drivers have today.
 fn every_code() {
-    let codes = [
-        1..=8,
-        34..=37,
-        46..=46,
-        100..=102,
-        200..=226,
-        300..=304,
-        400..=402,
-        500..=500,
-        600..=600,
-        700..=724,
-        800..=812,
-        900..=920,
-        999..=999,
-    ];
     type Errors<'a> = &'a [(&'a str, i32)];
     let seats: [(&[Seat], Errors); 2] = [
         (&[Seat::Device(0), Seat::Device(0)], &FUSED),
         (&[Seat::Device(0), Seat::Host], &THROUGH_HOST),
     ];
     let mut ntold = 0;
-    for code in codes.into_iter().flatten() {
+    for code in codes::all() {
         for (seats, symbols) in seats {
             for (symbol, _) in symbols.iter().filter(|(_, answer)| *answer != code) {
                 let text = told(seats, symbol, code);
-                assert!(text.contains(&code.to_string()), "{code} of {symbol}: {text:?}");
+                assert!(codes::is_told(&text, code), "{code} of {symbol}: {text:?}");
                 ntold += 1;
             }
         }
@@ -240,10 +229,43 @@ fn an_error_of_any_entry_point_ends_in_words() {
     }
     quietly(|| {
         every_code();
-        every_failure(&|| scenario(&spread(2)));
-        every_failure(&|| scenario(&[Seat::Device(0), Seat::Host]));
-        every_failure(&graph);
+        every_failure(&SCENES[..2], &|| scenario(&spread(2)));
+        every_failure(&SCENES[..2], &|| scenario(&[Seat::Device(0), Seat::Host]));
+        every_failure(&SCENES[2..3], &graph);
+        // Where the program's own context says which device it is.
+        let device = Device::of_ordinal(0).unwrap();
+        let _current = device.enter().unwrap();
+        let seats = [Seat::Context(device.token()), Seat::Current];
+        every_failure(&SCENES[3..4], &|| scenario(&seats));
     });
+}
+
+/// Entry points that the scenes of the tests here ask for.
+const SCENES: [&str; 5] = [
+    "cuCtxPopCurrent_v2",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuLaunchCooperativeKernel",
+    "cuCtxGetDevice",
+    "cuCtxEnablePeerAccess",
+];
+
+/// Every one fails in some test, which insists on coming to it.
+#[test]
+fn every_entry_point_is_made_to_fail() {
+    let all = [
+        &SCENES[..],
+        &gate::STARTING,
+        &closing::CLOSING,
+        &codes::OF_DEVICES,
+        &codes::OF_STREAMS,
+        &codes::OF_MEMORY,
+        &codes::SHARED,
+        &codes::LETTING_GO,
+        &codes::OF_MODULES,
+        &codes::OF_CODES,
+    ];
+    let all: BTreeSet<&str> = all.concat().into_iter().collect();
+    assert_eq!(all, Driver::SYMBOLS.iter().copied().collect());
 }
 
 /// What only devices that reach each other are asked, and their kernels' trial.
@@ -251,7 +273,7 @@ fn an_error_of_any_entry_point_ends_in_words() {
 fn an_error_between_devices_ends_in_words() {
     let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "1")];
     if is_apart("failures::an_error_between_devices_ends_in_words", &two) {
-        quietly(|| every_failure(&|| scenario(&spread(2))));
+        quietly(|| every_failure(&SCENES[4..], &|| scenario(&spread(2))));
     }
 }
 

@@ -25,7 +25,16 @@ pub fn fail(symbol: &str, nth: u64, code: i32) {
     unsafe { std::mem::transmute::<*mut c_void, Fail>(found)(symbol.as_ptr(), nth, code) }
 }
 
-/// Calls of an entry point since `fail`.
+/// Let the nth call of another entry point since [`fail`] fail, too.
+pub fn fail_too(symbol: &str, nth: u64, code: i32) {
+    type Fail = unsafe extern "C" fn(*const c_char, u64, i32);
+    let symbol = CString::new(symbol).expect("no NUL");
+    let found = control(c"fakecuda_fail_too").expect("the fake driver");
+    // SAFETY: the driver's own type; a C string.
+    unsafe { std::mem::transmute::<*mut c_void, Fail>(found)(symbol.as_ptr(), nth, code) }
+}
+
+/// Calls of an entry point since [`fail`].
 pub fn calls(symbol: &str) -> u64 {
     type Calls = unsafe extern "C" fn(*const c_char) -> u64;
     let symbol = CString::new(symbol).expect("no NUL");

@@ -1,6 +1,6 @@
 //! Kernels that wait for each other: ranks on a device each, or all of one device in one launch.
 
-use super::here::{has_devices, is_apart};
+use super::here::{has_devices, has_reach, is_apart};
 use super::streams::{Floats, sum};
 use super::support::samples::{COPYING, REDUCING, operations};
 use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slots, threads};
@@ -54,8 +54,7 @@ fn check_all(seats: &[Seat], transport: &str, config: &Config, seed: u64) {
 
 /// As many as there are devices.
 fn alone() -> Option<Vec<Seat>> {
-    (has_devices(2) && std::env::var_os("FAKECUDA_PEERS").is_none_or(|peers| peers == "1"))
-        .then(|| spread(ndevices()))
+    (has_devices(2) && has_reach(2)).then(|| spread(ndevices()))
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Memory that comes and goes beside kernels that wait for each other, on a driver which does with
 //! that the worst that it may: it waits for all kernels, and lets nobody launch meanwhile.
 
+use super::Bench;
 use super::fake::{self, Stalled};
 use super::flags::{call_both, two};
-use super::here::is_apart;
-use super::processes::{apart, check_sum, is_within_reach, join, transport};
+use super::here::{has_devices, has_reach, is_apart, is_on_fake};
+use super::processes::{apart, check_sum, join, transport};
 use super::streams::{Floats, sum};
 use super::support::config;
-use super::{Bench, ndevices};
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Interlocked, Lasting, Registered};
@@ -220,7 +220,7 @@ fn what_is_kept_is_used_again_and_freed_at_last() {
 /// What processes share is registered and opened by each, and let go when no kernel waits.
 #[test]
 fn what_processes_share_outlasts_kernels_that_wait() {
-    if !fake::is_there() || ndevices() < 2 || !is_within_reach(2) {
+    if !is_on_fake() || !has_devices(2) || !has_reach(2) {
         return;
     }
     apart(2, "", |place, _| {

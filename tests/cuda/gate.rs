@@ -84,13 +84,18 @@ fn an_old_driver_is_refused_with_both_versions() {
     }
 }
 
+/// What is asked of a driver before anything else, once.
+pub const STARTING: [&str; 2] = ["cuInit", "cuDriverGetVersion"];
+
 #[test]
 fn a_driver_without_a_device_is_said() {
     if is_on_fake() {
         let text = told(&[("FAKECUDA_DEVICES", "0")]);
         assert!(text.contains("CUDA_ERROR_NO_DEVICE"), "{text}");
-        let text = told(&[("FAKECUDA_FAIL", "cuInit:1:4711")]);
-        assert!(text.contains("the CUDA driver answered 4711"), "{text}");
+        for symbol in STARTING {
+            let text = told(&[("FAKECUDA_FAIL", &format!("{symbol}:1:4711"))]);
+            assert!(text.contains("the CUDA driver answered 4711"), "{symbol}: {text}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What there is here to test on: tests that need another machine say so, and are counted.
 
 use super::gate::{child, is_child};
+use super::processes::is_within_reach;
 use super::{Bench, fake, ndevices};
 use ringcomm::device::cuda::Kernels;
 use std::io::{Write, stderr};
@@ -28,6 +29,24 @@ pub fn has_devices(count: usize) -> bool {
         skip(&format!("needs {count} devices, and there are {found}"));
     }
     found >= count
+}
+
+/// Whether there is one device and no more; says so where there are several.
+pub fn has_one_device() -> bool {
+    let found = ndevices();
+    if found > 1 {
+        skip(&format!("needs ranks on one device, and there are {found}"));
+    }
+    found == 1
+}
+
+/// Whether ranks spread over the devices reach each other's; says so where they do not.
+pub fn has_reach(nranks: usize) -> bool {
+    let reaches = is_within_reach(nranks);
+    if ndevices() > 0 && !reaches {
+        skip("needs devices that reach each other, which these do not");
+    }
+    reaches
 }
 
 /// Whether this is the process in which `test` may ask the driver without a GPU for its tricks;

@@ -4,9 +4,12 @@
 //! of hardware queues. Where there is no driver, every test says so.
 
 mod ahead;
+mod allocations;
 mod bits;
 mod calls;
 mod capture;
+mod closing;
+mod codes;
 mod deaths;
 mod endings;
 mod failures;

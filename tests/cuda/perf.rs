@@ -1,8 +1,7 @@
 //! ring-perf on devices, as its users run it.
 
 use super::gate::scratch;
-use super::here::is_on_fake;
-use super::ndevices;
+use super::here::{has_devices, is_on_fake};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,11 @@ fn ring_perf(arguments: &str) -> Command {
 
 /// What it reports; every row is right.
 fn report(arguments: &str) -> String {
+    reported(arguments).0
+}
+
+/// What it reports, and what it says.
+fn reported(arguments: &str) -> (String, String) {
     let folder = scratch(&format!("perf-{}", arguments.len()));
     let path = folder.join("report.json");
     let output = ring_perf(arguments).arg("--json").arg(&path).output().expect("it starts");
@@ -24,7 +28,7 @@ fn report(arguments: &str) -> String {
     std::fs::remove_dir_all(&folder).expect("it was made above");
     let (rows, right) = (text.matches("\"hot_us\"").count(), text.matches("\"wrong\": 0").count());
     assert!(rows > 0 && rows == right, "{rows} rows, {right} of them right: {text}");
-    text
+    (text, said.into())
 }
 
 /// Small enough for any test machine.
@@ -32,7 +36,7 @@ const SMALL: &str = "-d float -b 8 -e 64K -f 8192 -n 3 -w 1";
 
 #[test]
 fn a_benchmark_of_a_rank_on_each_of_two_devices() {
-    if !is_on_fake() || ndevices() < 2 {
+    if !is_on_fake() || !has_devices(2) {
         return;
     }
     let reaches = std::env::var("FAKECUDA_PEERS").map_or(true, |peers| peers == "1");
@@ -51,6 +55,32 @@ fn a_benchmark_of_a_rank_on_each_of_two_devices() {
     assert_eq!(text.contains("\"cuda fused\""), reaches, "{text}");
 }
 
+/// No figure of one device is to be taken for one of several, or of a network.
+#[test]
+fn every_figure_of_one_gpu_says_what_it_is() {
+    if !is_on_fake() {
+        return;
+    }
+    let count = |text: &str, what: &str| text.matches(what).count();
+    const ONE: &str = "one GPU, HBM-bound";
+    for arguments in ["-g 1", "-g 1 -t 2", "-g 1 -t 2 --algo ring"] {
+        let all = format!("all_reduce all_gather {arguments} {SMALL}");
+        let (text, said) = reported(&all);
+        let rows = count(&text, "\"hot_us\"");
+        assert!(rows >= 4, "{rows} rows: {text}");
+        // Of each row, and of all.
+        let says_so = format!("\"scope\": \"{ONE}\"");
+        assert_eq!(
+            (count(&text, &says_so), count(&text, "\"scope\"")),
+            (rows + 1, rows + 1),
+            "{text}"
+        );
+        // So does the table.
+        assert_eq!(count(&said, ONE), rows + 1, "{said}");
+        assert!(!(text + &said).contains("several GPUs"), "{said}");
+    }
+}
+
 /// Of results too large for the processor windows are compared, which a ring may have added up in
 /// another order.
 #[test]
@@ -66,7 +96,7 @@ fn a_benchmark_of_large_calls_compares_windows() {
 /// A rank that fails before the others wait for it ends all of them.
 #[test]
 fn a_benchmark_ends_when_a_rank_fails() {
-    if !is_on_fake() || ndevices() < 2 {
+    if !is_on_fake() || !has_devices(2) {
         return;
     }
     // The first after those of the measurement of copies.

@@ -1,7 +1,6 @@
 //! Streams: several operations in flight, groups of one thread, streams that never come.
 
-use super::here::{hold, may_hold, release};
-use super::processes::is_within_reach;
+use super::here::{has_reach, hold, may_hold, release};
 use super::support::{config, threads};
 use super::together::Together;
 use super::{Bench, ndevices, on_seats, spread};
@@ -103,7 +102,7 @@ fn one_communicator_on_changing_streams_keeps_the_order_that_events_make() {
 #[test]
 fn operations_follow_each_other_whatever_streams_they_come_from() {
     // Where devices do not reach each other every call waits for its stream.
-    if !is_within_reach(3)
+    if !has_reach(3)
         || !may_hold("streams::operations_follow_each_other_whatever_streams_they_come_from")
     {
         return;

@@ -3,6 +3,7 @@
 use crate::abi;
 use ringcomm::types::DataType;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -112,7 +113,6 @@ fn build() -> Option<PathBuf> {
         return Some(library);
     }
     if Command::new("g++").arg("--version").output().is_err() {
-        println!("skipped: no g++");
         return None;
     }
     let status = Command::new(sources().join("build-host")).arg(&library).status().unwrap();
@@ -153,8 +153,18 @@ unsafe impl Sync for Kernels {}
 // SAFETY: as above.
 unsafe impl Send for Kernels {}
 
-/// The kernels, or `None` where there is no compiler to make them.
+/// The kernels, or `None` where there is no compiler to make them, which the test says: past the
+/// harness, which counts it as passed, and the scripts count these lines.
 pub fn kernels() -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Option<Kernels>> = OnceLock::new();
-    KERNELS.get_or_init(|| build().map(|library| load(&library))).as_ref()
+    let kernels = KERNELS.get_or_init(|| build().map(|library| load(&library))).as_ref();
+    if kernels.is_none() {
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or("a_test");
+        let _ = writeln!(
+            stderr(),
+            "skipped: kernels::{test}: there is no g++ to compile them for the host"
+        );
+    }
+    kernels
 }

@@ -34,7 +34,7 @@ fn live(seat: &Seat) -> String {
 #[test]
 fn hosts_with_an_address_in_common_have_one_root() {
     let crew = &Crew::new(|seat, _| live(seat));
-    let Some(labs) = labs(1) else { return };
+    let Some(labs) = labs(hosts_with_an_address_in_common_have_one_root, 1) else { return };
     let lab = &labs[0];
     lab.give_all("10.88.0.1/16").expect("a bridge");
     let config = with_ports(&Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() });

@@ -6,12 +6,16 @@
 //! packets can go nowhere but to each other.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 pub const HOSTS: usize = 4;
+
+/// Said of one that is not installed, and of nothing else: a filter that is wrong is answered with
+/// "No such file or directory", too.
+pub const NO_PROGRAM: &str = "this machine has no program";
 
 /// What goes wrong on the wire.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -208,7 +212,10 @@ fn feed(namespace: &File, words: &[&str], input: &str) -> Result<(), String> {
         });
     }
     let failed = |why: String| format!("{}: {why}", words.join(" "));
-    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let mut child = command.spawn().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => format!("{NO_PROGRAM} {}", words[0]),
+        _ => failed(error.to_string()),
+    })?;
     child.stdin.take().expect("piped").write_all(input.as_bytes()).map_err(|e| e.to_string())?;
     let output = child.wait_with_output().map_err(|error| error.to_string())?;
     match output.status.success() {

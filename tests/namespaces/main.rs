@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use support::holdings::Holdings;
 use support::processes::{Crew, Ranks, Seat};
 use support::samples::mixed;
+use support::skips::skip;
 use support::{Prepared, Random, config, exchange, names_another, names_who_is_missing};
 
 /// The longest that an operation or a meeting may wait: a packet that is lost several times comes
@@ -289,18 +290,18 @@ impl Tally {
     }
 }
 
-/// Hosts for a test, or `None` and the reason in words.
-fn labs(count: usize) -> Option<Vec<Lab>> {
-    labs_of(count, Lab::new)
+/// Hosts for this test, or `None` where this machine has no such thing, which is told.
+fn labs<F: Fn()>(test: F, count: usize) -> Option<Vec<Lab>> {
+    labs_of(test, count, Lab::new)
 }
 
-fn labs_of(count: usize, make: fn() -> Result<Lab, String>) -> Option<Vec<Lab>> {
+fn labs_of<F: Fn()>(test: F, count: usize, make: fn() -> Result<Lab, String>) -> Option<Vec<Lab>> {
     match (0..count).map(|_| make()).collect() {
         Ok(labs) => Some(labs),
         Err(why) => {
-            let lacks = ["not permitted", "not supported", "No such file", "Unknown device type"];
+            let lacks = ["not permitted", "not supported", lab::NO_PROGRAM, "Unknown device type"];
             assert!(lacks.iter().any(|lack| why.contains(lack)), "{why}");
-            println!("skipped: hosts in network namespaces: {}", why.trim().replace('\n', "; "));
+            skip(test, why.trim().replace('\n', "; "));
             None
         }
     }
@@ -315,7 +316,8 @@ fn asked(name: &str) -> Option<usize> {
 #[test]
 fn every_collective_is_exact_between_hosts_with_one_and_two_ranks() {
     let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
-    let Some(labs) = labs(1) else { return };
+    let test = every_collective_is_exact_between_hosts_with_one_and_two_ranks;
+    let Some(labs) = labs(test, 1) else { return };
     let mut calls = 0;
     for nranks in 1..=2 * HOSTS {
         let spread: Vec<usize> = (0..nranks).map(|rank| rank % HOSTS).collect();
@@ -332,7 +334,8 @@ fn every_collective_is_exact_between_hosts_with_one_and_two_ranks() {
 #[test]
 fn hosts_with_nothing_but_link_local_addresses_meet_and_are_exact() {
     let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
-    let Some(labs) = labs_of(1, Lab::link_local) else { return };
+    let test = hosts_with_nothing_but_link_local_addresses_meet_and_are_exact;
+    let Some(labs) = labs_of(test, 1, Lab::link_local) else { return };
     let id = labs[0].on_host(0, || Root::start(&config())).expect("an id");
     let own: Vec<String> = id.addresses().iter().map(ToString::to_string).collect();
     assert!(own.len() == 1 && own[0].starts_with("[fe80::1%"), "{own:?}");
@@ -354,7 +357,7 @@ fn ranks_that_only_count_as_one_host_are_told_so() {
         let met = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &config);
         met.map_or_else(|error| error.to_string(), |_| "they met".into())
     });
-    let Some(labs) = labs(1) else { return };
+    let Some(labs) = labs(ranks_that_only_count_as_one_host_are_told_so, 1) else { return };
     let lab = &labs[0];
     let config = Config { timeout_ms: 3000, ..config() };
     let id = lab.on_host(0, || Root::start(&config)).expect("an id");
@@ -369,7 +372,7 @@ fn ranks_that_only_count_as_one_host_are_told_so() {
 
 #[test]
 fn a_check_shows_which_hosts_cannot_talk() {
-    let Some(labs) = labs(1) else { return };
+    let Some(labs) = labs(a_check_shows_which_hosts_cannot_talk, 1) else { return };
     let lab = &labs[0];
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     let shell = folder.join(format!("namespaces-{}.sh", std::process::id()));
@@ -403,7 +406,8 @@ fn a_check_shows_which_hosts_cannot_talk() {
 #[test]
 fn every_run_over_bad_wires_is_exact_or_ends_in_an_error_with_a_name() {
     let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
-    let Some(labs) = labs(LABS) else { return };
+    let test = every_run_over_bad_wires_is_exact_or_ends_in_an_error_with_a_name;
+    let Some(labs) = labs(test, LABS) else { return };
     let (started, first) = (Instant::now(), asked("RINGCOMM_FIRST").unwrap_or(0));
     let most = asked("RINGCOMM_ROUNDS");
     let next = AtomicUsize::new(0);

@@ -4,6 +4,8 @@
 
 mod job;
 mod remote;
+#[path = "../support/skips.rs"]
+mod skips;
 mod ssh;
 
 use job::*;

@@ -52,6 +52,11 @@ impl Holdings {
     }
 }
 
+/// How many threads a process has.
+pub fn threads(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").count()
+}
+
 /// The size of the mapping that a line of /proc/self/maps is about. What nobody may read is address
 /// space that the heap keeps for itself.
 fn readable_bytes(line: &str) -> Option<usize> {

@@ -19,6 +19,7 @@ pub mod pace;
 pub mod processes;
 pub mod samples;
 pub mod scratch;
+pub mod skips;
 pub mod threads;
 pub mod work;
 

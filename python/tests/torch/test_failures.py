@@ -1,7 +1,9 @@
 """What goes wrong is said in one line, by name, on every rank, soon."""
 
 import gc
+import itertools
 import os
+import random
 import signal
 import threading
 import time
@@ -52,6 +54,49 @@ def test_a_dead_rank_is_named_by_backward(hook):
         assert "rank 2" in text and "died" in text and peer == 2
         # Not at the deadline: a death is seen.
         assert seconds < PATIENCE_S / 2
+
+
+#: What a step of training is made of.
+PHASES = ["forward", "backward", "step"]
+
+
+def dies_at_a_moment(rank, victim, phase, share):
+    """A timer kills the victim when this share of a phase is over, as long as that took before."""
+    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.BatchNorm1d(256))]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    data = torch.randn(64, 256)
+    seconds = dict.fromkeys(PHASES, 0.0)
+
+    def run(which, function):
+        if step == 5 and rank == victim and which == phase:
+            # The kernel ends it wherever it is, whoever has the GIL.
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, share * seconds[which]))
+        begin = time.monotonic()
+        result = function()
+        seconds[which] = time.monotonic() - begin
+        return result
+
+    try:
+        for step in itertools.count():
+            loss = run("forward", lambda: model(data).square().sum())
+            run("backward", loss.backward)
+            run("step", optimizer.step)
+            optimizer.zero_grad()
+    except ringcomm.RingError as error:
+        return step, str(error), error.peer
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rank_that_dies_at_any_moment_of_training_is_named(seed):
+    chance = random.Random(seed)
+    victim, phase, share = chance.randrange(3), PHASES[seed % 3], chance.random()
+    told = run(3, dies_at_a_moment, victim, phase, share, may_die=[victim])
+    assert told.pop(victim) is None
+    for step, text, peer in told:
+        assert f"rank {victim} " in text and "died" in text and peer == victim, text
+        # Its death, and nothing before it.
+        assert step >= 5
 
 
 def dies_in_a_collective(rank):

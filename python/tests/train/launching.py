@@ -46,14 +46,15 @@ def run(words, folder, **more):
     return done.stdout, done.stderr
 
 
-def started(words, folder, **more):
-    """Start one of several processes that belong together."""
+def started(words, folder, stderr=subprocess.STDOUT, **more):
+    """Start one of several processes that belong together; what they say is read together, too, but
+    for what goes to a `stderr` of its own."""
     return subprocess.Popen(
         [str(word) for word in words],
         cwd=folder,
         env=environment(**more),
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
     )
 

@@ -5,8 +5,10 @@ the batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how
 the batch in one go.
 """
 
+import datetime
 import json
 import os
+import pty
 import re
 import statistics
 import sys
@@ -252,6 +254,11 @@ def test_the_comparison_draws_what_it_measured(tmp_path):
     assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
     chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
     texts = [one.text for one in chart.iter("{http://www.w3.org/2000/svg}text")]
+    # Both say where they are from, and the machine is one of which there are several kinds.
+    assert found["date"] == datetime.date.fromisoformat(found["date"]).isoformat()
+    assert found["commit"] and found["machine"] and found["machine"] != "x86_64"
+    origin = "{machine}, {date}, commit {commit}, torch {torch}".format(**found)
+    assert origin in texts and found["torch"] == torch.__version__
     heights = [float(one.get("height")) for one in chart.iter("{http://www.w3.org/2000/svg}rect")][
         1:
     ]
@@ -261,6 +268,41 @@ def test_the_comparison_draws_what_it_measured(tmp_path):
         assert f"{way}: {median * 1000:.1f} ms per epoch" in output
         assert way in texts and f"{median * 1000:.1f} ms" in texts
         assert height / max(heights) == pytest.approx(median / max(medians), abs=0.01)
+
+
+def drawn_on_a_terminal(words, folder):
+    """What a program writes to a terminal that is its standard error."""
+    ours, theirs = pty.openpty()
+    process = started(words, folder, stderr=theirs)
+    os.close(theirs)
+    drawn = b""
+    try:
+        while piece := os.read(ours, 1 << 16):
+            drawn += piece
+    except OSError:
+        pass  # the other end is closed
+    os.close(ours)
+    output = process.communicate(timeout=MOST_SECONDS)[0]
+    assert process.returncode == 0, (output, drawn)
+    return drawn.decode()
+
+
+def test_a_terminal_has_the_bar_of_rank_0_in_one_line(tmp_path):
+    words = [sys.executable, EXAMPLES / "ddp_spawn.py", "--ranks", "2", "--port"]
+    drawn = with_free_port(lambda port: drawn_on_a_terminal([*words, port], tmp_path))
+    # The terminal itself makes "\r\n" of the end of a line.
+    lines = [line for line in drawn.split("\r\n") if "epoch" in line]
+    assert len(lines) == 3, drawn
+    for epoch, line in enumerate(lines, 1):
+        before, *bars = line.split("\r")
+        assert before == "" and len(bars) == digits.TRAINED_ON // 96
+        for number, bar in enumerate(bars, 1):
+            done = 30 * number // len(bars)
+            text = f"[{'#' * done}{'.' * (30 - done)}] epoch {epoch}/3"
+            assert re.fullmatch(re.escape(text) + r"( loss \d\.\d{4})?", bar), bar
+        # What is drawn over a longer text would leave the end of that.
+        assert [len(bar) for bar in bars] == sorted(len(bar) for bar in bars)
+        assert "loss" in bars[-1]
 
 
 def test_every_example_is_tested():

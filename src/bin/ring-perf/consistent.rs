@@ -1,5 +1,6 @@
 //! What makes no sense together on a command line, or nothing at all: refused, with the reason.
 
+use crate::operation::Operation;
 use crate::options::{Csv, Options, Roots};
 use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::types::{DataType, ReduceOp};
@@ -102,6 +103,7 @@ impl Options {
         }
         self.has_several_hosts()?;
         self.has_one_order()?;
+        self.has_turns()?;
         self.all_have_an_effect()
     }
 
@@ -119,6 +121,16 @@ impl Options {
                  over TCP; give fewer for a host, or {more}"
             ),
         })
+    }
+
+    /// What a group holds is under way at once.
+    fn has_turns(&self) -> Result<(), String> {
+        match self.aggregate > 1 && self.operations.contains(&Operation::PingPong) {
+            true => Err("-m puts calls into one group, in which a ping_pong has no second half \
+                         that waits for the first: leave one of them out"
+                .into()),
+            false => Ok(()),
+        }
     }
 
     /// `--deterministic` wins over an algorithm of another order, which would not run.
@@ -162,6 +174,7 @@ impl Options {
         // Not looked at there.
         let idle = self.aggregate > 1
             || self.register
+            || self.rewrite
             || self.deterministic
             || self.explain
             || self.plot.is_some()
@@ -302,8 +315,16 @@ mod tests {
     }
 
     #[test]
+    fn messages_that_take_turns_are_in_no_group() {
+        refused("ping_pong -m 2", "in which a ping_pong has no second half");
+        assert!(run("send_recv -m 2").is_ok() && run("ping_pong").is_ok());
+    }
+
+    #[test]
     fn gpus_have_a_table_of_their_own() {
-        for option in ["-m 4", "-R 1", "--explain", "--placement in", "--pin 1", "--profile x"] {
+        for option in
+            ["-m 4", "-R 1", "--explain", "--placement in", "--pin 1", "--profile x", "--rewrite"]
+        {
             refused(&format!("-g 1 {option}"), "it goes with -t, -d, -o");
         }
         assert!(run("-g 1 -t 4 -m 1 -R 0 -n 3 -w 1 -c 0 -d all -o all --json rows.json").is_ok());

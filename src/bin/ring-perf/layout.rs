@@ -74,6 +74,11 @@ impl Layout {
     }
 }
 
+/// Whom a rank plays ping-pong with: pairs of neighbours, and the last of an odd number itself.
+pub fn partner(rank: usize, n: usize) -> usize {
+    if (rank ^ 1) < n { rank ^ 1 } else { rank }
+}
+
 /// `total` split into `n` parts that differ as much as r+1: 1/6, 2/6, 3/6 for three.
 fn uneven(total: usize, n: usize) -> Vec<usize> {
     let weights = n * (n + 1) / 2;
@@ -107,10 +112,12 @@ impl Cell {
             Operation::AllReduce | Operation::Broadcast | Operation::Reduce => {
                 self.whole(total, rank)
             }
-            Operation::SendRecv => {
-                let previous = (rank + n - 1) % n;
-                let part =
-                    Part { offset: 0, count: total, origin: Origin::Rank(previous), start: 0 };
+            Operation::SendRecv | Operation::PingPong => {
+                let from = match self.operation {
+                    Operation::PingPong => partner(rank, n),
+                    _ => (rank + n - 1) % n,
+                };
+                let part = Part { offset: 0, count: total, origin: Origin::Rank(from), start: 0 };
                 plain(total, total, total, vec![part])
             }
             Operation::Barrier => plain(0, 0, 0, Vec::new()),
@@ -281,6 +288,8 @@ pub fn least_traffic(operation: Operation, bytes: usize, n: usize, placement: Pl
     let resident = |share: f64| if placement == Placement::InPlace { share } else { 0.0 };
     match operation {
         AllReduce | AllToAllV | SendRecv => 2.0 * n * size,
+        // One of the two ways: a rank of each pair sends, and the other receives.
+        PingPong => n * size,
         AllToAll => 2.0 * n * size - resident(2.0 * size),
         ReduceScatter | ReduceScatterV | Reduce => (n + 1.0) * size,
         AllGather | AllGatherV | Broadcast => size + n * size - resident(size),

@@ -6,7 +6,8 @@
 //! mean), because two clock reads would be a good part of an 8-byte call; every fourth of their
 //! blocks reads the clock between calls instead, less the clock's own time: without those single
 //! times there would be no tail. So an asked number of short calls is cut into four blocks at
-//! least. A time is the longest of the ranks' (`-a` chooses another). The median is taken over the
+//! least. A time is the longest of the ranks' (`-a` chooses another), and half of it where a
+//! message goes there and back. The median is taken over the
 //! means, or over the calls that are long; the least and the 99th percentile over all times.
 
 use crate::allowance::Budget;
@@ -230,7 +231,7 @@ impl<'a> Clock<'a> {
             stage.check_inputs(iteration as u64);
         }
         self.board.share(self.rank, kept.map(|kept| kept.min(SAMPLES)))?;
-        Ok(self.collect(kept, director.done))
+        Ok(self.collect(kept, director.done, stage.ways()))
     }
 
     /// Run a block and leave its times on the board.
@@ -292,7 +293,7 @@ impl<'a> Clock<'a> {
     }
 
     /// Combine the ranks' times; only rank 0's are used.
-    fn collect(&self, kept: [usize; 2], iterations: usize) -> Times {
+    fn collect(&self, kept: [usize; 2], iterations: usize, ways: usize) -> Times {
         let ranks = 0..self.board.nranks();
         let combine = |list: List, index: usize| {
             let times = ranks.clone().map(|rank| self.board.sample(rank, list, index));
@@ -305,7 +306,7 @@ impl<'a> Clock<'a> {
         };
         let times = |list: List| {
             let kept = kept[list as usize].min(SAMPLES);
-            (0..kept).map(move |index| combine(list, index))
+            (0..kept).map(move |index| combine(list, index) / ways as f64)
         };
         Times::new(times(List::Typical).collect(), times(List::Single), iterations)
     }

@@ -154,19 +154,20 @@ impl Endpoint for Naive {
         Ok(())
     }
 
-    /// A ring: everyone sends to the next and receives from the one before.
+    /// Whoever sends shows what; whoever receives takes it from the rank that the message names.
     unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
         let (mut shown, mut target, mut bytes) = (Shown::default(), std::ptr::null_mut(), 0);
+        let mut source = self.rank;
         for message in messages {
             match *message {
                 Message::Send { buffer, .. } => shown.send = buffer as usize,
-                Message::Recv { buffer, count, data_type, .. } => {
+                Message::Recv { buffer, count, data_type, peer } => {
                     (target, bytes) = (buffer, count * data_type.size());
+                    source = peer;
                 }
             }
         }
-        let previous = (self.rank + self.nranks - 1) % self.nranks;
-        self.meet(shown, target, |all| vec![(0, take(all[previous].send, 0, bytes))]);
+        self.meet(shown, target, |all| vec![(0, take(all[source].send, 0, bytes))]);
         Ok(())
     }
 

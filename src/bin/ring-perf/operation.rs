@@ -13,6 +13,7 @@ pub enum Operation {
     Gather,
     Scatter,
     SendRecv,
+    PingPong,
     Barrier,
     AllGatherV,
     ReduceScatterV,
@@ -24,7 +25,7 @@ pub enum Operation {
 use Operation::*;
 
 impl Operation {
-    pub const ALL: [Operation; 15] = [
+    pub const ALL: [Operation; 16] = [
         AllReduce,
         ReduceScatter,
         AllGather,
@@ -34,6 +35,7 @@ impl Operation {
         Gather,
         Scatter,
         SendRecv,
+        PingPong,
         Barrier,
         AllGatherV,
         ReduceScatterV,
@@ -53,6 +55,7 @@ impl Operation {
             Gather => "gather",
             Scatter => "scatter",
             SendRecv => "send_recv",
+            PingPong => "ping_pong",
             Barrier => "barrier",
             AllGatherV => "all_gather_v",
             ReduceScatterV => "reduce_scatter_v",
@@ -79,7 +82,7 @@ impl Operation {
             Gather | GatherV => Some(Collective::Gather),
             Scatter | ScatterV => Some(Collective::Scatter),
             Barrier => Some(Collective::Barrier),
-            SendRecv => None,
+            SendRecv | PingPong => None,
         }
     }
 
@@ -103,7 +106,16 @@ impl Operation {
     /// Whether send and receive buffer may be the same memory (NCCL's rules, and an all-to-all,
     /// whose blocks of one length change places).
     pub const fn has_in_place(self) -> bool {
-        !matches!(self, AllToAllV | SendRecv | Barrier)
+        !matches!(self, AllToAllV | SendRecv | PingPong | Barrier)
+    }
+
+    /// How many times over an iteration sends its data, one after the other: a time is that of one.
+    /// A message that goes there and back takes twice what a message takes.
+    pub const fn ways(self) -> usize {
+        match self {
+            PingPong => 2,
+            _ => 1,
+        }
     }
 
     /// What turns size over time into the load of the busiest link, so that figures for different
@@ -114,7 +126,7 @@ impl Operation {
             AllReduce => 2.0 * (n - 1.0) / n,
             ReduceScatter | ReduceScatterV | AllGather | AllGatherV | AllToAll | AllToAllV
             | Gather | GatherV | Scatter | ScatterV => (n - 1.0) / n,
-            Broadcast | Reduce | SendRecv => 1.0,
+            Broadcast | Reduce | SendRecv | PingPong => 1.0,
             Barrier => 0.0,
         }
     }
@@ -138,6 +150,6 @@ mod tests {
     #[test]
     fn what_has_no_form_in_place() {
         let without: Vec<_> = Operation::ALL.into_iter().filter(|o| !o.has_in_place()).collect();
-        assert_eq!(without, [SendRecv, Barrier, AllToAllV]);
+        assert_eq!(without, [SendRecv, PingPong, Barrier, AllToAllV]);
     }
 }

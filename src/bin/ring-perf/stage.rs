@@ -11,7 +11,7 @@ mod check;
 use crate::arena::{Arena, Buffer, POISON, taken};
 use crate::endpoint::Endpoint;
 use crate::launch;
-use crate::layout::{Cell, Layout, Placement};
+use crate::layout::{Cell, Layout, Placement, partner};
 use crate::operation::Operation;
 use crate::options::Options;
 use crate::pattern::{self, Pattern, VARIANTS};
@@ -170,7 +170,8 @@ impl<'a> Stage<'a> {
     }
 
     /// In place every call consumes its input: write those of the next block, which moves them into
-    /// this core's caches. Where nothing is checked the calls go on with what there is.
+    /// this core's caches. Where nothing is checked the calls go on with what there is, unless
+    /// inputs are to be written anew: then a leaf of a broadcast, whose buffer is none, writes none.
     pub fn refill(&mut self) {
         if self.placement == Placement::OutOfPlace {
             if self.rewrites {
@@ -178,7 +179,8 @@ impl<'a> Stage<'a> {
             }
             return;
         }
-        if self.keeps && !self.rewrites {
+        let is_leaf = self.cell.operation == Operation::Broadcast && self.rank != self.cell.root;
+        if self.keeps && (is_leaf || !self.rewrites) {
             return;
         }
         let (at, bytes) = (self.bytes(self.layout.send_at), self.bytes(self.layout.send_elements));
@@ -252,8 +254,10 @@ impl<'a> Stage<'a> {
             if self.next_send + 1 >= self.sends.len() { 0 } else { self.next_send + 1 };
         self.next_recv =
             if self.next_recv + 1 == self.recvs.len() { 0 } else { self.next_recv + 1 };
-        if self.cell.operation == Operation::SendRecv {
-            return self.pass_on();
+        match self.cell.operation {
+            Operation::SendRecv => return self.pass_on(),
+            Operation::PingPong => return self.there_and_back(),
+            _ => {}
         }
         if !self.cell.buckets.is_empty() {
             return self.step();
@@ -281,18 +285,49 @@ impl<'a> Stage<'a> {
     fn pass_on(&self) -> Result<()> {
         let (next, previous) =
             ((self.rank + 1) % self.nranks, (self.rank + self.nranks - 1) % self.nranks);
+        self.exchange(&[self.to(next), self.from(previous)])
+    }
+
+    /// Send to the partner and wait for what it sends when it has that; or, of the two, the other.
+    fn there_and_back(&self) -> Result<()> {
+        let partner = partner(self.rank, self.nranks);
+        let (send, recv) = (self.to(partner), self.from(partner));
+        match self.rank.cmp(&partner) {
+            std::cmp::Ordering::Less => {
+                self.exchange(&[send])?;
+                self.exchange(&[recv])
+            }
+            std::cmp::Ordering::Equal => self.exchange(&[send, recv]),
+            std::cmp::Ordering::Greater => {
+                self.exchange(&[recv])?;
+                self.exchange(&[send])
+            }
+        }
+    }
+
+    fn to(&self, peer: usize) -> Message {
         let (count, data_type) = (self.layout.count, self.cell.data_type);
-        let messages = [
-            Message::Send { buffer: self.call.send, count, data_type, peer: next },
-            Message::Recv { buffer: self.call.recv, count, data_type, peer: previous },
-        ];
+        Message::Send { buffer: self.call.send, count, data_type, peer }
+    }
+
+    fn from(&self, peer: usize) -> Message {
+        let (count, data_type) = (self.layout.count, self.cell.data_type);
+        Message::Recv { buffer: self.call.recv, count, data_type, peer }
+    }
+
+    fn exchange(&self, messages: &[Message]) -> Result<()> {
         // SAFETY: both buffers hold `count` elements; the arena outlives the group.
         unsafe {
             match self.grouped {
-                false => self.endpoint.exchange(&messages),
-                true => self.endpoint.defer_messages(&messages),
+                false => self.endpoint.exchange(messages),
+                true => self.endpoint.defer_messages(messages),
             }
         }
+    }
+
+    /// How many times over an iteration sends its data.
+    pub fn ways(&self) -> usize {
+        self.cell.operation.ways()
     }
 
     /// One training step: an all-reduce for every bucket.

@@ -11,6 +11,7 @@ use crate::bootstrap::id::UniqueId;
 use crate::error::{Error, Result};
 use crate::fork::Shared;
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,6 @@ use std::time::{Duration, Instant};
 const NAMES_APPEAR: Duration = Duration::from_secs(10);
 /// Pause between two tries.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
-/// Addresses of a host that are of use: an id carries as many.
-const ADDRESSES: usize = 2;
 
 /// What is known of the network, and what it does where ranks meet through a file.
 pub trait Network {
@@ -158,15 +157,13 @@ fn address(host: &str, port: u16, meets: Meets, deadline: Instant) -> Result<Tar
     if loopback && meets != Meets::Anywhere {
         return Ok(here);
     }
-    let addresses = resolve(host, port, deadline)?;
+    let addresses = resolve(host, deadline, || (host, port).to_socket_addrs().map(Vec::from_iter))?;
     if meets != Meets::Here {
         // Ranks may know the host by different addresses, but they call it by one name.
         return Ok(Target { place: format!("{}:{port}", host.to_lowercase()), addresses });
     }
-    if addresses.iter().all(|address| address.ip().is_loopback()) {
-        return Ok(here);
-    }
-    let ip = addresses[0].ip();
+    let mut others = addresses.iter().map(SocketAddr::ip).filter(|ip| !ip.is_loopback());
+    let Some(ip) = others.next() else { return Ok(here) };
     let elsewhere = match literal == Some(ip) {
         true => format!("{host} may be another"),
         false => format!("{host} is {ip}"),
@@ -176,23 +173,18 @@ fn address(host: &str, port: u16, meets: Meets, deadline: Instant) -> Result<Tar
     )))
 }
 
-/// The addresses of a host; at least one.
-fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
+/// The addresses of a host, at least one: all that `ask` gives, as the id that carries some chooses
+/// among them, by family too.
+fn resolve(
+    host: &str,
+    deadline: Instant,
+    ask: impl Fn() -> io::Result<Vec<SocketAddr>>,
+) -> Result<Vec<SocketAddr>> {
     let until = deadline.min(Instant::now() + NAMES_APPEAR);
     loop {
-        let why = match (host, port).to_socket_addrs() {
-            Ok(all) => {
-                let mut distinct: Vec<SocketAddr> = Vec::new();
-                for address in all {
-                    if distinct.len() < ADDRESSES && !distinct.contains(&address) {
-                        distinct.push(address);
-                    }
-                }
-                if !distinct.is_empty() {
-                    return Ok(distinct);
-                }
-                "it has no address".to_string()
-            }
+        let why = match ask() {
+            Ok(all) if !all.is_empty() => return Ok(all),
+            Ok(_) => "it has no address".to_string(),
             Err(error) => error.to_string(),
         };
         if Instant::now() >= until {
@@ -338,6 +330,15 @@ mod tests {
         let id = first.id.clone();
         first.met();
         assert_ne!(invite(&found, &Nobody(false), Instant::now()).unwrap().id, id);
+    }
+
+    #[test]
+    fn of_a_names_addresses_the_best_of_each_family_are_told() {
+        let known = ["10.0.0.1:5", "10.0.0.1:5", "10.0.0.2:5", "[2001:db8::1]:5"];
+        let known: [SocketAddr; 4] = known.map(|one| one.parse().unwrap());
+        let all = resolve("head", Instant::now(), || Ok(known.to_vec())).unwrap();
+        let id = UniqueId::from_secret(b"a secret", b"a label", &all);
+        assert_eq!(id.addresses(), [known[0], known[3]]);
     }
 
     #[test]

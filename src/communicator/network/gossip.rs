@@ -11,7 +11,8 @@
 //! changes go out.
 
 use super::frame::{Item, Opener, Refusal, Sealer};
-use super::status::{Status, cut};
+use super::status::Status;
+use crate::error::cut;
 use crate::executor::announcement::Phase;
 use crate::executor::control::{Life, TEXT_BYTES};
 use std::collections::VecDeque;
@@ -245,7 +246,7 @@ impl Gossip {
 
     /// This rank has never reached a rank.
     pub fn unreached(&mut self, rank: usize, why: String) {
-        let (by, why) = (self.rank as u32, cut(why, TEXT_BYTES));
+        let (by, why) = (self.rank as u32, cut(&why, TEXT_BYTES).into());
         self.note_end(rank, Item::Unreached { rank: rank as u32, by, why }, None);
     }
 

@@ -1,6 +1,7 @@
 //! What a rank's page says, in a form that travels.
 
 use crate::clock;
+use crate::error::cut;
 use crate::executor::announcement::Announcement;
 use crate::executor::control::{Control, HOST_BYTES, Life, Seen, TEXT_BYTES};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -41,9 +42,9 @@ impl Status {
         Status {
             life,
             culprit: culprit.map(|rank| rank as u32),
-            text: cut(text, TEXT_BYTES),
+            text: cut(&text, TEXT_BYTES).into(),
             pid: page.pid.load(Relaxed),
-            host: cut(page.host(), HOST_BYTES),
+            host: cut(&page.host(), HOST_BYTES).into(),
             completed,
             calls: calls.map(|record| record.seen()).collect(),
             batch: page.open_batch().map(|record| record.seen()),
@@ -73,13 +74,6 @@ impl Status {
     pub fn is_bounded(&self) -> bool {
         self.text.len() <= TEXT_BYTES && self.host.len() <= HOST_BYTES && self.calls.len() <= CALLS
     }
-}
-
-/// At most `most` bytes of a text: what was not UTF-8 has grown as it was read.
-pub fn cut(mut text: String, most: usize) -> String {
-    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or(0));
-    text
 }
 
 /// The page's announcement. Its writer takes less than a microsecond; one that is stopped in the

@@ -5,25 +5,10 @@
 //! enum: a newer driver has codes that this library does not know.
 #![allow(unsafe_code)]
 
+pub use super::interface::*;
 use crate::error::{Error, Result};
 use crate::fork::Once;
 use std::ffi::{CStr, c_char, c_void};
-
-/// A result of the driver; 0 is success.
-pub type Code = i32;
-
-/// The codes that something is made of.
-pub const INVALID_VALUE: Code = 1;
-pub const NO_DEVICE: Code = 100;
-/// Neither machine code for the device is there, nor what could be compiled for it.
-pub const NO_BINARY_FOR_GPU: Code = 209;
-/// What a driver answers to an image that is newer than itself: no image that it knows, no PTX that
-/// it knows, no compiler for it, too new a version, no compiling.
-pub const TOO_NEW: [Code; 5] = [200, 218, 221, 222, 223];
-pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
-pub const NOT_READY: Code = 600;
-pub const NOT_PERMITTED: Code = 800;
-pub const NOT_SUPPORTED: Code = 801;
 
 /// The oldest driver with all that is used: CUDA 12.0. What the kernels need beyond that, the
 /// driver says itself when it loads them.
@@ -32,50 +17,8 @@ const OLDEST: i32 = 12000;
 /// Where the driver's library is looked for.
 const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// What the driver hands out is never looked into.
-pub type Context = *mut c_void;
-pub type Stream = *mut c_void;
-pub type Event = *mut c_void;
-pub type Module = *mut c_void;
-pub type Function = *mut c_void;
-pub type Graph = *mut c_void;
-pub type GraphExec = *mut c_void;
-pub type Address = u64;
-/// A piece of memory that has no address yet.
-pub type Physical = u64;
-
-/// What a piece of memory is to be like, as the driver lays it out.
-#[repr(C)]
-pub struct Wanted {
-    pub kind: i32,
-    /// How it may travel: a bit for each way.
-    pub carriers: i32,
-    pub place: Place,
-    pub unused: [u64; 2],
-}
-
-/// On which device memory is.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Place {
-    pub kind: i32,
-    pub ordinal: i32,
-}
-
-/// Who may do what with a range of addresses.
-#[repr(C)]
-pub struct Right {
-    pub place: Place,
-    pub what: i32,
-}
-
-/// What names an allocation to other processes: a value of the driver's, of this size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Shareable(pub [u64; 8]);
-
-macro_rules! entry_points {
-    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+macro_rules! bound {
+    ($($name:ident = $symbol:ident ($($argument:ty),*);)*) => {
         /// The entry points, by what they do.
         pub struct Driver {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
@@ -83,13 +26,13 @@ macro_rules! entry_points {
 
         impl Driver {
             /// The names of all entry points.
-            pub const SYMBOLS: &[&str] = &[$($symbol),*];
+            pub const SYMBOLS: &[&str] = &[$(stringify!($symbol)),*];
 
             /// Look every entry point up in a loaded library.
             fn bind(library: *mut c_void) -> Result<Driver> {
                 Ok(Driver {
                     $($name: {
-                        let found = look_up(library, concat!($symbol, "\0"))?;
+                        let found = look_up(library, concat!(stringify!($symbol), "\0"))?;
                         // SAFETY: the driver's interface gives this name this type.
                         unsafe {
                             std::mem::transmute::<
@@ -104,78 +47,7 @@ macro_rules! entry_points {
     };
 }
 
-entry_points! {
-    init = "cuInit" (u32);
-    version = "cuDriverGetVersion" (*mut i32);
-    error_name = "cuGetErrorName" (Code, *mut *const c_char);
-    error_string = "cuGetErrorString" (Code, *mut *const c_char);
-    device_count = "cuDeviceGetCount" (*mut i32);
-    device_get = "cuDeviceGet" (*mut i32, i32);
-    device_attribute = "cuDeviceGetAttribute" (*mut i32, i32, i32);
-    device_name = "cuDeviceGetName" (*mut c_char, i32, i32);
-    device_uuid = "cuDeviceGetUuid_v2" (*mut [u8; 16], i32);
-    device_peer = "cuDeviceCanAccessPeer" (*mut i32, i32, i32);
-    primary_retain = "cuDevicePrimaryCtxRetain" (*mut Context, i32);
-    primary_release = "cuDevicePrimaryCtxRelease_v2" (i32);
-    context_device = "cuCtxGetDevice" (*mut i32);
-    context_id = "cuCtxGetId" (Context, *mut u64);
-    context_push = "cuCtxPushCurrent_v2" (Context);
-    context_pop = "cuCtxPopCurrent_v2" (*mut Context);
-    context_peer = "cuCtxEnablePeerAccess" (Context, u32);
-    pointer_attribute = "cuPointerGetAttribute" (*mut c_void, i32, Address);
-    pointer_attributes = "cuPointerGetAttributes" (u32, *mut i32, *mut *mut c_void, Address);
-    host_allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, u32);
-    host_free = "cuMemFreeHost" (*mut c_void);
-    memory_allocate = "cuMemAlloc_v2" (*mut Address, usize);
-    memory_free = "cuMemFree_v2" (Address);
-    copy = "cuMemcpyAsync" (Address, Address, usize, Stream);
-    fill = "cuMemsetD8Async" (Address, u8, usize, Stream);
-    event_create = "cuEventCreate" (*mut Event, u32);
-    event_record = "cuEventRecord" (Event, Stream);
-    event_query = "cuEventQuery" (Event);
-    event_elapsed = "cuEventElapsedTime" (*mut f32, Event, Event);
-    event_destroy = "cuEventDestroy_v2" (Event);
-    stream_create = "cuStreamCreate" (*mut Stream, u32);
-    stream_destroy = "cuStreamDestroy_v2" (Stream);
-    stream_wait = "cuStreamWaitEvent" (Stream, Event, u32);
-    stream_synchronize = "cuStreamSynchronize" (Stream);
-    stream_capture = "cuStreamGetCaptureInfo_v2"
-        (Stream, *mut i32, *mut u64, *mut Graph, *mut *const c_void, *mut usize);
-    capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut i32);
-    capture_begin = "cuStreamBeginCapture_v2" (Stream, i32);
-    capture_end = "cuStreamEndCapture" (Stream, *mut Graph);
-    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut GraphExec, Graph, u64);
-    graph_launch = "cuGraphLaunch" (GraphExec, Stream);
-    graph_destroy = "cuGraphDestroy" (Graph);
-    graph_exec_destroy = "cuGraphExecDestroy" (GraphExec);
-    module_load = "cuModuleLoadData" (*mut Module, *const c_void);
-    module_unload = "cuModuleUnload" (Module);
-    module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
-    address_range = "cuMemGetAddressRange_v2" (*mut Address, *mut usize, Address);
-    export = "cuIpcGetMemHandle" (*mut Shareable, Address);
-    import = "cuIpcOpenMemHandle_v2" (*mut Address, Shareable, u32);
-    close = "cuIpcCloseMemHandle" (Address);
-    piece_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const Wanted, i32);
-    piece_create = "cuMemCreate" (*mut Physical, usize, *const Wanted, u64);
-    piece_retain = "cuMemRetainAllocationHandle" (*mut Physical, *mut c_void);
-    piece_release = "cuMemRelease" (Physical);
-    piece_export = "cuMemExportToShareableHandle" (*mut c_void, Physical, i32, u64);
-    piece_import = "cuMemImportFromShareableHandle" (*mut Physical, *mut c_void, i32);
-    addresses_reserve = "cuMemAddressReserve" (*mut Address, usize, usize, Address, u64);
-    addresses_free = "cuMemAddressFree" (Address, usize);
-    addresses_map = "cuMemMap" (Address, usize, usize, Physical, u64);
-    addresses_unmap = "cuMemUnmap" (Address, usize);
-    addresses_open = "cuMemSetAccess" (Address, usize, *const Right, usize);
-    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, u32);
-    host_unregister = "cuMemHostUnregister" (*mut c_void);
-    host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, u32);
-    write_value = "cuStreamWriteValue32_v2" (Stream, Address, u32, u32);
-    wait_value = "cuStreamWaitValue32_v2" (Stream, Address, u32, u32);
-    launch = "cuLaunchKernel"
-        (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void, *mut *mut c_void);
-    launch_cooperative = "cuLaunchCooperativeKernel"
-        (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void);
-}
+entry_points!(bound);
 
 /// An entry point's address; `symbol` ends with a NUL.
 fn look_up(library: *mut c_void, symbol: &str) -> Result<*mut c_void> {
@@ -233,7 +105,6 @@ impl Driver {
     /// Loads and starts nothing: a program that has device memory has done both, and no other
     /// program pays for it, or is bothered by a driver that would not do.
     pub(super) fn context_here() -> Context {
-        type Current = unsafe extern "C" fn(*mut Context) -> Code;
         if !is_loaded() {
             return std::ptr::null_mut();
         }
@@ -246,7 +117,7 @@ impl Driver {
         unsafe {
             let found = libc::dlsym(handle, c"cuCtxGetCurrent".as_ptr());
             if !found.is_null() {
-                let current = std::mem::transmute::<*mut c_void, Current>(found);
+                let current = std::mem::transmute::<*mut c_void, CurrentContext>(found);
                 if current(&mut context) != 0 {
                     context = std::ptr::null_mut();
                 }
@@ -327,9 +198,6 @@ impl Driver {
         }
     }
 }
-
-/// The mode of captures in which threads do as they like, by the driver's number.
-pub const RELAXED: i32 = 2;
 
 /// This thread does as it likes beside captures.
 pub struct Aside<'a> {

@@ -13,6 +13,7 @@ mod driver;
 mod event;
 mod flag;
 mod fused;
+mod interface;
 mod kernels;
 mod memory;
 mod order;

@@ -3,7 +3,7 @@
 //! Every one counts its calls, fails where it is asked to, and otherwise does what a driver does as
 //! far as ringcomm can tell. Out-parameters are written on success only.
 
-use crate::failures::{broken, injected, stall};
+use crate::failures::{asked_for, broken, injected, stall};
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
     Answer, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE,
@@ -299,15 +299,24 @@ entries! {
     }
 }
 
-/// The name of a code; NULL and an error for one that this driver does not know.
+/// The text of a code, asked for as `symbol`; NULL and an error for one that this driver does not
+/// know.
+fn described(symbol: &'static str, code: Code, place: *mut *const c_char) -> Code {
+    if let Some(code) = asked_for(symbol) {
+        return code;
+    }
+    let found = NAMES.iter().find(|(known, _)| *known == code);
+    let text = found.map_or(std::ptr::null(), |(_, name)| name.as_ptr());
+    put(place, text).err().unwrap_or(if found.is_some() { 0 } else { INVALID_VALUE })
+}
+
+/// The name of a code.
 ///
 /// # Safety
 /// `place` has room for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(code: Code, place: *mut *const c_char) -> Code {
-    let found = NAMES.iter().find(|(known, _)| *known == code);
-    let text = found.map_or(std::ptr::null(), |(_, name)| name.as_ptr());
-    put(place, text).err().unwrap_or(if found.is_some() { 0 } else { INVALID_VALUE })
+    described("cuGetErrorName", code, place)
 }
 
 /// As [`cuGetErrorName`]: this driver has no longer texts.
@@ -316,6 +325,5 @@ pub unsafe extern "C" fn cuGetErrorName(code: Code, place: *mut *const c_char) -
 /// `place` has room for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(code: Code, place: *mut *const c_char) -> Code {
-    // SAFETY: the caller's promise.
-    unsafe { cuGetErrorName(code, place) }
+    described("cuGetErrorString", code, place)
 }

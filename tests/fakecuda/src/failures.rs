@@ -10,17 +10,18 @@ use std::sync::{Condvar, LazyLock, Mutex};
 struct Failures {
     /// Calls of each entry point so far.
     calls: HashMap<&'static str, u64>,
-    /// What is to fail: the entry point, at which of its calls from the first, and how.
-    wanted: Option<(String, u64, Code)>,
+    /// What is to fail: the entry points, at which of their calls from the first, and how.
+    wanted: Vec<(String, u64, Code)>,
 }
 
 static FAILURES: LazyLock<Mutex<Failures>> = LazyLock::new(|| {
-    let parse = |text: String| {
+    let parse = |text: &str| {
         let mut words = text.split(':');
         let symbol = words.next()?.to_string();
         Some((symbol, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
     };
-    let wanted = std::env::var("FAKECUDA_FAIL").ok().and_then(parse);
+    let asked = std::env::var("FAKECUDA_FAIL").unwrap_or_default();
+    let wanted = asked.split(',').filter_map(parse).collect();
     Mutex::new(Failures { wanted, ..Failures::default() })
 });
 
@@ -42,20 +43,26 @@ fn breaks(code: Code) -> bool {
 
 /// Count a call; the code that it has to answer with, if it has to fail.
 pub fn injected(symbol: &'static str) -> Option<Code> {
-    let mut failures = lock(&FAILURES);
     let broken = broken();
-    let calls = failures.calls.entry(symbol).or_default();
-    *calls += 1;
-    let nth = *calls;
+    let asked = asked_for(symbol);
     if broken.is_some() {
         return broken;
     }
-    let (name, at, code) = failures.wanted.as_ref()?;
-    let fails = name == symbol && *at == nth;
-    if fails && breaks(*code) {
-        break_with(*code);
-    }
-    fails.then_some(*code)
+    asked.inspect(|code| {
+        if breaks(*code) {
+            break_with(*code);
+        }
+    })
+}
+
+/// As [`injected`], of what no context has a part in.
+pub fn asked_for(symbol: &'static str) -> Option<Code> {
+    let mut failures = lock(&FAILURES);
+    let calls = failures.calls.entry(symbol).or_default();
+    *calls += 1;
+    let nth = *calls;
+    let is_now = |(name, at, _): &&(String, u64, Code)| name == symbol && *at == nth;
+    failures.wanted.iter().find(is_now).map(|(.., code)| *code)
 }
 
 /// A call that does not get on.
@@ -113,7 +120,18 @@ pub unsafe extern "C" fn fakecuda_fail(symbol: *const c_char, nth: u64, code: Co
     let mut failures = lock(&FAILURES);
     failures.calls.clear();
     break_with(0);
-    failures.wanted = (nth > 0).then_some((name, nth, code));
+    failures.wanted = (nth > 0).then_some((name, nth, code)).into_iter().collect();
+}
+
+/// Let the `nth` call of another entry point since the last `fakecuda_fail` fail, too.
+///
+/// # Safety
+/// `symbol` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_fail_too(symbol: *const c_char, nth: u64, code: Code) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned();
+    lock(&FAILURES).wanted.push((name, nth, code));
 }
 
 /// Calls of `symbol` since the last `fakecuda_fail`.

@@ -12,7 +12,8 @@
 //! `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_FREES_ALONE=1` (while
 //! memory comes or goes all kernels are waited for, and none is launched), `FAKECUDA_DELAY_US`
 //! (the longest of the random delays
-//! before each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`.
+//! before each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`, several with commas
+//! between.
 #![allow(non_snake_case)] // The driver's names.
 
 mod capture;

@@ -32,6 +32,8 @@ pub struct Times {
     pub rotating_us: f64,
     /// A call of a replayed graph; NaN where there is none.
     pub graph_us: f64,
+    /// Why there is none where one was asked for; the communicators may have ended with it.
+    pub graph_error: Option<String>,
     /// The host's part of a call.
     pub eager_us: f64,
     /// A call that one thread makes in a group for all ranks, which share a stream; NaN where the
@@ -118,6 +120,14 @@ impl Start {
     }
 }
 
+/// Whether a rank has failed by itself, and not because another one has.
+fn is_own<T>(result: &Result<T>) -> bool {
+    match result {
+        Err(Error::Aborted { .. } | Error::Remote { .. }) | Ok(_) => false,
+        Err(_) => true,
+    }
+}
+
 pub struct Bench<'a> {
     cell: &'a Cell,
     options: &'a Options,
@@ -165,14 +175,16 @@ impl<'a> Bench<'a> {
         let (rotating_us, _) = self.timed(self.sets)?;
         let one_device =
             !self.is_part() && self.ranks.iter().all(|rank| rank.device.is(&self.ranks[0].device));
-        let graph_us = if one_device { self.replayed().unwrap_or(f64::NAN) } else { f64::NAN };
         let eager_one_stream_us = if one_device { self.on_one_stream()? } else { f64::NAN };
         let answer = self.ranks[0].comm.explain(&self.call(0, 0))?;
         let wrong = checked(is_large)?.or(before);
+        // Last: ranks whose capture fails are aborted, so that none waits for another.
+        let replayed = if one_device { self.replayed() } else { Ok(f64::NAN) };
         Ok(Times {
             hot_us,
             rotating_us,
-            graph_us,
+            graph_us: *replayed.as_ref().unwrap_or(&f64::NAN),
+            graph_error: replayed.err().map(|error| error.to_string()),
             eager_us,
             eager_one_stream_us,
             iterations: self.iterations(),
@@ -262,7 +274,13 @@ impl<'a> Bench<'a> {
                 })
                 .collect();
             let panicked = |_| Err(Error::Internal("a rank panicked".into()));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+            let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
+            let mut ended: Vec<Result<T>> = joined.collect();
+            // What went wrong first, not what the others were told of it.
+            if let Some(first) = ended.iter().position(is_own) {
+                ended.swap(0, first);
+            }
+            ended.into_iter().collect()
         })
     }
 

@@ -45,7 +45,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let name = device.name()?;
     // Before the others use the devices.
     let bandwidth = Bandwidth::measure(&device)?;
-    let ranks = join(options, found.as_ref(), ndevices)?;
+    let mut ranks = join(options, found.as_ref(), ndevices)?;
     let nranks = ranks[0].nranks();
     let cells = cells(options, nranks)?;
     let scope = if ndevices == 1 { ONE_GPU } else { "several GPUs" };
@@ -92,6 +92,11 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
                 ("rows", Value::List(rows.clone())),
             ]);
             save(path, &format!("{whole}\n"))?;
+        }
+        if let Some(error) = &times.graph_error {
+            // The other ranks were aborted; the next cell is measured by others.
+            say(&format!("# no graph: {error}"));
+            ranks = join(options, found.as_ref(), ndevices)?;
         }
     }
     Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
@@ -217,6 +222,7 @@ fn report(
         ("hot_us", times.hot_us.into()),
         ("rotating_us", times.rotating_us.into()),
         ("graph_us", times.graph_us.into()),
+        ("graph_error", times.graph_error.as_deref().map_or(Value::Null, Value::from)),
         ("eager_us", times.eager_us.into()),
         ("eager_one_stream_us", times.eager_one_stream_us.into()),
         ("iterations", times.iterations.into()),

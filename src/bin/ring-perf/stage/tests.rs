@@ -74,10 +74,10 @@ fn noted(operation: Operation, buckets: &[usize], calls: usize) -> (Vec<String>,
     let cell = Cell { operation, bytes, data_type, op, root: 0, buckets };
     let options = Options { aggregate: calls, ..Options::default() };
     let placement = Placement::OutOfPlace;
-    let arena = Arena::new(arena_bytes(&cell, placement, 0, 1, &options)).unwrap();
-    let (layout, notebook) = (cell.layout(0, 1), Notebook::default());
+    let arena = Arena::new(arena_bytes(&cell, placement, 0, 2, &options)).unwrap();
+    let (layout, notebook) = (cell.layout(0, 2), Notebook::default());
     let what = (&cell, &layout, placement);
-    let mut stage = Stage::new(&notebook, &arena, (0, 1), what, &options);
+    let mut stage = Stage::new(&notebook, &arena, (0, 2), what, &options);
     stage.iterate(calls).unwrap();
     let counts = stage.aimed().iter().map(|call| call.count).collect();
     drop(stage);
@@ -168,6 +168,8 @@ fn several_calls_of_an_iteration_are_one_group() {
     let three = ["start", "defer 100", "defer 100", "defer 100", "end"];
     assert_eq!(asked(Operation::AllReduce, 3), three);
     assert_eq!(asked(Operation::SendRecv, 1), ["exchange 2"]);
+    // The second waits for the first to come, on both ranks.
+    assert_eq!(asked(Operation::PingPong, 1), ["exchange 1", "exchange 1"]);
     let two = ["start", "defer 2 messages", "defer 2 messages", "end"];
     assert_eq!(asked(Operation::SendRecv, 2), two);
 }
