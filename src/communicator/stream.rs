@@ -179,8 +179,8 @@ impl<J: Job> Stream<J> {
     }
 
     /// Wait until as many jobs are done as `mark` says, or until `patience` ends; whether they are
-    /// done, or the first error among them since the last `synchronize`, which alone clears it. With
-    /// [`ALONE`] in the mark it is the error of the last of them, if that failed, also after a
+    /// done, or the first error among them since the last `synchronize`, which alone clears it.
+    /// With [`ALONE`] in the mark it is the error of the last of them, if that failed, also after a
     /// `synchronize`.
     pub fn reached(&self, mark: u64, patience: Option<Duration>) -> Result<bool> {
         self.check_process()?;
