@@ -30,8 +30,8 @@ const SPINS: usize = 200;
 /// the user who aborts and by the processor.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The bit of a mark with which [`Stream::reached`] is asked for the job just before the mark alone;
-/// numbers of jobs do not come to it.
+/// The bit of a mark with which [`Stream::reached`] is asked for the job just before the mark
+/// alone; numbers of jobs do not come to it.
 pub const ALONE: u64 = 1 << 63;
 
 /// What a stream runs. A type of fixed size, so that a queue slot holds it.
