@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::signals;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
+use crate::transport::wait;
 use crossbeam::queue::ArrayQueue;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -253,6 +254,8 @@ impl<J: Job> Drop for Stream<J> {
 
 impl<J: Job> Shared<J> {
     fn work(&self) {
+        // Who gives a stream calls has something else to do.
+        wait::work_beside();
         while let Some(job) = self.next() {
             let result = catch_unwind(AssertUnwindSafe(|| job.run()))
                 .unwrap_or_else(|_| Err(Error::Internal("a job of a host stream panicked".into())));
