@@ -134,7 +134,7 @@ impl Rank<'_> {
 
 /// The usual patience, that of ranks that share cores, and none at all: every wait sleeps.
 fn patiences() -> [Patience; 3] {
-    let sleepy = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
+    let sleepy = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
     [Patience::new(2, 2, None), Patience::new(1000, 2, None), sleepy]
 }
 

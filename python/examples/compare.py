@@ -101,9 +101,14 @@ def machine():
 
 def commit():
     """Which state of the project this is; of an installed package, its release."""
-    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    words = ["describe", "--always", "--abbrev=12", "--match=", "--dirty"]
     try:
-        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *words],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
     except OSError:
         return ringcomm.__version__
     return done.stdout.strip() or ringcomm.__version__

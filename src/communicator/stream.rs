@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::signals;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
+use crate::transport::wait;
 use crossbeam::queue::ArrayQueue;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,8 +31,8 @@ const SPINS: usize = 200;
 /// the user who aborts and by the processor.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The bit of a mark with which [`Stream::reached`] is asked for the job just before the mark alone;
-/// numbers of jobs do not come to it.
+/// The bit of a mark with which [`Stream::reached`] is asked for the job just before the mark
+/// alone; numbers of jobs do not come to it.
 pub const ALONE: u64 = 1 << 63;
 
 /// What a stream runs. A type of fixed size, so that a queue slot holds it.
@@ -179,8 +180,8 @@ impl<J: Job> Stream<J> {
     }
 
     /// Wait until as many jobs are done as `mark` says, or until `patience` ends; whether they are
-    /// done, or the first error among them since the last `synchronize`, which alone clears it. With
-    /// [`ALONE`] in the mark it is the error of the last of them, if that failed, also after a
+    /// done, or the first error among them since the last `synchronize`, which alone clears it.
+    /// With [`ALONE`] in the mark it is the error of the last of them, if that failed, also after a
     /// `synchronize`.
     pub fn reached(&self, mark: u64, patience: Option<Duration>) -> Result<bool> {
         self.check_process()?;
@@ -253,6 +254,8 @@ impl<J: Job> Drop for Stream<J> {
 
 impl<J: Job> Shared<J> {
     fn work(&self) {
+        // Who gives a stream calls has something else to do.
+        wait::work_beside();
         while let Some(job) = self.next() {
             let result = catch_unwind(AssertUnwindSafe(|| job.run()))
                 .unwrap_or_else(|_| Err(Error::Internal("a job of a host stream panicked".into())));

@@ -95,6 +95,11 @@ impl Watched {
     /// names the first cause and not the way it took.
     fn remote(&self, peer: usize, operation: Option<Operation>) -> Error {
         let (culprit, text) = self.pages.of(peer).failure();
+        // What this rank has told may come back between two looks at its own flag.
+        // Acquire: pairs with the Release in `Communicator::abort`.
+        if culprit == Some(self.pages.rank) && self.aborted.load(Acquire) {
+            return Error::Aborted { rank: self.pages.rank, operation };
+        }
         let culprit = culprit.filter(|culprit| *culprit < self.pages.nranks());
         let peer = self.who(culprit.unwrap_or(peer));
         Error::Remote { rank: self.pages.rank, peer, operation, text }

@@ -229,8 +229,8 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
     let receives = |one: &&Transfer| !one.sends && one.peer != links.rank;
     let landing = span(batch.iter().filter(receives));
     let lending = lending.of(slot, batch.iter().any(|one| receives(&one)));
-    // Where a message that a slot holds leaves from where another lands, it leaves first if its send
-    // comes first, as it always has; so none before it may wait for its receiver.
+    // Where a message that a slot holds leaves from where another lands, it leaves first if its
+    // send comes first, as it always has; so none before it may wait for its receiver.
     let is_overwritten = |one: &Transfer| {
         let range = span(std::iter::once(one));
         meets(one, &landing) && batch.iter().filter(receives).any(|other| meets(other, &range))

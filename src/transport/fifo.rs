@@ -75,12 +75,9 @@ impl Label {
     /// The call has just written the stamp. A compiler left to itself reads two of its words by
     /// one load of twice the width, which has to wait until both stores have left the core's
     /// buffer, behind those to lines that another core has.
-    ///
-    /// # Safety
-    /// `label` is this end's to write.
     #[inline]
-    unsafe fn write(label: *mut Label, stamp: &Stamp, length: u32) {
-        // SAFETY: the caller's promise, field by field.
+    fn write(label: &mut Label, stamp: &Stamp, length: u32) {
+        // SAFETY: fields of a reference.
         unsafe {
             (&raw mut (*label).length).write_volatile(length);
             // See `Message::matches`.
@@ -274,7 +271,7 @@ impl Sender {
     pub fn post(&mut self, stamp: &Stamp, length: usize) {
         let header = self.ring.header(self.place.index);
         // SAFETY: the slot is this end's between `try_reserve` and the store below.
-        header.label.with_mut(|cell| unsafe { Label::write(cell, stamp, length as u32) });
+        header.label.with_mut(|cell| unsafe { Label::write(&mut *cell, stamp, length as u32) });
         self.ring.advance(&mut self.place);
         // Release: pairs with the Acquire in `try_wait`, so that label and payload are seen.
         header.posted.store(self.place.position, ordering(Site::Post, Release));

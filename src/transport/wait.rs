@@ -18,6 +18,7 @@ use super::fifo::Stamp;
 use crate::error::{Error, Result, Who};
 use crate::sync::Site;
 use crate::sync::atomic::{AtomicU32, Ordering::*, fence};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// The word a rank sleeps on; in memory that its peers can write. Zeroed memory is a valid one.
@@ -66,6 +67,18 @@ pub struct Patience {
     pub yielding: Duration,
     /// Polls before the first yield while the peer is at work on another core.
     pub crossing: u32,
+    /// Polls, in place of `spins`, of a thread that works beside the rank's own.
+    pub beside: u32,
+}
+
+thread_local! {
+    /// Whether this thread works beside the one whose rank it is.
+    static BESIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From here on this thread makes calls for a rank that has another thread at work.
+pub fn work_beside() {
+    BESIDE.set(true);
 }
 
 /// Polls without a pause: a message that is already crossing arrives within these.
@@ -106,9 +119,19 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 impl Patience {
     /// For `ranks` ranks on `cores` cores; `spins` overrides the polls.
     pub fn new(ranks: usize, cores: usize, spins: Option<u32>) -> Patience {
-        let usual = if ranks > cores { SPINS_SHARED } else { SPINS };
+        let usual = |threads: usize| if threads > cores { SPINS_SHARED } else { SPINS };
         asymmetric::prepare();
-        Patience { spins: spins.unwrap_or(usual), yielding: YIELDING, crossing: CROSSING }
+        Patience {
+            spins: spins.unwrap_or(usual(ranks)),
+            yielding: YIELDING,
+            crossing: CROSSING,
+            beside: spins.unwrap_or(usual(2 * ranks)),
+        }
+    }
+
+    /// As the thread that asks is to have it.
+    fn here(self) -> Patience {
+        if BESIDE.get() { Patience { spins: self.beside, ..self } } else { self }
     }
 }
 
@@ -194,6 +217,7 @@ pub fn wait_on<T>(
             return Ok(value);
         }
     }
+    let patience = patience.here();
     for _ in EAGER..patience.spins.min(UNWATCHED) {
         if let Some(value) = waiting.poll() {
             return Ok(value);

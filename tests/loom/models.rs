@@ -74,7 +74,7 @@ impl Watch for Forever {
 }
 
 /// Straight to sleep: spinning and yielding add interleavings, not behaviour.
-const SLEEPY: Patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0 };
+const SLEEPY: Patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
 
 fn stamp(sequence: u64) -> Stamp {
     Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 1, source: 0 }

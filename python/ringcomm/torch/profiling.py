@@ -29,9 +29,8 @@ def track(name: str, work: Any) -> None:
     if active():
         # Of the ways to begin a span from Python the only one that takes tensors, and whose span
         # another thread may end.
-        record = torch.autograd._record_function_with_args_enter(
-            f"ringcomm:{name}", *work.result()
-        )
+        begin: Any = getattr(torch.autograd, "_record_function_with_args_enter")
+        record = begin(f"ringcomm:{name}", *work.result())
         end: Any = torch.ops.profiler._call_end_callbacks_on_jit_fut
         with torch._C.DisableTorchFunctionSubclass():
             end._RecordFunction(record, work.get_future())

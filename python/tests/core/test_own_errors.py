@@ -110,6 +110,7 @@ def test_threads_that_share_a_stream(ranks):
             stream.synchronize()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_child_that_was_forked_while_a_call_was_given(one):
     """It is told that the stream is not its own, as any other."""
     with ringcomm.Stream() as stream:

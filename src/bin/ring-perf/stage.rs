@@ -171,7 +171,8 @@ impl<'a> Stage<'a> {
 
     /// In place every call consumes its input: write those of the next block, which moves them into
     /// this core's caches. Where nothing is checked the calls go on with what there is, unless
-    /// inputs are to be written anew: then a leaf of a broadcast, whose buffer is none, writes none.
+    /// inputs are to be written anew: then a leaf of a broadcast, whose buffer is none, writes
+    /// nothing.
     pub fn refill(&mut self) {
         if self.placement == Placement::OutOfPlace {
             if self.rewrites {

@@ -1,5 +1,5 @@
-//! The errors of a stream's jobs: the first, which the stream tells, and of the last many each job's
-//! own, which a handle tells.
+//! The errors of a stream's jobs: the first, which the stream tells, and of the last many each
+//! job's own, which a handle tells.
 
 use super::CAPACITY;
 use crate::error::{Error, Result};
