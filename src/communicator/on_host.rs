@@ -59,10 +59,12 @@ impl Engine {
         running: &Running,
     ) -> Result<()> {
         let mut room = std::mem::take(&mut self.portion_room);
-        room.resize(self.basis.portion_bytes.unwrap_or(0), 0);
-        let base = room.as_mut_ptr();
         let is_whole = |side| portions.blocks(call, side) < 2;
         let (takes, gives) = (!is_whole(Side::Input), !is_whole(Side::Output));
+        if takes || gives {
+            room.resize(self.basis.portion_bytes.unwrap_or(0), 0);
+        }
+        let base = room.as_mut_ptr();
         let first =
             |side, index| portions.runs(call, side, index).next().map_or(0, |run| run.offset);
         let ran = (0..portions.number).try_for_each(|index| {

@@ -82,28 +82,30 @@ impl Portions {
         let blocks = most_blocks(call.collective, nranks, parts);
         let share = (bytes - LINE) / blocks;
         let share = if share < LINE { share } else { share / LINE * LINE };
-        let share = (share / size).max(1);
-        let portions = |number| Portions { rank, nranks, parts, share, number };
+        let share = share / size;
+        assert!(share > 0, "memory for portions holds an element of every block");
+        let portions = |share, number| Portions { rank, nranks, parts, share, number };
         let Some(vector) = call.vector else {
             let longest = call.count.div_ceil(parts);
             let all = longest.saturating_mul(blocks).saturating_mul(size);
-            return (!fits(all)).then(|| portions(longest.div_ceil(share)));
+            return (!fits(all)).then(|| portions(share, longest.div_ceil(share)));
         };
-        let number = if by_messages(call) {
+        let (share, number) = if by_messages(call) {
             // Only two ranks know of a block, so that is all that they can go by.
             let lists = [&vector.send_counts, &vector.recv_counts];
             let longest = lists.into_iter().flatten().chain([&call.count]).max();
-            longest.map_or(1, |longest| longest.div_ceil(share).max(1))
+            (share, longest.map_or(1, |longest| longest.div_ceil(share).max(1)))
         } else {
             let counts = &vector.recv_counts;
             let longest = counts.iter().max().copied().unwrap_or(0);
             let sum = counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
             let all = sum.saturating_add(longest).saturating_mul(size);
-            if fits(all) { 1 } else { longest.div_ceil(share) }
+            // One portion has both portions' memory to itself, and all of every block.
+            if fits(all) { (longest.max(1), 1) } else { (share, longest.div_ceil(share)) }
         };
         // What lies between a rank's blocks is nobody else's affair.
         let lies_close = fits(extents.input.saturating_add(extents.output));
-        (number > 1 || !lies_close).then(|| portions(number))
+        (number > 1 || !lies_close).then(|| portions(share, number))
     }
 
     /// Blocks of one of this rank's buffers.
@@ -291,7 +293,8 @@ mod tests {
                 (extents.input, extents.output)
             );
             let start = portions.start_of_output(call, index);
-            assert!(start >= extents.input && start + extents.output <= bytes);
+            let room = if portions.number == 1 { 2 * bytes } else { bytes };
+            assert!(start >= extents.input && start + extents.output <= room);
             // Where a portion is cut again, its ranks might not agree on how.
             assert_eq!(cut(&part, rank, nranks, parts, bytes), None);
         }
@@ -344,6 +347,23 @@ mod tests {
                 check(&call, rank, 4, 1, 4096);
             }
         }
+    }
+
+    #[test]
+    fn blocks_that_fit_where_they_are_packed_are_whole_portions() {
+        let recv_counts = vec![500, 500];
+        let recv_displacements = vec![0, 3000];
+        let vector = Vector { recv_counts, recv_displacements, ..Vector::default() };
+        let call = Call {
+            count: 500,
+            vector: Some(&vector),
+            ..Call::new(Collective::AllGather, DataType::Float32)
+        };
+        (0..2).for_each(|rank| check(&call, rank, 2, 1, 4096));
+        assert_eq!(cut(&call, 0, 2, 1, 4096).unwrap().number, 1);
+        // Another rank's lie close, and it makes the whole call.
+        let close = Vector { recv_displacements: vec![0, 500], ..vector.clone() };
+        assert_eq!(cut(&Call { vector: Some(&close), ..call }, 0, 2, 1, 4096), None);
     }
 
     /// Whether an element of a vector changes its part is whether its sum changes its order.

@@ -115,10 +115,25 @@ impl Place {
     }
 }
 
-/// The most that a stream is given of a call that returns before it is done. A driver takes some
-/// 1,000 entries of a stream before it makes the caller wait for the first of them, which may wait
-/// for a call that the same caller is yet to make.
+/// The most that streams are given of calls in portions that return before they are done. A driver
+/// takes some 1,000 entries of a stream before it makes the caller wait for the first of them, which
+/// may wait for a call that the same caller is yet to make.
 const MOST_ENTRIES: usize = 512;
+
+/// What streams have been given of calls in portions and the host may not have done yet.
+#[derive(Default)]
+pub struct Outstanding {
+    entries: usize,
+    /// The last of these calls.
+    last: u32,
+}
+
+impl Outstanding {
+    /// Entries, once the host has `done` what has this number.
+    fn of(&self, done: u32) -> usize {
+        if done.wrapping_sub(self.last) as i32 >= 0 { 0 } else { self.entries }
+    }
+}
 
 /// Entries of a stream for a call in portions.
 fn entries(call: &Call, portions: &Portions) -> usize {
@@ -192,16 +207,22 @@ impl Communicator {
             return Ok(false);
         }
         let portions = self.basis().portions(call, &extents, &self.config)?;
-        if portions.is_some_and(|portions| entries(call, &portions) > MOST_ENTRIES) {
-            return Ok(false);
-        }
         let worker = self.worker()?;
         // The stream's order is the thread's.
-        let _one_order = gpu.giving.lock();
+        let mut giving = gpu.giving.lock();
+        // Relaxed: it only counts.
+        let outstanding = giving.of(gpu.words.done().load(Relaxed));
+        let entries = portions.map_or(0, |portions| entries(call, &portions));
+        if entries > 0 && outstanding.saturating_add(entries) > MOST_ENTRIES {
+            return Ok(false);
+        }
         let mut staging = gpu.staging.lock();
         let base = staging.base(0)?;
         let given = staging.ticket(portions.map_or(1, |portions| portions.number));
         let last = given.ticket();
+        if entries > 0 {
+            *giving = Outstanding { entries: outstanding + entries, last };
+        }
         let staged = match &portions {
             // Its buffers are the call's, which its portions are parts of.
             Some(portions) => staging.give_portions(call, portions, last).map(|()| call.clone()),

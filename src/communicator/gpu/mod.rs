@@ -55,7 +55,7 @@ use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
-use ahead::{Place, Words};
+use ahead::{Outstanding, Place, Words};
 use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
@@ -82,7 +82,7 @@ pub(super) struct Gpu {
     /// Of calls whose streams wait for the host.
     words: Arc<Words>,
     /// Held by who gives a call to its stream and its host's part to the thread.
-    giving: Mutex<()>,
+    giving: Mutex<Outstanding>,
     place: Place,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
@@ -167,7 +167,7 @@ impl Gpu {
         let portion_bytes = around.portion_bytes;
         let staging = Staging::new(&device, portion_bytes)?;
         let (words, staging) = (staging.words(), Mutex::new(staging));
-        let (giving, place) = (Mutex::new(()), Place::of(name, device.ordinal));
+        let (giving, place) = (Mutex::default(), Place::of(name, device.ordinal));
         let sharing = Mutex::new(Sharing::No);
         Ok(Some(Gpu {
             device,
