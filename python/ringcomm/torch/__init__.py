@@ -10,7 +10,17 @@ of the CPU and of CUDA devices, alone or beside another:
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
+
+#: Before it, C++ that waits for a work, as DistributedDataParallel does, may not keep the work's
+#: Python half, and waits for one that nobody ends.
+OLDEST = (2, 7)
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+    raise ImportError(
+        f"ringcomm.torch needs PyTorch 2.7 or later, and this is {torch.__version__}: install a "
+        "later one, or use ringcomm's own calls (ringcomm.init), which take tensors of any"
+    )
 
 from .data_parallel import DataParallel
 from .gradients import Compression, broadcast_parameters, reduce_gradients
