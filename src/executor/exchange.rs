@@ -238,8 +238,8 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
     let sends = |one: &&Transfer| one.sends && one.peer != links.rank && one.bytes <= slot;
     let swaps = batch.iter().filter(sends).any(is_overwritten);
     let least = lending.reached.min(lending.by_kernel).max(if swaps { slot + 1 } else { 0 });
-    for index in 0..batch.len() {
-        let Transfer { sends, peer, address, bytes, .. } = batch[index];
+    for transfer in batch.iter_mut() {
+        let Transfer { sends, peer, address, bytes, .. } = *transfer;
         if !sends || peer == links.rank || bytes < least {
             continue;
         }
@@ -262,7 +262,7 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
             Reach::Network => continue,
         };
         if loan.region != NOWHERE {
-            batch[index].state = State::Lending(loan);
+            transfer.state = State::Lending(loan);
         }
     }
 }

@@ -79,14 +79,14 @@ impl Label {
     fn write(label: &mut Label, stamp: &Stamp, length: u32) {
         // SAFETY: fields of a reference.
         unsafe {
-            (&raw mut (*label).length).write_volatile(length);
+            (&raw mut label.length).write_volatile(length);
             // See `Message::matches`.
             if !cfg!(ringcomm_unchecked) {
-                (&raw mut (*label).communicator).write_volatile(stamp.communicator);
-                (&raw mut (*label).epoch).write_volatile(stamp.epoch);
-                (&raw mut (*label).sequence).write_volatile(stamp.sequence);
-                (&raw mut (*label).fingerprint).write_volatile(stamp.fingerprint);
-                (&raw mut (*label).source).write_volatile(stamp.source);
+                (&raw mut label.communicator).write_volatile(stamp.communicator);
+                (&raw mut label.epoch).write_volatile(stamp.epoch);
+                (&raw mut label.sequence).write_volatile(stamp.sequence);
+                (&raw mut label.fingerprint).write_volatile(stamp.fingerprint);
+                (&raw mut label.source).write_volatile(stamp.source);
             }
         }
     }
