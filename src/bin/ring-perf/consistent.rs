@@ -1,6 +1,5 @@
 //! What makes no sense together on a command line, or nothing at all: refused, with the reason.
 
-use crate::operation::Operation;
 use crate::options::{Csv, Options, Roots};
 use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::types::{DataType, ReduceOp};
@@ -103,7 +102,6 @@ impl Options {
         }
         self.has_several_hosts()?;
         self.has_one_order()?;
-        self.has_turns()?;
         self.all_have_an_effect()
     }
 
@@ -121,16 +119,6 @@ impl Options {
                  over TCP; give fewer for a host, or {more}"
             ),
         })
-    }
-
-    /// What a group holds is under way at once.
-    fn has_turns(&self) -> Result<(), String> {
-        match self.aggregate > 1 && self.operations.contains(&Operation::PingPong) {
-            true => Err("-m puts calls into one group, in which a ping_pong has no second half \
-                         that waits for the first: leave one of them out"
-                .into()),
-            false => Ok(()),
-        }
     }
 
     /// `--deterministic` wins over an algorithm of another order, which would not run.
@@ -312,12 +300,6 @@ mod tests {
         refused("--tolerance 0.1", "has no effect without --compare");
         refused("--csv --explain", "has no effect with --csv");
         assert!(run("--csv rows.csv --explain --compare old.json --tolerance 0.1").is_ok());
-    }
-
-    #[test]
-    fn messages_that_take_turns_are_in_no_group() {
-        refused("ping_pong -m 2", "in which a ping_pong has no second half");
-        assert!(run("send_recv -m 2").is_ok() && run("ping_pong").is_ok());
     }
 
     #[test]

@@ -39,9 +39,13 @@ pub static OPTIONS: &[Entry] = &[
     row('w', "warmup_iters", Value("N"), "untimed iterations before them (default 5)", |o, v| {
         number(v).map(|count| o.warmup = Some(count))
     }),
-    row('m', "agg_iters", Value("N"), "calls per iteration, as one group (default 1)", |o, v| {
-        buffers(number(v)?).map(|count| o.aggregate = count)
-    }),
+    row(
+        'm',
+        "agg_iters",
+        Value("N"),
+        "calls per iteration, in a group but ping_pong (default 1)",
+        |o, v| buffers(number(v)?).map(|count| o.aggregate = count),
+    ),
     row('t', "nthreads", Value("N"), "ranks as threads of a process", |o, v| {
         at_least(number(v)?, 1).map(|count| o.threads = Some(count))
     }),

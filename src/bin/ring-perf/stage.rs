@@ -230,11 +230,15 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Make the next calls, several of them as one group.
+    /// Make the next calls, several of them as one group. What a group holds is under way at once,
+    /// so messages of which the second waits for the first are in none.
     #[inline]
     pub fn iterate(&mut self, calls: usize) -> Result<()> {
         if calls == 1 {
             return self.run();
+        }
+        if self.ways() > 1 {
+            return (0..calls).try_for_each(|_| self.run());
         }
         self.endpoint.start_group();
         self.grouped = true;
@@ -298,7 +302,11 @@ impl<'a> Stage<'a> {
                 self.exchange(&[send])?;
                 self.exchange(&[recv])
             }
-            std::cmp::Ordering::Equal => self.exchange(&[send, recv]),
+            // Alone, in as many exchanges as the others.
+            std::cmp::Ordering::Equal => {
+                self.exchange(&[send, recv])?;
+                self.exchange(&[])
+            }
             std::cmp::Ordering::Greater => {
                 self.exchange(&[recv])?;
                 self.exchange(&[send])

@@ -170,6 +170,7 @@ fn several_calls_of_an_iteration_are_one_group() {
     assert_eq!(asked(Operation::SendRecv, 1), ["exchange 2"]);
     // The second waits for the first to come, on both ranks.
     assert_eq!(asked(Operation::PingPong, 1), ["exchange 1", "exchange 1"]);
+    assert_eq!(asked(Operation::PingPong, 2), ["exchange 1"; 4]);
     let two = ["start", "defer 2 messages", "defer 2 messages", "end"];
     assert_eq!(asked(Operation::SendRecv, 2), two);
 }
