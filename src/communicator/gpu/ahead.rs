@@ -116,8 +116,8 @@ impl Place {
 }
 
 /// The most that streams are given of calls in portions that return before they are done. A driver
-/// takes some 1,000 entries of a stream before it makes the caller wait for the first of them, which
-/// may wait for a call that the same caller is yet to make.
+/// takes some 1,000 entries of a stream before it makes the caller wait for the first of them,
+/// which may wait for a call that the same caller is yet to make.
 const MOST_ENTRIES: usize = 512;
 
 /// What streams have been given of calls in portions and the host may not have done yet.
