@@ -227,17 +227,22 @@ fn meets(message: &Transfer, range: &Range<usize>) -> bool {
 fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending: Lending) {
     let slot = links.geometry.slot_bytes;
     let receives = |one: &&Transfer| !one.sends && one.peer != links.rank;
-    let landing = span(batch.iter().filter(receives));
+    let sends = |one: &&Transfer| one.sends && one.peer != links.rank;
     let lending = lending.of(slot, batch.iter().any(|one| receives(&one)));
+    let least = lending.reached.min(lending.by_kernel);
+    // Most batches of short messages.
+    if !batch.iter().any(|one| sends(&one) && one.bytes >= least) {
+        return;
+    }
     // Where a message that a slot holds leaves from where another lands, it leaves first if its
     // send comes first, as it always has; so none before it may wait for its receiver.
+    let landing = span(batch.iter().filter(receives));
     let is_overwritten = |one: &Transfer| {
         let range = span(std::iter::once(one));
         meets(one, &landing) && batch.iter().filter(receives).any(|other| meets(other, &range))
     };
-    let sends = |one: &&Transfer| one.sends && one.peer != links.rank && one.bytes <= slot;
-    let swaps = batch.iter().filter(sends).any(is_overwritten);
-    let least = lending.reached.min(lending.by_kernel).max(if swaps { slot + 1 } else { 0 });
+    let swaps = batch.iter().filter(sends).any(|one| one.bytes <= slot && is_overwritten(one));
+    let least = if swaps { least.max(slot + 1) } else { least };
     for transfer in batch.iter_mut() {
         let Transfer { sends, peer, address, bytes, .. } = *transfer;
         if !sends || peer == links.rank || bytes < least {

@@ -331,12 +331,12 @@ impl Links {
     /// Send what was written where `reserve` said.
     #[inline]
     pub fn post(&mut self, peer: usize, stamp: &Stamp, bytes: usize) {
-        let Some(Link::Slots { sender, distance, .. }) = &mut self.links[peer] else {
+        let streams = self.streams(peer, bytes);
+        let Some((sender, _)) = self.slots(peer) else {
             return self.post_remote(peer, stamp, bytes);
         };
         sender.post(stamp, bytes);
         // Lines that are written past the cache are better left where they are.
-        let streams = bytes >= STREAMED_LEAST && distance.is_far();
         sender.prepare(if streams { 0 } else { bytes });
         self.ring(peer);
     }

@@ -71,7 +71,9 @@ pub unsafe extern "C" fn ringStreamMark(stream: ringStream_t, mark: *mut u64) ->
 /// without end, 0 does not wait. Calls behind the mark are not waited for.
 ///
 /// Returns `ringInProgress` where they are not, else the first error of those calls since the last
-/// `ringStreamSynchronize`.
+/// `ringStreamSynchronize`. With the highest bit set in the mark (`mark | 1 << 63`) it is the error
+/// of the call just before the mark and of no other, also after a `ringStreamSynchronize`; of calls
+/// that have failed 512 are known, and `ringInvalidUsage` is what is said of older ones.
 ///
 /// # Safety
 /// Safe for any arguments.

@@ -18,7 +18,7 @@ use super::super::portions::{OnHost, Part, Portions, Side};
 use super::super::watch::OperationWatch;
 use super::super::{Communicator, Error};
 use super::staging::{Given, Guard, wait_until};
-use super::{Found, Gpu, Sharing};
+use super::{Found, Gpu, Sharing, portions};
 use crate::device::cuda::{Lasting, Pinned};
 use crate::error::Result;
 use crate::fork::Shared;
@@ -164,16 +164,17 @@ impl Gpu {
         on_host: &mut OnHost,
     ) -> Option<Result<()>> {
         let Ticket { last, base } = call.order.ticket?;
-        let Some(portions) = portions else {
+        let Some(cut) = portions else {
             let come = self.words.wait(last, watch);
             return Some(come.and_then(|()| on_host(call, Part::Whole)));
         };
-        Some((0..portions.number).try_for_each(|index| {
-            let ticket = last.wrapping_sub((portions.number - 1 - index) as u32);
+        Some((0..cut.number).try_for_each(|index| {
+            let ticket = last.wrapping_sub((cut.number - 1 - index) as u32);
             self.words.wait(ticket, watch)?;
-            let buffers = self.place(call, portions, index, base);
-            let lists = portions.lists(call, index);
-            on_host(&portions.call(call, index, buffers, lists.as_ref()), Part::Portion(index))?;
+            let place = portions::at(base, index, self.portion_bytes);
+            let buffers = portions::packed(call, cut, index, place);
+            let lists = cut.lists(call, index);
+            on_host(&cut.call(call, index, buffers, lists.as_ref()), Part::Portion(index))?;
             self.words.finish(ticket);
             Ok(())
         }))

@@ -16,30 +16,23 @@ use super::super::call::Call;
 use super::super::portions::{OnHost, Part, Portions, Side};
 use super::super::watch::OperationWatch;
 use super::staging::{Staging, wait_for};
-use super::{Found, Gpu};
+use super::Found;
 use crate::device::cuda::{copy, wait};
 use crate::error::Result;
 
-impl Gpu {
-    /// Where a portion is packed in the pinned memory at `base`.
-    pub(super) fn place(
-        &self,
-        call: &Call,
-        portions: &Portions,
-        index: usize,
-        base: *mut u8,
-    ) -> (*const u8, *mut u8) {
-        place(call, portions, index, at(base, index, self.portion_bytes))
-    }
-}
-
-/// The place of a portion in turn.
-fn at(base: *mut u8, index: usize, portion_bytes: usize) -> *mut u8 {
+/// The place of a portion in turn, in the pinned memory at `base`.
+pub(super) fn at(base: *mut u8, index: usize, portion_bytes: usize) -> *mut u8 {
     base.wrapping_add(index % 2 * portion_bytes)
 }
 
-fn place(call: &Call, portions: &Portions, index: usize, at: *mut u8) -> (*const u8, *mut u8) {
-    (at.cast_const(), at.wrapping_add(portions.start_of_output(call, index)))
+/// Where a portion's input and its output are packed at its place.
+pub(super) fn packed(
+    call: &Call,
+    portions: &Portions,
+    index: usize,
+    place: *mut u8,
+) -> (*const u8, *mut u8) {
+    (place.cast_const(), place.wrapping_add(portions.start_of_output(call, index)))
 }
 
 impl Staging {
@@ -85,7 +78,8 @@ impl Staging {
             }
             drop(current);
             wait_for(&self.arrived[index % 2], watch)?;
-            let (input, output) = self.place(call, portions, index, base);
+            let place = at(base, index, self.portion_bytes);
+            let (input, output) = packed(call, portions, index, place);
             if !found.sends {
                 // SAFETY: the caller's buffer, which is its stream's no more; a portion has room.
                 unsafe { portions.pack(call, index, input.cast_mut()) };
@@ -130,16 +124,6 @@ impl Staging {
         Ok(())
     }
 
-    fn place(
-        &self,
-        call: &Call,
-        portions: &Portions,
-        index: usize,
-        base: *mut u8,
-    ) -> (*const u8, *mut u8) {
-        place(call, portions, index, at(base, index, self.portion_bytes))
-    }
-
     /// Copy a portion's input to its place.
     fn take_in(&self, call: &Call, portions: &Portions, index: usize, base: *mut u8) -> Result<()> {
         let to = at(base, index, self.portion_bytes);
@@ -159,7 +143,7 @@ impl Staging {
         index: usize,
         base: *mut u8,
     ) -> Result<()> {
-        let (_, from) = self.place(call, portions, index, base);
+        let (_, from) = packed(call, portions, index, at(base, index, self.portion_bytes));
         portions.runs(call, Side::Output, index).try_for_each(|run| {
             let (to, from) = (call.recv.wrapping_add(run.offset), from.wrapping_add(run.at));
             // SAFETY: as above; the place is another portion's only behind this copy.
