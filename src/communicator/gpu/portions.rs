@@ -15,8 +15,8 @@
 use super::super::call::Call;
 use super::super::portions::{OnHost, Part, Portions, Side};
 use super::super::watch::OperationWatch;
-use super::staging::{Staging, wait_for};
 use super::Found;
+use super::staging::{Staging, wait_for};
 use crate::device::cuda::{copy, wait};
 use crate::error::Result;
 
