@@ -132,6 +132,25 @@ fn inputs_are_written_anew_where_that_is_asked_for() {
 }
 
 #[test]
+fn a_leaf_of_a_broadcast_has_no_input_to_write() {
+    let (data_type, op) = (DataType::Float32, ReduceOp::Sum);
+    let (operation, buckets) = (Operation::Broadcast, Vec::new());
+    let cell = Cell { operation, bytes: 400, data_type, op, root: 1, buckets };
+    let placement = Placement::InPlace;
+    let options = Options { check: false, rewrite: true, ..Options::default() };
+    let written = [0, 1].map(|rank| {
+        let (layout, notebook) = (cell.layout(rank, 2), Notebook::default());
+        let arena = Arena::new(arena_bytes(&cell, placement, rank, 2, &options)).unwrap();
+        let what = (&cell, &layout, placement);
+        let mut stage = Stage::new(&notebook, &arena, (rank, 2), what, &options);
+        stage.recvs[0].contents_mut().fill(POISON);
+        stage.refill();
+        stage.recvs[0].contents().iter().any(|byte| *byte != POISON)
+    });
+    assert_eq!(written, [false, true]);
+}
+
+#[test]
 fn sums_show_their_order_but_where_hosts_have_parts_of_their_own() {
     let (data_type, op) = (DataType::Float32, ReduceOp::Sum);
     let (operation, buckets) = (Operation::AllReduce, Vec::new());
