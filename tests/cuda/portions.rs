@@ -12,6 +12,7 @@ use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -299,6 +300,37 @@ fn an_abort_lets_a_stream_go_on_that_has_all_of_a_long_call() {
     // SAFETY: as above.
     let next = unsafe { deferred::collective(&ranks[0], &sum(&floats, &bench), None) };
     assert!(matches!(next, Err(Error::Aborted { .. })), "{next:?}");
+}
+
+/// A stream holds so many entries; what would be more waits in its caller, not in the driver.
+#[test]
+fn long_calls_that_a_stream_has_no_room_for_return_when_they_are_done() {
+    let test = "portions::long_calls_that_a_stream_has_no_room_for_return_when_they_are_done";
+    if !is_apart(test, &[]) {
+        return;
+    }
+    let ranks = two(&narrow(2));
+    let bench = Bench::new(0);
+    let floats = [1.0, 2.0].map(|value| Floats::new(&bench, &[value; 50_000]));
+    // SAFETY: the memory lives until the stream is synchronized.
+    let give = |floats| unsafe { deferred::collective(&ranks[0], &sum(floats, &bench), None) };
+    give(&floats[0]).unwrap();
+    let has_come = AtomicBool::new(false);
+    scope(|scope| {
+        scope.spawn(|| {
+            sleep(Duration::from_millis(50));
+            has_come.store(true, SeqCst);
+            (0..2).for_each(|_| drop(add(&ranks[1], 50_000, 1.0).unwrap()));
+        });
+        give(&floats[1]).unwrap();
+        assert!(has_come.load(SeqCst), "the stream was given both calls");
+    });
+    bench.stream.synchronize().unwrap();
+    assert!(floats[0].read(&bench) == [2.0; 50_000] && floats[1].read(&bench) == [3.0; 50_000]);
+    // Then there is room again: this returns before the other rank has come.
+    give(&floats[0]).unwrap();
+    drop(add(&ranks[1], 50_000, 1.0).unwrap());
+    bench.stream.synchronize().unwrap();
 }
 
 #[test]

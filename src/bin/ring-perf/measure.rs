@@ -317,6 +317,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_message_that_goes_there_and_back_has_half_of_the_time() {
+        let (board, options) = (Board::new(2).unwrap(), Options::default());
+        for (rank, time) in [(0, 4.0), (1, 6.0)] {
+            board.record(rank, List::Typical, 0, time);
+            board.record(rank, List::Single, 0, 2.0 * time);
+        }
+        let clock = Clock::new(&board, 0, &options);
+        for (ways, median, longest) in [(1, 6.0, 12.0), (2, 3.0, 6.0)] {
+            let times = clock.collect([1, 1], 2, ways);
+            assert_eq!((times.median(), times.p99()), (median, longest));
+        }
+    }
+
+    #[test]
     fn an_asked_number_of_iterations_is_exact() {
         for (asked, block) in [(1, 63), (7, 3), (200, 63)] {
             let options =
