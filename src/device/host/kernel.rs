@@ -32,11 +32,11 @@ pub unsafe fn blocks<V: Vector, O: Operation<V>>(
     // SAFETY: the caller's promise, handed on, and no block passes `end`.
     unsafe {
         // Past the cache, wide stores to one target or two run better in step with the loads, so
-        // single vectors are nearer to a plain loop's bandwidth than blocks (`benches/arithmetic.rs`
-        // compares the two bandwidths). With more, memory that is given a line for one after the
-        // other takes a tenth longer than with a block for each, and up to twice as long where it
-        // is fast (`benches/results/targets-2026-11-25.txt`). Narrow vectors have conversions to
-        // hide.
+        // single vectors are nearer to a plain loop's bandwidth than blocks
+        // (`benches/arithmetic.rs` compares the two bandwidths). With more, memory that is given a
+        // line for one after the other takes a tenth longer than with a block for each, and up to
+        // twice as long where it is fast (`benches/results/targets-2026-11-25.txt`). Narrow
+        // vectors have conversions to hide.
         let few = job.targets.len() <= FEW_TARGETS;
         if job.streaming > 0 && few && V::LANES * V::SIZE >= 32 {
             return singles::<V, O>(job, start, end, parts);
