@@ -96,7 +96,7 @@ pub(super) fn wire(
         _ if two_rounds => (2.0, 4.0 * others, 2.0 * others / shape.hosts * b),
         _ => (1.0, 2.0 * others, others * b),
     };
-    Wire { alphas, messages, bytes }
+    Wire { alphas, messages, bytes, ..Wire::default() }
 }
 
 /// Without the wire's messages; a lane's chunks are `c` bytes, one of their groups `g`.

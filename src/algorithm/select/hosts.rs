@@ -4,10 +4,10 @@
 //! all bytes that leave a host share its way out. A flat algorithm is judged by its busiest rank
 //! and host; where the closed form does not say which of its messages cross, the worst is taken.
 
-use super::form::Form;
+use super::form::{Form, Work};
 use super::{Costs, Question, hierarchy};
 use crate::algorithm::Algorithm::{self, *};
-use crate::plan::Collective::*;
+use crate::plan::Collective::{self, *};
 use crate::plan::topology::Topology;
 
 /// How ranks are spread over hosts, as far as costs depend on it.
@@ -46,6 +46,10 @@ pub(super) struct Wire {
     pub messages: f64,
     /// Bytes that leave or enter the busiest host, whichever is more.
     pub bytes: f64,
+    /// Of what a rank sends, the share that it does not copy itself: it leaves from where it lies.
+    pub lent: f64,
+    /// Of what it copies, the share that comes to its place without it.
+    pub landed: f64,
 }
 
 impl Wire {
@@ -60,10 +64,13 @@ impl Wire {
         // Of a rank's peers, those elsewhere.
         let away = |local: f64| (n - local) / (n - 1.0);
         let sent = form.total.sent / n;
+        let kept = kept(algorithm, question.collective, n);
         let share = |alphas: f64, of_messages: f64, bytes: f64| Wire {
             alphas: form.alphas * alphas,
             messages: form.path.messages * of_messages,
             bytes,
+            lent: of_messages,
+            landed: kept * of_messages,
         };
         let rooted = matches!(question.collective, Broadcast | Reduce | Gather | Scatter);
         match algorithm {
@@ -101,5 +108,22 @@ impl Wire {
 
     pub fn bytes(&self, costs: &Costs) -> f64 {
         self.bytes * costs.wire_us_per_byte
+    }
+
+    /// What it does not do of this work.
+    pub fn spared(&self, work: &Work, costs: &Costs) -> f64 {
+        (self.lent * work.sent + self.landed * work.copied) * costs.copy_us_per_byte
+    }
+}
+
+/// Of the bytes that ranks copy in a flat algorithm, the share that comes from others only to be
+/// kept.
+fn kept(algorithm: Algorithm, collective: Collective, n: f64) -> f64 {
+    match (algorithm, collective) {
+        (_, Reduce | ReduceScatter | Barrier) | (OneShot, AllReduce) => 0.0,
+        // The first operand of the own chunk is copied as well.
+        (TwoShot, AllReduce) => (n - 1.0) / n,
+        (_, AllReduce | Broadcast) => 1.0,
+        (_, AllGather | AllToAll | Gather | Scatter) => (n - 1.0) / n,
     }
 }

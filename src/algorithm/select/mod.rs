@@ -21,7 +21,7 @@ mod hosts;
 use super::{Algorithm, host_order, serial_order};
 use crate::plan::Collective;
 pub use costs::{Costs, Profile};
-use form::Form;
+use form::{Form, Work};
 pub use hosts::Hosts;
 use hosts::Wire;
 
@@ -138,13 +138,13 @@ pub fn predict(
         (self::form(algorithm, question, bytes / slices)?, slices)
     };
     let wire = Wire::of(algorithm, question, &form, bytes / slices);
-    let work = form.path.time(costs) + wire.messages(costs);
+    // The kernel's part of the wire is work of the same core: it adds to what a rank does itself.
+    let crossing = wire.messages(costs) + wire.bytes(costs);
+    let work = |work: &Work| work.time(costs) - wire.spared(work, costs) + crossing;
+    let first = form.alphas * costs.alpha_us + wire.alphas(costs) + work(&form.path);
     // Each further slice follows at the pace of the busiest rank where slices stream, else it goes
     // the whole way.
-    let (alphas, streams) = (form.alphas * costs.alpha_us + wire.alphas(costs), form.period);
-    let first = alphas + work + wire.bytes(costs);
-    let pace = streams
-        .map_or(first, |period| (period.time(costs) + wire.messages(costs)).max(wire.bytes(costs)));
+    let pace = form.period.as_ref().map_or(first, work);
     let time = first + (slices - 1.0) * pace;
     Some(crowded(&form, time, slices, nranks, costs))
 }

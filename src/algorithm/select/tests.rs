@@ -184,6 +184,41 @@ fn between_hosts_of_one_rank_floats_are_reduced_in_serial_order() {
     }
 }
 
+/// What the kernel does for the wire and what a rank adds are work of one core. What leaves from
+/// where it lies, and what comes to its place, nobody copies.
+#[test]
+fn sums_between_hosts_take_their_time_beside_the_wire() {
+    let topology = Topology::new(&[0, 1]);
+    let loopback = Costs {
+        wire_alpha_us: 3.0,
+        wire_message_us: 0.8,
+        wire_us_per_byte: 1.0 / 12_000.0,
+        copy_us_per_byte: 1.0 / 120_000.0,
+        reduce_us_per_byte: 1.0 / 100_000.0,
+        ..costs(2)
+    };
+    let floats = |bytes| Question {
+        associative: false,
+        ..question_on(&topology, Collective::AllReduce, bytes)
+    };
+    for (bytes, wanted) in [(8, Algorithm::OneShot), (4 << 20, Algorithm::TwoShot)] {
+        assert_eq!(choose(&floats(bytes), &loopback).algorithm, wanted);
+    }
+    let time = |algorithm, costs: &Costs| {
+        predict(algorithm, false, &floats(4 << 20), costs).unwrap() / f64::from(4 << 20)
+    };
+    let slower = |costs: Costs, algorithm| time(algorithm, &costs) - time(algorithm, &loopback);
+    let [sum, copy] = [loopback.reduce_us_per_byte, loopback.copy_us_per_byte];
+    for (algorithm, reduced, copied) in
+        [(Algorithm::OneShot, 1.0, 1.0), (Algorithm::TwoShot, 0.5, 0.5)]
+    {
+        let dear = Costs { reduce_us_per_byte: 2.0 * sum, ..loopback.clone() };
+        assert!((slower(dear, algorithm) / sum - reduced).abs() < 1e-6);
+        let dear = Costs { copy_us_per_byte: 2.0 * copy, ..loopback.clone() };
+        assert!((slower(dear, algorithm) / copy - copied).abs() < 1e-6);
+    }
+}
+
 #[test]
 fn the_wire_makes_flat_algorithms_dear() {
     let topology = Topology::new(&(0..16).map(|rank| rank / 8).collect::<Vec<_>>());
