@@ -5,7 +5,7 @@ use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::{Gate, NetworkConfig, Root, meet};
 use ringcomm::config::{Config, Family};
 use ringcomm::error::{Error, Result};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -91,6 +91,42 @@ fn ranks_meet_at_the_gate_of_rank_zero() {
 fn ranks_meet_over_both_families() {
     for family in [Family::V4, Family::V6] {
         assert_all_met(at_rank_zero(5, &loopback(Some(family))));
+    }
+}
+
+/// Ranks know a name's addresses of both families, and some reach it by one of them only.
+#[test]
+fn a_root_is_met_at_every_address_of_its_id() {
+    let id = |at: &[SocketAddr]| UniqueId::from_secret(b"s", b"families", at);
+    // A port that is free for both; another test may have taken it.
+    let open = |order: [&str; 2], family| {
+        let config = NetworkConfig { family, ..NetworkConfig::default() };
+        let tries = (0..20).find_map(|_| {
+            let place = Gate::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
+            let port = place.addresses()[0].port();
+            drop(place);
+            let at = order.map(|ip| SocketAddr::new(ip.parse().unwrap(), port));
+            Some((at, Gate::open_root(&id(&at), &config).ok()?))
+        });
+        tries.unwrap()
+    };
+    for order in [["127.0.0.1", "::1"], ["::1", "127.0.0.1"]] {
+        let (at, gate) = open(order, None);
+        let root = Mutex::new(Some(gate));
+        assert_all_met(everybody(3, |rank| {
+            let (reached, mut gate) = match rank {
+                0 => (id(&at), root.lock().take().unwrap()),
+                _ => (id(&at[rank - 1..rank]), Gate::open(&id(&at), &loopback(None)).unwrap()),
+            };
+            meet(&reached, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
+        }));
+        for family in [Family::V4, Family::V6] {
+            let (at, gate) = open(order, Some(family));
+            let is_asked = |at: &SocketAddr| at.is_ipv4() == (family == Family::V4);
+            assert!(gate.addresses().iter().all(is_asked), "{:?}", gate.addresses());
+            let asked = at.iter().find(|at| is_asked(at)).unwrap();
+            assert!(TcpStream::connect(asked).is_ok(), "{order:?} {family:?}");
+        }
     }
 }
 

@@ -119,18 +119,24 @@ impl Gate {
 
     /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
     /// not know of itself (a service's, a translator's), or that others know it by and it does not
-    /// (a name that is 127.0.1.1 at home): at the id's port on every interface.
+    /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for each family
+    /// that the id has an address of, or for the one that the user names.
     pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
         let addresses = id.addresses();
         let Some(first) = addresses.first() else {
             return Err(Error::Internal("an id without an address has no root".into()));
         };
-        let anywhere: IpAddr = match first.ip() {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        let at = |anywhere: IpAddr| SocketAddr::new(anywhere, first.port());
+        let [v4, v6] = [at(Ipv4Addr::UNSPECIFIED.into()), at(Ipv6Addr::UNSPECIFIED.into())];
+        let has_v6 = addresses.iter().any(SocketAddr::is_ipv6);
+        let gate = match config.family {
+            Some(Family::V4) => Gate::open_at(id, v4, config),
+            Some(Family::V6) => Gate::open_at(id, v6, config),
+            // It serves both families, but on a machine where IPv6 is switched off.
+            None if has_v6 && knows_v6() => Gate::open_at(id, v6, config),
+            None => Gate::open_at(id, v4, config),
         };
-        let gate = Gate::open_at(id, SocketAddr::new(anywhere, first.port()), config)?;
-        Ok(gate.of_root())
+        Ok(gate?.of_root())
     }
 
     /// What to poll before the next [`Gate::advance`].
@@ -187,6 +193,11 @@ impl Gate {
     pub fn tally(&self) -> Tally {
         self.lobby.tally
     }
+}
+
+/// Whether this machine's kernel has IPv6.
+fn knows_v6() -> bool {
+    Listener::bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).is_ok()
 }
 
 /// Where nobody names a port: how many the kernel is asked for until one is free at every address.
