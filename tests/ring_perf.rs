@@ -131,7 +131,8 @@ fn a_time_lies_between_the_least_and_the_99th_percentile() {
 #[test]
 fn every_operation_is_right_between_threads_and_processes() {
     let mapped = ["--procs 2 --register", "--procs 3 --register"];
-    for mode in ["-t 2", "-t 3", "--procs 2", "--procs 3"].into_iter().chain(mapped) {
+    let modes = ["-t 2", "-t 3", "--procs 2", "--procs 3", "--procs 2 -t 2"];
+    for mode in modes.into_iter().chain(mapped) {
         let (table, _) = expect(0, &format!("all {mode} -b 1000 -e 40000 -f 40 -r all {SMALL}"));
         let names = ["all_reduce,", "all_to_all_v,", "barrier,", "send_recv,", "ping_pong,"];
         for operation in names.into_iter().chain(["scatter_v,"]) {

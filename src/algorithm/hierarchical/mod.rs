@@ -9,6 +9,8 @@
 //! Steps: one or two over the wire, two or three on a host. Bytes that leave (and enter) a host for
 //! a vector of S on H hosts, whatever their ranks: 2 (H-1)/H S for AllReduce, the least possible;
 //! ReduceScatter and AllGather what the hosts' blocks demand; each lane carries its part of that.
+//! The lane's ranks send to each other directly, in no ring or tree: the same bytes in the fewest
+//! rounds, for a connection to every other host.
 //! A step's wire messages arrive one stage later, so that a host's work on one slice overlaps with
 //! another slice's way over the wire; on a host both ends are in the same stage.
 //!
