@@ -52,6 +52,13 @@ impl Holdings {
     }
 }
 
+/// Bytes that are taken from the C library's heap.
+pub fn heap_bytes() -> usize {
+    // SAFETY: the call has no preconditions.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
+}
+
 /// How many threads a process has.
 pub fn threads(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").count()
