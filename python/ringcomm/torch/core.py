@@ -9,6 +9,7 @@ through their first lane, and all keys but the one of that lane, which is gone b
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from datetime import timedelta
@@ -22,7 +23,7 @@ from .backward import watch
 from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
-from .lane import Lane, Step, destroyed
+from .lane import Lane, Step, check_process, destroyed
 from .meet import another, join
 from .messages import Messages
 from .profiling import span, track
@@ -44,6 +45,7 @@ class Core(RootedCollectives):
     def _set_up(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self._store = store
         self._rank, self._size = rank, size
+        self._process = os.getpid()
         self._timeout = timeout
         self._lanes: Dict[Tuple[str, int], Lane] = {}
         self._finishers: Dict[Tuple[str, int], Finisher] = {}
@@ -71,6 +73,8 @@ class Core(RootedCollectives):
         return self._new_lane(name, level.depth) if lane is None else lane
 
     def _new_lane(self, device: str, depth: int) -> Lane:
+        # To the others, who would meet it in the store, a forked child would be its parent.
+        check_process(self._process, self._rank)
         turn, key = self._turn(device, depth)
         with turn:
             lane = self._lanes.get((device, depth))
@@ -198,6 +202,7 @@ class Core(RootedCollectives):
         return work
 
     def _post(self) -> Messages:
+        check_process(self._process, self._rank)
         if self._messages is None and not self._ended:
             store = PrefixStore(f"{self._keys}/p2p", another(self._store))
             with self._making:
@@ -216,6 +221,8 @@ class Core(RootedCollectives):
         self._end("abort")
 
     def _end(self, how: str) -> None:
+        if os.getpid() != self._process:
+            return  # all of it is the parent's, which goes on
         with self._making:
             if self._ended:
                 return
