@@ -34,6 +34,12 @@ def options(description, **defaults):
     return parser
 
 
+def device(number):
+    """Where the rank of this number on its machine trains: on a GPU, where there are some."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device("cuda", number % gpus) if gpus else torch.device("cpu")
+
+
 def data(args):
     """What is trained on and what is tested on."""
     x, y = load_digits(return_X_y=True)

@@ -5,6 +5,7 @@ the batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how
 the batch in one go.
 """
 
+import ast
 import datetime
 import json
 import os
@@ -31,6 +32,7 @@ from launching import (
 )
 from ports import with_free_port
 
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "digits")
 #: How far float32 and float64 carry two orders of adding, over the examples' 45 steps.
 FLOAT32, FLOAT64 = 1e-4, 1e-12
 
@@ -305,8 +307,19 @@ def test_a_terminal_has_the_bar_of_rank_0_in_one_line(tmp_path):
         assert "loss" in bars[-1]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_one_file_beside_digits(name):
+    """Who starts from it copies two files."""
+    imported = set()
+    for node in ast.walk(ast.parse((EXAMPLES / f"{name}.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    assert imported & {*NAMES, "digits"} <= {"digits"}
+
+
 def test_every_example_is_tested():
-    names = {name for name in os.listdir(EXAMPLES) if name.endswith(".py")}
     with open(__file__, encoding="utf-8") as file:
         text = file.read()
-    assert [name for name in sorted(names) if name not in text and name != "digits.py"] == []
+    assert [name for name in NAMES if f"{name}.py" not in text] == []
