@@ -149,7 +149,8 @@ def chart(times, title, origin):
 
 def main():
     """Take turns, then draw."""
-    parser = digits.options(__doc__.splitlines()[0], epochs=5, hidden=4096)
+    without = ["backend", "save"]
+    parser = digits.options(__doc__.splitlines()[0], without, epochs=5, hidden=4096)
     parser.add_argument("--ranks", type=int, default=2, help="ranks, and devices of DataParallel")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default="compare", help="writes OUT.svg and OUT.json")

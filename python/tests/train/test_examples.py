@@ -7,6 +7,7 @@ the batch in one go.
 
 import ast
 import datetime
+import importlib
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ import warmup
 from launching import (
     EXAMPLES,
     MOST_SECONDS,
+    ROOT,
     difference,
     ringrun,
     run,
@@ -32,6 +34,14 @@ from launching import (
 )
 from ports import with_free_port
 
+#: Which of the options that examples share an example has not, because they would change nothing.
+REFUSED = {
+    "compare": {"backend", "save"},
+    "data_parallel": {"backend"},
+    "horovod_script": {"backend"},
+    "ring_allreduce": set(digits.OPTIONS),
+    "warmup": {"batch"},
+}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "digits")
 #: How far float32 and float64 carry two orders of adding, over the examples' 45 steps.
 FLOAT32, FLOAT64 = 1e-4, 1e-12
@@ -305,6 +315,30 @@ def test_a_terminal_has_the_bar_of_rank_0_in_one_line(tmp_path):
         # What is drawn over a longer text would leave the end of that.
         assert [len(bar) for bar in bars] == sorted(len(bar) for bar in bars)
         assert "loss" in bars[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_that_would_change_nothing_is_refused(name, monkeypatch, capsys):
+    words = ["--double", *[f"--{other}=3" for other in digits.OPTIONS if other != "double"]]
+    # One that no example has, so that nothing is started.
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--nothing"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with pytest.raises(SystemExit):
+        importlib.import_module(name).main()
+    refused = capsys.readouterr().err.splitlines()[-1].split("unrecognized arguments: ")[1]
+    assert {word.split("=")[0].lstrip("-") for word in refused.split()} == (
+        REFUSED.get(name, set()) | {"nothing"}
+    )
+
+
+def test_the_page_says_which_options_an_example_has_not():
+    page = (ROOT / "docs/python/training.md").read_text()
+    said = re.search(r"An option that would change nothing is refused: (.*?)\.\n", page, re.S)[1]
+    found = {}
+    for part in said.split(";"):
+        names, options = (re.findall(rf"`{word}`", part) for word in (r"(\w+)\.py", r"--(\w+)"))
+        found.update(dict.fromkeys(names, set(options or digits.OPTIONS)))
+    assert found == REFUSED
 
 
 @pytest.mark.parametrize("name", NAMES)
