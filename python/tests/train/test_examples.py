@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from torch import nn
 
 import digits
 import warmup
@@ -264,6 +265,16 @@ def test_the_comparison_draws_what_it_measured(tmp_path):
     found = json.loads((tmp_path / "chart.json").read_text())
     assert list(found["times"]) == ["one process", "DataParallel", "DDP, gloo", "DDP, ringcomm"]
     assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
+    # Each way is what it is called, and all have done the same work, which is not none.
+    assert found["backends"] == dict(zip(found["times"], [None, None, "gloo", "ringcomm"]))
+    args = settings("--hidden", "16")
+    trained, fresh = (
+        nn.utils.parameters_to_vector(model.parameters()).detach().double().norm().item()
+        for model in (digits.alone(args), digits.network(args))
+    )
+    assert abs(trained - fresh) > 1
+    norms = found["norms of the weights"]
+    assert norms == {way: pytest.approx(trained, abs=FLOAT32) for way in found["times"]}
     chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
     texts = [one.text for one in chart.iter("{http://www.w3.org/2000/svg}text")]
     # Both say where they are from, and the machine is one of which there are several kinds.
