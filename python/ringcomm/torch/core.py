@@ -9,6 +9,7 @@ through their first lane, and all keys but the one of that lane, which is gone b
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import threading
@@ -18,7 +19,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from .._native import lib
+from .._native import DataType, lib
 from .backward import watch
 from .barrier import MonitoredBarriers
 from .collectives import TELLS
@@ -60,9 +61,10 @@ class Core(RootedCollectives):
         self._keys = "ringcomm"
         self._cpu = self._new_lane("cpu", 0)
         # Rank 0 says the word when it has deleted the lane's key: who goes on finds no old one.
-        word = bytearray(secrets.token_bytes(8))
-        self._cpu.communicator.broadcast(word)
-        self._keys = f"ringcomm/{word.hex()}"
+        word = (ctypes.c_uint8 * 8)(*secrets.token_bytes(8))
+        place = ctypes.addressof(word), ctypes.addressof(word)
+        self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
+        self._keys = f"ringcomm/{bytes(word).hex()}"
         self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
 
     def _lane(self, device: torch.device) -> Lane:

@@ -14,20 +14,17 @@ import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Optional, Sequence, Tuple
 
-from .._native import Result, failure, last_error, lib
+from .._native import Result, last_error, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingUsageError
 from ..streams import Stream
+from .advice import advised
 
 #: A call of the library without its last two arguments, the communicator and the stream.
 Step = Tuple[Callable[..., int], Tuple[Any, ...]]
 
 #: Works that may be remembered before those that are done are looked for: a few buckets of a step.
 MOST_REMEMBERED = 16
-
-#: What to do about a deadline: for the library's programs, and for those of torch.
-_ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
-_OURS = "give the group a longer timeout in init_process_group or new_group"
 
 
 def destroyed(rank: int) -> RingUsageError:
@@ -186,8 +183,7 @@ class Lane:
         # The library speaks of communicators and streams there, which a program of torch has not.
         if os.getpid() != self._process:
             return forked(self.rank)
-        # What a program of torch sets is the group's own deadline, not the library's.
-        return failure(result, text.replace(_ADVICE, _OURS), self.rank)
+        return advised(result, text, self.rank)
 
     def close(self) -> None:
         """Wait for what is on the stream, then say goodbye to the other ranks."""
