@@ -2,8 +2,9 @@
 
 Every way trains the same network on the same batches. They take turns for some rounds, so that what
 else the machine does hits all of them alike; the chart shows the median epoch of each, with the
-fastest and the slowest as a line. The raw times are written beside it. Both say on what machine,
-when, and from which commit.
+fastest and the slowest as a line. The raw times are written beside it, with each way's backend and
+the norm of the weights that it came to, so that it can be seen that all did the same work. Both say
+on what machine, when, and from which commit.
 
     python compare.py --ranks 2 --hidden 4096
 """
@@ -55,32 +56,39 @@ def epochs(model, args, rank=0, size=1):
     return times[1:]
 
 
+def report(times, network, backend=None):
+    """Say what was measured, and of what: who compares the ways reads it."""
+    norm = nn.utils.parameters_to_vector(network.parameters()).double().norm().item()
+    print(json.dumps({"times": times, "backend": backend, "norm": norm}), flush=True)
+
+
 def worker(rank, backend, meet, args):
     """One rank of a DDP run."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.ranks))
     dist.init_process_group(backend, init_method=f"file://{meet}", rank=rank, world_size=args.ranks)
-    times = epochs(DistributedDataParallel(digits.network(args)), args, rank, args.ranks)
+    network = digits.network(args)
+    times = epochs(DistributedDataParallel(network), args, rank, args.ranks)
     if rank == 0:
-        print(json.dumps(times), flush=True)
+        report(times, network, dist.get_backend())
     dist.destroy_process_group()
 
 
 def run_here(way, args):
-    """Train in one way, in this process and those that it starts; prints the times."""
+    """Train in one way, in this process and those that it starts, and report."""
     if way.startswith("DDP"):
         with tempfile.TemporaryDirectory() as folder:
             # Forked, since torch is loaded already and has started nothing yet.
             words = (way.split()[-1], f"{folder}/meet", args)
             mp.start_processes(worker, words, nprocs=args.ranks, start_method="fork")
         return
-    model = digits.network(args)
-    if way == "DataParallel":
-        model = DataParallel(model, ["cpu"] * args.ranks)
-    print(json.dumps(epochs(model, args)), flush=True)
+    network = digits.network(args)
+    apart = way == "DataParallel"
+    model = DataParallel(network, ["cpu"] * args.ranks) if apart else network
+    report(epochs(model, args), network)
 
 
 def run_apart(way, words):
-    """Train in one way, in a process of its own."""
+    """Train in one way, in a process of its own; its report."""
     done = subprocess.run(
         [sys.executable, __file__, *words, "--way", way],
         check=True,
@@ -149,19 +157,22 @@ def chart(times, title, origin):
 
 def main():
     """Take turns, then draw."""
-    parser = digits.options(__doc__.splitlines()[0], epochs=5, hidden=4096)
+    without = ["backend", "save"]
+    parser = digits.options(__doc__.splitlines()[0], without, epochs=5, hidden=4096)
     parser.add_argument("--ranks", type=int, default=2, help="ranks, and devices of DataParallel")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default="compare", help="writes OUT.svg and OUT.json")
-    parser.add_argument("--way", choices=WAYS, help="run only this one, and print its times")
+    parser.add_argument("--way", choices=WAYS, help="run only this one, and report")
     args = parser.parse_args()
     if args.way:
         run_here(args.way, args)
         return
-    times = {way: [] for way in WAYS}
+    times, backends, norms = {way: [] for way in WAYS}, {}, {}
     for number in range(args.rounds):
         for way in WAYS:
-            times[way] += run_apart(way, sys.argv[1:])
+            said = run_apart(way, sys.argv[1:])
+            times[way] += said["times"]
+            backends[way], norms[way] = said["backend"], said["norm"]
             print(f"round {number + 1} of {args.rounds}: {way}", file=sys.stderr)
     samples = digits.TRAINED_ON // args.batch * args.batch
     for way, values in times.items():
@@ -179,6 +190,7 @@ def main():
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
     }
+    facts.update({"backends": backends, "norms of the weights": norms})
     origin = "{machine}, {date}, commit {commit}, torch {torch}".format(**facts)
     with open(f"{args.out}.json", "w", encoding="utf-8") as file:
         json.dump({**facts, "unit": "seconds of an epoch", "times": times}, file, indent=1)

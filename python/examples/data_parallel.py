@@ -15,7 +15,8 @@ from ringcomm.torch import DataParallel
 
 def main(argv=None):
     """Train; returns the network."""
-    parser = digits.options(__doc__.splitlines()[0])
+    # It is one process, and has no process group.
+    parser = digits.options(__doc__.splitlines()[0], without=["backend"])
     parser.add_argument("--devices", type=int, default=2, help="CPU devices, where there is no GPU")
     args = parser.parse_args(argv)
     gpu = torch.cuda.is_available()

@@ -9,7 +9,6 @@ still runs.
 
 import os
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,18 +17,17 @@ import digits
 import ringcomm.torch  # noqa: F401  it is the backend "ringcomm"
 
 
-def train(args, name):
-    """What every rank does, once there is a process group."""
+def main():
+    """Meet the other ranks, train, part."""
+    args = digits.options(__doc__.splitlines()[0]).parse_args()
+    dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
-    gpu = torch.cuda.is_available()
-    device = (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if gpu else torch.device("cpu")
-    )
+    device = digits.device(int(os.environ.get("LOCAL_RANK", "0")))
     network = digits.network(args).to(device)
-    model = DistributedDataParallel(network, device_ids=[device.index] if gpu else None)
+    model = DistributedDataParallel(network)
     step = digits.optimizer(model, args)
     batches = digits.loader(digits.data(args)[0], args, rank, size)
-    progress = digits.Progress(name, args, rank, size)
+    progress = digits.Progress("DDP", args, rank, size)
     for epoch in range(args.epochs):
         for x, y in progress.epoch(batches, epoch):
             loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
@@ -39,13 +37,6 @@ def train(args, name):
             progress.loss = loss.detach()
     progress.done()
     digits.save(network, args, rank)
-
-
-def main():
-    """Meet the other ranks, train, part."""
-    args = digits.options(__doc__.splitlines()[0]).parse_args()
-    dist.init_process_group(args.backend)
-    train(args, "DDP")
     dist.destroy_process_group()
 
 

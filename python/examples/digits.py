@@ -1,7 +1,7 @@
 """The job that the examples share: scikit-learn's digits, and training on them in one process.
 
-Every example trains this network on these batches in its own way, and comes to the weights that
-`alone` comes to. Run it to see the plain job: `python digits.py`.
+An example of training trains this network on these batches in its own way, and comes to the weights
+that `alone` comes to. Run it to see the plain job: `python digits.py`.
 """
 
 import argparse
@@ -20,18 +20,32 @@ TRAINED_ON = 1440
 MOMENTUM = 0.9
 
 
-def options(description, **defaults):
-    """The command line of every example."""
+#: The options that examples share.
+OPTIONS = {
+    "epochs": {"type": int, "default": 3},
+    "batch": {"type": int, "default": 96, "help": "samples of a step, over all ranks"},
+    "rate": {"type": float, "default": 0.1, "help": "learning rate"},
+    "hidden": {"type": int, "default": 64, "help": "width of the network"},
+    "backend": {"default": "ringcomm", "help": "of torch.distributed"},
+    "double": {"action": "store_true", "help": "train in float64"},
+    "save": {"metavar": "FILE", "help": "write the trained weights, on rank 0"},
+}
+
+
+def options(description, without=(), **defaults):
+    """The command line of an example, without those options that would change nothing there."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=96, help="samples of a step, over all ranks")
-    parser.add_argument("--rate", type=float, default=0.1, help="learning rate")
-    parser.add_argument("--hidden", type=int, default=64, help="width of the network")
-    parser.add_argument("--backend", default="ringcomm", help="of torch.distributed")
-    parser.add_argument("--double", action="store_true", help="train in float64")
-    parser.add_argument("--save", metavar="FILE", help="write the trained weights, on rank 0")
+    for name, settings in OPTIONS.items():
+        if name not in without:
+            parser.add_argument(f"--{name}", **settings)
     parser.set_defaults(**defaults)
     return parser
+
+
+def device(number):
+    """Where the rank of this number on its machine trains: on a GPU, where there are some."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device("cuda", number % gpus) if gpus else torch.device("cpu")
 
 
 def data(args):
@@ -130,5 +144,5 @@ def alone(args, *, shards=1, model=None, schedule=None, autocast=None, skip=None
 
 
 if __name__ == "__main__":
-    arguments = options(__doc__).parse_args()
+    arguments = options(__doc__, without=["backend"]).parse_args()
     save(alone(arguments), arguments)

@@ -26,7 +26,8 @@ def accuracy(model, dataset):
 
 def main():
     """Join the others, train, part."""
-    parser = digits.options(__doc__.splitlines()[0])
+    # Horovod's interface is ringcomm's own, whatever torch.distributed has.
+    parser = digits.options(__doc__.splitlines()[0], without=["backend"])
     parser.add_argument("--batches-per-allreduce", type=int, default=1)
     parser.add_argument("--fp16-allreduce", action="store_true")
     args = parser.parse_args()

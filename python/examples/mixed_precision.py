@@ -36,9 +36,7 @@ def main():
     low = TYPES[args.precision]
     dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
-    device = (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if gpu else torch.device("cpu")
-    )
+    device = digits.device(int(os.environ.get("LOCAL_RANK", "0")))
     model = convert_sync_batchnorm(digits.network(args, batchnorm=True)).to(device)
     broadcast_parameters(model)
     step = digits.optimizer(model, args)

@@ -6,10 +6,11 @@ srun -n 2 python slurm_file.py --meet /shared/folder
 import os
 
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import digits
 import ringcomm.torch  # noqa: F401  it is the backend "ringcomm"
-from ddp import train
 
 
 def main():
@@ -21,9 +22,22 @@ def main():
     # A file for each step: what an earlier job left behind must not be taken for this one's.
     step = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
     place = os.path.join(os.path.abspath(args.meet), f"ringcomm-{step}")
-    os.environ.setdefault("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
     dist.init_process_group(args.backend, init_method=f"file://{place}", rank=rank, world_size=size)
-    train(args, "DDP under Slurm")
+    device = digits.device(int(os.environ.get("SLURM_LOCALID", "0")))
+    network = digits.network(args).to(device)
+    model = DistributedDataParallel(network)
+    step = digits.optimizer(model, args)
+    batches = digits.loader(digits.data(args)[0], args, rank, size)
+    progress = digits.Progress("DDP under Slurm", args, rank, size)
+    for epoch in range(args.epochs):
+        for x, y in progress.epoch(batches, epoch):
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            progress.loss = loss.detach()
+    progress.done()
+    digits.save(network, args, rank)
     dist.destroy_process_group()
 
 

@@ -22,7 +22,8 @@ def rate_at(step, rate, size, warmup):
 
 def main():
     """Meet the other ranks, train, part."""
-    parser = digits.options(__doc__.splitlines()[0], rate=0.05)
+    # The batch is what the ranks have together.
+    parser = digits.options(__doc__.splitlines()[0], without=["batch"], rate=0.05)
     parser.add_argument("--per-rank", type=int, default=32, help="samples of a step on each rank")
     parser.add_argument("--warmup", type=int, default=20, help="steps")
     args = parser.parse_args()

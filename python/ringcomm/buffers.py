@@ -111,9 +111,12 @@ def pair(send: Any, recv: Any) -> Tuple[int, int, int, DataType, int, Any]:
         dtype, count = send.dtype, send.numel()
         datatype = _types.get(dtype)
         if datatype is not None and recv.dtype is dtype and recv.numel() == count:
-            if not (send.is_neg() or recv.is_neg()):
-                if send.is_contiguous() and recv.is_contiguous():
+            try:
+                plain = not (send.is_neg() or recv.is_neg())
+                if plain and send.is_contiguous() and recv.is_contiguous():
                     return (send.data_ptr(), recv.data_ptr(), count, datatype, CPU, (send, recv))
+            except RuntimeError:
+                pass  # one is sparse
     one, other = source(send), target(recv)
     belong(one, other)
     if other[1] != one[1]:
@@ -238,7 +241,14 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
     datatype = _types.get(tensor.dtype)
     if datatype is None:
         datatype = _type_of(tensor, tensor.dtype)
-    if not tensor.is_contiguous():
+    try:
+        contiguous = tensor.is_contiguous()
+    except RuntimeError:
+        contiguous = False  # of some sparse layouts torch does not answer that
+    if not contiguous:
+        layout = str(getattr(tensor, "layout", ""))
+        if "sparse" in layout:
+            raise unfit(tensor, f"it is sparse ({layout}), not one block; use .to_dense() first")
         raise unfit(tensor, NOT_CONTIGUOUS.format(".contiguous()"))
     if tensor.is_neg():
         raise unfit(
@@ -250,6 +260,12 @@ def _tensor(tensor: Any, write: bool) -> Buffer:
 
 def _cuda_index(tensor: Any) -> int:
     device = tensor.device
+    if device.type == "meta":
+        raise unfit(
+            tensor,
+            "it is on the meta device, and has a shape but no data; make one that has, as "
+            'torch.empty_like(tensor, device="cpu")',
+        )
     if device.type != "cuda":
         raise unfit(
             tensor, f"it lies on {device}, and ringcomm knows cpu and cuda; use .cpu() first"

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 from .._native import Result
 from ..communicator import Communicator
 from ..errors import RingError, RingRemoteError
+from .advice import RESTART, advised
 
 
 def trouble_with(communicator: Communicator, peer: int) -> Optional[RingError]:
@@ -20,7 +21,7 @@ def trouble_with(communicator: Communicator, peer: int) -> Optional[RingError]:
     if not isinstance(error, RingRemoteError):
         return None
     if error.peer == peer:
-        return error
+        return advised(error.result, error.message, communicator.rank)
     # One that has failed by another rank's death knows only of that.
     return departure_of(communicator, peer) or _death_of(communicator, peer)
 
@@ -42,7 +43,7 @@ def _death_of(communicator: Communicator, peer: int) -> Optional[RingError]:
         return None
     if _runs(ranks[peer]["pid"]):
         return None
-    return _told(communicator, ranks[peer], "died", "restart the job")
+    return _told(communicator, ranks[peer], "died", RESTART)
 
 
 def _ranks(communicator: Communicator) -> List[Dict[str, Any]]:

@@ -9,6 +9,8 @@ through their first lane, and all keys but the one of that lane, which is gone b
 
 from __future__ import annotations
 
+import ctypes
+import os
 import secrets
 import threading
 from datetime import timedelta
@@ -17,12 +19,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from .._native import lib
+from .._native import DataType, lib
 from .backward import watch
 from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
-from .lane import Lane, Step, destroyed
+from .lane import Lane, Step, check_process, destroyed
 from .meet import another, join
 from .messages import Messages
 from .profiling import span, track
@@ -44,6 +46,7 @@ class Core(RootedCollectives):
     def _set_up(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self._store = store
         self._rank, self._size = rank, size
+        self._process = os.getpid()
         self._timeout = timeout
         self._lanes: Dict[Tuple[str, int], Lane] = {}
         self._finishers: Dict[Tuple[str, int], Finisher] = {}
@@ -58,9 +61,10 @@ class Core(RootedCollectives):
         self._keys = "ringcomm"
         self._cpu = self._new_lane("cpu", 0)
         # Rank 0 says the word when it has deleted the lane's key: who goes on finds no old one.
-        word = bytearray(secrets.token_bytes(8))
-        self._cpu.communicator.broadcast(word)
-        self._keys = f"ringcomm/{word.hex()}"
+        word = (ctypes.c_uint8 * 8)(*secrets.token_bytes(8))
+        place = ctypes.addressof(word), ctypes.addressof(word)
+        self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
+        self._keys = f"ringcomm/{bytes(word).hex()}"
         self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
 
     def _lane(self, device: torch.device) -> Lane:
@@ -71,6 +75,8 @@ class Core(RootedCollectives):
         return self._new_lane(name, level.depth) if lane is None else lane
 
     def _new_lane(self, device: str, depth: int) -> Lane:
+        # To the others, who would meet it in the store, a forked child would be its parent.
+        check_process(self._process, self._rank)
         turn, key = self._turn(device, depth)
         with turn:
             lane = self._lanes.get((device, depth))
@@ -198,6 +204,7 @@ class Core(RootedCollectives):
         return work
 
     def _post(self) -> Messages:
+        check_process(self._process, self._rank)
         if self._messages is None and not self._ended:
             store = PrefixStore(f"{self._keys}/p2p", another(self._store))
             with self._making:
@@ -216,6 +223,8 @@ class Core(RootedCollectives):
         self._end("abort")
 
     def _end(self, how: str) -> None:
+        if os.getpid() != self._process:
+            return  # all of it is the parent's, which goes on
         with self._making:
             if self._ended:
                 return

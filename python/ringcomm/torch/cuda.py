@@ -11,6 +11,7 @@ import torch
 
 from .._native import Result
 from ..errors import RingAbortedError, RingError
+from .advice import advised
 from .lane import MOST_REMEMBERED, Lane, Step
 from .meet import join
 
@@ -84,11 +85,13 @@ class CudaLane(Lane):
         if self.error is not None or self.comm is None:
             return
         try:
-            self.error = self.communicator.error()
+            found = self.communicator.error()
         except RingError:
             return  # it is ending at this moment
-        if self.error is None:
+        if found is None:
             self._went_well = max(self._went_well, mark.number)
+        else:
+            self.error = advised(found.result, found.message, self.rank)
 
     def error_of(self, mark: Moment) -> Optional[RingError]:
         """As a CPU lane's."""

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from .core import Core
+from .lane import check_process
 
 DEVICES = ["cpu", "cuda"]
 
@@ -69,6 +70,7 @@ class _Common(Core):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that did not come."""
+        check_process(self._process, self._rank)
         limit = getattr(timeout, "timeout", timeout)
         limit = self._timeout if limit is None else limit
         self._monitored.meet(limit, wait_all_ranks)

@@ -8,24 +8,23 @@ call waits behind what is on the stream, so all ranks see the order in which the
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Optional, Sequence, Tuple
 
-from .._native import Result, failure, last_error, lib
+from .._native import Result, last_error, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingUsageError
 from ..streams import Stream
+from .advice import advised
 
 #: A call of the library without its last two arguments, the communicator and the stream.
 Step = Tuple[Callable[..., int], Tuple[Any, ...]]
 
 #: Works that may be remembered before those that are done are looked for: a few buckets of a step.
 MOST_REMEMBERED = 16
-
-#: What to do about a deadline: for the library's programs, and for those of torch.
-_ADVICE = "raise RINGCOMM_TIMEOUT_MS or the config's timeout_ms"
-_OURS = "give the group a longer timeout in init_process_group or new_group"
 
 
 def destroyed(rank: int) -> RingUsageError:
@@ -36,6 +35,22 @@ def destroyed(rank: int) -> RingUsageError:
         Result.INVALID_USAGE,
         rank=rank,
     )
+
+
+def forked(rank: int) -> RingUsageError:
+    """The error of what a forked child asks of its parent's group: half of that is the parent's."""
+    return RingUsageError(
+        "this process is a fork of the one that made the process group; use the group in the "
+        "parent only, or start processes that make their own by torch.multiprocessing.spawn",
+        Result.INVALID_USAGE,
+        rank=rank,
+    )
+
+
+def check_process(process: int, rank: int) -> None:
+    """Refuse what is asked in another process than this one, which has the group."""
+    if os.getpid() != process:
+        raise forked(rank)
 
 
 class Lane:
@@ -54,6 +69,8 @@ class Lane:
         self.error: Optional[RingError] = None
         self._failed_mark: Any = None
         self._ended = False
+        self._process = os.getpid()
+        _living.add(self)
 
     def run(self, steps: Sequence[Step]) -> None:
         """Make these calls, one after another, and return when they are done."""
@@ -163,8 +180,10 @@ class Lane:
         return self._named(result, last_error())
 
     def _named(self, result: int, text: str) -> RingError:
-        # What a program of torch sets is the group's own deadline, not the library's.
-        return failure(result, text.replace(_ADVICE, _OURS), self.rank)
+        # The library speaks of communicators and streams there, which a program of torch has not.
+        if os.getpid() != self._process:
+            return forked(self.rank)
+        return advised(result, text, self.rank)
 
     def close(self) -> None:
         """Wait for what is on the stream, then say goodbye to the other ranks."""
@@ -195,3 +214,17 @@ class Lane:
         """The communicator has ended, and so will what is still on the stream: see how."""
         for mark, _ in list(self._running):
             self.reached(mark, -1)
+
+
+#: The lanes of this process.
+_living: "weakref.WeakSet[Lane]" = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child has no thread that would give a lock back; what it asks the library for is
+    refused there."""
+    for lane in list(_living):
+        lane.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -13,7 +13,8 @@ from .._native import Result
 from ..buffers import CPU
 from ..communicator import Communicator, get_unique_id
 from ..config import Config
-from ..errors import RingTimeoutError
+from ..errors import RingError, RingTimeoutError
+from .advice import advised
 
 #: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs
 #: run.
@@ -53,6 +54,8 @@ def join(
     )
     try:
         return Communicator.init(size, rank, bytes(unique_id), config)
+    except RingError as error:
+        raise advised(error.result, error.message, rank) from None
     finally:
         if rank == 0 and size > 1:
             # All have read it, or it is of no use. Nobody is to find it under this key later on.

@@ -112,6 +112,7 @@ class Send(Message):
         self.channel.give(self)
 
     def progress(self, seconds: float) -> None:
+        self._post.check_process()
         self.channel.progress(seconds, self)
 
 
@@ -123,6 +124,7 @@ class Receive(Message):
         self.place = self._staging.target(check(tensor, "recv"))
 
     def progress(self, seconds: float) -> None:
+        self._post.check_process()
         self._post.progress(self, seconds)
 
     def _leave(self, late: RingError) -> None:

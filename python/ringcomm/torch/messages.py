@@ -26,7 +26,7 @@ from ..communicator import Communicator
 from ..errors import RingAbortedError, RingError, RingRemoteError, RingTimeoutError
 from . import alive
 from .channel import Sender
-from .lane import destroyed
+from .lane import check_process, destroyed
 from .message import Message, Receive, Send
 from .receiver import Receiver
 from .work import Work
@@ -102,6 +102,10 @@ class Messages:
         self.announce()
         self._carrier.wake()
         return wanted
+
+    def check_process(self) -> None:
+        """Refuse what a forked child asks of its parent's messages."""
+        check_process(self._process, self.rank)
 
     def _check_peer(self, peer: int, call: str, what: str) -> None:
         if not 0 <= peer < self.size:

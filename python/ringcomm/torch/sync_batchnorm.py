@@ -14,6 +14,7 @@ from typing import Any, Optional, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .ranks import Group, Ranks, ranks_of
 
@@ -77,12 +78,25 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batchnorm(module: torch.nn.Module, group: Group = None) -> torch.nn.Module:
     """The module, with each BatchNorm and torch SyncBatchNorm in it ours, on the same parameters.
 
-    As with torch's own, before the module is handed to DistributedDataParallel.
+    As with torch's own, before the module is handed to DistributedDataParallel. A lazy BatchNorm,
+    which learns its size from its first batch, is refused until it has had one.
     """
+    # Before anything is changed.
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and isinstance(part, LazyModuleMixin):
+            where = f"its module {name!r}" if name else "it"
+            raise ValueError(
+                f"convert_sync_batchnorm: {where} is a {type(part).__name__} and does not know how "
+                "many features it has; run one batch through the model first, then convert it"
+            )
+    return _with_ours(module, group)
+
+
+def _with_ours(module: torch.nn.Module, group: Group) -> torch.nn.Module:
     if isinstance(module, _BatchNorm):
         return _converted(module, group)
     for name, child in module.named_children():
-        setattr(module, name, convert_sync_batchnorm(child, group))
+        setattr(module, name, _with_ours(child, group))
     return module
 
 

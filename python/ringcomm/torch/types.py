@@ -92,6 +92,11 @@ def check(tensor: Any, what: str) -> torch.Tensor:
         raise ValueError(
             f"{what}: a {tensor.layout} tensor has no single block of memory; use to_dense()"
         )
+    if tensor.device.type == "meta":
+        raise ValueError(
+            f"{what}: the tensor is on meta, and has a shape but no data; give one that has, as "
+            'torch.empty_like(tensor, device="cpu")'
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(
             f"{what}: the tensor is on {tensor.device}, and ringcomm moves tensors of cpu and "

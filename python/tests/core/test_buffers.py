@@ -71,6 +71,15 @@ class Tensor:
         return self.array.flags.c_contiguous
 
 
+class Sparse(Tensor):
+    """One that does not say whether it is contiguous."""
+
+    layout = "torch.sparse_csr"
+
+    def is_contiguous(self):
+        raise RuntimeError("Sparse CSR tensors do not have is_contiguous")
+
+
 class CudaArray:
     __cuda_array_interface__ = {
         "data": (4096, False), "shape": (4,), "typestr": "<f4", "version": 3, "strides": None,
@@ -180,6 +189,8 @@ REFUSED = {
     "a list": ([1, 2], "numpy.asarray"),
     "None": (None, "this NoneType cannot"),
     "a tensor elsewhere": (Tensor(np.zeros(3), device="xla"), "it lies on xla"),
+    "a tensor without data": (Tensor(np.zeros(3), device="meta"), "has a shape but no data"),
+    "a sparse tensor": (Sparse(np.zeros(3)), "it is sparse (torch.sparse_csr), not one block"),
     "a view of a conjugate": (Tensor(np.zeros(3), negative=True), ".resolve_neg()"),
     "a CUDA tensor": (Tensor(np.zeros(3), device="cuda"), "works on the CPU; make the communicator with Config(device=0)"),
     "a CUDA array": (CudaArray(), "lies on CUDA device 0, and rank 0"),

@@ -25,6 +25,8 @@ from ringcomm.torch import core
 from ringcomm.torch.barrier import MonitoredBarriers
 
 PATIENCE = timedelta(seconds=PATIENCE_S)
+#: What can be done about a rank that is gone. A process group cannot shrink.
+RESTART = "; restart the job from a checkpoint, as torchrun and ringrun do with --max-restarts"
 
 
 def dies_in_training(rank, hook):
@@ -52,6 +54,7 @@ def test_a_dead_rank_is_named_by_backward(hook):
     told = run(3, dies_in_training, hook, may_die=[2])
     for text, peer, seconds in told[:2]:
         assert "rank 2" in text and "died" in text and peer == 2
+        assert text.endswith(RESTART)
         # Not at the deadline: a death is seen.
         assert seconds < PATIENCE_S / 2
 
@@ -117,11 +120,23 @@ def test_a_dead_rank_is_named_by_a_collective():
     run(3, dies_in_a_collective, may_die=[0])
 
 
+def dies_in_the_making_of_a_group(rank):
+    """When all have met, and before they have agreed on the word of their keys."""
+    if rank == 0:
+        core.secrets.token_bytes = lambda count: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ringcomm.RingError, match=f"rank 0.*died.*{RESTART}"):
+        dist.new_group()
+
+
+def test_a_dead_rank_is_named_by_a_group_that_is_made():
+    run(2, dies_in_the_making_of_a_group, may_die=[0])
+
+
 def dies_before_its_first_message(rank, wait):
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(ringcomm.RingError, match="rank 1.*died"):
+    with pytest.raises(ringcomm.RingError, match=f"rank 1.*died.*{RESTART}"):
         wait(torch.ones(1))
 
 
@@ -198,7 +213,7 @@ def dies_second(rank, wait):
         store.wait(["noticed"])
         os.kill(os.getpid(), signal.SIGKILL)
     store.set("noticed", b"")
-    with pytest.raises(ringcomm.RingRemoteError, match="rank 1.*died") as caught:
+    with pytest.raises(ringcomm.RingRemoteError, match=f"rank 1.*died.*{RESTART}") as caught:
         wait(torch.zeros(1))
     assert caught.value.peer == 1
 
@@ -397,7 +412,7 @@ def monitored(rank):
 
 
 def wrong_tensors(rank):
-    with pytest.raises(ValueError, match="on meta"):
+    with pytest.raises(ValueError, match="on meta.*no data; give one that has"):
         dist.broadcast(torch.ones(2, device="meta"), 0)
     with pytest.raises(ValueError, match="do not fill"):
         dist.all_gather_into_tensor(torch.ones(5), torch.ones(2))

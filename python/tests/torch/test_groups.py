@@ -1,7 +1,9 @@
 """Groups: how they are made, of which ranks, in which store, and their end."""
 
 import os
+import signal
 import socket
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -11,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ports import with_free_port
-from ranks import run
+from ranks import PATIENCE_S, run
 
 import ringcomm
 from ringcomm.torch.core import Core
+from ringcomm.torch.futures import level
 from ringcomm.torch.group import HAS_INNER, create
 
 
@@ -96,7 +99,8 @@ def meeting(rank):
 
 def test_a_meeting_that_fails_leaves_no_word(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 1)
-    with pytest.raises(ringcomm.RingTimeoutError, match="only 1 of 2 ranks"):
+    words = "only 1 of 2 ranks.*or give the group a longer timeout in init_process_group"
+    with pytest.raises(ringcomm.RingTimeoutError, match=words):
         ringcomm.torch.Group(store, 0, 2, timedelta(milliseconds=200))
     assert not store.check(["ringcomm/cpu/0/0"])
 
@@ -193,17 +197,145 @@ def test_one_rank_alone():
     assert run(1, total) == [1]
 
 
-def in_a_fork(rank):
+def in_a_callback(peer):
+    """What a callback calls has a lane of its own, which is made when it is needed."""
+    level.depth = 1
+    dist.all_reduce(torch.ones(1))
+
+
+def leaving(peer):
+    """It leaves nothing, and so tells no rank that its parent does."""
+    group = dist.group.WORLD
+    group.shutdown()
+    group.allreduce([torch.ones(1)]).wait()
+
+
+#: What a forked child does: each is told that it is one, and the other rank notices nothing.
+IN_A_FORK = {
+    "all_reduce": lambda peer: dist.all_reduce(torch.ones(1)),
+    "an asynchronous all_reduce": lambda peer: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+    "all_reduce in a callback": in_a_callback,
+    "send": lambda peer: dist.send(torch.zeros(1), peer),
+    "recv": lambda peer: dist.recv(torch.zeros(1), peer),
+    "recv from any": lambda peer: dist.recv(torch.zeros(1)),
+    "isend": lambda peer: dist.isend(torch.zeros(1), peer).wait(),
+    "monitored_barrier": lambda peer: dist.group.WORLD.monitored_barrier(),
+    "shutdown": leaving,
+}
+
+
+def told_in_a_fork(call, peer):
+    """Make a call in a forked child, which has to be told what it is, in torch's words."""
     pid = os.fork()
     if pid == 0:
+        status = 9
         try:
-            dist.all_reduce(torch.ones(1))
-        except ringcomm.RingError as error:
-            os._exit(7 if "fork" in str(error) else 8)
-        os._exit(9)
+            # Far less than the patience of a group: nothing is waited for.
+            signal.alarm(PATIENCE_S // 3)
+            call(peer)
+        except ringcomm.RingUsageError as error:
+            words = "this process is a fork of the one that made the process group; use "
+            status = 7 if str(error).startswith(words) else 8
+        finally:
+            os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def goes_on(rank):
+    """The ranks themselves, after that, in the order in which they would without it."""
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 2
+    if rank == 0:
+        dist.send(torch.full((1,), 5.0), 1)
+    else:
+        dist.recv(tensor, 0)
+        assert tensor.item() == 5
+    dist.group.WORLD.monitored_barrier()
+
+
+def in_a_fork(rank, name):
+    told_in_a_fork(IN_A_FORK[name], 1 - rank)
+    goes_on(rank)
+
+
+def in_a_fork_of_one_that_has_called(rank, name):
+    """As before, when the rank has a stream, channels to and from the other, and works."""
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    sent, tensor = dist.isend(torch.ones(1), 1 - rank), torch.zeros(1)
+    dist.recv(tensor, 1 - rank)
+    for one in (sent, work):
+        one.wait()
+    in_a_fork(rank, name)
+
+
+@pytest.mark.parametrize(
+    "function", [in_a_fork, in_a_fork_of_one_that_has_called], ids=["first", "later"]
+)
+@pytest.mark.parametrize("name", IN_A_FORK)
+def test_a_forked_child_is_told(name, function):
+    run(2, function, name)
+
+
+def while_the_other_receives(rank, name):
+    """The first message of its rank: what the child sends is not taken for it."""
+    tensor = torch.zeros(1)
+    if rank == 1:
+        work = dist.irecv(tensor, 0)
+        dist.barrier()
+        work.wait()
+        assert tensor.item() == 3
+        return
     dist.barrier()
+    told_in_a_fork(IN_A_FORK[name], 1)
+    dist.send(torch.full((1,), 3.0), 1)
 
 
-def test_a_forked_child_is_told():
-    run(2, in_a_fork)
+@pytest.mark.parametrize("name", ["send", "isend"])
+def test_a_forked_child_is_not_taken_for_its_parent(name):
+    run(2, while_the_other_receives, name)
+
+
+def waits_in_a_fork(rank):
+    """For what its parent has begun, and the other rank has not."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["told"])
+    tensor = torch.zeros(1)
+    works = [
+        dist.all_reduce(torch.ones(1), async_op=True),
+        dist.irecv(tensor, 1 - rank),
+        dist.isend(torch.full((1,), rank + 1.0), 1 - rank),
+    ]
+    if rank == 0:
+        for work in works:
+            told_in_a_fork(lambda peer: work.wait(), 1)
+        store.set("told", b"")
+    for work in works:
+        work.wait()
+    assert tensor.item() == 2 - rank
+    goes_on(rank)
+
+
+def beside_a_call(rank):
+    """Another thread of the parent is in a call, and has its lock."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["told"])
+        dist.all_reduce(torch.ones(1))
+    else:
+        thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1)))
+        thread.start()
+        while not dist.group.WORLD._cpu.lock.locked():
+            time.sleep(0.01)
+        told_in_a_fork(IN_A_FORK["all_reduce"], 1)
+        store.set("told", b"")
+        thread.join()
+    goes_on(rank)
+
+
+@pytest.mark.parametrize(
+    "function", [waits_in_a_fork, beside_a_call], ids=lambda function: function.__name__
+)
+def test_a_fork_of_a_rank_in_the_middle(function):
+    run(2, function)

@@ -1,6 +1,7 @@
 """Tensors whose sizes or types do not fit are refused before anything reads or writes past them."""
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+
+import ringcomm
 
 #: How every refusal ends; the last one is the library's own.
 WHAT_TO_DO = re.compile(r"; ((give|use|convert|move|copy) [^;]+|[^;]+ must be equal)$")
@@ -129,3 +132,37 @@ def refused(rank, cases):
 )
 def test_refused(cases):
     run(2, refused, cases)
+
+
+def made_sparse(layout):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some layouts are in beta state
+        return torch.eye(2).to_sparse(layout=layout)
+
+
+SPARSE = {f"sparse_{each}": getattr(torch, f"sparse_{each}") for each in ("coo", "csr", "csc")}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_communicator_says_how_a_sparse_tensor_becomes_a_buffer(one, name):
+    tensor, dense = made_sparse(SPARSE[name]), torch.ones(2, 2)
+    for call in (
+        lambda: one.all_reduce(tensor),
+        lambda: one.all_reduce(tensor, dense),
+        lambda: one.all_reduce(dense, tensor),
+        lambda: one.broadcast(tensor, root=0),
+    ):
+        with pytest.raises(ringcomm.RingArgumentError) as told:
+            call()
+        assert re.search(rf"{name}.*; use \.to_dense\(\) first$", str(told.value)), told.value
+    one.all_reduce(tensor.to_dense(), dense)
+    assert torch.equal(dense, torch.eye(2))
+
+
+def test_a_communicator_says_that_a_tensor_has_no_data(one):
+    tensor = torch.ones(2, device="meta")
+    with pytest.raises(ringcomm.RingArgumentError, match="no data; make one that has") as told:
+        one.all_reduce(tensor)
+    # What it says to do can be done.
+    advice = str(told.value).rpartition(", as ")[2]
+    one.all_reduce(eval(advice, {"torch": torch, "tensor": tensor}))

@@ -5,7 +5,9 @@ the batch, in the order of ranks. `test_parts_of_a_batch_are_the_batch` says how
 the batch in one go.
 """
 
+import ast
 import datetime
+import importlib
 import json
 import os
 import pty
@@ -16,12 +18,14 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from torch import nn
 
 import digits
 import warmup
 from launching import (
     EXAMPLES,
     MOST_SECONDS,
+    ROOT,
     difference,
     ringrun,
     run,
@@ -31,6 +35,15 @@ from launching import (
 )
 from ports import with_free_port
 
+#: Which of the options that examples share an example has not, because they would change nothing.
+REFUSED = {
+    "compare": {"backend", "save"},
+    "data_parallel": {"backend"},
+    "horovod_script": {"backend"},
+    "ring_allreduce": set(digits.OPTIONS),
+    "warmup": {"batch"},
+}
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "digits")
 #: How far float32 and float64 carry two orders of adding, over the examples' 45 steps.
 FLOAT32, FLOAT64 = 1e-4, 1e-12
 
@@ -252,6 +265,16 @@ def test_the_comparison_draws_what_it_measured(tmp_path):
     found = json.loads((tmp_path / "chart.json").read_text())
     assert list(found["times"]) == ["one process", "DataParallel", "DDP, gloo", "DDP, ringcomm"]
     assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
+    # Each way is what it is called, and all have done the same work, which is not none.
+    assert found["backends"] == dict(zip(found["times"], [None, None, "gloo", "ringcomm"]))
+    args = settings("--hidden", "16")
+    trained, fresh = (
+        nn.utils.parameters_to_vector(model.parameters()).detach().double().norm().item()
+        for model in (digits.alone(args), digits.network(args))
+    )
+    assert abs(trained - fresh) > 1
+    norms = found["norms of the weights"]
+    assert norms == {way: pytest.approx(trained, abs=FLOAT32) for way in found["times"]}
     chart = ElementTree.parse(tmp_path / "chart.svg").getroot()
     texts = [one.text for one in chart.iter("{http://www.w3.org/2000/svg}text")]
     # Both say where they are from, and the machine is one of which there are several kinds.
@@ -305,8 +328,43 @@ def test_a_terminal_has_the_bar_of_rank_0_in_one_line(tmp_path):
         assert "loss" in bars[-1]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_that_would_change_nothing_is_refused(name, monkeypatch, capsys):
+    words = ["--double", *[f"--{other}=3" for other in digits.OPTIONS if other != "double"]]
+    # One that no example has, so that nothing is started.
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--nothing"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with pytest.raises(SystemExit):
+        importlib.import_module(name).main()
+    refused = capsys.readouterr().err.splitlines()[-1].split("unrecognized arguments: ")[1]
+    assert {word.split("=")[0].lstrip("-") for word in refused.split()} == (
+        REFUSED.get(name, set()) | {"nothing"}
+    )
+
+
+def test_the_page_says_which_options_an_example_has_not():
+    page = (ROOT / "docs/python/training.md").read_text()
+    said = re.search(r"An option that would change nothing is refused: (.*?)\.\n", page, re.S)[1]
+    found = {}
+    for part in said.split(";"):
+        names, options = (re.findall(rf"`{word}`", part) for word in (r"(\w+)\.py", r"--(\w+)"))
+        found.update(dict.fromkeys(names, set(options or digits.OPTIONS)))
+    assert found == REFUSED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_one_file_beside_digits(name):
+    """Who starts from it copies two files."""
+    imported = set()
+    for node in ast.walk(ast.parse((EXAMPLES / f"{name}.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    assert imported & {*NAMES, "digits"} <= {"digits"}
+
+
 def test_every_example_is_tested():
-    names = {name for name in os.listdir(EXAMPLES) if name.endswith(".py")}
     with open(__file__, encoding="utf-8") as file:
         text = file.read()
-    assert [name for name in sorted(names) if name not in text and name != "digits.py"] == []
+    assert [name for name in NAMES if f"{name}.py" not in text] == []

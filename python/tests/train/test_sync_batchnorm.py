@@ -116,6 +116,20 @@ def test_a_model_is_converted_in_place_on_its_own_parameters():
     assert isinstance(convert_sync_batchnorm(nn.BatchNorm1d(3)), SyncBatchNorm)
 
 
+def test_a_lazy_module_is_converted_after_its_first_batch():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.LazyBatchNorm1d()))
+    with pytest.raises(ValueError, match="'1.0' is a LazyBatchNorm1d .*; run one batch") as told:
+        convert_sync_batchnorm(model)
+    assert "\n" not in str(told.value)
+    # Nothing was converted, so that the batch needs no ranks.
+    assert type(model[0]) is nn.BatchNorm1d
+    model(torch.ones(4, 3))
+    convert_sync_batchnorm(model)
+    assert isinstance(model[1][0], SyncBatchNorm) and model[1][0].num_features == 3
+    with pytest.raises(ValueError, match="it is a LazyBatchNorm2d"):
+        convert_sync_batchnorm(nn.LazyBatchNorm2d(affine=False))
+
+
 def test_without_ranks_it_says_what_to_do():
     with pytest.raises(RuntimeError, match="init_process_group"):
         SyncBatchNorm(3)(torch.ones(4, 3))
