@@ -130,8 +130,8 @@ fn outlive(seat: &Seat) -> String {
     format!("{heaps:?}")
 }
 
-/// Bytes that the C library may have put aside for threads meanwhile, which it counts as taken: some
-/// 30 KiB. Each death after the third that kept more than 3 KiB would be seen.
+/// Bytes that the C library may have put aside for threads meanwhile, which it counts as taken:
+/// some 30 KiB. Each death after the third that kept more than 3 KiB would be seen.
 const MOST_GROWTH: usize = 60 << 10;
 
 #[test]
