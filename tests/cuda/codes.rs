@@ -64,13 +64,14 @@ fn check_told(symbol: &str, answers: &[i32], ask: &dyn Fn() -> Result<()>) {
 const TWO: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "1")];
 
 /// Entry points of devices and contexts.
-pub const OF_DEVICES: [&str; 11] = [
+pub const OF_DEVICES: [&str; 12] = [
     "cuDeviceGetCount",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetName",
     "cuDeviceGetUuid_v2",
     "cuDeviceCanAccessPeer",
+    "cuCtxEnablePeerAccess",
     "cuDevicePrimaryCtxRetain",
     "cuCtxGetDevice",
     "cuCtxGetId",
@@ -93,13 +94,15 @@ fn devices_and_contexts() {
         unsafe { kernels.delay(1, bench.stream.raw()) }
     };
     let no_device: &[i32] = &[100];
-    let ask: [Asking; 11] = [
+    let reach = || device.reach(&other).map(drop);
+    let ask: [Asking; 12] = [
         ("cuDeviceGetCount", no_device, &taken),
         ("cuDeviceGet", &[], &taken),
         ("cuDeviceGetAttribute", &[], &taken),
         ("cuDeviceGetName", &[], &|| device.name().map(drop)),
         ("cuDeviceGetUuid_v2", &[], &taken),
-        ("cuDeviceCanAccessPeer", &[], &|| device.reach(&other).map(drop)),
+        ("cuDeviceCanAccessPeer", &[], &reach),
+        ("cuCtxEnablePeerAccess", &[217, 704], &reach),
         ("cuDevicePrimaryCtxRetain", &[], &taken),
         ("cuCtxGetDevice", &[], &|| Device::of_context(device.token()).map(drop)),
         ("cuCtxGetId", &[], &|| device.context_id().map(drop)),
@@ -108,6 +111,12 @@ fn devices_and_contexts() {
     ];
     assert_eq!(ask.map(|(symbol, ..)| symbol), OF_DEVICES);
     check(&ask);
+    // A device that has no access is not one whose access went wrong.
+    for (code, reaches) in [(217, false), (704, true)] {
+        fail("cuCtxEnablePeerAccess", 1, code);
+        assert_eq!(device.reach(&other), Ok(reaches), "{code}");
+    }
+    fail("", 0, 0);
 }
 
 /// Entry points of streams, events, captures and graphs.
