@@ -106,10 +106,10 @@ def loads_before_use(code, batch):
 def late_loads(code, batch, converts_first=False):
     """Where a kernel asks for sources too late. Its hot loops, a turn for each source, are those of a batch
     of loads: before one, two sources are asked for before the first is used; in it, the next before the one
-    that has come is added. A loop of fewer, whose turns have more to compute, uses nothing that its own turn
-    asks for."""
+    that has come is added. One vector at a time moves where there is more to compute: that loop uses nothing
+    that its own turn asks for."""
     after = followers(code)
-    found, has_hot = [], False
+    found, missing = [], {"all vectors of a thread", "one vector"}
     for head, body in innermost(loops(after, leaders(after))).items():
         count = sum(bool(LOAD.search(code[at][1])) for at in body)
         if not count:
@@ -117,15 +117,16 @@ def late_loads(code, batch, converts_first=False):
         told = hasty(code, head, body, after)
         place = f"loop at {code[head][0]:#x}"
         if count < batch:
+            missing.discard("one vector")
             found += [f"{place}: {text}" for text in told or [] if text.startswith(USED)]
             continue
-        has_hot = True
+        missing.discard("all vectors of a thread")
         found += [f"{place}: {text}" for text in told or []]
         if told is None:
             found.append(f"{place}: adds nothing")
         if not converts_first and not loads_before_use(code[:head], batch):
             found.append(f"{place}: the first source is used before the second is asked for")
-    return found if has_hot else found + ["no loop over sources"]
+    return found + [f"no loop over sources that moves {what}" for what in sorted(missing)]
 
 
 def portable(fatbin):

@@ -67,7 +67,7 @@ class LoopsOverPeers(unittest.TestCase):
 
 
 # A sum of sources by two vectors of a thread: two sources are asked for, and the loop has a turn for each
-# but the first. `{turn}` is what a turn does.
+# but the first. `{turn}` is what a turn does. Then one of more to compute, by one vector: `{more}`.
 SUM = """
        LDG.E.128.STRONG.GPU R20, desc[UR4][R2.64]
        LDG.E.128.STRONG.GPU R24, desc[UR4][R4.64]
@@ -79,7 +79,15 @@ turn:  IADD3 R0, R0, 0x1, RZ
 {turn}
        @!P0 BRA turn
        STG.E.128 desc[UR4][R2.64], R8
+{more}
+       ST.E.128 desc[UR4][R2.64], R8
        EXIT
+"""
+MORE = """
+more:  MOV R50, R32
+       LDG.E.128 R32, [R6.64]
+       FADD R10, R10, R50
+       @P3 BRA more
 """
 KEEP = """       IMAD.MOV.U32 R50, RZ, RZ, R32
        MOV R51, R36
@@ -96,8 +104,8 @@ ADD = """       IMAD.U32 R52, R50, 0x10000, RZ
 
 
 class Sources(unittest.TestCase):
-    def late(self, turn, text=SUM, **how):
-        return sass.late_loads(listing(text.format(turn=turn.strip("\n"))), 2, **how)
+    def late(self, turn, text=SUM, more=MORE, **how):
+        return sass.late_loads(listing(text.format(turn=turn.strip("\n"), more=more)), 2, **how)
 
     def test_the_next_source_before_the_last_is_added_is_right(self):
         self.assertEqual(self.late(KEEP + ASK + ADD), [])
@@ -132,30 +140,28 @@ class Sources(unittest.TestCase):
         self.assertEqual(self.late(KEEP + ASK + ADD, begin, converts_first=True), [])
 
     def test_a_table_of_branches_leads_on(self):
-        table = "       BRX R60 -0x100\n" + ADD + "       BRA more\n" + ADD + "more:  NOP\n"
+        table = "       BRX R60 -0x100\n" + ADD + "       BRA done\n" + ADD + "done:  NOP\n"
         self.assertEqual(self.late(KEEP + ASK + table), [])
         self.assertEqual(len(self.late(KEEP + table + ASK)), 4)
 
-    def test_fewer_vectors_in_a_turn_use_what_an_earlier_one_asked_for(self):
-        one = ("more:  MOV R50, R32\n{early}       LDG.E.128 R32, [R6.64]\n"
-               "       FADD R10, R10, {add}\n       @P3 BRA more\n")
-        text = SUM.replace("       EXIT\n", "{{one}}       EXIT\n").format(turn=KEEP + ASK + ADD)
-
-        def late(early, add):
-            return self.late("", text.replace("{one}", one.format(early=early, add=add)))
-        self.assertEqual(late("", "R50"), [])
-        self.assertEqual(late("       FADD R11, R11, R50\n", "R50"), [])
-        self.assertEqual(len(late("", "R32")), 1)
+    def test_one_vector_in_a_turn_uses_what_an_earlier_one_asked_for(self):
+        def late(more):
+            return self.late(KEEP + ASK + ADD, more=more)
+        early = MORE.replace("       LDG", "       FADD R11, R11, R50\n       LDG")
+        self.assertEqual(late(early), [])
+        self.assertEqual(len(late(MORE.replace("R10, R50", "R10, R32"))), 1)
 
     def test_a_kernel_without_such_a_loop_is_found(self):
-        self.assertEqual(sass.late_loads(listing("       LDG.E.128 R4, [R2.64]\n       EXIT\n"), 2),
-                         ["no loop over sources"])
+        missing = "no loop over sources that moves "
+        told = sass.late_loads(listing("       LDG.E.128 R4, [R2.64]\n       EXIT\n"), 2)
+        self.assertEqual(told, [missing + "all vectors of a thread", missing + "one vector"])
+        self.assertEqual(self.late(KEEP + ASK + ADD, more=MORE.replace(".128", ".64")),
+                         [missing + "one vector"])
         self.assertEqual(len(self.late(ASK)), 1)
 
     def test_it_is_told_of_kernels(self):
         usage = {"REG": 128, "STACK": 0, "LOCAL": 0}
-        turn = (KEEP + ADD + ASK).strip("\n")
-        code = listing(SUM.format(turn=turn).replace("       EXIT", "       ST.E.128 [R2.64], R8\n       EXIT"))
+        code = listing(SUM.format(turn=(KEEP + ADD + ASK).strip("\n"), more=MORE))
         for device, name in [("sm_80", "plan_e4m3"), ("sm_90", "reduce_e5m2")]:
             name = f"ringcomm_{name}"
             told = dict(sass.judge(device, {name: code}, {name: usage}))
