@@ -1,11 +1,12 @@
 /*
  * A block's share of `targets <- reduce(sources)`.
  *
- * Sixteen bytes at a time where all ends are aligned alike: a thread asks for the next source's
- * vectors before it adds the last one's, so that two sources are always on their way; every source
- * is read once and every target written once, after all sources at that place were read, so a
- * target may be a source. What does not fill a vector, at either end, goes element by element, as
- * does everything when ends are not aligned alike.
+ * Sixteen bytes at a time where all ends are aligned alike: a thread asks for the first two
+ * sources' vectors before it uses one, and for each further source's before it adds those that have
+ * come, so that something is on its way while it computes; every source is read once and every
+ * target written once, after all sources at that place were read, so a target may be a source. What
+ * does not fill a vector, at either end, goes element by element, as does everything when ends are
+ * not aligned alike.
  */
 #pragma once
 
@@ -208,22 +209,6 @@ DEVICE void reduce_full(const Operation &op, const Job &job, const Vectors &vect
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
 }
 
-/* Eight bytes at `offset` with everything that may happen to a sum: for numbers of a byte, of which
-   a whole vector in the same kernel would have the compiler ask for the hot path's sources late. */
-template <class K> DEVICE void reduce_unit(const Operation &op, const Job &job, uint64_t offset) {
-    Unit<K> to, next;
-    to.unpack(op, load_scalar<uint64_t>(job.source(0) + offset));
-    prepare<K, Unit<K>::ACCS>(op, job, 0, to.lanes);
-    ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
-        next.unpack(op, load_scalar<uint64_t>(job.source(s) + offset));
-        prepare<K, Unit<K>::ACCS>(op, job, s, next.lanes);
-        combine<K, Unit<K>::ACCS>(SUM, to.lanes, next.lanes);
-    }
-    if (job.divides) divide<K, Unit<K>::ACCS>(op, to.lanes);
-    const uint64_t bytes = to.pack();
-    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) store_scalar(job.target(t) + offset, bytes);
-}
-
 /* Of `count` elements `offset` bytes into a job, those before all ends are aligned to vectors: all,
    where they never are together. */
 template <class K> DEVICE uint32_t lead_of(const Job &job, uint64_t offset, uint32_t count) {
@@ -248,13 +233,8 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
     if (copies(op, job)) {
         ROLLED for (; vectors.index < nvectors; vectors.index += step) copy_batch<K>(job, vectors);
     } else if (is_full<K>(op, job)) {
-        if constexpr (K::IS_FLOAT && K::SIZE == 1) {
-            ROLLED for (uint32_t unit = tid; unit < 2 * nvectors; unit += nthreads)
-                reduce_unit<K>(op, job, vectors.offset + uint64_t(unit) * 8);
-        } else {
-            ROLLED for (; vectors.index < nvectors; vectors.index += nthreads)
-                reduce_full<K>(op, job, vectors);
-        }
+        ROLLED for (; vectors.index < nvectors; vectors.index += nthreads)
+            reduce_full<K>(op, job, vectors);
     } else {
         ROLLED for (; vectors.index < nvectors; vectors.index += step)
             reduce_batch<K>(op, job, vectors);

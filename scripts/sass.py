@@ -2,8 +2,9 @@
 """What the compiler made of the kernels: sass.py [FATBIN], by default that of the last debug build.
 
 For every device that has machine code: all kernels are there, within their registers and without local
-memory; the hot ones load and store 128 bits, and have asked for two sources' vectors before they use
-the first; no loop over peers has a fence in it. Prints a line for each rule and device.
+memory; the hot ones load and store 128 bits, have asked for two sources' vectors before they use the
+first, and for the next source's in every turn of their loops before they add those that have come; no
+loop over peers has a fence in it. Prints a line for each rule and device.
 
 Needs cuobjdump and nvdisasm on the PATH.
 """
@@ -11,6 +12,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+from sass_flow import LOAD, USED, followers, hasty, innermost, leaders, loops, reached, registers
 
 KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
 KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
@@ -22,9 +25,11 @@ PORTABLE = "sm_90"
 MOST_REGISTERS = 128
 # Vectors of a thread under way for one source: kernels/reduce.cuh, BATCH.
 BATCH = {kind: 2 if kind in ("e4m3", "e5m2") else 4 for kind in KINDS}
+# Whose conversions are so long there that the compiler begins the first source's before it asks for the
+# second: no device of the kind is one that the library is measured on.
+CONVERTS_FIRST = [("sm_80", "e4m3")]
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
-LOAD = re.compile(r"\bLD(G)?\.E\.128")
 STORE = re.compile(r"\bST(G)?\.E\.128")
 FENCE = re.compile(r"\b(MEMBAR|FENCE)\b")
 BARRIER = re.compile(r"\bBAR\.")
@@ -71,63 +76,6 @@ def resources(fatbin):
     return devices
 
 
-def followers(code):
-    """Of each instruction, by index, where control goes next."""
-    index = {address: at for at, (address, _) in enumerate(code)}
-    after = []
-    for at, (_, text) in enumerate(code):
-        conditional = text.startswith("@")
-        words = re.sub(r"^@!?\w+\s+", "", text)
-        next_ones = [at + 1] if at + 1 < len(code) else []
-        if words.startswith(("EXIT", "RET")):
-            after.append(next_ones if conditional else [])
-        elif words.startswith("BRA"):
-            target = re.search(r"0x([0-9a-f]+)", words)
-            jump = [index[int(target[1], 16)]] if target and int(target[1], 16) in index else []
-            # A branch may also depend on a predicate among its operands.
-            conditional = conditional or re.match(r"BRA(\.\w+)* !?U?P\d", words)
-            after.append(jump + (next_ones if conditional else []))
-        else:
-            after.append(next_ones)
-    return after
-
-
-def leaders(after):
-    """Of each instruction, by index, where control comes from."""
-    before = [[] for _ in after]
-    for at, targets in enumerate(after):
-        for target in targets:
-            before[target].append(at)
-    return before
-
-
-def loops(after, before):
-    """The natural loops, by the branches back to their heads: sets of indices, by their heads."""
-    bodies = {}
-    for at, targets in enumerate(after):
-        for head in targets:
-            if head > at:
-                continue
-            body, pending = bodies.setdefault(head, {head}), [at]
-            while pending:
-                one = pending.pop()
-                if one not in body:
-                    body.add(one)
-                    pending += before[one]
-    return bodies
-
-
-def reached(start, follow, within):
-    """What can be come to from an instruction, by steps that stay within some."""
-    seen, pending = set(), [start]
-    while pending:
-        one = pending.pop()
-        if one in within and one not in seen:
-            seen.add(one)
-            pending += follow[one]
-    return seen
-
-
 def fences_among_peers(code):
     """Fences that loops over peers come to once for every peer. Those are the loops that poll or set
     flags, however deep, and in which the block does not meet, as it does for every step of a plan; and a
@@ -145,20 +93,40 @@ def fences_among_peers(code):
 
 
 def loads_before_use(code, batch):
-    """Whether two batches of loads are asked for before one of the first is used."""
-    loads = [at for at, (_, text) in enumerate(code) if LOAD.search(text)]
-    for start in range(len(loads)):
-        window = loads[start:start + 2 * batch]
-        if len(window) < 2 * batch:
-            return False
-        first = re.search(r"128\S*\s+R(\d+)", code[window[0]][1])
-        quad = {f"R{int(first[1]) + word}" for word in range(4)}
-        between = [text for _, text in code[window[0] + 1:window[-1]] if not LOAD.search(text)]
-        zeroed = re.compile(r"^(@!?U?P\d+ )?\s*(CS2R|MOV|IMAD\.MOV\S*)\s")
-        used = any(quad & set(re.findall(r"\bR\d+\b", text)) for text in between if not zeroed.match(text))
-        if not used:
-            return True
-    return False
+    """Whether two batches of loads, those that are last in some code, are all asked for before one of the
+    first is used."""
+    loads = [at for at, (_, text) in enumerate(code) if LOAD.search(text)][-2 * batch:]
+    if len(loads) < 2 * batch:
+        return False
+    first = registers(code[loads[0]][1])[0]
+    between = [text for _, text in code[loads[0] + 1:loads[-1]] if not LOAD.search(text)]
+    return not any(first & registers(text)[1] for text in between)
+
+
+def late_loads(code, batch, converts_first=False):
+    """Where a kernel asks for sources too late. Its hot loops, a turn for each source, are those of a batch
+    of loads: before one, two sources are asked for before the first is used; in it, the next before the one
+    that has come is added. One vector at a time moves where there is more to compute: that loop uses nothing
+    that its own turn asks for."""
+    after = followers(code)
+    found, missing = [], {"all vectors of a thread", "one vector"}
+    for head, body in innermost(loops(after, leaders(after))).items():
+        count = sum(bool(LOAD.search(code[at][1])) for at in body)
+        if not count:
+            continue
+        told = hasty(code, head, body, after)
+        place = f"loop at {code[head][0]:#x}"
+        if count < batch:
+            missing.discard("one vector")
+            found += [f"{place}: {text}" for text in told or [] if text.startswith(USED)]
+            continue
+        missing.discard("all vectors of a thread")
+        found += [f"{place}: {text}" for text in told or []]
+        if told is None:
+            found.append(f"{place}: adds nothing")
+        if not converts_first and not loads_before_use(code[:head], batch):
+            found.append(f"{place}: the first source is used before the second is asked for")
+    return found + [f"no loop over sources that moves {what}" for what in sorted(missing)]
 
 
 def portable(fatbin):
@@ -184,10 +152,11 @@ def judge(device, kernels, usage):
         stores = sum(bool(STORE.search(text)) for _, text in code)
         if loads < 2 * BATCH[kind] or stores < BATCH[kind]:
             narrow.append(f"{name}: {loads} loads, {stores} stores")
-        elif not loads_before_use(code, BATCH[kind]):
-            late.append(name)
+        else:
+            told = late_loads(code, BATCH[kind], (device, kind) in CONVERTS_FIRST)
+            late += [f"{name}: {text}" for text in told]
     yield "loads and stores of 128 bits", narrow
-    yield "all loads before the first use", late
+    yield "sources are asked for ahead", late
     # The protocol is the same in all kinds; one of each size is enough.
     chosen = [name for name in kernels if name.endswith(("_f32", "_w4"))]
     fences = [f"{name}: {address:#x} {text}" for name in chosen

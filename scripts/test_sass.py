@@ -66,5 +66,127 @@ class LoopsOverPeers(unittest.TestCase):
         self.assertEqual(fences(wait), [])
 
 
+# A sum of sources by two vectors of a thread: two sources are asked for, and the loop has a turn for each
+# but the first. `{turn}` is what a turn does. Then one of more to compute, by one vector: `{more}`.
+SUM = """
+       LDG.E.128.STRONG.GPU R20, desc[UR4][R2.64]
+       LDG.E.128.STRONG.GPU R24, desc[UR4][R4.64]
+       CS2R R40, SRZ
+       LDG.E.128.STRONG.GPU R32, desc[UR4][R6.64]
+       LDG.E.128.STRONG.GPU R36, desc[UR4][R8.64]
+       FADD R10, R20, R24
+turn:  IADD3 R0, R0, 0x1, RZ
+{turn}
+       @!P0 BRA turn
+       STG.E.128 desc[UR4][R2.64], R8
+{more}
+       ST.E.128 desc[UR4][R2.64], R8
+       EXIT
+"""
+MORE = """
+more:  MOV R50, R32
+       LDG.E.128 R32, [R6.64]
+       FADD R10, R10, R50
+       @P3 BRA more
+"""
+KEEP = """       IMAD.MOV.U32 R50, RZ, RZ, R32
+       MOV R51, R36
+"""
+ASK = """       @P1 BRA over
+       LDG.E.128.STRONG.GPU R32, desc[UR4][R6.64]
+       @!P2 LDG.E.128.STRONG.GPU R36, desc[UR4][R8.64]
+over:  NOP
+"""
+ADD = """       IMAD.U32 R52, R50, 0x10000, RZ
+       FADD R10, R10, R52
+       FADD R11, R11, R51
+"""
+
+
+class Sources(unittest.TestCase):
+    def late(self, turn, text=SUM, more=MORE, **how):
+        return sass.late_loads(listing(text.format(turn=turn.strip("\n"), more=more)), 2, **how)
+
+    def test_the_next_source_before_the_last_is_added_is_right(self):
+        self.assertEqual(self.late(KEEP + ASK + ADD), [])
+
+    def test_a_conversion_may_come_before_the_next_is_asked_for(self):
+        convert = KEEP.replace("MOV R51, R36", "IMAD.U32 R51, R36, 0x10000, RZ")
+        self.assertEqual(self.late(convert + ASK + ADD), [])
+
+    def test_one_vector_at_a_time_is_found_behind_a_good_beginning(self):
+        turn = ("       LDG.E.128.STRONG.GPU R32, [R6.64]\n       FADD R10, R10, R32\n"
+                "       LDG.E.128.STRONG.GPU R36, [R8.64]\n       FADD R11, R11, R36\n")
+        told = self.late(turn)
+        # The first is added before the second vector is asked for, and each in its own turn.
+        self.assertTrue(any("used in the turn that asks for it" in text for text in told), told)
+
+    def test_a_whole_source_that_is_used_in_its_own_turn_is_found(self):
+        turn = ASK + "       FADD R10, R10, R32\n       FADD R11, R11, R36\n"
+        self.assertEqual(len(self.late(turn)), 2)
+
+    def test_what_is_asked_for_after_the_sum_is_found(self):
+        self.assertEqual(len(self.late(KEEP + ADD + ASK)), 2)
+
+    def test_a_vector_that_is_asked_for_after_a_sum_is_found(self):
+        early = ASK.replace("       @!P2", "       FADD R11, R11, R51\n       @!P2")
+        told = self.late(KEEP + early + ADD.replace("       FADD R11, R11, R51\n", ""))
+        self.assertEqual(len(told), 1)
+        self.assertIn("added before the next is asked for", told[0])
+
+    def test_a_first_source_that_is_used_before_the_second_is_asked_for_is_found(self):
+        begin = SUM.replace("CS2R R40, SRZ", "FMUL R20, R20, R41")
+        self.assertEqual(len(self.late(KEEP + ASK + ADD, begin)), 1)
+        self.assertEqual(self.late(KEEP + ASK + ADD, begin, converts_first=True), [])
+
+    def test_a_table_of_branches_leads_on(self):
+        table = "       BRX R60 -0x100\n" + ADD + "       BRA done\n" + ADD + "done:  NOP\n"
+        self.assertEqual(self.late(KEEP + ASK + table), [])
+        self.assertEqual(len(self.late(KEEP + table + ASK)), 4)
+
+    def test_one_vector_in_a_turn_uses_what_an_earlier_one_asked_for(self):
+        def late(more):
+            return self.late(KEEP + ASK + ADD, more=more)
+        early = MORE.replace("       LDG", "       FADD R11, R11, R50\n       LDG")
+        self.assertEqual(late(early), [])
+        self.assertEqual(len(late(MORE.replace("R10, R50", "R10, R32"))), 1)
+
+    def test_a_kernel_without_such_a_loop_is_found(self):
+        missing = "no loop over sources that moves "
+        told = sass.late_loads(listing("       LDG.E.128 R4, [R2.64]\n       EXIT\n"), 2)
+        self.assertEqual(told, [missing + "all vectors of a thread", missing + "one vector"])
+        self.assertEqual(self.late(KEEP + ASK + ADD, more=MORE.replace(".128", ".64")),
+                         [missing + "one vector"])
+        self.assertEqual(len(self.late(ASK)), 1)
+
+    def test_it_is_told_of_kernels(self):
+        usage = {"REG": 128, "STACK": 0, "LOCAL": 0}
+        code = listing(SUM.format(turn=(KEEP + ADD + ASK).strip("\n"), more=MORE))
+        for device, name in [("sm_80", "plan_e4m3"), ("sm_90", "reduce_e5m2")]:
+            name = f"ringcomm_{name}"
+            told = dict(sass.judge(device, {name: code}, {name: usage}))
+            self.assertEqual(told["loads and stores of 128 bits"], [])
+            self.assertEqual(len(told["sources are asked for ahead"]), 2)
+
+
+class Resources(unittest.TestCase):
+    def complaints(self, text, **usage):
+        usage = {"REG": 128, "STACK": 0, "LOCAL": 0, **usage}
+        name = "ringcomm_delay"
+        return dict(sass.judge("sm_90", {name: listing(text)}, {name: usage}))
+
+    def test_registers_beyond_a_threads_share_are_found(self):
+        rule = "at most 128 registers"
+        self.assertEqual(self.complaints("       EXIT\n")[rule], [])
+        self.assertEqual(len(self.complaints("       EXIT\n", REG=129)[rule]), 1)
+
+    def test_local_memory_is_found(self):
+        rule = "no local memory"
+        self.assertEqual(self.complaints("       LDG.E R4, [R2.64]\n       EXIT\n")[rule], [])
+        for text, usage in [("       LDL R4, [R1]\n", {}), ("       STL.64 [R1+0x8], R4\n", {}),
+                            ("       EXIT\n", {"STACK": 8}), ("       EXIT\n", {"LOCAL": 16})]:
+            self.assertEqual(len(self.complaints(text, **usage)[rule]), 1, text)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -327,6 +327,30 @@ fn processes_that_disagree_all_fail_too() {
     }
 }
 
+/// A thread that made all ranks and waits for one of them is told at the deadline what it may have
+/// forgotten; another thread is not.
+#[test]
+fn one_thread_that_may_wait_for_itself_is_told_at_the_deadline() {
+    let config = Config { timeout_ms: 500, ..config() };
+    let told = |is_maker: bool| {
+        let ranks = Communicator::init_all(2, &config).unwrap();
+        let mut scratch = Scratch::new(2);
+        let mut call = || {
+            let call = scratch.call(Collective::AllReduce, 10);
+            run(&ranks[0], &call).unwrap_err().to_string()
+        };
+        match is_maker {
+            true => call(),
+            false => std::thread::scope(|scope| scope.spawn(call).join().unwrap()),
+        }
+    };
+    let hint = "this thread made rank 1 and may have to call it, too: one thread that drives \
+                several ranks puts their calls between ringGroupStart and ringGroupEnd";
+    let (maker, other) = (told(true), told(false));
+    assert!(maker.contains(hint), "{maker}");
+    assert!(other.contains("rank 1") && !other.contains("this thread"), "{other}");
+}
+
 /// Lines of this process's map that are memory which it or another process exports.
 fn exported_mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -52,6 +52,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
         publisher: None,
         track: None,
+        maker: None,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
         meeting: Duration::from_secs(1),

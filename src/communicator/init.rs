@@ -114,7 +114,7 @@ impl Communicator {
             .iter()
             .map(|seat| gpu::device(&Config { seat: *seat, ..config.clone() }))
             .collect::<Result<_>>()?;
-        let (maker, profiled) = (std::thread::current().id(), Profiled::by(config));
+        let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
         let join = &|rank: usize| {
             let mut assembly = Assembly::new(rank, map);
             assembly.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
@@ -181,7 +181,7 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, map.nranks, config);
     let (nranks, around) = (map.nranks, around(&links, &topology, config));
-    let cut = seated.any.then_some(around.portion_bytes);
+    let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
         .inspect_err(|error| tell(&pages, error))?;
     // The others are about to measure the machine with this rank.
@@ -202,6 +202,7 @@ pub(super) fn assemble(
             meeting: config.meeting(),
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
             track,
+            maker,
         },
         failure: Mutex::new(None),
         last_error: Arc::default(),

@@ -16,6 +16,7 @@ use crate::transport::fifo::Stamp;
 use crate::transport::process::Liveness;
 use crate::transport::wait::Watch;
 use std::cell::Cell;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// The parts of a communicator that a watch needs; shared with threads that look on.
@@ -30,7 +31,13 @@ pub struct Watched {
     pub publisher: Option<Publisher>,
     /// Where its operations are written down as they happen.
     pub track: Option<Track>,
+    /// The thread that made all its ranks, where one did.
+    pub maker: Option<ThreadId>,
 }
+
+/// What a thread is told that may be waiting for itself.
+pub(super) const GROUP_THEM: &str = "one thread that drives several ranks puts their calls \
+                                     between ringGroupStart and ringGroupEnd";
 
 /// How long the news of a death may take to come after a rank that left for it: it is spread within
 /// ten milliseconds where control connections are made, a tenth of a second where one still has to
@@ -105,6 +112,17 @@ impl Watched {
         Error::Remote { rank: self.pages.rank, peer, operation, text }
     }
 
+    /// What a wait for `peer` at its deadline may be due to: this thread made both, and gives their
+    /// calls to threads of their own, or would have to make them in a group.
+    fn hint(&self, peer: usize) -> String {
+        match self.maker == Some(thread::current().id()) {
+            true => {
+                format!("; this thread made rank {peer} and may have to call it, too: {GROUP_THEM}")
+            }
+            false => String::new(),
+        }
+    }
+
     /// This rank's page has news.
     pub fn publish(&self) {
         self.publisher.iter().for_each(Publisher::publish);
@@ -139,7 +157,7 @@ impl Watched {
             match self.casualty(ranks) {
                 Some(casualty) => return casualty,
                 None if !is_anothers || started.elapsed() > NEWS => return error,
-                None => std::thread::sleep(NEWS / 100),
+                None => thread::sleep(NEWS / 100),
             }
         }
     }
@@ -160,7 +178,7 @@ impl Watched {
             if cause(&dead) < 2 || started.elapsed() > NEWS {
                 break dead;
             }
-            std::thread::sleep(NEWS / 100);
+            thread::sleep(NEWS / 100);
         };
         Some(self.ended(dead, None))
     }
@@ -231,7 +249,7 @@ impl Watch for OperationWatch<'_> {
             peer: self.watched.who(peer),
             operation: self.operation(),
             waited_ms: waited.as_millis() as u64,
-            peer_state: self.states_from(peer).into(),
+            peer_state: (self.states_from(peer) + &self.watched.hint(peer)).into(),
         })
     }
 

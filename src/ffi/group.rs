@@ -12,6 +12,13 @@ use crate::ffi::types::ringResult_t;
 /// each other. Of each communicator the collectives run first, in the order of the calls, and then
 /// all sends and receives together, wherever they stood among them; communicators run at the same
 /// time. Groups nest; the outermost counts. Buffers stay untouched until the group's end.
+///
+/// A thread that makes the calls of several ranks without a group waits for itself. Nothing tells
+/// that from another thread that is late: the first such call ends at the deadline (`timeoutMs`),
+/// with a hint where this thread made all ranks. Between devices of one process a later call is
+/// refused (`ringInvalidUsage`) once it has waited 10 s, or half the deadline where that is less,
+/// for a rank whose last call its own thread made, even if another thread was to make the next one
+/// later than that.
 #[unsafe(no_mangle)]
 pub extern "C" fn ringGroupStart() -> ringResult_t {
     run(enqueue::group_start)

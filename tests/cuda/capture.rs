@@ -1,12 +1,14 @@
 //! Calls in CUDA graphs: replayed where they can be, refused with a reason where they cannot.
 
+use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::config;
-use super::{Bench, ndevices, on_seats};
+use super::{Bench, fake, ndevices, on_seats};
 use ringcomm::communicator::{Communicator, deferred};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{Event, Recording, wait};
+use ringcomm::device::cuda::{DeviceMemory, Event, OwnedStream, Piece, Pinned, Recording, wait};
 use ringcomm::error::Error;
+use std::any::Any;
 use std::sync::Arc;
 
 fn ranks(seats: &[Seat]) -> Vec<Arc<Communicator>> {
@@ -200,4 +202,30 @@ fn a_call_in_a_capture_that_has_failed_says_so() {
     call_all(&ranks, &parts).unwrap();
     assert_eq!(floats[0].read(&first), [3.0; 50]);
     assert_eq!(floats[1].read(&first), [3.0; 50]);
+}
+
+/// Whatever goes does so in its own context, also on a thread that has none, and in a mode in which
+/// no capture sees it.
+#[test]
+fn what_goes_goes_in_its_context_and_beside_captures() {
+    if !is_apart("capture::what_goes_goes_in_its_context_and_beside_captures", &[]) {
+        return;
+    }
+    let bench = Bench::new(0);
+    let device = &bench.device;
+    let all: [(&str, Box<dyn Any>); 6] = [
+        ("cuGraphExecDestroy", Box::new(bench.stream.capture(|| Ok(())).unwrap())),
+        ("cuEventDestroy_v2", Box::new(Event::new(device, Recording::Moment).unwrap())),
+        ("cuStreamDestroy_v2", Box::new(OwnedStream::new(device).unwrap())),
+        ("cuMemFree_v2", Box::new(DeviceMemory::new(device, 64).unwrap())),
+        ("cuMemFreeHost", Box::new(Pinned::new(device, 64).unwrap())),
+        ("cuMemRelease", Box::new(Piece::new(device, 1, None).unwrap())),
+    ];
+    for (symbol, one) in all {
+        fake::fail("", 0, 0);
+        drop(one);
+        let counts = [symbol, "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"].map(fake::calls);
+        assert_eq!(counts, [1; 3], "{symbol}");
+        assert_eq!(fake::calls("cuThreadExchangeStreamCaptureMode"), 2, "{symbol}");
+    }
 }

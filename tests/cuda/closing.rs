@@ -2,14 +2,15 @@
 //! nothing to be done, and nobody waits for it.
 
 use super::fake::{calls, fail, fail_too};
+use super::gate::scratch;
 use super::here::{has_reach, is_on_fake};
-use super::ndevices;
 use super::pieces::Mapped;
 use super::processes::{apart, check_sum, join};
 use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::{HARD_DEADLINE_S, config};
-use ringcomm::device::cuda::Carrier;
+use super::{codes, ndevices};
+use ringcomm::device::cuda::{Carrier, Imported, Shareable};
 use std::time::{Duration, Instant};
 
 /// Entry points that close, unmap and unregister what is other processes' or shared with them.
@@ -113,4 +114,46 @@ fn die(place: &Place, code: i32) -> String {
     assert_eq!(came.map(|calls| calls > 0), wanted, "{came:?}");
     assert!(came.iter().sum::<u64>() > 0);
     error.to_string()
+}
+
+/// What closes memory of another process, which answers with every code below.
+pub const CLOSED: [&str; 1] = ["cuIpcCloseMemHandle"];
+
+/// Rank 0 opens memory of rank 1's again and again, and cannot close it.
+#[test]
+fn memory_that_does_not_close_is_silent_and_the_next_opens() {
+    if !is_on_fake() || !has_reach(2) {
+        return;
+    }
+    let folder = scratch("closing");
+    let place = folder.join("handle");
+    apart(2, place.to_str().expect("UTF-8"), |place, path| {
+        let (comm, bench) = join(place);
+        let _current = bench.device.enter().unwrap();
+        let floats = Floats::new(&bench, &[1.0; 100]);
+        if place.rank == 1 {
+            let allocation = bench.device.allocation(floats.memory.pointer().addr() as u64);
+            let handle = bench.device.export(&allocation.unwrap().expect("it is there")).unwrap();
+            let words = handle.expect("it is plain").0.map(u64::to_ne_bytes);
+            std::fs::write(path, words.as_flattened()).unwrap();
+        }
+        // Both have come, and the handle with them.
+        check_sum(&comm, &bench, 10);
+        if place.rank == 0 {
+            let bytes = std::fs::read(path).unwrap();
+            let word = |at: usize| u64::from_ne_bytes(bytes[8 * at..][..8].try_into().unwrap());
+            let handle = Shareable(std::array::from_fn(word));
+            let open = || Imported::new(&bench.device, handle).map(drop);
+            for code in codes::all() {
+                fail(CLOSED[0], 1, code);
+                open().unwrap_or_else(|error| panic!("{code}: {error}"));
+                assert_eq!(calls(CLOSED[0]), 1);
+                fail("", 0, 0);
+                open().unwrap_or_else(|error| panic!("after {code}: {error}"));
+            }
+        }
+        check_sum(&comm, &bench, 10);
+        String::new()
+    });
+    std::fs::remove_dir_all(&folder).expect("it was made above");
 }

@@ -1,15 +1,18 @@
 //! Every code that drivers have, from every entry point that is asked for something: told in words.
 
-use super::Bench;
 use super::fake::{calls, fail, fail_too};
 use super::here::is_apart;
 use super::support::config;
+use super::{Bench, closing, gate};
 use ringcomm::communicator::Communicator;
 use ringcomm::device::cuda::{
-    Addresses, Capture, Carrier, Device, DeviceMemory, Event, Imported, Kernels, Mapping,
-    OwnedStream, Piece, Pinned, Recording, Registered, copy, fill, wait, wait_value, write_value,
+    Addresses, Capture, Carrier, Device, DeviceMemory, Driver, Event, Family, Grid, Imported,
+    Kernels, Mapping, OwnedStream, Piece, Pinned, Recording, Registered, abi, copy, fill, wait,
+    wait_value, write_value,
 };
 use ringcomm::error::Result;
+use ringcomm::types::DataType;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Every code that drivers have today.
@@ -64,18 +67,20 @@ fn check_told(symbol: &str, answers: &[i32], ask: &dyn Fn() -> Result<()>) {
 const TWO: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_PEERS", "1")];
 
 /// Entry points of devices and contexts.
-pub const OF_DEVICES: [&str; 11] = [
+pub const OF_DEVICES: [&str; 13] = [
     "cuDeviceGetCount",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetName",
     "cuDeviceGetUuid_v2",
     "cuDeviceCanAccessPeer",
+    "cuCtxEnablePeerAccess",
     "cuDevicePrimaryCtxRetain",
     "cuCtxGetDevice",
     "cuCtxGetId",
     "cuCtxPushCurrent_v2",
     "cuLaunchKernel",
+    "cuLaunchCooperativeKernel",
 ];
 
 #[test]
@@ -92,22 +97,38 @@ fn devices_and_contexts() {
         // SAFETY: the bench's own stream.
         unsafe { kernels.delay(1, bench.stream.raw()) }
     };
+    let together = || {
+        let _current = device.enter()?;
+        let (kernel, grid) =
+            ((Family::Reduce, DataType::Float32), Grid { is_cooperative: true, ..Grid::of(1) });
+        // SAFETY: nothing to do, and the bench's own stream.
+        unsafe { kernels.run(kernel, &abi::ReduceArgs::default(), grid, bench.stream.raw()) }
+    };
     let no_device: &[i32] = &[100];
-    let ask: [Asking; 11] = [
+    let reach = || device.reach(&other).map(drop);
+    let ask: [Asking; 13] = [
         ("cuDeviceGetCount", no_device, &taken),
         ("cuDeviceGet", &[], &taken),
         ("cuDeviceGetAttribute", &[], &taken),
         ("cuDeviceGetName", &[], &|| device.name().map(drop)),
         ("cuDeviceGetUuid_v2", &[], &taken),
-        ("cuDeviceCanAccessPeer", &[], &|| device.reach(&other).map(drop)),
+        ("cuDeviceCanAccessPeer", &[], &reach),
+        ("cuCtxEnablePeerAccess", &[217, 704], &reach),
         ("cuDevicePrimaryCtxRetain", &[], &taken),
         ("cuCtxGetDevice", &[], &|| Device::of_context(device.token()).map(drop)),
         ("cuCtxGetId", &[], &|| device.context_id().map(drop)),
         ("cuCtxPushCurrent_v2", &[], &|| device.enter().map(drop)),
         ("cuLaunchKernel", &[], &launch),
+        ("cuLaunchCooperativeKernel", &[], &together),
     ];
     assert_eq!(ask.map(|(symbol, ..)| symbol), OF_DEVICES);
     check(&ask);
+    // A device that has no access is not one whose access went wrong.
+    for (code, reaches) in [(217, false), (704, true)] {
+        fail("cuCtxEnablePeerAccess", 1, code);
+        assert_eq!(device.reach(&other), Ok(reaches), "{code}");
+    }
+    fail("", 0, 0);
 }
 
 /// Entry points of streams, events, captures and graphs.
@@ -277,7 +298,9 @@ fn memory_that_is_shared() {
 }
 
 /// Entry points that let go: nobody is told of their errors, and nobody is held up by them.
-pub const LETTING_GO: [&str; 11] = [
+pub const LETTING_GO: [&str; 13] = [
+    "cuCtxPopCurrent_v2",
+    "cuThreadExchangeStreamCaptureMode",
     "cuDevicePrimaryCtxRelease_v2",
     "cuMemFreeHost",
     "cuMemFree_v2",
@@ -305,7 +328,10 @@ fn what_lets_go_is_silent_and_the_next_is_good() {
     };
     let register = || register(device);
     let capture = || OwnedStream::new(device)?.capture(|| Ok(())).map(drop);
-    let ask: [(&str, &dyn Fn() -> Result<()>); 11] = [
+    let ask: [(&str, &dyn Fn() -> Result<()>); 13] = [
+        ("cuCtxPopCurrent_v2", &|| device.enter().map(drop)),
+        // Asked where the event is let go, too, and nowhere before.
+        ("cuThreadExchangeStreamCaptureMode", &|| Event::new(device, Recording::Time).map(drop)),
         ("cuDevicePrimaryCtxRelease_v2", &|| Device::of_ordinal(0).map(drop)),
         ("cuMemFreeHost", &|| Pinned::new(device, 64).map(drop)),
         ("cuMemFree_v2", &|| DeviceMemory::new(device, 64).map(drop)),
@@ -330,7 +356,7 @@ fn what_lets_go_is_silent_and_the_next_is_good() {
     }
 }
 
-/// Entry points of modules: of a context's kernels the first communicator asks for them.
+/// Entry points of modules, which the first communicator in a context asks for its kernels.
 pub const OF_MODULES: [&str; 3] = ["cuModuleLoadData", "cuModuleGetFunction", "cuModuleUnload"];
 
 #[test]
@@ -344,14 +370,14 @@ fn kernels_that_do_not_load() {
         Ok(Err(no_kernels)) => format!("does without: {no_kernels}"),
         Err(error) => error.to_string(),
     };
-    for code in all() {
+    for (code, another) in all().zip(all().skip(1).chain([1])) {
         fail("cuModuleLoadData", 1, code);
         let text = load();
         let is_without = [200, 209, 218, 221, 222, 223].contains(&code);
         assert_eq!(text.starts_with("does without"), is_without, "{code}: {text}");
         assert!(code == 209 || is_told(&text, code), "{code}: {text}");
         // What was loaded in vain is unloaded, whatever comes of that.
-        for unloading in [0, 4711] {
+        for unloading in [0, another] {
             fail("cuModuleGetFunction", 5, code);
             if unloading != 0 {
                 fail_too("cuModuleUnload", 1, unloading);
@@ -406,4 +432,27 @@ fn codes_without_a_text() {
         }
     }
     fail("", 0, 0);
+}
+
+/// All entry points answer with every code somewhere, and `docs/gpu-status.md` says so.
+#[test]
+fn every_entry_point_answers_with_every_code() {
+    let all = [
+        &gate::STARTING[..],
+        &OF_DEVICES,
+        &OF_STREAMS,
+        &OF_MEMORY,
+        &SHARED,
+        &LETTING_GO,
+        &OF_MODULES,
+        &OF_CODES,
+        &closing::CLOSED,
+    ];
+    let all: BTreeSet<&str> = all.concat().into_iter().collect();
+    assert_eq!(all, Driver::SYMBOLS.iter().copied().collect());
+    let text = include_str!("../../docs/gpu-status.md").replace('\n', " ");
+    let told =
+        ["All sixty-seven entry points answer with every code", "sixty-seven entry points are"];
+    assert_eq!(all.len(), 67, "say the new number in docs/gpu-status.md");
+    assert!(told.iter().all(|words| text.contains(words)), "{told:?}");
 }

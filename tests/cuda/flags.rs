@@ -7,7 +7,7 @@ use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slo
 use super::{Bench, fake, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, deferred};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{Event, Recording, wait};
+use ringcomm::device::cuda::{Event, Kernels, Recording, wait};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -155,16 +155,32 @@ fn communicators_share_devices_in_any_order() {
 #[test]
 fn launches_follow_each_other_over_streams() {
     let Some(seats) = alone() else { return };
+    const ROUNDS: usize = 20;
     on_seats(&seats, &config(), |comm, bench| {
         let benches = [Bench::new(bench.device.ordinal), Bench::new(bench.device.ordinal)];
         let floats: Vec<Floats> = benches.iter().map(|one| Floats::new(one, &[1.0; 900])).collect();
-        for round in 0..30 {
-            let turn = (round + comm.rank()) % 2;
+        let kernels = Kernels::of(&bench.device).unwrap().expect("there are kernels");
+        for round in 0..ROUNDS {
+            // What the call before has left, on the other stream, goes into the other memory.
+            let [turn, other] = [round % 2, (round + 1) % 2];
+            let target = floats[other].memory.pointer();
+            let call = Call { recv: target, ..sum(&floats[turn], &benches[turn]) };
+            if turn == 0 {
+                let _current = bench.device.enter().unwrap();
+                // SAFETY: a stream of this device. The other one would be through long before it.
+                unsafe { kernels.delay(1_000_000, benches[0].stream.raw()) }.unwrap();
+            }
             // SAFETY: the memory lives until it is read.
-            unsafe { comm.call(&sum(&floats[turn], &benches[turn])) }.unwrap();
+            unsafe { comm.call(&call) }.unwrap();
         }
         benches.iter().for_each(|one| one.stream.synchronize().unwrap());
-        // Each sum had one memory of every rank, so no rank knows what is in it; but all ended.
+        for (power, index) in [(ROUNDS - 1, 1), (ROUNDS, 0)] {
+            // A sum that came too early has a factor less; what is rounded is far less.
+            let want = (comm.nranks() as f32).powi(power as i32);
+            let got = floats[index].read(&benches[index]);
+            let is_near = |value: &f32| (value / want - 1.0).abs() < 0.01;
+            assert!(got.iter().all(is_near), "{} is not {want}", got[0]);
+        }
         assert!(comm.async_error().is_none());
     });
 }

@@ -5,7 +5,7 @@
 use super::here::{is_on_fake, skip};
 use super::streams::{Floats, sum};
 use super::support::config;
-use super::{Bench, fake, ndevices, on_seats};
+use super::{Bench, codes, fake, ndevices, on_seats};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Driver, Kernels};
@@ -92,9 +92,17 @@ fn a_driver_without_a_device_is_said() {
     if is_on_fake() {
         let text = told(&[("FAKECUDA_DEVICES", "0")]);
         assert!(text.contains("CUDA_ERROR_NO_DEVICE"), "{text}");
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_said() {
+    if is_on_fake() {
         for symbol in STARTING {
-            let text = told(&[("FAKECUDA_FAIL", &format!("{symbol}:1:4711"))]);
-            assert!(text.contains("the CUDA driver answered 4711"), "{symbol}: {text}");
+            for code in codes::all().chain([4711]) {
+                let text = told(&[("FAKECUDA_FAIL", &format!("{symbol}:1:{code}"))]);
+                assert!(codes::is_told(&text, code), "{code} of {symbol}: {text}");
+            }
         }
     }
 }

@@ -284,13 +284,27 @@ fn the_thread_that_made_a_rank_is_told_at_the_deadline() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(2, &Config { timeout_ms: 2000, ..config() });
+    let config = Config { timeout_ms: 2000, ..config() };
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 8]);
-    // SAFETY: the memory lives until the end of the test.
-    let error = unsafe { ranks[0].call(&sum(&floats, &bench)) }.unwrap_err();
-    assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    assert!(error.to_string().contains("between ringGroupStart and ringGroupEnd"), "{error}");
+    let mut memory = [1f32; 8];
+    for seats in [spread(2), vec![Seat::Host, Seat::Device(0)]] {
+        let ranks = Communicator::init_all_on(&seats, &config).unwrap();
+        let in_host_memory = memory.as_mut_ptr().cast::<u8>();
+        let call = match seats[0] {
+            Seat::Host => {
+                let call = Call::new(Collective::AllReduce, DataType::Float32);
+                Call { send: in_host_memory, recv: in_host_memory, count: 8, ..call }
+            }
+            _ => sum(&floats, &bench),
+        };
+        // SAFETY: the memory lives until the end of the test.
+        let error = unsafe { ranks[0].call(&call) }.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("this thread made rank 1 and may have to call it"), "{text}");
+        assert_eq!(text.matches("between ringGroupStart and ringGroupEnd").count(), 1, "{text}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! [`conclude`]: super::conclude
 
 use super::super::row::Meanwhile;
-use super::super::watch::OperationWatch;
+use super::super::watch::{GROUP_THEM, OperationWatch};
 use super::DeviceStream;
 use super::choice::{Asked, Chosen};
 use super::company::{Call, Company};
@@ -104,21 +104,13 @@ pub enum Reach {
     Failed,
 }
 
-/// The thread that made a rank's last call, or before its first one the thread that made the rank,
-/// which may leave the calls to another.
-#[derive(Clone, Copy)]
-struct Driver {
-    thread: ThreadId,
-    has_called: bool,
-}
-
 pub struct State {
     pub sittings: Vec<Option<Sitting>>,
     pub arrivals: Vec<Option<Arrival>>,
     present: usize,
     verdict: Verdict,
-    /// By rank: who makes its calls.
-    drivers: Vec<Option<Driver>>,
+    /// By rank: the thread that made its last call, which was in no row.
+    drivers: Vec<Option<ThreadId>>,
     /// Known once all ranks have sat down.
     pub reach: Reach,
     /// The rank whose streams launch for each device: by device, in the order of ranks.
@@ -147,10 +139,6 @@ const SPINS: u32 = 2000;
 
 /// Between two looks of a sleeping rank at what nobody announces: peers' failures, the deadline.
 const LOOK: Duration = Duration::from_millis(5);
-
-/// What a thread is told that may be waiting for itself.
-const GROUP_THEM: &str = "one thread that drives several ranks puts their calls between \
-                          ringGroupStart and ringGroupEnd";
 
 /// How long another thread may take to make the call of a rank that this thread made the last call
 /// of, before this is taken for one thread that waits for itself. Longer than a pool of threads
@@ -184,10 +172,9 @@ impl Desk {
 
     /// Take a rank's place. The last to sit down finds out who reaches whom, and is told of an
     /// error of that.
-    pub fn sit(&self, rank: usize, sitting: Sitting, maker: ThreadId) -> Option<Error> {
+    pub fn sit(&self, rank: usize, sitting: Sitting) -> Option<Error> {
         let mut state = self.state.lock();
         state.sittings[rank] = Some(sitting);
-        state.drivers[rank] = Some(Driver { thread: maker, has_called: false });
         if !state.sittings.iter().all(Option::is_some) {
             return None;
         }
@@ -258,8 +245,7 @@ impl Desk {
         // Relaxed: the lock orders it; it changes under the lock only.
         let meeting = self.meetings.load(Relaxed);
         // In a row a thread waits for itself only where a rank has failed.
-        let driver = Driver { thread: arrival.thread, has_called: true };
-        state.drivers[rank] = meanwhile.is_none().then_some(driver);
+        state.drivers[rank] = meanwhile.is_none().then_some(arrival.thread);
         state.arrivals[rank] = Some(arrival);
         state.present += 1;
         if state.present == self.nranks {
@@ -309,10 +295,9 @@ impl Desk {
     /// Why a rank should not wait any longer for the first that is missing.
     fn look(&self, state: &State, waited: Duration, watch: &OperationWatch) -> Result<()> {
         let missing = state.arrivals.iter().position(Option::is_none).expect("not all have come");
-        let me = std::thread::current().id();
-        let mine = state.drivers[missing].filter(|driver| driver.thread == me);
+        let is_mine = state.drivers[missing] == Some(std::thread::current().id());
         let enough = PATIENCE.min(watch.watched.timeout / 2);
-        if mine.is_some_and(|driver| driver.has_called) && waited >= enough {
+        if is_mine && waited >= enough {
             return Err(Error::usage(format!(
                 "rank {} waits in {} for rank {missing}, which this same thread has to call: \
                  {GROUP_THEM}",
@@ -320,15 +305,7 @@ impl Desk {
                 watch.operation()
             )));
         }
-        watch.check(missing, waited).map_err(|error| match error {
-            Error::Timeout { rank, peer, operation, waited_ms, peer_state } if mine.is_some() => {
-                let hint =
-                    format!("; this thread made rank {missing} and may have to call it, too");
-                let peer_state = format!("{peer_state}{hint}: {GROUP_THEM}").into();
-                Error::Timeout { rank, peer, operation, waited_ms, peer_state }
-            }
-            error => error,
-        })
+        watch.check(missing, waited)
     }
 }
 

@@ -151,18 +151,15 @@ impl Gpu {
                 buffer_bytes: config.buffer_bytes,
                 timeout: Duration::from_millis(config.timeout_ms),
             };
-            warning = desk.sit(
-                rank,
-                Sitting {
-                    device: device.clone(),
-                    kernels: kernels.clone().ok(),
-                    before: event()?,
-                    after: event()?,
-                    after_captured: event()?,
-                    asked,
-                },
-                seated.maker,
-            );
+            let sitting = Sitting {
+                device: device.clone(),
+                kernels: kernels.clone().ok(),
+                before: event()?,
+                after: event()?,
+                after_captured: event()?,
+                asked,
+            };
+            warning = desk.sit(rank, sitting);
         }
         let portion_bytes = around.portion_bytes;
         let staging = Staging::new(&device, portion_bytes)?;

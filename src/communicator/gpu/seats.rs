@@ -35,14 +35,15 @@ pub fn device(config: &Config) -> Result<Option<Arc<Device>>> {
 }
 
 /// On which devices the ranks of a new communicator are, as far as one of them knows.
+#[derive(Default)]
 pub struct Seated {
     /// This rank's device, if it is on one.
     pub device: Option<Arc<Device>>,
     /// Every rank is on a device; some rank is.
     pub all: bool,
     pub any: bool,
-    /// The thread that asked for this rank.
-    pub maker: ThreadId,
+    /// The thread that asked for all ranks, where one did.
+    pub maker: Option<ThreadId>,
 }
 
 impl Seated {
@@ -53,12 +54,5 @@ impl Seated {
             self.all &= is_on_device;
             self.any |= is_on_device;
         }
-    }
-}
-
-impl Default for Seated {
-    /// In host memory, at this thread's wish.
-    fn default() -> Seated {
-        Seated { device: None, all: false, any: false, maker: std::thread::current().id() }
     }
 }

@@ -95,6 +95,7 @@ impl Crew {
             meeting: PATIENCE,
             publisher: None,
             track: None,
+            maker: None,
         };
         let mut crew = Crew {
             plane: Plane::new(seat, gate.caller(), now),

@@ -1,7 +1,7 @@
 //! A device and the context in which its work is made.
 #![allow(unsafe_code)]
 
-use super::driver::{Aside, Context, Driver, PEER_ACCESS_ALREADY_ENABLED};
+use super::driver::{Aside, Context, Driver, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED};
 use super::order::between_launches;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -171,7 +171,14 @@ impl Device {
         // SAFETY: both contexts live.
         match unsafe { (driver.context_peer)(other.context, 0) } {
             0 | PEER_ACCESS_ALREADY_ENABLED => Ok(true),
-            _ => Ok(false),
+            PEER_ACCESS_UNSUPPORTED => Ok(false),
+            code => Err(driver.refused(
+                code,
+                &format!(
+                    "giving CUDA device {} access to the memory of CUDA device {}",
+                    self.ordinal, other.ordinal
+                ),
+            )),
         }
     }
 }

@@ -241,8 +241,10 @@ impl Replay {
 
 impl Drop for Replay {
     fn drop(&mut self) {
-        // SAFETY: made by `capture`, and this was its owner.
-        unsafe { (self.device.driver.graph_exec_destroy)(self.exec) };
+        if let Ok(_current) = self.device.enter_aside() {
+            // SAFETY: made by `capture`, and this was its owner.
+            unsafe { (self.device.driver.graph_exec_destroy)(self.exec) };
+        }
     }
 }
 

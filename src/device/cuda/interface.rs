@@ -16,6 +16,7 @@ pub const NO_BINARY_FOR_GPU: Code = 209;
 /// What a driver answers to an image that is newer than itself: no image that it knows, no PTX that
 /// it knows, no compiler for it, too new a version, no compiling.
 pub const TOO_NEW: [Code; 5] = [200, 218, 221, 222, 223];
+pub const PEER_ACCESS_UNSUPPORTED: Code = 217;
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub const NOT_READY: Code = 600;
 pub const NOT_PERMITTED: Code = 800;
