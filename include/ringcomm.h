@@ -359,7 +359,8 @@ typedef struct ringConfig_t {
     /**
      * Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). Of the
      * default, 4 MiB, more than two ranks use half. A rank on a CUDA device has twice as many of
-     * pinned memory, through which long calls that go through the host go in portions.
+     * pinned memory, through which long calls and messages that go through the host go piece by
+     * piece.
      */
     int64_t bufferBytes;
     /**

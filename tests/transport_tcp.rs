@@ -345,7 +345,15 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     let mut batch = [Transfer::new(true, 1, address, content.len(), stamp(0))];
     // SAFETY: the buffer holds the bytes and outlives the batch.
     let outcome = unsafe {
-        exchange::run(&mut batch, &mut lanes, &mut links, &mut (), Lending::LEAST, &Deadline)
+        exchange::run(
+            &mut batch,
+            &mut lanes,
+            &mut links,
+            &mut (),
+            Lending::LEAST,
+            &mut (),
+            &Deadline,
+        )
     };
     let error = outcome.expect_err("nobody receives");
     assert!(matches!(error, Error::Disconnected { peer: Who { rank: 1, .. }, .. }), "{error}");

@@ -17,6 +17,7 @@ use crate::algorithm::select::{Costs, lent_from};
 use crate::clock;
 use crate::config::Config;
 use crate::error::Result;
+use crate::executor::bays::Bays;
 use crate::executor::direct::Used;
 use crate::executor::exchange::{self, Lanes, Lending, Transfer};
 use crate::executor::host::{self, Buffers, Pointers};
@@ -388,22 +389,27 @@ impl Engine {
     }
 
     /// Run the messages that `transfers` lists.
-    pub(super) unsafe fn run_transfers(&mut self, watch: &OperationWatch) -> Result<()> {
+    pub(super) unsafe fn run_transfers(
+        &mut self,
+        bays: &mut dyn Bays,
+        watch: &OperationWatch,
+    ) -> Result<()> {
         self.memory.begin();
         let Engine { transfers, lanes, links, memory, lending, .. } = self;
         // SAFETY: the caller's promise.
-        unsafe { exchange::run(transfers, lanes, links, memory, *lending, watch) }
+        unsafe { exchange::run(transfers, lanes, links, memory, *lending, bays, watch) }
     }
 
-    /// Run a batch of point-to-point messages.
+    /// Run a batch of point-to-point messages, some of which may go through bays.
     ///
     /// # Safety
-    /// Every buffer is valid for its count.
+    /// Every buffer is valid for its count, and so are the bays.
     pub unsafe fn exchange<M: AsRef<Message>>(
         &mut self,
         messages: &[M],
         watched: &Watched,
         unless: Unless,
+        bays: Option<&mut dyn Bays>,
     ) -> Result<()> {
         // A refused batch must not have numbered a message.
         self.check_messages(messages)?;
@@ -424,6 +430,15 @@ impl Engine {
             let transfer = self.transfer(message.as_ref());
             self.transfers.push(transfer);
         }
+        let mut none = ();
+        let bays: &mut dyn Bays = match bays {
+            None => &mut none,
+            Some(bays) => {
+                let all = self.transfers.iter_mut().enumerate();
+                all.for_each(|(index, transfer)| transfer.is_away = bays.has(index));
+                bays
+            }
+        };
         let mut watch = OperationWatch::new(watched, unless, descriptor, batch);
         watch.makes_communicator = self.setting_up;
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
@@ -431,7 +446,7 @@ impl Engine {
             track.begun(record);
         }
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run_transfers(&watch) };
+        let outcome = unsafe { self.run_transfers(bays, &watch) };
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
         page.end_batch(batch, clock::ticks());

@@ -233,7 +233,7 @@ impl Communicator {
     #[inline]
     unsafe fn exchange_unless(&self, messages: &[Message], unless: Unless) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.exchanged(|engine| unsafe { engine.exchange(messages, &self.watched, unless) })
+        self.exchanged(|engine| unsafe { engine.exchange(messages, &self.watched, unless, None) })
     }
 
     /// Run an exchange in this rank's turn.

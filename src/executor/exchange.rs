@@ -12,6 +12,7 @@
 //! lands in.
 #![allow(unsafe_code)]
 
+use super::bays::{self, Bays, Passage};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
 use super::meeting::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
@@ -21,7 +22,7 @@ use crate::error::Result;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
 use crate::transport::kernel;
-use crate::transport::wait::{self, Waiting, Watch};
+use crate::transport::wait::{self, OnBell, Waiting, Watch};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -29,38 +30,43 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     pub sends: bool,
+    /// It goes through a bay, as the processor does not reach the buffer.
+    pub is_away: bool,
     pub peer: usize,
     /// The buffer; only read where `sends`.
     pub address: *mut u8,
     pub bytes: usize,
     pub stamp: Stamp,
-    state: State,
+    pub(super) state: State,
 }
 
 // SAFETY: the address is only used during the call that owns the buffer.
 unsafe impl Send for Transfer {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     /// Bytes moved so far.
     Moving(usize),
     /// The peer is to be told where it lies.
     Lending(Loan),
     /// The peer reads it where it lies.
     Lent,
+    /// It is read where the peer lends it, through a bay.
+    Taking(Loan),
     Done,
 }
 
 impl Transfer {
     pub fn new(sends: bool, peer: usize, address: *mut u8, bytes: usize, stamp: Stamp) -> Transfer {
-        Transfer { sends, peer, address, bytes, stamp, state: State::Moving(0) }
+        let (is_away, state) = (false, State::Moving(0));
+        Transfer { sends, is_away, peer, address, bytes, stamp, state }
     }
 
     /// Bytes of it that have moved.
     fn done(&self) -> usize {
         match self.state {
             State::Moving(done) => done,
-            State::Lending(_) | State::Lent => 0,
+            State::Lending(_) | State::Lent | State::Taking(_) => 0,
             State::Done => self.bytes,
         }
     }
@@ -76,7 +82,7 @@ pub struct Loan {
 }
 
 /// Fewer than any slot has and than what is lent, so that its length tells a loan from data.
-const LOAN_BYTES: usize = size_of::<Loan>();
+pub(super) const LOAN_BYTES: usize = size_of::<Loan>();
 
 /// The memory that processes share, as far as messages need it.
 pub trait Shared {
@@ -130,17 +136,20 @@ pub type Lanes = Vec<[bool; 2]>;
 /// Panics where messages of the rank to itself do not match.
 ///
 /// # Safety
-/// Every buffer is valid for its bytes and used by nothing else.
+/// Every buffer is valid for its bytes and used by nothing else; so is, for one that is away, what
+/// its bay is.
 pub unsafe fn run(
     batch: &mut [Transfer],
     lanes: &mut Lanes,
     links: &mut Links,
     memory: &mut dyn Shared,
     lending: Lending,
+    bays: &mut dyn Bays,
     watch: &dyn Watch,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    unsafe { run_local(batch, links.rank) };
+    unsafe { run_local(batch, links.rank, bays)? };
+    let is_away = batch.iter().any(|transfer| transfer.is_away);
     lend(batch, links, memory, lending);
     // Where all are empty there still is something to be done.
     let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
@@ -155,8 +164,8 @@ pub unsafe fn run(
         let (peer, patience) = (waiting.peer, links.patience);
         // SAFETY: the pages outlive the links.
         let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
-        let mut moves = Moves { batch, links, lanes, memory, watch };
-        if moves.links.one_machine() {
+        let mut moves = Moves { batch, links, lanes, memory, bays, watch };
+        if moves.links.one_machine() && !is_away {
             wait::wait(patience, bells, peer, watch, || moves.poll())??;
         } else {
             wait::wait_on(patience, peer, watch, &mut moves)??;
@@ -170,6 +179,7 @@ struct Moves<'a> {
     links: &'a mut Links,
     lanes: &'a mut Lanes,
     memory: &'a mut dyn Shared,
+    bays: &'a mut dyn Bays,
     watch: &'a dyn Watch,
 }
 
@@ -178,7 +188,7 @@ impl Waiting for Moves<'_> {
 
     fn poll(&mut self) -> Option<Result<()>> {
         // SAFETY: the promise made to `run`.
-        match unsafe { sweep(self.batch, self.links, self.lanes, self.memory, self.watch) } {
+        match unsafe { sweep(self) } {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),
             Err(error) => Some(Err(error)),
@@ -186,25 +196,35 @@ impl Waiting for Moves<'_> {
     }
 
     fn sleep(&mut self, time: Duration) -> Option<Result<()>> {
+        let time = if self.bays.is_waiting() { time.min(bays::NAP) } else { time };
+        if self.links.one_machine() {
+            // SAFETY: the pages outlive the links.
+            let bell = unsafe { &*self.links.bell(self.links.rank) };
+            return OnBell { bell, theirs: None, poll: || self.poll() }.sleep(time);
+        }
         self.links.sleep(time);
         None
     }
 }
 
 /// Copy the messages that a rank sends itself, in order; the caller has seen that they match.
-unsafe fn run_local(batch: &mut [Transfer], rank: usize) {
+unsafe fn run_local(batch: &mut [Transfer], rank: usize, bays: &mut dyn Bays) -> Result<()> {
     loop {
         let open = |sends: bool| {
             batch.iter().position(|t| t.peer == rank && t.sends == sends && t.state != State::Done)
         };
         let (Some(send), Some(recv)) = (open(true), open(false)) else {
             assert_eq!(open(true), open(false), "a message to itself has two ends");
-            return;
+            return Ok(());
         };
         assert_eq!(batch[send].bytes, batch[recv].bytes, "a message to itself has one length");
         let (target, source) = (batch[recv].address, batch[send].address);
-        // SAFETY: the caller's promise.
-        unsafe { move_bytes(target, source, batch[send].bytes, false) };
+        if batch[recv].is_away || batch[send].is_away {
+            bays.copy(send, recv)?;
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { move_bytes(target, source, batch[send].bytes, false) };
+        }
         batch[send].state = State::Done;
         batch[recv].state = State::Done;
     }
@@ -244,8 +264,8 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
     let swaps = batch.iter().filter(sends).any(|one| one.bytes <= slot && is_overwritten(one));
     let least = if swaps { least.max(slot + 1) } else { least };
     for transfer in batch.iter_mut() {
-        let Transfer { sends, peer, address, bytes, .. } = *transfer;
-        if !sends || peer == links.rank || bytes < least {
+        let Transfer { sends, is_away, peer, address, bytes, .. } = *transfer;
+        if !sends || is_away || peer == links.rank || bytes < least {
             continue;
         }
         let here = |region: u64| Loan { region, offset: address.expose_provenance() as u64 };
@@ -273,26 +293,27 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
 }
 
 /// Move everything that can move now; whether anything did.
-unsafe fn sweep(
-    batch: &mut [Transfer],
-    links: &mut Links,
-    lanes: &mut Lanes,
-    memory: &mut dyn Shared,
-    watch: &dyn Watch,
-) -> Result<bool> {
+unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
+    let Moves { batch, links, lanes, memory, bays, watch } = moves;
     lanes.fill([false; 2]);
     let mut moved = false;
-    for transfer in batch.iter_mut().filter(|transfer| transfer.state != State::Done) {
+    let open = |(_, transfer): &(usize, &mut Transfer)| transfer.state != State::Done;
+    for (index, transfer) in batch.iter_mut().enumerate().filter(open) {
         let lane = &mut lanes[transfer.peer][usize::from(transfer.sends)];
         if *lane {
             continue;
         }
         // SAFETY: the caller's promise.
         moved |= unsafe {
-            match (transfer.sends, links.is_remote(transfer.peer)) {
-                (true, false) => advance_send(transfer, links),
-                (false, false) => advance_recv(transfer, links, memory, watch)?,
-                (_, true) => advance_remote(transfer, links, watch)?,
+            if transfer.is_away {
+                let (memory, bays) = (&mut **memory, &mut **bays);
+                bays::advance(transfer, index, &mut Passage { links, memory, bays, watch: *watch })?
+            } else {
+                match (transfer.sends, links.is_remote(transfer.peer)) {
+                    (true, false) => advance_send(transfer, links),
+                    (false, false) => advance_recv(transfer, links, *memory, *watch)?,
+                    (_, true) => advance_remote(transfer, links, *watch)?,
+                }
             }
         };
         *lane = transfer.state != State::Done;
@@ -325,7 +346,7 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
                 transfer.state = State::Lent;
             }
             State::Lent if links.freed_all(peer) => transfer.state = State::Done,
-            State::Lent | State::Done => break,
+            State::Lent | State::Taking(_) | State::Done => break,
         }
         moved = true;
     }
@@ -333,7 +354,7 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
 }
 
 /// The state of a message of which `done` bytes have moved.
-fn after(done: usize, bytes: usize) -> State {
+pub(super) fn after(done: usize, bytes: usize) -> State {
     if done == bytes { State::Done } else { State::Moving(done) }
 }
 
@@ -370,7 +391,7 @@ unsafe fn advance_recv(
 }
 
 /// Copy what a peer lends; if it gives up it waits for the visit to end.
-unsafe fn take_loan(
+pub(super) unsafe fn take_loan(
     transfer: &Transfer,
     loan: &Loan,
     links: &Links,

@@ -209,7 +209,8 @@ pub struct ringConfig_t {
     pub timeoutMs: i64,
     /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). Of the
     /// default, 4 MiB, more than two ranks use half. A rank on a CUDA device has twice as many of
-    /// pinned memory, through which long calls that go through the host go in portions.
+    /// pinned memory, through which long calls and messages that go through the host go piece by
+    /// piece.
     pub bufferBytes: i64,
     /// 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
     /// (`RINGCOMM_DETERMINISTIC`).

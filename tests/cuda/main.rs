@@ -19,6 +19,7 @@ mod frees;
 mod gate;
 mod here;
 mod interface;
+mod messages;
 mod perf;
 mod pieces;
 mod portions;

@@ -43,7 +43,7 @@ pub fn is_within_reach(nranks: usize) -> bool {
 }
 
 /// Start ranks and wait for all; what each said.
-fn finish(mut ranks: Ranks, nranks: usize) -> Vec<String> {
+pub fn finish(mut ranks: Ranks, nranks: usize) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
     let ends = (0..nranks).map(|rank| ranks.end(rank, deadline).result);
     ends.enumerate()

@@ -19,7 +19,7 @@ use super::super::watch::OperationWatch;
 use super::super::{Communicator, Error};
 use super::staging::{Given, Guard, wait_until};
 use super::{Found, Gpu, Sharing, portions};
-use crate::device::cuda::{Lasting, Pinned};
+use crate::device::cuda::{Device, Lasting, Pinned};
 use crate::error::Result;
 use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
@@ -37,13 +37,14 @@ pub struct Words(Option<Lasting<Pinned>>);
 unsafe impl Sync for Words {}
 
 impl Words {
-    pub fn new(memory: Lasting<Pinned>) -> Words {
-        // SAFETY: two lines, which nobody else has.
-        unsafe { memory.pointer().write_bytes(0, 2 * LINE) };
-        Words(Some(memory))
+    /// Two for calls, and so many for places that copies come to.
+    pub fn new(device: &Arc<Device>, places: usize) -> Result<Words> {
+        let bytes = 2 * LINE + places * size_of::<AtomicU32>();
+        let memory = Lasting::<Pinned>::of(device, bytes)?;
+        // SAFETY: as many bytes, which nobody else has.
+        unsafe { memory.pointer().write_bytes(0, bytes) };
+        Ok(Words(Some(memory)))
     }
-
-    pub const BYTES: usize = 2 * LINE;
 
     /// The last call whose input has come to the host.
     pub fn come(&self) -> &AtomicU32 {
@@ -55,6 +56,12 @@ impl Words {
     pub fn done(&self) -> &AtomicU32 {
         // SAFETY: as above, one line further.
         unsafe { &*self.start().add(LINE).cast() }
+    }
+
+    /// The last copy of a place that is through.
+    pub fn place(&self, place: usize) -> &AtomicU32 {
+        // SAFETY: as above; there are as many words as places.
+        unsafe { &*self.start().add(2 * LINE).cast::<AtomicU32>().add(place) }
     }
 
     /// The host is through with what has this number, whatever became of it.

@@ -36,12 +36,12 @@ impl Communicator {
         self.exchanged(|engine| {
             let Some(gpu) = &self.gpu else {
                 // SAFETY: the caller's promise.
-                return unsafe { engine.exchange(posted, &self.watched, None) };
+                return unsafe { engine.exchange(posted, &self.watched, None, None) };
             };
             engine.check_messages(posted)?;
-            gpu.exchange(posted, &self.watched, &mut |messages| {
-                // SAFETY: the caller's promise, or pinned memory of the same lengths.
-                unsafe { engine.exchange(messages, &self.watched, None) }
+            gpu.exchange(posted, &self.watched, &mut |messages, bays| {
+                // SAFETY: the caller's promise, or pinned memory of the same lengths, or bays.
+                unsafe { engine.exchange(messages, &self.watched, None, bays) }
             })
         })
     }

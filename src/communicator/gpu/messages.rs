@@ -1,11 +1,17 @@
 //! Point-to-point messages of device memory, through pinned host memory.
+//!
+//! A batch that fits there is copied to it whole, and the host's exchange runs as if it had always
+//! been there. One that does not goes through it in [`bays`](super::bays).
 #![allow(unsafe_code)]
 
+use super::super::portions::LINE;
 use super::super::{Message, Order};
-use super::staging::Guard;
+use super::bays::Bays;
+use super::staging::{Guard, Staging};
 use super::{Gpu, refuse_capture};
 use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy};
 use crate::error::Result;
+use crate::executor::bays;
 
 /// A message with its place among what streams do.
 #[derive(Clone, Copy)]
@@ -43,13 +49,25 @@ fn moved(message: &Message, to: *mut u8) -> Message {
     }
 }
 
+/// Messages, which of them are of device memory, and the streams that order them.
+#[derive(Clone, Copy)]
+struct Batch<'a> {
+    posted: &'a [Posted],
+    staged: &'a [bool],
+    streams: &'a [Stream],
+    watch: &'a dyn Guard,
+}
+
+/// Runs messages of host memory, and of other memory where there are bays.
+pub type OnHost<'a> = dyn FnMut(&[Message], Option<&mut dyn bays::Bays>) -> Result<()> + 'a;
+
 impl Gpu {
     /// Run messages, whose streams order them, with `on_host`, the exchange there.
     pub fn exchange(
         &self,
         posted: &[Posted],
         watch: &dyn Guard,
-        on_host: &mut dyn FnMut(&[Message]) -> Result<()>,
+        on_host: &mut OnHost,
     ) -> Result<()> {
         let mut staged = vec![false; posted.len()];
         let (mut streams, mut bytes): (Vec<Stream>, usize) = (Vec::new(), 0);
@@ -64,22 +82,42 @@ impl Gpu {
                 }
                 let capture = Capture::of(&self.device, stream)?;
                 refuse_capture(capture, "messages go through host memory")?;
-                bytes += if *staged { len.next_multiple_of(64) } else { 0 };
+                let room = if *staged { len.next_multiple_of(LINE) } else { 0 };
+                bytes = bytes.saturating_add(room);
                 if !streams.contains(&stream) {
                     streams.push(stream);
                 }
             }
         }
-        let mut messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
         if streams.is_empty() {
-            return on_host(&messages);
+            let messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
+            return on_host(&messages, None);
         }
         streams.iter().try_for_each(|stream| self.follow_on(*stream, Capture::No))?;
         let mut staging = self.staging.lock();
+        let batch = Batch { posted, staged: &staged, streams: &streams, watch };
+        match bytes <= 2 * self.portion_bytes {
+            true => self.exchange_whole(&batch, bytes, &mut staging, on_host)?,
+            false => self.exchange_long(&batch, &mut staging, on_host)?,
+        }
+        let settles = posted.iter().any(|posted| posted.order.settles);
+        if settles { staging.arrive(&streams, watch) } else { Ok(()) }
+    }
+
+    /// Run messages for which the pinned memory has room.
+    fn exchange_whole(
+        &self,
+        batch: &Batch,
+        bytes: usize,
+        staging: &mut Staging,
+        on_host: &mut OnHost,
+    ) -> Result<()> {
+        let Batch { posted, staged, streams, watch } = *batch;
+        let mut messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
         let mut at = staging.room(bytes, watch)?;
         let mut copied = Ok(());
         for ((message, posted), _) in
-            messages.iter_mut().zip(posted).zip(&staged).filter(|one| *one.1)
+            messages.iter_mut().zip(posted).zip(staged).filter(|one| *one.1)
         {
             let (start, len) = buffer(message);
             *message = moved(message, at);
@@ -88,15 +126,14 @@ impl Gpu {
                 // call is done, which waits for this copy.
                 copied = unsafe { self.copy(at, start, len, posted.order.stream) };
             }
-            at = at.wrapping_add(len.next_multiple_of(64));
+            at = at.wrapping_add(len.next_multiple_of(LINE));
         }
         // Where one was refused, others may be under way.
-        let arrived = staging.arrive(&streams, watch);
+        let arrived = staging.arrive(streams, watch);
         copied.and(arrived)?;
-        on_host(&messages)?;
+        on_host(&messages, None)?;
         let mut copied = Ok(());
-        for ((message, posted), _) in messages.iter().zip(posted).zip(&staged).filter(|one| *one.1)
-        {
+        for ((message, posted), _) in messages.iter().zip(posted).zip(staged).filter(|one| *one.1) {
             if let Message::Recv { buffer: from, .. } = message
                 && copied.is_ok()
             {
@@ -106,10 +143,27 @@ impl Gpu {
                 copied = unsafe { self.copy(to, *from, len, posted.order.stream) };
             }
         }
-        let left = staging.leave(&streams, watch);
-        copied.and(left)?;
-        let settles = posted.iter().any(|posted| posted.order.settles);
-        if settles { staging.arrive(&streams, watch) } else { Ok(()) }
+        let left = staging.leave(streams, watch);
+        copied.and(left)
+    }
+
+    /// Run messages that are longer than the pinned memory.
+    fn exchange_long(
+        &self,
+        batch: &Batch,
+        staging: &mut Staging,
+        on_host: &mut OnHost,
+    ) -> Result<()> {
+        let Batch { posted, staged, streams, watch } = *batch;
+        let messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
+        // What peers wait for is not to wait for the streams, nor host memory to be touched sooner.
+        staging.arrive(streams, watch)?;
+        let mut bays = Bays::new(staging, self.nranks, posted, staged, watch)?;
+        let ran = on_host(&messages, Some(&mut bays));
+        let is_loose = ran.is_err() && !bays.are_at_rest();
+        staging.is_loose = is_loose;
+        ran?;
+        staging.leave(streams, watch)
     }
 
     /// # Safety

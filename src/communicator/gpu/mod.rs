@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod ahead;
+mod bays;
 mod calls;
 mod choice;
 mod company;
@@ -162,7 +163,7 @@ impl Gpu {
             warning = desk.sit(rank, sitting);
         }
         let portion_bytes = around.portion_bytes;
-        let staging = Staging::new(&device, portion_bytes)?;
+        let staging = Staging::new(&device, portion_bytes, around.nranks)?;
         let (words, staging) = (staging.words(), Mutex::new(staging));
         let (giving, place) = (Mutex::default(), Place::of(name, device.ordinal));
         let sharing = Mutex::new(Sharing::No);

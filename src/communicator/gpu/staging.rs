@@ -6,10 +6,10 @@
 //! both copies, with a wait for the host between them ([`ahead`](super::ahead)).
 //!
 //! Pinned memory comes with the communicator, and holds two portions of a call; what is longer goes
-//! through it in turns ([`portions`](super::portions)). Only point-to-point messages are not cut,
-//! as the batches of two ranks need not be alike: the first batch that needs more allocates it, at
-//! least twice as much as before. Memory is freed with the communicator only: to free it waits for
-//! every stream of the device, whatever other libraries have on them.
+//! through it in turns ([`portions`](super::portions)), or, as the batches of two ranks need not be
+//! alike and cannot be cut alike, message by message ([`bays`](super::bays)). Memory is freed with
+//! the communicator only: to free it waits for every stream of the device, whatever other libraries
+//! have on them.
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Extents};
@@ -17,10 +17,12 @@ use super::super::portions::{LINE, OnHost, Part};
 use super::super::watch::{OperationWatch, Watched};
 use super::Found;
 use super::ahead::Words;
+use super::bays;
 use crate::device::cuda::{
     Device, Event, Lasting, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
+pub use crate::executor::bays::NAP;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::transport::wait::Watch;
@@ -31,14 +33,14 @@ use std::time::{Duration, Instant};
 /// short copy takes.
 const SPINS: u32 = 200;
 
-/// The longest sleep between two looks at an event: a hundredth of what a person notices.
-pub const NAP: Duration = Duration::from_micros(200);
+/// A copy takes milliseconds; what is before it on a stream may take longer, or for ever.
+pub(super) const SOON: Duration = Duration::from_secs(2);
 
 /// One rank's pinned memory and the moments that guard it.
 pub struct Staging {
     pub(super) device: Arc<Device>,
-    /// The last is used; the others were too small for a later batch of messages.
-    pinned: Vec<Lasting<Pinned>>,
+    /// `None` once it was given up.
+    pinned: Option<Lasting<Pinned>>,
     /// Bytes of a portion, of which there is always room for two.
     pub(super) portion_bytes: usize,
     /// What was copied to the host has come; by the portion's place, and of other calls the first.
@@ -48,6 +50,8 @@ pub struct Staging {
     /// Copies may have been given to streams that no event stands for.
     pub(super) is_loose: bool,
     pub(super) words: Arc<Words>,
+    /// By place of a bay, the last copy's number.
+    pub(super) numbers: Vec<u32>,
     /// The last call that was given to a stream whole.
     last: u32,
 }
@@ -72,13 +76,14 @@ impl Drop for Given {
 }
 
 impl Staging {
-    pub fn new(device: &Arc<Device>, portion_bytes: usize) -> Result<Staging> {
+    pub fn new(device: &Arc<Device>, portion_bytes: usize, nranks: usize) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = ([event()?, event()?], event()?);
-        let words = Arc::new(Words::new(Lasting::of(device, Words::BYTES)?));
-        let pinned = vec![Lasting::of(device, 2 * portion_bytes)?];
+        let numbers = vec![0; bays::places(nranks)];
+        let words = Arc::new(Words::new(device, numbers.len())?);
+        let pinned = Some(Lasting::of(device, 2 * portion_bytes)?);
         let (device, is_loose, last) = (device.clone(), false, 0);
-        Ok(Staging { device, pinned, portion_bytes, arrived, left, is_loose, words, last })
+        Ok(Staging { device, pinned, portion_bytes, arrived, left, is_loose, words, numbers, last })
     }
 
     pub fn words(&self) -> Arc<Words> {
@@ -198,7 +203,7 @@ impl Staging {
     /// Memory of so many bytes, which copies that were given before may still use.
     pub(super) fn base(&mut self, bytes: usize) -> Result<*mut u8> {
         self.forsake();
-        self.grown(bytes)
+        self.memory(bytes)
     }
 
     /// Give up the memory of copies that nothing stands for.
@@ -213,14 +218,14 @@ impl Staging {
         std::mem::forget(self.words.clone());
     }
 
-    /// Memory of so many bytes: the last, or for messages a larger one.
-    fn grown(&mut self, bytes: usize) -> Result<*mut u8> {
-        let there = self.pinned.last().map_or(0, |pinned| pinned.bytes());
-        if there == 0 || there < bytes {
-            let size = bytes.max(2 * there).max(2 * self.portion_bytes);
-            self.pinned.push(Lasting::of(&self.device, size)?);
+    /// The memory, which holds so many bytes; anew where it was given up.
+    fn memory(&mut self, bytes: usize) -> Result<*mut u8> {
+        let all = 2 * self.portion_bytes;
+        assert!(bytes <= all, "what is longer than two portions goes in turns");
+        if self.pinned.is_none() {
+            self.pinned = Some(Lasting::of(&self.device, all)?);
         }
-        Ok(self.pinned.last().map_or(std::ptr::null_mut(), |pinned| pinned.pointer()))
+        Ok(self.pinned.as_ref().map_or(std::ptr::null_mut(), |pinned| pinned.pointer()))
     }
 
     fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: Stream) -> Result<()> {
@@ -281,8 +286,6 @@ impl Staging {
 
     /// Whether all copies that were ever given are through, or are so soon.
     fn is_at_rest(&self) -> bool {
-        // A copy takes milliseconds; what is before it on a stream may take longer, or for ever.
-        const LONGEST: Duration = Duration::from_secs(2);
         let started = Instant::now();
         if self.is_loose {
             return false;
@@ -292,7 +295,7 @@ impl Staging {
             match events.try_fold(true, |all, event| event.has_passed().map(|passed| all && passed))
             {
                 Ok(true) => return true,
-                Ok(false) if started.elapsed() < LONGEST => std::thread::sleep(NAP),
+                Ok(false) if started.elapsed() < SOON => std::thread::sleep(NAP),
                 _ => return false,
             }
         }
@@ -303,14 +306,14 @@ impl Drop for Staging {
     /// The pinned memory is given up, not freed, where a copy may still use it: a call that was
     /// aborted has left one on its stream. To free it would wait for that stream, however long.
     fn drop(&mut self) {
-        if !self.pinned.is_empty() && !self.is_at_rest() {
+        if self.pinned.is_some() && !self.is_at_rest() {
             self.give_up();
         }
-        self.pinned.drain(..).for_each(Lasting::retire);
+        self.pinned.take().into_iter().for_each(Lasting::retire);
     }
 }
 
-fn address(word: &AtomicU32) -> u64 {
+pub(super) fn address(word: &AtomicU32) -> u64 {
     std::ptr::from_ref(word).expose_provenance() as u64
 }
 
