@@ -8,7 +8,7 @@ use super::gpu::Given;
 use super::group::{self, Action, Entry, Executor, Group, Notes, Work};
 use super::row::Meanwhile;
 use super::stream::Stream;
-use super::{Call, Communicator, Posted, Vector};
+use super::{Call, Communicator, Message, Order, Posted, Vector};
 use crate::device::cuda::PER_THREAD_STREAM;
 use crate::error::{Error, Result};
 use std::cell::RefCell;
@@ -55,23 +55,55 @@ impl OwnedCall {
     }
 }
 
+/// The host's part of messages that their stream has, in host memory.
+pub struct GivenMessages {
+    pub(super) messages: Vec<Message>,
+    /// Their stream waits until this is dropped.
+    pub(super) given: Given,
+}
+
+// SAFETY: the memory is pinned, and this thread's until the stream is told that it is through.
+unsafe impl Send for GivenMessages {}
+
+/// What runs later and by itself.
+pub enum Deferred {
+    Collective(OwnedCall),
+    Messages(GivenMessages),
+}
+
 impl Executor for Communicator {
-    type Call = OwnedCall;
+    type Call = Deferred;
     type Message = Posted;
 
-    fn run(&self, call: &OwnedCall) -> Result<()> {
-        // SAFETY: promised when the call was made owned.
-        unsafe { Communicator::call(self, &call.call()) }
+    fn run(&self, call: &Deferred) -> Result<()> {
+        // SAFETY: promised when the call was made owned; messages lie in pinned memory.
+        unsafe {
+            match call {
+                Deferred::Collective(call) => Communicator::call(self, &call.call()),
+                Deferred::Messages(given) => self.exchange_given(given),
+            }
+        }
     }
 
-    fn meeting(&self, call: &OwnedCall) -> Option<(usize, usize)> {
-        self.meets(&call.call())
+    fn meeting(&self, call: &Deferred) -> Option<(usize, usize)> {
+        match call {
+            Deferred::Collective(call) => self.meets(&call.call()),
+            Deferred::Messages(_) => None,
+        }
     }
 
-    fn run_first(&self, call: &OwnedCall, meanwhile: Meanwhile) -> Result<()> {
+    fn run_first(&self, call: &Deferred, meanwhile: Meanwhile) -> Result<()> {
+        let Deferred::Collective(call) = call else {
+            return Executor::run(self, call);
+        };
         let call = Call { meanwhile: Some(meanwhile), ..call.call() };
         // SAFETY: promised when the call was made owned.
         unsafe { Communicator::call(self, &call) }
+    }
+
+    fn give(self: &Arc<Communicator>, messages: &[Posted]) -> Result<bool> {
+        // SAFETY: promised to `message`, the only maker of deferred messages.
+        unsafe { self.give_messages(messages) }
     }
 
     fn exchange(&self, messages: &[Posted]) -> Result<()> {
@@ -192,7 +224,7 @@ unsafe fn postpone(
     extents.check(call, rank).map_err(refuse)?;
     // SAFETY: the caller's promise.
     let owned = unsafe { OwnedCall::new(call) };
-    later(communicator, stream, Action::Collective(owned))
+    later(communicator, stream, Action::Collective(Deferred::Collective(owned)))
 }
 
 /// Make a point-to-point call.
@@ -209,6 +241,7 @@ pub unsafe fn message(
         return unsafe {
             match communicator.device() {
                 None => communicator.exchange(&[posted.message]),
+                Some(_) if communicator.give_messages(&[posted])? => Ok(()),
                 Some(_) => communicator.post(&[posted]),
             }
         };
@@ -224,7 +257,9 @@ fn later(
 ) -> Result<()> {
     let communicator = Arc::clone(communicator);
     let order = match &action {
-        Action::Collective(owned) => owned.call.order,
+        Action::Collective(Deferred::Collective(owned)) => owned.call.order,
+        // Their stream has them.
+        Action::Collective(Deferred::Messages(_)) => Order::default(),
         Action::Message(posted) => posted.order,
     };
     let is_tied = order.stream.addr() == PER_THREAD_STREAM && communicator.device().is_some();

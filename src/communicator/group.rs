@@ -38,6 +38,13 @@ pub trait Executor: Send + Sync + 'static {
     }
     /// Run sends and receives together.
     fn exchange(&self, messages: &[Self::Message]) -> Result<()>;
+    /// Give sends and receives to their stream, which does them later; whether that can be.
+    fn give(self: &Arc<Self>, _messages: &[Self::Message]) -> Result<bool>
+    where
+        Self: Sized,
+    {
+        Ok(false)
+    }
     /// The executor's own thread, made when first asked for and kept.
     fn worker(&self) -> Result<Arc<Stream<Work<Self>>>>
     where
@@ -97,9 +104,12 @@ impl<E: Executor> Program<E> {
         self.messages.is_empty().then_some(&self.collectives)
     }
 
-    fn play(&self, communicator: &E) -> Result<()> {
+    fn play(&self, communicator: &Arc<E>) -> Result<()> {
         self.collectives.iter().try_for_each(|call| communicator.run(call))?;
-        if self.messages.is_empty() { Ok(()) } else { communicator.exchange(&self.messages) }
+        match self.messages.is_empty() || communicator.give(&self.messages)? {
+            true => Ok(()),
+            false => communicator.exchange(&self.messages),
+        }
     }
 }
 

@@ -206,7 +206,8 @@ pub unsafe extern "C" fn ringBarrier(comm: ringComm_t, stream: ringStream_t) -> 
 /// with many ranks) soon, for a longer one, or in a group that also receives, once the peer has it.
 /// Messages between two ranks arrive in the order
 /// sent. Sends and receives that wait for each other belong in one group, in which what is received
-/// overlaps no other buffer.
+/// overlaps no other buffer. On a rank with a CUDA device messages of its memory are in the order
+/// of `stream`, and the call, or the group's end, may return before the stream has come to them.
 ///
 /// # Safety
 /// The buffer is valid for the elements named, until the call is done.

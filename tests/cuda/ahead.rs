@@ -5,7 +5,7 @@ use super::here::{hold, is_apart, may_hold, release};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, ndevices};
-use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
@@ -182,6 +182,150 @@ fn a_copy_that_is_refused_is_told_at_once_and_holds_no_stream() {
         let floats = Floats::new(&bench, &[1.0; 16]);
         fake::fail("cuMemcpyAsync", nth, 1);
         let error = give(&ranks[0], &floats, &bench).unwrap_err().to_string();
+        fake::fail("", 0, 0);
+        assert!(error.contains("copying 64 bytes"), "{error}");
+        bench.stream.synchronize().unwrap();
+        assert!(add(&ranks[1], 16, 1.0).is_err());
+    }
+}
+
+/// A message with rank 1, as the C interface makes it.
+fn message(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench, sends: bool) -> Result<()> {
+    let (buffer, count, data_type) = (floats.memory.pointer(), floats.count, DataType::Float32);
+    let message = match sends {
+        true => Message::Send { buffer, count, data_type, peer: 1 },
+        false => Message::Recv { buffer, count, data_type, peer: 1 },
+    };
+    // SAFETY: the memory lives as long as the test.
+    unsafe {
+        let posted = Posted { message, order: Order::on(bench.stream.raw()) };
+        deferred::message(comm, posted, None)
+    }
+}
+
+/// The other end of `message`, on the host: what was received, or is sent.
+fn answer(comm: &Communicator, values: &mut [f32], sends: bool) -> Result<()> {
+    let (buffer, count, data_type) = (values.as_mut_ptr().cast(), values.len(), DataType::Float32);
+    let message = match sends {
+        true => Message::Send { buffer, count, data_type, peer: 0 },
+        false => Message::Recv { buffer, count, data_type, peer: 0 },
+    };
+    // SAFETY: as many floats.
+    unsafe { comm.exchange(&[message]) }
+}
+
+#[test]
+fn messages_return_before_their_stream_has_come_to_them_and_are_in_its_order() {
+    if !may_hold("ahead::messages_return_before_their_stream_has_come_to_them_and_are_in_its_order")
+    {
+        return;
+    }
+    // Shorter and longer than a slot; in groups, too.
+    for (count, is_group) in [(300, false), (300, true), (200_000, false), (200_000, true)] {
+        let ranks = ranks(&[Seat::Device(0), Seat::Host], 20_000);
+        let bench = Bench::new(0);
+        let [sent, come] = [0.0, 9.0].map(|value| Floats::new(&bench, &vec![value; count]));
+        let (first, second) = (vec![1.0; count], vec![2.0; count]);
+        let both = || {
+            if is_group {
+                deferred::start();
+            }
+            message(&ranks[0], &sent, &bench, true)?;
+            message(&ranks[0], &come, &bench, false)?;
+            if is_group { deferred::end() } else { Ok(()) }
+        };
+        hold(&bench, Duration::from_secs(1));
+        sent.write(&bench, &first);
+        both().unwrap();
+        sent.write(&bench, &second);
+        both().unwrap();
+        // What comes next is of another message.
+        message(&ranks[0], &come, &bench, true).unwrap();
+        release();
+        for value in [1.0, 2.0] {
+            let mut values = vec![0.0; count];
+            answer(&ranks[1], &mut values, false).unwrap();
+            assert_eq!(values, vec![value; count]);
+            answer(&ranks[1], &mut vec![10.0 * value; count], true).unwrap();
+        }
+        let mut values = vec![0.0; count];
+        answer(&ranks[1], &mut values, false).unwrap();
+        assert_eq!(values, vec![20.0; count]);
+        assert_eq!(come.read(&bench), vec![20.0; count]);
+    }
+}
+
+/// So many at once that the last of them wait.
+#[test]
+fn messages_between_collectives_and_more_than_streams_take_keep_their_order() {
+    if ndevices() == 0 {
+        return;
+    }
+    let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+    let rounds = 300;
+    scope(|scope| {
+        scope.spawn(|| {
+            let benches = [Bench::new(0), Bench::new(0)];
+            let floats = Floats::new(&benches[0], &[0.0; 700]);
+            for round in 0..rounds {
+                message(&ranks[0], &floats, &benches[round % 2], false).unwrap();
+                give(&ranks[0], &floats, &benches[round % 2]).unwrap();
+                message(&ranks[0], &floats, &benches[round / 2 % 2], true).unwrap();
+            }
+            let last = floats.read(&benches[(rounds - 1) / 2 % 2]);
+            assert_eq!(last, [rounds as f32; 700]);
+        });
+        for round in 0..rounds {
+            let mut values = vec![round as f32; 700];
+            answer(&ranks[1], &mut values, true).unwrap();
+            add(&ranks[1], 700, 1.0).unwrap();
+            answer(&ranks[1], &mut values, false).unwrap();
+            assert_eq!(values, [round as f32 + 1.0; 700]);
+        }
+    });
+}
+
+#[test]
+fn messages_that_end_in_an_error_are_told_later_and_their_stream_goes_on() {
+    if !may_hold("ahead::messages_that_end_in_an_error_are_told_later_and_their_stream_goes_on") {
+        return;
+    }
+    for (aborts, sends) in [(true, true), (false, true), (false, false)] {
+        let ranks = ranks(&[Seat::Device(0), Seat::Host], if sends { 4000 } else { 60_000 });
+        let bench = Bench::new(0);
+        let floats = Floats::new(&bench, &[1.0; 16]);
+        if sends {
+            hold(&bench, Duration::from_secs(if aborts { 1 } else { 6 }));
+        }
+        message(&ranks[0], &floats, &bench, sends).unwrap();
+        message(&ranks[0], &floats, &bench, sends).unwrap();
+        if aborts || !sends {
+            ranks[usize::from(!sends)].abort();
+        }
+        let error = error_of(&ranks[0]);
+        match (aborts, sends) {
+            (true, _) => assert!(matches!(error, Error::Aborted { .. }), "{error}"),
+            (false, true) => assert!(error.to_string().contains("for its own stream"), "{error}"),
+            (false, false) => assert!(error.to_string().contains("rank 1"), "{error}"),
+        }
+        release();
+        bench.stream.synchronize().unwrap();
+        assert!(message(&ranks[0], &floats, &bench, sends).is_err());
+    }
+}
+
+#[test]
+fn a_copy_of_a_message_that_is_refused_is_told_at_once_and_holds_no_stream() {
+    let test = "ahead::a_copy_of_a_message_that_is_refused_is_told_at_once_and_holds_no_stream";
+    if !is_apart(test, &[]) {
+        return;
+    }
+    for sends in [true, false] {
+        let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+        let bench = Bench::new(0);
+        let floats = Floats::new(&bench, &[1.0; 16]);
+        fake::fail("cuMemcpyAsync", 1, 1);
+        let error = message(&ranks[0], &floats, &bench, sends).unwrap_err().to_string();
         fake::fail("", 0, 0);
         assert!(error.contains("copying 64 bytes"), "{error}");
         bench.stream.synchronize().unwrap();

@@ -172,6 +172,23 @@ fn batches_of_any_length_go_over_the_network() {
     }
 }
 
+/// A bay does not go on over what a socket, whose other end is late, has not taken yet.
+#[test]
+fn what_waits_for_a_socket_is_not_overwritten() {
+    if ndevices() == 0 {
+        return;
+    }
+    let config = Config { seat: Seat::Device(0), ..small_slots(2, 16 << 10) };
+    threads::run_all(&joined_hosts(&[0, 1], &config), |comm| {
+        // More than sockets hold.
+        let batch = [Planned { from: 0, to: 1, ..floats(24) }];
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        run(comm, &Bench::new(0), &batch, &mut Random(1));
+    });
+}
+
 /// A rank, the last one on the host.
 fn join(place: &Place) -> (Communicator, Bench) {
     let device = (place.rank % ndevices()) as i32;

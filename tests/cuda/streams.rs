@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Device memory of floats.
 pub struct Floats {
     pub memory: DeviceMemory,
-    count: usize,
+    pub count: usize,
 }
 
 impl Floats {

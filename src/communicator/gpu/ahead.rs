@@ -4,7 +4,8 @@
 //! another word, and the copy back. The communicator's thread waits for the first word, runs the
 //! collective of the processor, and writes the second, whatever became of the call: with an error,
 //! an abort or at the deadline, the stream goes on. A call in portions is given so portion by
-//! portion, each with the copy of the next before its wait.
+//! portion, each with the copy of the next before its wait; the messages of a group are given as
+//! one call.
 //!
 //! A stream that waits holds up what is behind it in its hardware queue. So a rank that shares its
 //! device with another one of its communicator, in its process, does not do this: the other one's
@@ -12,11 +13,12 @@
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Extents, Order, Ticket};
-use super::super::deferred::OwnedCall;
+use super::super::deferred::{Deferred, GivenMessages, OwnedCall};
 use super::super::group::{Action, Executor, Work};
 use super::super::portions::{OnHost, Part, Portions, Side};
 use super::super::watch::OperationWatch;
-use super::super::{Communicator, Error};
+use super::super::{Communicator, Error, message};
+use super::messages::Posted;
 use super::staging::{Given, Guard, wait_until};
 use super::{Found, Gpu, Sharing, portions};
 use crate::device::cuda::{Device, Lasting, Pinned};
@@ -122,12 +124,12 @@ impl Place {
     }
 }
 
-/// The most that streams are given of calls in portions that return before they are done. A driver
-/// takes some 1,000 entries of a stream before it makes the caller wait for the first of them,
-/// which may wait for a call that the same caller is yet to make.
+/// The most that streams are given of messages and of calls in portions that return before they are
+/// done. A driver takes some 1,000 entries of a stream before it makes the caller wait for the
+/// first of them, which may wait for a call that the same caller is yet to make.
 const MOST_ENTRIES: usize = 512;
 
-/// What streams have been given of calls in portions and the host may not have done yet.
+/// What streams have been given of these and the host may not have done yet.
 #[derive(Default)]
 pub struct Outstanding {
     entries: usize,
@@ -154,12 +156,14 @@ impl Gpu {
         // What is in host memory is the caller's again when the call returns.
         let is_all_here =
             found.sends == (extents.input > 0) && found.receives == (extents.output > 0);
+        is_all_here && (found.sends || found.receives) && self.may_go_ahead()
+    }
+
+    /// Whether calls of this rank go through the host, and its streams may wait for that.
+    fn may_go_ahead(&self) -> bool {
         let goes_through_host =
             self.desk.is_none() && !matches!(*self.sharing.lock(), Sharing::Works(_));
-        is_all_here
-            && (found.sends || found.receives)
-            && goes_through_host
-            && !self.place.is_shared()
+        goes_through_host && !self.place.is_shared()
     }
 
     /// The host's part of a call that a stream has already; whether this was one.
@@ -251,8 +255,77 @@ impl Communicator {
         let moved = Call { order, ..moved };
         // SAFETY: pinned memory, which is the stream's and the thread's until both are through.
         let owned = unsafe { OwnedCall::given(&moved, given) };
-        worker.submit(Work::one(Arc::clone(self), Action::Collective(owned)))?;
+        let owned = Action::Collective(Deferred::Collective(owned));
+        worker.submit(Work::one(Arc::clone(self), owned))?;
         Ok(true)
+    }
+
+    /// Give messages to their stream, and the host's part of them to this communicator's thread,
+    /// where they have one stream, all of them are of device memory, and the pinned memory has room
+    /// for them; whether that is so.
+    ///
+    /// # Safety
+    /// Every buffer is valid for its count until the stream has passed the messages.
+    pub(in super::super) unsafe fn give_messages(
+        self: &Arc<Communicator>,
+        posted: &[Posted],
+    ) -> Result<bool> {
+        let Some((gpu, first)) = self.gpu.as_ref().zip(posted.first()) else { return Ok(false) };
+        let is_one = |one: &Posted| one.order.stream == first.order.stream && !one.order.settles;
+        if !posted.iter().all(is_one) || !gpu.may_go_ahead() {
+            return Ok(false);
+        }
+        self.check_process()?;
+        self.check()?;
+        message::check(posted, self.rank, self.nranks)?;
+        let found = gpu.look_at(posted)?;
+        if !found.is_away || found.bytes > 2 * gpu.portion_bytes {
+            return Ok(false);
+        }
+        let worker = self.worker()?;
+        // The stream's order is the thread's.
+        let mut giving = gpu.giving.lock();
+        // Relaxed: it only counts.
+        let outstanding = giving.of(gpu.words.done().load(Relaxed));
+        // A copy for each, a word to write, one to wait for, and two events.
+        let entries = outstanding + posted.len() + 4;
+        if entries > MOST_ENTRIES {
+            return Ok(false);
+        }
+        let mut staging = gpu.staging.lock();
+        // Memory that was given up comes anew, if it can.
+        staging.base(found.bytes)?;
+        let given = staging.ticket(1);
+        *giving = Outstanding { entries, last: given.ticket() };
+        // SAFETY: the caller's promise.
+        let staged = unsafe { staging.give_messages(posted, found.bytes, given.ticket()) };
+        drop(staging);
+        let messages = match staged {
+            Ok(messages) => messages,
+            Err(error) => {
+                let error = self.failed(error);
+                // Calls before these have their results before their streams go on.
+                self.follow();
+                drop::<Given>(given);
+                return Err(error);
+            }
+        };
+        let given = Deferred::Messages(GivenMessages { messages, given });
+        worker.submit(Work::one(Arc::clone(self), Action::Collective(given)))?;
+        Ok(true)
+    }
+
+    /// The host's part of messages that their stream has.
+    ///
+    /// # Safety
+    /// The memory of the messages is theirs until the stream is told that they are through.
+    pub(in super::super) unsafe fn exchange_given(&self, given: &GivenMessages) -> Result<()> {
+        self.exchanged(|engine| {
+            let words = self.gpu.as_ref().map(|gpu| &gpu.words);
+            words.map_or(Ok(()), |words| words.wait(given.given.ticket(), &self.watched))?;
+            // SAFETY: the caller's promise.
+            unsafe { engine.exchange(&given.messages, &self.watched, None, None) }
+        })
     }
 
     /// Wait until this communicator's thread has run what it was given before.

@@ -9,7 +9,7 @@ use super::super::{Message, Order};
 use super::bays::Bays;
 use super::staging::{Guard, Staging};
 use super::{Gpu, refuse_capture};
-use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy};
+use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy, wait};
 use crate::error::Result;
 use crate::executor::bays;
 
@@ -61,7 +61,44 @@ struct Batch<'a> {
 /// Runs messages of host memory, and of other memory where there are bays.
 pub type OnHost<'a> = dyn FnMut(&[Message], Option<&mut dyn bays::Bays>) -> Result<()> + 'a;
 
+/// What messages were found to name, before anything of them is done.
+pub(super) struct Found {
+    /// Which of them are of device memory.
+    staged: Vec<bool>,
+    /// Those that order them: not all of it is in host memory, or a stream is named.
+    streams: Vec<Stream>,
+    /// Bytes of pinned memory that those of device memory take.
+    pub bytes: usize,
+    /// Some bytes are, and all of those are the device's.
+    pub is_away: bool,
+}
+
 impl Gpu {
+    /// Look where messages' buffers are, and whether they can be run at all.
+    pub(super) fn look_at(&self, posted: &[Posted]) -> Result<Found> {
+        let (mut staged, mut streams) = (vec![false; posted.len()], Vec::new());
+        let (mut bytes, mut on_host): (usize, bool) = (0, false);
+        let _current = self.device.enter()?;
+        for (posted, staged) in posted.iter().zip(&mut staged) {
+            let (start, len) = buffer(&posted.message);
+            let stream = check_stream(posted.order.stream)?;
+            *staged = len > 0 && self.device.kind(start)? != Kind::Host;
+            on_host |= len > 0 && !*staged;
+            if !*staged && stream.is_null() {
+                continue;
+            }
+            let capture = Capture::of(&self.device, stream)?;
+            refuse_capture(capture, "messages go through host memory")?;
+            let room = if *staged { len.next_multiple_of(LINE) } else { 0 };
+            bytes = bytes.saturating_add(room);
+            if !streams.contains(&stream) {
+                streams.push(stream);
+            }
+        }
+        let is_away = bytes > 0 && !on_host;
+        Ok(Found { staged, streams, bytes, is_away })
+    }
+
     /// Run messages, whose streams order them, with `on_host`, the exchange there.
     pub fn exchange(
         &self,
@@ -69,26 +106,7 @@ impl Gpu {
         watch: &dyn Guard,
         on_host: &mut OnHost,
     ) -> Result<()> {
-        let mut staged = vec![false; posted.len()];
-        let (mut streams, mut bytes): (Vec<Stream>, usize) = (Vec::new(), 0);
-        {
-            let _current = self.device.enter()?;
-            for (posted, staged) in posted.iter().zip(&mut staged) {
-                let (start, len) = buffer(&posted.message);
-                let stream = check_stream(posted.order.stream)?;
-                *staged = len > 0 && self.device.kind(start)? != Kind::Host;
-                if !*staged && stream.is_null() {
-                    continue;
-                }
-                let capture = Capture::of(&self.device, stream)?;
-                refuse_capture(capture, "messages go through host memory")?;
-                let room = if *staged { len.next_multiple_of(LINE) } else { 0 };
-                bytes = bytes.saturating_add(room);
-                if !streams.contains(&stream) {
-                    streams.push(stream);
-                }
-            }
-        }
+        let Found { staged, streams, bytes, .. } = self.look_at(posted)?;
         if streams.is_empty() {
             let messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
             return on_host(&messages, None);
@@ -113,36 +131,18 @@ impl Gpu {
         on_host: &mut OnHost,
     ) -> Result<()> {
         let Batch { posted, staged, streams, watch } = *batch;
-        let mut messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
-        let mut at = staging.room(bytes, watch)?;
-        let mut copied = Ok(());
-        for ((message, posted), _) in
-            messages.iter_mut().zip(posted).zip(staged).filter(|one| *one.1)
-        {
-            let (start, len) = buffer(message);
-            *message = moved(message, at);
-            if matches!(message, Message::Send { .. }) && copied.is_ok() {
-                // SAFETY: the pinned memory has room; the buffer is the caller's promise until the
-                // call is done, which waits for this copy.
-                copied = unsafe { self.copy(at, start, len, posted.order.stream) };
-            }
-            at = at.wrapping_add(len.next_multiple_of(LINE));
-        }
+        let base = staging.room(bytes, watch)?;
+        let messages = in_room(posted, staged, base);
+        // SAFETY: the pinned memory has room; the buffers are the caller's promise until the call
+        // is done, which waits for these copies.
+        let copied = unsafe { staging.take_all(posted, &messages) };
         // Where one was refused, others may be under way.
         let arrived = staging.arrive(streams, watch);
         copied.and(arrived)?;
         on_host(&messages, None)?;
-        let mut copied = Ok(());
-        for ((message, posted), _) in messages.iter().zip(posted).zip(staged).filter(|one| *one.1) {
-            if let Message::Recv { buffer: from, .. } = message
-                && copied.is_ok()
-            {
-                let (to, len) = buffer(&posted.message);
-                // SAFETY: the pinned memory stays until `leave`'s event has passed; the buffer is
-                // the caller's promise.
-                copied = unsafe { self.copy(to, *from, len, posted.order.stream) };
-            }
-        }
+        // SAFETY: the pinned memory stays until `leave`'s event has passed; the buffers are the
+        // caller's promise.
+        let copied = unsafe { staging.give_all_back(posted, &messages) };
         let left = staging.leave(streams, watch);
         copied.and(left)
     }
@@ -165,12 +165,90 @@ impl Gpu {
         ran?;
         staging.leave(streams, watch)
     }
+}
 
+/// Messages whose buffers are in pinned memory, one after another, where they were a device's.
+fn in_room(posted: &[Posted], staged: &[bool], base: *mut u8) -> Vec<Message> {
+    let mut at = base;
+    let place = |(posted, staged): (&Posted, &bool)| {
+        if !*staged {
+            return posted.message;
+        }
+        let here = at;
+        at = at.wrapping_add(buffer(&posted.message).1.next_multiple_of(LINE));
+        moved(&posted.message, here)
+    };
+    posted.iter().zip(staged).map(place).collect()
+}
+
+impl Staging {
+    /// Give the one stream of messages, all of which are of device memory, all but the host's part,
+    /// which is the messages that are returned.
+    ///
     /// # Safety
-    /// As for [`copy`].
-    unsafe fn copy(&self, to: *mut u8, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+    /// The buffers are valid until the stream is past the messages.
+    pub(super) unsafe fn give_messages(
+        &mut self,
+        posted: &[Posted],
+        bytes: usize,
+        ticket: u32,
+    ) -> Result<Vec<Message>> {
+        let stream = posted[0].order.stream;
+        let staged: Vec<bool> = posted.iter().map(|one| buffer(&one.message).1 > 0).collect();
+        let messages = in_room(posted, &staged, self.base(bytes)?);
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        // The calls before these have the memory until their results have left it.
+        wait(stream, &self.left)?;
+        self.is_loose = true;
+        // SAFETY: the pinned memory stays until `left` has passed; the buffers are the caller's
+        // promise.
+        unsafe {
+            self.take_all(posted, &messages)?;
+            self.ask_host(stream, ticket)?;
+            self.await_host(stream, ticket)?;
+            self.give_all_back(posted, &messages)?;
+        }
+        self.left.record(stream)?;
+        self.is_loose = false;
+        Ok(messages)
+    }
+
+    /// Copy what is sent to where it is in pinned memory.
+    ///
+    /// # Safety
+    /// Both are valid until the streams are past the copies.
+    unsafe fn take_all(&self, posted: &[Posted], messages: &[Message]) -> Result<()> {
+        posted.iter().zip(messages).try_for_each(|(posted, message)| match message {
+            // SAFETY: the caller's promise.
+            Message::Send { .. } => unsafe { self.copy(message, &posted.message, posted) },
+            Message::Recv { .. } => Ok(()),
+        })
+    }
+
+    /// Copy what was received from where it is in pinned memory.
+    ///
+    /// # Safety
+    /// As for `take_all`.
+    unsafe fn give_all_back(&self, posted: &[Posted], messages: &[Message]) -> Result<()> {
+        posted.iter().zip(messages).try_for_each(|(posted, message)| match message {
+            // SAFETY: the caller's promise.
+            Message::Recv { .. } => unsafe { self.copy(&posted.message, message, posted) },
+            Message::Send { .. } => Ok(()),
+        })
+    }
+
+    /// From one message's buffer to the other's, if they differ, in the message's order.
+    ///
+    /// # Safety
+    /// As for `take_all`.
+    unsafe fn copy(&self, to: &Message, from: &Message, posted: &Posted) -> Result<()> {
+        let ((to, len), (from, _)) = (buffer(to), buffer(from));
+        if to == from {
+            return Ok(());
+        }
         let _current = self.device.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { copy(&self.device, to, from, len, stream) }
+        unsafe { copy(&self.device, to, from, len, posted.order.stream) }
     }
 }
