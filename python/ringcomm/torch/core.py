@@ -148,7 +148,7 @@ class Core(RootedCollectives):
                 held = (tensors, result, None if staging is None else staging.keep)
                 mark = lane.give(steps, held)
                 work = Work(lane, mark, result, after, self._finisher(device), name)
-                track(name, work)
+                track(name, work, tensors)
                 watch(work)
                 if batch is not None:
                     batch.append(work)

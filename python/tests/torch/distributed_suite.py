@@ -81,8 +81,8 @@ def show_events(module):
         getattr(module, f"{which}PROFILING_SUPPORTED_BACKENDS").append("ringcomm")
     events, track, ends = module.get_profiling_event, core.track, []
 
-    def tracked(name, work):
-        track(name, work)
+    def tracked(name, work, *tensors):
+        track(name, work, *tensors)
         # A work whose future nobody asks for goes other ways, which tests without a profiler are
         # to see as well.
         if profiling.active():
