@@ -13,12 +13,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-#: Before it, C++ that waits for a work, as DistributedDataParallel does, may not keep the work's
-#: Python half, and waits for one that nobody ends.
-OLDEST = (2, 7)
+#: The oldest release that is tried.
+OLDEST = (2, 6)
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
     raise ImportError(
-        f"ringcomm.torch needs PyTorch 2.7 or later, and this is {torch.__version__}: install a "
+        f"ringcomm.torch needs PyTorch 2.6 or later, and this is {torch.__version__}: install a "
         "later one, or use ringcomm's own calls (ringcomm.init), which take tensors of any"
     )
 
@@ -26,6 +25,7 @@ from .data_parallel import DataParallel
 from .gradients import Compression, broadcast_parameters, reduce_gradients
 from .group import DEVICES, Group, create
 from .metrics import all_gather_object, broadcast_object, reduce_mean
+from .older import OLD, prepare
 from .shared import empty_shared, share_buckets
 from .sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 
@@ -52,4 +52,6 @@ def register() -> None:
         dist.Backend.register_backend("ringcomm", create, extended_api=True, devices=DEVICES)
 
 
+if OLD:
+    prepare(Group)
 register()

@@ -19,6 +19,7 @@ from .._native import Result
 from ..errors import RingError, RingTimeoutError
 from .futures import Future, level
 from .lane import Lane
+from .older import OLD, outlive
 
 
 class Work(TorchWork):
@@ -145,6 +146,9 @@ class Work(TorchWork):
 
     def _source_rank(self) -> int:
         return self.source_rank()
+
+    if OLD:
+        __del__ = outlive
 
 
 class Done(Work):

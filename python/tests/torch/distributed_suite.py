@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 
 
-#: What passed with 2 ranks, by release; in 2.9 and 2.15 the same tests as on gloo
+#: What passed with 2 ranks, by release; in 2.6, 2.9 and 2.15 the same tests as on gloo
 #: (`benches/results/distributed-test-2026-11-21.txt` and `-25.txt`).
-PASSED = {"2.7": 90, "2.9": 90, "2.15": 90}
+PASSED = {"2.6": 90, "2.7": 90, "2.9": 90, "2.15": 90}
 
 
 class Answering(str):

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from ranks import run
 
 from ringcomm.torch import all_gather_object, broadcast_object, broadcast_parameters, reduce_mean
+from ringcomm.torch.older import OLD
 from ringcomm.torch.ranks import Ranks, ranks_of
 
 
@@ -35,7 +36,11 @@ def tools(rank):
         assert (model.weight == members[last]).all()
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ringcomm"])
+#: A gloo group's end waits there for its thread and keeps the GIL, for which that thread may wait.
+not_when_old = pytest.mark.skipif(OLD, reason="in torch 2.6 the end of a gloo group may not return")
+
+
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=not_when_old), "ringcomm"])
 def test_tools_over_groups(backend):
     run(3, tools, backend=backend)
 
