@@ -128,6 +128,11 @@ fn a_root_is_met_at_every_address_of_its_id() {
             assert!(TcpStream::connect(asked).is_ok(), "{order:?} {family:?}");
         }
     }
+    // Nobody would come by a family that the id has no address of.
+    for (ip, family) in [("::1", Family::V4), ("127.0.0.1", Family::V6)] {
+        let (at, _gate) = open([ip; 2], Some(family));
+        assert!(TcpStream::connect(at[0]).is_ok(), "{ip} {family:?}");
+    }
 }
 
 #[test]

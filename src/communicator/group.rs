@@ -104,9 +104,11 @@ impl<E: Executor> Program<E> {
         self.messages.is_empty().then_some(&self.collectives)
     }
 
-    fn play(&self, communicator: &Arc<E>) -> Result<()> {
+    /// `is_all`: there is nothing else in the group. Two communicators' messages may have to wait
+    /// for each other, which they could not on one device stream that waits for either.
+    fn play(&self, communicator: &Arc<E>, is_all: bool) -> Result<()> {
         self.collectives.iter().try_for_each(|call| communicator.run(call))?;
-        match self.messages.is_empty() || communicator.give(&self.messages)? {
+        match self.messages.is_empty() || (is_all && communicator.give(&self.messages)?) {
             true => Ok(()),
             false => communicator.exchange(&self.messages),
         }
@@ -143,7 +145,7 @@ impl<E: Executor> Job for Work<E> {
                 noted(result, std::slice::from_ref(communicator.notes()))
             }
             Kind::List(communicator, program, ticket) => {
-                let result = program.play(&communicator);
+                let result = program.play(&communicator, false);
                 let result = noted(result, std::slice::from_ref(communicator.notes()));
                 // The communicator's last handle must not outlive the wait of its user.
                 drop(communicator);
@@ -382,6 +384,7 @@ impl<E: Executor> Batch<E> {
     fn run_lists(&mut self) -> Result<()> {
         let mut result = Ok(());
         let mut mine = None;
+        let is_all = self.lists.len() == 1;
         for position in 0..self.lists.len() {
             let Some(stream) = self.lists[position].stream.take() else { continue };
             result = result.and(self.submit(&stream, position));
@@ -402,7 +405,7 @@ impl<E: Executor> Batch<E> {
             }
         }
         if let Some((ticket, communicator, program)) = mine {
-            let played = program.play(&communicator);
+            let played = program.play(&communicator, is_all);
             ticket.report(played, program)?;
         }
         let waited = self.latch.wait();

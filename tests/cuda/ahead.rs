@@ -255,6 +255,39 @@ fn messages_return_before_their_stream_has_come_to_them_and_are_in_its_order() {
     }
 }
 
+/// Their communicators' messages have to be under way at once, in whatever order a group names
+/// them: here the other end sends the one only when the other has gone.
+#[test]
+fn messages_of_several_communicators_in_a_group_do_not_wait_for_each_other_on_one_stream() {
+    if ndevices() == 0 {
+        return;
+    }
+    const COUNT: usize = 200_000;
+    let pairs = [(); 2].map(|()| ranks(&[Seat::Device(0), Seat::Host], 20_000));
+    let bench = Bench::new(0);
+    let come = [(); 2].map(|()| Floats::new(&bench, &vec![9.0; COUNT]));
+    // Which of the two a stream would have first is a matter of threads.
+    for round in 0..4 {
+        scope(|scope| {
+            let pairs = &pairs;
+            scope.spawn(move || {
+                for pair in [round % 2, 1 - round % 2] {
+                    let mut values = vec![(round + 10 * pair) as f32; COUNT];
+                    answer(&pairs[pair][1], &mut values, true).unwrap();
+                }
+            });
+            deferred::start();
+            for pair in 0..2 {
+                message(&pairs[pair][0], &come[pair], &bench, false).unwrap();
+            }
+            deferred::end().unwrap();
+        });
+        for pair in 0..2 {
+            assert_eq!(come[pair].read(&bench), vec![(round + 10 * pair) as f32; COUNT]);
+        }
+    }
+}
+
 /// So many at once that the last of them wait.
 #[test]
 fn messages_between_collectives_and_more_than_streams_take_keep_their_order() {

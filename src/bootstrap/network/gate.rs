@@ -120,7 +120,7 @@ impl Gate {
     /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
     /// not know of itself (a service's, a translator's), or that others know it by and it does not
     /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for each family
-    /// that the id has an address of, or for the one that the user names.
+    /// that the id has an address of, or for the one of them that the user names.
     pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
         let addresses = id.addresses();
         let Some(first) = addresses.first() else {
@@ -128,12 +128,13 @@ impl Gate {
         };
         let at = |anywhere: IpAddr| SocketAddr::new(anywhere, first.port());
         let [v4, v6] = [at(Ipv4Addr::UNSPECIFIED.into()), at(Ipv6Addr::UNSPECIFIED.into())];
-        let has_v6 = addresses.iter().any(SocketAddr::is_ipv6);
-        let gate = match config.family {
+        let has =
+            |family| addresses.iter().any(|address| address.is_ipv6() == (family == Family::V6));
+        let gate = match config.family.filter(|family| has(*family)) {
             Some(Family::V4) => Gate::open_at(id, v4, config),
             Some(Family::V6) => Gate::open_at(id, v6, config),
             // It serves both families, but on a machine where IPv6 is switched off.
-            None if has_v6 && knows_v6() => Gate::open_at(id, v6, config),
+            None if has(Family::V6) && knows_v6() => Gate::open_at(id, v6, config),
             None => Gate::open_at(id, v4, config),
         };
         Ok(gate?.of_root())

@@ -69,6 +69,8 @@ impl<'a> Bays<'a> {
         let bytes = staging.portion_bytes / nranks / LINE * LINE;
         let base = staging.room(2 * staging.portion_bytes, watch)?;
         let under = vec![Under::default(); 2 * nranks];
+        // Of its copies only words know.
+        staging.is_loose = true;
         Ok(Bays { staging, base, bytes, posted, staged, under, is_loose: false, watch })
     }
 

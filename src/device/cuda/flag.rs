@@ -90,7 +90,7 @@ pub unsafe fn write_value(
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     let code = unsafe { (device.driver.write_value)(stream, word, value, 0) };
-    device.driver.check(code, "letting a stream tell other processes that it has come")
+    device.driver.check(code, "letting a stream tell the host or other processes that it has come")
 }
 
 /// Let what `stream` is given from here on wait until a word is `value` or less than 2^31 beyond.
