@@ -12,7 +12,7 @@ use ringcomm::config::{Config, Family, Protection};
 use ringcomm::types::DataType;
 use support::samples::{SLOT, sample};
 use support::skips::skip;
-use support::{Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads};
+use support::{Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads, wired};
 
 /// Who lives with whom: alone, all in pairs, unevenly, in turns.
 const HOSTS: [&[usize]; 7] = [
@@ -215,4 +215,55 @@ fn random_lengths_at_slot_borders_arrive_whole() {
             Prepared::new(support::Case { seed: seed as u64, ..case }).run(comm);
         }
     });
+}
+
+/// The slices of a two-shot sum of so many bytes on these hosts, and the bytes of one.
+fn sliced(hosts: &[usize], config: &Config, bytes: usize) -> (usize, usize) {
+    let config = Config { algorithm: Some("twoshot".into()), ..patient(config.clone()) };
+    let sum = ringcomm::plan::Collective::AllReduce;
+    let case = support::Case::new(sum, hosts.len(), bytes / 4, DataType::Float32);
+    let prepared = Prepared::new(support::Case { seed: bytes as u64, ..case });
+    let told = on_hosts(hosts, &config, |comm| {
+        prepared.run(comm);
+        let told = prepared.explain(comm);
+        (told.slices, told.slice_bytes)
+    });
+    assert!(told.iter().all(|theirs| *theirs == told[0]), "{told:?}");
+    told[0]
+}
+
+/// As fast as loopback, so that a core is never idle, and slower.
+const FAST: f64 = 1.0 / 5_000.0;
+const SLOW: f64 = 1.0 / 3_000.0;
+
+#[test]
+fn what_a_socket_takes_at_once_goes_whole_between_ranks_on_hosts_of_their_own() {
+    const WHOLE: usize = 512 << 10;
+    for nranks in [2, 3, 5] {
+        let hosts: Vec<usize> = (0..nranks).collect();
+        let fast = wired(nranks, FAST);
+        for bytes in [WHOLE - 4, WHOLE] {
+            assert_eq!(sliced(&hosts, &fast, nranks * bytes), (1, bytes), "{nranks} ranks");
+        }
+        let (slices, bytes) = sliced(&hosts, &fast, nranks * (WHOLE + 4));
+        assert!(slices == 5 && bytes <= 127 << 10, "{nranks} ranks: {slices} of {bytes}");
+        // Where cores are shared a slice is one of the kernel's segments.
+        let (slices, bytes) = sliced(&hosts, &wired(1, FAST), nranks * (WHOLE + 4));
+        assert!(slices == 9 && bytes <= 65_160, "{nranks} ranks: {slices} of {bytes}");
+    }
+}
+
+#[test]
+fn what_could_go_whole_is_cut_where_that_is_better_or_asked_for() {
+    let bytes = 2 * (512 << 10);
+    let cut = |hosts: &[usize], config: &Config| sliced(hosts, config, bytes).0;
+    assert_eq!(cut(&[0, 1], &wired(2, FAST)), 1);
+    assert_eq!(cut(&[0, 1], &wired(2, SLOW)), 5, "the wire leaves the core idle");
+    let protection = Protection::Encrypted;
+    assert_eq!(cut(&[0, 1], &Config { protection, ..wired(2, FAST) }), 5);
+    let buffer_bytes = Some(1 << 20);
+    assert_eq!(cut(&[0, 1], &Config { buffer_bytes, ..wired(2, FAST) }), 17, "of 32 KiB");
+    // Two ranks of a host have slots of 128 KiB, however many others there are.
+    assert_eq!(cut(&[0, 0, 1], &wired(3, FAST)), 3);
+    assert_eq!(cut(&[0, 0, 1, 2, 3, 4, 5, 6], &wired(8, FAST)), 2);
 }

@@ -50,7 +50,7 @@ fn lane(peer: usize, socket: TcpStream) -> NewLane {
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
 fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Network; 2] {
-    let settings = Settings { geometry: GEOMETRY, protection, lanes: sockets.len() };
+    let settings = Settings { geometry: GEOMETRY, whole: 0, protection, lanes: sockets.len() };
     let inboxes = [0, 1].map(|_| Arc::new(Inbox::new().unwrap()));
     for (first, second) in sockets {
         inboxes[0].push(lane(1, first));
@@ -207,7 +207,8 @@ fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after(
     // The one that is asked first fills up.
     inbox.push(lane(1, full));
     inbox.push(lane(1, free));
-    let settings = Settings { geometry: GEOMETRY, protection: Protection::Clear, lanes: 2 };
+    let settings =
+        Settings { geometry: GEOMETRY, whole: 0, protection: Protection::Clear, lanes: 2 };
     let mut network = Network::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
     let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
@@ -300,7 +301,8 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
     let (first, second) = pair();
     let (inbox, asked) = (Arc::new(Inbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
     inbox.push(lane(1, first));
-    let settings = Settings { geometry: GEOMETRY, protection: Protection::Checksum, lanes: 1 };
+    let settings =
+        Settings { geometry: GEOMETRY, whole: 0, protection: Protection::Checksum, lanes: 1 };
     let connect = Box::new(Asked(asked.clone()));
     let mut network = Network::new(0, 2, settings, inbox.clone(), connect);
     drop(second);
@@ -330,7 +332,7 @@ impl Watch for Deadline {
 
 #[test]
 fn a_batch_that_only_sends_notices_that_the_connection_broke() {
-    let map = SegmentMap { nranks: 2, geometry: GEOMETRY };
+    let map = SegmentMap::new(2, GEOMETRY);
     let segments = [map.bytes(), SegmentMap::mirror_bytes()]
         .map(|bytes| Arc::new(Segment::anonymous(bytes).unwrap()));
     let reach = [Reach::Process, Reach::Network];

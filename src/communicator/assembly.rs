@@ -118,8 +118,9 @@ pub(super) struct Share {
 }
 
 impl Share {
-    pub fn new(map: SegmentMap) -> Result<Share> {
-        let segment = Arc::new(Segment::create(map.bytes())?);
+    /// With a segment of so many bytes.
+    pub fn new(bytes: usize) -> Result<Share> {
+        let segment = Arc::new(Segment::create(bytes)?);
         let (mailbox, sender) = Mailbox::pair()?;
         let fds = vec![segment.descriptor()?, process::own_descriptor()?, sender];
         let process = bootstrap::process_token()?;
@@ -150,8 +151,7 @@ impl Until<'_> {
 }
 
 impl Assembly {
-    pub fn new(rank: usize, map: SegmentMap) -> Assembly {
-        let nranks = map.nranks;
+    pub fn new(rank: usize, nranks: usize, map: SegmentMap) -> Assembly {
         let cores = own_cores().iter().map(|word| word.count_ones()).sum::<u32>().max(1) as usize;
         Assembly {
             rank,

@@ -10,7 +10,7 @@ use super::geometry::{stride, window_bytes};
 use super::portions::Portions;
 use super::record::{Descriptor, mix};
 use super::{Mapped, choose};
-use crate::algorithm::select::{Choice, Costs};
+use crate::algorithm::select::{Choice, Costs, goes_whole};
 use crate::algorithm::{self, Algorithm, serial_order};
 use crate::config::Config;
 use crate::device::host::Reduction;
@@ -27,12 +27,23 @@ use crate::transport::fifo::Geometry;
 use crate::types::ReduceOp;
 use std::sync::Arc;
 
+/// The longest message between hosts whose ranks take turns on a machine's cores, as those of tests
+/// do: with its frame one of the kernel's segments. With 4 ranks on 2 cores 64 MiB take 45 ms in
+/// place of 52, with 8 ranks 16 MiB 33 in place of 35 (`benches/results/messages-2026-11-25.txt`).
+const CROWDED_MESSAGE: usize = 65_024;
+
+/// A wire on which a byte takes longer than this (4 GB/s) leaves a core idle: there the reduction
+/// of one slice and the messages' own cost are hidden behind the next slice, if there is one.
+const BUSY_WIRE_US_PER_BYTE: f64 = 1.0 / 4_000.0;
+
 #[derive(Clone, Debug)]
 pub struct Basis {
     pub rank: usize,
     pub nranks: usize,
     pub geometry: Geometry,
+    /// The longest message of a plan that cuts them, and up to how many bytes one goes whole.
     longest_message: usize,
+    longest_whole: usize,
     /// How far the peers are: all ranks in one process; on one machine; every peer elsewhere.
     pub one_process: bool,
     pub one_machine: bool,
@@ -58,6 +69,7 @@ impl Basis {
             nranks: links.nranks,
             geometry: links.geometry,
             longest_message: links.longest_message(),
+            longest_whole: links.longest_whole(),
             one_process: links.one_process(),
             one_machine: links.one_machine(),
             all_remote: peers.all(|peer| links.is_remote(peer)),
@@ -78,6 +90,7 @@ impl Basis {
             nranks,
             geometry,
             longest_message: geometry.slot_bytes,
+            longest_whole: 0,
             one_process: false,
             one_machine: true,
             all_remote: false,
@@ -150,21 +163,20 @@ impl Basis {
         };
         let element = call.data_type.size();
         let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
-        let reduction = match call.collective.reduces() {
-            true => Some(Reduction::new(call.data_type, call.op, nranks)?),
-            false => None,
-        };
+        let reduction = || Reduction::new(call.data_type, call.op, nranks);
+        let reduction = call.collective.reduces().then(reduction).transpose()?;
         let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
         let plan = plan_of(chosen.staged.algorithm, rank).spread(self.stride());
         let layout = layout_for(&plan);
+        let cut = Cut::new(plans_of(chosen.staged.algorithm), &layout, element);
         let shape = Shape {
             layout: &layout,
             element,
             reduction,
             scales,
-            slot_bytes: self.longest_message,
+            slot_bytes: self.message_bytes(chosen.staged.algorithm, cut.whole),
             pipelined: self.geometry.depth >= PIPELINE_DEPTH,
-            cut: Cut::new(plans_of(chosen.staged.algorithm), &layout, element),
+            cut,
         };
         let staged = Bound::new(&plan, shape)?;
         let direct = chosen.direct.and_then(|direct| {
@@ -258,8 +270,33 @@ impl Basis {
     /// Slices between two stages of a plan. The order of messages depends on it, so it rests on
     /// what all ranks agree on.
     fn stride(&self) -> usize {
-        let is_crowded = !self.setting_up && self.nranks > self.costs.cores;
-        stride(self.geometry.depth, self.nranks, self.topology.nhosts(), is_crowded)
+        stride(self.geometry.depth, self.nranks, self.topology.nhosts(), self.is_crowded())
+    }
+
+    fn is_crowded(&self) -> bool {
+        !self.setting_up && self.nranks > self.costs.cores
+    }
+
+    /// What a message of an algorithm has room for, of which the longest has `longest` bytes.
+    fn message_bytes(&self, algorithm: Algorithm, longest: usize) -> usize {
+        match goes_whole(algorithm, longest, self.longest_whole()) {
+            true => longest,
+            false => self.longest_message(),
+        }
+    }
+
+    /// The longest message of a plan whose messages are cut.
+    pub fn longest_message(&self) -> usize {
+        match self.one_machine || !self.is_crowded() {
+            true => self.longest_message,
+            false => self.longest_message.min(CROWDED_MESSAGE),
+        }
+    }
+
+    /// Up to how many bytes a message between hosts goes whole.
+    pub fn longest_whole(&self) -> usize {
+        let is_busy = !self.setting_up && self.costs.wire_us_per_byte <= BUSY_WIRE_US_PER_BYTE;
+        if is_busy { self.longest_whole } else { 0 }
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.

@@ -61,7 +61,8 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
         direct: false,
         // Ranks may differ in this, so it must not change their choice.
         in_place: false,
-        slot_bytes: basis.geometry.slot_bytes,
+        slot_bytes: basis.longest_message(),
+        whole_bytes: basis.longest_whole(),
         forced,
     };
     let costs = &basis.costs;
@@ -163,7 +164,8 @@ pub fn predicted(basis: &Basis, call: &Call, algorithm: Algorithm) -> Option<f64
         deterministic: false,
         direct: false,
         in_place: false,
-        slot_bytes: basis.geometry.slot_bytes,
+        slot_bytes: basis.longest_message(),
+        whole_bytes: basis.longest_whole(),
         forced: None,
     };
     predict(algorithm, false, &question, &basis.costs)

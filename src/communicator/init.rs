@@ -56,8 +56,8 @@ impl Communicator {
     ) -> Result<Communicator, Unmet> {
         check(nranks, rank, config)?;
         clock::start();
-        let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
-        let mut assembly = Assembly::new(rank, map);
+        let map = SegmentMap::new(nranks, geometry(config, nranks)?);
+        let mut assembly = Assembly::new(rank, nranks, map);
         if nranks == 1 {
             assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
             assembly.seated.device = gpu::device(config)?;
@@ -71,7 +71,7 @@ impl Communicator {
         assembly.seated.device = gpu::device(config)?;
         let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
-        let share = Share::new(map)?;
+        let share = Share::new(map.bytes())?;
         let introductions = assembly.meet_locals(share, &all, id, &mine, until, None)?;
         assembly.profiled = Profiled::from_word(introductions[0].profiled);
         assembly.seated.among(introductions.iter().map(|one| one.device == 1));
@@ -91,8 +91,8 @@ impl Communicator {
     ) -> Result<Communicator, Unmet> {
         check(nranks, rank, config)?;
         clock::start();
-        let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
-        Communicator::join_hosts(Assembly::new(rank, map), id, config, until, gate)
+        let map = SegmentMap::new(nranks, geometry(config, nranks)?);
+        Communicator::join_hosts(Assembly::new(rank, nranks, map), id, config, until, gate)
     }
 
     /// All ranks of a new communicator in this process, where `config` seats them.
@@ -106,7 +106,7 @@ impl Communicator {
         check(nranks, 0, config)?;
         clock::start();
         let id = UniqueId::generate()?;
-        let map = SegmentMap { nranks, geometry: geometry(config, nranks)? };
+        let map = SegmentMap::new(nranks, geometry(config, nranks)?);
         let segments: Vec<Arc<Segment>> = (0..nranks)
             .map(|_| Segment::anonymous(map.bytes()).map(Arc::new))
             .collect::<Result<_>>()?;
@@ -116,7 +116,7 @@ impl Communicator {
             .collect::<Result<_>>()?;
         let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
         let join = &|rank: usize| {
-            let mut assembly = Assembly::new(rank, map);
+            let mut assembly = Assembly::new(rank, nranks, map);
             assembly.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
             assembly.seated.among(devices.iter().map(Option::is_some));
             assembly.segments = segments.iter().cloned().map(Some).collect();
@@ -179,8 +179,8 @@ pub(super) fn assemble(
     let outside = outside.map(|outside| outside.attach(&mut links, id, config));
     let outside = outside.transpose().inspect_err(|error| tell(&pages, error))?;
     let memory = Memory::new(links.one_process(), mailbox, senders);
-    let topology = topology(&hosts, map.nranks, config);
-    let (nranks, around) = (map.nranks, around(&links, &topology, config));
+    let topology = topology(&hosts, links.nranks, config);
+    let around = around(&links, &topology, config);
     let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
         .inspect_err(|error| tell(&pages, error))?;
@@ -189,7 +189,7 @@ pub(super) fn assemble(
     let track = Track::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
     let communicator = Communicator {
         rank,
-        nranks,
+        nranks: links.nranks,
         id: id.clone(),
         config: of_children(config, gpu.as_ref()),
         basis: OnceLock::new(),

@@ -8,6 +8,7 @@ use super::Communicator;
 use super::assembly::{Assembly, Crowd, Share, Until};
 use super::calibrate::Profiled;
 use super::failure;
+use super::geometry::{OnHosts, on_hosts, segment_bytes};
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
 use super::patrol::Patrol;
@@ -17,6 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::host;
+use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
 use crate::transport::tcp::{Inbox, Network, Settings};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -30,6 +32,9 @@ pub(super) struct Outside {
     cards: Vec<Card>,
     /// By rank: its host, numbered by first appearance.
     hosts: Vec<usize>,
+    /// What connections between hosts are like, and up to how many bytes a message goes whole.
+    wire: Geometry,
+    whole: usize,
 }
 
 /// A rank's part in the network, as long as its communicator lives.
@@ -133,6 +138,13 @@ fn numbered(cards: &[Card]) -> Vec<usize> {
         .collect()
 }
 
+/// The most ranks that a host has.
+fn most(hosts: &[usize]) -> usize {
+    let mut ranks_of = vec![0; hosts.len()];
+    hosts.iter().for_each(|host| ranks_of[*host] += 1);
+    ranks_of.into_iter().max().expect("there is a rank")
+}
+
 /// The error where ranks of one host, who all came over the network, do not meet there: machines
 /// that were restored from one snapshot, for one, say the same of themselves.
 fn apart(error: Error, locals: &[usize]) -> Error {
@@ -153,10 +165,9 @@ impl Communicator {
         until: Until,
         mut gate: Gate,
     ) -> Result<Communicator, Unmet> {
-        let (rank, nranks) = (assembly.rank, assembly.map.nranks);
+        let (rank, nranks) = (assembly.rank, assembly.segments.len());
         assembly.seated.device = super::gpu::device(config)?;
-        let mine =
-            Introduction::new(config, assembly.map.nranks, assembly.seated.device.is_some())?;
+        let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
         let card = Card {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
@@ -164,7 +175,8 @@ impl Communicator {
             addresses: gate.addresses().to_vec(),
             host_name: host::name().to_string(),
         };
-        let share = Share::new(assembly.map)?;
+        let share_bytes = segment_bytes(config, nranks);
+        let share = Share::new(share_bytes)?;
         let (deadline, is_called_off) = (until.deadline, until.is_called_off);
         let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;
         let unreadable = |other: usize| {
@@ -188,6 +200,8 @@ impl Communicator {
         let hosts = numbered(&cards);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
+        let on_hosts = on_hosts(config, nranks, most(&hosts))?;
+        assembly.map = SegmentMap::new(locals.len(), on_hosts.slots).within(share_bytes);
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
         let gates = locals.iter().enumerate().filter(|(_, other)| **other != rank);
         let gates = gates.map(|(place, other)| {
@@ -200,7 +214,10 @@ impl Communicator {
         let met = met.and_then(|_| assembly.mirror(&hosts));
         // On one host, too, the gate is open until all have come through: see `patrol.rs`.
         let (outside, _gate) = match locals.len() < nranks {
-            true => (Some(Outside { gate, cards, hosts }), None),
+            true => {
+                let OnHosts { wire, whole, .. } = on_hosts;
+                (Some(Outside { gate, cards, hosts, wire, whole }), None)
+            }
             false => (None, Some(gate)),
         };
         if let Err(unmet) = met {
@@ -217,14 +234,12 @@ impl Outside {
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
         let rank = links.rank;
+        let (geometry, whole) = (self.wire, self.whole);
         let inbox = Arc::new(Inbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
-        let settings = Settings {
-            geometry: links.geometry,
-            protection: config.protection,
-            lanes: config.sockets,
-        };
+        let settings =
+            Settings { geometry, whole, protection: config.protection, lanes: config.sockets };
         let connector = post.engine.connector();
         links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
         Ok(post)
@@ -257,7 +272,7 @@ impl Outside {
         id: &UniqueId,
         config: &Config,
     ) -> Result<Post> {
-        let Outside { gate, cards, hosts } = self;
+        let Outside { gate, cards, hosts, .. } = self;
         for other in (0..cards.len()).filter(|other| remote[*other]) {
             pages.of(other).introduce(cards[other].pid, &cards[other].host_name);
         }

@@ -87,7 +87,7 @@ pub struct Cut {
     /// Chunks of the widest step.
     widest: usize,
     /// Bytes of the longest.
-    whole: usize,
+    pub whole: usize,
 }
 
 impl Cut {

@@ -446,7 +446,10 @@ unsafe fn advance_remote(
     let Transfer { peer, stamp, .. } = *transfer;
     let mut moved = false;
     while let State::Moving(done) = transfer.state {
-        let bytes = (transfer.bytes - done).min(links.longest_message());
+        let bytes = match transfer.bytes <= links.longest_whole() {
+            true => transfer.bytes,
+            false => (transfer.bytes - done).min(links.longest_message()),
+        };
         let address = transfer.address.wrapping_add(done);
         // SAFETY: the buffer holds these bytes until the batch is over, which ends with a flush.
         let went = unsafe {

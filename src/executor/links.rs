@@ -119,17 +119,34 @@ impl DevicePages {
 }
 
 /// Where the parts of a rank's segment lie: its control page, its page for devices, then one
-/// inbound ring for each rank.
-///
-/// The ring of the rank itself stays untouched, which keeps the arithmetic plain and costs no
-/// memory.
+/// inbound ring for each other rank of its host.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentMap {
-    pub nranks: usize,
+    /// Ranks of the host.
+    locals: usize,
     pub geometry: Geometry,
+    bytes: usize,
 }
 
 impl SegmentMap {
+    /// Of `locals` ranks of one host.
+    pub fn new(locals: usize, geometry: Geometry) -> SegmentMap {
+        let map = SegmentMap { locals, geometry, bytes: 0 };
+        SegmentMap { bytes: Self::pages_bytes() + (locals - 1) * map.ring_bytes(), ..map }
+    }
+
+    /// The same in segments of so many bytes, which were made before the ranks knew who shares a
+    /// host.
+    pub fn within(self, bytes: usize) -> SegmentMap {
+        assert!(self.bytes <= bytes, "{self:?} in {bytes} bytes");
+        SegmentMap { bytes, ..self }
+    }
+
+    /// Bytes of a segment with `rings` bytes of rings.
+    pub fn bytes_with(rings: usize) -> usize {
+        Self::pages_bytes() + rings
+    }
+
     /// Rounded so that rings start on a cache line pair of their own.
     fn control_bytes() -> usize {
         size_of::<Control>().next_multiple_of(4096)
@@ -149,13 +166,15 @@ impl SegmentMap {
         Self::control_bytes()
     }
 
+    /// The bytes of a segment, which may be more than lie in it: see [`SegmentMap::within`].
     pub fn bytes(&self) -> usize {
-        Self::pages_bytes() + (self.nranks - 1) * self.ring_bytes()
+        self.bytes
     }
 
-    /// Where in the segment of `rank` the ring for what `source` sends it lies.
-    fn ring(&self, rank: usize, source: usize) -> usize {
-        let before = if source < rank { source } else { source - 1 };
+    /// Where in the segment of the host's rank number `place` the ring for what number `source`
+    /// sends it lies.
+    fn ring(&self, place: usize, source: usize) -> usize {
+        let before = if source < place { source } else { source - 1 };
         Self::pages_bytes() + before * self.ring_bytes()
     }
 }
@@ -170,13 +189,16 @@ impl Links {
         reach: &[Reach],
         patience: Patience,
     ) -> Links {
-        let nranks = map.nranks;
+        let nranks = segments.len();
         let bytes = |peer: usize| match reach[peer] {
             Reach::Network => SegmentMap::mirror_bytes(),
             _ => map.bytes(),
         };
-        assert!(segments.len() == nranks);
         assert!((0..nranks).all(|peer| segments[peer].bytes() >= bytes(peer)));
+        // The number of a rank among those of its host.
+        let is_here = |peer: &usize| *peer == rank || reach[*peer] != Reach::Network;
+        let place = |peer: usize| (0..peer).filter(is_here).count();
+        assert!(place(nranks) <= map.locals);
         let link = |peer: usize| match reach[peer] {
             _ if peer == rank => None,
             Reach::Network => Some(Link::Sockets),
@@ -184,8 +206,9 @@ impl Links {
             // the links keep mapped; this rank is the only sender into the peer's ring for it and
             // the only receiver of its own.
             reach => unsafe {
-                let inbound = segments[rank].address().add(map.ring(rank, peer));
-                let outbound = segments[peer].address().add(map.ring(peer, rank));
+                let (mine, theirs) = (place(rank), place(peer));
+                let inbound = segments[rank].address().add(map.ring(mine, theirs));
+                let outbound = segments[peer].address().add(map.ring(theirs, mine));
                 Some(Link::Slots {
                     sender: Sender::new(outbound, map.geometry),
                     receiver: Receiver::new(inbound, map.geometry),

@@ -163,7 +163,7 @@ mod tests {
 
     /// What comes of a claim of rank 1's that does not resolve; nothing is touched.
     fn meet_a_buffer_that_is_not_whole(watch: &After) -> Error {
-        let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
+        let map = SegmentMap::new(2, Geometry { depth: 2, slot_bytes: 128 });
         let segments: Vec<_> =
             (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
         let links = |rank| {
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_process_without_memory_is_waited_for_until_it_has_died() {
-        let map = SegmentMap { nranks: 2, geometry: Geometry { depth: 2, slot_bytes: 128 } };
+        let map = SegmentMap::new(2, Geometry { depth: 2, slot_bytes: 128 });
         let segments: Vec<_> =
             (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
         let links = Links::new(0, map, segments, &[Reach::Machine; 2], Patience::new(2, 2, None));

@@ -84,7 +84,13 @@ impl Links {
         self.network.is_some() && self.reach(peer) == Reach::Network
     }
 
-    /// The longest message of a plan's step: all ranks reach others through sockets, or none.
+    /// Up to how many bytes a message between hosts goes whole, where plans cut none.
+    pub fn longest_whole(&self) -> usize {
+        self.network.as_ref().map_or(0, |network| network.longest_whole())
+    }
+
+    /// The longest message of a plan's step that is cut: all ranks reach others through sockets, or
+    /// none.
     pub fn longest_message(&self) -> usize {
         match self.one_machine() {
             true => self.geometry.slot_bytes,

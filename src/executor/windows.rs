@@ -204,7 +204,7 @@ mod tests {
     /// What three ranks make of it where rank 1 `has` scratch or not, and rank 2 `reaches` it.
     fn opened(has: bool, reaches: bool) -> [bool; 3] {
         const BYTES: usize = 4096;
-        let map = SegmentMap { nranks: 3, geometry: Geometry { depth: 2, slot_bytes: 64 } };
+        let map = SegmentMap::new(3, Geometry { depth: 2, slot_bytes: 64 });
         let segments: Vec<_> =
             (0..3).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
         let open_on = |rank: usize| {

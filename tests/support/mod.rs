@@ -84,6 +84,12 @@ pub fn staged(nranks: usize) -> Config {
     with_costs(&format!("staged-{nranks}"), &costs)
 }
 
+/// A configuration of ranks on so many cores, and with a wire on which a byte takes so long.
+pub fn wired(cores: usize, wire_us_per_byte: f64) -> Config {
+    let costs = Costs { cores, wire_us_per_byte, ..Costs::default() };
+    with_costs(&format!("wired-{cores}-{wire_us_per_byte}"), &costs)
+}
+
 /// A configuration with constants of the cost model, in a profile of this name.
 fn with_costs(name: &str, costs: &Costs) -> Config {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -2,6 +2,7 @@
 
 use super::tests::{costs, question};
 use super::*;
+use crate::plan::topology::Topology;
 
 #[test]
 fn lines_that_cross_make_slots_dear_and_one_shot_too() {
@@ -68,5 +69,39 @@ fn ranks_far_apart_write_to_each_other_rather_than_read_all() {
         let question = Question { direct: true, ..question(Collective::AllReduce, 2, bytes) };
         let choice = choose(&question, &far);
         assert_eq!((choice.algorithm, choice.direct), (Algorithm::TwoShot, true), "{bytes}");
+    }
+}
+
+/// What the kernel does for the wire, the cores that ranks share do for all of them.
+#[test]
+fn ranks_that_share_a_core_wait_for_what_the_kernel_does_for_all() {
+    let topology = Topology::new(&[0, 1, 2, 3]);
+    let hosts = Hosts::of(&topology);
+    let sum = Question { hosts, ..question(Collective::AllReduce, 4, 1 << 20) };
+    let dear = |costs: &Costs| Costs { wire_us_per_byte: 1.0, ..costs.clone() };
+    let wire = |cores: usize| {
+        let costs = Costs { switch_us: 0.0, wire_us_per_byte: 0.0, ..costs(cores) };
+        let time = |costs: &Costs| predict(Algorithm::TwoShot, false, &sum, costs).unwrap();
+        time(&dear(&costs)) - time(&costs)
+    };
+    let [alone, together] = [4, 1].map(wire);
+    assert!((together / alone - 4.0).abs() < 0.01, "{together} beside {alone}");
+}
+
+#[test]
+fn a_message_that_goes_whole_is_one_slice() {
+    let hosts = Hosts::of(&Topology::new(&[0, 1]));
+    let bytes = 2 * 5 * question(Collective::AllReduce, 2, 1).slot_bytes;
+    let cut = Question { hosts, ..question(Collective::AllReduce, 2, bytes) };
+    let whole = Question { whole_bytes: bytes / 2, ..cut };
+    let time =
+        |algorithm, question: &Question| predict(algorithm, false, question, &costs(2)).unwrap();
+    // Four times two messages to send and two to take.
+    let spared = time(Algorithm::TwoShot, &cut) - time(Algorithm::TwoShot, &whole);
+    let messages = 4.0 * 4.0 * costs(2).wire_message_us;
+    assert!((spared - messages).abs() < 1e-6 * messages, "{spared} for {messages}");
+    for (algorithm, longest) in [(Algorithm::OneShot, bytes / 2), (Algorithm::Ring, bytes)] {
+        let question = Question { whole_bytes: longest, ..cut };
+        assert_eq!(time(algorithm, &question), time(algorithm, &cut), "{algorithm:?}");
     }
 }

@@ -110,6 +110,12 @@ impl Wire {
         self.bytes * costs.wire_us_per_byte
     }
 
+    /// What is the kernel's work, of all ranks together.
+    pub fn total(&self, question: &Question, costs: &Costs) -> f64 {
+        let hosts = question.hosts.count as f64;
+        question.nranks as f64 * self.messages(costs) + hosts * self.bytes(costs)
+    }
+
     /// What it does not do of this work.
     pub fn spared(&self, work: &Work, costs: &Costs) -> f64 {
         (self.lent * work.sent + self.landed * work.copied) * costs.copy_us_per_byte

@@ -47,6 +47,8 @@ pub struct Question {
     pub in_place: bool,
     /// Bytes of a connection's slot.
     pub slot_bytes: usize,
+    /// Up to how many bytes a message goes whole where [`goes_whole`] says so.
+    pub whole_bytes: usize,
     /// The user's choice, taken where it exists for the collective.
     pub forced: Option<Algorithm>,
 }
@@ -134,7 +136,10 @@ pub fn predict(
             }
             false => form::longest_message(algorithm, collective, nranks, bytes),
         };
-        let slices = (message / question.slot_bytes as f64).ceil().max(1.0);
+        let slices = match goes_whole(algorithm, message as usize, question.whole_bytes) {
+            true => 1.0,
+            false => (message / question.slot_bytes as f64).ceil().max(1.0),
+        };
         (self::form(algorithm, question, bytes / slices)?, slices)
     };
     let wire = Wire::of(algorithm, question, &form, bytes / slices);
@@ -146,7 +151,15 @@ pub fn predict(
     // the whole way.
     let pace = form.period.as_ref().map_or(first, work);
     let time = first + (slices - 1.0) * pace;
-    Some(crowded(&form, time, slices, nranks, costs))
+    let total = form.total.time(costs) + wire.total(question, costs);
+    Some(crowded(&form, (time, total), slices, nranks, costs))
+}
+
+/// Whether a plan's longest message, of so many bytes, goes whole between hosts where messages up
+/// to `most` bytes may: of a plan in which every rank has something to do meanwhile, and nobody
+/// passes on what comes.
+pub fn goes_whole(algorithm: Algorithm, bytes: usize, most: usize) -> bool {
+    matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) && (1..=most).contains(&bytes)
 }
 
 /// A two-shot all-reduce of ranks of one host that goes through scratch of theirs, `window` bytes
@@ -162,7 +175,8 @@ pub fn in_windows(question: &Question, window: usize, costs: &Costs) -> Option<C
     let bytes = question.bytes as f64 / windows;
     let form = direct::windowed(algorithm, question.collective, question.nranks, bytes)?;
     let first = form.alphas * costs.alpha_us + form.path.time(costs);
-    let predicted_us = crowded(&form, windows * first, windows, question.nranks, costs);
+    let times = (windows * first, form.total.time(costs));
+    let predicted_us = crowded(&form, times, windows, question.nranks, costs);
     Some(Choice { algorithm, direct: false, predicted_us })
 }
 
@@ -185,7 +199,8 @@ pub fn by_kernel(question: &Question, costs: &Costs) -> Option<Choice> {
     };
     let time =
         form.alphas * costs.alpha_us + form.path.time(&costs) + blocks as f64 * costs.kernel_us;
-    let predicted_us = crowded(&form, time, 1.0, question.nranks, &costs);
+    let times = (time, form.total.time(&costs));
+    let predicted_us = crowded(&form, times, 1.0, question.nranks, &costs);
     Some(Choice { algorithm, direct: false, predicted_us })
 }
 
@@ -206,8 +221,15 @@ pub fn lent_from(costs: &Costs) -> [usize; 2] {
     ]
 }
 
-/// The time of a form in so many slices, which takes `time` where every rank has a core.
-fn crowded(form: &Form, time: f64, slices: f64, nranks: usize, costs: &Costs) -> f64 {
+/// The time of a form in so many slices, which takes `time` where every rank has a core, and of
+/// which one slice is `total` for all ranks together.
+fn crowded(
+    form: &Form,
+    (time, total): (f64, f64),
+    slices: f64,
+    nranks: usize,
+    costs: &Costs,
+) -> f64 {
     let crowd = nranks as f64 / costs.cores as f64;
     if crowd <= 1.0 {
         return time;
@@ -216,7 +238,7 @@ fn crowded(form: &Form, time: f64, slices: f64, nranks: usize, costs: &Costs) ->
     // core run first.
     let streams = form.period.is_some();
     let waits = if streams { form.alphas + slices - 1.0 } else { form.alphas * slices };
-    let shared = form.total.time(costs) * slices / costs.cores as f64;
+    let shared = total * slices / costs.cores as f64;
     time.max(shared) + waits * costs.switch_us * crowd
 }
 

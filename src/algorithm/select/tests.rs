@@ -24,6 +24,7 @@ pub(super) fn question(collective: Collective, nranks: usize, bytes: usize) -> Q
         direct: false,
         in_place: false,
         slot_bytes: SLOT_BYTES,
+        whole_bytes: 0,
         forced: None,
     }
 }

@@ -123,6 +123,7 @@ fn collective_row(
         direct: false,
         in_place: false,
         slot_bytes: network.slot_bytes,
+        whole_bytes: 0,
         forced: forced.map_err(|error| error.to_string())?,
     };
     let costs = network.costs(nranks);

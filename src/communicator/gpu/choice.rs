@@ -105,6 +105,7 @@ pub fn choose(
         in_place: false,
         // A device's slots are many: channels stream beside each other.
         slot_bytes: usize::MAX,
+        whole_bytes: 0,
         forced: None,
     };
     let time =

@@ -192,6 +192,7 @@ fn data_sockets_reach_both_inboxes() {
     let ranks = ranks(3);
     let settings = Settings {
         geometry: Geometry { depth: 2, slot_bytes: 4096 },
+        whole: 0,
         protection: Protection::default(),
         lanes: LANES,
     };
@@ -262,6 +263,7 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
     acquaint(&ranks);
     let settings = Settings {
         geometry: Geometry { depth: 2, slot_bytes: 4096 },
+        whole: 0,
         protection: Protection::default(),
         lanes: LANES,
     };

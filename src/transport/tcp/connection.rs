@@ -241,8 +241,12 @@ mod tests {
 
     fn connection_of<const LANES: usize>() -> (Connection, [TcpStream; LANES]) {
         let geometry = Geometry { depth: 4, slot_bytes: 64 };
-        let mut connection =
-            Connection::new(Settings { geometry, protection: Protection::Clear, lanes: 2 });
+        let mut connection = Connection::new(Settings {
+            geometry,
+            whole: 0,
+            protection: Protection::Clear,
+            lanes: 2,
+        });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ends = [(); LANES].map(|()| {
             let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

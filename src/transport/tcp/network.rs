@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub geometry: Geometry,
+    /// Up to how many bytes a message goes whole.
+    pub whole: usize,
     pub protection: Protection,
     /// Sockets to a peer.
     pub lanes: usize,
@@ -138,6 +140,11 @@ impl Network {
             polled: Vec::with_capacity(nranks * settings.lanes + 1),
             next_look: Instant::now() + LOOK,
         }
+    }
+
+    /// Up to how many bytes a message goes whole.
+    pub fn longest_whole(&self) -> usize {
+        self.settings.whole
     }
 
     /// Whether a lent message is sent from where it lies: one that is sealed is copied first.
