@@ -2,7 +2,7 @@
 
 use super::{Engine, Harm, Start};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{Gate, NetworkConfig, USER_TIMEOUT};
+use crate::bootstrap::network::{Gate, NetworkConfig, USER_TIMEOUT, congestion_control};
 use crate::config::Protection;
 use crate::executor::announcement::{Announcement, Phase};
 use crate::executor::control::Life;
@@ -12,6 +12,7 @@ use crate::transport::segment::Segment;
 use crate::transport::tcp::{Inbox, LaneKeys, Network, NewLane, Settings};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -223,6 +224,8 @@ fn data_sockets_reach_both_inboxes() {
 type End = [([u8; 32], u16); 2];
 
 fn end(NewLane { socket, keys: LaneKeys { send, receive }, .. }: NewLane) -> End {
+    // It goes over loopback, which nothing has to pace.
+    assert_eq!(congestion_control(socket.as_raw_fd()), "reno");
     let socket = TcpStream::from(socket);
     [(send, socket.local_addr().unwrap().port()), (receive, socket.peer_addr().unwrap().port())]
 }

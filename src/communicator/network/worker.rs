@@ -87,6 +87,7 @@ impl Worker {
             match lane.outcome {
                 Ok(arrival) => {
                     arrival.stream.ask();
+                    arrival.stream.hasten();
                     let keys = LaneKeys { send: arrival.keys.send, receive: arrival.keys.receive };
                     self.inbox.push(NewLane { peer, socket: arrival.stream.into_fd(), keys });
                 }
