@@ -9,7 +9,7 @@ use ringcomm::executor::links::{Links, Reach, SegmentMap};
 use ringcomm::transport::fifo::{Geometry, Stamp};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::tcp::{
-    Connect, FRAME_BYTES, Frame, Inbox, LaneKeys, Network, NewLane, Settings,
+    Connect, FRAME_BYTES, Frame, Inbox, LaneKeys, Lengths, Network, NewLane, Settings,
 };
 use ringcomm::transport::wait::{Patience, Watch};
 use std::io::{Read, Write};
@@ -31,6 +31,7 @@ impl Connect for Nobody {
 }
 
 const GEOMETRY: Geometry = Geometry { depth: 4, slot_bytes: 1024 };
+const LENGTHS: Lengths = Lengths { cut: 1024, whole: 0 };
 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -50,7 +51,8 @@ fn lane(peer: usize, socket: TcpStream) -> NewLane {
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
 fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Network; 2] {
-    let settings = Settings { geometry: GEOMETRY, whole: 0, protection, lanes: sockets.len() };
+    let settings =
+        Settings { geometry: GEOMETRY, lengths: LENGTHS, protection, lanes: sockets.len() };
     let inboxes = [0, 1].map(|_| Arc::new(Inbox::new().unwrap()));
     for (first, second) in sockets {
         inboxes[0].push(lane(1, first));
@@ -208,7 +210,7 @@ fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after(
     inbox.push(lane(1, full));
     inbox.push(lane(1, free));
     let settings =
-        Settings { geometry: GEOMETRY, whole: 0, protection: Protection::Clear, lanes: 2 };
+        Settings { geometry: GEOMETRY, lengths: LENGTHS, protection: Protection::Clear, lanes: 2 };
     let mut network = Network::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
     let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
@@ -301,8 +303,12 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
     let (first, second) = pair();
     let (inbox, asked) = (Arc::new(Inbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
     inbox.push(lane(1, first));
-    let settings =
-        Settings { geometry: GEOMETRY, whole: 0, protection: Protection::Checksum, lanes: 1 };
+    let settings = Settings {
+        geometry: GEOMETRY,
+        lengths: LENGTHS,
+        protection: Protection::Checksum,
+        lanes: 1,
+    };
     let connect = Box::new(Asked(asked.clone()));
     let mut network = Network::new(0, 2, settings, inbox.clone(), connect);
     drop(second);

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::executor::links::SegmentMap;
 use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
 use crate::transport::fifo::Geometry;
+use crate::transport::tcp::Lengths;
 
 /// The longest a slot is: a slot, what it is reduced with and the result share the second-level
 /// cache (1 MiB on Zen 4) with as much again of the slice before.
@@ -46,10 +47,19 @@ pub(super) fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
 }
 
 /// The longest message between hosts that goes whole, where plans cut none: less than what a
-/// socket's buffers hold. An all-reduce of 1 MiB, whose messages are this long, takes 8 % less than
-/// in five slices; from several such messages one behind the other it takes up to twice as long
-/// (`benches/results/messages-2026-11-25.txt`).
+/// socket's buffers hold. An all-reduce of 1 MiB, whose messages are this long, takes a tenth less
+/// than in five slices (`benches/results/messages-2026-11-25.txt`).
 const LONGEST_WHOLE: usize = 512 << 10;
+
+/// The longest message where they are cut: with its frame it fills four of the kernel's segments,
+/// which are 65,160 bytes on Ethernet and 65,483 on loopback; a little more would be another one
+/// that costs as much (`benches/results/tcp-2026-11-21.txt`). With half of it, sums of 2 to 64 MiB
+/// take up to 8 % longer, with twice as much no less (`benches/results/messages-2026-11-25.txt`).
+const LONGEST_CUT: usize = 254 << 10;
+
+/// As [`LONGEST_CUT`] of two segments, for ranks that have slots of a host, or seal what they send:
+/// a cipher works on one message while the socket has another.
+const LONGEST_SHORT: usize = 127 << 10;
 
 /// What a communicator's ranks on several hosts agree on.
 pub(super) struct OnHosts {
@@ -57,9 +67,8 @@ pub(super) struct OnHosts {
     pub slots: Geometry,
     /// Between two hosts.
     pub wire: Geometry,
-    /// Up to how many bytes a message between hosts goes whole; none where some ranks share a host,
-    /// whose slots are shorter.
-    pub whole: usize,
+    /// Of messages between hosts.
+    pub lengths: Lengths,
 }
 
 /// Connections where the host that has most ranks has `most`. Nobody's memory is shared between
@@ -68,14 +77,17 @@ pub(super) struct OnHosts {
 pub(super) fn on_hosts(config: &Config, nranks: usize, most: usize) -> Result<OnHosts> {
     if buffer_bytes(config, nranks) != buffer_bytes(&Config::default(), nranks) {
         let geometry = geometry(config, nranks)?;
-        return Ok(OnHosts { slots: geometry, wire: geometry, whole: 0 });
+        let lengths = Lengths { cut: geometry.slot_bytes.min(LONGEST_SHORT), whole: 0 };
+        return Ok(OnHosts { slots: geometry, wire: geometry, lengths });
     }
     let slots = geometry(&Config { buffer_bytes: None, ..config.clone() }, most)?;
-    // A cipher works on one message while the socket has another.
-    let is_whole = most == 1 && config.protection != Protection::Encrypted;
-    let whole = if is_whole { LONGEST_WHOLE } else { 0 };
-    let wire = Geometry { depth: slots.depth, slot_bytes: slots.slot_bytes.max(whole) };
-    Ok(OnHosts { slots, wire, whole })
+    let is_long = most == 1 && config.protection != Protection::Encrypted;
+    let lengths = match is_long {
+        true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
+        false => Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 },
+    };
+    let slot_bytes = slots.slot_bytes.max(lengths.whole);
+    Ok(OnHosts { slots, wire: Geometry { depth: slots.depth, slot_bytes }, lengths })
 }
 
 /// Bytes of a segment in which the rings of any [`OnHosts`] have room: it is made before the ranks
@@ -161,26 +173,29 @@ mod tests {
         let default = Config::default();
         let alone = geometry(&default, 1).unwrap().slot_bytes;
         for nranks in [2, 3, 8, 100] {
-            let OnHosts { slots, wire, whole } = on_hosts(&default, nranks, 1).unwrap();
+            let OnHosts { slots, wire, lengths } = on_hosts(&default, nranks, 1).unwrap();
             assert_eq!((slots.slot_bytes, wire.slot_bytes), (alone, LONGEST_WHOLE), "{nranks}");
-            assert_eq!((slots.depth, wire.depth, whole), (DEPTH, DEPTH, LONGEST_WHOLE));
+            assert_eq!((slots.depth, wire.depth), (DEPTH, DEPTH));
+            assert_eq!((lengths.cut, lengths.whole), (LONGEST_CUT, LONGEST_WHOLE));
         }
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
-        let OnHosts { slots, wire, whole } = on_hosts(&sealed, 8, 1).unwrap();
-        assert_eq!((wire.slot_bytes, whole), (slots.slot_bytes, 0));
+        let OnHosts { slots, wire, lengths } = on_hosts(&sealed, 8, 1).unwrap();
+        assert_eq!((wire, lengths.cut, lengths.whole), (slots, LONGEST_SHORT, 0));
         for (nranks, most) in [(4, 2), (5, 4), (64, 8), (800, 100)] {
-            let OnHosts { slots, wire, whole } = on_hosts(&default, nranks, most).unwrap();
+            let OnHosts { slots, wire, lengths } = on_hosts(&default, nranks, most).unwrap();
             assert_eq!((slots, wire), (geometry(&default, most).unwrap(), slots));
-            assert_eq!(whole, 0, "a host's ranks have no slots for it");
+            assert_eq!(lengths.whole, 0, "a host's ranks have no slots for it");
+            assert!(lengths.cut <= slots.slot_bytes && lengths.cut <= LONGEST_SHORT);
             let map = SegmentMap::new(most, slots);
             assert!(map.within(segment_bytes(&default, nranks)).bytes() <= 5 << 20);
         }
         // What a user gives is for all peers, wherever they are; if it is not the default.
         let given = |bytes| Config { buffer_bytes: Some(bytes), ..Config::default() };
-        let OnHosts { slots, wire, whole } = on_hosts(&given(1 << 20), 8, 1).unwrap();
-        assert_eq!((slots, wire, whole), (geometry(&given(1 << 20), 8).unwrap(), slots, 0));
+        let OnHosts { slots, wire, lengths } = on_hosts(&given(1 << 20), 8, 1).unwrap();
+        assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
+        assert_eq!((lengths.cut, lengths.whole), (slots.slot_bytes, 0));
         let as_ever = on_hosts(&given(DEFAULT_BUFFER_BYTES / 2), 8, 1).unwrap();
-        assert_eq!((as_ever.slots.slot_bytes, as_ever.whole), (alone, LONGEST_WHOLE));
+        assert_eq!((as_ever.slots.slot_bytes, as_ever.lengths.whole), (alone, LONGEST_WHOLE));
     }
 
     /// Bind what is chosen for one element, and for some, of each rank.

@@ -20,7 +20,7 @@ use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::host;
 use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, Network, Settings};
+use crate::transport::tcp::{Inbox, Lengths, Network, Settings};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,9 +32,9 @@ pub(super) struct Outside {
     cards: Vec<Card>,
     /// By rank: its host, numbered by first appearance.
     hosts: Vec<usize>,
-    /// What connections between hosts are like, and up to how many bytes a message goes whole.
+    /// What connections between hosts are like.
     wire: Geometry,
-    whole: usize,
+    lengths: Lengths,
 }
 
 /// A rank's part in the network, as long as its communicator lives.
@@ -215,8 +215,8 @@ impl Communicator {
         // On one host, too, the gate is open until all have come through: see `patrol.rs`.
         let (outside, _gate) = match locals.len() < nranks {
             true => {
-                let OnHosts { wire, whole, .. } = on_hosts;
-                (Some(Outside { gate, cards, hosts, wire, whole }), None)
+                let OnHosts { wire, lengths, .. } = on_hosts;
+                (Some(Outside { gate, cards, hosts, wire, lengths }), None)
             }
             false => (None, Some(gate)),
         };
@@ -234,12 +234,12 @@ impl Outside {
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
         let rank = links.rank;
-        let (geometry, whole) = (self.wire, self.whole);
+        let (geometry, lengths) = (self.wire, self.lengths);
         let inbox = Arc::new(Inbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
         let settings =
-            Settings { geometry, whole, protection: config.protection, lanes: config.sockets };
+            Settings { geometry, lengths, protection: config.protection, lanes: config.sockets };
         let connector = post.engine.connector();
         links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
         Ok(post)

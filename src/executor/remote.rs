@@ -25,11 +25,6 @@ const FIRST_PAUSE: Duration = Duration::from_micros(20);
 /// the second that ranks which disagree may take.
 const EXPLANATION: Duration = Duration::from_millis(700);
 
-/// The longest message between hosts. With its frame it fills two of the kernel's segments, which
-/// are 65,160 bytes on Ethernet and 65,483 on loopback; a little more would be a third one that
-/// costs as much (`benches/results/tcp-2026-11-21.txt`).
-const LONGEST_MESSAGE: usize = 127 << 10;
-
 /// Waiting for a local peer's bell while messages to other machines have to be written.
 pub(super) struct OnBoth<'a, F> {
     pub bell: &'a Doorbell,
@@ -86,16 +81,14 @@ impl Links {
 
     /// Up to how many bytes a message between hosts goes whole, where plans cut none.
     pub fn longest_whole(&self) -> usize {
-        self.network.as_ref().map_or(0, |network| network.longest_whole())
+        self.network.as_ref().map_or(0, |network| network.lengths().whole)
     }
 
     /// The longest message of a plan's step that is cut: all ranks reach others through sockets, or
     /// none.
     pub fn longest_message(&self) -> usize {
-        match self.one_machine() {
-            true => self.geometry.slot_bytes,
-            false => self.geometry.slot_bytes.min(LONGEST_MESSAGE),
-        }
+        let slot = self.geometry.slot_bytes;
+        self.network.as_ref().map_or(slot, |network| network.lengths().cut)
     }
 
     fn remote(&mut self) -> &mut Network {

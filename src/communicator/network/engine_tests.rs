@@ -9,7 +9,7 @@ use crate::executor::control::Life;
 use crate::executor::links::{Pages, SegmentMap};
 use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, LaneKeys, Network, NewLane, Settings};
+use crate::transport::tcp::{Inbox, LaneKeys, Lengths, Network, NewLane, Settings};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -193,7 +193,7 @@ fn data_sockets_reach_both_inboxes() {
     let ranks = ranks(3);
     let settings = Settings {
         geometry: Geometry { depth: 2, slot_bytes: 4096 },
-        whole: 0,
+        lengths: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
         lanes: LANES,
     };
@@ -266,7 +266,7 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
     acquaint(&ranks);
     let settings = Settings {
         geometry: Geometry { depth: 2, slot_bytes: 4096 },
-        whole: 0,
+        lengths: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
         lanes: LANES,
     };

@@ -226,8 +226,8 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::LaneKeys;
     use super::super::frame::Frame;
+    use super::super::{LaneKeys, Lengths};
     use super::*;
     use crate::config::Protection;
     use std::io::{Read, Write};
@@ -243,7 +243,7 @@ mod tests {
         let geometry = Geometry { depth: 4, slot_bytes: 64 };
         let mut connection = Connection::new(Settings {
             geometry,
-            whole: 0,
+            lengths: Lengths { cut: 64, whole: 0 },
             protection: Protection::Clear,
             lanes: 2,
         });

@@ -18,5 +18,5 @@ mod protect;
 
 pub use connection::{Connection, EXPLANATION};
 pub use frame::{FRAME_BYTES, Frame};
-pub use network::{Connect, Inbox, Network, NewLane, Settings};
+pub use network::{Connect, Inbox, Lengths, Network, NewLane, Settings};
 pub use protect::LaneKeys;

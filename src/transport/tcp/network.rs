@@ -13,12 +13,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long messages are at most, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Of those that are cut.
+    pub cut: usize,
+    /// Of those that may go whole.
+    pub whole: usize,
+}
+
 /// What all connections of a rank share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub geometry: Geometry,
-    /// Up to how many bytes a message goes whole.
-    pub whole: usize,
+    pub lengths: Lengths,
     pub protection: Protection,
     /// Sockets to a peer.
     pub lanes: usize,
@@ -142,9 +150,8 @@ impl Network {
         }
     }
 
-    /// Up to how many bytes a message goes whole.
-    pub fn longest_whole(&self) -> usize {
-        self.settings.whole
+    pub fn lengths(&self) -> Lengths {
+        self.settings.lengths
     }
 
     /// Whether a lent message is sent from where it lies: one that is sealed is copied first.
