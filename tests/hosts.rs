@@ -259,6 +259,7 @@ fn what_could_go_whole_is_cut_where_that_is_better_or_asked_for() {
     let cut = |hosts: &[usize], config: &Config| sliced(hosts, config, bytes).0;
     assert_eq!(cut(&[0, 1], &wired(2, FAST)), 1);
     assert_eq!(cut(&[0, 1], &wired(2, SLOW)), 3, "the wire leaves the core idle");
+    assert_eq!(cut(&[0, 1], &wired(1, FAST)), 9, "the ranks take turns on a core");
     let protection = Protection::Encrypted;
     assert_eq!(cut(&[0, 1], &Config { protection, ..wired(2, FAST) }), 5);
     let buffer_bytes = Some(1 << 20);

@@ -28,8 +28,8 @@ use crate::types::ReduceOp;
 use std::sync::Arc;
 
 /// The longest message between hosts whose ranks take turns on a machine's cores, as those of tests
-/// do: with its frame one of the kernel's segments. With 4 ranks on 2 cores 64 MiB take 45 ms in
-/// place of 52, with 8 ranks 16 MiB 33 in place of 35 (`benches/results/messages-2026-11-25.txt`).
+/// do: with its frame one of the kernel's segments. With 8 ranks on 2 cores 32 MiB take 60 ms in
+/// place of 72 (`benches/results/messages-2026-11-25.txt`).
 const CROWDED_MESSAGE: usize = 65_024;
 
 /// A wire on which a byte takes longer than this (4 GB/s) leaves a core idle: there the reduction
@@ -293,10 +293,11 @@ impl Basis {
         }
     }
 
-    /// Up to how many bytes a message between hosts goes whole.
+    /// Up to how many bytes a message between hosts goes whole: of ranks that have a core each, so
+    /// that somebody takes what comes.
     pub fn longest_whole(&self) -> usize {
         let is_busy = !self.setting_up && self.costs.wire_us_per_byte <= BUSY_WIRE_US_PER_BYTE;
-        if is_busy { self.longest_whole } else { 0 }
+        if is_busy && !self.is_crowded() { self.longest_whole } else { 0 }
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
