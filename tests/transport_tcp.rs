@@ -51,8 +51,13 @@ fn lane(peer: usize, socket: TcpStream) -> NewLane {
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
 fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Network; 2] {
-    let settings =
-        Settings { geometry: GEOMETRY, lengths: LENGTHS, protection, lanes: sockets.len() };
+    let settings = Settings {
+        geometry: GEOMETRY,
+        steps: LENGTHS,
+        messages: LENGTHS,
+        protection,
+        lanes: sockets.len(),
+    };
     let inboxes = [0, 1].map(|_| Arc::new(Inbox::new().unwrap()));
     for (first, second) in sockets {
         inboxes[0].push(lane(1, first));
@@ -209,8 +214,13 @@ fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after(
     // The one that is asked first fills up.
     inbox.push(lane(1, full));
     inbox.push(lane(1, free));
-    let settings =
-        Settings { geometry: GEOMETRY, lengths: LENGTHS, protection: Protection::Clear, lanes: 2 };
+    let settings = Settings {
+        geometry: GEOMETRY,
+        steps: LENGTHS,
+        messages: LENGTHS,
+        protection: Protection::Clear,
+        lanes: 2,
+    };
     let mut network = Network::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
     let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
@@ -305,7 +315,8 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
     inbox.push(lane(1, first));
     let settings = Settings {
         geometry: GEOMETRY,
-        lengths: LENGTHS,
+        steps: LENGTHS,
+        messages: LENGTHS,
         protection: Protection::Checksum,
         lanes: 1,
     };

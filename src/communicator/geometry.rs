@@ -67,27 +67,41 @@ pub(super) struct OnHosts {
     pub slots: Geometry,
     /// Between two hosts.
     pub wire: Geometry,
-    /// Of messages between hosts.
-    pub lengths: Lengths,
+    /// Between hosts, of a plan's messages and of the user's own.
+    pub steps: Lengths,
+    pub messages: Lengths,
 }
 
 /// Connections where the host that has most ranks has `most`. Nobody's memory is shared between
 /// hosts, so only those of a host divide the default among them: as the ranks of one machine do. A
 /// size that the user gives is divided among all.
-pub(super) fn on_hosts(config: &Config, nranks: usize, most: usize) -> Result<OnHosts> {
+///
+/// Where some rank is on a device, the user's own messages go through its pinned memory, of which
+/// each has a share that holds what all ranks' slots would: all cut them by that.
+pub(super) fn on_hosts(
+    config: &Config,
+    nranks: usize,
+    most: usize,
+    has_devices: bool,
+) -> Result<OnHosts> {
+    let shared = geometry(config, nranks)?;
+    let short = |slots: Geometry| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
     if buffer_bytes(config, nranks) != buffer_bytes(&Config::default(), nranks) {
-        let geometry = geometry(config, nranks)?;
-        let lengths = Lengths { cut: geometry.slot_bytes.min(LONGEST_SHORT), whole: 0 };
-        return Ok(OnHosts { slots: geometry, wire: geometry, lengths });
+        let lengths = short(shared);
+        return Ok(OnHosts { slots: shared, wire: shared, steps: lengths, messages: lengths });
     }
-    let slots = geometry(&Config { buffer_bytes: None, ..config.clone() }, most)?;
-    let is_long = most == 1 && config.protection != Protection::Encrypted;
-    let lengths = match is_long {
-        true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
-        false => Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 },
+    let slots = match has_devices {
+        true => shared,
+        false => geometry(&Config { buffer_bytes: None, ..config.clone() }, most)?,
     };
-    let slot_bytes = slots.slot_bytes.max(lengths.whole);
-    Ok(OnHosts { slots, wire: Geometry { depth: slots.depth, slot_bytes }, lengths })
+    let is_long = most == 1 && config.protection != Protection::Encrypted;
+    let steps = match is_long {
+        true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
+        false => short(slots),
+    };
+    let messages = if has_devices { short(shared) } else { steps };
+    let slot_bytes = slots.slot_bytes.max(steps.whole);
+    Ok(OnHosts { slots, wire: Geometry { depth: slots.depth, slot_bytes }, steps, messages })
 }
 
 /// Bytes of a segment in which the rings of any [`OnHosts`] have room: it is made before the ranks
@@ -120,6 +134,7 @@ pub(super) fn window_bytes(geometry: Geometry, nranks: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::portions::portion_bytes;
     use super::*;
     use crate::algorithm::plan;
     use crate::algorithm::select::{Costs, Hosts, Question, choose};
@@ -168,34 +183,48 @@ mod tests {
         }
     }
 
+    /// Without devices.
+    fn agreed(config: &Config, nranks: usize, most: usize) -> OnHosts {
+        on_hosts(config, nranks, most, false).unwrap()
+    }
+
     #[test]
     fn ranks_of_other_hosts_take_nothing_from_the_slots_of_a_host() {
         let default = Config::default();
         let alone = geometry(&default, 1).unwrap().slot_bytes;
         for nranks in [2, 3, 8, 100] {
-            let OnHosts { slots, wire, lengths } = on_hosts(&default, nranks, 1).unwrap();
+            let long = Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE };
+            let OnHosts { slots, wire, steps, messages } = agreed(&default, nranks, 1);
             assert_eq!((slots.slot_bytes, wire.slot_bytes), (alone, LONGEST_WHOLE), "{nranks}");
             assert_eq!((slots.depth, wire.depth), (DEPTH, DEPTH));
-            assert_eq!((lengths.cut, lengths.whole), (LONGEST_CUT, LONGEST_WHOLE));
+            assert_eq!((steps, messages), (long, long));
+            // A share of pinned memory is as long as all ranks' slots are together.
+            let OnHosts { slots, wire, steps, messages } =
+                on_hosts(&default, nranks, 1, true).unwrap();
+            assert_eq!((slots, wire.slot_bytes), (geometry(&default, nranks).unwrap(), 512 << 10));
+            assert_eq!((steps, messages.whole), (long, 0));
+            let share = portion_bytes(buffer_bytes(&default, nranks), nranks) / nranks / 64 * 64;
+            assert!(messages.cut <= share && slots.slot_bytes <= share, "{nranks}: {share}");
         }
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
-        let OnHosts { slots, wire, lengths } = on_hosts(&sealed, 8, 1).unwrap();
-        assert_eq!((wire, lengths.cut, lengths.whole), (slots, LONGEST_SHORT, 0));
+        let OnHosts { slots, wire, steps, messages } = agreed(&sealed, 8, 1);
+        let short = Lengths { cut: LONGEST_SHORT, whole: 0 };
+        assert_eq!((wire, steps, messages), (slots, short, short));
         for (nranks, most) in [(4, 2), (5, 4), (64, 8), (800, 100)] {
-            let OnHosts { slots, wire, lengths } = on_hosts(&default, nranks, most).unwrap();
+            let OnHosts { slots, wire, steps, messages } = agreed(&default, nranks, most);
             assert_eq!((slots, wire), (geometry(&default, most).unwrap(), slots));
-            assert_eq!(lengths.whole, 0, "a host's ranks have no slots for it");
-            assert!(lengths.cut <= slots.slot_bytes && lengths.cut <= LONGEST_SHORT);
+            assert_eq!((steps.whole, messages), (0, steps), "a host's ranks have no slots for it");
+            assert!(steps.cut <= slots.slot_bytes && steps.cut <= LONGEST_SHORT);
             let map = SegmentMap::new(most, slots);
             assert!(map.within(segment_bytes(&default, nranks)).bytes() <= 5 << 20);
         }
         // What a user gives is for all peers, wherever they are; if it is not the default.
         let given = |bytes| Config { buffer_bytes: Some(bytes), ..Config::default() };
-        let OnHosts { slots, wire, lengths } = on_hosts(&given(1 << 20), 8, 1).unwrap();
+        let OnHosts { slots, wire, steps, messages } = agreed(&given(1 << 20), 8, 1);
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
-        assert_eq!((lengths.cut, lengths.whole), (slots.slot_bytes, 0));
-        let as_ever = on_hosts(&given(DEFAULT_BUFFER_BYTES / 2), 8, 1).unwrap();
-        assert_eq!((as_ever.slots.slot_bytes, as_ever.lengths.whole), (alone, LONGEST_WHOLE));
+        assert_eq!((steps.cut, steps.whole, messages), (slots.slot_bytes, 0, steps));
+        let as_ever = agreed(&given(DEFAULT_BUFFER_BYTES / 2), 8, 1);
+        assert_eq!((as_ever.slots.slot_bytes, as_ever.steps.whole), (alone, LONGEST_WHOLE));
     }
 
     /// Bind what is chosen for one element, and for some, of each rank.

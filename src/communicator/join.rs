@@ -34,7 +34,8 @@ pub(super) struct Outside {
     hosts: Vec<usize>,
     /// What connections between hosts are like.
     wire: Geometry,
-    lengths: Lengths,
+    steps: Lengths,
+    messages: Lengths,
 }
 
 /// A rank's part in the network, as long as its communicator lives.
@@ -200,7 +201,7 @@ impl Communicator {
         let hosts = numbered(&cards);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
-        let on_hosts = on_hosts(config, nranks, most(&hosts))?;
+        let on_hosts = on_hosts(config, nranks, most(&hosts), assembly.seated.any)?;
         assembly.map = SegmentMap::new(locals.len(), on_hosts.slots).within(share_bytes);
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
         let gates = locals.iter().enumerate().filter(|(_, other)| **other != rank);
@@ -215,8 +216,8 @@ impl Communicator {
         // On one host, too, the gate is open until all have come through: see `patrol.rs`.
         let (outside, _gate) = match locals.len() < nranks {
             true => {
-                let OnHosts { wire, lengths, .. } = on_hosts;
-                (Some(Outside { gate, cards, hosts, wire, lengths }), None)
+                let OnHosts { wire, steps, messages, .. } = on_hosts;
+                (Some(Outside { gate, cards, hosts, wire, steps, messages }), None)
             }
             false => (None, Some(gate)),
         };
@@ -234,12 +235,17 @@ impl Outside {
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
         let rank = links.rank;
-        let (geometry, lengths) = (self.wire, self.lengths);
+        let (geometry, steps, messages) = (self.wire, self.steps, self.messages);
         let inbox = Arc::new(Inbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
-        let settings =
-            Settings { geometry, lengths, protection: config.protection, lanes: config.sockets };
+        let settings = Settings {
+            geometry,
+            steps,
+            messages,
+            protection: config.protection,
+            lanes: config.sockets,
+        };
         let connector = post.engine.connector();
         links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
         Ok(post)

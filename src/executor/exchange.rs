@@ -454,10 +454,7 @@ unsafe fn advance_remote(
         if sent >= LONGEST_RUN {
             break;
         }
-        let bytes = match transfer.bytes <= links.longest_whole() {
-            true => transfer.bytes,
-            false => (transfer.bytes - done).min(links.longest_message()),
-        };
+        let bytes = links.next_piece(transfer.bytes, done);
         let address = transfer.address.wrapping_add(done);
         // SAFETY: the buffer holds these bytes until the batch is over, which ends with a flush.
         let went = unsafe {

@@ -10,7 +10,7 @@ use super::links::{Links, Reach};
 use crate::device::host::copy;
 use crate::error::Result;
 use crate::transport::fifo::{Message, Stamp};
-use crate::transport::tcp::{Connection, Network};
+use crate::transport::tcp::{Connection, Lengths, Network};
 use crate::transport::wait::{self, Doorbell, OnBell, Waiting, Watch};
 use std::time::{Duration, Instant};
 
@@ -81,14 +81,22 @@ impl Links {
 
     /// Up to how many bytes a message between hosts goes whole, where plans cut none.
     pub fn longest_whole(&self) -> usize {
-        self.network.as_ref().map_or(0, |network| network.lengths().whole)
+        self.network.as_ref().map_or(0, |network| network.steps().whole)
     }
 
     /// The longest message of a plan's step that is cut: all ranks reach others through sockets, or
     /// none.
     pub fn longest_message(&self) -> usize {
         let slot = self.geometry.slot_bytes;
-        self.network.as_ref().map_or(slot, |network| network.lengths().cut)
+        self.network.as_ref().map_or(slot, |network| network.steps().cut)
+    }
+
+    /// How many bytes of the user's message of `all` bytes, of which `done` have gone, go to or
+    /// come from another host at once: both ends must say the same.
+    pub fn next_piece(&self, all: usize, done: usize) -> usize {
+        let network = self.network.as_ref().expect("remote peers come with a network");
+        let Lengths { cut, whole } = network.messages();
+        if all <= whole { all } else { cut.min(all - done) }
     }
 
     fn remote(&mut self) -> &mut Network {

@@ -6,7 +6,9 @@ use super::processes::finish;
 use super::support::exchange::{Begun, Planned, batch};
 use super::support::guarded::Memory;
 use super::support::processes::{Ranks, Seat as Place};
-use super::support::{HARD_DEADLINE_S, Random, config, joined_hosts, small_slots, threads};
+use super::support::{
+    HARD_DEADLINE_S, Random, config, joined_hosts, seated_hosts, small_slots, threads,
+};
 use super::together::Together;
 use super::{Bench, fake, ndevices, on_seats, spread};
 use ringcomm::communicator::{Communicator, Message, Order, Posted};
@@ -169,6 +171,33 @@ fn batches_of_any_length_go_over_the_network() {
                 run_long(comm, &Bench::new(0), room.max(LEAST), Some(&all));
             });
         }
+    }
+}
+
+/// Ranks with the default buffers, some of them in host memory, which cut by the same rule.
+#[test]
+fn long_messages_of_ranks_on_hosts_of_their_own_are_cut_alike() {
+    if ndevices() == 0 {
+        return;
+    }
+    for nranks in [2, 3, 17] {
+        let hosts: Vec<usize> = (0..nranks).collect();
+        let seats = [Seat::Device(0), Seat::Host, Seat::Device(0)];
+        let seats: Vec<Seat> = seats.into_iter().cycle().take(nranks).collect();
+        threads::run_all(&seated_hosts(&hosts, &seats, &config()), |comm| {
+            let (mut random, mut plan) = (Random(comm.rank() as u64), Random(nranks as u64));
+            // Together more than the pinned memory, in pieces around those that go whole.
+            let mut message = |from: usize, count: usize| {
+                let (to, seed) = ((from + 1) % nranks, plan.next());
+                Planned { from, to, count, data_type: DataType::Uint8, seed }
+            };
+            let counts = [300_000, 524_288, 524_289, 3_000_000, 254 << 10, 8_000_000];
+            let batch: Vec<Planned> = (0..nranks)
+                .flat_map(|from| counts.map(|count| (from, count)))
+                .map(|(from, count)| message(from, count))
+                .collect();
+            run(comm, &Bench::new(0), &batch, &mut random);
+        });
     }
 }
 

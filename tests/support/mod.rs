@@ -27,7 +27,7 @@ pub use case::{Case, Prepared};
 pub use data::{Data, Random};
 pub use guarded::{Guarded, Memory};
 pub use processes::on_processes;
-pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads};
+pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads, seated_hosts};
 
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;

@@ -5,7 +5,7 @@ use super::pace::{Pace, Timed};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::Communicator;
-use ringcomm::config::Config;
+use ringcomm::config::{Config, Seat};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Barrier;
@@ -53,12 +53,18 @@ pub fn on_hosts<T: Send>(
 
 /// The communicators of [`on_hosts`].
 pub fn joined_hosts(hosts: &[usize], config: &Config) -> Vec<Communicator> {
+    seated_hosts(hosts, &vec![config.seat; hosts.len()], config)
+}
+
+/// As `joined_hosts`, where each rank has a seat of its own.
+pub fn seated_hosts(hosts: &[usize], seats: &[Seat], config: &Config) -> Vec<Communicator> {
     let config = Config { interfaces: Some("lo".into()), ..config.clone() };
     let id = Root::start(&config).expect("an id");
     thread::scope(|scope| {
         let join = |(rank, host): (usize, &usize)| {
             let (id, mut config) = (&id, config.clone());
             config.host_id = Some(format!("host {host}"));
+            config.seat = seats[rank];
             scope.spawn(move || Communicator::init_rank(hosts.len(), id, rank, &config))
         };
         let ranks: Vec<_> = hosts.iter().enumerate().map(join).collect();

@@ -193,7 +193,8 @@ fn data_sockets_reach_both_inboxes() {
     let ranks = ranks(3);
     let settings = Settings {
         geometry: Geometry { depth: 2, slot_bytes: 4096 },
-        lengths: Lengths { cut: 4096, whole: 0 },
+        steps: Lengths { cut: 4096, whole: 0 },
+        messages: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
         lanes: LANES,
     };
@@ -266,7 +267,8 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
     acquaint(&ranks);
     let settings = Settings {
         geometry: Geometry { depth: 2, slot_bytes: 4096 },
-        lengths: Lengths { cut: 4096, whole: 0 },
+        steps: Lengths { cut: 4096, whole: 0 },
+        messages: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
         lanes: LANES,
     };

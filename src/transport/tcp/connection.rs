@@ -243,7 +243,8 @@ mod tests {
         let geometry = Geometry { depth: 4, slot_bytes: 64 };
         let mut connection = Connection::new(Settings {
             geometry,
-            lengths: Lengths { cut: 64, whole: 0 },
+            steps: Lengths { cut: 64, whole: 0 },
+            messages: Lengths { cut: 64, whole: 0 },
             protection: Protection::Clear,
             lanes: 2,
         });

@@ -26,7 +26,9 @@ pub struct Lengths {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub geometry: Geometry,
-    pub lengths: Lengths,
+    /// Of a plan's messages, and of the user's own.
+    pub steps: Lengths,
+    pub messages: Lengths,
     pub protection: Protection,
     /// Sockets to a peer.
     pub lanes: usize,
@@ -150,8 +152,14 @@ impl Network {
         }
     }
 
-    pub fn lengths(&self) -> Lengths {
-        self.settings.lengths
+    /// How long a plan's messages are.
+    pub fn steps(&self) -> Lengths {
+        self.settings.steps
+    }
+
+    /// How long the user's own messages are.
+    pub fn messages(&self) -> Lengths {
+        self.settings.messages
     }
 
     /// Whether a lent message is sent from where it lies: one that is sealed is copied first.
