@@ -358,9 +358,9 @@ typedef struct ringConfig_t {
     int64_t timeoutMs;
     /**
      * Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). The
-     * default, 4 MiB, is for those of its host alone, and more than two ranks of a host use half.
-     * A rank on a CUDA device has twice as many of pinned memory, through which long calls and
-     * messages that go through the host go piece by piece.
+     * default, 4 MiB, and more are for those of its host alone, and more than two ranks of a host
+     * use half of the default. A rank on a CUDA device has twice as many of pinned memory, through
+     * which long calls and messages that go through the host go piece by piece.
      */
     int64_t bufferBytes;
     /**

@@ -106,6 +106,32 @@ fn messages_of_every_length_cross_in_both_directions() {
 }
 
 /// More than slots and socket buffers hold: what a rank has yet to write goes on while it reads.
+/// Around the lengths up to which they go whole, and of a piece.
+#[test]
+fn messages_between_hosts_of_one_rank_cross_at_every_length() {
+    for protection in [Protection::default(), Protection::Encrypted] {
+        let config = Config { protection, ..patient(config()) };
+        on_hosts(&[0, 1], &config, |comm| {
+            let (rank, peer) = (comm.rank(), 1 - comm.rank());
+            let data_type = DataType::Uint8;
+            for count in [260_095, 260_096, 260_097, 524_288, 524_289, 1 << 20, 3_000_001] {
+                let content = |from: usize| -> Vec<u8> {
+                    (0..count).map(|i| (i * 31 + from * 7 + i / 256) as u8).collect()
+                };
+                let (sent, mut received) = (content(rank), vec![0u8; count]);
+                let send = Message::Send { buffer: sent.as_ptr(), count, data_type, peer };
+                let buffer = received.as_mut_ptr();
+                // SAFETY: both buffers hold `count` bytes and outlive the batch.
+                let both = unsafe {
+                    comm.exchange(&[send, Message::Recv { buffer, count, data_type, peer }])
+                };
+                both.expect("exchange");
+                assert!(received == content(peer), "{protection:?}: {count} bytes");
+            }
+        });
+    }
+}
+
 #[test]
 fn messages_that_no_buffer_holds_cross_at_once() {
     const BYTES: usize = 64 << 20;

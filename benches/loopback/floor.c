@@ -2,7 +2,7 @@
 //
 //     cc -O2 -o /tmp/floor benches/loopback/floor.c && /tmp/floor [BYTES]
 //
-// With BYTES: only so many, in pieces of 127 KiB through one socket.
+// With BYTES: only so many, in pieces of 254 KiB through one socket. Nothing is paced (Reno).
 // Two processes on cores 0 and 1 send each other so many bytes and receive as many, without ever
 // sleeping: the bound for any exchange that goes through one socket per direction or one for both.
 // `zerocopy` sends with MSG_ZEROCOPY, and takes the kernel's completions before it ends. `one piece`
@@ -38,7 +38,10 @@ static void connect_pair(int ends[2]) {
     if (connect(ends[0], (struct sockaddr *)&at, length)) abort();
     ends[1] = accept(listener, NULL, NULL);
     close(listener);
-    for (int i = 0; i < 2; i++) setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    for (int i = 0; i < 2; i++) {
+        setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(ends[i], IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+    }
 }
 
 // Completions of sends that were not copied; whether the kernel copied after all.
@@ -123,7 +126,7 @@ static void measure(size_t bytes, size_t piece, int sockets, enum how how) {
 
 int main(int count, char **arguments) {
     if (count == 2) {
-        measure(strtoull(arguments[1], NULL, 10), 127 << 10, 1, COPY);
+        measure(strtoull(arguments[1], NULL, 10), 254 << 10, 1, COPY);
         return 0;
     }
     printf("    bytes    piece sockets  send         min us median us\n");

@@ -174,7 +174,7 @@ impl Basis {
             element,
             reduction,
             scales,
-            slot_bytes: self.message_bytes(chosen.staged.algorithm, cut.whole),
+            slot_bytes: self.message_bytes((chosen.staged.algorithm, call.collective), cut.whole),
             pipelined: self.geometry.depth >= PIPELINE_DEPTH,
             cut,
         };
@@ -277,9 +277,9 @@ impl Basis {
         !self.setting_up && self.nranks > self.costs.cores
     }
 
-    /// What a message of an algorithm has room for, of which the longest has `longest` bytes.
-    fn message_bytes(&self, algorithm: Algorithm, longest: usize) -> usize {
-        match goes_whole(algorithm, longest, self.longest_whole()) {
+    /// What a message of a plan has room for, of which the longest has `longest` bytes.
+    fn message_bytes(&self, plan: (Algorithm, Collective), longest: usize) -> usize {
+        match goes_whole(plan, longest, self.longest_whole()) {
             true => longest,
             false => self.longest_message(),
         }

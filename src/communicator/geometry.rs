@@ -1,5 +1,6 @@
 //! The connections of a communicator: how many slots of how many bytes fit a rank's buffers.
 
+use super::portions::portion_bytes;
 use crate::config::{Config, DEFAULT_BUFFER_BYTES, Protection};
 use crate::error::{Error, Result};
 use crate::executor::links::SegmentMap;
@@ -54,7 +55,8 @@ const LONGEST_WHOLE: usize = 512 << 10;
 /// The longest message where they are cut: with its frame it fills four of the kernel's segments,
 /// which are 65,160 bytes on Ethernet and 65,483 on loopback; a little more would be another one
 /// that costs as much (`benches/results/tcp-2026-11-21.txt`). With half of it, sums of 2 to 64 MiB
-/// take up to 8 % longer, with twice as much no less (`benches/results/messages-2026-11-25.txt`).
+/// take up to 7 % longer, with twice as much 2 % less to 5 % more
+/// (`benches/results/messages-2026-11-25.txt`).
 const LONGEST_CUT: usize = 254 << 10;
 
 /// As [`LONGEST_CUT`] of two segments, for ranks that have slots of a host, or seal what they send:
@@ -73,41 +75,62 @@ pub(super) struct OnHosts {
 }
 
 /// Connections where the host that has most ranks has `most`. Nobody's memory is shared between
-/// hosts, so only those of a host divide the default among them: as the ranks of one machine do. A
-/// size that the user gives is divided among all.
+/// hosts, so only those of a host divide it among them, as the ranks of one machine do; less than
+/// the default is divided among all.
 ///
 /// Where some rank is on a device, the user's own messages go through its pinned memory, of which
-/// each has a share that holds what all ranks' slots would: all cut them by that.
+/// each has a share: all cut them so that it holds two pieces, or a slot of all ranks'.
 pub(super) fn on_hosts(
     config: &Config,
     nranks: usize,
     most: usize,
     has_devices: bool,
 ) -> Result<OnHosts> {
-    let shared = geometry(config, nranks)?;
     let short = |slots: Geometry| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
-    if buffer_bytes(config, nranks) != buffer_bytes(&Config::default(), nranks) {
-        let lengths = short(shared);
-        return Ok(OnHosts { slots: shared, wire: shared, steps: lengths, messages: lengths });
+    if is_less(config, nranks) {
+        let slots = geometry(config, nranks)?;
+        let lengths = short(slots);
+        return Ok(OnHosts { slots, wire: slots, steps: lengths, messages: lengths });
     }
-    let slots = match has_devices {
-        true => shared,
-        false => geometry(&Config { buffer_bytes: None, ..config.clone() }, most)?,
-    };
+    // A share holds a slot, too, where messages between ranks of a host go through both.
+    let among = if has_devices && most > 1 { nranks } else { most };
+    // Ranks of which some ask for the default and others for nothing agree.
+    let (asked, default) = (buffer_bytes(config, nranks), default_bytes(nranks));
+    let more = Config { buffer_bytes: (asked > default).then_some(asked), ..config.clone() };
+    let slots = geometry(&more, among)?;
     let is_long = most == 1 && config.protection != Protection::Encrypted;
     let steps = match is_long {
         true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
         false => short(slots),
     };
-    let messages = if has_devices { short(shared) } else { steps };
+    let messages = match has_devices {
+        true => Lengths { cut: steps.cut.min(half_share(config, nranks)), whole: 0 },
+        false => steps,
+    };
     let slot_bytes = slots.slot_bytes.max(steps.whole);
     Ok(OnHosts { slots, wire: Geometry { depth: slots.depth, slot_bytes }, steps, messages })
+}
+
+/// Whether a rank is to have less memory than by default.
+fn is_less(config: &Config, nranks: usize) -> bool {
+    buffer_bytes(config, nranks) < default_bytes(nranks)
+}
+
+fn default_bytes(nranks: usize) -> usize {
+    buffer_bytes(&Config::default(), nranks)
+}
+
+/// Bytes of half of what a message has of pinned memory, in whole lines.
+fn half_share(config: &Config, nranks: usize) -> usize {
+    (portion_bytes(buffer_bytes(config, nranks), nranks) / nranks / 2 / 64 * 64).max(64)
 }
 
 /// Bytes of a segment in which the rings of any [`OnHosts`] have room: it is made before the ranks
 /// know who shares a host.
 pub(super) fn segment_bytes(config: &Config, nranks: usize) -> usize {
-    SegmentMap::bytes_with(buffer_bytes(config, nranks).max(DEFAULT_BUFFER_BYTES))
+    let asked = buffer_bytes(config, nranks);
+    let most = if is_less(config, nranks) { asked } else { asked.max(DEFAULT_BUFFER_BYTES) };
+    SegmentMap::bytes_with(most)
 }
 
 /// Slices between two stages of a plan, as far as connections are deep enough.
@@ -134,7 +157,6 @@ pub(super) fn window_bytes(geometry: Geometry, nranks: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::portions::portion_bytes;
     use super::*;
     use crate::algorithm::plan;
     use crate::algorithm::select::{Costs, Hosts, Question, choose};
@@ -183,6 +205,11 @@ mod tests {
         }
     }
 
+    /// Of the pinned memory of a rank on a device.
+    fn share(nranks: usize) -> usize {
+        portion_bytes(buffer_bytes(&Config::default(), nranks), nranks) / nranks / 64 * 64
+    }
+
     /// Without devices.
     fn agreed(config: &Config, nranks: usize, most: usize) -> OnHosts {
         on_hosts(config, nranks, most, false).unwrap()
@@ -198,13 +225,17 @@ mod tests {
             assert_eq!((slots.slot_bytes, wire.slot_bytes), (alone, LONGEST_WHOLE), "{nranks}");
             assert_eq!((slots.depth, wire.depth), (DEPTH, DEPTH));
             assert_eq!((steps, messages), (long, long));
-            // A share of pinned memory is as long as all ranks' slots are together.
+            // A share of pinned memory holds two pieces of a message.
             let OnHosts { slots, wire, steps, messages } =
                 on_hosts(&default, nranks, 1, true).unwrap();
-            assert_eq!((slots, wire.slot_bytes), (geometry(&default, nranks).unwrap(), 512 << 10));
-            assert_eq!((steps, messages.whole), (long, 0));
-            let share = portion_bytes(buffer_bytes(&default, nranks), nranks) / nranks / 64 * 64;
-            assert!(messages.cut <= share && slots.slot_bytes <= share, "{nranks}: {share}");
+            assert_eq!((slots.slot_bytes, wire.slot_bytes), (alone, LONGEST_WHOLE));
+            assert_eq!((wire.depth, steps, messages.whole), (DEPTH, long, 0));
+            assert!(2 * messages.cut <= share(nranks) && messages.cut >= 9 << 10, "{nranks}");
+        }
+        for (nranks, most) in [(4, 2), (17, 2), (66, 2), (800, 8)] {
+            let OnHosts { slots, messages, .. } = on_hosts(&default, nranks, most, true).unwrap();
+            assert!(messages.cut <= share(nranks) && slots.slot_bytes <= share(nranks));
+            assert_eq!(messages.whole, 0);
         }
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
         let OnHosts { slots, wire, steps, messages } = agreed(&sealed, 8, 1);
@@ -218,13 +249,20 @@ mod tests {
             let map = SegmentMap::new(most, slots);
             assert!(map.within(segment_bytes(&default, nranks)).bytes() <= 5 << 20);
         }
-        // What a user gives is for all peers, wherever they are; if it is not the default.
+        // Less than the default is for all peers, wherever they are; more is not for less.
         let given = |bytes| Config { buffer_bytes: Some(bytes), ..Config::default() };
         let OnHosts { slots, wire, steps, messages } = agreed(&given(1 << 20), 8, 1);
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
         assert_eq!((steps.cut, steps.whole, messages), (slots.slot_bytes, 0, steps));
-        let as_ever = agreed(&given(DEFAULT_BUFFER_BYTES / 2), 8, 1);
-        assert_eq!((as_ever.slots.slot_bytes, as_ever.steps.whole), (alone, LONGEST_WHOLE));
+        assert_eq!(segment_bytes(&given(1 << 20), 8), SegmentMap::bytes_with(1 << 20));
+        for bytes in [DEFAULT_BUFFER_BYTES / 2, DEFAULT_BUFFER_BYTES, 3 * DEFAULT_BUFFER_BYTES] {
+            let OnHosts { slots, steps, .. } = agreed(&given(bytes), 8, 1);
+            assert!(slots.slot_bytes >= alone && steps.whole == LONGEST_WHOLE);
+            for most in 1..=8 {
+                let map = SegmentMap::new(most, agreed(&given(bytes), 8, most).slots);
+                map.within(segment_bytes(&given(bytes), 8));
+            }
+        }
     }
 
     /// Bind what is chosen for one element, and for some, of each rank.

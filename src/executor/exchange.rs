@@ -316,7 +316,7 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
                 }
             }
         };
-        *lane = transfer.state != State::Done;
+        *lane = transfer.state != State::Done || transfer.sends && transfer.bytes >= LONGEST_RUN;
     }
     Ok(moved)
 }
@@ -438,8 +438,9 @@ unsafe fn read_loan(
 }
 
 /// Bytes that a message to another machine is ahead of those that come, before these are looked
-/// for. The kernel would hold several MiB in each direction, and no cache does: messages of 64 MiB
-/// both ways take 18.4 ms so, and 12.8 as it is (`benches/results/messages-2026-11-25.txt`).
+/// for; one that is as long is so by itself. The kernel would hold several MiB in each direction,
+/// and no cache does: messages of 64 MiB both ways take 18.4 ms so, and 12.8 as it is
+/// (`benches/results/messages-2026-11-25.txt`).
 const LONGEST_RUN: usize = 1 << 20;
 
 /// Move a message to or from another machine: from and to the buffers themselves.

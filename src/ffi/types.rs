@@ -208,9 +208,9 @@ pub struct ringConfig_t {
     /// seconds, whatever this is: of a process that is stopped or busy the kernel answers.
     pub timeoutMs: i64,
     /// Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). The
-    /// default, 4 MiB, is for those of its host alone, and more than two ranks of a host use half.
-    /// A rank on a CUDA device has twice as many of pinned memory, through which long calls and
-    /// messages that go through the host go piece by piece.
+    /// default, 4 MiB, and more are for those of its host alone, and more than two ranks of a host
+    /// use half of the default. A rank on a CUDA device has twice as many of pinned memory, through
+    /// which long calls and messages that go through the host go piece by piece.
     pub bufferBytes: i64,
     /// 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
     /// (`RINGCOMM_DETERMINISTIC`).

@@ -86,6 +86,14 @@ fn ranks_that_share_a_core_wait_for_what_the_kernel_does_for_all() {
     };
     let [alone, together] = [4, 1].map(wire);
     assert!((together / alone - 4.0).abs() < 0.01, "{together} beside {alone}");
+    // A root's bytes cross once, whoever sends them, and a chain's.
+    for algorithm in [Algorithm::OneShot, Algorithm::Chain, Algorithm::Binomial] {
+        let cast = Question { hosts, ..question(Collective::Broadcast, 4, 1 << 10) };
+        let free = Costs { switch_us: 0.0, wire_us_per_byte: 0.0, ..costs(1) };
+        let time = |costs: &Costs| predict(algorithm, false, &cast, costs).unwrap();
+        let bytes = time(&dear(&free)) - time(&free);
+        assert!((bytes / 3072.0 - 1.0).abs() < 0.01, "{algorithm:?}: {bytes}");
+    }
 }
 
 #[test]
@@ -104,4 +112,7 @@ fn a_message_that_goes_whole_is_one_slice() {
         let question = Question { whole_bytes: longest, ..cut };
         assert_eq!(time(algorithm, &question), time(algorithm, &cut), "{algorithm:?}");
     }
+    // Who passes on what comes does so slice by slice.
+    let cast = |whole_bytes| Question { collective: Collective::Broadcast, whole_bytes, ..cut };
+    assert_eq!(time(Algorithm::TwoShot, &cast(bytes)), time(Algorithm::TwoShot, &cast(0)));
 }

@@ -111,9 +111,15 @@ impl Wire {
     }
 
     /// What is the kernel's work, of all ranks together.
-    pub fn total(&self, question: &Question, costs: &Costs) -> f64 {
-        let hosts = question.hosts.count as f64;
-        question.nranks as f64 * self.messages(costs) + hosts * self.bytes(costs)
+    pub fn total(&self, form: &Form, hosts: Hosts, costs: &Costs) -> f64 {
+        let flat = Wire {
+            messages: form.total.messages * self.lent,
+            bytes: form.total.sent * self.lent,
+            ..*self
+        };
+        // Of a hierarchical plan the forms have what hosts do, who are alike.
+        let (each, count) = if self.lent > 0.0 { (flat, 1.0) } else { (*self, hosts.count as f64) };
+        count * (each.messages(costs) + each.bytes(costs))
     }
 
     /// What it does not do of this work.

@@ -1,7 +1,8 @@
 //! Selection: which algorithm a call uses, by modelled time alone.
 //!
 //! The one idea: an algorithm's time is a closed form in the constants of [`Costs`], which are
-//! measured or read from a profile; no size is compared with any threshold. All ranks must be given
+//! measured or read from a profile; no size is compared with any threshold but
+//! where a message between hosts goes whole ([`goes_whole`]). All ranks must be given
 //! the same question and the same constants, and then choose alike.
 //!
 //! **Measured constants never change bits.** Where an operation is not associative on its type, the
@@ -136,10 +137,11 @@ pub fn predict(
             }
             false => form::longest_message(algorithm, collective, nranks, bytes),
         };
-        let slices = match goes_whole(algorithm, message as usize, question.whole_bytes) {
-            true => 1.0,
-            false => (message / question.slot_bytes as f64).ceil().max(1.0),
-        };
+        let slices =
+            match goes_whole((algorithm, collective), message as usize, question.whole_bytes) {
+                true => 1.0,
+                false => (message / question.slot_bytes as f64).ceil().max(1.0),
+            };
         (self::form(algorithm, question, bytes / slices)?, slices)
     };
     let wire = Wire::of(algorithm, question, &form, bytes / slices);
@@ -151,15 +153,22 @@ pub fn predict(
     // the whole way.
     let pace = form.period.as_ref().map_or(first, work);
     let time = first + (slices - 1.0) * pace;
-    let total = form.total.time(costs) + wire.total(question, costs);
+    let total = form.total.time(costs) + wire.total(&form, question.hosts, costs);
     Some(crowded(&form, (time, total), slices, nranks, costs))
 }
 
 /// Whether a plan's longest message, of so many bytes, goes whole between hosts where messages up
 /// to `most` bytes may: of a plan in which every rank has something to do meanwhile, and nobody
 /// passes on what comes.
-pub fn goes_whole(algorithm: Algorithm, bytes: usize, most: usize) -> bool {
-    matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) && (1..=most).contains(&bytes)
+pub fn goes_whole(
+    (algorithm, collective): (Algorithm, Collective),
+    bytes: usize,
+    most: usize,
+) -> bool {
+    use Collective::*;
+    let are_alike = matches!(collective, AllReduce | ReduceScatter | AllGather | AllToAll);
+    let is_direct = matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot);
+    are_alike && is_direct && (1..=most).contains(&bytes)
 }
 
 /// A two-shot all-reduce of ranks of one host that goes through scratch of theirs, `window` bytes

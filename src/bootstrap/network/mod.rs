@@ -35,11 +35,9 @@ pub use lobby::{Arrival, Tally};
 pub use meet::{Root, meet, meet_unless};
 pub use message::{Entry, MOST_ADDRESSES, Message, Party, entries};
 pub use seal::{End, Framed, MAX_FRAME, OVERHEAD, Opener, Sealer};
-pub use socket::USER_TIMEOUT;
-#[cfg(test)]
-#[cfg(test)]
-pub use socket::congestion_control;
 pub use socket::{Kernel, Socket, is_deserted};
+#[cfg(test)]
+pub use socket::{USER_TIMEOUT, congestion_control};
 pub use stream::{Network, Stream, is_not_yet};
 
 /// Why bytes were not what they should have been.
