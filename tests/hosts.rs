@@ -105,7 +105,6 @@ fn messages_of_every_length_cross_in_both_directions() {
     });
 }
 
-/// More than slots and socket buffers hold: what a rank has yet to write goes on while it reads.
 /// Around the lengths up to which they go whole, and of a piece.
 #[test]
 fn messages_between_hosts_of_one_rank_cross_at_every_length() {
@@ -132,6 +131,7 @@ fn messages_between_hosts_of_one_rank_cross_at_every_length() {
     }
 }
 
+/// More than slots and socket buffers hold: what a rank has yet to write goes on while it reads.
 #[test]
 fn messages_that_no_buffer_holds_cross_at_once() {
     const BYTES: usize = 64 << 20;

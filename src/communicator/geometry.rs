@@ -94,10 +94,9 @@ pub(super) fn on_hosts(
     }
     // A share holds a slot, too, where messages between ranks of a host go through both.
     let among = if has_devices && most > 1 { nranks } else { most };
-    // Ranks of which some ask for the default and others for nothing agree.
-    let (asked, default) = (buffer_bytes(config, nranks), default_bytes(nranks));
-    let more = Config { buffer_bytes: (asked > default).then_some(asked), ..config.clone() };
-    let slots = geometry(&more, among)?;
+    // No less than ranks have that ask for nothing.
+    let bytes = buffer_bytes(config, nranks).max(default_bytes(among));
+    let slots = geometry(&Config { buffer_bytes: Some(bytes), ..config.clone() }, among)?;
     let is_long = most == 1 && config.protection != Protection::Encrypted;
     let steps = match is_long {
         true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
@@ -255,12 +254,14 @@ mod tests {
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
         assert_eq!((steps.cut, steps.whole, messages), (slots.slot_bytes, 0, steps));
         assert_eq!(segment_bytes(&given(1 << 20), 8), SegmentMap::bytes_with(1 << 20));
-        for bytes in [DEFAULT_BUFFER_BYTES / 2, DEFAULT_BUFFER_BYTES, 3 * DEFAULT_BUFFER_BYTES] {
+        const MIB: usize = 1 << 20;
+        for bytes in [2 * MIB, 5 * MIB / 2, 3 * MIB, 4 * MIB, 12 * MIB] {
             let OnHosts { slots, steps, .. } = agreed(&given(bytes), 8, 1);
             assert!(slots.slot_bytes >= alone && steps.whole == LONGEST_WHOLE);
             for most in 1..=8 {
-                let map = SegmentMap::new(most, agreed(&given(bytes), 8, most).slots);
-                map.within(segment_bytes(&given(bytes), 8));
+                let slots = agreed(&given(bytes), 8, most).slots;
+                assert!(slots.slot_bytes >= agreed(&default, 8, most).slots.slot_bytes);
+                SegmentMap::new(most, slots).within(segment_bytes(&given(bytes), 8));
             }
         }
     }

@@ -96,6 +96,32 @@ fn ranks_that_share_a_core_wait_for_what_the_kernel_does_for_all() {
     }
 }
 
+/// Of two hosts of four ranks on one core, what crosses and nothing else.
+#[test]
+fn ranks_of_a_host_cross_as_often_as_their_plan_says() {
+    let hosts = Hosts::of(&Topology::new(&[0, 0, 0, 0, 1, 1, 1, 1]));
+    let crossing = |algorithm, collective, bytes| {
+        let call = Question { hosts, ..question(collective, 8, bytes) };
+        let free = Costs { switch_us: 0.0, wire_us_per_byte: 0.0, ..costs(1) };
+        let dear = Costs { wire_us_per_byte: 1.0, ..free.clone() };
+        let time = |costs: &Costs| predict(algorithm, false, &call, costs).unwrap();
+        (time(&dear) - time(&free)) / bytes as f64
+    };
+    use Algorithm::*;
+    use Collective::*;
+    for (algorithm, collective, wanted) in [
+        // Seven blocks over two links of the ring; every block to four ranks; both halves once.
+        (Ring, AllGather, 14.0 / 8.0),
+        (OneShot, AllGather, 32.0 / 8.0),
+        (Hierarchical, AllReduce, 2.0),
+        (Leaders, Broadcast, 1.0),
+    ] {
+        let share = crossing(algorithm, collective, 64 << 10);
+        let what = format!("{algorithm:?} {collective:?}: {share} of {wanted}");
+        assert!((share / wanted - 1.0).abs() < 0.02, "{what}");
+    }
+}
+
 #[test]
 fn a_message_that_goes_whole_is_one_slice() {
     let hosts = Hosts::of(&Topology::new(&[0, 1]));

@@ -46,6 +46,8 @@ pub(super) struct Wire {
     pub messages: f64,
     /// Bytes that leave or enter the busiest host, whichever is more.
     pub bytes: f64,
+    /// Messages and bytes of all ranks together.
+    pub of_all: (f64, f64),
     /// Of what a rank sends, the share that it does not copy itself: it leaves from where it lies.
     pub lent: f64,
     /// Of what it copies, the share that comes to its place without it.
@@ -65,14 +67,22 @@ impl Wire {
         let away = |local: f64| (n - local) / (n - 1.0);
         let sent = form.total.sent / n;
         let kept = kept(algorithm, question.collective, n);
-        let share = |alphas: f64, of_messages: f64, bytes: f64| Wire {
-            alphas: form.alphas * alphas,
-            messages: form.path.messages * of_messages,
-            bytes,
-            lent: of_messages,
-            landed: kept * of_messages,
+        let share = |alphas: f64, of_messages: f64, bytes: f64| {
+            // Without a root hosts are alike.
+            let crossing = match is_rooted(question.collective) || form.total.sent == 0.0 {
+                true => of_messages,
+                false => (hosts.count as f64 * bytes / form.total.sent).min(1.0),
+            };
+            Wire {
+                alphas: form.alphas * alphas,
+                messages: form.path.messages * of_messages,
+                bytes,
+                of_all: (form.total.messages * crossing, form.total.sent * crossing),
+                lent: of_messages,
+                landed: kept * of_messages,
+            }
         };
-        let rooted = matches!(question.collective, Broadcast | Reduce | Gather | Scatter);
+        let rooted = is_rooted(question.collective);
         match algorithm {
             OneShot if rooted => share(1.0, away(least), form.total.sent * away(least)),
             OneShot | TwoShot | Pairwise => {
@@ -111,21 +121,20 @@ impl Wire {
     }
 
     /// What is the kernel's work, of all ranks together.
-    pub fn total(&self, form: &Form, hosts: Hosts, costs: &Costs) -> f64 {
-        let flat = Wire {
-            messages: form.total.messages * self.lent,
-            bytes: form.total.sent * self.lent,
-            ..*self
-        };
-        // Of a hierarchical plan the forms have what hosts do, who are alike.
-        let (each, count) = if self.lent > 0.0 { (flat, 1.0) } else { (*self, hosts.count as f64) };
-        count * (each.messages(costs) + each.bytes(costs))
+    pub fn total(&self, costs: &Costs) -> f64 {
+        let (messages, bytes) = self.of_all;
+        let all = Wire { messages, bytes, ..*self };
+        all.messages(costs) + all.bytes(costs)
     }
 
     /// What it does not do of this work.
     pub fn spared(&self, work: &Work, costs: &Costs) -> f64 {
         (self.lent * work.sent + self.landed * work.copied) * costs.copy_us_per_byte
     }
+}
+
+pub(super) fn is_rooted(collective: Collective) -> bool {
+    matches!(collective, Broadcast | Reduce | Gather | Scatter)
 }
 
 /// Of the bytes that ranks copy in a flat algorithm, the share that comes from others only to be

@@ -153,7 +153,7 @@ pub fn predict(
     // the whole way.
     let pace = form.period.as_ref().map_or(first, work);
     let time = first + (slices - 1.0) * pace;
-    let total = form.total.time(costs) + wire.total(&form, question.hosts, costs);
+    let total = form.total.time(costs) + wire.total(costs);
     Some(crowded(&form, (time, total), slices, nranks, costs))
 }
 
