@@ -100,12 +100,12 @@ fn ranks_that_share_a_core_wait_for_what_the_kernel_does_for_all() {
 #[test]
 fn ranks_of_a_host_cross_as_often_as_their_plan_says() {
     let hosts = Hosts::of(&Topology::new(&[0, 0, 0, 0, 1, 1, 1, 1]));
-    let crossing = |algorithm, collective, bytes| {
+    let bytes = 64 << 10;
+    let crossing = |algorithm, collective, dear: &dyn Fn(Costs) -> Costs| {
         let call = Question { hosts, ..question(collective, 8, bytes) };
         let free = Costs { switch_us: 0.0, wire_us_per_byte: 0.0, ..costs(1) };
-        let dear = Costs { wire_us_per_byte: 1.0, ..free.clone() };
         let time = |costs: &Costs| predict(algorithm, false, &call, costs).unwrap();
-        (time(&dear) - time(&free)) / bytes as f64
+        time(&dear(free.clone())) - time(&free)
     };
     use Algorithm::*;
     use Collective::*;
@@ -116,9 +116,19 @@ fn ranks_of_a_host_cross_as_often_as_their_plan_says() {
         (Hierarchical, AllReduce, 2.0),
         (Leaders, Broadcast, 1.0),
     ] {
-        let share = crossing(algorithm, collective, 64 << 10);
+        let dear = |free| Costs { wire_us_per_byte: 1.0, ..free };
+        let share = crossing(algorithm, collective, &dear) / bytes as f64;
         let what = format!("{algorithm:?} {collective:?}: {share} of {wanted}");
         assert!((share / wanted - 1.0).abs() < 0.02, "{what}");
+    }
+    // A post and a take: from the root's host to the other; of each of four lanes, both ways.
+    for (algorithm, collective, wanted) in
+        [(Leaders, Broadcast, 2.0), (Leaders, Reduce, 2.0), (Hierarchical, AllReduce, 16.0)]
+    {
+        let more = 1e6;
+        let dear = |free: Costs| Costs { wire_message_us: free.wire_message_us + more, ..free };
+        let messages = crossing(algorithm, collective, &dear) / more;
+        assert!((messages - wanted).abs() < 0.1, "{algorithm:?} {collective:?}: {messages}");
     }
 }
 

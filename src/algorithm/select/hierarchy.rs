@@ -1,7 +1,7 @@
 //! Closed forms of the hierarchical plans, for a lane's rank on the largest host.
 
 use super::form::{Form, Work, work};
-use super::hosts::{Hosts, Wire, is_rooted};
+use super::hosts::{Hosts, Wire};
 use crate::algorithm::Algorithm::{self, *};
 use crate::plan::Collective::{self, *};
 
@@ -96,13 +96,14 @@ pub(super) fn wire(
         _ if two_rounds => (2.0, 4.0 * others, 2.0 * others / shape.hosts * b),
         _ => (1.0, 2.0 * others, others * b),
     };
-    // From a root the bytes of one round leave its host; all hosts have those of a second one.
-    let busy = match (is_rooted(collective), two_rounds) {
-        (true, false) => 1.0,
-        (true, true) => (shape.hosts + 1.0) / 2.0,
-        (false, _) => shape.hosts,
+    // How many hosts' worth there is: with a root the hosts are not alike.
+    let busy = match (collective, two_rounds) {
+        (Broadcast | Reduce, false) => 1.0,
+        (Broadcast, true) => shape.hosts / 2.0,
+        (Reduce, true) => (shape.hosts + 1.0) / 2.0,
+        _ => shape.hosts,
     };
-    let of_all = (messages * shape.hosts * shape.lanes, bytes * busy);
+    let of_all = (messages * busy * shape.lanes, bytes * busy);
     Wire { alphas, messages, bytes, of_all, ..Wire::default() }
 }
 

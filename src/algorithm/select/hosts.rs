@@ -133,7 +133,7 @@ impl Wire {
     }
 }
 
-pub(super) fn is_rooted(collective: Collective) -> bool {
+fn is_rooted(collective: Collective) -> bool {
     matches!(collective, Broadcast | Reduce | Gather | Scatter)
 }
 
