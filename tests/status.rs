@@ -436,8 +436,8 @@ fn a_check_names_the_pair_that_cannot_talk() {
     let output = (0..10).find_map(checked).expect("a check whose rank 2 stops");
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    // It was stopped while it measured, or before it had joined.
-    assert!(said.contains("rank 2 (") || said.contains("[2]"), "{said}");
+    // It was stopped while it measured, or before it had joined; if the others had met by then.
+    assert!(said.contains("rank 2 (") || said.contains("2]"), "{said}");
 }
 
 #[test]

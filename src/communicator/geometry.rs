@@ -126,10 +126,13 @@ fn half_share(config: &Config, nranks: usize) -> usize {
 
 /// Bytes of a segment in which the rings of any [`OnHosts`] have room: it is made before the ranks
 /// know who shares a host.
-pub(super) fn segment_bytes(config: &Config, nranks: usize) -> usize {
-    let asked = buffer_bytes(config, nranks);
-    let most = if is_less(config, nranks) { asked } else { asked.max(DEFAULT_BUFFER_BYTES) };
-    SegmentMap::bytes_with(most)
+pub(super) fn segment_bytes(config: &Config, nranks: usize) -> Result<usize> {
+    let bytes = |most: usize, has_devices: bool| {
+        on_hosts(config, nranks, most, has_devices)
+            .map(|on_hosts| SegmentMap::new(most, on_hosts.slots).bytes())
+    };
+    (1..=nranks)
+        .try_fold(0, |longest, most| Ok(bytes(most, false)?.max(bytes(most, true)?).max(longest)))
 }
 
 /// Slices between two stages of a plan, as far as connections are deep enough.
@@ -246,14 +249,17 @@ mod tests {
             assert_eq!((steps.whole, messages), (0, steps), "a host's ranks have no slots for it");
             assert!(steps.cut <= slots.slot_bytes && steps.cut <= LONGEST_SHORT);
             let map = SegmentMap::new(most, slots);
-            assert!(map.within(segment_bytes(&default, nranks)).bytes() <= 5 << 20);
+            assert!(map.within(segment_bytes(&default, nranks).unwrap()).bytes() <= 5 << 20);
         }
         // Less than the default is for all peers, wherever they are; more is not for less.
         let given = |bytes| Config { buffer_bytes: Some(bytes), ..Config::default() };
         let OnHosts { slots, wire, steps, messages } = agreed(&given(1 << 20), 8, 1);
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
         assert_eq!((steps.cut, steps.whole, messages), (slots.slot_bytes, 0, steps));
-        assert_eq!(segment_bytes(&given(1 << 20), 8), SegmentMap::bytes_with(1 << 20));
+        for bytes in [1 << 20, 64 << 20] {
+            let all = SegmentMap::new(8, geometry(&given(bytes), 8).unwrap()).bytes();
+            assert_eq!(segment_bytes(&given(bytes), 8).unwrap(), all, "no more than slots take");
+        }
         const MIB: usize = 1 << 20;
         for bytes in [2 * MIB, 5 * MIB / 2, 3 * MIB, 4 * MIB, 12 * MIB] {
             let OnHosts { slots, steps, .. } = agreed(&given(bytes), 8, 1);
@@ -261,7 +267,7 @@ mod tests {
             for most in 1..=8 {
                 let slots = agreed(&given(bytes), 8, most).slots;
                 assert!(slots.slot_bytes >= agreed(&default, 8, most).slots.slot_bytes);
-                SegmentMap::new(most, slots).within(segment_bytes(&given(bytes), 8));
+                SegmentMap::new(most, slots).within(segment_bytes(&given(bytes), 8).unwrap());
             }
         }
     }

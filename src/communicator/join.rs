@@ -176,7 +176,7 @@ impl Communicator {
             addresses: gate.addresses().to_vec(),
             host_name: host::name().to_string(),
         };
-        let share_bytes = segment_bytes(config, nranks);
+        let share_bytes = segment_bytes(config, nranks)?;
         let share = Share::new(share_bytes)?;
         let (deadline, is_called_off) = (until.deadline, until.is_called_off);
         let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;

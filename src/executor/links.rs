@@ -142,11 +142,6 @@ impl SegmentMap {
         SegmentMap { bytes, ..self }
     }
 
-    /// Bytes of a segment with `rings` bytes of rings.
-    pub fn bytes_with(rings: usize) -> usize {
-        Self::pages_bytes() + rings
-    }
-
     /// Rounded so that rings start on a cache line pair of their own.
     fn control_bytes() -> usize {
         size_of::<Control>().next_multiple_of(4096)
