@@ -6,7 +6,9 @@
 use libfuzzer_sys::fuzz_target;
 use ringcomm::config::Protection;
 use ringcomm::transport::fifo::{Geometry, Stamp};
-use ringcomm::transport::tcp::{Connection, FRAME_BYTES, Frame, LaneKeys, NewLane, Settings};
+use ringcomm::transport::tcp::{
+    Connection, FRAME_BYTES, Frame, LaneKeys, Lengths, NewLane, Settings,
+};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -55,7 +57,9 @@ impl World {
             [Protection::Clear, Protection::Checksum, Protection::Encrypted][usize::from(mode % 3)];
         let slot_bytes = 64 * (1 + usize::from(lines % 64));
         let geometry = Geometry { depth: 2 + usize::from(mode >> 4), slot_bytes };
-        let settings = Settings { geometry, protection, lanes: 1 };
+        let lengths = Lengths { cut: geometry.slot_bytes, whole: 0 };
+        let (steps, messages) = (lengths, lengths);
+        let settings = Settings { geometry, steps, messages, protection, lanes: 1 };
         let keys = |send, receive| LaneKeys { send: [send; 32], receive: [receive; 32] };
         let (sender, from_sender) = end(settings, keys(1, 2));
         let (receiver, to_receiver) = end(settings, keys(2, 1));

@@ -23,7 +23,7 @@ use support::{Input, patch};
 const NRANKS: usize = 2;
 
 fn pages() -> (Vec<Arc<Segment>>, Pages) {
-    let map = SegmentMap { nranks: NRANKS, geometry: Geometry { depth: 2, slot_bytes: 64 } };
+    let map = SegmentMap::new(NRANKS, Geometry { depth: 2, slot_bytes: 64 });
     let segments: Vec<_> =
         (0..NRANKS).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
     let patience = Patience::new(NRANKS, NRANKS, None);
