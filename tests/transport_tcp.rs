@@ -33,6 +33,11 @@ impl Connect for Nobody {
 const GEOMETRY: Geometry = Geometry { depth: 4, slot_bytes: 1024 };
 const LENGTHS: Lengths = Lengths { cut: 1024, whole: 0 };
 
+fn settings(protection: Protection, lanes: usize) -> Settings {
+    let (steps, messages) = (LENGTHS, LENGTHS);
+    Settings { geometry: GEOMETRY, steps, messages, protection, lanes }
+}
+
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -51,13 +56,7 @@ fn lane(peer: usize, socket: TcpStream) -> NewLane {
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
 fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Network; 2] {
-    let settings = Settings {
-        geometry: GEOMETRY,
-        steps: LENGTHS,
-        messages: LENGTHS,
-        protection,
-        lanes: sockets.len(),
-    };
+    let settings = settings(protection, sockets.len());
     let inboxes = [0, 1].map(|_| Arc::new(Inbox::new().unwrap()));
     for (first, second) in sockets {
         inboxes[0].push(lane(1, first));
@@ -214,13 +213,7 @@ fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after(
     // The one that is asked first fills up.
     inbox.push(lane(1, full));
     inbox.push(lane(1, free));
-    let settings = Settings {
-        geometry: GEOMETRY,
-        steps: LENGTHS,
-        messages: LENGTHS,
-        protection: Protection::Clear,
-        lanes: 2,
-    };
+    let settings = settings(Protection::Clear, 2);
     let mut network = Network::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
     let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
@@ -313,13 +306,7 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
     let (first, second) = pair();
     let (inbox, asked) = (Arc::new(Inbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
     inbox.push(lane(1, first));
-    let settings = Settings {
-        geometry: GEOMETRY,
-        steps: LENGTHS,
-        messages: LENGTHS,
-        protection: Protection::Checksum,
-        lanes: 1,
-    };
+    let settings = settings(Protection::Checksum, 1);
     let connect = Box::new(Asked(asked.clone()));
     let mut network = Network::new(0, 2, settings, inbox.clone(), connect);
     drop(second);

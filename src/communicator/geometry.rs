@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::executor::links::SegmentMap;
 use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
 use crate::transport::fifo::Geometry;
-use crate::transport::tcp::Lengths;
+use crate::transport::tcp::{Lengths, Settings};
 
 /// The longest a slot is: a slot, what it is reduced with and the result share the second-level
 /// cache (1 MiB on Zen 4) with as much again of the slice before.
@@ -29,9 +29,13 @@ pub(super) fn buffer_bytes(config: &Config, nranks: usize) -> usize {
 
 /// A connection's slots under the buffer budget of one rank.
 pub(super) fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
+    slots_of(buffer_bytes(config, nranks), nranks)
+}
+
+/// The slots of a connection where so many ranks divide so many bytes.
+fn slots_of(bytes: usize, nranks: usize) -> Result<Geometry> {
     /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
     const LINE: usize = 64;
-    let bytes = buffer_bytes(config, nranks);
     let share = bytes / (nranks - 1).max(1);
     let slot =
         |depth: usize| (share.saturating_sub(2 * LINE) / depth).saturating_sub(LINE) / LINE * LINE;
@@ -68,10 +72,7 @@ pub(super) struct OnHosts {
     /// Between two ranks of one host.
     pub slots: Geometry,
     /// Between two hosts.
-    pub wire: Geometry,
-    /// Between hosts, of a plan's messages and of the user's own.
-    pub steps: Lengths,
-    pub messages: Lengths,
+    pub wire: Settings,
 }
 
 /// Connections where the host that has most ranks has `most`. Nobody's memory is shared between
@@ -87,16 +88,19 @@ pub(super) fn on_hosts(
     has_devices: bool,
 ) -> Result<OnHosts> {
     let short = |slots: Geometry| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
+    let wire = |geometry: Geometry, steps: Lengths, messages: Lengths| {
+        let Config { protection, sockets: lanes, .. } = *config;
+        Settings { geometry, steps, messages, protection, lanes }
+    };
     if is_less(config, nranks) {
         let slots = geometry(config, nranks)?;
-        let lengths = short(slots);
-        return Ok(OnHosts { slots, wire: slots, steps: lengths, messages: lengths });
+        return Ok(OnHosts { slots, wire: wire(slots, short(slots), short(slots)) });
     }
     // A share holds a slot, too, where messages between ranks of a host go through both.
     let among = if has_devices && most > 1 { nranks } else { most };
     // No less than ranks have that ask for nothing.
     let bytes = buffer_bytes(config, nranks).max(default_bytes(among));
-    let slots = geometry(&Config { buffer_bytes: Some(bytes), ..config.clone() }, among)?;
+    let slots = slots_of(bytes, among)?;
     let is_long = most == 1 && config.protection != Protection::Encrypted;
     let steps = match is_long {
         true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
@@ -107,7 +111,7 @@ pub(super) fn on_hosts(
         false => steps,
     };
     let slot_bytes = slots.slot_bytes.max(steps.whole);
-    Ok(OnHosts { slots, wire: Geometry { depth: slots.depth, slot_bytes }, steps, messages })
+    Ok(OnHosts { slots, wire: wire(Geometry { slot_bytes, ..slots }, steps, messages) })
 }
 
 /// Whether a rank is to have less memory than by default.
@@ -223,28 +227,32 @@ mod tests {
         let alone = geometry(&default, 1).unwrap().slot_bytes;
         for nranks in [2, 3, 8, 100] {
             let long = Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE };
-            let OnHosts { slots, wire, steps, messages } = agreed(&default, nranks, 1);
+            let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
+                agreed(&default, nranks, 1);
             assert_eq!((slots.slot_bytes, wire.slot_bytes), (alone, LONGEST_WHOLE), "{nranks}");
             assert_eq!((slots.depth, wire.depth), (DEPTH, DEPTH));
             assert_eq!((steps, messages), (long, long));
             // A share of pinned memory holds two pieces of a message.
-            let OnHosts { slots, wire, steps, messages } =
+            let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
                 on_hosts(&default, nranks, 1, true).unwrap();
             assert_eq!((slots.slot_bytes, wire.slot_bytes), (alone, LONGEST_WHOLE));
             assert_eq!((wire.depth, steps, messages.whole), (DEPTH, long, 0));
             assert!(2 * messages.cut <= share(nranks) && messages.cut >= 9 << 10, "{nranks}");
         }
         for (nranks, most) in [(4, 2), (17, 2), (66, 2), (800, 8)] {
-            let OnHosts { slots, messages, .. } = on_hosts(&default, nranks, most, true).unwrap();
+            let OnHosts { slots, wire: Settings { messages, .. } } =
+                on_hosts(&default, nranks, most, true).unwrap();
             assert!(messages.cut <= share(nranks) && slots.slot_bytes <= share(nranks));
             assert_eq!(messages.whole, 0);
         }
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
-        let OnHosts { slots, wire, steps, messages } = agreed(&sealed, 8, 1);
+        let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
+            agreed(&sealed, 8, 1);
         let short = Lengths { cut: LONGEST_SHORT, whole: 0 };
         assert_eq!((wire, steps, messages), (slots, short, short));
         for (nranks, most) in [(4, 2), (5, 4), (64, 8), (800, 100)] {
-            let OnHosts { slots, wire, steps, messages } = agreed(&default, nranks, most);
+            let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
+                agreed(&default, nranks, most);
             assert_eq!((slots, wire), (geometry(&default, most).unwrap(), slots));
             assert_eq!((steps.whole, messages), (0, steps), "a host's ranks have no slots for it");
             assert!(steps.cut <= slots.slot_bytes && steps.cut <= LONGEST_SHORT);
@@ -253,7 +261,8 @@ mod tests {
         }
         // Less than the default is for all peers, wherever they are; more is not for less.
         let given = |bytes| Config { buffer_bytes: Some(bytes), ..Config::default() };
-        let OnHosts { slots, wire, steps, messages } = agreed(&given(1 << 20), 8, 1);
+        let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
+            agreed(&given(1 << 20), 8, 1);
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
         assert_eq!((steps.cut, steps.whole, messages), (slots.slot_bytes, 0, steps));
         for bytes in [1 << 20, 64 << 20] {
@@ -262,7 +271,7 @@ mod tests {
         }
         const MIB: usize = 1 << 20;
         for bytes in [2 * MIB, 5 * MIB / 2, 3 * MIB, 4 * MIB, 12 * MIB] {
-            let OnHosts { slots, steps, .. } = agreed(&given(bytes), 8, 1);
+            let OnHosts { slots, wire: Settings { steps, .. } } = agreed(&given(bytes), 8, 1);
             assert!(slots.slot_bytes >= alone && steps.whole == LONGEST_WHOLE);
             for most in 1..=8 {
                 let slots = agreed(&given(bytes), 8, most).slots;

@@ -18,9 +18,8 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::host;
-use crate::transport::fifo::Geometry;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, Lengths, Network, Settings};
+use crate::transport::tcp::{Inbox, Network, Settings};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,9 +32,7 @@ pub(super) struct Outside {
     /// By rank: its host, numbered by first appearance.
     hosts: Vec<usize>,
     /// What connections between hosts are like.
-    wire: Geometry,
-    steps: Lengths,
-    messages: Lengths,
+    wire: Settings,
 }
 
 /// A rank's part in the network, as long as its communicator lives.
@@ -201,8 +198,8 @@ impl Communicator {
         let hosts = numbered(&cards);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
-        let on_hosts = on_hosts(config, nranks, most(&hosts), assembly.seated.any)?;
-        assembly.map = SegmentMap::new(locals.len(), on_hosts.slots).within(share_bytes);
+        let OnHosts { slots, wire } = on_hosts(config, nranks, most(&hosts), assembly.seated.any)?;
+        assembly.map = SegmentMap::new(locals.len(), slots).within(share_bytes);
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
         let gates = locals.iter().enumerate().filter(|(_, other)| **other != rank);
         let gates = gates.map(|(place, other)| {
@@ -215,10 +212,7 @@ impl Communicator {
         let met = met.and_then(|_| assembly.mirror(&hosts));
         // On one host, too, the gate is open until all have come through: see `patrol.rs`.
         let (outside, _gate) = match locals.len() < nranks {
-            true => {
-                let OnHosts { wire, steps, messages, .. } = on_hosts;
-                (Some(Outside { gate, cards, hosts, wire, steps, messages }), None)
-            }
+            true => (Some(Outside { gate, cards, hosts, wire }), None),
             false => (None, Some(gate)),
         };
         if let Err(unmet) = met {
@@ -235,19 +229,12 @@ impl Outside {
     /// Start the control thread and give the links their connections.
     pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
         let rank = links.rank;
-        let (geometry, steps, messages) = (self.wire, self.steps, self.messages);
+        let wire = self.wire;
         let inbox = Arc::new(Inbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
-        let settings = Settings {
-            geometry,
-            steps,
-            messages,
-            protection: config.protection,
-            lanes: config.sockets,
-        };
         let connector = post.engine.connector();
-        links.attach(Network::new(rank, links.nranks, settings, inbox, connector));
+        links.attach(Network::new(rank, links.nranks, wire, inbox, connector));
         Ok(post)
     }
 

@@ -90,8 +90,7 @@ pub(super) unsafe fn advance(
 ) -> Result<bool> {
     let is_remote = passage.links.is_remote(transfer.peer);
     let chunk = match is_remote {
-        // Where there are bays, no message goes whole that is longer.
-        true => passage.links.next_piece(usize::MAX, 0),
+        true => passage.links.longest_piece(),
         false => passage.links.geometry.slot_bytes,
     };
     let mut moved = false;

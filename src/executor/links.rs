@@ -190,10 +190,15 @@ impl Links {
             _ => map.bytes(),
         };
         assert!((0..nranks).all(|peer| segments[peer].bytes() >= bytes(peer)));
-        // The number of a rank among those of its host.
-        let is_here = |peer: &usize| *peer == rank || reach[*peer] != Reach::Network;
-        let place = |peer: usize| (0..peer).filter(is_here).count();
-        assert!(place(nranks) <= map.locals);
+        // The number of each rank among those of its host.
+        let mut locals = 0;
+        let number = |peer: usize| {
+            let place = locals;
+            locals += usize::from(peer == rank || reach[peer] != Reach::Network);
+            place
+        };
+        let places: Vec<usize> = (0..nranks).map(number).collect();
+        assert!(locals <= map.locals);
         let link = |peer: usize| match reach[peer] {
             _ if peer == rank => None,
             Reach::Network => Some(Link::Sockets),
@@ -201,7 +206,7 @@ impl Links {
             // the links keep mapped; this rank is the only sender into the peer's ring for it and
             // the only receiver of its own.
             reach => unsafe {
-                let (mine, theirs) = (place(rank), place(peer));
+                let (mine, theirs) = (places[rank], places[peer]);
                 let inbound = segments[rank].address().add(map.ring(mine, theirs));
                 let outbound = segments[peer].address().add(map.ring(theirs, mine));
                 Some(Link::Slots {

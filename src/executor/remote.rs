@@ -99,6 +99,11 @@ impl Links {
         if all <= whole { all } else { cut.min(all - done) }
     }
 
+    /// The longest piece where some rank is on a device: there none goes whole that is longer.
+    pub fn longest_piece(&self) -> usize {
+        self.next_piece(usize::MAX, 0)
+    }
+
     fn remote(&mut self) -> &mut Network {
         self.network.as_mut().expect("remote peers come with a network")
     }

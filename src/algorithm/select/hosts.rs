@@ -67,9 +67,10 @@ impl Wire {
         let away = |local: f64| (n - local) / (n - 1.0);
         let sent = form.total.sent / n;
         let kept = kept(algorithm, question.collective, n);
+        let rooted = matches!(question.collective, Broadcast | Reduce | Gather | Scatter);
         let share = |alphas: f64, of_messages: f64, bytes: f64| {
             // Without a root hosts are alike.
-            let crossing = match is_rooted(question.collective) || form.total.sent == 0.0 {
+            let crossing = match rooted || form.total.sent == 0.0 {
                 true => of_messages,
                 false => (hosts.count as f64 * bytes / form.total.sent).min(1.0),
             };
@@ -82,7 +83,6 @@ impl Wire {
                 landed: kept * of_messages,
             }
         };
-        let rooted = is_rooted(question.collective);
         match algorithm {
             OneShot if rooted => share(1.0, away(least), form.total.sent * away(least)),
             OneShot | TwoShot | Pairwise => {
@@ -131,10 +131,6 @@ impl Wire {
     pub fn spared(&self, work: &Work, costs: &Costs) -> f64 {
         (self.lent * work.sent + self.landed * work.copied) * costs.copy_us_per_byte
     }
-}
-
-fn is_rooted(collective: Collective) -> bool {
-    matches!(collective, Broadcast | Reduce | Gather | Scatter)
 }
 
 /// Of the bytes that ranks copy in a flat algorithm, the share that comes from others only to be

@@ -1,9 +1,9 @@
 //! Selection: which algorithm a call uses, by modelled time alone.
 //!
 //! The one idea: an algorithm's time is a closed form in the constants of [`Costs`], which are
-//! measured or read from a profile; no size is compared with any threshold but
-//! where a message between hosts goes whole ([`goes_whole`]). All ranks must be given
-//! the same question and the same constants, and then choose alike.
+//! measured or read from a profile; no size is compared with any threshold but where a message
+//! between hosts goes whole ([`goes_whole`]). All ranks must be given the same question and the
+//! same constants, and then choose alike.
 //!
 //! **Measured constants never change bits.** Where an operation is not associative on its type, the
 //! layout, the collective and the size alone decide in which order it is reduced, and the measured
