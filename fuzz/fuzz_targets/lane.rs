@@ -20,7 +20,7 @@ fn end(settings: Settings, keys: LaneKeys) -> (Connection, UnixStream) {
     let (ours, wire) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     wire.set_nonblocking(true).unwrap();
-    let mut connection = Connection::new(settings);
+    let mut connection = Connection::new(settings).unwrap();
     connection.add_lane(NewLane { peer: 0, socket: ours.into(), keys });
     (connection, wire)
 }

@@ -8,7 +8,7 @@
 
 use super::links::{Links, Reach};
 use crate::device::host::copy;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::transport::fifo::{Message, Stamp};
 use crate::transport::tcp::{Connection, Lengths, Network};
 use crate::transport::wait::{self, Doorbell, OnBell, Waiting, Watch};
@@ -49,7 +49,31 @@ impl<T, F: FnMut() -> Option<T>> Waiting for OnBoth<'_, F> {
     }
 }
 
-/// Waiting for a peer on another machine; an error is the reason why its connection broke.
+/// Why nothing comes from a peer, or goes to it, any more.
+enum End {
+    /// Its connection broke.
+    Broken(String),
+    /// This rank lacks what it takes.
+    Own(Error),
+}
+
+impl End {
+    fn of(network: &mut Network, peer: usize) -> Option<End> {
+        if let Some(error) = network.shortage() {
+            return Some(End::Own(error.clone()));
+        }
+        network.breach(peer).map(|why| End::Broken(why.to_string()))
+    }
+
+    fn error(self, peer: usize, watch: &dyn Watch) -> Error {
+        match self {
+            End::Broken(why) => watch.broken(peer, &why),
+            End::Own(error) => error,
+        }
+    }
+}
+
+/// Waiting for a peer on another machine.
 struct OnNetwork<'a, F> {
     network: &'a mut Network,
     peer: usize,
@@ -57,14 +81,14 @@ struct OnNetwork<'a, F> {
 }
 
 impl<T, F: FnMut(&mut Connection) -> Option<T>> Waiting for OnNetwork<'_, F> {
-    type Value = std::result::Result<T, String>;
+    type Value = std::result::Result<T, End>;
 
     fn poll(&mut self) -> Option<Self::Value> {
         self.network.flush();
         let connection = self.network.connection(self.peer);
         match (self.poll)(connection) {
             Some(value) => Some(Ok(value)),
-            None => self.network.breach(self.peer).map(|why| Err(why.to_string())),
+            None => End::of(self.network, self.peer).map(Err),
         }
     }
 
@@ -117,7 +141,7 @@ impl Links {
         let patience = self.patience;
         let mut waiting = OnNetwork { network: self.remote(), peer, poll };
         let outcome = wait::wait_on(patience, peer, watch, &mut waiting)?;
-        outcome.map_err(|why| watch.broken(peer, &why))
+        outcome.map_err(|end| end.error(peer, watch))
     }
 
     #[cold]
@@ -205,8 +229,8 @@ impl Links {
     ) -> Result<bool> {
         let network = self.remote();
         network.flush();
-        if let Some(why) = network.breach(peer) {
-            return Err(watch.broken(peer, why));
+        if let Some(end) = End::of(network, peer) {
+            return Err(end.error(peer, watch));
         }
         let connection = network.connection(peer);
         // SAFETY: the caller's promise.
@@ -255,7 +279,7 @@ impl Links {
         let connection = network.connection(peer);
         connection.want_at(target, bytes, stamp);
         let Some(come) = connection.try_wait() else {
-            return network.breach(peer).map_or(Ok(false), |why| Err(watch.broken(peer, why)));
+            return End::of(network, peer).map_or(Ok(false), |end| Err(end.error(peer, watch)));
         };
         // SAFETY: the caller's promise.
         unsafe { self.keep(peer, stamp, target, bytes, come, watch)? };

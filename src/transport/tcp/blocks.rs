@@ -5,28 +5,39 @@
 //! takes what it posts writes every one to the same: with blocks in turns, messages would go
 //! through as many bytes of cache as all slots have.
 
+use crate::error::Result;
 use crate::transport::fifo::Geometry;
+use crate::transport::segment::Segment;
 
 /// Where blocks begin: at a line, as what is written past the cache does.
 const ALIGNMENT: usize = 64;
 
 /// As many blocks as a connection has slots.
+///
+/// The memory is mapped, not the allocator's: to give it back gives all of its pages back, and the
+/// next to be made takes no more of them than it uses.
 pub struct Blocks {
-    /// Zeroed by the kernel when a page is first used.
-    memory: Vec<u8>,
+    /// None where there was no memory.
+    memory: Option<Segment>,
     stride: usize,
     free: Vec<usize>,
 }
 
 impl Blocks {
     /// Blocks as long as a slot and `behind` bytes.
-    pub fn new(geometry: Geometry, behind: usize) -> Blocks {
+    pub fn new(geometry: Geometry, behind: usize) -> Result<Blocks> {
         let stride = (geometry.slot_bytes + behind).next_multiple_of(ALIGNMENT);
-        Blocks {
-            memory: vec![0; geometry.depth * stride + ALIGNMENT],
-            stride,
-            free: (0..geometry.depth).rev().collect(),
-        }
+        let memory = Some(Segment::anonymous(geometry.depth * stride)?);
+        Ok(Blocks { memory, stride, free: (0..geometry.depth).rev().collect() })
+    }
+
+    /// No block, of a connection that never gets to use one.
+    pub fn none() -> Blocks {
+        Blocks { memory: None, stride: 0, free: Vec::new() }
+    }
+
+    pub fn are_there(&self) -> bool {
+        self.memory.is_some()
     }
 
     /// A block of the caller's until it is given back; nobody takes more than there are.
@@ -39,8 +50,9 @@ impl Blocks {
     }
 
     pub fn address(&self, block: usize) -> *mut u8 {
-        let first = self.memory.as_ptr().align_offset(ALIGNMENT);
-        self.memory.as_ptr().cast_mut().wrapping_add(first + block * self.stride)
+        // A page's beginning is a line's.
+        let memory = self.memory.as_ref().expect("who has a block has memory");
+        memory.address().wrapping_add(block * self.stride)
     }
 }
 
@@ -50,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_last_is_taken_first() {
-        let mut blocks = Blocks::new(Geometry { depth: 3, slot_bytes: 64 }, 0);
+        let mut blocks = Blocks::new(Geometry { depth: 3, slot_bytes: 64 }, 0).unwrap();
         let (first, second) = (blocks.take(), blocks.take());
         blocks.give(second);
         blocks.give(first);
@@ -60,13 +72,14 @@ mod tests {
 
     #[test]
     fn blocks_begin_at_lines_and_do_not_overlap() {
-        let mut blocks = Blocks::new(Geometry { depth: 4, slot_bytes: 100 }, 16);
+        let mut blocks = Blocks::new(Geometry { depth: 4, slot_bytes: 100 }, 16).unwrap();
         let mut at: Vec<usize> = (0..4).map(|_| blocks.take()).collect();
         at.iter_mut().for_each(|block| *block = blocks.address(*block).addr());
         at.sort_unstable();
         assert!(at.iter().all(|address| address.is_multiple_of(ALIGNMENT)));
         assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= 116));
-        let memory = blocks.memory.as_ptr_range();
-        assert!(memory.start.addr() <= at[0] && at[3] + 116 <= memory.end.addr());
+        let memory = blocks.memory.as_ref().unwrap();
+        let start = memory.address().addr();
+        assert!(start <= at[0] && at[3] + 116 <= start + memory.bytes());
     }
 }

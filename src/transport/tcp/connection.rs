@@ -1,11 +1,13 @@
 //! One peer's connection: what is posted to it, what comes from it, and the lanes in between.
 #![allow(unsafe_code)]
 
+use super::blocks::Blocks;
 use super::inbound::Inbound;
 use super::lane::{Broken, Lane};
 use super::network::{NewLane, Settings};
 use super::outbound::Outbound;
 use crate::config::MOST_SOCKETS;
+use crate::error::Result;
 use crate::transport::fifo::{Geometry, Message, Stamp};
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,14 @@ struct Breach {
     is_explained: bool,
 }
 
+/// The receiving half's part of the settings.
+fn inbound_geometry(settings: Settings) -> Geometry {
+    let depth = settings.geometry.depth.min(INBOUND_DEPTH);
+    Geometry { depth, ..settings.geometry }
+}
+
 pub struct Connection {
+    is_bare: bool,
     outbound: Outbound,
     inbound: Inbound,
     lanes: Vec<Lane>,
@@ -50,12 +59,22 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub fn new(settings: Settings) -> Connection {
-        let Settings { geometry, protection, .. } = settings;
-        let depth = geometry.depth.min(INBOUND_DEPTH);
+    /// An error where there is no memory for its slots.
+    pub fn new(settings: Settings) -> Result<Connection> {
+        let blocks = Blocks::new(settings.geometry, 0)?;
+        Ok(Connection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
+    }
+
+    /// One without slots, over which nothing goes: its lanes are hung up on.
+    pub fn bare(settings: Settings) -> Connection {
+        Connection::of(settings, Blocks::none(), Blocks::none())
+    }
+
+    fn of(settings: Settings, out: Blocks, into: Blocks) -> Connection {
         Connection {
-            outbound: Outbound::new(geometry, protection),
-            inbound: Inbound::new(Geometry { depth, ..geometry }),
+            is_bare: !out.are_there(),
+            outbound: Outbound::new(out, settings.geometry, settings.protection),
+            inbound: Inbound::new(into, inbound_geometry(settings)),
             lanes: Vec::with_capacity(settings.lanes),
             settings,
             broken: None,
@@ -71,7 +90,7 @@ impl Connection {
     /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
     /// what had gone over that nobody knows how much has come. One that is too many is hung up on.
     pub fn add_lane(&mut self, lane: NewLane) {
-        if self.lanes.len() == MOST_LANES {
+        if self.is_bare || self.lanes.len() == MOST_LANES {
             return;
         }
         self.lanes.push(Lane::new(lane.socket, self.settings.protection, &lane.keys));
@@ -247,7 +266,8 @@ mod tests {
             messages: Lengths { cut: 64, whole: 0 },
             protection: Protection::Clear,
             lanes: 2,
-        });
+        })
+        .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ends = [(); LANES].map(|()| {
             let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -7,6 +7,7 @@
 use super::blocks::Blocks;
 use super::frame::Frame;
 use super::protect::TAG_BYTES;
+use crate::error::Result;
 use crate::transport::fifo::{Geometry, Message, Stamp};
 
 /// Where the payload of a message goes.
@@ -53,10 +54,10 @@ pub enum Admission {
 }
 
 impl Inbound {
-    pub fn new(geometry: Geometry) -> Inbound {
+    /// As many [`blocks`](Inbound::blocks) as `geometry` says; without any, nothing is admitted.
+    pub fn new(blocks: Blocks, geometry: Geometry) -> Inbound {
         Inbound {
-            // An encrypted message's tag is behind its payload.
-            blocks: Blocks::new(geometry, TAG_BYTES),
+            blocks,
             geometry,
             slots: vec![Slot::Empty; geometry.depth].into(),
             next: 0,
@@ -64,12 +65,22 @@ impl Inbound {
         }
     }
 
+    /// Blocks for it.
+    pub fn blocks(geometry: Geometry) -> Result<Blocks> {
+        // An encrypted message's tag is behind its payload.
+        Blocks::new(geometry, TAG_BYTES)
+    }
+
     fn index(&self, position: u64) -> usize {
         (position % self.geometry.depth as u64) as usize
     }
 
     /// Where a frame's payload goes, or why the frame cannot be right.
-    pub fn admit(&mut self, frame: &Frame, may_land: bool) -> Result<Admission, &'static str> {
+    pub fn admit(
+        &mut self,
+        frame: &Frame,
+        may_land: bool,
+    ) -> std::result::Result<Admission, &'static str> {
         if frame.length as usize > self.geometry.slot_bytes {
             return Err("a message is longer than a slot");
         }
@@ -151,7 +162,8 @@ mod tests {
     }
 
     fn inbound() -> Inbound {
-        Inbound::new(Geometry { depth: 2, slot_bytes: 64 })
+        let geometry = Geometry { depth: 2, slot_bytes: 64 };
+        Inbound::new(Inbound::blocks(geometry).unwrap(), geometry)
     }
 
     fn admitted(inbound: &mut Inbound, position: u64) -> Place {

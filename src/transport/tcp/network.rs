@@ -123,6 +123,8 @@ pub struct Network {
     settings: Settings,
     /// By rank; made at the first use.
     connections: Vec<Option<Box<Connection>>>,
+    /// Why one of them has no slots.
+    shortage: Option<Error>,
     inbox: Arc<Inbox>,
     connect: Box<dyn Connect>,
     /// Peers with messages that are not the kernel's yet.
@@ -144,6 +146,7 @@ impl Network {
             rank,
             settings,
             connections: (0..nranks).map(|_| None).collect(),
+            shortage: None,
             inbox,
             connect,
             unwritten: Vec::with_capacity(nranks),
@@ -181,7 +184,8 @@ impl Network {
     #[cold]
     fn prepare(&mut self, peer: usize) {
         if self.connections[peer].is_none() {
-            self.connections[peer] = Some(Box::new(Connection::new(self.settings)));
+            let connection = self.make(peer);
+            self.connections[peer] = Some(connection);
             // Both ranks of a pair use it, so one of them dialling is enough.
             if self.rank < peer {
                 self.connect.connect(peer);
@@ -190,17 +194,47 @@ impl Network {
         self.collect();
     }
 
+    /// The ends of a connection, or what fails all calls where there is no memory for them.
+    fn make(&mut self, peer: usize) -> Box<Connection> {
+        let settings = self.settings;
+        Box::new(Connection::new(settings).unwrap_or_else(|error| {
+            let error = match error {
+                Error::System { what, errno } => {
+                    let what = format!(
+                        "{what} for the connection to rank {peer} (let this process have more \
+                         memory, see `ulimit -v` and the container's limit, or set \
+                         RINGCOMM_BUFFSIZE below its default on all ranks)"
+                    );
+                    Error::System { what, errno }
+                }
+                other => other,
+            };
+            self.shortage.get_or_insert(error);
+            Connection::bare(settings)
+        }))
+    }
+
+    /// Why this rank can use no connection any more: it lacked memory for one.
+    #[inline]
+    pub fn shortage(&self) -> Option<&Error> {
+        self.shortage.as_ref()
+    }
+
     /// Take what has come into the inbox.
     fn collect(&mut self) {
         // Acquire: pairs with the Release in `Inbox::fill`.
         if !self.inbox.filled.load(Acquire) || !self.inbox.filled.swap(false, Acquire) {
             return;
         }
-        for lane in std::mem::take(&mut *self.inbox.lanes.lock()) {
+        let come = std::mem::take(&mut *self.inbox.lanes.lock());
+        for lane in come {
             let peer = lane.peer;
-            let connection = self.connections[peer]
-                .get_or_insert_with(|| Box::new(Connection::new(self.settings)));
-            connection.add_lane(lane);
+            if self.connections[peer].is_none() {
+                self.connections[peer] = Some(self.make(peer));
+            }
+            if let Some(connection) = &mut self.connections[peer] {
+                connection.add_lane(lane);
+            }
         }
         for (peer, why) in std::mem::take(&mut *self.inbox.failures.lock()) {
             if let Some(connection) = &mut self.connections[peer] {

@@ -44,7 +44,8 @@ pub struct Outbound {
 unsafe impl Send for Outbound {}
 
 impl Outbound {
-    pub fn new(geometry: Geometry, protection: Protection) -> Outbound {
+    /// As many blocks as `geometry` says, or none.
+    pub fn new(blocks: Blocks, geometry: Geometry, protection: Protection) -> Outbound {
         let empty = || Posted {
             header: [0; FRAME_BYTES],
             payload: std::ptr::null_mut(),
@@ -56,7 +57,7 @@ impl Outbound {
             written: true,
         };
         Outbound {
-            blocks: Blocks::new(geometry, 0),
+            blocks,
             reserved: None,
             geometry,
             protection,
@@ -73,7 +74,7 @@ impl Outbound {
     }
 
     pub fn has_room(&self) -> bool {
-        self.posted - self.written < self.geometry.depth as u64
+        self.posted - self.written < self.geometry.depth as u64 && self.blocks.are_there()
     }
 
     /// Everything posted is the kernel's.
@@ -206,7 +207,8 @@ mod tests {
     use super::*;
 
     fn outbound(protection: Protection) -> Outbound {
-        Outbound::new(Geometry { depth: 2, slot_bytes: 64 }, protection)
+        let geometry = Geometry { depth: 2, slot_bytes: 64 };
+        Outbound::new(Blocks::new(geometry, 0).unwrap(), geometry, protection)
     }
 
     #[test]
