@@ -357,10 +357,13 @@ typedef struct ringConfig_t {
      */
     int64_t timeoutMs;
     /**
-     * Bytes of connection buffers of one rank, over all its peers (`RINGCOMM_BUFFSIZE`). The
-     * default, 4 MiB, and more are for those of its host alone, and more than two ranks of a host
-     * use half of the default. A rank on a CUDA device has twice as many of pinned memory, through
-     * which long calls and messages that go through the host go piece by piece.
+     * Bytes of connection buffers of one rank (`RINGCOMM_BUFFSIZE`). Less than the default, 4 MiB,
+     * of which more than two ranks use half, is shared by all its peers. The default and more are
+     * for those of its host alone (for all, where hosts have several ranks and some rank is on a
+     * CUDA device), and never less than ranks get that ask for nothing; each peer on another host
+     * then has up to 20 MiB of addresses besides, which become memory as they are used. A rank on
+     * a CUDA device has twice as many of pinned memory, through which long calls and messages that
+     * go through the host go piece by piece.
      */
     int64_t bufferBytes;
     /**

@@ -15,8 +15,10 @@ pub struct Config {
     /// Longest time that making a communicator may wait for its ranks, in milliseconds; `None`
     /// takes `timeout_ms`.
     pub meeting_ms: Option<u64>,
-    /// Bytes of connection buffers a rank may hold, over all its peers; `None` takes
-    /// [`DEFAULT_BUFFER_BYTES`], of which more than two ranks use half.
+    /// Bytes of connection buffers of a rank; `None` takes [`DEFAULT_BUFFER_BYTES`], of which more
+    /// than two ranks use half. Less is shared by all its peers; as much and more by those of its
+    /// host alone, while those of other hosts have slots of their own, up to 20 MiB of addresses
+    /// each, which become memory as they are used.
     pub buffer_bytes: Option<usize>,
     /// Every result equals the serial loop over ranks 0, 1, 2, ... bit for bit.
     pub deterministic: bool,
@@ -138,7 +140,7 @@ impl Config {
     }
 }
 
-/// 4 MiB, NCCL's own default for its per-connection buffer, here for all peers together.
+/// 4 MiB, NCCL's own default for its per-connection buffer, here for all peers of a host together.
 pub const DEFAULT_BUFFER_BYTES: usize = 4 << 20;
 
 /// The least that [`Config::buffer_bytes`] may be: two slots of a page for each of seven peers.

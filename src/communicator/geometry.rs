@@ -52,8 +52,8 @@ fn slots_of(bytes: usize, nranks: usize) -> Result<Geometry> {
 }
 
 /// The longest message between hosts that goes whole, where plans cut none: less than what a
-/// socket's buffers hold. An all-reduce of 1 MiB, whose messages are this long, takes a tenth less
-/// than in five slices (`benches/results/messages-2026-11-25.txt`).
+/// socket's buffers hold by default. An all-reduce of 1 MiB, whose messages are this long, takes
+/// 8 % less than in five slices (`benches/results/messages-2026-11-25.txt`).
 const LONGEST_WHOLE: usize = 512 << 10;
 
 /// The longest message where they are cut: with its frame it fills four of the kernel's segments,
@@ -103,6 +103,8 @@ pub(super) fn on_hosts(
     let slots = slots_of(bytes, among)?;
     let is_long = most == 1 && config.protection != Protection::Encrypted;
     let steps = match is_long {
+        // Several sockets share a message only in pieces.
+        true if config.sockets > 1 => Lengths { cut: LONGEST_CUT, whole: 0 },
         true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
         false => short(slots),
     };
@@ -110,7 +112,7 @@ pub(super) fn on_hosts(
         true => Lengths { cut: steps.cut.min(half_share(config, nranks)), whole: 0 },
         false => steps,
     };
-    let slot_bytes = slots.slot_bytes.max(steps.whole);
+    let slot_bytes = slots.slot_bytes.max(steps.cut).max(steps.whole);
     Ok(OnHosts { slots, wire: wire(Geometry { slot_bytes, ..slots }, steps, messages) })
 }
 
@@ -245,6 +247,9 @@ mod tests {
             assert!(messages.cut <= share(nranks) && slots.slot_bytes <= share(nranks));
             assert_eq!(messages.whole, 0);
         }
+        let spread = agreed(&Config { sockets: 2, ..Config::default() }, 8, 1).wire;
+        let pieces = Lengths { cut: LONGEST_CUT, whole: 0 };
+        assert_eq!((spread.steps, spread.geometry.slot_bytes), (pieces, LONGEST_CUT));
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
         let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
             agreed(&sealed, 8, 1);

@@ -316,7 +316,8 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
                 }
             }
         };
-        *lane = transfer.state != State::Done || transfer.sends && transfer.bytes >= LONGEST_RUN;
+        let is_run = transfer.sends && transfer.bytes >= LONGEST_RUN;
+        *lane = transfer.state != State::Done || is_run && links.is_remote(transfer.peer);
     }
     Ok(moved)
 }
