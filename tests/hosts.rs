@@ -5,14 +5,19 @@
 
 mod support;
 
+use ringcomm::algorithm::{Algorithm, plan_on};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::network::{Gate, NetworkConfig};
 use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::{Config, Family, Protection};
+use ringcomm::plan::Collective;
+use ringcomm::plan::topology::Topology;
 use ringcomm::types::DataType;
-use support::samples::{SLOT, sample};
+use support::samples::{COPYING, REDUCING, SLOT, sample};
 use support::skips::skip;
-use support::{Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads, wired};
+use support::{
+    Case, Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads, wired,
+};
 
 /// Who lives with whom: alone, all in pairs, unevenly, in turns.
 const HOSTS: [&[usize]; 7] = [
@@ -232,23 +237,65 @@ fn random_lengths_at_slot_borders_arrive_whole() {
         (0..60).map(|_| random.below(6) * SLOT / 4 + random.below(3)).collect();
     on_hosts(&hosts, &config, |comm| {
         for (seed, count) in lengths.iter().enumerate() {
-            let case = support::Case::new(
-                ringcomm::plan::Collective::AllReduce,
-                2,
-                *count,
-                DataType::Float32,
-            );
-            Prepared::new(support::Case { seed: seed as u64, ..case }).run(comm);
+            let case = Case::new(Collective::AllReduce, 2, *count, DataType::Float32);
+            Prepared::new(Case { seed: seed as u64, ..case }).run(comm);
         }
     });
+}
+
+/// Calls on vectors of 2.4 MB, in place and out of it in turns, which an algorithm has a plan for.
+fn long_cases(hosts: &[usize], algorithm: Algorithm) -> Vec<Prepared> {
+    let (nranks, topology) = (hosts.len(), Topology::new(hosts));
+    let mut cases = Vec::new();
+    for collective in REDUCING.into_iter().chain(COPYING) {
+        if plan_on(&topology, algorithm, collective, 0, 0).is_none() {
+            continue;
+        }
+        let blocks = match collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+            _ => nranks,
+        };
+        let count = 600_007 / blocks;
+        let (seed, root, in_place) =
+            (cases.len() as u64, cases.len() % nranks, cases.len() % 2 > 0);
+        let case = Case::new(collective, nranks, count, DataType::Float32);
+        cases.push(Prepared::new(Case { in_place, root, seed, ..case }));
+    }
+    cases
+}
+
+/// At the default lengths of messages, a vector takes several.
+#[test]
+fn every_algorithm_cuts_long_vectors_between_hosts() {
+    let mut calls = 0;
+    for hosts in [&[0, 1, 2][..], &[0, 0, 1, 1]] {
+        for algorithm in Algorithm::ALL {
+            let cases = long_cases(hosts, algorithm);
+            let name = algorithm.name();
+            // With a core for each rank, and where they share one.
+            for cores in [hosts.len(), 1] {
+                let forced = Config { algorithm: Some(name.into()), ..wired(cores, FAST) };
+                on_hosts(hosts, &patient(forced), |comm| {
+                    for case in &cases {
+                        case.run(comm);
+                        let told = case.explain(comm);
+                        assert_eq!(told.algorithm, name, "{hosts:?}, {:?}", case.case);
+                        assert!(told.slices > 1, "{hosts:?}, {:?}: {told:?}", case.case);
+                    }
+                });
+                calls += cases.len();
+            }
+        }
+    }
+    println!("{calls} calls");
 }
 
 /// The slices of a two-shot sum of so many bytes on these hosts, and the bytes of one.
 fn sliced(hosts: &[usize], config: &Config, bytes: usize) -> (usize, usize) {
     let config = Config { algorithm: Some("twoshot".into()), ..patient(config.clone()) };
-    let sum = ringcomm::plan::Collective::AllReduce;
-    let case = support::Case::new(sum, hosts.len(), bytes / 4, DataType::Float32);
-    let prepared = Prepared::new(support::Case { seed: bytes as u64, ..case });
+    let sum = Collective::AllReduce;
+    let case = Case::new(sum, hosts.len(), bytes / 4, DataType::Float32);
+    let prepared = Prepared::new(Case { seed: bytes as u64, ..case });
     let told = on_hosts(hosts, &config, |comm| {
         prepared.run(comm);
         let told = prepared.explain(comm);
@@ -288,6 +335,8 @@ fn what_could_go_whole_is_cut_where_that_is_better_or_asked_for() {
     assert_eq!(cut(&[0, 1], &wired(1, FAST)), 9, "the ranks take turns on a core");
     let protection = Protection::Encrypted;
     assert_eq!(cut(&[0, 1], &Config { protection, ..wired(2, FAST) }), 5);
+    let sockets = 2;
+    assert_eq!(cut(&[0, 1], &Config { sockets, ..wired(2, FAST) }), 3, "each socket takes some");
     let buffer_bytes = Some(1 << 20);
     assert_eq!(cut(&[0, 1], &Config { buffer_bytes, ..wired(2, FAST) }), 17, "of 32 KiB");
     // Two ranks of a host have slots of 128 KiB, however many others there are.

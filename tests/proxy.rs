@@ -22,8 +22,8 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
-use support::samples::mixed;
-use support::{Prepared, Random, config, names_another, names_who_is_missing, on_hosts};
+use support::samples::{mixed, mixed_long};
+use support::{Prepared, Random, config, names_in_full, names_who_is_missing, on_hosts};
 
 /// What the relays do at present.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,8 +124,8 @@ fn join(caller: TcpStream, called: TcpStream) {
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, trouble: Trouble, mut random: Random) {
-    // Handshakes are some hundred bytes, a run's payloads some hundred thousand.
-    let magnitude = 6 + random.below(11);
+    // Handshakes are some hundred bytes, a run's payloads some hundred thousand, or millions.
+    let magnitude = 6 + random.below(14);
     let place = random.below(1 << magnitude);
     let is_hit = match trouble {
         Trouble::Cut(one_in) | Trouble::Flip(one_in) => random.below(one_in) == 0,
@@ -192,7 +192,9 @@ fn take_part(comm: &Communicator, prepared: &[Prepared]) -> End {
 fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
     let id = Root::start(config).expect("an id");
     let hosts: Vec<usize> = (0..nranks).collect();
-    let cases: Vec<Prepared> = mixed(&hosts, seed).into_iter().map(Prepared::new).collect();
+    // One run in four is of vectors that take the longest messages.
+    let cases = if seed.is_multiple_of(4) { mixed_long(&hosts, seed) } else { mixed(&hosts, seed) };
+    let cases: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
     let ends = std::thread::scope(|scope| {
         let rank = |rank: usize| {
             let (id, cases) = (&id, &cases);
@@ -217,7 +219,7 @@ fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
                 (0, Some(text))
             }
             End::Worked(done, Some(text)) => {
-                let named = names_another(&text, rank, nranks);
+                let named = names_in_full(&text, rank, nranks);
                 assert!(named, "rank {rank} of {nranks} after {done} calls: {text}");
                 (done, Some(text))
             }

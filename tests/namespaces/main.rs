@@ -8,6 +8,7 @@
 mod alike;
 mod lab;
 mod parted;
+mod shrunk;
 mod shut;
 #[path = "../support/mod.rs"]
 mod support;
@@ -25,9 +26,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::time::{Duration, Instant};
 use support::holdings::Holdings;
 use support::processes::{Crew, Ranks, Seat};
-use support::samples::mixed;
+use support::samples::{mixed, mixed_long};
 use support::skips::skip;
-use support::{Prepared, Random, config, exchange, names_another, names_who_is_missing};
+use support::{
+    Prepared, Random, config, exchange, names_another, names_in_full, names_who_is_missing,
+};
 
 /// The longest that an operation or a meeting may wait: a packet that is lost several times comes
 /// after seconds.
@@ -52,15 +55,16 @@ fn words(numbers: &[usize]) -> String {
 
 /// What a rank does: rounds of every collective, and a batch of messages. The calls that were
 /// exact or [`UNMET`], and the error that ended it, if one did.
-fn take_part(seat: &Seat, seed: u64, rounds: usize, hosts: &[usize]) -> String {
+fn take_part(seat: &Seat, [seed, rounds, is_long]: [usize; 3], hosts: &[usize]) -> String {
     let joined = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config);
     let comm = match joined {
         Ok(comm) => comm,
         Err(error) => return format!("{UNMET} {error}"),
     };
-    let (mut done, mut random) = (0, Random(seed));
+    let (mut done, mut random) = (0, Random(seed as u64));
     for _ in 0..rounds {
-        for case in mixed(hosts, random.next()) {
+        let calls = if is_long > 0 { mixed_long } else { mixed };
+        for case in calls(hosts, random.next()) {
             if let Err(text) = Prepared::of(case, seat.rank).try_run(&comm) {
                 // A difference to the oracle is no error of the library.
                 assert!(comm.async_error().is_some(), "a wrong result: {text}");
@@ -68,7 +72,10 @@ fn take_part(seat: &Seat, seed: u64, rounds: usize, hosts: &[usize]) -> String {
             }
             done += 1;
         }
-        let batch = exchange::batch(seat.nranks, &mut random);
+        let batch = match is_long {
+            0 => exchange::batch(seat.nranks, &mut random),
+            _ => exchange::batch_long(seat.nranks, &mut random),
+        };
         if let Err(error) = exchange::try_run(&comm, &batch, &mut Random(random.next())) {
             return format!("{done} {error}");
         }
@@ -85,10 +92,12 @@ fn numbers(argument: &str) -> Vec<usize> {
     argument.split(' ').map(|word| word.parse().expect("a number")).collect()
 }
 
-/// The life of a rank, by its numbers: a seed, rounds, and the host of every rank.
+/// The life of a rank, by its numbers: a seed, rounds, whether calls are long, and the host of
+/// every rank.
 fn live(seat: &Seat, numbers: &[usize]) -> String {
     let before = Holdings::now();
-    let end = take_part(seat, numbers[0] as u64, numbers[1], &numbers[2..]);
+    let (own, hosts) = numbers.split_first_chunk().expect("three numbers of its own");
+    let end = take_part(seat, *own, hosts);
     assert_eq!(Holdings::back_to(&before), before, "nothing is left behind: {end}");
     end
 }
@@ -104,6 +113,8 @@ struct Run {
     protection: Protection,
     sockets: usize,
     rounds: usize,
+    /// Whether vectors and messages take more than the longest message.
+    is_long: bool,
     random: Random,
 }
 
@@ -136,6 +147,11 @@ impl Run {
                 Trouble::Resets => 8,
                 Trouble::Partition => 1000,
                 _ => 1,
+            },
+            // Where the wire allows it within the time that a call may take.
+            is_long: match trouble {
+                Trouble::Rate(10) | Trouble::Loss(20) => false,
+                _ => number / troubles.len() % 3 == 1,
             },
             random,
         }
@@ -175,7 +191,8 @@ impl Run {
         let id = lab.on_host(self.hosts[0], || Root::start(&config)).expect("an id");
         let namespaces: Vec<_> = self.hosts.iter().map(|host| lab.host(*host)).collect();
         let seed = (self.random.next() >> 1) as usize;
-        let argument = format!("{seed} {} {}", self.rounds, words(&self.hosts));
+        let (rounds, is_long) = (self.rounds, usize::from(self.is_long));
+        let argument = format!("{seed} {rounds} {is_long} {}", words(&self.hosts));
         let mut ranks = crew.start(&namespaces, &id, &config, &argument);
         let cut = self.disturb(lab);
         self.hear(&mut ranks, cut, &id)
@@ -238,6 +255,9 @@ impl Run {
     ) -> bool {
         let (error, nranks) = (&end.error, self.hosts.len());
         let missing = end.calls.is_none() && names_who_is_missing(error, rank, nranks, id);
+        if end.calls.is_some() && !error.is_empty() && !names_in_full(error, rank, nranks) {
+            return false;
+        }
         let alone = self.hosts.iter().all(|host| *host == self.hosts[0]);
         match self.trouble {
             _ if alone => error.is_empty(),

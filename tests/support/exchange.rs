@@ -25,11 +25,20 @@ impl Planned {
 
 /// Messages between any ranks, a rank and itself included, several of one pair.
 pub fn batch(nranks: usize, random: &mut Random) -> Vec<Planned> {
+    batch_of(nranks, &[0, 1, 3, 64, 129, 1000, 5000, 40_000], random)
+}
+
+/// As `batch`, with messages of up to 3 MB: longer than any goes whole, and than a run of them.
+pub fn batch_long(nranks: usize, random: &mut Random) -> Vec<Planned> {
+    batch_of(nranks, &[0, 1000, 60_000, 300_000, 380_000], random)
+}
+
+fn batch_of(nranks: usize, counts: &[usize], random: &mut Random) -> Vec<Planned> {
     (0..random.below(3 * nranks) + 1)
         .map(|_| Planned {
             from: random.below(nranks),
             to: random.below(nranks),
-            count: random.pick(&[0, 1, 3, 64, 129, 1000, 5000, 40_000]),
+            count: random.pick(counts),
             data_type: random.pick(&[DataType::Uint8, DataType::Bfloat16, DataType::Float64]),
             seed: random.next(),
         })

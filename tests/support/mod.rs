@@ -113,6 +113,12 @@ pub fn names_another(text: &str, rank: usize, nranks: usize) -> bool {
     })
 }
 
+/// Whether such an error, of a rank that has met the others, says it in full: host, process, and
+/// the call with its number.
+pub fn names_in_full(text: &str, rank: usize, nranks: usize) -> bool {
+    names_another(text, rank, nranks) && ["(host ", "pid ", " #"].iter().all(|it| text.contains(it))
+}
+
 /// Whether the error of a rank whose `init_rank` failed says who is missing, or that the meeting's
 /// root is, which is no rank but this process, and where its id says.
 pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize, id: &UniqueId) -> bool {

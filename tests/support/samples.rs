@@ -134,10 +134,32 @@ pub fn sample(nranks: usize, seed: u64) -> Vec<Case> {
 /// Every collective and every `v` form once, in an order and with the rest by `seed`; sums are of
 /// numbers whose order of reduction shows, which is that of `hosts` where there is company.
 pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {
+    // A header's worth, several short slots, and what takes a slow wire a while.
+    mixed_of(hosts, seed, &DataType::ALL, &[3, 1000, 40_000, 300_000], |_| hosts.len())
+}
+
+/// As `mixed`, of vectors that also take more than the longest message between hosts, and several.
+pub fn mixed_long(hosts: &[usize], seed: u64) -> Vec<Case> {
+    // The oracle takes as long as there are elements.
+    let types = [DataType::Int64, DataType::Float32, DataType::Float64];
+    mixed_of(hosts, seed, &types, &[1000, 1_400_000, 3_000_000], |collective| match collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
+        _ => hosts.len(),
+    })
+}
+
+/// As `mixed`, of such types and of up to a pick of these bytes, divided by a collective's `parts`.
+fn mixed_of(
+    hosts: &[usize],
+    seed: u64,
+    types: &[DataType],
+    bytes: &[usize],
+    parts: impl Fn(Collective) -> usize,
+) -> Vec<Case> {
     let (nranks, mut random) = (hosts.len(), Random(seed));
     let mut cases = vec![Case::new(Collective::Barrier, nranks, 0, DataType::Uint8)];
     for collective in WITH_V_FORM {
-        let case = Case::new(collective, nranks, 0, random.pick(&DataType::ALL));
+        let case = Case::new(collective, nranks, 0, random.pick(types));
         let in_place = collective != Collective::AllToAll && random.chance(2);
         cases.push(Case {
             blocks: Some(blocks(collective, nranks, &mut random)),
@@ -146,10 +168,9 @@ pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {
         });
     }
     for collective in REDUCING.into_iter().chain(COPYING) {
-        let data_type = random.pick(&DataType::ALL);
-        // A header's worth, several slots, and what takes a slow wire a while.
-        let bytes = random.pick(&[3, 1000, 40_000, 300_000]);
-        let count = random.below(bytes / data_type.size() / nranks + 2);
+        let data_type = random.pick(types);
+        let bytes = random.pick(bytes);
+        let count = random.below(bytes / data_type.size() / parts(collective) + 2);
         let in_place = random.chance(2);
         cases.push(Case { in_place, ..Case::new(collective, nranks, count, data_type) });
     }

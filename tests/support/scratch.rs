@@ -9,18 +9,31 @@ use ringcomm::types::DataType;
 /// Elements of the buffers of [`Scratch`], for each rank.
 pub const ROOM: usize = 20_000;
 
+/// Of long ones: a vector is cut between two hosts, and goes whole between more.
+pub const LONG_ROOM: usize = 300_000;
+
 /// Buffers for calls whose results do not matter.
 pub struct Scratch {
     pub send: &'static mut [f32],
     pub recv: &'static mut [f32],
+    /// Elements for each rank.
+    pub room: usize,
     /// In memory that other processes map, and read and write themselves.
     mapped: bool,
 }
 
 impl Scratch {
     pub fn new(nranks: usize) -> Scratch {
-        let zeroed = || Box::leak(vec![0.0; ROOM * nranks].into_boxed_slice());
-        Scratch { send: zeroed(), recv: zeroed(), mapped: false }
+        Scratch::of(ROOM, nranks)
+    }
+
+    pub fn long(nranks: usize) -> Scratch {
+        Scratch::of(LONG_ROOM, nranks)
+    }
+
+    fn of(room: usize, nranks: usize) -> Scratch {
+        let zeroed = || Box::leak(vec![0.0; room * nranks].into_boxed_slice());
+        Scratch { send: zeroed(), recv: zeroed(), room, mapped: false }
     }
 
     pub fn mapped(nranks: usize) -> Scratch {
@@ -29,7 +42,7 @@ impl Scratch {
             // SAFETY: so many zeroed bytes on a page of their own, until they are released.
             unsafe { std::slice::from_raw_parts_mut(address.cast(), ROOM * nranks) }
         };
-        Scratch { send: zeroed(), recv: zeroed(), mapped: true }
+        Scratch { send: zeroed(), recv: zeroed(), room: ROOM, mapped: true }
     }
 
     pub fn call(&mut self, collective: Collective, count: usize) -> Call<'static> {
@@ -57,7 +70,8 @@ impl Drop for Scratch {
 
 /// Run a call on buffers that are long enough.
 pub fn run(comm: &Communicator, call: &Call) -> Result<()> {
-    assert!(call.count <= ROOM);
-    // SAFETY: the buffers of `Scratch` hold `ROOM` elements for every rank.
+    assert!(call.count <= LONG_ROOM);
+    // SAFETY: the buffers of `Scratch` hold `room` elements for every rank, and `call` was asked
+    // for no more.
     unsafe { comm.run(call) }
 }

@@ -2,7 +2,7 @@
 
 use super::data::Random;
 use super::samples::WITH_V_FORM;
-use super::scratch::{ROOM, Scratch, run};
+use super::scratch::{Scratch, run};
 use ringcomm::communicator::{Call, Communicator, Message, Vector};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
@@ -36,7 +36,7 @@ pub fn until_one_fails(comm: &Communicator, scratch: &mut Scratch, random: &mut 
 /// A collective that all ranks agree on.
 pub fn any_call(scratch: &mut Scratch, nranks: usize, random: &mut Random) -> Call<'static> {
     let collective = random.pick(&Collective::ALL);
-    let count = random.pick(&[1, 100, 3000, ROOM]);
+    let count = random.pick(&[1, 100, 3000, scratch.room]);
     Call { root: random.below(nranks), ..scratch.call(collective, count) }
 }
 
@@ -61,12 +61,12 @@ fn run_any(comm: &Communicator, call: Call, random: &mut Random) -> Result<()> {
 /// Every rank sends to the next and receives from the one before.
 fn pass_on(comm: &Communicator, scratch: &mut Scratch, random: &mut Random) -> Result<()> {
     let (rank, nranks) = (comm.rank(), comm.nranks());
-    let (count, data_type) = (random.pick(&[1, 3000, ROOM]), DataType::Float32);
+    let (count, data_type) = (random.pick(&[1, 3000, scratch.room]), DataType::Float32);
     let (buffer, into) = (scratch.send.as_ptr().cast(), scratch.recv.as_mut_ptr().cast());
     let messages = [
         Message::Send { buffer, count, data_type, peer: (rank + 1) % nranks },
         Message::Recv { buffer: into, count, data_type, peer: (rank + nranks - 1) % nranks },
     ];
-    // SAFETY: the buffers of `Scratch` hold `ROOM` elements.
+    // SAFETY: the buffers of `Scratch` hold `room` elements.
     unsafe { comm.exchange(&messages) }
 }
