@@ -34,7 +34,7 @@ def iperf(streams, seconds):
     # The server has no way to say that it listens.
     time.sleep(0.2)
     command = ["iperf3", "-c", "127.0.0.1", "-p", PORT, "-J", "--bidir", "-t", str(seconds)]
-    # As ringcomm over loopback: where the system's choice is BBR, iperf3 is paced to half as much.
+    # As ringcomm over loopback: where the system's choice is BBR, iperf3 is paced to 0.5 to 0.9 of it.
     command += ["-C", "reno"]
     try:
         done = subprocess.run(

@@ -165,7 +165,7 @@ impl Socket {
             let (name, level, option) = (c"reno", libc::IPPROTO_TCP, libc::TCP_CONGESTION);
             let length = name.count_bytes() as libc::socklen_t;
             // SAFETY: the name is live and `length` bytes long. Every kernel has this one, and lets
-            // everybody use it; one that refuses goes on as it was.
+            // everybody use it by default; where that was changed, the connection stays as it was.
             unsafe { libc::setsockopt(fd, level, option, name.as_ptr().cast(), length) };
         }
     }

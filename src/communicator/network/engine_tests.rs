@@ -225,8 +225,10 @@ fn data_sockets_reach_both_inboxes() {
 type End = [([u8; 32], u16); 2];
 
 fn end(NewLane { socket, keys: LaneKeys { send, receive }, .. }: NewLane) -> End {
-    // It goes over loopback, which nothing has to pace.
-    assert_eq!(congestion_control(socket.as_raw_fd()), "reno");
+    // It goes over loopback, which nothing has to pace; a system may allow nobody to say so.
+    let allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+    let is_allowed = std::fs::read_to_string(allowed).is_ok_and(|names| names.contains("reno"));
+    assert!(!is_allowed || congestion_control(socket.as_raw_fd()) == "reno");
     let socket = TcpStream::from(socket);
     [(send, socket.local_addr().unwrap().port()), (receive, socket.peer_addr().unwrap().port())]
 }
