@@ -7,64 +7,16 @@ use ringcomm::bootstrap::network::Root;
 use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
-use ringcomm::types::{DataType, ReduceOp};
+use ringcomm::types::DataType;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::guarded::UNTOUCHED;
 use support::pace::{Pace, Timed, assert_kept};
 use support::processes::{Ranks, say};
 use support::scratch::{ROOM, Scratch, run};
+use support::slips::{Exact, SLIPS, Slip, slipped};
 use support::threads::run_timed;
-use support::{
-    Guarded, MISMATCH_KNOWN, Memory, by_kernel, config, joined_hosts, on_processes, windowed,
-};
-
-/// One way in which rank 1 may differ, and what the two calls are called.
-type Slip = (&'static str, fn(&mut Call), &'static str, &'static str);
-
-const SLIPS: [(Collective, Slip); 13] = [
-    (
-        Collective::AllReduce,
-        (
-            "collective",
-            |call| call.collective = Collective::AllGather,
-            "AllReduce(count=100",
-            "AllGather(count=100",
-        ),
-    ),
-    (Collective::AllReduce, ("count", |call| call.count = 101, "count=100", "count=101")),
-    (Collective::AllToAll, ("count", |call| call.count = 3000, "count=100", "count=3000")),
-    (
-        Collective::AllReduce,
-        ("type", |call| call.data_type = DataType::Int32, "type=float", "type=int32"),
-    ),
-    (Collective::AllReduce, ("op", |call| call.op = ReduceOp::Max, "op=sum", "op=max")),
-    (Collective::Broadcast, ("root", |call| call.root = 1, "root=0", "root=1")),
-    (Collective::Reduce, ("root", |call| call.root = 1, "root=0", "root=1")),
-    (Collective::Gather, ("count", |call| call.count = 7, "count=100", "count=7")),
-    (Collective::AllGather, ("count", |call| call.count = 99, "count=100", "count=99")),
-    (Collective::Scatter, ("count", |call| call.count = 101, "count=100", "count=101")),
-    (Collective::Scatter, ("root", |call| call.root = 1, "root=0", "root=1")),
-    (
-        Collective::Broadcast,
-        (
-            "collective",
-            |call| call.collective = Collective::Barrier,
-            "Broadcast(count=100",
-            "Barrier(",
-        ),
-    ),
-    // Made by rank 1 before a call that the others make first.
-    (
-        Collective::AllReduce,
-        (
-            "order",
-            |call| (call.collective, call.count) = (Collective::AllReduce, 1),
-            "AllReduce(count=100",
-            "AllReduce(count=1,",
-        ),
-    ),
-];
+use support::{MISMATCH_KNOWN, Memory, by_kernel, config, joined_hosts, on_processes, windowed};
 
 /// A deadline that no mismatch waits for.
 fn patient() -> Config {
@@ -74,80 +26,54 @@ fn patient() -> Config {
 /// On which hosts the ranks are that sockets connect.
 const HOSTS: [&[usize]; 4] = [&[0, 1], &[0, 0, 1], &[0, 1, 2], &[0, 0, 1, 1, 2]];
 
-/// Buffers of exactly the length that a call on them may touch.
-struct Exact {
-    send: Guarded,
-    recv: Guarded,
+/// Bytes of the vectors that travel in several messages between hosts, which are of 127 to 512 KiB:
+/// pieces go to where they are wanted, and some are under way when ranks find that they disagree.
+const LONG: usize = 3 << 20;
+
+/// How many elements a call on floats has, where the longest of its buffers is to have [`LONG`].
+fn long(collective: Collective, nranks: usize) -> usize {
+    use Collective::*;
+    let blocks = match collective {
+        AllReduce | Broadcast | Reduce | Barrier => 1,
+        AllGather | Gather | ReduceScatter | Scatter | AllToAll => nranks,
+    };
+    LONG / DataType::Float32.size() / blocks
 }
 
-impl Exact {
-    /// For so many elements of this type to send and to receive.
-    fn new(data_type: DataType, send: usize, recv: usize, rank: usize) -> Exact {
-        Exact::within(Memory::Ordinary, data_type, [send, recv], rank)
-    }
-
-    fn within(memory: Memory, data_type: DataType, elements: [usize; 2], rank: usize) -> Exact {
-        let [send, recv] =
-            elements.map(|count| Guarded::of(memory, count * data_type.size(), rank * 13));
-        Exact { send, recv }
-    }
-
-    fn of(call: &Call, rank: usize, nranks: usize, memory: Memory) -> Exact {
-        use Collective::*;
-        let (all, one) = (call.count * nranks, call.count);
-        let (send, recv) = match call.collective {
-            AllReduce | Broadcast | Reduce => (one, one),
-            AllGather | Gather => (one, all),
-            ReduceScatter | Scatter => (all, one),
-            AllToAll => (all, all),
-            Barrier => (0, 0),
-        };
-        Exact::within(memory, call.data_type, [send, recv], rank)
-    }
-
-    /// The call, on these buffers.
-    fn on<'a>(&mut self, call: &Call<'a>) -> Call<'a> {
-        Call { send: self.send.pointer(), recv: self.recv.pointer(), ..call.clone() }
-    }
-
-    /// What was written outside of them, if anything was.
-    fn spilled(&self) -> Option<String> {
-        let outside = |buffer: &Guarded| buffer.differs(buffer.content(), 1);
-        outside(&self.send).or_else(|| outside(&self.recv))
-    }
-}
-
-/// Rank 1 slips, on a fresh communicator of these ranks; how long it took until all knew.
-fn disagree(communicators: &[Communicator], collective: Collective, slip: Slip) -> Timed {
-    let (what, change, right, wrong) = slip;
+/// Rank 1 slips, on a fresh communicator of these ranks, where the right call has so many elements;
+/// how long it took until all knew.
+fn disagree(
+    communicators: &[Communicator],
+    (collective, slip): (Collective, Slip),
+    count: usize,
+) -> Timed {
     let nranks = communicators.len();
     run_timed(communicators, |comm, together| {
         let rank = comm.rank();
-        let mut scratch = Scratch::new(nranks);
-        let good = scratch.call(collective, 100);
-        run(comm, &good).unwrap();
-        let mut call = good.clone();
-        if rank == 1 {
-            change(&mut call);
-        }
+        let good = Call { count, ..Call::new(collective, DataType::Float32) };
+        let mut agreed = Exact::of(&good, rank, nranks, Memory::Ordinary);
+        agreed.run(comm, &good).unwrap();
+        let (wrong, texts) = slipped(&good, slip);
+        let call = if rank == 1 { wrong } else { good };
         let mut exact = Exact::of(&call, rank, nranks, Memory::Ordinary);
         // A rank that only sends may be through before anybody can know; it learns of it at its
         // next call.
+        let mut scratch = Scratch::new(nranks);
         let next = scratch.call(Collective::AllReduce, 1);
         together.wait();
         let started = Instant::now();
-        let outcome = run(comm, &exact.on(&call)).and_then(|()| run(comm, &next));
+        let outcome = exact.run(comm, &call).and_then(|()| run(comm, &next));
         let known = Instant::now();
         let text = outcome.expect_err("a mismatch").to_string();
         let others = (0..nranks).filter(|other| *other != 1);
-        let named = text.contains(right)
-            && text.contains(wrong)
+        let named = texts.iter().all(|call| text.contains(call))
             && text.contains("rank 1 ")
             && others.into_iter().any(|other| text.contains(&format!("rank {other} ")))
             && text.contains(&format!("pid {}", std::process::id()));
-        let shown = collective.name();
-        assert!(named, "{shown}, {what}, rank {rank} of {nranks}: {text}");
-        assert_eq!(exact.spilled(), None, "{shown}, {what}, rank {rank} of {nranks}");
+        let shown = format!("{} of {count}, {}", collective.name(), slip.0);
+        assert!(named, "{shown}, rank {rank} of {nranks}: {text}");
+        let spilled = exact.spilled().or_else(|| agreed.spilled());
+        assert_eq!(spilled, None, "{shown}, rank {rank} of {nranks}");
         (started, known)
     })
 }
@@ -156,9 +82,9 @@ fn disagree(communicators: &[Communicator], collective: Collective, slip: Slip) 
 fn ranks_that_disagree_all_fail_and_name_both_ranks_and_both_calls() {
     let mut took = Vec::new();
     for nranks in [2, 3, 5] {
-        for (collective, slip) in SLIPS {
+        for slip in SLIPS {
             let communicators = Communicator::init_all(nranks, &patient()).unwrap();
-            took.push(disagree(&communicators, collective, slip));
+            took.push(disagree(&communicators, slip, 100));
         }
     }
     assert_kept("mismatches in shared memory", MISMATCH_KNOWN, &took);
@@ -169,12 +95,24 @@ fn ranks_of_several_hosts_that_disagree_all_fail_too() {
     let config = Config { spins: Some(4), ..patient() };
     let mut took = Vec::new();
     for hosts in HOSTS {
-        for (collective, slip) in SLIPS {
-            let communicators = joined_hosts(hosts, &config);
-            took.push(disagree(&communicators, collective, slip));
+        for slip in SLIPS {
+            took.push(disagree(&joined_hosts(hosts, &config), slip, 100));
         }
     }
     assert_kept("mismatches over TCP", MISMATCH_KNOWN, &took);
+}
+
+#[test]
+fn ranks_of_several_hosts_that_disagree_on_long_vectors_all_fail_too() {
+    let config = Config { spins: Some(4), ..patient() };
+    let mut took = Vec::new();
+    for hosts in HOSTS {
+        for slip in SLIPS {
+            let count = long(slip.0, hosts.len());
+            took.push(disagree(&joined_hosts(hosts, &config), slip, count));
+        }
+    }
+    assert_kept("mismatches of long vectors over TCP", MISMATCH_KNOWN, &took);
 }
 
 /// What each rank of these hosts gets where rank 1 forces another algorithm than the others; how
@@ -212,36 +150,48 @@ fn ranks_that_force_different_algorithms_are_all_refused() {
     assert_kept("different algorithms", MISMATCH_KNOWN, &took);
 }
 
-/// Rank 2 of three takes its own block for one element shorter than the others do.
-fn differing_v_forms(comm: &Communicator, together: &Barrier) -> (Instant, Instant) {
+/// Rank 2 of three takes the block of rank 1 for one element shorter than the others do, in a form
+/// in which every rank knows all blocks. They have `unit` elements a handful of times.
+fn differing_lists(
+    comm: &Communicator,
+    together: &Barrier,
+    collective: Collective,
+    unit: usize,
+) -> (Instant, Instant) {
     let rank = comm.rank();
-    let counts = if rank == 2 { vec![5, 5, 6] } else { vec![5, 6, 6] };
+    let mut counts = vec![5 * unit, 6 * unit, 6 * unit];
+    counts[1] -= usize::from(rank == 2);
+    let gathers = collective == Collective::AllGather;
     let vector = Vector {
-        recv_displacements: vec![0, 10, 20],
+        recv_displacements: if gathers { vec![0, 10 * unit, 20 * unit] } else { vec![] },
         recv_counts: counts.clone(),
         ..Vector::default()
     };
-    let call = Call { count: counts[rank], ..Call::new(Collective::AllGather, DataType::Float32) };
+    let call = Call { count: counts[rank], ..Call::new(collective, DataType::Float32) };
     let call = Call { vector: Some(&vector), ..call };
-    let mut exact = Exact::new(call.data_type, call.count, 26, rank);
-    let call = exact.on(&call);
+    let (own, all) = (call.count, counts.iter().sum());
+    let [send, recv] = if gathers { [own, 26 * unit] } else { [all, own] };
+    let mut exact = Exact::new(call.data_type, send, recv, rank);
     together.wait();
     let started = Instant::now();
-    let outcome = run(comm, &call);
+    let outcome = exact.run(comm, &call);
     let known = Instant::now();
     let text = outcome.unwrap_err().to_string();
     // The counts of all blocks together.
-    for part in ["AllGather(count=16,", "AllGather(count=17,", "rank 2 "] {
+    let calls = [17 * unit, 17 * unit - 1].map(|all| format!("{}(count={all},", collective.name()));
+    for part in calls.iter().map(String::as_str).chain(["rank 2 "]) {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert!(text.contains("rank 0 ") || text.contains("rank 1 "), "{text}");
-    assert_eq!(exact.spilled(), None, "rank {rank}");
-    let is_written = |element: usize| {
-        let bytes = element * call.data_type.size()..(element + 1) * call.data_type.size();
-        exact.recv.content()[bytes].iter().any(|byte| *byte != UNTOUCHED)
-    };
-    let between = (5..10).chain(10 + counts[1]..20);
-    assert_eq!(between.into_iter().find(|at| is_written(*at)), None, "rank {rank}, no block's");
+    assert_eq!(exact.spilled(), None, "{calls:?}, rank {rank}");
+    if gathers {
+        let bytes = |from: usize, to: usize| {
+            &exact.recv.content()[from * call.data_type.size()..to * call.data_type.size()]
+        };
+        let mut between = [bytes(5 * unit, 10 * unit), bytes(10 * unit + counts[1], 20 * unit)];
+        let is_written = |bytes: &mut &[u8]| bytes.iter().any(|byte| *byte != UNTOUCHED);
+        assert!(!between.iter_mut().any(is_written), "{calls:?}, rank {rank}: no block's bytes");
+    }
     (started, known)
 }
 
@@ -260,12 +210,11 @@ fn differing_blocks(comm: &Communicator, together: &Barrier) -> (Instant, Instan
     let call = Call { count: 6, ..Call::new(Collective::AllToAll, DataType::Float32) };
     let call = Call { vector: Some(&vector), ..call };
     let mut exact = Exact::new(call.data_type, 18, 18, rank);
-    let call = exact.on(&call);
     // The others' blocks are right: they may be told at their next call.
     let next = Call::new(Collective::Barrier, DataType::Uint8);
     together.wait();
     let started = Instant::now();
-    let outcome = run(comm, &call).and_then(|()| run(comm, &next));
+    let outcome = exact.run(comm, &call).and_then(|()| run(comm, &next));
     let known = Instant::now();
     let text = outcome.unwrap_err().to_string();
     for part in
@@ -277,35 +226,96 @@ fn differing_blocks(comm: &Communicator, together: &Barrier) -> (Instant, Instan
     (started, known)
 }
 
+/// Rank 1 of three has one element more or fewer than the root, rank 0, takes of it or has for it.
+/// Nobody but the root has lists.
+fn differing_parts(
+    comm: &Communicator,
+    together: &Barrier,
+    collective: Collective,
+    (ours, theirs): (usize, usize),
+) -> (Instant, Instant) {
+    let rank = comm.rank();
+    let (counts, displacements) = (vec![ours; 3], vec![0, ours, 2 * ours]);
+    let gathers = collective == Collective::Gather;
+    let vector = match (rank, gathers) {
+        (0, true) => {
+            Vector { recv_counts: counts, recv_displacements: displacements, ..Vector::default() }
+        }
+        (0, false) => {
+            Vector { send_counts: counts, send_displacements: displacements, ..Vector::default() }
+        }
+        _ => Vector::default(),
+    };
+    let count = if rank == 1 { theirs } else { ours };
+    let call = Call { count, ..Call::new(collective, DataType::Float32) };
+    let call = Call { vector: Some(&vector), ..call };
+    let many = if rank == 0 { 3 * ours } else { 0 };
+    let [send, recv] = if gathers { [count, many] } else { [many, count] };
+    let mut exact = Exact::new(call.data_type, send, recv, rank);
+    // The others' parts are right: they may be told at their next call.
+    let next = Call::new(Collective::Barrier, DataType::Uint8);
+    together.wait();
+    let started = Instant::now();
+    let outcome = exact.run(comm, &call).and_then(|()| run(comm, &next));
+    let known = Instant::now();
+    let text = outcome.unwrap_err().to_string();
+    let way = if gathers { "from rank 1 to 0" } else { "from rank 0 to 1" };
+    let calls = [ours, theirs].map(|count| format!("{}(count={count} {way}", collective.name()));
+    for part in calls.iter().map(String::as_str).chain(["rank 0 ", "rank 1 "]) {
+        assert!(text.contains(part), "rank {rank}: {part} is not in: {text}");
+    }
+    assert_eq!(exact.spilled(), None, "{calls:?}, rank {rank}");
+    (started, known)
+}
+
+/// Blocks in one message, and blocks in several, or that go from memory to memory.
+const UNITS: [usize; 2] = [1, 50_000];
+
 #[test]
 fn v_forms_whose_counts_disagree_fail_everywhere() {
-    let here = || Communicator::init_all(3, &patient()).unwrap();
-    let there = |hosts: &[usize]| joined_hosts(hosts, &patient());
-    let took = [
-        run_timed(&here(), differing_v_forms),
-        run_timed(&there(&[0, 1, 2]), differing_v_forms),
-        run_timed(&there(&[0, 1, 1]), differing_v_forms),
-        run_timed(&here(), differing_blocks),
-        run_timed(&there(&[0, 1, 2]), differing_blocks),
-    ];
+    use Collective::{AllGather, Gather, ReduceScatter, Scatter};
+    let mut took = Vec::new();
+    for hosts in [None, Some([0, 1, 2]), Some([0, 1, 1])] {
+        let ranks = || match hosts {
+            None => Communicator::init_all(3, &patient()).unwrap(),
+            Some(hosts) => joined_hosts(&hosts, &patient()),
+        };
+        for unit in UNITS {
+            for form in [AllGather, ReduceScatter] {
+                let differ = |comm: &_, together: &_| differing_lists(comm, together, form, unit);
+                took.push(run_timed(&ranks(), differ));
+            }
+            for (form, theirs) in [Gather, Scatter]
+                .into_iter()
+                .flat_map(|form| [6 * unit - 1, 6 * unit + 1].map(|theirs| (form, theirs)))
+            {
+                let counts = (6 * unit, theirs);
+                let differ = |comm: &_, together: &_| differing_parts(comm, together, form, counts);
+                took.push(run_timed(&ranks(), differ));
+            }
+        }
+        took.push(run_timed(&ranks(), differing_blocks));
+    }
     assert_kept("v forms that differ", MISMATCH_KNOWN, &took);
 }
 
-#[test]
-fn processes_that_disagree_all_fail_too() {
-    let mut ranks = Ranks::start(3, &patient(), "", |comm, _| {
-        let rank = comm.rank();
-        let mut scratch = Scratch::new(3);
-        run(comm, &scratch.call(Collective::Barrier, 0)).unwrap();
-        let count = if rank == 2 { 50 } else { 60 };
-        let mut exact = Exact::new(DataType::Float32, count, count, rank);
-        let call = exact.on(&scratch.call(Collective::AllReduce, count));
-        say("ready");
-        let text = run(comm, &call).unwrap_err().to_string();
-        say("known");
-        assert_eq!(exact.spilled(), None, "rank {rank}");
-        text
-    });
+/// The last of three ranks differs in the count; what the error says.
+fn differ_last(comm: &Communicator, [right, wrong]: [usize; 2]) -> String {
+    let rank = comm.rank();
+    let mut scratch = Scratch::new(3);
+    run(comm, &scratch.call(Collective::Barrier, 0)).unwrap();
+    let count = if rank == 2 { wrong } else { right };
+    let mut exact = Exact::new(DataType::Float32, count, count, rank);
+    let call = Call { count, ..Call::new(Collective::AllReduce, DataType::Float32) };
+    say("ready");
+    let text = exact.run(comm, &call).unwrap_err().to_string();
+    say("known");
+    assert_eq!(exact.spilled(), None, "rank {rank}");
+    text
+}
+
+/// Three processes of [`differ_last`] all know, soon, and name it.
+fn assert_all_know(ranks: &mut Ranks, counts: [usize; 2]) {
     let pace = Pace::beside(ranks.pids());
     let deadline = Instant::now() + Duration::from_secs(60);
     let heard = |ranks: &mut Ranks, word: &str| {
@@ -318,12 +328,35 @@ fn processes_that_disagree_all_fail_too() {
             .expect("three ranks")
     };
     // The last call is made when the last rank is ready.
-    let (made, known) = (heard(&mut ranks, "ready"), heard(&mut ranks, "known"));
+    let (made, known) = (heard(ranks, "ready"), heard(ranks, "known"));
     assert_kept("processes that disagree", MISMATCH_KNOWN, &[pace.timed(made, known)]);
+    let who = ranks.who(2);
     for rank in 0..3 {
         let text = ranks.end(rank, deadline).result.unwrap();
-        assert!(text.contains("count=50") && text.contains("count=60"), "{text}");
-        assert!(text.contains("rank 2"), "{text}");
+        let calls = counts.map(|count| format!("AllReduce(count={count},"));
+        assert!(calls.iter().all(|call| text.contains(call)), "{text}");
+        let others = ["rank 0 ", "rank 1 "].iter().any(|other| text.contains(other));
+        assert!(others && text.contains(if rank == 2 { "rank 2 " } else { &who }), "{text}");
+    }
+}
+
+#[test]
+fn processes_that_disagree_all_fail_too() {
+    let mut ranks = Ranks::start(3, &patient(), "", |comm, _| differ_last(comm, [60, 50]));
+    assert_all_know(&mut ranks, [60, 50]);
+}
+
+#[test]
+fn processes_on_several_hosts_that_disagree_all_fail_too() {
+    for hosts in [&[0, 1, 2], &[0, 0, 1], &[0, 1, 1]] {
+        for counts in [[60, 50], [500_000, 500_001]] {
+            let argument = format!("{} {}", counts[0], counts[1]);
+            let mut ranks = Ranks::start_on_hosts(hosts, &patient(), &argument, |seat, counts| {
+                let (right, wrong) = counts.split_once(' ').expect("two counts");
+                differ_last(&seat.join(), [right, wrong].map(|count| count.parse().unwrap()))
+            });
+            assert_all_know(&mut ranks, counts);
+        }
     }
 }
 
@@ -363,29 +396,24 @@ fn disagree_within(
     memory: Memory,
     comm: &Communicator,
     before: usize,
-    (collective, (what, change, right, wrong)): (Collective, Slip),
+    (collective, slip): (Collective, Slip),
 ) -> String {
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let good = Call { count: ROOM, ..Call::new(collective, DataType::Float32) };
     let mut agreed = Exact::of(&good, rank, nranks, memory);
     let good = agreed.on(&good);
     let transport = comm.explain(&good).unwrap().transport;
-    let shown = format!("{}, {what}, rank {rank}, after {before}", collective.name());
+    let shown = format!("{}, {}, rank {rank}, after {before}", collective.name(), slip.0);
     (0..before).for_each(|_| run(comm, &good).unwrap());
     // In this one every rank reads all others' buffers, beside which it has two of its own.
     let reads = memory == Memory::Exported && collective == Collective::AllGather && before > 0;
     assert!(!reads || exported_mappings() > 2, "{shown}: no peer's memory is mapped");
-    let mut call = good.clone();
-    if rank == 1 {
-        change(&mut call);
-    }
+    let (wrong, texts) = slipped(&good, slip);
+    let call = if rank == 1 { wrong } else { good.clone() };
     let mut exact = Exact::of(&call, rank, nranks, memory);
-    let outcome = run(comm, &exact.on(&call)).and_then(|()| run(comm, &good));
+    let outcome = exact.run(comm, &call).and_then(|()| run(comm, &good));
     let text = outcome.expect_err("a mismatch").to_string();
-    // The slips are those of shorter calls.
-    let [right, wrong] =
-        [right, wrong].map(|call| call.replace("count=100", &format!("count={ROOM}")));
-    let named = text.contains(&right) && text.contains(&wrong) && text.contains("rank 1 ");
+    let named = texts.iter().all(|call| text.contains(call)) && text.contains("rank 1 ");
     assert!(named, "{shown}: {text}");
     assert_eq!(exact.spilled().or_else(|| agreed.spilled()), None, "{shown}");
     format!("{} {transport}", collective.name())

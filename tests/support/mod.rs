@@ -20,6 +20,7 @@ pub mod processes;
 pub mod samples;
 pub mod scratch;
 pub mod skips;
+pub mod slips;
 pub mod threads;
 pub mod work;
 
