@@ -222,6 +222,18 @@ fn during(operation: &Option<Operation>) -> String {
     operation.as_ref().map(Operation::during).unwrap_or_default()
 }
 
+/// What calls that disagree are told, also what those differ in that read alike: of a `v` form's
+/// counts the text has the sum.
+fn advice(mine: &Operation, theirs: &Operation) -> &'static str {
+    match mine == theirs {
+        true => {
+            " with other counts of its blocks; every rank must make the same calls in the same \
+             order, and with the same counts"
+        }
+        false => "; every rank must make the same calls in the same order",
+    }
+}
+
 /// What is known of a rank that was never reached, and what to do about it.
 const OUT_OF_REACH: &str = "died or cannot be reached";
 const OPEN: &str = "if it lives, let the hosts reach each other's ports (RINGCOMM_PORT_RANGE says \
@@ -242,8 +254,8 @@ impl fmt::Display for Error {
             }
             Error::Mismatch { rank, mine, peer, theirs } => write!(
                 f,
-                "ranks disagree: rank {rank} called {mine} but {peer} called {theirs}; \
-                 every rank must make the same calls in the same order"
+                "ranks disagree: rank {rank} called {mine} but {peer} called {theirs}{}",
+                advice(mine, theirs)
             ),
             Error::PeerDied { rank, peer, operation } => write!(
                 f,

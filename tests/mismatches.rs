@@ -150,17 +150,21 @@ fn ranks_that_force_different_algorithms_are_all_refused() {
     assert_kept("different algorithms", MISMATCH_KNOWN, &took);
 }
 
-/// Rank 2 of three takes the block of rank 1 for one element shorter than the others do, in a form
-/// in which every rank knows all blocks. They have `unit` elements a handful of times.
+/// Rank 2 of three takes the block of rank 1 for one element shorter than the others do, and its
+/// own for so many longer, in a form in which every rank knows all blocks. Those have `unit`
+/// elements a handful of times.
 fn differing_lists(
     comm: &Communicator,
     together: &Barrier,
     collective: Collective,
-    unit: usize,
+    (unit, longer): (usize, usize),
 ) -> (Instant, Instant) {
     let rank = comm.rank();
     let mut counts = vec![5 * unit, 6 * unit, 6 * unit];
-    counts[1] -= usize::from(rank == 2);
+    if rank == 2 {
+        counts[1] -= 1;
+        counts[2] += longer;
+    }
     let gathers = collective == Collective::AllGather;
     let vector = Vector {
         recv_displacements: if gathers { vec![0, 10 * unit, 20 * unit] } else { vec![] },
@@ -170,16 +174,19 @@ fn differing_lists(
     let call = Call { count: counts[rank], ..Call::new(collective, DataType::Float32) };
     let call = Call { vector: Some(&vector), ..call };
     let (own, all) = (call.count, counts.iter().sum());
-    let [send, recv] = if gathers { [own, 26 * unit] } else { [all, own] };
+    let [send, recv] = if gathers { [own, 20 * unit + counts[2]] } else { [all, own] };
     let mut exact = Exact::new(call.data_type, send, recv, rank);
     together.wait();
     let started = Instant::now();
     let outcome = exact.run(comm, &call);
     let known = Instant::now();
     let text = outcome.unwrap_err().to_string();
-    // The counts of all blocks together.
-    let calls = [17 * unit, 17 * unit - 1].map(|all| format!("{}(count={all},", collective.name()));
-    for part in calls.iter().map(String::as_str).chain(["rank 2 "]) {
+    // The counts of all blocks together. Where those are the same, the calls look alike.
+    let alls = [17 * unit, 17 * unit - 1 + longer];
+    let calls = alls.map(|all| format!("{}(count={all},", collective.name()));
+    let reason =
+        if alls[0] == alls[1] { "with other counts of its blocks" } else { "; every rank" };
+    for part in calls.iter().map(String::as_str).chain([reason, "rank 2 "]) {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert!(text.contains("rank 0 ") || text.contains("rank 1 "), "{text}");
@@ -281,17 +288,19 @@ fn v_forms_whose_counts_disagree_fail_everywhere() {
             Some(hosts) => joined_hosts(&hosts, &patient()),
         };
         for unit in UNITS {
-            for form in [AllGather, ReduceScatter] {
-                let differ = |comm: &_, together: &_| differing_lists(comm, together, form, unit);
-                took.push(run_timed(&ranks(), differ));
-            }
-            for (form, theirs) in [Gather, Scatter]
-                .into_iter()
-                .flat_map(|form| [6 * unit - 1, 6 * unit + 1].map(|theirs| (form, theirs)))
-            {
-                let counts = (6 * unit, theirs);
-                let differ = |comm: &_, together: &_| differing_parts(comm, together, form, counts);
-                took.push(run_timed(&ranks(), differ));
+            for (form, part) in [(AllGather, Gather), (ReduceScatter, Scatter)] {
+                for longer in [0, 1] {
+                    let sizes = (unit, longer);
+                    let differ =
+                        |comm: &_, together: &_| differing_lists(comm, together, form, sizes);
+                    took.push(run_timed(&ranks(), differ));
+                }
+                for theirs in [6 * unit - 1, 6 * unit + 1] {
+                    let counts = (6 * unit, theirs);
+                    let differ =
+                        |comm: &_, together: &_| differing_parts(comm, together, part, counts);
+                    took.push(run_timed(&ranks(), differ));
+                }
             }
         }
         took.push(run_timed(&ranks(), differing_blocks));
