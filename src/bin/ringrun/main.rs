@@ -51,8 +51,9 @@ fn say(text: &str) {
 
 /// Print an error.
 fn complain(text: &str) {
-    // Without a standard error there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "ringrun: {text}");
+    // In one piece: the ranks of a check share the standard error. Without one there is nobody to
+    // tell.
+    let _ = std::io::stderr().write_all(format!("ringrun: {text}\n").as_bytes());
 }
 
 fn begin(options: Options) -> u8 {
