@@ -8,6 +8,8 @@
 //! false gate, is 1,000 times each one with a bit flipped, random bytes, one of 200 recordings, or
 //! one of 200 from among holders of another secret. Of all some 93,500 are distinct.
 
+#[path = "support/delays.rs"]
+mod delays;
 #[path = "support/files.rs"]
 mod files;
 #[path = "support/pace.rs"]
@@ -328,9 +330,19 @@ fn a_thousand_silent_sockets_hold_up_no_meeting() {
             Timed { took: crowded.took.saturating_sub(alone.own()), ..crowded }
         })
         .collect();
-    // Side by side, and the median: a meeting may be unlucky with and without strangers.
+    // A long run is for a quiet machine, where every millisecond of each counts.
+    let is_long = delays::asked().is_some();
+    if is_long {
+        delays.iter_mut().for_each(|delay| delay.lost = Duration::ZERO);
+    }
     delays.sort_unstable_by_key(Timed::own);
-    assert_kept("the delay by 1000 silent sockets, median", PROMISE, &delays[3..4]);
+    let all: Vec<Duration> = delays.iter().map(Timed::own).collect();
+    println!("the delays by 1000 silent sockets: {all:?}");
+    // Else a meeting may be unlucky, with and without strangers: on two cores beside a load of
+    // seven the sixth has been seen to take 113 ms, in one of forty runs.
+    let (most, few) = if is_long { (7, PROMISE) } else { (5, delays::LONGEST_BESIDE_OTHERS) };
+    assert_kept("the delay by 1000 silent sockets, most", PROMISE, &delays[..most]);
+    assert_kept("the delay by 1000 silent sockets, all", few, &delays);
 }
 
 /// Closed so, a connection is reset, as a scanner leaves those that it has found open.

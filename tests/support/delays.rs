@@ -1,4 +1,5 @@
 //! How long survivors of a death took to learn of it, held against what is promised.
+#![allow(dead_code)] // A suite takes this file alone, and a part of it.
 
 use super::pace::Timed;
 use std::time::Duration;
@@ -11,7 +12,7 @@ pub const LONGEST: Duration = Duration::from_millis(250);
 /// What the longest, and those few that are late with it, may be in a usual run, beside whatever
 /// else the machine does: a pacemaker sleeps, so it gets a core before survivors that compute, and
 /// does not see all that those lack.
-const LONGEST_BESIDE_OTHERS: Duration = Duration::from_secs(1);
+pub const LONGEST_BESIDE_OTHERS: Duration = Duration::from_secs(1);
 
 /// From so many on, a median and a ninety-ninth say something: survivors of one death are late
 /// together.

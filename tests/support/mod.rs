@@ -120,6 +120,17 @@ pub fn names_in_full(text: &str, rank: usize, nranks: usize) -> bool {
     names_another(text, rank, nranks) && ["(host ", "pid ", " #"].iter().all(|it| text.contains(it))
 }
 
+/// The lists of missing ranks in a text: after `missing: ` or `missing of 3 ranks: `.
+pub fn missing(text: &str) -> Vec<Vec<usize>> {
+    let list = |rest: &str| {
+        let list = rest.split_once(": [").and_then(|(_, list)| list.split_once(']'));
+        let list = list.unwrap_or_else(|| panic!("who is missing? {text}")).0.split(", ");
+        list.map(|rank| rank.parse().unwrap_or_else(|_| panic!("{rank:?} is no rank: {text}")))
+            .collect()
+    };
+    text.split("missing").skip(1).map(list).collect()
+}
+
 /// Whether the error of a rank whose `init_rank` failed says who is missing, or that the meeting's
 /// root is, which is no rank but this process, and where its id says.
 pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize, id: &UniqueId) -> bool {
