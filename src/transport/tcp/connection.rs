@@ -65,7 +65,7 @@ impl Connection {
         Ok(Connection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
     }
 
-    /// One without slots, over which nothing goes: its lanes are hung up on.
+    /// One without slots, over which nothing goes; it takes no lanes.
     pub fn bare(settings: Settings) -> Connection {
         Connection::of(settings, Blocks::none(), Blocks::none())
     }
@@ -83,6 +83,10 @@ impl Connection {
         }
     }
 
+    pub fn is_bare(&self) -> bool {
+        self.is_bare
+    }
+
     pub fn has_lanes(&self) -> bool {
         !self.lanes.is_empty()
     }
@@ -90,7 +94,7 @@ impl Connection {
     /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
     /// what had gone over that nobody knows how much has come. One that is too many is hung up on.
     pub fn add_lane(&mut self, lane: NewLane) {
-        if self.is_bare || self.lanes.len() == MOST_LANES {
+        if self.lanes.len() == MOST_LANES {
             return;
         }
         self.lanes.push(Lane::new(lane.socket, self.settings.protection, &lane.keys));

@@ -118,6 +118,21 @@ impl Inbox {
     }
 }
 
+/// What was lacking for a connection, and what to do.
+fn short_of_memory(error: Error, peer: usize) -> Error {
+    match error {
+        Error::System { what, errno } => {
+            let what = format!(
+                "{what} for the connection to rank {peer} (a process may map more with another \
+                 `ulimit -v`, vm.overcommit_memory or vm.max_map_count; ranks map less with a \
+                 smaller RINGCOMM_BUFFSIZE)"
+            );
+            Error::System { what, errno }
+        }
+        other => other,
+    }
+}
+
 pub struct Network {
     rank: usize,
     settings: Settings,
@@ -125,6 +140,9 @@ pub struct Network {
     connections: Vec<Option<Box<Connection>>>,
     /// Why one of them has no slots.
     shortage: Option<Error>,
+    /// Sockets of peers for whose slots there was no memory when they came: left open, so that a
+    /// peer whose rank may still need them does not take it for gone.
+    parked: Vec<NewLane>,
     inbox: Arc<Inbox>,
     connect: Box<dyn Connect>,
     /// Peers with messages that are not the kernel's yet.
@@ -147,6 +165,7 @@ impl Network {
             settings,
             connections: (0..nranks).map(|_| None).collect(),
             shortage: None,
+            parked: Vec::new(),
             inbox,
             connect,
             unwritten: Vec::with_capacity(nranks),
@@ -185,33 +204,28 @@ impl Network {
     fn prepare(&mut self, peer: usize) {
         if self.connections[peer].is_none() {
             let connection = self.make(peer);
-            self.connections[peer] = Some(connection);
             // Both ranks of a pair use it, so one of them dialling is enough.
-            if self.rank < peer {
+            if self.rank < peer && !connection.is_bare() {
                 self.connect.connect(peer);
             }
+            self.connections[peer] = Some(connection);
         }
         self.collect();
     }
 
-    /// The ends of a connection, or what fails all calls where there is no memory for them.
+    /// The ends of a connection that this rank needs, or what fails its calls where there is no
+    /// memory for them.
     fn make(&mut self, peer: usize) -> Box<Connection> {
-        let settings = self.settings;
-        Box::new(Connection::new(settings).unwrap_or_else(|error| {
-            let error = match error {
-                Error::System { what, errno } => {
-                    let what = format!(
-                        "{what} for the connection to rank {peer} (let this process have more \
-                         memory, see `ulimit -v` and the container's limit, or set \
-                         RINGCOMM_BUFFSIZE below its default on all ranks)"
-                    );
-                    Error::System { what, errno }
-                }
-                other => other,
-            };
-            self.shortage.get_or_insert(error);
-            Connection::bare(settings)
-        }))
+        let mut connection = match Connection::new(self.settings) {
+            Ok(connection) => Box::new(connection),
+            Err(error) => {
+                self.shortage.get_or_insert(short_of_memory(error, peer));
+                return Box::new(Connection::bare(self.settings));
+            }
+        };
+        let theirs = self.parked.extract_if(.., |lane| lane.peer == peer);
+        theirs.for_each(|lane| connection.add_lane(lane));
+        connection
     }
 
     /// Why this rank can use no connection any more: it lacked memory for one.
@@ -230,10 +244,12 @@ impl Network {
         for lane in come {
             let peer = lane.peer;
             if self.connections[peer].is_none() {
-                self.connections[peer] = Some(self.make(peer));
+                // Nobody here needs it yet.
+                self.connections[peer] = Connection::new(self.settings).ok().map(Box::new);
             }
-            if let Some(connection) = &mut self.connections[peer] {
-                connection.add_lane(lane);
+            match &mut self.connections[peer] {
+                Some(connection) if !connection.is_bare() => connection.add_lane(lane),
+                _ => self.parked.push(lane),
             }
         }
         for (peer, why) in std::mem::take(&mut *self.inbox.failures.lock()) {
