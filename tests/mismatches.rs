@@ -184,8 +184,7 @@ fn differing_lists(
     // The counts of all blocks together. Where those are the same, the calls look alike.
     let alls = [17 * unit, 17 * unit - 1 + longer];
     let calls = alls.map(|all| format!("{}(count={all},", collective.name()));
-    let reason =
-        if alls[0] == alls[1] { "with other counts of its blocks" } else { "; every rank" };
+    let reason = if alls[0] == alls[1] { "with other blocks" } else { "; every rank" };
     for part in calls.iter().map(String::as_str).chain([reason, "rank 2 "]) {
         assert!(text.contains(part), "{part} is not in: {text}");
     }

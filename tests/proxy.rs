@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use support::samples::{mixed, mixed_long};
-use support::{Prepared, Random, config, names_in_full, names_who_is_missing, on_hosts};
+use support::{Prepared, Random, config, names_in_full, names_who_is_missing, on_hosts, wired};
 
 /// What the relays do at present.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -189,11 +189,10 @@ fn take_part(comm: &Communicator, prepared: &[Prepared]) -> End {
 /// One run on threads that take each other for other hosts: how many calls were exact, and the
 /// errors of the ranks that failed, which name another rank each, or who was missing when they were
 /// to meet.
-fn run_once(nranks: usize, seed: u64, config: &Config) -> (usize, Vec<String>) {
+fn run_once(nranks: usize, seed: u64, config: &Config, is_long: bool) -> (usize, Vec<String>) {
     let id = Root::start(config).expect("an id");
     let hosts: Vec<usize> = (0..nranks).collect();
-    // One run in four is of vectors that take the longest messages.
-    let cases = if seed.is_multiple_of(4) { mixed_long(&hosts, seed) } else { mixed(&hosts, seed) };
+    let cases = if is_long { mixed_long(&hosts, seed) } else { mixed(&hosts, seed) };
     let cases: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
     let ends = std::thread::scope(|scope| {
         let rank = |rank: usize| {
@@ -250,20 +249,29 @@ fn every_run_through_the_proxy_is_exact_or_ends_in_an_error_with_a_name() {
     while runs < most && (most != usize::MAX || started.elapsed() < Duration::from_secs(25)) {
         let trouble = troubles[runs % troubles.len()];
         TROUBLE.lock().expect("no relay panics").0 = trouble;
-        let nranks = 2 + random.below(3);
-        let protection = random.pick(&[Protection::Checksum, Protection::Encrypted]);
+        let mut nranks = 2 + random.below(3);
+        let mut protection = random.pick(&[Protection::Checksum, Protection::Encrypted]);
+        let mut sockets = 1 + random.below(2);
+        // In some runs messages are as long as they get: up to 512 KiB go whole.
+        let is_long = runs % 4 == 3;
+        let mut profile = None;
+        if is_long {
+            (nranks, protection, sockets) = (2, Protection::Checksum, 1);
+            profile = wired(2, 1.0 / 5_000.0).profile;
+        }
         let config = Config {
             timeout_ms: TIMEOUT_MS,
             interfaces: Some("lo".into()),
             spins: Some(4),
-            sockets: 1 + random.below(2),
+            sockets,
             protection,
+            profile,
             ..config()
         };
         let begun = Instant::now();
         let (done, heard) = mpsc::channel();
         let seed = random.next();
-        std::thread::spawn(move || done.send(run_once(nranks, seed, &config)));
+        std::thread::spawn(move || done.send(run_once(nranks, seed, &config, is_long)));
         let told = format!("run {runs}, {nranks} ranks, {trouble:?}, {protection:?}");
         let (exact_calls, errors) = heard
             .recv_timeout(Duration::from_secs(60))

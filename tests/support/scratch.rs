@@ -46,6 +46,7 @@ impl Scratch {
     }
 
     pub fn call(&mut self, collective: Collective, count: usize) -> Call<'static> {
+        assert!(count <= self.room);
         Call {
             send: self.send.as_ptr().cast(),
             recv: self.recv.as_mut_ptr().cast(),
