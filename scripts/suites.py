@@ -86,7 +86,8 @@ def loom():
 # What the sanitizers run: threads, memory that they share, sockets, and the C interface over all of
 # it. Pure code and the arithmetic's matrices, an hour under a sanitizer, have nothing for them to
 # see that these have not; suites that kill processes leave none to report.
-PURE = ["algorithm::", "device::", "plan::", "simulation", "agree::", "gossip", "rendezvous::"]
+PURE = ["algorithm::", "device::", "plan::", "simulation", "agree::", "gossip", "rendezvous::",
+        "handshake::"]
 # Counts the process's mappings, among which a sanitizer has its own.
 MAPPINGS = ["mirrors_of_many_ranks"]
 CONCURRENT = ["bootstrap", "fifo", "hosts", "meeting", "messages", "mismatches",
