@@ -108,10 +108,14 @@ fn pass_on_with_little_memory(seat: &Seat, poor: &str) -> String {
     let outcome = match seat.rank {
         0 => {
             // Until rank 1 has dialled rank 2, in most runs.
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(700));
             message(comm, &mut scratch, true, 2)
         }
-        1 => message(comm, &mut scratch, true, 2),
+        1 => {
+            // Until rank 2 has no memory.
+            std::thread::sleep(Duration::from_millis(400));
+            message(comm, &mut scratch, true, 2)
+        }
         _ => {
             let first = message(comm, &mut scratch, false, 0);
             assert!(!is_poor || first.is_ok(), "it needs nothing of rank 1 yet: {first:?}");

@@ -28,7 +28,7 @@ const OTHER_LANES: u32 = 4;
 type Ended = u32;
 
 /// Lanes at most: each of a peer's sockets may come again.
-const MOST_LANES: usize = 2 * MOST_SOCKETS;
+pub(super) const MOST_LANES: usize = 2 * MOST_SOCKETS;
 const _: () = assert!(MOST_LANES <= Ended::BITS as usize);
 
 /// A connection that is of no more use, why, and since when. The peer's death or failure, which

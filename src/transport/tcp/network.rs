@@ -1,7 +1,7 @@
 //! All remote connections of one rank, and its sleep while it waits for one of them.
 #![allow(unsafe_code)]
 
-use super::connection::Connection;
+use super::connection::{Connection, MOST_LANES};
 use super::protect::LaneKeys;
 use crate::config::Protection;
 use crate::error::{Error, Result};
@@ -216,16 +216,27 @@ impl Network {
     /// The ends of a connection that this rank needs, or what fails its calls where there is no
     /// memory for them.
     fn make(&mut self, peer: usize) -> Box<Connection> {
-        let mut connection = match Connection::new(self.settings) {
-            Ok(connection) => Box::new(connection),
-            Err(error) => {
-                self.shortage.get_or_insert(short_of_memory(error, peer));
-                return Box::new(Connection::bare(self.settings));
-            }
-        };
+        self.adopt(peer).unwrap_or_else(|error| {
+            self.shortage.get_or_insert(short_of_memory(error, peer));
+            Box::new(Connection::bare(self.settings))
+        })
+    }
+
+    /// The ends of a connection, with the sockets that have come for it, or an error where there is
+    /// no memory.
+    fn adopt(&mut self, peer: usize) -> Result<Box<Connection>> {
+        let mut connection = Box::new(Connection::new(self.settings)?);
         let theirs = self.parked.extract_if(.., |lane| lane.peer == peer);
         theirs.for_each(|lane| connection.add_lane(lane));
-        connection
+        Ok(connection)
+    }
+
+    /// Keep a socket open for which there are no slots. One that is too many is hung up on.
+    fn park(&mut self, lane: NewLane) {
+        let theirs = self.parked.iter().filter(|parked| parked.peer == lane.peer);
+        if theirs.count() < MOST_LANES {
+            self.parked.push(lane);
+        }
     }
 
     /// Why this rank can use no connection any more: it lacked memory for one.
@@ -243,13 +254,14 @@ impl Network {
         let come = std::mem::take(&mut *self.inbox.lanes.lock());
         for lane in come {
             let peer = lane.peer;
-            if self.connections[peer].is_none() {
-                // Nobody here needs it yet.
-                self.connections[peer] = Connection::new(self.settings).ok().map(Box::new);
-            }
             match &mut self.connections[peer] {
                 Some(connection) if !connection.is_bare() => connection.add_lane(lane),
-                _ => self.parked.push(lane),
+                Some(_) => self.park(lane),
+                None => {
+                    self.park(lane);
+                    // Nobody here needs it yet: without memory it stays so.
+                    self.connections[peer] = self.adopt(peer).ok();
+                }
             }
         }
         for (peer, why) in std::mem::take(&mut *self.inbox.failures.lock()) {
@@ -376,5 +388,64 @@ impl Network {
             self.next_look = now + LOOK;
             self.connections.iter_mut().flatten().for_each(|connection| connection.look());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    struct Nobody;
+
+    impl Connect for Nobody {
+        fn connect(&self, _peer: usize) {}
+        fn ask(&self, _peer: usize) {}
+    }
+
+    /// Rank 1 of two, where slots take more than a process can map.
+    fn without_memory() -> Network {
+        let geometry = Geometry { depth: 2, slot_bytes: 1 << 46 };
+        let lengths = Lengths { cut: 64, whole: 0 };
+        let (steps, messages, protection) = (lengths, lengths, Protection::Clear);
+        let settings = Settings { geometry, steps, messages, protection, lanes: 2 };
+        Network::new(1, 2, settings, Arc::new(Inbox::new().unwrap()), Box::new(Nobody))
+    }
+
+    /// A socket of rank 0 comes; its other end.
+    fn come(network: &mut Network) -> UnixStream {
+        let (socket, end) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let keys = LaneKeys { send: [1; 32], receive: [2; 32] };
+        network.inbox.push(NewLane { peer: 0, socket: socket.into(), keys });
+        network.sleep(None, Duration::ZERO);
+        end
+    }
+
+    #[test]
+    fn sockets_that_came_without_memory_are_all_there_once_it_is_back() {
+        let mut network = without_memory();
+        let _ends = [come(&mut network), come(&mut network)];
+        assert!(network.connections[0].is_none() && network.shortage().is_none());
+        network.settings.geometry.slot_bytes = 64;
+        let _last = come(&mut network);
+        assert_eq!(network.connection(0).lanes().count(), 3);
+        assert!(network.parked.is_empty() && network.shortage().is_none());
+    }
+
+    #[test]
+    fn a_rank_fails_for_lack_of_memory_when_it_needs_the_connection() {
+        let mut network = without_memory();
+        let ends: Vec<UnixStream> = (0..MOST_LANES + 3).map(|_| come(&mut network)).collect();
+        assert_eq!(network.parked.len(), MOST_LANES, "more are hung up on");
+        assert!(network.connection(0).try_reserve(8).is_none());
+        let text = network.shortage().expect("it needs the connection").to_string();
+        assert!(text.contains("for the connection to rank 0 "), "{text}");
+        let is_open = |mut end: &UnixStream| {
+            end.set_nonblocking(true).unwrap();
+            std::io::Read::read(&mut end, &mut [0]).is_err()
+        };
+        assert!(ends.iter().take(MOST_LANES).all(is_open), "its peer takes it for gone");
+        assert!(!is_open(&ends[MOST_LANES]));
     }
 }
