@@ -13,7 +13,7 @@ use ringcomm::config::{Config, Family, Protection};
 use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::DataType;
-use support::samples::{COPYING, REDUCING, SLOT, sample};
+use support::samples::{COPYING, REDUCING, SLOT, blocks_of, sample};
 use support::skips::skip;
 use support::{
     Case, Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads, wired,
@@ -251,11 +251,7 @@ fn long_cases(hosts: &[usize], algorithm: Algorithm) -> Vec<Prepared> {
         if plan_on(&topology, algorithm, collective, 0, 0).is_none() {
             continue;
         }
-        let blocks = match collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
-            _ => nranks,
-        };
-        let count = 600_007 / blocks;
+        let count = 600_007 / blocks_of(collective, nranks);
         let (seed, root, in_place) =
             (cases.len() as u64, cases.len() % nranks, cases.len() % 2 > 0);
         let case = Case::new(collective, nranks, count, DataType::Float32);

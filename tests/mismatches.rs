@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use support::guarded::UNTOUCHED;
 use support::pace::{Pace, Timed, assert_kept};
 use support::processes::{Ranks, say};
+use support::samples::blocks_of;
 use support::scratch::{ROOM, Scratch, run};
 use support::slips::{Exact, SLIPS, Slip, slipped};
 use support::threads::run_timed;
@@ -32,12 +33,7 @@ const LONG: usize = 3 << 20;
 
 /// How many elements a call on floats has, where the longest of its buffers is to have [`LONG`].
 fn long(collective: Collective, nranks: usize) -> usize {
-    use Collective::*;
-    let blocks = match collective {
-        AllReduce | Broadcast | Reduce | Barrier => 1,
-        AllGather | Gather | ReduceScatter | Scatter | AllToAll => nranks,
-    };
-    LONG / DataType::Float32.size() / blocks
+    LONG / DataType::Float32.size() / blocks_of(collective, nranks)
 }
 
 /// Rank 1 slips, on a fresh communicator of these ranks, where the right call has so many elements;
@@ -90,29 +86,27 @@ fn ranks_that_disagree_all_fail_and_name_both_ranks_and_both_calls() {
     assert_kept("mismatches in shared memory", MISMATCH_KNOWN, &took);
 }
 
-#[test]
-fn ranks_of_several_hosts_that_disagree_all_fail_too() {
+/// Every slip on all hosts, where the right call of so many ranks has so many elements.
+fn disagree_on_hosts(name: &str, count: impl Fn(Collective, usize) -> usize) {
     let config = Config { spins: Some(4), ..patient() };
     let mut took = Vec::new();
     for hosts in HOSTS {
         for slip in SLIPS {
-            took.push(disagree(&joined_hosts(hosts, &config), slip, 100));
+            let count = count(slip.0, hosts.len());
+            took.push(disagree(&joined_hosts(hosts, &config), slip, count));
         }
     }
-    assert_kept("mismatches over TCP", MISMATCH_KNOWN, &took);
+    assert_kept(name, MISMATCH_KNOWN, &took);
+}
+
+#[test]
+fn ranks_of_several_hosts_that_disagree_all_fail_too() {
+    disagree_on_hosts("mismatches over TCP", |_, _| 100);
 }
 
 #[test]
 fn ranks_of_several_hosts_that_disagree_on_long_vectors_all_fail_too() {
-    let config = Config { spins: Some(4), ..patient() };
-    let mut took = Vec::new();
-    for hosts in HOSTS {
-        for slip in SLIPS {
-            let count = long(slip.0, hosts.len());
-            took.push(disagree(&joined_hosts(hosts, &config), slip, count));
-        }
-    }
-    assert_kept("mismatches of long vectors over TCP", MISMATCH_KNOWN, &took);
+    disagree_on_hosts("mismatches of long vectors over TCP", long);
 }
 
 /// What each rank of these hosts gets where rank 1 forces another algorithm than the others; how

@@ -48,6 +48,15 @@ pub fn counts(collective: Collective, nranks: usize, data_type: DataType) -> Vec
     counts
 }
 
+/// In how many blocks, of which a call gives the length, the longest of a rank's buffers is.
+pub fn blocks_of(collective: Collective, nranks: usize) -> usize {
+    use Collective::*;
+    match collective {
+        AllReduce | Broadcast | Reduce | Barrier => 1,
+        AllGather | Gather | ReduceScatter | Scatter | AllToAll => nranks,
+    }
+}
+
 pub fn run_on_threads(nranks: usize, config: &Config, cases: Vec<Case>) -> usize {
     let prepared: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();
     on_threads(nranks, config, |comm| prepared.iter().for_each(|case| case.run(comm)));
@@ -94,11 +103,7 @@ pub fn long_cases(nranks: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for collective in REDUCING.into_iter().chain(COPYING) {
         for data_type in DataType::ALL {
-            let blocks = match collective {
-                Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
-                _ => nranks,
-            };
-            let count = 60_000 / data_type.size() / blocks + 3;
+            let count = 60_000 / data_type.size() / blocks_of(collective, nranks) + 3;
             let ops: Vec<_> = operations().filter(|op| op.supports(data_type)).collect();
             for in_place in [false, true] {
                 let (seed, root) = (cases.len() as u64, cases.len() % nranks);
@@ -142,9 +147,8 @@ pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {
 pub fn mixed_long(hosts: &[usize], seed: u64) -> Vec<Case> {
     // The oracle takes as long as there are elements.
     let types = [DataType::Int64, DataType::Float32, DataType::Float64];
-    mixed_of(hosts, seed, &types, &[1000, 1_400_000, 3_000_000], |collective| match collective {
-        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
-        _ => hosts.len(),
+    mixed_of(hosts, seed, &types, &[1000, 1_400_000, 3_000_000], |collective| {
+        blocks_of(collective, hosts.len())
     })
 }
 

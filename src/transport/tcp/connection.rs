@@ -47,7 +47,6 @@ fn inbound_geometry(settings: Settings) -> Geometry {
 }
 
 pub struct Connection {
-    is_bare: bool,
     outbound: Outbound,
     inbound: Inbound,
     lanes: Vec<Lane>,
@@ -72,7 +71,6 @@ impl Connection {
 
     fn of(settings: Settings, out: Blocks, into: Blocks) -> Connection {
         Connection {
-            is_bare: !out.are_there(),
             outbound: Outbound::new(out, settings.geometry, settings.protection),
             inbound: Inbound::new(into, inbound_geometry(settings)),
             lanes: Vec::with_capacity(settings.lanes),
@@ -84,7 +82,7 @@ impl Connection {
     }
 
     pub fn is_bare(&self) -> bool {
-        self.is_bare
+        self.outbound.is_bare()
     }
 
     pub fn has_lanes(&self) -> bool {

@@ -73,8 +73,12 @@ impl Outbound {
         (position % self.geometry.depth as u64) as usize
     }
 
+    pub fn is_bare(&self) -> bool {
+        !self.blocks.are_there()
+    }
+
     pub fn has_room(&self) -> bool {
-        self.posted - self.written < self.geometry.depth as u64 && self.blocks.are_there()
+        self.posted - self.written < self.geometry.depth as u64 && !self.is_bare()
     }
 
     /// Everything posted is the kernel's.
