@@ -58,6 +58,10 @@ pub struct Shared {
     pub handle: [u64; 8],
 }
 
+/// Of `leaving`: no kernel of the owner's will run any more; it has nothing of its peers' open.
+const RESTS: u32 = 1;
+const CLOSED: u32 = 2;
+
 /// The page. Zeroed memory is a valid one.
 #[repr(C, align(4096))]
 pub struct DevicePage {
@@ -73,6 +77,8 @@ pub struct DevicePage {
     told: AtomicU32,
     /// 1 when the owner's device does nothing any more of what it was given.
     is_lost: AtomicU32,
+    /// How far the owner has gone from kernels that wait for other ranks'.
+    leaving: AtomicU32,
     entries: [Entry; EXPORTS],
 }
 
@@ -109,6 +115,25 @@ impl DevicePage {
 
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Acquire) == 1
+    }
+
+    /// No kernel of the owner's that waits for others' runs any more, or will.
+    pub fn rest(&self) {
+        // Release: pairs with the Acquire in `rests`, after all that the kernels have done.
+        self.leaving.store(RESTS, Release);
+    }
+
+    /// Nor has it open what they need of its peers'. Also in the place of an owner that is no more.
+    pub fn close(&self) {
+        self.leaving.store(CLOSED, Release);
+    }
+
+    pub fn rests(&self) -> bool {
+        self.leaving.load(Acquire) >= RESTS
+    }
+
+    pub fn has_closed(&self) -> bool {
+        self.leaving.load(Acquire) == CLOSED
     }
 
     /// Do in the owner's place all that its device was given and never does; whether there is such
@@ -191,6 +216,7 @@ mod tests {
             begun: number(),
             told: number(),
             is_lost: number(),
+            leaving: number(),
             entries,
         }
     }

@@ -14,11 +14,11 @@ use ringcomm::types::DataType;
 use std::sync::Arc;
 use std::time::Duration;
 
-const ALGORITHMS: [&str; 9] =
+pub const ALGORITHMS: [&str; 9] =
     ["oneshot", "twoshot", "ring", "doubling", "halving", "tree", "chain", "binomial", "pairwise"];
 
 /// Every collective, in and out of place, around the lengths at which ways and slices change.
-fn cases(nranks: usize, seed: u64) -> Vec<Prepared> {
+pub fn cases(nranks: usize, seed: u64) -> Vec<Prepared> {
     let mut random = Random(seed);
     let mut cases = vec![Case::new(Collective::Barrier, nranks, 0, DataType::Uint8)];
     for collective in REDUCING.into_iter().chain(COPYING) {

@@ -10,6 +10,7 @@ mod calls;
 mod capture;
 mod closing;
 mod codes;
+mod crew;
 mod deaths;
 mod endings;
 mod failures;

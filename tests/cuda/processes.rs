@@ -1,7 +1,7 @@
 //! Ranks that are processes, each on a device, several of them on one.
 
 use super::fake;
-use super::here::is_on_fake;
+use super::here::{is_on_fake, skip};
 use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::samples::sample;
@@ -211,10 +211,14 @@ fn a_buffer_that_cannot_be_shared_takes_the_call_through_the_host() {
     });
 }
 
-/// Processes meet anew for each call, which a graph would not replay: a capture is refused with the
+/// Processes meet anew for each call, which a graph would not replay: where they share a device, so
+/// that their kernels cannot wait for each other's, or have none, a capture is refused with the
 /// reason, and calls go on.
 #[test]
-fn a_capture_among_processes_is_refused_and_they_go_on() {
+fn a_capture_among_processes_without_a_device_each_is_refused_and_they_go_on() {
+    if ndevices() > 1 && is_within_reach(2) {
+        return skip("needs processes on one device, or devices that do not reach each other");
+    }
     apart(2, "", |place, _| {
         let (comm, bench) = join(place);
         let floats = Floats::new(&bench, &[1.0; 100]);

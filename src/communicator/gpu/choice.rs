@@ -11,7 +11,11 @@ use crate::algorithm::{Algorithm, serial_order};
 use crate::error::Result;
 use crate::executor::flags::Way;
 use crate::plan::Collective;
+use std::collections::HashMap;
 use std::time::Duration;
+
+/// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
+const MOST_WAYS: usize = 4096;
 
 /// What a configuration asks of kernels that wait. The same on every rank, as communicators check.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +81,37 @@ impl Pace {
 pub struct Chosen {
     pub way: Way,
     pub predicted_us: f64,
+}
+
+/// The way of every shape that was called.
+pub struct Ways {
+    pub asked: Asked,
+    pub pace: Pace,
+    known: HashMap<Call, Option<Chosen>>,
+}
+
+impl Ways {
+    pub fn new(asked: Asked, pace: Pace) -> Ways {
+        Ways { asked, pace, known: HashMap::new() }
+    }
+
+    /// As [`choose`], from what was chosen before where it was.
+    pub fn of(
+        &mut self,
+        call: Call,
+        nranks: usize,
+        does: impl Fn(Way) -> Result<bool>,
+    ) -> Result<Option<Chosen>> {
+        if let Some(way) = self.known.get(&call) {
+            return Ok(*way);
+        }
+        if self.known.len() >= MOST_WAYS {
+            self.known.clear();
+        }
+        let way = choose(&call, nranks, (&self.asked, &self.pace), does)?;
+        self.known.insert(call, way);
+        Ok(way)
+    }
 }
 
 /// The fastest way that `does` the call and gives the bits that it must; the one that is asked for,

@@ -8,7 +8,7 @@
 //! the streams that its peers may wait for, and to a second communicator's, not to any number.
 #![allow(unsafe_code)]
 
-use super::choice::{Asked, Chosen, Pace, choose};
+use super::choice::{Chosen, Pace, Ways};
 use super::desk::{Arrival, Sitting};
 use super::trial;
 use crate::config::DEFAULT_BUFFER_BYTES;
@@ -21,12 +21,8 @@ use crate::executor::cuda::Place;
 use crate::executor::flags::{Control, Geometry, Station, Tabled, Way, Work, together};
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
-const MOST_WAYS: usize = 4096;
 
 /// What is asked of a way to do a call. All ranks give the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,10 +74,7 @@ pub struct Company {
     stations: Vec<Station>,
     /// All are on one device.
     is_together: bool,
-    asked: Asked,
-    pace: Pace,
-    /// The way of every shape that was called.
-    ways: HashMap<Call, Option<Chosen>>,
+    ways: Ways,
     /// The last to go: what was let go meanwhile is freed then.
     _interlocked: Option<Interlocked>,
 }
@@ -110,10 +103,9 @@ impl Company {
         let streams =
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
         let stations = stations(sittings, geometry, sittings[0].asked.timeout, &streams)?;
-        let (pace, ways) = (Pace::default(), HashMap::default());
-        let mut company =
-            Company { stations, is_together, asked, pace, ways, _interlocked: interlocked };
-        company.pace = trial::run(&mut company, sittings, &streams)?;
+        let ways = Ways::new(asked, Pace::default());
+        let mut company = Company { stations, is_together, ways, _interlocked: interlocked };
+        company.ways.pace = trial::run(&mut company, sittings, &streams)?;
         Ok(Some(company))
     }
 
@@ -142,21 +134,13 @@ impl Company {
 
     /// How the call is done; `None` where kernels that wait do not do it, or not as asked.
     pub fn way(&mut self, call: Call) -> Result<Option<Chosen>> {
-        if let Some(way) = self.ways.get(&call) {
-            return Ok(*way);
-        }
-        if self.ways.len() >= MOST_WAYS {
-            self.ways.clear();
-        }
-        let places = vec![Place::default(); self.nranks()];
-        let scalars = vec![1.0; self.nranks()];
-        let does = |way| {
+        let (nranks, station) = (self.nranks(), &self.stations[0]);
+        let places = vec![Place::default(); nranks];
+        let scalars = vec![1.0; nranks];
+        self.ways.of(call, nranks, |way| {
             let reaches = way != Way::Pieces || call.is_plain;
-            Ok(reaches && self.does(&call.work(way, &places, &scalars))?)
-        };
-        let way = choose(&call, self.nranks(), (&self.asked, &self.pace), does)?;
-        self.ways.insert(call, way);
-        Ok(way)
+            Ok(reaches && station.does(&call.work(way, &places, &scalars))?)
+        })
     }
 
     /// Launch the kernels of all ranks, each on its part's stream; together on that of `leader`.

@@ -4,10 +4,12 @@
 //! them dies, its part never comes, and no call is there to see it. This thread sleeps until a
 //! process ends, and then does in the dead rank's place what streams wait for: their next work is
 //! done, the buffers of the call hold whatever they hold, and the communicator's error says so.
+//! Kernels that wait for another process's are ended when it dies or fails.
 //! What the device of a rank that has failed, but lives, was given comes by itself, however late;
 //! nobody is let go from it, as buffers would be the caller's again while kernels use them.
 
 use super::super::network::descriptor::{Event, poll};
+use super::stopper::Stopper;
 use crate::error::{Error, Result};
 use crate::executor::control::Life;
 use crate::executor::links::{DevicePages, Pages};
@@ -33,10 +35,11 @@ impl Guardian {
         processes: Vec<Option<OwnedFd>>,
         pages: Pages,
         devices: DevicePages,
+        stopper: Arc<Stopper>,
     ) -> Result<Guardian> {
         let stop = Arc::new(Event::new()?);
         let theirs = stop.clone();
-        let work = move || guard(&theirs, processes, &pages, &devices);
+        let work = move || guard(&theirs, processes, (&pages, &devices), &stopper);
         let thread =
             signals::spawn_deaf("ringcomm-guardian", work).map_err(|error| Error::System {
                 what: "starting the thread that watches ranks on devices".into(),
@@ -56,7 +59,12 @@ impl Drop for Guardian {
     }
 }
 
-fn guard(stop: &Event, mut processes: Vec<Option<OwnedFd>>, pages: &Pages, devices: &DevicePages) {
+fn guard(
+    stop: &Event,
+    mut processes: Vec<Option<OwnedFd>>,
+    (pages, devices): (&Pages, &DevicePages),
+    stopper: &Stopper,
+) {
     let mut is_gone = vec![false; pages.nranks()];
     loop {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -73,6 +81,12 @@ fn guard(stop: &Event, mut processes: Vec<Option<OwnedFd>>, pages: &Pages, devic
                 // A process that has ended would be told again and again.
                 processes[rank] = None;
                 is_gone[rank] = true;
+                devices.of(rank).close();
+            }
+            let is_missed = pages.of(rank).life() != Life::Left && is_gone[rank];
+            if is_missed || pages.of(rank).life() == Life::Failed {
+                // Nobody is left to launch what this rank's kernels wait for.
+                stopper.stop();
             }
             let page = devices.of(rank);
             let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();

@@ -4,9 +4,11 @@
 //! each other's memory, they meet at a [`desk`]: the last one launches kernels for all. Ranks on a
 //! device each are a [`company`], whose kernels wait for each other; others have kernels that wait
 //! for nothing, between events of every rank's stream. Where ranks are several processes of one
-//! machine whose devices share memory, one process for each device launches ([`shared`]).
+//! machine whose devices share memory, one process for each device launches ([`shared`]), or, with
+//! a device each, in graphs and where an algorithm is asked for, each its own kernels, which wait
+//! for each other ([`waiting`]).
 //! Everywhere else a call goes through pinned host memory and the collectives of the processor
-//! ([`staging`]), which is right with any mixture of ranks. Only a company's kernels, and streams
+//! ([`staging`]), which is right with any mixture of ranks. Only such kernels, and streams
 //! that wait for the host ([`ahead`]), wait for work that may not be submitted yet.
 #![allow(unsafe_code)]
 
@@ -16,6 +18,8 @@ mod calls;
 mod choice;
 mod company;
 mod conclude;
+mod crew;
+mod crew_trial;
 mod desk;
 mod exports;
 mod guardian;
@@ -29,9 +33,11 @@ mod probe;
 mod seats;
 mod shared;
 mod staging;
+mod stopper;
 mod survey;
 mod talk;
 mod trial;
+mod waiting;
 
 pub use messages::Posted;
 pub use seats::seat_here;
@@ -63,6 +69,7 @@ use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::time::Duration;
+use stopper::Stopper;
 use talk::Talk;
 
 /// What a rank on a device has of it.
@@ -70,8 +77,6 @@ pub(super) struct Gpu {
     pub device: Arc<Device>,
     rank: usize,
     nranks: usize,
-    /// An algorithm is asked for.
-    is_asked: bool,
     /// Or why it has none.
     kernels: Result<Arc<Kernels>>,
     /// Where this rank's operations were given.
@@ -91,6 +96,9 @@ pub(super) struct Gpu {
     may_share: bool,
     /// Used by whoever has the communicator's turn.
     sharing: Mutex<Sharing>,
+    /// Of this rank's kernels that wait for other processes'.
+    stopper: Arc<Stopper>,
+    asked: Asked,
     /// Why its calls go through the host though its device and the others might not have to.
     warning: Option<Error>,
 }
@@ -144,14 +152,14 @@ impl Gpu {
         let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
         let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
+        let asked = Asked {
+            algorithm: forced_algorithm(config)?,
+            deterministic: config.deterministic,
+            buffer_bytes: config.buffer_bytes,
+            timeout: Duration::from_millis(config.timeout_ms),
+        };
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
-            let asked = Asked {
-                algorithm: forced_algorithm(config)?,
-                deterministic: config.deterministic,
-                buffer_bytes: config.buffer_bytes,
-                timeout: Duration::from_millis(config.timeout_ms),
-            };
             let sitting = Sitting {
                 device: device.clone(),
                 kernels: kernels.clone().ok(),
@@ -171,7 +179,6 @@ impl Gpu {
             device,
             rank,
             nranks: around.nranks,
-            is_asked: forced_algorithm(config)?.is_some(),
             kernels,
             trail: Mutex::default(),
             staging,
@@ -182,6 +189,8 @@ impl Gpu {
             desk,
             may_share,
             sharing,
+            stopper: Arc::default(),
+            asked,
             warning,
         }))
     }
@@ -226,16 +235,22 @@ impl Gpu {
     /// nothing: it has no algorithm that could be asked for, and no modelled time.
     pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, usize, f64)>) {
         let chosen = self.desk.as_ref().and_then(|desk| desk.explain(call));
+        let chosen = match &mut *self.sharing.lock() {
+            Sharing::Works(shared) => shared.explain(call),
+            _ => chosen.map(|(chosen, channels, is_together)| {
+                let how = if is_together { "cuda cooperative" } else { "cuda flags" };
+                (chosen, channels, how)
+            }),
+        };
         match chosen {
             None if self.fuses(call) => (self.fused(), Some(("fused", 1, 0.0))),
             None => (self.transport(), None),
-            Some((Chosen { way, predicted_us }, channels, is_together)) => {
+            Some((Chosen { way, predicted_us }, channels, transport)) => {
                 let algorithm = match way {
                     Way::OneShot => Algorithm::OneShot,
                     Way::Pieces => Algorithm::TwoShot,
                     Way::Plan(algorithm) => algorithm,
                 };
-                let transport = if is_together { "cuda cooperative" } else { "cuda flags" };
                 (transport, Some((algorithm.name(), channels, predicted_us)))
             }
         }
@@ -256,7 +271,7 @@ impl Gpu {
 
     /// How a fused call runs, in words; it has no algorithm to be asked for.
     fn fused(&self) -> &'static str {
-        match (self.transport(), self.is_asked) {
+        match (self.transport(), self.asked.algorithm.is_some()) {
             ("cuda fused", true) => "cuda fused, not as asked",
             ("cuda fused by ipc", true) => "cuda fused by ipc, not as asked",
             (transport, _) => transport,
@@ -266,12 +281,17 @@ impl Gpu {
     /// End the kernels of all ranks that wait for each other, and let none begin.
     pub fn stop(&self) {
         self.desk.iter().for_each(|desk| desk.stop());
+        self.stopper.stop();
     }
 
     /// Where and why a kernel of this rank has ended before its time, if it was not told to: the
     /// rank that it waited for, for how long, and what it waited for.
     pub fn lateness(&self) -> Option<Ending> {
-        self.desk.as_ref().and_then(|desk| desk.ending(self.rank)).filter(Ending::is_late)
+        let ending = match &self.desk {
+            Some(desk) => desk.ending(self.rank),
+            None => self.stopper.ending(),
+        };
+        ending.filter(Ending::is_late)
     }
 
     /// Look where a call's buffers are, and whether it can run at all.
@@ -303,13 +323,15 @@ impl Gpu {
         let is_ordered = sends || receives || !stream.is_null() || is_nothing;
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
-            let why = match *self.sharing.lock() {
-                Sharing::Works(_) => {
-                    "its ranks are several processes, which meet anew for each call"
-                }
-                _ => "it goes through host memory, which a graph cannot replay",
+            let why = match &*self.sharing.lock() {
+                Sharing::Works(shared) => shared.refuses_captures(),
+                _ => Some("it goes through host memory, which a graph cannot replay"),
             };
-            refuse_capture(capture, why)?;
+            // What is wrong with a capture that has failed is said all the same.
+            let is_broken = capture == Capture::Broken;
+            if let Some(why) = why.or(is_broken.then_some("")) {
+                refuse_capture(capture, why)?;
+            }
         }
         Ok(Found {
             sends,
@@ -338,12 +360,17 @@ impl Gpu {
                     (true, true) => Buffers::Plain,
                     (true, false) => Buffers::Any,
                 };
-                shared.run(call, buffers, &mut Talk { links, memory, stamp, watch })?
+                let on = (call.order.stream, found.capture);
+                shared.run(call, buffers, on, &mut Talk { links, memory, stamp, watch })?
             }
             _ => false,
         };
+        if ran {
+            self.mark_captured(call.order.stream, found.capture);
+        }
         if ran && call.order.settles {
             self.settle(call.order.stream, watch)?;
+            return watch.watched.lateness(Some(self)).map_or(Ok(true), Err);
         }
         Ok(ran)
     }

@@ -19,6 +19,7 @@
 #![allow(unsafe_code)]
 
 use super::super::call::Call;
+use super::crew::{Crew, Prepared};
 use super::exports::{Exports, Offering, Part};
 use super::guardian::Guardian;
 use super::imports::Imports;
@@ -26,8 +27,8 @@ use super::launch::has_room;
 use super::staging::{Guard, NAP, wait_for};
 use super::talk::{Plain, Talk};
 use crate::device::cuda::{
-    Address, Device, Event, Kernels, Lasting, Recording, Registered, Stream, wait, wait_value,
-    write_value,
+    Address, Capture, Device, Event, Kernels, Lasting, Recording, Registered, Stream, wait,
+    wait_value, write_value,
 };
 use crate::error::{Error, Result};
 use crate::executor::device_page::DevicePage;
@@ -55,6 +56,12 @@ const FITS: u64 = 1;
 const UNFIT: u64 = 0;
 /// The rank has run into an error, which it will tell.
 const FAILED: u64 = 2;
+/// Kernels that wait for each other's do the call: its own are ready.
+const READY: u64 = 3;
+/// The same, in a graph.
+const CAPTURED: u64 = 4;
+/// The rank refuses the call, whose caller has the reason, and goes on.
+const REFUSED: u64 = 5;
 
 /// What a rank knows of its buffers before it offers them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -108,8 +115,10 @@ pub struct Shared {
     is_loose: bool,
     /// A call had to go through the host.
     has_detoured: bool,
-    /// An error of the trial of memory in pieces.
-    trouble: Option<Error>,
+    /// An error of the trial of memory in pieces, or of kernels that wait for each other's.
+    pub(super) trouble: Option<Error>,
+    /// Where each rank is a process with a device of its own.
+    pub(super) crew: Option<Crew>,
     guardian: Option<Guardian>,
 }
 
@@ -133,6 +142,7 @@ impl Shared {
             is_loose: false,
             has_detoured: false,
             trouble: None,
+            crew: None,
             guardian: None,
         })
     }
@@ -161,7 +171,8 @@ impl Shared {
         self.has_detoured = false;
     }
 
-    /// Why memory that is mapped piece by piece goes through the host.
+    /// Why memory that is mapped piece by piece goes through the host, or why kernels do not wait
+    /// for each other.
     pub fn trouble(&self) -> Option<Error> {
         self.trouble.clone()
     }
@@ -188,17 +199,41 @@ impl Shared {
     }
 
     /// Give the devices a call's work, if all ranks' buffers allow it; whether they did.
-    pub fn run(&mut self, call: &Call, buffers: Buffers, talk: &mut Talk) -> Result<bool> {
+    pub fn run(
+        &mut self,
+        call: &Call,
+        buffers: Buffers,
+        on: (Stream, Capture),
+        talk: &mut Talk,
+    ) -> Result<bool> {
         let number = self.mine().begin();
-        let came = self.come(call, buffers, number, talk);
+        let mut prepared = None;
+        let came = match self.way(call, on.1) {
+            Ok(None) => self.come(call, buffers, number, talk),
+            Ok(Some(way)) => self.ready(call, buffers, way, on).map(|ready| {
+                let state = match (&ready, on.1) {
+                    (None, _) => UNFIT,
+                    (Some(_), Capture::No) => READY,
+                    (Some(_), _) => CAPTURED,
+                };
+                prepared = ready;
+                Card { state, ..Card::default() }
+            }),
+            Err(error) => Err(error),
+        };
         let mine = match &came {
             Ok(card) => *card,
+            Err(Error::InvalidArgument(_)) => Card { state: REFUSED, ..Card::default() },
             Err(_) => Card { state: FAILED, ..Card::default() },
         };
-        let met = self.meet(call, mine, number, talk);
+        let is_prepared = prepared.is_some();
+        let met = self.meet(call, mine, (number, prepared, on), talk);
         let ran = came.and(met);
         if !matches!(ran, Ok(true)) {
-            if mine.state != UNFIT {
+            if let (true, Some(crew)) = (is_prepared, &mut self.crew) {
+                crew.pass(on)?;
+            }
+            if mine.state != UNFIT && on.1 == Capture::No {
                 self.mark(call.order.stream);
             }
             self.exports.take_back(self.pages.of(self.rank));
@@ -214,14 +249,39 @@ impl Shared {
     }
 
     /// Meet the others with this rank's card; whether the devices have the call's work.
-    fn meet(&mut self, call: &Call, mine: Card, number: u32, talk: &mut Talk) -> Result<bool> {
+    fn meet(
+        &mut self,
+        call: &Call,
+        mine: Card,
+        (number, prepared, on): (u32, Option<Prepared>, (Stream, Capture)),
+        talk: &mut Talk,
+    ) -> Result<bool> {
         let cards = talk.exchange(mine, 0..self.nranks)?;
-        if mine.state == FAILED {
+        if mine.state == FAILED || mine.state == REFUSED {
             // It has an error of its own to tell, for which the others wait.
             return Ok(false);
         }
-        if let Some(failed) = cards.iter().position(|card| card.state == FAILED) {
+        let of_state = |state: u64| cards.iter().position(|card| card.state == state);
+        if let Some(failed) = of_state(FAILED) {
             return Err(talk.told(failed));
+        }
+        if let Some(rank) = of_state(REFUSED) {
+            return Err(Error::argument(format!(
+                "rank {rank} has refused this call: the error of its own call says why"
+            )));
+        }
+        if let Some(captured) = of_state(CAPTURED)
+            && let Some(other) = cards.iter().position(|card| card.state != CAPTURED)
+        {
+            return Err(Error::argument(format!(
+                "rank {captured} gives this call to a stream that is being captured, and rank \
+                 {other} to one that is not: a graph has a call of all ranks or of none"
+            )));
+        }
+        if let Some(prepared) = prepared
+            && cards.iter().all(|card| card.state == mine.state)
+        {
+            return self.launch(call, prepared, on).map(|()| true);
         }
         if cards.iter().any(|card| card.state != FITS) {
             return Ok(false);
@@ -335,6 +395,9 @@ impl Drop for Shared {
     /// What a stream still waits for, and memory that kernels still use, stays for good, and so
     /// does who lets the stream go.
     fn drop(&mut self) {
+        if let Some(crew) = self.crew.take() {
+            crew.let_go(&self.pages);
+        }
         if !self.is_at_rest() {
             std::mem::forget(self.pages.clone());
             std::mem::forget(std::mem::take(&mut self.words));

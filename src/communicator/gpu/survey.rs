@@ -10,6 +10,7 @@ use super::super::call::{Call, Order};
 use super::super::record::Descriptor;
 use super::super::watch::{OperationWatch, Unless};
 use super::super::{Communicator, Error};
+use super::crew::{Crew, Ground};
 use super::guardian::Guardian;
 use super::shared::{Buffers, Shared, Within};
 use super::staging::wait_for;
@@ -18,7 +19,7 @@ use super::{Gpu, Sharing};
 use crate::algorithm::Algorithm;
 use crate::bootstrap;
 use crate::device::cuda::{
-    Addresses, Carrier, Device, DeviceMemory, Event, Lasting, OwnedStream, Piece, Pinned,
+    Addresses, Capture, Carrier, Device, DeviceMemory, Event, Lasting, OwnedStream, Piece, Pinned,
     Recording, copy,
 };
 use crate::error::Result;
@@ -40,7 +41,8 @@ struct Hello {
     /// 1 where it could do all that it does alone.
     is_able: u64,
     /// 1 where its device has memory that is mapped piece by piece.
-    has_pieces: u64,
+    has_pieces: u32,
+    multiprocessors: u32,
 }
 
 impl Plain for Hello {}
@@ -85,7 +87,8 @@ impl Gpu {
             process: bootstrap::process_token()?,
             context: self.device.token(),
             is_able: u64::from(sharing.is_ok()),
-            has_pieces: u64::from(self.device.has_pieces().is_ok_and(|has| has)),
+            has_pieces: u32::from(self.device.has_pieces().is_ok_and(|has| has)),
+            multiprocessors: self.device.multiprocessors,
         };
         let hellos = talk.exchange(hello, all.clone())?;
         let mut able = hellos.iter().all(|hello| hello.is_able == 1) && one_context(&hellos);
@@ -114,6 +117,17 @@ impl Gpu {
                 sharing = Err(error);
             } else if !works {
                 sharing = Err(Error::Cuda("a rank's device did not pass a probe".into()));
+            } else if are_apart(&hellos) {
+                let multiprocessors = hellos.iter().map(|hello| hello.multiprocessors).min();
+                let ground = Ground {
+                    device: &self.device,
+                    kernels: &shared.kernels,
+                    asked: self.asked,
+                    multiprocessors: multiprocessors.unwrap_or(1) as usize,
+                    stopper: &self.stopper,
+                };
+                let crew = Crew::found(ground, talk)?;
+                shared.join(crew);
             }
         } else if sharing.is_ok() {
             sharing = Err(Error::Cuda("not all ranks' devices can share memory".into()));
@@ -167,7 +181,8 @@ impl Gpu {
         let shared = Shared::prepare(&self.device, kernels, links)?;
         let watched = watch.watched;
         let (processes, pages) = (watched.liveness.copies()?, watched.pages.clone());
-        let guardian = Guardian::start(processes, pages, shared.pages().clone())?;
+        let devices = shared.pages().clone();
+        let guardian = Guardian::start(processes, pages, devices, self.stopper.clone())?;
         Ok((shared, Some(guardian)))
     }
 
@@ -191,7 +206,7 @@ impl Gpu {
             Err(error) => {
                 // The others must not wait for this rank.
                 let call = Call::new(Collective::AllReduce, DataType::Uint8);
-                let ran = shared.run(&call, Buffers::Unfit, talk);
+                let ran = shared.run(&call, Buffers::Unfit, (call.order.stream, Capture::No), talk);
                 (ran.and(Err(error)), None)
             }
         }
@@ -262,7 +277,7 @@ impl Bench {
             ..Call::new(Collective::AllReduce, DataType::Uint8)
         };
         let buffers = if loaded.is_ok() { kind } else { Buffers::Unfit };
-        let ran = shared.run(&call, buffers, talk)?;
+        let ran = shared.run(&call, buffers, (call.order.stream, Capture::No), talk)?;
         loaded?;
         self.copied(self.host.pointer(), self.output.pointer())?;
         {
@@ -288,6 +303,15 @@ fn leaders(hellos: &[Hello]) -> Vec<usize> {
         before.iter().all(|other| other.uuid != hellos[*rank].uuid)
     };
     (0..hellos.len()).filter(is_first).collect()
+}
+
+/// Whether each rank is a process of its own with a device of its own.
+fn are_apart(hellos: &[Hello]) -> bool {
+    let is_like =
+        |one: &Hello, other: &Hello| one.uuid == other.uuid || one.process == other.process;
+    let is_alone =
+        |(rank, one): (usize, &Hello)| !hellos[..rank].iter().any(|other| is_like(one, other));
+    hellos.len() > 1 && hellos.iter().enumerate().all(is_alone)
 }
 
 /// Whether ranks of one process that are on one device are in one context.

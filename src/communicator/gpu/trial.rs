@@ -21,12 +21,12 @@ use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
 /// Elements of the large trial: 1 MiB, some microseconds of any link, several of its round trips.
-const LARGE: usize = 1 << 18;
+pub const LARGE: usize = 1 << 18;
 /// Elements of the others: each rank of most communicators has one.
-const SMALL: usize = 16;
+pub const SMALL: usize = 16;
 
 /// Of each trial, after one that only warms up; the fastest counts, as devices may be busy.
-const TIMES: usize = 3;
+pub const TIMES: usize = 3;
 
 /// Elements between those that are compared: the results of all blocks, not all of each.
 const APART: usize = 61;
@@ -37,10 +37,10 @@ const LEAST_CROSSING_US: f64 = 0.1;
 const MOST_BYTES_PER_US: f64 = 10e6;
 
 /// Elements of the pattern between the inputs of two ranks.
-const SHIFT: usize = 32;
+pub const SHIFT: usize = 32;
 
 /// What outputs hold before each turn: no sum that is compared is made of it alone.
-const POISON: u8 = 0x5a;
+pub const POISON: u8 = 0x5a;
 
 /// What trials work with.
 struct Bench {
@@ -52,8 +52,47 @@ struct Bench {
 }
 
 /// Element `index` of the pattern: neighbours and ranks differ in all bits.
-fn element(index: usize) -> u32 {
+pub fn element(index: usize) -> u32 {
     (index as u32).wrapping_mul(0x9e37_79b1)
+}
+
+/// What devices take, by the microseconds of sums: a small one in one shot and through a ring, and a
+/// small one and one of `large` elements by which each rank sends and receives as ring and pieces
+/// do. What a small buffer budget has no room for was not measured.
+pub fn pace(
+    nranks: usize,
+    (one_shot_us, ring_us): (Option<f64>, Option<f64>),
+    (small_us, large_us, large): (Option<f64>, Option<f64>, usize),
+) -> Pace {
+    let n = nranks as f64;
+    let moved = 2.0 * (n - 1.0) / n * 4.0 * (large - SMALL) as f64;
+    let usual = Pace::default();
+    let between = |longer: Option<f64>, shorter: Option<f64>| Some(longer? - shorter?);
+    // Two for each of the ring's steps, less the one-shot's one: see `Pace`.
+    let crossings = 2.0 * (2.0 * n - 2.0) - 1.0;
+    Pace {
+        crossing_us: between(ring_us, one_shot_us)
+            .map_or(usual.crossing_us, |us| (us / crossings).max(LEAST_CROSSING_US)),
+        us_per_byte: between(large_us, small_us)
+            .map_or(usual.us_per_byte, |us| (us / moved).max(1.0 / MOST_BYTES_PER_US)),
+    }
+}
+
+/// Look at the sums that a rank has, of as many elements as it got.
+pub fn check(got: &[u32], nranks: usize, rank: usize, way: Way) -> Result<()> {
+    let count = got.len();
+    let sum = |index: usize| {
+        let of = |rank: usize| element(index + SHIFT * rank);
+        (0..nranks).map(of).fold(0u32, u32::wrapping_add)
+    };
+    let is_wrong = |index: &usize| got[*index] != sum(*index);
+    match (0..count).step_by(APART).find(is_wrong) {
+        None => Ok(()),
+        Some(wrong) => Err(Error::Cuda(format!(
+            "kernels that wait for each other gave rank {rank} a wrong element {wrong} of {count} \
+             in a trial ({way:?})"
+        ))),
+    }
 }
 
 /// Try all ways on these streams; what they take.
@@ -120,21 +159,7 @@ impl Bench {
         let ring_us = time(Way::Plan(Algorithm::Ring), SMALL)?;
         let small_us = time(Way::Pieces, SMALL)?;
         let large_us = time(Way::Pieces, LARGE)?;
-        let n = sittings.len() as f64;
-        let moved = 2.0 * (n - 1.0) / n * 4.0 * (LARGE - SMALL) as f64;
-        let usual = Pace::default();
-        // What a small buffer budget has no room for is not measured.
-        let between = |longer: Option<f64>, shorter: Option<f64>| Some(longer? - shorter?);
-        let crossings_us = between(ring_us, one_shot_us);
-        // Two for each of the ring's steps, less the one-shot's one: see `Pace`.
-        let crossings = 2.0 * (2.0 * n - 2.0) - 1.0;
-        let bytes_us = between(large_us, small_us);
-        Ok(Pace {
-            crossing_us: crossings_us
-                .map_or(usual.crossing_us, |us| (us / crossings).max(LEAST_CROSSING_US)),
-            us_per_byte: bytes_us
-                .map_or(usual.us_per_byte, |us| (us / moved).max(1.0 / MOST_BYTES_PER_US)),
-        })
+        Ok(pace(sittings.len(), (one_shot_us, ring_us), (small_us, large_us, LARGE)))
     }
 
     /// Microseconds of a sum of so many elements; `None` where it is not done so.
@@ -218,17 +243,7 @@ impl Bench {
             // SAFETY: as many elements, all written; nothing of the device uses them now.
             let got: &[u32] =
                 unsafe { std::slice::from_raw_parts(self.back.pointer().cast(), count) };
-            let sum = |index: usize| {
-                let of = |rank: usize| element(index + SHIFT * rank);
-                (0..sittings.len()).map(of).fold(0u32, u32::wrapping_add)
-            };
-            let is_wrong = |index: &usize| got[*index] != sum(*index);
-            if let Some(wrong) = (0..count).step_by(APART).find(is_wrong) {
-                return Err(Error::Cuda(format!(
-                    "kernels that wait for each other gave rank {rank} a wrong element {wrong} of \
-                     {count} in a trial ({way:?})"
-                )));
-            }
+            check(got, sittings.len(), rank, way)?;
         }
         Ok(())
     }

@@ -98,6 +98,11 @@ impl Geometry {
         self.lines * abi::LINE_PAYLOAD
     }
 
+    /// Bytes of a vector of whose parts, one a rank, each crosses in one message a channel.
+    pub fn bytes_at_once(&self) -> usize {
+        self.nranks * self.channels * self.slot_bytes
+    }
+
     /// Where the inbox begins; the flags of meetings are before it.
     pub(super) fn inbox(&self) -> usize {
         self.blocks * self.nranks * FLAG

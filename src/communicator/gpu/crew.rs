@@ -1,0 +1,347 @@
+//! Ranks that are processes with a device each, whose kernels wait for each other's.
+//!
+//! Every rank opens the others' grounds once, when the communicator is made; its kernels touch no
+//! other memory but that and its own. So a call asks for nobody's buffers, names nothing that comes
+//! and goes, and can be part of a graph: each rank replays its own part, in the order that all
+//! ranks replay theirs in.
+//!
+//! One rank of each call's kernels is on each device, so that none is behind what it waits for,
+//! unless a program gives its devices the calls of several communicators in different orders on
+//! queues that they share: each has half of a device, and every wait has a deadline.
+#![allow(unsafe_code)]
+
+use super::choice::{Asked, Chosen, Pace, Ways};
+use super::company::Call;
+use super::crew_trial;
+use super::probe::passed;
+use super::staging::NAP;
+use super::stopper::Stopper;
+use super::talk::{Plain, Talk};
+use crate::config::DEFAULT_BUFFER_BYTES;
+use crate::device::cuda::{
+    Address, Capture, Device, DeviceMemory, Imported, Interlocked, Kernels, Lasting, OwnedStream,
+    Shareable, Stream,
+};
+use crate::error::{Error, Result};
+use crate::executor::cuda::Place;
+use crate::executor::device_page::DevicePage;
+use crate::executor::flags::{Geometry, Station, Tabled, Way, Work};
+use crate::executor::links::DevicePages;
+use crate::fork::Shared;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A part of a handle: messages are small where buffers are.
+type Half = [u64; 4];
+impl Plain for Half {}
+
+/// What is known before anything is made. The same on every rank, but for the device.
+pub struct Ground<'a> {
+    pub device: &'a Arc<Device>,
+    pub kernels: &'a Arc<Kernels>,
+    pub asked: Asked,
+    /// Of the smallest of the devices.
+    pub multiprocessors: usize,
+    pub stopper: &'a Arc<Stopper>,
+}
+
+/// A call of this rank's that can be launched once all ranks have come.
+pub struct Prepared {
+    way: Way,
+    tabled: Tabled,
+}
+
+/// A rank's own buffers in a call, and its factor.
+#[derive(Clone, Copy)]
+pub struct Own {
+    pub place: Place,
+    pub scalar: f64,
+}
+
+/// This rank's part.
+pub struct Crew {
+    kernels: Arc<Kernels>,
+    rank: usize,
+    nranks: usize,
+    pub(super) geometry: Geometry,
+    /// All that can go, which goes when the others' kernels are at rest, too.
+    held: Option<Held>,
+    ways: Ways,
+    /// From the first call's kernels on.
+    interlocked: Option<Interlocked>,
+    /// A graph may launch kernels of this rank's for ever.
+    is_captured: bool,
+}
+
+/// What kernels of any rank may use.
+struct Held {
+    station: Station,
+    grounds: Vec<Lasting<Imported>>,
+}
+
+/// The result of this rank's part, if all ranks could do theirs.
+pub fn agreed<T>(mine: Result<T>, talk: &mut Talk) -> Result<Result<T>> {
+    let all = talk.exchange(u64::from(mine.is_ok()), 0..talk.links.nranks)?;
+    Ok(mine.and_then(|mine| match all.iter().position(|able| *able == 0) {
+        None => Ok(mine),
+        Some(rank) => Err(Error::Cuda(format!(
+            "rank {rank} cannot have kernels that wait for other processes'"
+        ))),
+    }))
+}
+
+impl Crew {
+    /// Make this rank's part, and try it with the others'. All ranks have one, or none, and then
+    /// this is why. The error is a peer's that ended it.
+    pub fn found(ground: Ground, talk: &mut Talk) -> Result<Result<Crew>> {
+        sweep();
+        let (device, asked) = (ground.device, ground.asked);
+        let nranks = talk.links.nranks;
+        let bytes = asked.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
+        let geometry = Geometry::new(nranks, ground.multiprocessors, bytes);
+        let own = agreed(offered(device, &geometry), talk)?;
+        let (memory, handle) = match own {
+            Ok(own) => own,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut handles = vec![[0; 8]; nranks];
+        for half in [0, 4] {
+            let mine: Half = std::array::from_fn(|index| handle.0[half + index]);
+            let all = talk.exchange(mine, 0..nranks)?;
+            for (handle, part) in handles.iter_mut().zip(all) {
+                handle[half..half + 4].copy_from_slice(&part);
+            }
+        }
+        let opened = opened(&ground, &geometry, memory, &handles, talk.links.rank);
+        let mut crew = match agreed(opened, talk)? {
+            Ok(crew) => crew,
+            Err(error) => {
+                // What this rank has opened is closed here; then all may free theirs.
+                talk.exchange(0u64, 0..nranks)?;
+                return Ok(Err(error));
+            }
+        };
+        match crew_trial::run(&mut crew, device, talk) {
+            Ok(Ok(pace)) => crew.ways.pace = pace,
+            failed => {
+                crew.give_up();
+                return failed.map(|failed| Err(failed.expect_err("it has no pace")));
+            }
+        }
+        ground.stopper.appoint(crew.station().control().clone());
+        Ok(Ok(crew))
+    }
+
+    /// An algorithm is asked for, which fused launches do not have.
+    pub fn is_asked(&self) -> bool {
+        self.ways.asked.algorithm.is_some()
+    }
+
+    /// How the call is done; `None` where no kernel of these does it. The same on every rank.
+    pub fn way(&mut self, call: Call) -> Result<Option<Chosen>> {
+        let (nranks, held) = (self.nranks, &self.held);
+        let station = &held.as_ref().expect("there until it is let go").station;
+        self.ways.of(call, nranks, |way| does(station, nranks, &call, way))
+    }
+
+    /// Whether its kernels do a call this way. The same on every rank.
+    pub fn does(&self, call: &Call, way: Way) -> Result<bool> {
+        does(self.station(), self.nranks, call, way)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.ways.asked.timeout
+    }
+
+    /// From here on there may be kernels that wait, beside which nothing is freed.
+    pub fn begin(&mut self) -> Result<()> {
+        if self.interlocked.is_none() {
+            self.interlocked = Some(Interlocked::begin(self.timeout() / 2)?);
+        }
+        Ok(())
+    }
+
+    /// Connections between two ranks that a call is spread over.
+    pub fn channels(&self, call: &Call, way: Way) -> usize {
+        let places = vec![Place::default(); self.nranks];
+        self.station().channels(&call.work(way, &places, &[]))
+    }
+
+    /// Give `stream` what this rank's kernel reads beside its arguments. Where this is an error,
+    /// nobody must launch.
+    pub fn prepare(
+        &mut self,
+        call: &Call,
+        way: Way,
+        (stream, capture): (Stream, Capture),
+    ) -> Result<Prepared> {
+        let (places, scalars) = (vec![Place::default(); self.nranks], vec![1.0; self.nranks]);
+        let work = call.work(way, &places, &scalars);
+        let held = self.held.as_mut().expect("there until it is let go");
+        let tabled = held.station.prepare(&work, stream, capture)?;
+        Ok(Prepared { way, tabled })
+    }
+
+    /// No launch comes of what was prepared.
+    pub fn pass(&mut self, (stream, capture): (Stream, Capture)) -> Result<()> {
+        let held = self.held.as_mut().expect("there until it is let go");
+        held.station.pass(stream, capture)
+    }
+
+    /// Launch this rank's part.
+    ///
+    /// # Safety
+    /// The buffers are valid until the stream has passed.
+    pub unsafe fn launch(
+        &mut self,
+        call: &Call,
+        prepared: Prepared,
+        own: Own,
+        (stream, capture): (Stream, Capture),
+    ) -> Result<()> {
+        self.is_captured |= capture != Capture::No;
+        let mut places = vec![Place::default(); self.nranks];
+        let mut scalars = vec![1.0; self.nranks];
+        (places[self.rank], scalars[self.rank]) = (own.place, own.scalar);
+        let work: Work = call.work(prepared.way, &places, &scalars);
+        let held = self.held.as_mut().expect("there until it is let go");
+        // SAFETY: the caller's promise; these ways look at no other rank's buffers.
+        unsafe { held.station.launch(&self.kernels, (&work, prepared.tabled), stream, capture) }
+    }
+
+    pub(super) fn station(&self) -> &Station {
+        &self.held.as_ref().expect("there until it is let go").station
+    }
+
+    /// Let its memory go as soon as nobody's kernels use it any more: now, where the others go, too,
+    /// else with a later communicator.
+    pub fn let_go(mut self, pages: &DevicePages) {
+        /// Ranks that leave do so at about the same time; nobody waits longer for who does not.
+        const LONGEST: Duration = Duration::from_millis(200);
+        if self.is_captured || !self.station().is_at_rest() {
+            return self.give_up();
+        }
+        let Some(Held { station, grounds }) = self.held.take() else { return };
+        pages.of(self.rank).rest();
+        let mut leaving =
+            Leaving { rank: self.rank, pages: pages.clone(), station, grounds, is_closed: false };
+        let started = Instant::now();
+        while !leaving.goes_on() {
+            if started.elapsed() > LONGEST {
+                return LEAVING.lock().push(leaving);
+            }
+            std::thread::sleep(NAP);
+        }
+        leaving.station.retire();
+    }
+
+    /// Kernels may come for ever.
+    fn give_up(mut self) {
+        if let Some(Held { station, grounds }) = self.held.take() {
+            station.give_up();
+            std::mem::forget(grounds);
+        }
+        if self.is_captured {
+            std::mem::forget(self.interlocked.take());
+        }
+    }
+}
+
+fn does(station: &Station, nranks: usize, call: &Call, way: Way) -> Result<bool> {
+    // Pieces are worked on in the peers' buffers.
+    let (places, scalars) = (vec![Place::default(); nranks], vec![1.0; nranks]);
+    Ok(way != Way::Pieces && station.does(&call.work(way, &places, &scalars))?)
+}
+
+/// This rank's ground, and what the others open it by.
+fn offered(
+    device: &Arc<Device>,
+    geometry: &Geometry,
+) -> Result<(Lasting<DeviceMemory>, Shareable)> {
+    let ground = Lasting::<DeviceMemory>::of(device, geometry.ground_bytes())?;
+    let _current = device.enter()?;
+    let address = ground.pointer().expose_provenance() as Address;
+    let refused = || Error::Cuda("the driver does not share memory that it has given".into());
+    let allocation = device.allocation(address)?.ok_or_else(refused)?;
+    let handle = match allocation.base == address {
+        true => device.export(&allocation)?.ok_or_else(refused)?,
+        false => return Err(refused()),
+    };
+    Ok((ground, handle))
+}
+
+/// All ranks' grounds, open here, and the station on them, ready.
+fn opened(
+    ground: &Ground,
+    geometry: &Geometry,
+    memory: Lasting<DeviceMemory>,
+    handles: &[[u64; 8]],
+    rank: usize,
+) -> Result<Crew> {
+    let device = ground.device;
+    let mut grounds = Vec::new();
+    let mut addresses = Vec::new();
+    for (peer, handle) in handles.iter().enumerate() {
+        if peer == rank {
+            addresses.push(memory.pointer().expose_provenance() as Address);
+            continue;
+        }
+        let _current = device.enter()?;
+        let imported = Lasting::new(|| Imported::new(device, Shareable(*handle)))?;
+        addresses.push(imported.address(0, geometry.ground_bytes())?);
+        grounds.push(imported);
+    }
+    let stream = OwnedStream::new(device)?;
+    let memory = (memory, &addresses[..]);
+    let timeout = ground.asked.timeout;
+    let station = Station::new(device, rank, *geometry, memory, timeout, stream.raw())?;
+    passed(device, &stream)?;
+    Ok(Crew {
+        kernels: ground.kernels.clone(),
+        rank,
+        nranks: handles.len(),
+        geometry: *geometry,
+        held: Some(Held { station, grounds }),
+        ways: Ways::new(ground.asked, Pace::default()),
+        interlocked: None,
+        is_captured: false,
+    })
+}
+
+/// A rank's part that its peers may still use.
+struct Leaving {
+    rank: usize,
+    pages: DevicePages,
+    station: Station,
+    grounds: Vec<Lasting<Imported>>,
+    is_closed: bool,
+}
+
+/// Of communicators that are no more.
+static LEAVING: Shared<Vec<Leaving>> = Shared::new(Vec::new());
+
+impl Leaving {
+    /// Close the peers' grounds once all kernels are at rest; whether all have closed this one's.
+    fn goes_on(&mut self) -> bool {
+        let all = |is_so: fn(&DevicePage) -> bool| {
+            (0..self.pages.nranks()).all(|rank| is_so(self.pages.of(rank)))
+        };
+        if !self.is_closed && all(DevicePage::rests) {
+            self.grounds.clear();
+            self.is_closed = true;
+            self.pages.of(self.rank).close();
+        }
+        self.is_closed && all(DevicePage::has_closed)
+    }
+}
+
+/// Let go what earlier communicators had to leave and nobody uses any more.
+fn sweep() {
+    let all = std::mem::take(&mut *LEAVING.lock());
+    for mut leaving in all {
+        match leaving.goes_on() {
+            true => leaving.station.retire(),
+            false => LEAVING.lock().push(leaving),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Kernels that wait for other processes', tried before the first call relies on them: as those of
+//! one process are ([`trial`]), but each rank launches its own, and all tell all how it went.
+//!
+//! The shortest of the ranks' times counts: that of the rank which came last, to which all others
+//! had come.
+#![allow(unsafe_code)]
+
+use super::choice::Pace;
+use super::company::Call;
+use super::crew::{Crew, Own, agreed};
+use super::probe::passed;
+use super::talk::Talk;
+use super::trial::{self, LARGE, POISON, SHIFT, SMALL, TIMES, element};
+use crate::algorithm::Algorithm;
+use crate::device::cuda::{
+    Capture, Device, DeviceMemory, Event, Interlocked, Lasting, OwnedStream, Pinned, Recording,
+    copy, fill,
+};
+use crate::error::{Error, Result};
+use crate::executor::cuda::Place;
+use crate::executor::flags::Way;
+use crate::plan::Collective;
+use crate::types::{DataType, ReduceOp};
+use std::sync::Arc;
+
+/// Elements that show what bytes take: beside fewer, what a crossing takes is in doubt by as much.
+const LEAST_LARGE: usize = 1 << 14;
+
+/// What a rank's trials work with.
+struct Bench {
+    device: Arc<Device>,
+    rank: usize,
+    nranks: usize,
+    stream: OwnedStream,
+    host: Lasting<Pinned>,
+    input: Lasting<DeviceMemory>,
+    output: Lasting<DeviceMemory>,
+    /// Around the launch.
+    around: [Event; 2],
+}
+
+/// Try the ways; what they take. All ranks know that all have it, or why they have not; the error is
+/// a peer's that ended it.
+pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Result<Pace>> {
+    let (rank, nranks) = (talk.links.rank, talk.links.nranks);
+    let made = Bench::new(device, rank, nranks).and_then(|bench| {
+        // Nothing is freed while these kernels run.
+        Ok((bench, Interlocked::begin(crew.timeout() / 2)?))
+    });
+    let (bench, _interlocked) = match agreed(made, talk)? {
+        Ok(made) => made,
+        Err(error) => return Ok(Err(error)),
+    };
+    let tried = bench.all(crew, talk);
+    if matches!(tried, Ok(Ok(_))) {
+        bench.retire();
+    } else {
+        crew.station().control().stop();
+        // Something may be under way still, and to free the memory would wait for it.
+        std::mem::forget(bench);
+    }
+    tried
+}
+
+impl Bench {
+    fn new(device: &Arc<Device>, rank: usize, nranks: usize) -> Result<Bench> {
+        let host = Lasting::<Pinned>::of(device, 4 * LARGE)?;
+        let event = || Event::new(device, Recording::Time);
+        let bench = Bench {
+            device: device.clone(),
+            rank,
+            nranks,
+            stream: OwnedStream::new(device)?,
+            host,
+            input: Lasting::of(device, 4 * LARGE)?,
+            output: Lasting::of(device, 4 * LARGE)?,
+            around: [event()?, event()?],
+        };
+        let place = bench.host.pointer().cast::<u32>();
+        for index in 0..LARGE {
+            // SAFETY: fresh memory of as many elements, which nobody else uses yet.
+            unsafe { place.add(index).write(element(index + SHIFT * rank)) };
+        }
+        {
+            let _current = device.enter()?;
+            let (to, from) = (bench.input.pointer(), bench.host.pointer());
+            // SAFETY: both have the bytes, and stay until the stream has passed.
+            unsafe { copy(device, to, from, 4 * LARGE, bench.stream.raw())? };
+        }
+        passed(device, &bench.stream)?;
+        Ok(bench)
+    }
+
+    /// Nothing of it is under way.
+    fn retire(self) {
+        self.host.retire();
+        self.input.retire();
+        self.output.retire();
+    }
+
+    fn all(&self, crew: &mut Crew, talk: &mut Talk) -> Result<Result<Pace>> {
+        let ring = Way::Plan(Algorithm::Ring);
+        // With more messages it is crossings that are measured, of which a small budget needs many.
+        let large = LARGE.min(crew.geometry.bytes_at_once() / 4);
+        let mut whats = vec![(Way::OneShot, SMALL), (ring, SMALL)];
+        if large >= LEAST_LARGE {
+            whats.push((ring, large));
+        }
+        let mut times = [None; 3];
+        for (time, what) in times.iter_mut().zip(whats) {
+            match self.time(crew, what, talk)? {
+                Ok(found) => *time = found,
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        let [one_shot_us, small_us, large_us] = times;
+        let bytes = (small_us, large_us, large.max(LEAST_LARGE));
+        Ok(Ok(trial::pace(self.nranks, (one_shot_us, small_us), bytes)))
+    }
+
+    /// Microseconds of a sum of so many elements; `None` where it is not done so.
+    fn time(
+        &self,
+        crew: &mut Crew,
+        (way, count): (Way, usize),
+        talk: &mut Talk,
+    ) -> Result<Result<Option<f64>>> {
+        let call = Call {
+            collective: Collective::AllReduce,
+            root: 0,
+            count,
+            data_type: DataType::Uint32,
+            op: ReduceOp::Sum,
+            is_plain: false,
+        };
+        match crew.does(&call, way) {
+            Ok(true) => {}
+            does => return Ok(does.map(|_| None)),
+        }
+        let mut best_ms = f32::MAX;
+        for turn in 0..=TIMES {
+            let took = self.turn(crew, &call, way);
+            // No time is 0 here.
+            let word = took.as_ref().map_or(0, |ms| 1 + u64::from(ms.max(0.0).to_bits()));
+            let all = talk.exchange(word, 0..self.nranks)?;
+            if let Err(error) = took {
+                return Ok(Err(error));
+            }
+            if let Some(rank) = all.iter().position(|word| *word == 0) {
+                let text = format!("rank {rank} could not do its part of a trial ({way:?})");
+                return Ok(Err(Error::Cuda(text)));
+            }
+            if turn > 0 {
+                let times = all.iter().map(|word| f32::from_bits((word - 1) as u32));
+                best_ms = times.fold(best_ms, f32::min);
+            }
+        }
+        let right = agreed(self.compare(way, count), talk)?;
+        Ok(right.map(|()| Some(f64::from(best_ms) * 1e3)))
+    }
+
+    /// One sum; its milliseconds here.
+    fn turn(&self, crew: &mut Crew, call: &Call, way: Way) -> Result<f32> {
+        let on = (self.stream.raw(), Capture::No);
+        let address = |memory: &Lasting<DeviceMemory>| memory.pointer().expose_provenance() as u64;
+        let place = Place { input: address(&self.input), output: address(&self.output) };
+        {
+            let _current = self.device.enter()?;
+            // What the way before has left must not pass for this one's.
+            // SAFETY: the buffer's own bytes, which stay until the stream has passed.
+            unsafe { fill(&self.device, self.output.pointer(), POISON, 4 * call.count, on.0)? };
+        }
+        let prepared = crew.prepare(call, way, on)?;
+        passed(&self.device, &self.stream)?;
+        let record = |moment: usize| {
+            let _current = self.device.enter()?;
+            self.around[moment].record(on.0)
+        };
+        record(0)?;
+        // SAFETY: the trial's own buffers, which stay until the stream has passed.
+        unsafe { crew.launch(call, prepared, Own { place, scalar: 1.0 }, on)? };
+        record(1)?;
+        passed(&self.device, &self.stream)?;
+        self.around[1].since(&self.around[0])
+    }
+
+    /// Look at the sums that this rank has.
+    fn compare(&self, way: Way, count: usize) -> Result<()> {
+        {
+            let _current = self.device.enter()?;
+            let (to, from) = (self.host.pointer(), self.output.pointer());
+            // SAFETY: both have the bytes, and stay until the stream has passed.
+            unsafe { copy(&self.device, to, from, 4 * count, self.stream.raw())? };
+        }
+        passed(&self.device, &self.stream)?;
+        // SAFETY: as many elements, all written; nothing of the device uses them now.
+        let got: &[u32] = unsafe { std::slice::from_raw_parts(self.host.pointer().cast(), count) };
+        trial::check(got, self.nranks, self.rank, way)
+    }
+}

@@ -1,0 +1,117 @@
+//! Calls of ranks that are processes with a device each, by kernels that wait for each other's
+//! ([`crew`](super::crew)): those of graphs, and those for which an algorithm is asked.
+//!
+//! The ranks meet as for every call ([`shared`](super::shared)), also while they capture: so they
+//! cannot differ, and each knows that all have what they need before any kernel is launched. Then
+//! each launches its own.
+#![allow(unsafe_code)]
+
+use super::super::call::Call;
+use super::choice::Chosen;
+use super::company;
+use super::crew::{Crew, Own, Prepared};
+use super::shared::{Buffers, Shared};
+use super::{is_apart, refuse_capture};
+use crate::device::cuda::{Capture, Stream, wait};
+use crate::error::Result;
+use crate::executor::cuda::Place;
+use crate::executor::flags::Way;
+
+impl Shared {
+    /// The ranks' kernels can wait for each other's, or not, and why.
+    pub fn join(&mut self, crew: Result<Crew>) {
+        match crew {
+            Ok(crew) => self.crew = Some(crew),
+            Err(error) => self.trouble = Some(error),
+        }
+    }
+
+    /// Why its calls cannot be part of a graph, if none can.
+    pub fn refuses_captures(&self) -> Option<&'static str> {
+        let why = "its ranks are several processes, which meet anew for each call: only those with \
+                   a device each have kernels that wait for each other";
+        self.crew.is_none().then_some(why)
+    }
+
+    /// How kernels that wait for each other do a call outside of graphs, if an algorithm is asked
+    /// for, with the channels and the name of that.
+    pub fn explain(&mut self, call: &Call) -> Option<(Chosen, usize, &'static str)> {
+        let crew = self.crew.as_mut().filter(|crew| crew.is_asked() && !is_apart(call))?;
+        let shape = shape(call);
+        let chosen = crew.way(shape).ok().flatten()?;
+        Some((chosen, crew.channels(&shape, chosen.way), "cuda flags by ipc"))
+    }
+
+    /// How kernels that wait for each other do the call, if they do.
+    pub(super) fn way(&mut self, call: &Call, capture: Capture) -> Result<Option<Way>> {
+        let is_captured = capture != Capture::No;
+        let Some(crew) = self.crew.as_mut().filter(|crew| is_captured || crew.is_asked()) else {
+            return Ok(None);
+        };
+        if is_apart(call) {
+            refuse_capture(capture, "it has no kernel")?;
+            return Ok(None);
+        }
+        let chosen = crew.way(shape(call))?;
+        if chosen.is_none() {
+            refuse_capture(capture, "no kernel that waits for other processes' does it")?;
+        }
+        Ok(chosen.map(|chosen| chosen.way))
+    }
+
+    /// Give this rank's stream what its kernel needs; `None` where the kernel does not reach its
+    /// buffers.
+    pub(super) fn ready(
+        &mut self,
+        call: &Call,
+        buffers: Buffers,
+        way: Way,
+        on: (Stream, Capture),
+    ) -> Result<Option<Prepared>> {
+        if buffers == Buffers::Unfit {
+            refuse_capture(on.1, "a buffer is not on its rank's device")?;
+            return Ok(None);
+        }
+        let Some(crew) = &mut self.crew else { return Ok(None) };
+        crew.begin()?;
+        if on.1 == Capture::No {
+            let _current = self.device.enter()?;
+            wait(on.0, &self.last)?;
+        }
+        crew.prepare(&shape(call), way, on).map(Some)
+    }
+
+    /// Launch what is ready.
+    pub(super) fn launch(
+        &mut self,
+        call: &Call,
+        prepared: Prepared,
+        on: (Stream, Capture),
+    ) -> Result<()> {
+        let Some(crew) = &mut self.crew else { return Ok(()) };
+        let place = Place {
+            input: call.send.expose_provenance() as u64,
+            output: call.recv.expose_provenance() as u64,
+        };
+        let own = Own { place, scalar: call.scalar };
+        // SAFETY: the caller promised the buffers, until the stream has passed.
+        unsafe { crew.launch(&shape(call), prepared, own, on)? };
+        if on.1 != Capture::No {
+            return Ok(());
+        }
+        let _current = self.device.enter()?;
+        self.last.record(on.0)
+    }
+}
+
+/// A call as kernels that wait are asked about it, which do not look at the peers' buffers.
+fn shape(call: &Call) -> company::Call {
+    company::Call {
+        collective: call.collective,
+        root: call.root,
+        count: call.count,
+        data_type: call.data_type,
+        op: call.op,
+        is_plain: false,
+    }
+}
