@@ -1,7 +1,7 @@
 //! ring-perf on devices, as its users run it.
 
 use super::gate::scratch;
-use super::here::{has_devices, is_on_fake};
+use super::here::{has_devices, has_reach, is_on_fake};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ fn reported(arguments: &str) -> (String, String) {
     (text, said.into())
 }
 
+const PERF: &str = env!("CARGO_BIN_EXE_ring-perf");
+
 /// Small enough for any test machine.
 const SMALL: &str = "-d float -b 8 -e 64K -f 8192 -n 3 -w 1";
 
@@ -53,6 +55,33 @@ fn a_benchmark_of_a_rank_on_each_of_two_devices() {
     let text = report(&format!("all_reduce -g 2 -t 2 {SMALL}"));
     assert_eq!(text.matches("\"ranks\": 4").count(), 3, "{text}");
     assert_eq!(text.contains("\"cuda fused\""), reaches, "{text}");
+}
+
+/// Processes with a device each have times of graphs, of which each replays its own.
+#[test]
+fn a_benchmark_of_processes_with_a_device_each_replays_graphs() {
+    if !is_on_fake() || !has_devices(2) || !has_reach(2) {
+        return;
+    }
+    let folder = scratch("perf-apart");
+    for (algorithm, transport) in [("", "cuda fused by ipc"), (" --algo ring", "cuda flags by ipc")]
+    {
+        let path = folder.join("report.json");
+        let arguments = format!("-n 2 {PERF} all_reduce all_gather -g 2 {SMALL}{algorithm}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
+        command.args(arguments.split_whitespace()).arg("--json").arg(&path);
+        let output = command.output().expect("it starts");
+        let said =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments}\n{said}");
+        let text = std::fs::read_to_string(&path).expect("a report");
+        let of = |what: &str| text.matches(what).count();
+        let rows = of("\"hot_us\"");
+        let each = ["\"wrong\": 0", "\"graph_error\": null", &format!("\"{transport}\"")];
+        assert_eq!((each.map(of), of("\"graph_us\": null")), ([rows; 3], 0), "{text}");
+        assert!(rows > 3 && of("several GPUs") == rows + 1, "{text}");
+    }
+    std::fs::remove_dir_all(&folder).expect("it was made above");
 }
 
 /// No figure of one device is to be taken for one of several, or of a network.
