@@ -70,8 +70,21 @@ static void abort_from_another_thread(void) {
     CHECK(NULL, ringCommAbort(comms[1]));
 }
 
+/* The loop over ranks that every user writes once: it is told at once, as no other thread can call. */
+static void one_thread_without_a_group(void) {
+    ringComm_t comms[2];
+    float value = 1;
+    CHECK(NULL, ringCommInitAll(comms, 2, NULL));
+    refused(comms[0], ringAllReduce(&value, &value, 1, ringFloat, ringSum, comms[0], NULL),
+            ringInvalidUsage);
+    EXPECT(strstr(ringGetLastError(comms[0]), "no other thread that could call that") != NULL);
+    CHECK(NULL, ringCommAbort(comms[0]));
+    CHECK(NULL, ringCommAbort(comms[1]));
+}
+
 int main(void) {
     misuse();
+    one_thread_without_a_group();
     missing_rank();
     abort_from_another_thread();
     printf("every mistake had its error\n");

@@ -53,6 +53,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         publisher: None,
         track: None,
         maker: None,
+        together: false,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
         meeting: Duration::from_secs(1),

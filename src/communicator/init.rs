@@ -181,7 +181,8 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, links.nranks, config);
     let around = around(&links, &topology, config);
-    let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
+    let (maker, together) = (seated.maker, around.together);
+    let cut = seated.any.then_some(around.portion_bytes);
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
         .inspect_err(|error| tell(&pages, error))?;
     // The others are about to measure the machine with this rank.
@@ -203,6 +204,7 @@ pub(super) fn assemble(
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
             track,
             maker,
+            together,
         },
         failure: Mutex::new(None),
         last_error: Arc::default(),

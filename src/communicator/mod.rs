@@ -17,6 +17,7 @@ pub mod stream;
 pub mod together;
 
 mod agree;
+mod alone;
 mod answer;
 mod assembly;
 mod attempts;

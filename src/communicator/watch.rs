@@ -33,6 +33,8 @@ pub struct Watched {
     pub track: Option<Track>,
     /// The thread that made all its ranks, where one did.
     pub maker: Option<ThreadId>,
+    /// All ranks are threads of this process.
+    pub together: bool,
 }
 
 /// What a thread is told that may be waiting for itself.
@@ -215,6 +217,8 @@ pub struct OperationWatch<'a> {
     departure: Cell<Option<Duration>>,
     /// The portion of a call that is run, and how many there are.
     portion: Cell<(usize, usize)>,
+    /// When it was last looked into whether this thread waits for itself.
+    pub(super) looked: Cell<u64>,
 }
 
 impl Watch for OperationWatch<'_> {
@@ -237,6 +241,7 @@ impl Watch for OperationWatch<'_> {
         }
         self.note(peer, waited);
         self.check_others()?;
+        self.check_itself(peer, waited)?;
         if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(self.departed(peer));
         }
@@ -286,7 +291,7 @@ impl<'a> OperationWatch<'a> {
         sequence: u64,
     ) -> OperationWatch<'a> {
         let (makes_communicator, departure) = (false, Cell::new(None));
-        let portion = Cell::new((0, 1));
+        let (portion, looked) = (Cell::new((0, 1)), Cell::new(0));
         OperationWatch {
             watched,
             unless,
@@ -295,6 +300,7 @@ impl<'a> OperationWatch<'a> {
             makes_communicator,
             departure,
             portion,
+            looked,
         }
     }
 

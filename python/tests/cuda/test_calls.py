@@ -1,5 +1,10 @@
 """Every call on device memory does what it does on host memory, wherever the ranks are."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import driver
 import numpy as np
 import pytest
@@ -57,3 +62,26 @@ def _moves_to_a_device(comm, both):
     with comm.split(0, config=ringcomm.Config(device=place)) as moved:
         assert moved.device == place
         return on_device(moved)
+
+
+ALONE = """
+import numpy, driver, ringcomm
+
+comms = ringcomm.Communicator.all(2, [0, 0])
+arrays = [driver.Array(numpy.ones(10, numpy.float32)) for _ in comms]
+for comm, array in zip(comms, arrays):
+    comm.all_reduce(array)
+"""
+
+
+def test_the_loop_over_ranks_that_needs_a_group_is_told_at_its_first_call(devices):
+    # Threads of other libraries might make the other rank's call, for all that is known.
+    path = [str(Path(driver.__file__).parent), *sys.path]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE], env=env, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    last = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == 1
+    assert "no other thread that could call that" in last, ended.stderr
+    assert "between ringGroupStart and ringGroupEnd" in last

@@ -96,6 +96,7 @@ impl Crew {
             publisher: None,
             track: None,
             maker: None,
+            together: false,
         };
         let mut crew = Crew {
             plane: Plane::new(seat, gate.caller(), now),

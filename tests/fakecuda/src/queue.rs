@@ -18,7 +18,9 @@ impl Queue {
     fn start() -> Arc<Queue> {
         let queue = Arc::new(Queue { work: Mutex::default(), more: Condvar::new() });
         let theirs = Arc::clone(&queue);
-        std::thread::spawn(move || theirs.run());
+        // Named as the driver's threads are, which call nobody.
+        let thread = std::thread::Builder::new().name("cuda-queue".into());
+        thread.spawn(move || theirs.run()).expect("a thread");
         queue
     }
 
