@@ -169,8 +169,7 @@ pub(super) fn assemble(
         seated,
         crowd,
     } = assembly;
-    fork::prepare();
-    device::host::prepare();
+    prepare();
     let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
@@ -181,8 +180,7 @@ pub(super) fn assemble(
     let memory = Memory::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, links.nranks, config);
     let around = around(&links, &topology, config);
-    let (maker, together) = (seated.maker, around.together);
-    let cut = seated.any.then_some(around.portion_bytes);
+    let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
         .inspect_err(|error| tell(&pages, error))?;
     // The others are about to measure the machine with this rank.
@@ -204,7 +202,7 @@ pub(super) fn assemble(
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
             track,
             maker,
-            together,
+            together: around.together,
         },
         failure: Mutex::new(None),
         last_error: Arc::default(),
@@ -220,6 +218,12 @@ pub(super) fn assemble(
         born: fork::generation(),
     };
     start(communicator, profiled, crowd.cores, unless)
+}
+
+/// What the process has once for all its communicators.
+fn prepare() {
+    fork::prepare();
+    device::host::prepare();
 }
 
 /// Where a rank's peers are.

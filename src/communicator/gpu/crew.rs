@@ -213,8 +213,8 @@ impl Crew {
         &self.held.as_ref().expect("there until it is let go").station
     }
 
-    /// Let its memory go as soon as nobody's kernels use it any more: now, where the others go, too,
-    /// else with a later communicator.
+    /// Let its memory go as soon as nobody's kernels use it any more: now, where the others go,
+    /// too, else with a later communicator.
     pub fn let_go(mut self, pages: &DevicePages) {
         /// Ranks that leave do so at about the same time; nobody waits longer for who does not.
         const LONGEST: Duration = Duration::from_millis(200);

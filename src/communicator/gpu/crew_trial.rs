@@ -39,8 +39,8 @@ struct Bench {
     around: [Event; 2],
 }
 
-/// Try the ways; what they take. All ranks know that all have it, or why they have not; the error is
-/// a peer's that ended it.
+/// Try the ways; what they take. All ranks know that all have it, or why they have not; the error
+/// is a peer's that ended it.
 pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Result<Pace>> {
     let (rank, nranks) = (talk.links.rank, talk.links.nranks);
     let made = Bench::new(device, rank, nranks).and_then(|bench| {
