@@ -56,8 +56,8 @@ pub fn element(index: usize) -> u32 {
     (index as u32).wrapping_mul(0x9e37_79b1)
 }
 
-/// What devices take, by the microseconds of sums: a small one in one shot and through a ring, and a
-/// small one and one of `large` elements by which each rank sends and receives as ring and pieces
+/// What devices take, by the microseconds of sums: a small one in one shot and through a ring, and
+/// a small one and one of `large` elements by which each rank sends and receives as ring and pieces
 /// do. What a small buffer budget has no room for was not measured.
 pub fn pace(
     nranks: usize,
