@@ -101,6 +101,14 @@ impl Executor for Communicator {
         unsafe { Communicator::call(self, &call) }
     }
 
+    fn give_call(self: &Arc<Communicator>, call: &Deferred) -> Result<bool> {
+        match call {
+            // SAFETY: promised when the call was made owned.
+            Deferred::Collective(call) => unsafe { Communicator::give(self, &call.call()) },
+            Deferred::Messages(_) => Ok(false),
+        }
+    }
+
     fn give(self: &Arc<Communicator>, messages: &[Posted]) -> Result<bool> {
         // SAFETY: promised to `message`, the only maker of deferred messages.
         unsafe { self.give_messages(messages) }

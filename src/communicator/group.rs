@@ -38,6 +38,13 @@ pub trait Executor: Send + Sync + 'static {
     }
     /// Run sends and receives together.
     fn exchange(&self, messages: &[Self::Message]) -> Result<()>;
+    /// Give a call to its stream, which does it later; whether that can be.
+    fn give_call(self: &Arc<Self>, _call: &Self::Call) -> Result<bool>
+    where
+        Self: Sized,
+    {
+        Ok(false)
+    }
     /// Give sends and receives to their stream, which does them later; whether that can be.
     fn give(self: &Arc<Self>, _messages: &[Self::Message]) -> Result<bool>
     where
@@ -104,10 +111,15 @@ impl<E: Executor> Program<E> {
         self.messages.is_empty().then_some(&self.collectives)
     }
 
-    /// `is_all`: there is nothing else in the group. Two communicators' messages may have to wait
-    /// for each other, which they could not on one device stream that waits for either.
+    /// `is_all`: there is nothing else in the group, so that its calls are as they would be one by
+    /// one. Two communicators' may have to wait for each other, which they could not on one device
+    /// stream that waits for either.
     fn play(&self, communicator: &Arc<E>, is_all: bool) -> Result<()> {
-        self.collectives.iter().try_for_each(|call| communicator.run(call))?;
+        for call in &self.collectives {
+            if !(is_all && communicator.give_call(call)?) {
+                communicator.run(call)?;
+            }
+        }
         match self.messages.is_empty() || (is_all && communicator.give(&self.messages)?) {
             true => Ok(()),
             false => communicator.exchange(&self.messages),

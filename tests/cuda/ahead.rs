@@ -53,11 +53,15 @@ fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order()
     hold(&bench, Duration::from_secs(1));
     floats.write(&bench, &before);
     give(&ranks[0], &floats, &bench).unwrap();
+    // Also those of a group, which has no other communicator's.
+    deferred::start();
     give(&ranks[0], &floats, &bench).unwrap();
+    give(&ranks[0], &floats, &bench).unwrap();
+    deferred::end().unwrap();
     floats.write(&bench, &between);
     give(&ranks[0], &floats, &bench).unwrap();
     release();
-    for want in [11.0, 21.0, 15.0] {
+    for want in [11.0, 21.0, 31.0, 15.0] {
         assert_eq!(add(&ranks[1], 3000, 10.0).unwrap(), [want; 3000]);
     }
     assert_eq!(floats.read(&bench), [15.0; 3000]);
