@@ -286,8 +286,8 @@ fn messages_of_several_communicators_in_a_group_do_not_wait_for_each_other_on_on
             }
             deferred::end().unwrap();
         });
-        for pair in 0..2 {
-            assert_eq!(come[pair].read(&bench), vec![(round + 10 * pair) as f32; COUNT]);
+        for (pair, come) in come.iter().enumerate() {
+            assert_eq!(come.read(&bench), vec![(round + 10 * pair) as f32; COUNT]);
         }
     }
 }

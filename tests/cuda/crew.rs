@@ -376,6 +376,8 @@ fn a_kernel_that_waits_for_a_process_that_is_lost_ends() {
     {
         let timeout_ms = if how.ends_with("late") { 1500 } else { 60_000 };
         let config = Config { timeout_ms, ..asking("ring") };
+        // A closure, by whose type the process finds its test.
+        #[expect(clippy::redundant_closure)]
         let mut ranks = Ranks::start_apart(2, &config, how, |place, how| lose(place, how));
         let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
         let ends = [0, 1].map(|rank| ranks.end(rank, deadline));

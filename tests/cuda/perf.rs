@@ -48,12 +48,18 @@ fn a_benchmark_of_a_rank_on_each_of_two_devices() {
         assert!(of("\"devices\": 2") == 1 && of("several GPUs") == 5, "{text}");
         let wanted = if reaches { "\"cuda flags\"" } else { "\"cuda pinned (no peer access)\"" };
         assert_eq!(of(wanted), 4, "{text}");
+        // Of a graph of all streams, and of what crosses from device to device.
+        let missing = |what: &str| of(&format!("\"{what}\": null"));
+        let lacks = ["graph_us", "bound_percent", "copy_link_gbps"].map(missing);
+        assert_eq!(lacks, if reaches { [0; 3] } else { [4, 4, 1] }, "{text}");
+        assert_eq!(of("\"graph_error\": \"invalid argument: the stream is"), lacks[0], "{text}");
         if let (Some(name), true) = (algorithm.strip_prefix("--algo "), reaches) {
             assert_eq!(of(&format!("\"algorithm\": \"{name}\"")), 4, "{text}");
         }
     }
     let text = report(&format!("all_reduce -g 2 -t 2 {SMALL}"));
     assert_eq!(text.matches("\"ranks\": 4").count(), 3, "{text}");
+    assert_eq!(text.matches("\"graph_us\": null").count(), if reaches { 0 } else { 2 }, "{text}");
     assert_eq!(text.contains("\"cuda fused\""), reaches, "{text}");
 }
 

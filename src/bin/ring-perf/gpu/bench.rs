@@ -4,7 +4,7 @@
 use crate::operation::Operation;
 use crate::options::Options;
 use ringcomm::communicator::{Call, Communicator, Order, deferred};
-use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy};
+use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy, wait};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
@@ -179,10 +179,10 @@ impl<'a> Bench<'a> {
         let answer = self.ranks[0].comm.explain(&self.call(0, 0))?;
         let wrong = checked(is_large)?.or(before);
         // Last: ranks whose capture fails are aborted, so that none waits for another.
-        let replayed = match (one_device, self.is_part() && self.ranks.len() == 1) {
+        let replayed = match (one_device, self.is_part()) {
             (true, _) => self.replayed(),
             (_, true) => self.replayed_apart(),
-            _ => Ok(f64::NAN),
+            _ => self.replayed_on_all(),
         };
         Ok(Times {
             hot_us,
@@ -306,6 +306,38 @@ impl<'a> Bench<'a> {
                 self.on_threads(one)?;
             }
             Ok(())
+        })?;
+        replay.launch(&first.stream)?;
+        let us = first.time(|| (0..replays).try_for_each(|_| replay.launch(&first.stream)))?;
+        Ok(us / (replays * captured) as f64)
+    }
+
+    /// Microseconds of a call of a graph of all ranks' streams, on all devices.
+    fn replayed_on_all(&self) -> Result<f64> {
+        let first = &self.ranks[0];
+        let (captured, replays) = if self.bytes() > LARGE_BYTES { LARGE } else { SMALL };
+        let moment = |rank: &Rank| Event::new(&rank.device, Recording::Moment);
+        let moments = self.ranks.iter().map(moment).collect::<Result<Vec<Event>>>()?;
+        let record = |rank: usize| {
+            let _current = self.ranks[rank].device.enter()?;
+            moments[rank].record(self.ranks[rank].stream.raw())
+        };
+        let follow = |rank: usize, other: usize| {
+            let _current = self.ranks[rank].device.enter()?;
+            wait(self.ranks[rank].stream.raw(), &moments[other])
+        };
+        let replay = first.stream.capture(|| {
+            record(0)?;
+            (1..self.ranks.len()).try_for_each(|rank| follow(rank, 0))?;
+            self.on_threads(|rank| {
+                let call = self.call(rank, 0);
+                // SAFETY: the buffers live as long as the graph.
+                (0..captured).try_for_each(|_| unsafe { self.ranks[rank].comm.call(&call) })
+            })?;
+            (1..self.ranks.len()).try_for_each(|rank| {
+                record(rank)?;
+                follow(0, rank)
+            })
         })?;
         replay.launch(&first.stream)?;
         let us = first.time(|| (0..replays).try_for_each(|_| replay.launch(&first.stream)))?;

@@ -25,10 +25,7 @@ pub struct Bandwidth {
 
 impl Bandwidth {
     pub fn measure(device: &Arc<Device>) -> Result<Bandwidth> {
-        // The tests' driver, of eight multiprocessors, copies at the pace of the processor; the
-        // smallest device that the kernels are compiled for has more.
-        let (bytes, warming) =
-            if device.multiprocessors <= 8 { (BYTES >> 6, 0) } else { (BYTES, WARMING) };
+        let (bytes, warming) = amounts(device);
         let (from, to) = (DeviceMemory::new(device, bytes)?, DeviceMemory::new(device, bytes)?);
         let stream = OwnedStream::new(device)?;
         let (source, target) = (from.pointer(), to.pointer());
@@ -53,6 +50,29 @@ impl Bandwidth {
     pub fn best(&self) -> f64 {
         self.driver.max(self.kernel)
     }
+}
+
+/// Bytes of a copy, and copies before any is timed. The tests' driver, of eight multiprocessors,
+/// copies at the pace of the processor; the smallest device that the kernels are compiled for has
+/// more.
+fn amounts(device: &Device) -> (usize, usize) {
+    if device.multiprocessors <= 8 { (BYTES >> 6, 0) } else { (BYTES, WARMING) }
+}
+
+/// GB/s that cross from the first device to the second; `None` where this process sees no second
+/// one, or the first does not reach it.
+pub fn between(first: &Arc<Device>) -> Result<Option<f64>> {
+    let Ok(second) = Device::of_ordinal(1) else { return Ok(None) };
+    if !first.reach(&second)? {
+        return Ok(None);
+    }
+    let (bytes, warming) = amounts(first);
+    let (from, to) = (DeviceMemory::new(first, bytes)?, DeviceMemory::new(&second, bytes)?);
+    let stream = OwnedStream::new(first)?;
+    // SAFETY: both have the bytes, until the stream is synchronized.
+    let work = || unsafe { copy(first, to.pointer(), from.pointer(), bytes, stream.raw()) };
+    // A copy's bytes count twice there, as they are read and written.
+    timed(first, &stream, (bytes, warming), &work).map(|both| Some(both / 2.0))
 }
 
 fn timed(

@@ -45,6 +45,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let name = device.name()?;
     // Before the others use the devices.
     let bandwidth = Bandwidth::measure(&device)?;
+    let link = (ndevices > 1).then(|| copies::between(&device)).transpose()?.flatten();
     let mut ranks = join(options, found.as_ref(), ndevices)?;
     let nranks = ranks[0].nranks();
     let cells = cells(options, nranks)?;
@@ -52,10 +53,18 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let processes = if found.is_some() { ", each a process," } else { "" };
     say(&format!(
         "# {nranks} ranks{processes} on {ndevices} x {}; {scope}; copies {:.0} GB/s by \
-         cudaMemcpyAsync, {:.0} by our kernel (read plus written)",
-        name, bandwidth.driver, bandwidth.kernel
+         cudaMemcpyAsync, {:.0} by our kernel (read plus written){}",
+        name,
+        bandwidth.driver,
+        bandwidth.kernel,
+        link.map_or(String::new(), |link| format!(
+            "; {link:.0} GB/s from device 0 to device 1 by cudaMemcpyAsync"
+        ))
     ));
-    say("# size and time of one call; %bound is against the larger of the two copies");
+    say(match link {
+        Some(_) => "# size and time of one call; %bound is busbw against that of the link",
+        None => "# size and time of one call; %bound is against the larger of the two copies",
+    });
     say(&format!(
         "{:>12} {:>10} {:>8} {:>16} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9} {:>7} {:>6}",
         "bytes",
@@ -76,7 +85,8 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     for cell in cells {
         let times = Bench::new(&ranks, &cell, options)?.measure()?;
         wrong += times.wrong.unwrap_or(0);
-        rows.push(report(&cell, &times, &bandwidth, (nranks, ndevices, scope)));
+        let bounds = Bounds { copies: bandwidth.best(), link, nranks, ndevices };
+        rows.push(report(&cell, &times, &bounds, scope));
         // After every row: who runs out of time has what came before.
         if let Some(path) = &options.json {
             let whole = object([
@@ -89,14 +99,18 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
                 ("scope", scope.into()),
                 ("copy_driver_gbps", bandwidth.driver.into()),
                 ("copy_kernel_gbps", bandwidth.kernel.into()),
+                ("copy_link_gbps", link.map_or(Value::Null, Value::from)),
                 ("rows", Value::List(rows.clone())),
             ]);
             save(path, &format!("{whole}\n"))?;
         }
         if let Some(error) = &times.graph_error {
-            // The other ranks were aborted; the next cell is measured by others.
             say(&format!("# no graph: {error}"));
-            ranks = join(options, found.as_ref(), ndevices)?;
+            // Threads were aborted, and the next cell is measured by others; processes that are
+            // refused a graph go on.
+            if found.is_none() {
+                ranks = join(options, None, ndevices)?;
+            }
         }
     }
     Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
@@ -190,17 +204,40 @@ fn moved(cell: &Cell, algorithm: &str, nranks: usize) -> usize {
     counted.map_or(0, |()| bytes)
 }
 
-fn report(
-    cell: &Cell,
-    times: &Times,
-    bandwidth: &Bandwidth,
-    (nranks, ndevices, scope): (usize, usize, &str),
-) -> Value {
+/// What times are held against.
+struct Bounds {
+    /// GB/s of one device's memory, and from one device to another.
+    copies: f64,
+    link: Option<f64>,
+    nranks: usize,
+    ndevices: usize,
+}
+
+impl Bounds {
+    /// Percent of what the memory of one device, or, with a rank on each of several, the links
+    /// would allow: bytes that every algorithm has to move, which is what the bus bandwidth counts.
+    fn percent(&self, cell: &Cell, times: &Times) -> f64 {
+        if self.ndevices == 1 {
+            let bytes = moved(cell, times.algorithm, self.nranks) as f64;
+            return 100.0 * bytes / self.copies / 1e3 / times.rotating_us;
+        }
+        match self.link {
+            Some(link) if self.nranks == self.ndevices => {
+                let bytes = (cell.count * cell.blocks * cell.data_type.size()) as f64;
+                let factor = cell.operation.bus_factor(self.nranks);
+                100.0 * factor * bytes / times.rotating_us / 1e3 / link
+            }
+            _ => f64::NAN,
+        }
+    }
+}
+
+fn report(cell: &Cell, times: &Times, bounds: &Bounds, scope: &str) -> Value {
+    let nranks = bounds.nranks;
     let bytes = cell.count * cell.blocks * cell.data_type.size();
     let algbw = bytes as f64 / times.hot_us / 1e3;
     let busbw = algbw * cell.operation.bus_factor(nranks);
-    let bound_us = moved(cell, times.algorithm, nranks) as f64 / bandwidth.best() / 1e3;
-    let percent = if ndevices == 1 { 100.0 * bound_us / times.rotating_us } else { f64::NAN };
+    let percent = bounds.percent(cell, times);
     let op = if cell.operation.reduces() { cell.op.name() } else { "none" };
     let wrong = times.wrong.map_or("-".into(), |wrong| wrong.to_string());
     say(&format!(
