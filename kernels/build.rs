@@ -15,6 +15,8 @@ use std::process::Command;
 const MACHINES: [u32; 4] = [80, 90, 100, 120];
 /// What the driver compiles for all others: the oldest that has every instruction in use.
 const PORTABLE: u32 = 90;
+/// Where the tests install one.
+const INSTALLED: &str = "target/venv-cuda";
 /// The first nvcc that knows all of them.
 const OLDEST: (u32, u32) = (12, 8);
 
@@ -29,6 +31,9 @@ pub fn build() {
         Ok(nvcc) => kept(&nvcc),
         Err(reason) => {
             println!("cargo:warning=built without GPU kernels: {reason}");
+            // One that comes later is found.
+            println!("cargo:rerun-if-env-changed=PATH");
+            println!("cargo:rerun-if-changed={INSTALLED}");
             Vec::new()
         }
     };
@@ -53,7 +58,7 @@ struct Nvcc {
 fn compiler() -> Result<Nvcc, String> {
     let named = env::var_os("NVCC").map(PathBuf::from);
     let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc"));
-    let tests = glob(Path::new("target/venv-cuda/lib"), "python3")
+    let tests = glob(&Path::new(INSTALLED).join("lib"), "python3")
         .map(|python| python.join("site-packages/nvidia/cu13/bin/nvcc"))
         .and_then(|nvcc| nvcc.canonicalize().ok());
     let candidates = [named, home, Some(PathBuf::from("nvcc")), tests];

@@ -43,6 +43,24 @@ pub fn calls(symbol: &str) -> u64 {
     unsafe { std::mem::transmute::<*mut c_void, Calls>(found)(symbol.as_ptr()) }
 }
 
+/// Let what the nth transfer of an entry point from now carries arrive wrong; 0 lets none: of
+/// `cuMemcpyAsync` those from a device to the host, of `cuLaunchKernel` those on memory of another
+/// device.
+pub fn spoil(symbol: &str, nth: u64) {
+    type Spoil = unsafe extern "C" fn(*const c_char, u64);
+    let symbol = CString::new(symbol).expect("no NUL");
+    let found = control(c"fakecuda_spoil").expect("the fake driver");
+    // SAFETY: the driver's own type; a C string.
+    unsafe { std::mem::transmute::<*mut c_void, Spoil>(found)(symbol.as_ptr(), nth) }
+}
+
+/// Whether it has.
+pub fn is_spoilt() -> bool {
+    let found = control(c"fakecuda_is_spoilt").expect("the fake driver");
+    // SAFETY: the driver's own type.
+    unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(found)() == 1 }
+}
+
 /// Let the nth call of an entry point from now wait at its beginning, until the value goes.
 pub fn stall(symbol: &str, nth: u64) -> Stalled {
     type Stall = unsafe extern "C" fn(*const c_char, u64);

@@ -4,9 +4,13 @@ use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::{config, threads};
 use super::{Bench, fake};
-use ringcomm::communicator::Communicator;
+use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Seat;
 use ringcomm::device::cuda::{Fused, Kernels};
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+
+const FLOAT: DataType = DataType::Float32;
 
 const DEVICES: [(&str, &str); 3] =
     [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_QUEUES", "1"), ("FAKECUDA_PEERS", "1")];
@@ -52,6 +56,49 @@ fn a_probe_that_does_not_come_back_is_given_up() {
         fake::hold(bench.stream.raw());
     }
     check();
+}
+
+/// Memory that does not carry what is written is not relied on, whichever trial finds it; and every
+/// trial looks at what has come.
+#[test]
+fn what_arrives_wrong_is_found_before_a_call_relies_on_it() {
+    if !is_apart("probes::what_arrives_wrong_is_found_before_a_call_relies_on_it", &DEVICES) {
+        return;
+    }
+    let seats = [Seat::Device(0), Seat::Device(1)];
+    let mut found = Vec::new();
+    for symbol in ["cuLaunchKernel", "cuMemcpyAsync"] {
+        for nth in 1..40 {
+            fake::spoil(symbol, nth);
+            let ranks = Communicator::init_all_on(&seats, &config()).unwrap();
+            let (has_come, sum_of) = (fake::is_spoilt(), Call::new(Collective::AllReduce, FLOAT));
+            fake::spoil("", 0);
+            let answer = ranks[0].explain(&Call { count: 70, ..sum_of }).unwrap();
+            threads::run_all(&ranks, |comm| {
+                let bench = Bench::new(comm.rank() as i32);
+                let floats = Floats::new(&bench, &[1.5; 70]);
+                // SAFETY: the memory lives until it is read.
+                unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
+                assert_eq!(floats.read(&bench), [3.0; 70]);
+            });
+            if !has_come {
+                // All that is tried has been.
+                assert_eq!(answer.transport, "cuda flags", "{symbol} {nth}");
+                break;
+            }
+            found.push((symbol, answer.transport));
+        }
+    }
+    let of = |symbol: &str, transport: &str| {
+        found.iter().filter(|one| **one == (symbol, transport)).count()
+    };
+    // One device writes in the other's memory, or the other way round.
+    assert_eq!(of("cuLaunchKernel", "cuda pinned (no peer access)"), 2, "{found:?}");
+    // What is fetched after a read and after a write; and each rank's results of each kind of kernel.
+    assert_eq!(of("cuMemcpyAsync", "cuda pinned (no peer access)"), 2, "{found:?}");
+    assert!(of("cuMemcpyAsync", "cuda fused (a trial failed)") >= 8, "{found:?}");
+    assert!(of("cuLaunchKernel", "cuda fused (a trial failed)") >= 4, "{found:?}");
+    assert_eq!(of("cuMemcpyAsync", "cuda flags"), 0, "{found:?}");
 }
 
 /// The driver without a GPU is as strict as a device: what would go to another's memory without

@@ -293,7 +293,7 @@ fn ranks_on_devices_of_several_hosts_go_through_the_network() {
         transport(&comm).into()
     });
     for transport in finish(ranks, 3) {
-        assert_eq!(transport, "cuda through pinned host memory");
+        assert_eq!(transport, "cuda pinned, then the network");
     }
 }
 

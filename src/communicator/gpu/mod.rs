@@ -92,6 +92,8 @@ pub(super) struct Gpu {
     place: Place,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
+    /// All ranks are of this machine.
+    is_near: bool,
     /// All ranks are on devices of this machine, in several processes.
     may_share: bool,
     /// Used by whoever has the communicator's turn.
@@ -187,6 +189,7 @@ impl Gpu {
             giving,
             place,
             desk,
+            is_near: around.near,
             may_share,
             sharing,
             stopper: Arc::default(),
@@ -226,7 +229,8 @@ impl Gpu {
             Some(Reach::Memory) => "cuda fused (a trial failed)",
             Some(Reach::Failed) => "cuda pinned (a probe failed)",
             Some(Reach::Refused) => "cuda pinned (no peer access)",
-            Some(Reach::No) | None => "cuda through pinned host memory",
+            Some(Reach::No) | None if self.is_near => "cuda through pinned host memory",
+            Some(Reach::No) | None => "cuda pinned, then the network",
         }
     }
 

@@ -65,6 +65,36 @@ pub fn asked_for(symbol: &'static str) -> Option<Code> {
     failures.wanted.iter().find(is_now).map(|(.., code)| *code)
 }
 
+/// What is to arrive wrong: of which entry point, and how many of its transfers are still to come.
+static SPOILT: Mutex<Option<(String, u64)>> = Mutex::new(None);
+
+/// Whether what this transfer carries is to arrive wrong.
+pub fn spoils(symbol: &str) -> bool {
+    let mut spoilt = lock(&SPOILT);
+    let is_it = |(wanted, left): &&mut (String, u64)| wanted == symbol && *left > 0;
+    let Some((_, left)) = spoilt.as_mut().filter(is_it) else { return false };
+    *left -= 1;
+    *left == 0
+}
+
+/// Let what the `nth` transfer of `symbol` from now carries arrive wrong: a copy to the host's
+/// memory, or a kernel's on memory of another device. 0 lets none.
+///
+/// # Safety
+/// `symbol` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_spoil(symbol: *const c_char, nth: u64) {
+    // SAFETY: the caller's promise.
+    let symbol = unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned();
+    *lock(&SPOILT) = (nth > 0).then_some((symbol, nth));
+}
+
+/// 1 when what was asked for has come about.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_is_spoilt() -> i32 {
+    lock(&SPOILT).as_ref().is_some_and(|(_, left)| *left == 0).into()
+}
+
 /// A call that does not get on.
 struct Stall {
     symbol: String,

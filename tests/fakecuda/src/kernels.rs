@@ -1,8 +1,8 @@
 //! Modules and launches: the library's own kernels, compiled for the host.
 
-use crate::failures::break_with;
+use crate::failures::{break_with, spoils};
 use crate::memory::LAUNCHES;
-use crate::peers::{ILLEGAL_ADDRESS, may_touch_all};
+use crate::peers::{ILLEGAL_ADDRESS, may_touch_all, names_others, spoil_others};
 use crate::streams::{current, find};
 use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, lock};
 use std::collections::{HashMap, HashSet};
@@ -117,6 +117,7 @@ pub unsafe fn launch(
     let _shared = LAUNCHES.read();
     let stream = find(stream)?;
     let ordinal = stream.ordinal;
+    let spoils = names_others(ordinal, &arguments) && spoils("cuLaunchKernel");
     stream.submit(Arc::new(move || {
         if !may_touch_all(ordinal, &arguments) {
             return break_with(ILLEGAL_ADDRESS);
@@ -127,6 +128,10 @@ pub unsafe fn launch(
         let run = || unsafe { (host.launch)(name, grid[0], grid[1], block[0], start, bytes) };
         if !is_loaded(&function) || run() != 0 {
             break_with(LAUNCH_FAILED);
+        }
+        if spoils {
+            // SAFETY: who asked for it has nothing else under way there.
+            unsafe { spoil_others(ordinal, &arguments) };
         }
     }));
     Ok(())

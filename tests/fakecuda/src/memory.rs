@@ -1,5 +1,6 @@
 //! Memory: ordinary pages, of which those of a device are only for its queues to touch.
 
+use crate::failures::spoils;
 use crate::streams::{current, find, synchronize_all};
 use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock, setting};
 use std::collections::BTreeMap;
@@ -223,11 +224,18 @@ fn check(address: u64, bytes: usize) -> Answer {
 pub fn copy(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> Answer {
     check(to, bytes)?;
     check(from, bytes)?;
+    let is_device = |address| block(address).is_some_and(|(_, block)| block.ordinal.is_some());
+    let spoils = bytes > 0 && is_device(from) && !is_device(to) && spoils("cuMemcpyAsync");
     find(stream)?.submit(Arc::new(move || {
         let to: *mut u8 = std::ptr::with_exposed_provenance_mut(to as usize);
         let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
         // SAFETY: the program promised both ranges until the stream is past this.
-        unsafe { std::ptr::copy(from, to, bytes) };
+        unsafe {
+            std::ptr::copy(from, to, bytes);
+            if spoils {
+                *to ^= 0x40;
+            }
+        }
     }));
     Ok(())
 }

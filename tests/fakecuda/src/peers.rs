@@ -32,3 +32,26 @@ pub fn may_touch_all(ordinal: usize, words: &[u64]) -> bool {
     let named = words.iter().filter_map(|word| block(*word));
     named.into_iter().all(|(_, block)| may_touch(ordinal, &block))
 }
+
+fn is_others(ordinal: usize, word: u64) -> bool {
+    let owner = block(word).and_then(|(_, block)| block.ordinal);
+    owner.is_some_and(|owner| owner != ordinal)
+}
+
+/// Whether these words name memory of another device.
+pub fn names_others(ordinal: usize, words: &[u64]) -> bool {
+    words.iter().any(|word| is_others(ordinal, *word))
+}
+
+/// Let what a kernel of a device leaves in other devices' memory be wrong, where these words name
+/// some.
+///
+/// # Safety
+/// Nobody else uses that memory now.
+pub unsafe fn spoil_others(ordinal: usize, words: &[u64]) {
+    for word in words.iter().filter(|word| is_others(ordinal, **word)) {
+        let place: *mut u8 = std::ptr::with_exposed_provenance_mut(*word as usize);
+        // SAFETY: mapped; the caller's promise.
+        unsafe { *place ^= 0x40 };
+    }
+}
