@@ -12,10 +12,13 @@ use std::time::Duration;
 /// How long a call may take before this is looked into, and between two looks.
 const EVERY_S: u64 = 1;
 
-/// Threads that call no rank, by the beginning of their names (the kernel keeps 15 letters): the
-/// library's that watch and answer, and the CUDA driver's.
+/// Threads that call no rank, by their names, of which the kernel keeps 15 letters: the library's
+/// that watch and answer, and one of the CUDA driver's.
 const NEVER_CALLING: [&str; 5] =
-    ["ringcomm-ctl", "ringcomm-status", "ringcomm-guardi", "ring-root", "cuda"];
+    ["ringcomm-ctl", "ringcomm-status", "ringcomm-guardi", "ring-root", "cuda-EvtHandlr"];
+
+/// Others of the driver's have a number behind this, of so many digits at least.
+const NUMBERED: (&str, usize) = ("cuda", 8);
 
 impl OperationWatch<'_> {
     /// The error of a wait for a rank that this thread would have to call.
@@ -53,15 +56,22 @@ fn is_only_thread() -> bool {
     is_only(own, std::process::id(), &all)
 }
 
-/// Whether all threads but `own` are of those that never call. The first thread has the program's
-/// name, and so have all that were given none: where that looks like one of ours, nothing is known.
+/// Whether all threads but `own` are of those that never call. A thread without a name has that of
+/// the thread that made it, as a program's first ones have the program's: where that is such a name,
+/// nothing is known.
 fn is_only(own: u32, first: u32, all: &[(u32, String)]) -> bool {
     let main = all.iter().find(|(number, _)| *number == first).map_or("", |(_, name)| name);
-    let never = |name: &str| {
-        NEVER_CALLING.iter().any(|known| name.starts_with(known) && !main.starts_with(known))
-    };
+    let never = |name: &str| never_calls(name) && name != main;
     all.iter().all(|(number, name)| *number == own || never(name))
         && all.iter().any(|(number, name)| *number == own && !never(name))
+}
+
+fn never_calls(name: &str) -> bool {
+    let (begin, digits) = NUMBERED;
+    let is_numbered = name.strip_prefix(begin).is_some_and(|rest| {
+        rest.len() >= digits && rest.bytes().all(|digit| digit.is_ascii_hexdigit())
+    });
+    NEVER_CALLING.contains(&name) || is_numbered
 }
 
 #[cfg(test)]
@@ -83,12 +93,14 @@ mod tests {
 
     #[test]
     fn whoever_might_call_leaves_it_open() {
-        for other in ["train", "ringcomm stream", "ringcomm init", "python3", ""] {
+        for other in
+            ["train", "ringcomm stream", "ringcomm init", "python3", "cuda-worker-1", "cudadec", ""]
+        {
             assert!(!is_only(1, 1, &threads(&["train", "ringcomm-ctl", other])), "{other}");
         }
-        // A pool of a program that is named as the driver's threads are.
-        assert!(!is_only(1, 1, &threads(&["cudatest", "cudatest"])));
-        assert!(is_only(1, 1, &threads(&["cudatest"])));
+        // A pool of a program that is named as one of the driver's threads is.
+        assert!(!is_only(1, 1, &threads(&["cuda0000cafe", "cuda0000cafe"])));
+        assert!(is_only(1, 1, &threads(&["cuda0000cafe"])));
     }
 
     #[test]

@@ -230,8 +230,9 @@ fn prepare() {
 fn around(links: &Links, topology: &Topology, config: &Config) -> Around {
     let nranks = links.nranks;
     let together = links.one_process() && topology.nhosts() == 1;
-    let portion_bytes = portion_bytes(buffer_bytes(config, nranks), nranks);
-    Around { nranks, together, near: links.one_machine(), portion_bytes }
+    let buffer_bytes = buffer_bytes(config, nranks);
+    let portion_bytes = portion_bytes(buffer_bytes, nranks);
+    Around { nranks, together, near: links.one_machine(), buffer_bytes, portion_bytes }
 }
 
 /// A communicator that is made from another one has its settings and its device.

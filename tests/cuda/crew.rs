@@ -10,10 +10,9 @@ use super::support::{HARD_DEADLINE_S, config, small_slots};
 use super::{Bench, ndevices};
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{Event, Recording, Replay};
+use ringcomm::device::cuda::Replay;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How calls run by kernels that wait for other processes'.
@@ -298,13 +297,17 @@ fn what_processes_open_of_each_others_grounds_is_closed_whoever_leaves_first() {
             let child = comm.split(0, place.rank as i32, None).unwrap().expect("a color");
             check_sum(&child, &bench, 1000);
             assert_eq!(open(), base + 1);
-            if place.rank != first {
-                // Longer than the other waits for this one.
-                std::thread::sleep(Duration::from_millis(600));
+            let is_first = place.rank == first;
+            if !is_first {
+                // The other has gone.
+                sum_on_host(&comm, 0.0);
             }
             drop(child);
-            // The other is not at rest yet, or was before.
-            assert_eq!(open(), base + u64::from(place.rank == first), "rank {}", place.rank);
+            // It left before this one was at rest; this one found it at rest.
+            assert_eq!(open(), base + u64::from(is_first), "rank {}", place.rank);
+            if is_first {
+                sum_on_host(&comm, 0.0);
+            }
             let mut later = 0;
             // As often on both ranks.
             while sum_on_host(&comm, (open() - base) as f32) > 0.0 {
@@ -344,6 +347,11 @@ fn lose(place: &Place, how: &str) -> String {
     }
     if is_victim && how.ends_with("aborts") {
         comm.abort();
+    }
+    if is_victim && how.ends_with("leaves") {
+        comm.finalize().unwrap();
+        // SAFETY: it ends this process, whose streams are where they are.
+        unsafe { libc::_exit(0) };
     }
     if is_victim {
         // It lives on, and its part does not come: until the other has said so.
@@ -388,6 +396,9 @@ fn a_kernel_that_waits_for_a_process_that_is_lost_ends() {
         if how.ends_with("late") {
             assert!(text.contains("a kernel waited for"), "{how}: {text}");
         }
+        if how.ends_with("leaves") {
+            assert!(text.contains("left and ended before its device"), "{how}: {text}");
+        }
     }
 }
 
@@ -408,14 +419,15 @@ fn an_error_while_kernels_of_processes_are_tried_ends_in_words() {
         "cuLaunchKernel",
         "cuEventCreate",
         "cuEventRecord",
-        "cuEventElapsedTime_v2",
+        "cuEventElapsedTime",
         "cuStreamCreate",
     ];
-    let turn = AtomicUsize::new(0);
-    let mut fused = 0;
+    let (mut turn, mut fused) = (0, 0);
     for symbol in SYMBOLS {
-        for nth in [1, 4, 9] {
-            let victim = turn.fetch_add(1, Ordering::Relaxed) % 2;
+        let mut reached = 0;
+        for nth in [1, 3, 8] {
+            turn += 1;
+            let victim = turn % 2;
             let said =
                 each(2, &asking("ring"), &format!("{symbol} {nth} {victim}"), |place, words| {
                     afflicted(place, words)
@@ -424,7 +436,9 @@ fn an_error_while_kernels_of_processes_are_tried_ends_in_words() {
             let kinds: Vec<&str> = kinds.collect();
             assert!(kinds[0] == kinds[1] || kinds.contains(&"error"), "{symbol} {nth}: {said:?}");
             fused += usize::from(kinds[0].starts_with(SHARED));
+            reached += usize::from(said.iter().any(|said| said.ends_with("reached")));
         }
+        assert!(reached > 0, "{symbol} failed {reached} times");
     }
     assert!(fused > 5, "only {fused} failures left calls fused");
 }
@@ -439,18 +453,17 @@ fn afflicted(place: &Place, argument: &str) -> String {
     let seat = Seat::Device(place.rank as i32);
     let config = Config { seat, timeout_ms: 20_000, ..place.config.clone() };
     let made = Communicator::init_rank(place.nranks, &place.id, place.rank, &config);
-    if fake::is_there() {
-        fake::fail("", 0, 0);
-    }
+    let nth: u64 = words[1].parse().unwrap();
+    let has_come = fake::calls(words[0]) >= nth && words[2] == place.rank.to_string();
+    fake::fail("", 0, 0);
+    let come = if has_come { "reached" } else { "" };
     let comm = match made {
         Ok(comm) => comm,
-        Err(error) => return format!("error: {error}"),
+        Err(error) => return format!("error: {error}; {come}"),
     };
     let bench = Bench::new(comm.device().unwrap());
     check_sum(&comm, &bench, 1000);
     let floats = Floats::new(&bench, &[1.0; 10]);
-    let event = Event::new(&bench.device, Recording::Moment).unwrap();
-    drop(event);
     let answer = comm.explain(&Call { count: 10, ..sum(&floats, &bench) }).unwrap();
-    format!("{}: {}", answer.transport, transport(&comm))
+    format!("{}: {}; {come}", answer.transport, transport(&comm))
 }

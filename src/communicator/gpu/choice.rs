@@ -17,7 +17,8 @@ use std::time::Duration;
 /// Shapes whose ways are kept before they are chosen anew: as many as bound calls.
 const MOST_WAYS: usize = 4096;
 
-/// What a configuration asks of kernels that wait. The same on every rank, as communicators check.
+/// What a configuration asks of kernels that wait. The same on every rank, as communicators check,
+/// but for the timeout.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     pub algorithm: Option<Algorithm>,

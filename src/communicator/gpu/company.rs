@@ -76,7 +76,7 @@ pub struct Company {
     is_together: bool,
     ways: Ways,
     /// The last to go: what was let go meanwhile is freed then.
-    _interlocked: Option<Interlocked>,
+    interlocked: Option<Interlocked>,
 }
 
 impl Company {
@@ -104,7 +104,7 @@ impl Company {
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
         let stations = stations(sittings, geometry, sittings[0].asked.timeout, &streams)?;
         let ways = Ways::new(asked, Pace::default());
-        let mut company = Company { stations, is_together, ways, _interlocked: interlocked };
+        let mut company = Company { stations, is_together, ways, interlocked };
         company.ways.pace = trial::run(&mut company, sittings, &streams)?;
         Ok(Some(company))
     }
@@ -204,8 +204,9 @@ fn stations(
     let addresses: Vec<Address> = grounds.iter().map(address).collect();
     let all = sittings.iter().zip(grounds).zip(streams).enumerate();
     all.map(|(rank, ((sitting, ground), stream))| {
-        let grounds = (ground, &addresses[..]);
-        Station::new(&sitting.device, rank, geometry, grounds, timeout, stream.raw())
+        let stream = stream.raw();
+        let made = Station::new(&sitting.device, rank, geometry, &addresses, timeout, stream);
+        made.map(|station| station.on(ground))
     })
     .collect()
 }
@@ -216,5 +217,9 @@ impl Drop for Company {
         let is_at_rest = self.stations.iter().all(Station::is_at_rest);
         let let_go: fn(Station) = if is_at_rest { Station::retire } else { Station::give_up };
         self.stations.drain(..).for_each(let_go);
+        if !is_at_rest {
+            // What else is freed would wait for those kernels.
+            std::mem::forget(self.interlocked.take());
+        }
     }
 }

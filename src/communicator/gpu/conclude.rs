@@ -6,10 +6,10 @@
 //! a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
+use super::capture::refuse_capture;
 use super::company::{Call, Company, Part};
 use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
 use super::launch::{has_room, launch_part};
-use super::refuse_capture;
 use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, in_one_order, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;

@@ -12,12 +12,11 @@
 
 use super::choice::{Asked, Chosen, Pace, Ways};
 use super::company::Call;
-use super::crew_trial;
+use super::crew_trial::{self, Tried};
 use super::probe::passed;
 use super::staging::NAP;
 use super::stopper::Stopper;
 use super::talk::{Plain, Talk};
-use crate::config::DEFAULT_BUFFER_BYTES;
 use crate::device::cuda::{
     Address, Capture, Device, DeviceMemory, Imported, Interlocked, Kernels, Lasting, OwnedStream,
     Shareable, Stream,
@@ -42,10 +41,14 @@ pub struct Ground<'a> {
     pub asked: Asked,
     /// Of the smallest of the devices.
     pub multiprocessors: usize,
+    /// Of a rank's ground.
+    pub bytes: usize,
+    pub pages: &'a DevicePages,
     pub stopper: &'a Arc<Stopper>,
 }
 
 /// A call of this rank's that can be launched once all ranks have come.
+#[derive(Clone, Copy)]
 pub struct Prepared {
     way: Way,
     tabled: Tabled,
@@ -76,7 +79,48 @@ pub struct Crew {
 /// What kernels of any rank may use.
 struct Held {
     station: Station,
-    grounds: Vec<Lasting<Imported>>,
+    grounds: Lasting<Grounds>,
+}
+
+/// All ranks' grounds, as this process addresses them: the others' are open as long as this lives.
+struct Grounds {
+    opened: Vec<Imported>,
+    addresses: Vec<Address>,
+    rank: usize,
+    pages: DevicePages,
+}
+
+impl Grounds {
+    fn open(
+        ground: &Ground,
+        geometry: &Geometry,
+        own: Address,
+        handles: &[[u64; 8]],
+        rank: usize,
+    ) -> Result<Lasting<Grounds>> {
+        Lasting::new(|| {
+            let _current = ground.device.enter()?;
+            let (mut opened, mut addresses) = (Vec::new(), Vec::new());
+            for (peer, handle) in handles.iter().enumerate() {
+                if peer == rank {
+                    addresses.push(own);
+                    continue;
+                }
+                let imported = Imported::new(ground.device, Shareable(*handle))?;
+                addresses.push(imported.address(0, geometry.ground_bytes())?);
+                opened.push(imported);
+            }
+            Ok(Grounds { opened, addresses, rank, pages: ground.pages.clone() })
+        })
+    }
+}
+
+impl Drop for Grounds {
+    /// Where other kernels wait meanwhile, that may be long after they were let go.
+    fn drop(&mut self) {
+        self.opened.clear();
+        self.pages.of(self.rank).close();
+    }
 }
 
 /// The result of this rank's part, if all ranks could do theirs.
@@ -95,37 +139,48 @@ impl Crew {
     /// this is why. The error is a peer's that ended it.
     pub fn found(ground: Ground, talk: &mut Talk) -> Result<Result<Crew>> {
         sweep();
-        let (device, asked) = (ground.device, ground.asked);
-        let nranks = talk.links.nranks;
-        let bytes = asked.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
-        let geometry = Geometry::new(nranks, ground.multiprocessors, bytes);
-        let own = agreed(offered(device, &geometry), talk)?;
-        let (memory, handle) = match own {
+        let (device, nranks) = (ground.device, talk.links.nranks);
+        let geometry = Geometry::new(nranks, ground.multiprocessors, ground.bytes);
+        let (memory, handle) = match agreed(offered(device, &geometry), talk)? {
             Ok(own) => own,
             Err(error) => return Ok(Err(error)),
         };
-        let mut handles = vec![[0; 8]; nranks];
-        for half in [0, 4] {
-            let mine: Half = std::array::from_fn(|index| handle.0[half + index]);
-            let all = talk.exchange(mine, 0..nranks)?;
-            for (handle, part) in handles.iter_mut().zip(all) {
-                handle[half..half + 4].copy_from_slice(&part);
-            }
-        }
-        let opened = opened(&ground, &geometry, memory, &handles, talk.links.rank);
-        let mut crew = match agreed(opened, talk)? {
-            Ok(crew) => crew,
+        let handles = exchanged(handle, talk)?;
+        let address = memory.pointer().expose_provenance() as Address;
+        let grounds = Grounds::open(&ground, &geometry, address, &handles, talk.links.rank);
+        let grounds = match agreed(grounds, talk)? {
+            Ok(grounds) => grounds,
+            // What this rank has opened is closed by now; then all may free theirs.
+            Err(error) => return apart(error, talk),
+        };
+        let made = station(&ground, geometry, &grounds, talk.links.rank);
+        let station = match agreed(made, talk)? {
+            Ok(station) => station.on(memory),
             Err(error) => {
-                // What this rank has opened is closed here; then all may free theirs.
-                talk.exchange(0u64, 0..nranks)?;
-                return Ok(Err(error));
+                drop(grounds);
+                return apart(error, talk);
             }
         };
+        let mut crew = Crew {
+            kernels: ground.kernels.clone(),
+            rank: talk.links.rank,
+            nranks,
+            geometry,
+            held: Some(Held { station, grounds }),
+            ways: Ways::new(ground.asked, Pace::default()),
+            interlocked: None,
+            is_captured: false,
+        };
         match crew_trial::run(&mut crew, device, talk) {
-            Ok(Ok(pace)) => crew.ways.pace = pace,
-            failed => {
+            Ok(Tried::Works(pace)) => crew.ways.pace = pace,
+            Ok(Tried::Unready(error)) => return crew.unready(error, talk),
+            Ok(Tried::Fails(error)) => {
                 crew.give_up();
-                return failed.map(|failed| Err(failed.expect_err("it has no pace")));
+                return Ok(Err(error));
+            }
+            Err(error) => {
+                crew.give_up();
+                return Err(error);
             }
         }
         ground.stopper.appoint(crew.station().control().clone());
@@ -182,10 +237,18 @@ impl Crew {
         Ok(Prepared { way, tabled })
     }
 
-    /// No launch comes of what was prepared.
-    pub fn pass(&mut self, (stream, capture): (Stream, Capture)) -> Result<()> {
+    /// No launch comes of what was prepared, or could not be.
+    pub fn pass(
+        &mut self,
+        prepared: Option<&Prepared>,
+        (stream, capture): (Stream, Capture),
+    ) -> Result<()> {
         let held = self.held.as_mut().expect("there until it is let go");
-        held.station.pass(stream, capture)
+        match prepared {
+            // Nothing was given to the stream.
+            Some(Prepared { tabled: None, .. }) => Ok(()),
+            _ => held.station.pass(stream, capture),
+        }
     }
 
     /// Launch this rank's part.
@@ -215,16 +278,18 @@ impl Crew {
 
     /// Let its memory go as soon as nobody's kernels use it any more: now, where the others go,
     /// too, else with a later communicator.
-    pub fn let_go(mut self, pages: &DevicePages) {
+    pub fn let_go(mut self) {
         /// Ranks that leave do so at about the same time; nobody waits longer for who does not.
         const LONGEST: Duration = Duration::from_millis(200);
         if self.is_captured || !self.station().is_at_rest() {
             return self.give_up();
         }
         let Some(Held { station, grounds }) = self.held.take() else { return };
+        let pages = grounds.pages.clone();
         pages.of(self.rank).rest();
-        let mut leaving =
-            Leaving { rank: self.rank, pages: pages.clone(), station, grounds, is_closed: false };
+        // None of its own kernels runs any more.
+        drop(self.interlocked.take());
+        let mut leaving = Leaving { pages, station, grounds: Some(grounds) };
         let started = Instant::now();
         while !leaving.goes_on() {
             if started.elapsed() > LONGEST {
@@ -235,16 +300,42 @@ impl Crew {
         leaving.station.retire();
     }
 
-    /// Kernels may come for ever.
+    /// No kernel was launched, and none will be.
+    fn unready(mut self, error: Error, talk: &mut Talk) -> Result<Result<Crew>> {
+        let Some(Held { station, grounds }) = self.held.take() else { return Ok(Err(error)) };
+        drop(grounds);
+        let ended = apart(error, talk);
+        station.retire();
+        ended
+    }
+
+    /// Kernels may come for ever, and nothing is freed beside them.
     fn give_up(mut self) {
         if let Some(Held { station, grounds }) = self.held.take() {
             station.give_up();
             std::mem::forget(grounds);
         }
-        if self.is_captured {
-            std::mem::forget(self.interlocked.take());
+        std::mem::forget(self.interlocked.take());
+    }
+}
+
+/// Why there is no crew, once all ranks have let go what they had of the others'.
+fn apart(error: Error, talk: &mut Talk) -> Result<Result<Crew>> {
+    talk.exchange(0u64, 0..talk.links.nranks)?;
+    Ok(Err(error))
+}
+
+/// Every rank's handle.
+fn exchanged(mine: Shareable, talk: &mut Talk) -> Result<Vec<[u64; 8]>> {
+    let mut handles = vec![[0; 8]; talk.links.nranks];
+    for half in [0, 4] {
+        let mine: Half = std::array::from_fn(|index| mine.0[half + index]);
+        let all = talk.exchange(mine, 0..talk.links.nranks)?;
+        for (handle, part) in handles.iter_mut().zip(all) {
+            handle[half..half + 4].copy_from_slice(&part);
         }
     }
+    Ok(handles)
 }
 
 fn does(station: &Station, nranks: usize, call: &Call, way: Way) -> Result<bool> {
@@ -270,68 +361,35 @@ fn offered(
     Ok((ground, handle))
 }
 
-/// All ranks' grounds, open here, and the station on them, ready.
-fn opened(
-    ground: &Ground,
-    geometry: &Geometry,
-    memory: Lasting<DeviceMemory>,
-    handles: &[[u64; 8]],
-    rank: usize,
-) -> Result<Crew> {
-    let device = ground.device;
-    let mut grounds = Vec::new();
-    let mut addresses = Vec::new();
-    for (peer, handle) in handles.iter().enumerate() {
-        if peer == rank {
-            addresses.push(memory.pointer().expose_provenance() as Address);
-            continue;
-        }
-        let _current = device.enter()?;
-        let imported = Lasting::new(|| Imported::new(device, Shareable(*handle)))?;
-        addresses.push(imported.address(0, geometry.ground_bytes())?);
-        grounds.push(imported);
-    }
+/// The station on all grounds, ready.
+fn station(ground: &Ground, geometry: Geometry, grounds: &Grounds, rank: usize) -> Result<Station> {
+    let (device, timeout) = (ground.device, ground.asked.timeout);
     let stream = OwnedStream::new(device)?;
-    let memory = (memory, &addresses[..]);
-    let timeout = ground.asked.timeout;
-    let station = Station::new(device, rank, *geometry, memory, timeout, stream.raw())?;
+    let made = Station::new(device, rank, geometry, &grounds.addresses, timeout, stream.raw())?;
     passed(device, &stream)?;
-    Ok(Crew {
-        kernels: ground.kernels.clone(),
-        rank,
-        nranks: handles.len(),
-        geometry: *geometry,
-        held: Some(Held { station, grounds }),
-        ways: Ways::new(ground.asked, Pace::default()),
-        interlocked: None,
-        is_captured: false,
-    })
+    Ok(made)
 }
 
 /// A rank's part that its peers may still use.
 struct Leaving {
-    rank: usize,
     pages: DevicePages,
     station: Station,
-    grounds: Vec<Lasting<Imported>>,
-    is_closed: bool,
+    grounds: Option<Lasting<Grounds>>,
 }
 
 /// Of communicators that are no more.
 static LEAVING: Shared<Vec<Leaving>> = Shared::new(Vec::new());
 
 impl Leaving {
-    /// Close the peers' grounds once all kernels are at rest; whether all have closed this one's.
+    /// Let go the peers' grounds once all kernels are at rest; whether all have closed this one's.
     fn goes_on(&mut self) -> bool {
         let all = |is_so: fn(&DevicePage) -> bool| {
             (0..self.pages.nranks()).all(|rank| is_so(self.pages.of(rank)))
         };
-        if !self.is_closed && all(DevicePage::rests) {
-            self.grounds.clear();
-            self.is_closed = true;
-            self.pages.of(self.rank).close();
+        if all(DevicePage::rests) {
+            self.grounds = None;
         }
-        self.is_closed && all(DevicePage::has_closed)
+        all(DevicePage::has_closed)
     }
 }
 

@@ -39,27 +39,35 @@ struct Bench {
     around: [Event; 2],
 }
 
-/// Try the ways; what they take. All ranks know that all have it, or why they have not; the error
-/// is a peer's that ended it.
-pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Result<Pace>> {
+/// What came of the trial: the same kind on all ranks.
+pub enum Tried {
+    Works(Pace),
+    /// Some rank could not begin, and no kernel was launched.
+    Unready(Error),
+    /// Kernels may be under way for ever.
+    Fails(Error),
+}
+
+/// Try the ways. The error is a peer's that ended it.
+pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Tried> {
     let (rank, nranks) = (talk.links.rank, talk.links.nranks);
     let made = Bench::new(device, rank, nranks).and_then(|bench| {
         // Nothing is freed while these kernels run.
         Ok((bench, Interlocked::begin(crew.timeout() / 2)?))
     });
-    let (bench, _interlocked) = match agreed(made, talk)? {
+    let (bench, interlocked) = match agreed(made, talk)? {
         Ok(made) => made,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => return Ok(Tried::Unready(error)),
     };
     let tried = bench.all(crew, talk);
-    if matches!(tried, Ok(Ok(_))) {
+    if let Ok(Ok(pace)) = tried {
         bench.retire();
-    } else {
-        crew.station().control().stop();
-        // Something may be under way still, and to free the memory would wait for it.
-        std::mem::forget(bench);
+        return Ok(Tried::Works(pace));
     }
-    tried
+    crew.station().control().stop();
+    // To free anything would wait for what is under way.
+    std::mem::forget((bench, interlocked));
+    tried.map(|tried| Tried::Fails(tried.expect_err("it has no pace")))
 }
 
 impl Bench {

@@ -83,13 +83,13 @@ fn guard(
                 is_gone[rank] = true;
                 devices.of(rank).close();
             }
-            let is_missed = pages.of(rank).life() != Life::Left && is_gone[rank];
+            let page = devices.of(rank);
+            let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();
+            let is_missed = is_gone[rank] && (is_undone || pages.of(rank).life() != Life::Left);
             if is_missed || pages.of(rank).life() == Life::Failed {
                 // Nobody is left to launch what this rank's kernels wait for.
                 stopper.stop();
             }
-            let page = devices.of(rank);
-            let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();
             // Of others the error is seen; this one has said that all is well.
             if is_undone && pages.of(rank).life() == Life::Left && rank != pages.rank {
                 let text =

@@ -15,6 +15,7 @@
 mod ahead;
 mod bays;
 mod calls;
+mod capture;
 mod choice;
 mod company;
 mod conclude;
@@ -63,6 +64,7 @@ use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use ahead::{Outstanding, Place, Words};
+use capture::refuse_capture;
 use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
@@ -101,6 +103,8 @@ pub(super) struct Gpu {
     /// Of this rank's kernels that wait for other processes'.
     stopper: Arc<Stopper>,
     asked: Asked,
+    /// Of what peers' kernels write to.
+    ground_bytes: usize,
     /// Why its calls go through the host though its device and the others might not have to.
     warning: Option<Error>,
 }
@@ -194,6 +198,7 @@ impl Gpu {
             sharing,
             stopper: Arc::default(),
             asked,
+            ground_bytes: around.buffer_bytes,
             warning,
         }))
     }
@@ -327,15 +332,13 @@ impl Gpu {
         let is_ordered = sends || receives || !stream.is_null() || is_nothing;
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
         if self.desk.is_none() {
-            let why = match &*self.sharing.lock() {
+            // Processes that can be captured say so when they meet.
+            let sharing = &*self.sharing.lock();
+            let why = match sharing {
                 Sharing::Works(shared) => shared.refuses_captures(),
-                _ => Some("it goes through host memory, which a graph cannot replay"),
+                _ => Some("it goes through host memory, which a graph cannot replay".to_string()),
             };
-            // What is wrong with a capture that has failed is said all the same.
-            let is_broken = capture == Capture::Broken;
-            if let Some(why) = why.or(is_broken.then_some("")) {
-                refuse_capture(capture, why)?;
-            }
+            why.map_or(Ok(()), |why| refuse_capture(capture, &why))?;
         }
         Ok(Found {
             sends,
@@ -374,7 +377,12 @@ impl Gpu {
         }
         if ran && call.order.settles {
             self.settle(call.order.stream, watch)?;
-            return watch.watched.lateness(Some(self)).map_or(Ok(true), Err);
+            watch.watched.lateness(Some(self)).map_or(Ok(()), Err)?;
+            if self.stopper.ending().is_some() {
+                // It was stopped for somebody's sake.
+                watch.look(Duration::ZERO)?;
+                return Err(Error::Aborted { rank: self.rank, operation: Some(watch.operation()) });
+            }
         }
         Ok(ran)
     }
@@ -480,16 +488,3 @@ pub(super) struct DeviceStream(pub Stream);
 
 // SAFETY: a stream's handle is a number to this library; the driver locks what it names.
 unsafe impl Send for DeviceStream {}
-
-/// Refuse a call on a stream that is being captured; `why` says why it cannot be.
-fn refuse_capture(capture: Capture, why: &str) -> Result<()> {
-    match capture {
-        Capture::No => Ok(()),
-        Capture::Yes(_) => Err(Error::argument(format!(
-            "the stream is being captured, but this call cannot be part of a graph: {why}"
-        ))),
-        Capture::Broken => Err(Error::argument(
-            "the stream's capture has failed before this call; end it and see its error",
-        )),
-    }
-}

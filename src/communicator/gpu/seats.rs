@@ -13,6 +13,8 @@ pub struct Around {
     pub together: bool,
     /// All are on this machine.
     pub near: bool,
+    /// Of connection buffers, by the configuration.
+    pub buffer_bytes: usize,
     /// Of a portion of a long call through the host.
     pub portion_bytes: usize,
 }

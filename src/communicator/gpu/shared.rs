@@ -115,10 +115,12 @@ pub struct Shared {
     is_loose: bool,
     /// A call had to go through the host.
     has_detoured: bool,
-    /// An error of the trial of memory in pieces, or of kernels that wait for each other's.
-    pub(super) trouble: Option<Error>,
+    /// An error of the trial of memory in pieces.
+    trouble: Option<Error>,
     /// Where each rank is a process with a device of its own.
     pub(super) crew: Option<Crew>,
+    /// Why not, where it was tried.
+    pub(super) alone: Option<Error>,
     guardian: Option<Guardian>,
 }
 
@@ -143,6 +145,7 @@ impl Shared {
             has_detoured: false,
             trouble: None,
             crew: None,
+            alone: None,
             guardian: None,
         })
     }
@@ -174,7 +177,7 @@ impl Shared {
     /// Why memory that is mapped piece by piece goes through the host, or why kernels do not wait
     /// for each other.
     pub fn trouble(&self) -> Option<Error> {
-        self.trouble.clone()
+        self.trouble.clone().or_else(|| self.alone.clone())
     }
 
     /// Close what was opened, unless a kernel may use it for ever.
@@ -226,12 +229,12 @@ impl Shared {
             Err(Error::InvalidArgument(_)) => Card { state: REFUSED, ..Card::default() },
             Err(_) => Card { state: FAILED, ..Card::default() },
         };
-        let is_prepared = prepared.is_some();
         let met = self.meet(call, mine, (number, prepared, on), talk);
-        let ran = came.and(met);
+        let mut ran = came.and(met);
         if !matches!(ran, Ok(true)) {
-            if let (true, Some(crew)) = (is_prepared, &mut self.crew) {
-                crew.pass(on)?;
+            if let (Some(prepared), Some(crew)) = (prepared, &mut self.crew) {
+                let passed = crew.pass(Some(&prepared), on);
+                ran = ran.and_then(|ran| passed.map(|()| ran));
             }
             if mine.state != UNFIT && on.1 == Capture::No {
                 self.mark(call.order.stream);
@@ -281,7 +284,7 @@ impl Shared {
         if let Some(prepared) = prepared
             && cards.iter().all(|card| card.state == mine.state)
         {
-            return self.launch(call, prepared, on).map(|()| true);
+            return self.launch(call, prepared, number, on).map(|()| true);
         }
         if cards.iter().any(|card| card.state != FITS) {
             return Ok(false);
@@ -396,7 +399,7 @@ impl Drop for Shared {
     /// does who lets the stream go.
     fn drop(&mut self) {
         if let Some(crew) = self.crew.take() {
-            crew.let_go(&self.pages);
+            crew.let_go();
         }
         if !self.is_at_rest() {
             std::mem::forget(self.pages.clone());

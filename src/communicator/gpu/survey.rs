@@ -124,6 +124,8 @@ impl Gpu {
                     kernels: &shared.kernels,
                     asked: self.asked,
                     multiprocessors: multiprocessors.unwrap_or(1) as usize,
+                    bytes: self.ground_bytes,
+                    pages: shared.pages(),
                     stopper: &self.stopper,
                 };
                 let crew = Crew::found(ground, talk)?;

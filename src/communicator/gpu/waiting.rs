@@ -7,14 +7,16 @@
 #![allow(unsafe_code)]
 
 use super::super::call::Call;
+use super::capture::refuse_capture;
 use super::choice::Chosen;
 use super::company;
 use super::crew::{Crew, Own, Prepared};
+use super::is_apart;
 use super::shared::{Buffers, Shared};
-use super::{is_apart, refuse_capture};
-use crate::device::cuda::{Capture, Stream, wait};
-use crate::error::Result;
+use crate::device::cuda::{Capture, Stream, wait, write_value};
+use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
+use crate::executor::device_page::DevicePage;
 use crate::executor::flags::Way;
 
 impl Shared {
@@ -22,15 +24,18 @@ impl Shared {
     pub fn join(&mut self, crew: Result<Crew>) {
         match crew {
             Ok(crew) => self.crew = Some(crew),
-            Err(error) => self.trouble = Some(error),
+            Err(error) => self.alone = Some(error),
         }
     }
 
     /// Why its calls cannot be part of a graph, if none can.
-    pub fn refuses_captures(&self) -> Option<&'static str> {
-        let why = "its ranks are several processes, which meet anew for each call: only those with \
-                   a device each have kernels that wait for each other";
-        self.crew.is_none().then_some(why)
+    pub fn refuses_captures(&self) -> Option<String> {
+        let why = "its ranks are several processes, which meet anew for each call";
+        match (&self.crew, &self.alone) {
+            (Some(_), _) => None,
+            (None, None) => Some(format!("{why}; with a device each they would not have to")),
+            (None, Some(error)) => Some(format!("{why}, and kernels that would not fail: {error}")),
+        }
     }
 
     /// How kernels that wait for each other do a call outside of graphs, if an algorithm is asked
@@ -44,6 +49,10 @@ impl Shared {
 
     /// How kernels that wait for each other do the call, if they do.
     pub(super) fn way(&mut self, call: &Call, capture: Capture) -> Result<Option<Way>> {
+        if capture == Capture::Broken {
+            // Here, where the others are told of it.
+            refuse_capture(capture, "")?;
+        }
         let is_captured = capture != Capture::No;
         let Some(crew) = self.crew.as_mut().filter(|crew| is_captured || crew.is_asked()) else {
             return Ok(None);
@@ -78,14 +87,21 @@ impl Shared {
             let _current = self.device.enter()?;
             wait(on.0, &self.last)?;
         }
-        crew.prepare(&shape(call), way, on).map(Some)
+        match crew.prepare(&shape(call), way, on) {
+            // Without room for its tables a call goes through the host.
+            Err(Error::InvalidArgument(_)) if on.1 == Capture::No => {
+                crew.pass(None, on).map(|()| None)
+            }
+            prepared => prepared.map(Some),
+        }
     }
 
-    /// Launch what is ready.
+    /// Launch what is ready, in the call of this number.
     pub(super) fn launch(
         &mut self,
         call: &Call,
         prepared: Prepared,
+        number: u32,
         on: (Stream, Capture),
     ) -> Result<()> {
         let Some(crew) = &mut self.crew else { return Ok(()) };
@@ -100,6 +116,11 @@ impl Shared {
             return Ok(());
         }
         let _current = self.device.enter()?;
+        // Of a rank that leaves and ends before, the others' guardians find that its part is undone.
+        self.pages().of(self.rank).tell(number);
+        let word = self.words[self.rank].address(DevicePage::BEFORE);
+        // SAFETY: the page is registered until `last` has passed.
+        unsafe { write_value(&self.device, on.0, word, number)? };
         self.last.record(on.0)
     }
 }

@@ -46,6 +46,13 @@ impl Control {
         word.store(1, Relaxed);
     }
 
+    pub fn is_stopped(&self) -> bool {
+        // SAFETY: a word that the kernels only read.
+        let word = unsafe { &*(&raw const (*self.control()).abort).cast::<AtomicU64>() };
+        // Relaxed: as above.
+        word.load(Relaxed) != 0
+    }
+
     /// Where and why a kernel of the rank has ended early, if one has.
     pub fn ending(&self) -> Option<Ending> {
         // SAFETY: the word that the kernels write last.

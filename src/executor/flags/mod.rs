@@ -11,6 +11,7 @@
 //! go, and those of two collectives in the same order on every device. Or all ranks share one
 //! device, and their kernels are rows of one cooperative launch ([`together`]).
 
+mod arguments;
 mod control;
 mod geometry;
 mod programs;

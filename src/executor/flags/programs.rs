@@ -140,7 +140,7 @@ pub(super) fn channels(work: &Work, geometry: &Geometry) -> usize {
 
 /// Add the bytes of a structure of the kernels'.
 pub(super) fn append<T: Copy>(bytes: &mut Vec<u8>, one: &T) {
-    bytes.extend_from_slice(super::station::bytes_of(std::slice::from_ref(one)));
+    bytes.extend_from_slice(super::arguments::bytes_of(std::slice::from_ref(one)));
 }
 
 /// A bound plan in the structures of the kernels.

@@ -3,6 +3,7 @@
 // A stream is handed to the driver, which looks it up; nothing here follows it.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
+use super::arguments::{first, oneshot_arguments, plan_arguments, shape};
 use super::control::Control;
 use super::geometry::{DEPTH, FLAG, Geometry};
 use super::programs::{Programs, append, channels};
@@ -13,7 +14,7 @@ use crate::device::cuda::{
     MOST_SCALED, Pinned, Recording, Stream, Trail, abi, copy, fill, wait,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::{Shape, fits, pieces};
+use crate::executor::cuda::{fits, pieces};
 use crate::plan::Collective;
 use crate::types::ReduceOp;
 use std::sync::Arc;
@@ -44,7 +45,8 @@ pub type Tabled = Option<(Address, u32)>;
 
 /// What kernels may still use when the station goes.
 struct Memory {
-    ground: Lasting<DeviceMemory>,
+    /// Its own ground, where it holds that itself.
+    ground: Option<Lasting<DeviceMemory>>,
     private: Lasting<DeviceMemory>,
     first: Lasting<Pinned>,
 }
@@ -62,25 +64,19 @@ struct Parts {
     scratch: Address,
 }
 
-/// The bytes of structures of the kernels'.
-pub(super) fn bytes_of<T: Copy>(all: &[T]) -> &[u8] {
-    // SAFETY: numbers without gaps between them: the kernels' layout names every byte.
-    unsafe { std::slice::from_raw_parts(all.as_ptr().cast(), size_of_val(all)) }
-}
-
 fn place(address: Address) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
 impl Station {
-    /// The station of `rank` on `device`, whose ground is `ground`; `grounds` are those of all
-    /// ranks, as this device addresses them. Gives `stream` what makes both ready: every rank's has
+    /// The station of `rank` on `device`; `grounds` are those of all ranks, as this device
+    /// addresses them, which stay until no kernel of any rank will come to them. Gives `stream` what makes both ready: every rank's has
     /// to have passed before the first launch of any.
     pub fn new(
         device: &Arc<Device>,
         rank: usize,
         geometry: Geometry,
-        (ground, grounds): (Lasting<DeviceMemory>, &[Address]),
+        grounds: &[Address],
         timeout: Duration,
         stream: Stream,
     ) -> Result<Station> {
@@ -136,8 +132,14 @@ impl Station {
             trail: Trail::default(),
             capture: Capture::No,
             is_captured: false,
-            memory: Memory { ground, private, first: pinned },
+            memory: Memory { ground: None, private, first: pinned },
         })
+    }
+
+    /// Hold its own ground, too.
+    pub fn on(mut self, ground: Lasting<DeviceMemory>) -> Station {
+        self.memory.ground = Some(ground);
+        self
     }
 
     /// What stops its kernels, and tells why they ended.
@@ -369,8 +371,8 @@ impl Station {
     fn no_room(&self, why: &str) -> Error {
         let rank = self.rank;
         Error::argument(format!(
-            "rank {rank}: there is no room for tables of kernels {why}; RINGCOMM_ALGO=twoshot \
-             needs none between devices"
+            "rank {rank}: there is no room for tables of kernels {why}; between threads \
+             RINGCOMM_ALGO=twoshot needs none, between processes what no algorithm is asked for"
         ))
     }
 
@@ -383,7 +385,9 @@ impl Station {
         self.launched.record(stream)?;
         let started = Instant::now();
         while !self.launched.has_passed()? {
-            if started.elapsed().as_nanos() as u64 > self.timeout_ns {
+            // The others wait as long for this rank as it may for them.
+            let is_late = started.elapsed().as_nanos() as u64 > self.timeout_ns / 2;
+            if is_late || self.control.is_stopped() {
                 return Err(self.no_room("while the stream does not come to the call"));
             }
             std::thread::yield_now();
@@ -426,7 +430,7 @@ impl Station {
     /// Let its memory go: it is at rest, and so are all that know its ground.
     pub fn retire(self) {
         let Memory { ground, private, first } = self.memory;
-        ground.retire();
+        ground.into_iter().for_each(Lasting::retire);
         private.retire();
         first.retire();
         self.tables.retire();
@@ -437,61 +441,5 @@ impl Station {
     /// Give its memory up without freeing it: kernels may still come.
     pub fn give_up(self) {
         std::mem::forget((self.memory, self.tables, self.control));
-    }
-}
-
-/// What the private memory begins with, from the flags' addresses on.
-fn first(geometry: &Geometry, rank: usize, grounds: &[Address]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut part = |part: &[u8]| {
-        bytes.extend_from_slice(part);
-        bytes.resize(bytes.len().next_multiple_of(FLAG), 0);
-    };
-    let inbox = geometry.inbox() as Address;
-    let inboxes: Vec<Address> = grounds.iter().map(|ground| ground + inbox).collect();
-    part(bytes_of(grounds));
-    part(bytes_of(&inboxes));
-    let connections = |sends: bool| -> Vec<abi::Connection> {
-        let all = (0..geometry.channels)
-            .flat_map(|channel| (0..geometry.nranks).map(move |peer| (channel, peer)));
-        let connection = |(channel, peer): (usize, usize)| {
-            let (sender, receiver) = if sends { (rank, peer) } else { (peer, rank) };
-            let at = |of: usize, offset: usize| grounds[of] + offset as Address;
-            abi::Connection {
-                slots: at(receiver, geometry.slots(channel, sender)),
-                posted: at(receiver, geometry.posted(channel, sender)),
-                freed: at(sender, geometry.freed(channel, receiver)),
-                position: 0,
-            }
-        };
-        all.map(connection).collect()
-    };
-    part(bytes_of(&connections(true)));
-    part(bytes_of(&connections(false)));
-    bytes
-}
-
-pub(super) fn shape(work: &Work) -> Shape {
-    let Work { collective, root, count, data_type, .. } = *work;
-    Shape { collective, root, count, size: data_type.size() }
-}
-
-pub(super) fn plan_arguments(work: &Work) -> abi::PlanArgs {
-    abi::PlanArgs {
-        data_type: work.data_type as i32,
-        op: work.op as i32,
-        parts: work.places.len() as u64,
-        ..abi::PlanArgs::default()
-    }
-}
-
-pub(super) fn oneshot_arguments(work: &Work) -> abi::OneshotArgs {
-    let gathers = work.collective == Collective::AllGather;
-    abi::OneshotArgs {
-        data_type: work.data_type as i32,
-        op: work.op as i32,
-        parts: work.places.len() as u64,
-        collective: if gathers { abi::ALL_GATHER } else { abi::ALL_REDUCE },
-        ..abi::OneshotArgs::default()
     }
 }

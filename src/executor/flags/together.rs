@@ -5,8 +5,9 @@
 //! of the launch; so it may wait where two launches must not.
 #![allow(unsafe_code)]
 
+use super::arguments::{bytes_of, oneshot_arguments, plan_arguments, shape};
 use super::programs::append;
-use super::station::{Station, bytes_of, oneshot_arguments, plan_arguments, shape};
+use super::station::Station;
 use super::{Way, Work};
 use crate::algorithm::Algorithm;
 use crate::device::cuda::{Address, Capture, Family, Grid, Kernels, Stream, abi, tile};

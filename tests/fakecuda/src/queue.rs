@@ -19,7 +19,7 @@ impl Queue {
         let queue = Arc::new(Queue { work: Mutex::default(), more: Condvar::new() });
         let theirs = Arc::clone(&queue);
         // Named as the driver's threads are, which call nobody.
-        let thread = std::thread::Builder::new().name("cuda-queue".into());
+        let thread = std::thread::Builder::new().name("cuda-EvtHandlr".into());
         thread.spawn(move || theirs.run()).expect("a thread");
         queue
     }

@@ -352,10 +352,18 @@ impl<'a> Bench<'a> {
         let replay = mine.stream.capture(|| {
             // SAFETY: the buffers live as long as the graph.
             (0..captured).try_for_each(|_| unsafe { mine.comm.call(&self.call(0, 0)) })
-        })?;
-        replay.launch(&mine.stream)?;
-        mine.stream.synchronize()?;
-        self.combined(ReduceOp::Max, [0.0])?;
+        });
+        let ready = replay.and_then(|replay| {
+            replay.launch(&mine.stream)?;
+            mine.stream.synchronize()?;
+            Ok(replay)
+        });
+        // One rank's failure is nobody's wait.
+        let [all] = self.combined(ReduceOp::Min, [f64::from(ready.is_ok())])?;
+        let replay = ready?;
+        if all < 1.0 {
+            return Err(Error::Internal("another rank has no graph".into()));
+        }
         let us = mine.time(|| (0..replays).try_for_each(|_| replay.launch(&mine.stream)))?;
         let [us] = self.combined(ReduceOp::Max, [us])?;
         Ok(us / (replays * captured) as f64)
