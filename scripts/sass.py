@@ -36,7 +36,10 @@ BARRIER = re.compile(r"\bBAR\.")
 # Who is the first of a rank to give up: only a wait that has failed comes to it.
 GIVE_UP = re.compile(r"\bATOM(G)?\.E\.CAS")
 # A flag of another device: what a loop over peers polls or sets.
-FLAG = re.compile(r"\b(LD|ST)(G)?\.E\.(64\.STRONG|STRONG\.SYS|64\.SYS)")
+FLAG = re.compile(r"\b(LD|ST)(G)?\.E\.(64\.STRONG|STRONG\.SYS|64\.SYS|128\.STRONG\.SYS)")
+# A line of one-shot's, which has its flag in it; peers whose lines a thread polls at once: kernels/oneshot.cu.
+LINE_LOAD, LINE_STORE = re.compile(r"\bLD(G)?\.E\.128\.STRONG\.SYS"), re.compile(r"\bST(G)?\.E\.128\.STRONG\.SYS")
+POLLED = 8
 
 
 def embedded():
@@ -146,6 +149,10 @@ def judge(device, kernels, usage):
     narrow, late = [], []
     for name, code in kernels.items():
         family, kind = name.split("_")[1], name.split("_")[-1]
+        if family == "oneshot":
+            loads, stores = (sum(bool(line.search(text)) for _, text in code) for line in (LINE_LOAD, LINE_STORE))
+            if loads < POLLED or stores < 1:
+                narrow.append(f"{name}: {loads} loads and {stores} stores of whole lines")
         if family not in ("reduce", "plan"):
             continue
         loads = sum(bool(LOAD.search(text)) for _, text in code)

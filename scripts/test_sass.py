@@ -49,6 +49,11 @@ class LoopsOverPeers(unittest.TestCase):
         text = "each:  FENCE.VIEW.ASYNC\n       STG.E.64.STRONG.SYS [R2], R4\n       @P0 BRA each\n       EXIT\n"
         self.assertEqual(len(fences(text)), 1)
 
+    def test_a_fence_before_each_line_is_found(self):
+        push = "each:  MOV R2, R3\n{}       STG.E.128.STRONG.SYS [R2.64], R4\n       @P0 BRA each\n       EXIT\n"
+        self.assertEqual(fences(push.format("")), [])
+        self.assertEqual(fences(push.format("       MEMBAR.ALL.SYS\n")), ["MEMBAR.ALL.SYS"])
+
     def test_a_fence_in_a_branch_of_the_loop_is_found(self):
         text = (WAIT.format(end="next") + "next:  @P4 BRA over\n       MEMBAR.SC.SYS\n"
                 "over:  @P3 BRA poll\n       EXIT\n")
@@ -167,6 +172,20 @@ class Sources(unittest.TestCase):
             told = dict(sass.judge(device, {name: code}, {name: usage}))
             self.assertEqual(told["loads and stores of 128 bits"], [])
             self.assertEqual(len(told["sources are asked for ahead"]), 2)
+
+
+class Lines(unittest.TestCase):
+    def told(self, loads, stores):
+        usage = {"REG": 128, "STACK": 0, "LOCAL": 0}
+        text = ("       LDG.E.128.STRONG.SYS R4, [R2.64]\n" * loads
+                + "       STG.E.128.STRONG.SYS [R2.64], R4\n" * stores + "       EXIT\n")
+        name = "ringcomm_oneshot_f32"
+        return dict(sass.judge("sm_90", {name: listing(text)}, {name: usage}))["loads and stores of 128 bits"]
+
+    def test_eight_whole_lines_are_polled_at_once_and_stored_whole(self):
+        self.assertEqual(self.told(8, 1), [])
+        self.assertEqual(len(self.told(7, 1)), 1)
+        self.assertEqual(len(self.told(8, 0)), 1)
 
 
 class Resources(unittest.TestCase):

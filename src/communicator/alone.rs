@@ -57,8 +57,8 @@ fn is_only_thread() -> bool {
 }
 
 /// Whether all threads but `own` are of those that never call. A thread without a name has that of
-/// the thread that made it, as a program's first ones have the program's: where that is such a name,
-/// nothing is known.
+/// the thread that made it, as a program's first ones have the program's: where that is such a
+/// name, nothing is known.
 fn is_only(own: u32, first: u32, all: &[(u32, String)]) -> bool {
     let main = all.iter().find(|(number, _)| *number == first).map_or("", |(_, name)| name);
     let never = |name: &str| never_calls(name) && name != main;

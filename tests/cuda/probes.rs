@@ -94,7 +94,7 @@ fn what_arrives_wrong_is_found_before_a_call_relies_on_it() {
     };
     // One device writes in the other's memory, or the other way round.
     assert_eq!(of("cuLaunchKernel", "cuda pinned (no peer access)"), 2, "{found:?}");
-    // What is fetched after a read and after a write; and each rank's results of each kind of kernel.
+    // What is fetched after a read and after a write; and each rank's results of every kernel.
     assert_eq!(of("cuMemcpyAsync", "cuda pinned (no peer access)"), 2, "{found:?}");
     assert!(of("cuMemcpyAsync", "cuda fused (a trial failed)") >= 8, "{found:?}");
     assert!(of("cuLaunchKernel", "cuda fused (a trial failed)") >= 4, "{found:?}");

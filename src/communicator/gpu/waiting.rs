@@ -116,7 +116,7 @@ impl Shared {
             return Ok(());
         }
         let _current = self.device.enter()?;
-        // Of a rank that leaves and ends before, the others' guardians find that its part is undone.
+        // Of a rank that leaves and ends before, the others' guardians find its part undone.
         self.pages().of(self.rank).tell(number);
         let word = self.words[self.rank].address(DevicePage::BEFORE);
         // SAFETY: the page is registered until `last` has passed.

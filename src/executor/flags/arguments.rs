@@ -1,5 +1,5 @@
-//! What kernels are given: the structures that their calls share, and what a station's memory begins
-//! with.
+//! What kernels are given: the structures that their calls share, and what a station's memory
+//! begins with.
 #![allow(unsafe_code)]
 
 use super::Work;

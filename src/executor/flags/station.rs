@@ -70,8 +70,8 @@ fn place(address: Address) -> *mut u8 {
 
 impl Station {
     /// The station of `rank` on `device`; `grounds` are those of all ranks, as this device
-    /// addresses them, which stay until no kernel of any rank will come to them. Gives `stream` what makes both ready: every rank's has
-    /// to have passed before the first launch of any.
+    /// addresses them, which stay until no kernel of any rank will come to them. Gives `stream`
+    /// what makes both ready: every rank's has to have passed before the first launch of any.
     pub fn new(
         device: &Arc<Device>,
         rank: usize,

@@ -51,35 +51,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let cells = cells(options, nranks)?;
     let scope = if ndevices == 1 { ONE_GPU } else { "several GPUs" };
     let processes = if found.is_some() { ", each a process," } else { "" };
-    say(&format!(
-        "# {nranks} ranks{processes} on {ndevices} x {}; {scope}; copies {:.0} GB/s by \
-         cudaMemcpyAsync, {:.0} by our kernel (read plus written){}",
-        name,
-        bandwidth.driver,
-        bandwidth.kernel,
-        link.map_or(String::new(), |link| format!(
-            "; {link:.0} GB/s from device 0 to device 1 by cudaMemcpyAsync"
-        ))
-    ));
-    say(match link {
-        Some(_) => "# size and time of one call; %bound is busbw against that of the link",
-        None => "# size and time of one call; %bound is against the larger of the two copies",
-    });
-    say(&format!(
-        "{:>12} {:>10} {:>8} {:>16} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9} {:>7} {:>6}",
-        "bytes",
-        "type",
-        "op",
-        "collective",
-        "hot us",
-        "rotate us",
-        "graph us",
-        "1-strm us",
-        "algbw",
-        "busbw",
-        "%bound",
-        "wrong"
-    ));
+    head(&format!("{nranks} ranks{processes} on {ndevices} x {name}; {scope}"), &bandwidth, link);
     let mut rows = Vec::new();
     let mut wrong = 0;
     for cell in cells {
@@ -114,6 +86,37 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
         }
     }
     Ok(if wrong == 0 { Status::Fine } else { Status::Wrong })
+}
+
+/// The lines before the rows.
+fn head(what: &str, bandwidth: &Bandwidth, link: Option<f64>) {
+    say(&format!(
+        "# {what}; copies {:.0} GB/s by cudaMemcpyAsync, {:.0} by our kernel (read plus written){}",
+        bandwidth.driver,
+        bandwidth.kernel,
+        link.map_or(String::new(), |link| format!(
+            "; {link:.0} GB/s from device 0 to device 1 by cudaMemcpyAsync"
+        ))
+    ));
+    say(match link {
+        Some(_) => "# size and time of one call; %bound is busbw against that of the link",
+        None => "# size and time of one call; %bound is against the larger of the two copies",
+    });
+    say(&format!(
+        "{:>12} {:>10} {:>8} {:>16} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9} {:>7} {:>6}",
+        "bytes",
+        "type",
+        "op",
+        "collective",
+        "hot us",
+        "rotate us",
+        "graph us",
+        "1-strm us",
+        "algbw",
+        "busbw",
+        "%bound",
+        "wrong"
+    ));
 }
 
 /// Write a report whole or not at all, whenever this process is killed.
