@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The kernels of one rank per device, for all ranks of one device in one cooperative launch:
-gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]].
+gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]] [--checks | --times].
 
 A row of the grid is a rank. All blocks are resident together, so that ranks may wait for each other on
 the device as they would between devices: the protocol is tested and timed, without the links. For two,
@@ -9,7 +9,8 @@ two meetings), `one-shot` (flags packed with data), `ring` (the plan interpreter
 `fused`, which waits for nothing, beside them. Every result is compared, then timed in a stream and in a
 graph; prints a JSON object for each. Before all that a rank never comes: the others end at their deadline,
 or when the host calls them off, and report whom they waited for. And one-shot and ring do every type and
-operation of random bits as the kernels compiled for the host do, bit for bit.
+operation of random bits as the kernels compiled for the host do, bit for bit. `--checks` is these two
+and no more, `--times` all but these.
 """
 import ctypes
 import json
@@ -456,8 +457,9 @@ def every_type(device, host, layout):
 
 
 def main():
-    fatbin, library = sys.argv[1:3]
-    largest = int(sys.argv[3]) if len(sys.argv) > 3 else SIZES[-1]
+    fatbin, library, *numbers = [word for word in sys.argv[1:] if not word.startswith("--")]
+    checks, times_only = ("--checks" in sys.argv), ("--times" in sys.argv)
+    largest = int(numbers[0]) if numbers else SIZES[-1]
     host = Host(library)
     layout = host.layout
     try:
@@ -467,15 +469,16 @@ def main():
         return 0
     # A tool that looks at every access may keep the caller until a kernel has ended, so that nobody
     # could call it off.
-    failed = absences(device, layout, [False] if len(sys.argv) > 4 else [False, True])
+    endings = [False] if len(numbers) > 1 else [False, True]
+    failed = 0 if times_only else absences(device, layout, endings)
     # A tool that looks at every access has no time for as much.
-    failed += every_type(device, host, layout) if largest >= ODD_BYTES else 0
-    for size in [size for size in SIZES if size <= largest]:
+    failed += 0 if times_only or largest < ODD_BYTES else every_type(device, host, layout)
+    for size in [] if checks else [size for size in SIZES if size <= largest]:
         for nranks in RANKS:
             ranks = Ranks(device, layout, nranks, size)
             # A device that is none computes at the pace of the processor.
             times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
-            times = int(sys.argv[4]) if len(sys.argv) > 4 else times
+            times = int(numbers[1]) if len(numbers) > 1 else times
             for name, make, traffic in algorithms(ranks):
                 wrong, eager_us, graph_us = measure(ranks, make, times)
                 failed += wrong is not None

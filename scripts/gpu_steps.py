@@ -89,6 +89,10 @@ def every_step(folder, dry, scratch):
     # Correctness: each kernel alone, against the host's bits; then calls.
     yield Step("kernels", 36, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
                says=[r"^ok: \w+: [1-9]\d* launches"])
+    # And those that meet, which end, too, where a rank never comes.
+    ranks = [sys.executable, SCRIPTS / "gpu-ranks.py", *kernels]
+    yield Step("kernels-that-meet", 8, *ranks, "--checks", needs=kernels,
+               says=[r'"absent": .*"called_off": true, "wrong": null', r'^{"type": "float".*"wrong": null'])
     yield from correctness(folder / "cuda-tests", dry)
     operations = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
     yield measure("checked-operations", 14, *operations, "-g", 1, "-t", 4, "-b", 8, "-e", most, "-f", 32,
@@ -101,8 +105,8 @@ def every_step(folder, dry, scratch):
     yield from timing(measure, dry)
     yield from together(measure, dry)
     # The kernels alone.
-    ranks = [SCRIPTS / "gpu-ranks.py", *kernels, *([64 << 10] if dry else [])]
-    yield Step("ranks", 20, sys.executable, *ranks, needs=kernels, says=[r'^\{"algorithm": "ring'])
+    yield Step("ranks", 12, *ranks, *([64 << 10] if dry else []), "--times", needs=kernels,
+               says=[r'^\{"algorithm": "ring'])
     for peer, limit in {} if dry else {"stack": 18, "nccl": 21, "symmetric": 26}.items():
         yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, SECONDS)
 

@@ -15,7 +15,7 @@ use ringcomm::types::DataType;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Every code that drivers have, to CUDA 13.4 (`cbindings/abi/tests/driver.rs` holds those of its
+/// Every code that drivers have, to CUDA 13.4 (`cbindings/abi/tests/codes.rs` holds those of its
 /// header against it).
 pub fn all() -> impl Iterator<Item = i32> {
     let codes = [
