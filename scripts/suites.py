@@ -268,7 +268,7 @@ def cuda():
         # What a driver without an entry point or with an error says does not depend on devices.
         ran(2, 1, "--skip", "gate::", "--skip", "failures::", "--skip", "codes::"),
         ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::", "stress::", "bits::",
-            "processes::", "crew::"),
+            "processes::", "crew::", "leaving::"),
         ran(1, 1, "pieces::", "deaths::", "closing::"),
         ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.

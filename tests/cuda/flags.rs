@@ -5,7 +5,7 @@ use super::streams::{Floats, sum};
 use super::support::samples::{COPYING, REDUCING, operations};
 use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slots, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::communicator::{Call, Communicator, Order, deferred};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Event, Kernels, Recording, wait};
 use ringcomm::error::Error;
@@ -307,6 +307,47 @@ fn an_abort_reaches_kernels_that_wait() {
         fake::release();
         // And what begins later ends, too.
         benches[1].stream.synchronize().unwrap();
+    }
+}
+
+/// A call that comes back only when it is through, and whose kernel was stopped, has no result.
+#[test]
+fn an_abort_ends_a_call_that_settles_with_an_error() {
+    if !is_on_two("flags::an_abort_ends_a_call_that_settles_with_an_error") {
+        return;
+    }
+    for algorithm in ["oneshot", "twoshot", "ring"] {
+        let (ranks, benches, floats) = two(60_000, algorithm);
+        hold(&benches);
+        // As numbers, for threads.
+        let address = |rank: usize| floats[rank].memory.pointer().expose_provenance();
+        let stream = |rank: usize| benches[rank].stream.raw().expose_provenance();
+        let places = [0, 1].map(|rank| (address(rank), stream(rank)));
+        let call = |rank: usize, settles: bool| {
+            let (memory, stream) = places[rank];
+            let memory = std::ptr::with_exposed_provenance_mut(memory);
+            let mut order = Order::on(std::ptr::with_exposed_provenance_mut(stream));
+            order.settles = settles;
+            let call = Call {
+                send: memory,
+                recv: memory,
+                count: 3000,
+                order,
+                ..Call::new(Collective::AllReduce, DataType::Float32)
+            };
+            // SAFETY: the memory lives as long as the test.
+            unsafe { ranks[rank].call(&call) }
+        };
+        std::thread::scope(|scope| {
+            let settled = scope.spawn(|| call(0, true));
+            call(1, false).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            ranks[1].abort();
+            let text = settled.join().unwrap().unwrap_err().to_string();
+            assert!(text.contains("rank 1") && text.contains("abort"), "{algorithm}: {text}");
+        });
+        fake::release();
+        benches.iter().for_each(|bench| bench.stream.synchronize().unwrap());
     }
 }
 

@@ -20,6 +20,7 @@ mod frees;
 mod gate;
 mod here;
 mod interface;
+mod leaving;
 mod messages;
 mod perf;
 mod pieces;

@@ -69,6 +69,7 @@ pub struct Crew {
     pub(super) geometry: Geometry,
     /// All that can go, which goes when the others' kernels are at rest, too.
     held: Option<Held>,
+    stopper: Arc<Stopper>,
     ways: Ways,
     /// From the first call's kernels on.
     interlocked: Option<Interlocked>,
@@ -76,10 +77,16 @@ pub struct Crew {
     is_captured: bool,
 }
 
-/// What kernels of any rank may use.
+/// What kernels of any rank may use: this rank's part, which its peers may still use when its
+/// communicator is no more, or came to none.
 struct Held {
-    station: Station,
-    grounds: Lasting<Grounds>,
+    pages: DevicePages,
+    rank: usize,
+    /// The ground, until the station has it.
+    memory: Option<Lasting<DeviceMemory>>,
+    station: Option<Station>,
+    /// None before they are opened, and once they are let go.
+    grounds: Option<Lasting<Grounds>>,
 }
 
 /// All ranks' grounds, as this process addresses them: the others' are open as long as this lives.
@@ -91,27 +98,26 @@ struct Grounds {
 }
 
 impl Grounds {
+    /// Open all of them, after `own`; those before an error stay open as long as this lives, too.
     fn open(
+        &mut self,
         ground: &Ground,
         geometry: &Geometry,
         own: Address,
         handles: &[[u64; 8]],
-        rank: usize,
-    ) -> Result<Lasting<Grounds>> {
-        Lasting::new(|| {
-            let _current = ground.device.enter()?;
-            let (mut opened, mut addresses) = (Vec::new(), Vec::new());
-            for (peer, handle) in handles.iter().enumerate() {
-                if peer == rank {
-                    addresses.push(own);
-                    continue;
-                }
-                let imported = Imported::new(ground.device, Shareable(*handle))?;
-                addresses.push(imported.address(0, geometry.ground_bytes())?);
-                opened.push(imported);
+    ) -> Result<()> {
+        let _current = ground.device.enter()?;
+        for (peer, handle) in handles.iter().enumerate() {
+            if peer == self.rank {
+                self.addresses.push(own);
+                continue;
             }
-            Ok(Grounds { opened, addresses, rank, pages: ground.pages.clone() })
-        })
+            let imported = Imported::new(ground.device, Shareable(*handle))?;
+            let address = imported.address(0, geometry.ground_bytes());
+            self.opened.push(imported);
+            self.addresses.push(address?);
+        }
+        Ok(())
     }
 }
 
@@ -145,35 +151,37 @@ impl Crew {
             Ok(own) => own,
             Err(error) => return Ok(Err(error)),
         };
-        let handles = exchanged(handle, talk)?;
-        let address = memory.pointer().expose_provenance() as Address;
-        let grounds = Grounds::open(&ground, &geometry, address, &handles, talk.links.rank);
-        let grounds = match agreed(grounds, talk)? {
-            Ok(grounds) => grounds,
-            // What this rank has opened is closed by now; then all may free theirs.
-            Err(error) => return apart(error, talk),
+        let rank = talk.links.rank;
+        let mut held = Held::of(ground.pages.clone(), rank, memory);
+        let ready = held.ready(&ground, geometry, handle, talk);
+        let failed = match ready {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(Ok(Err(error))),
+            Err(error) => Some(Err(error)),
         };
-        let made = station(&ground, geometry, &grounds, talk.links.rank);
-        let station = match agreed(made, talk)? {
-            Ok(station) => station.on(memory),
-            Err(error) => {
-                drop(grounds);
-                return apart(error, talk);
-            }
-        };
+        if let Some(failed) = failed {
+            // Others may have open what this rank has offered.
+            held.leave();
+            return failed;
+        }
         let mut crew = Crew {
             kernels: ground.kernels.clone(),
-            rank: talk.links.rank,
+            rank,
             nranks,
             geometry,
-            held: Some(Held { station, grounds }),
+            held: Some(held),
+            stopper: ground.stopper.clone(),
             ways: Ways::new(ground.asked, Pace::default()),
             interlocked: None,
             is_captured: false,
         };
         match crew_trial::run(&mut crew, device, talk) {
             Ok(Tried::Works(pace)) => crew.ways.pace = pace,
-            Ok(Tried::Unready(error)) => return crew.unready(error, talk),
+            Ok(Tried::Unready(error)) => {
+                // No kernel was launched, and none will be.
+                crew.held.take().into_iter().for_each(Held::leave);
+                return Ok(Err(error));
+            }
             Ok(Tried::Fails(error)) => {
                 crew.give_up();
                 return Ok(Err(error));
@@ -183,7 +191,7 @@ impl Crew {
                 return Err(error);
             }
         }
-        ground.stopper.appoint(crew.station().control().clone());
+        crew.stopper.appoint(crew.station().control().clone());
         Ok(Ok(crew))
     }
 
@@ -195,7 +203,7 @@ impl Crew {
     /// How the call is done; `None` where no kernel of these does it. The same on every rank.
     pub fn way(&mut self, call: Call) -> Result<Option<Chosen>> {
         let (nranks, held) = (self.nranks, &self.held);
-        let station = &held.as_ref().expect("there until it is let go").station;
+        let station = held.as_ref().expect("there until it is let go").station();
         self.ways.of(call, nranks, |way| does(station, nranks, &call, way))
     }
 
@@ -232,8 +240,7 @@ impl Crew {
     ) -> Result<Prepared> {
         let (places, scalars) = (vec![Place::default(); self.nranks], vec![1.0; self.nranks]);
         let work = call.work(way, &places, &scalars);
-        let held = self.held.as_mut().expect("there until it is let go");
-        let tabled = held.station.prepare(&work, stream, capture)?;
+        let tabled = self.station_mut().prepare(&work, stream, capture)?;
         Ok(Prepared { way, tabled })
     }
 
@@ -243,11 +250,10 @@ impl Crew {
         prepared: Option<&Prepared>,
         (stream, capture): (Stream, Capture),
     ) -> Result<()> {
-        let held = self.held.as_mut().expect("there until it is let go");
         match prepared {
             // Nothing was given to the stream.
             Some(Prepared { tabled: None, .. }) => Ok(()),
-            _ => held.station.pass(stream, capture),
+            _ => self.station_mut().pass(stream, capture),
         }
     }
 
@@ -268,61 +274,37 @@ impl Crew {
         (places[self.rank], scalars[self.rank]) = (own.place, own.scalar);
         let work: Work = call.work(prepared.way, &places, &scalars);
         let held = self.held.as_mut().expect("there until it is let go");
+        let what = (&work, prepared.tabled);
         // SAFETY: the caller's promise; these ways look at no other rank's buffers.
-        unsafe { held.station.launch(&self.kernels, (&work, prepared.tabled), stream, capture) }
+        unsafe { held.station_mut().launch(&self.kernels, what, stream, capture) }
     }
 
     pub(super) fn station(&self) -> &Station {
-        &self.held.as_ref().expect("there until it is let go").station
+        self.held.as_ref().expect("there until it is let go").station()
+    }
+
+    fn station_mut(&mut self) -> &mut Station {
+        self.held.as_mut().expect("there until it is let go").station_mut()
     }
 
     /// Let its memory go as soon as nobody's kernels use it any more: now, where the others go,
     /// too, else with a later communicator.
     pub fn let_go(mut self) {
-        /// Ranks that leave do so at about the same time; nobody waits longer for who does not.
-        const LONGEST: Duration = Duration::from_millis(200);
         if self.is_captured || !self.station().is_at_rest() {
             return self.give_up();
         }
-        let Some(Held { station, grounds }) = self.held.take() else { return };
-        let pages = grounds.pages.clone();
-        pages.of(self.rank).rest();
         // None of its own kernels runs any more.
+        self.stopper.dismiss();
         drop(self.interlocked.take());
-        let mut leaving = Leaving { pages, station, grounds: Some(grounds) };
-        let started = Instant::now();
-        while !leaving.goes_on() {
-            if started.elapsed() > LONGEST {
-                return LEAVING.lock().push(leaving);
-            }
-            std::thread::sleep(NAP);
-        }
-        leaving.station.retire();
-    }
-
-    /// No kernel was launched, and none will be.
-    fn unready(mut self, error: Error, talk: &mut Talk) -> Result<Result<Crew>> {
-        let Some(Held { station, grounds }) = self.held.take() else { return Ok(Err(error)) };
-        drop(grounds);
-        let ended = apart(error, talk);
-        station.retire();
-        ended
+        self.held.take().into_iter().for_each(Held::leave);
+        sweep();
     }
 
     /// Kernels may come for ever, and nothing is freed beside them.
     fn give_up(mut self) {
-        if let Some(Held { station, grounds }) = self.held.take() {
-            station.give_up();
-            std::mem::forget(grounds);
-        }
+        self.held.take().into_iter().for_each(Held::give_up);
         std::mem::forget(self.interlocked.take());
     }
-}
-
-/// Why there is no crew, once all ranks have let go what they had of the others'.
-fn apart(error: Error, talk: &mut Talk) -> Result<Result<Crew>> {
-    talk.exchange(0u64, 0..talk.links.nranks)?;
-    Ok(Err(error))
 }
 
 /// Every rank's handle.
@@ -370,17 +352,74 @@ fn station(ground: &Ground, geometry: Geometry, grounds: &Grounds, rank: usize) 
     Ok(made)
 }
 
-/// A rank's part that its peers may still use.
-struct Leaving {
-    pages: DevicePages,
-    station: Station,
-    grounds: Option<Lasting<Grounds>>,
-}
+/// Of communicators that are no more, or came to none.
+static LEAVING: Shared<Vec<Held>> = Shared::new(Vec::new());
 
-/// Of communicators that are no more.
-static LEAVING: Shared<Vec<Leaving>> = Shared::new(Vec::new());
+impl Held {
+    fn of(pages: DevicePages, rank: usize, memory: Lasting<DeviceMemory>) -> Held {
+        Held { pages, rank, memory: Some(memory), station: None, grounds: None }
+    }
 
-impl Leaving {
+    /// Open the others' grounds, and have a station on all of them. The error is a peer's that
+    /// ended it.
+    fn ready(
+        &mut self,
+        ground: &Ground,
+        geometry: Geometry,
+        handle: Shareable,
+        talk: &mut Talk,
+    ) -> Result<Result<()>> {
+        let handles = exchanged(handle, talk)?;
+        let own = self.memory.as_ref().expect("a station has none of it yet").pointer();
+        let own = own.expose_provenance() as Address;
+        let mut opened = Ok(());
+        let (rank, pages) = (self.rank, self.pages.clone());
+        let grounds = Lasting::new(|| {
+            let (others, addresses) = (Vec::new(), Vec::new());
+            let mut grounds = Grounds { opened: others, addresses, rank, pages };
+            opened = grounds.open(ground, &geometry, own, &handles);
+            Ok(grounds)
+        })?;
+        let grounds = self.grounds.insert(grounds);
+        if let Err(error) = agreed(opened, talk)? {
+            return Ok(Err(error));
+        }
+        let made = station(ground, geometry, grounds, rank);
+        agreed(made, talk).map(|made| {
+            made.map(|made| {
+                let memory = self.memory.take().expect("as above");
+                self.station = Some(made.on(memory));
+            })
+        })
+    }
+
+    fn station(&self) -> &Station {
+        self.station.as_ref().expect("a crew has one")
+    }
+
+    fn station_mut(&mut self) -> &mut Station {
+        self.station.as_mut().expect("a crew has one")
+    }
+
+    /// No kernel of this rank's uses it any more, or will: let it go once no other rank's does, now
+    /// or with a later communicator.
+    fn leave(mut self) {
+        /// Ranks that leave do so at about the same time; nobody waits longer for who does not.
+        const LONGEST: Duration = Duration::from_millis(200);
+        self.pages.of(self.rank).rest();
+        if self.grounds.is_none() {
+            self.pages.of(self.rank).close();
+        }
+        let started = Instant::now();
+        while !self.goes_on() {
+            if started.elapsed() > LONGEST {
+                return LEAVING.lock().push(self);
+            }
+            std::thread::sleep(NAP);
+        }
+        self.retire();
+    }
+
     /// Let go the peers' grounds once all kernels are at rest; whether all have closed this one's.
     fn goes_on(&mut self) -> bool {
         let all = |is_so: fn(&DevicePage) -> bool| {
@@ -391,15 +430,26 @@ impl Leaving {
         }
         all(DevicePage::has_closed)
     }
+
+    fn retire(self) {
+        self.memory.into_iter().for_each(Lasting::retire);
+        self.station.into_iter().for_each(Station::retire);
+    }
+
+    /// Kernels may come for ever.
+    fn give_up(mut self) {
+        self.station.take().into_iter().for_each(Station::give_up);
+        std::mem::forget(self);
+    }
 }
 
 /// Let go what earlier communicators had to leave and nobody uses any more.
 fn sweep() {
     let all = std::mem::take(&mut *LEAVING.lock());
-    for mut leaving in all {
-        match leaving.goes_on() {
-            true => leaving.station.retire(),
-            false => LEAVING.lock().push(leaving),
+    for mut held in all {
+        match held.goes_on() {
+            true => held.retire(),
+            false => LEAVING.lock().push(held),
         }
     }
 }

@@ -86,15 +86,16 @@ fn guard(
             let page = devices.of(rank);
             let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();
             let is_missed = is_gone[rank] && (is_undone || pages.of(rank).life() != Life::Left);
-            if is_missed || pages.of(rank).life() == Life::Failed {
-                // Nobody is left to launch what this rank's kernels wait for.
-                stopper.stop();
-            }
             // Of others the error is seen; this one has said that all is well.
             if is_undone && pages.of(rank).life() == Life::Left && rank != pages.rank {
                 let text =
                     format!("rank {rank} left and ended before its device had done its part");
                 pages.of(pages.rank).fail(rank, &text);
+            }
+            if is_missed || pages.of(rank).life() == Life::Failed {
+                // Nobody is left to launch what this rank's kernels wait for. Who sees them
+                // ended finds the reason.
+                stopper.stop();
             }
         }
     }

@@ -22,6 +22,7 @@ mod conclude;
 mod crew;
 mod crew_trial;
 mod desk;
+mod endings;
 mod exports;
 mod guardian;
 mod imports;
@@ -50,15 +51,15 @@ use super::call::{Call, Extents};
 use super::introduction::forced_algorithm;
 use super::memory::Memory;
 use super::portions::OnHost;
-use super::watch::{OperationWatch, Watched};
+use super::watch::OperationWatch;
 use crate::algorithm::Algorithm;
 use crate::config::Config;
 use crate::device::cuda::{
     Capture, Device, Event, Kernels, Kind, Recording, Stream, Trail, check_stream,
 };
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, Result};
 use crate::executor::cuda::fits;
-use crate::executor::flags::{Ending, Way};
+use crate::executor::flags::Way;
 use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
@@ -293,16 +294,6 @@ impl Gpu {
         self.stopper.stop();
     }
 
-    /// Where and why a kernel of this rank has ended before its time, if it was not told to: the
-    /// rank that it waited for, for how long, and what it waited for.
-    pub fn lateness(&self) -> Option<Ending> {
-        let ending = match &self.desk {
-            Some(desk) => desk.ending(self.rank),
-            None => self.stopper.ending(),
-        };
-        ending.filter(Ending::is_late)
-    }
-
     /// Look where a call's buffers are, and whether it can run at all.
     pub fn look(&self, call: &Call, extents: &Extents) -> Result<Found> {
         if call.order.ticket.is_some() {
@@ -377,12 +368,7 @@ impl Gpu {
         }
         if ran && call.order.settles {
             self.settle(call.order.stream, watch)?;
-            watch.watched.lateness(Some(self)).map_or(Ok(()), Err)?;
-            if self.stopper.ending().is_some() {
-                // It was stopped for somebody's sake.
-                watch.look(Duration::ZERO)?;
-                return Err(Error::Aborted { rank: self.rank, operation: Some(watch.operation()) });
-            }
+            self.check_whole(watch)?;
         }
         Ok(ran)
     }
@@ -404,8 +390,7 @@ impl Gpu {
             if desk.meet(self.rank, arrival, watch, call.meanwhile)? == Met::Done {
                 self.mark_captured(call.order.stream, found.capture);
                 finished(call.order.settles)?;
-                let late = call.order.settles.then(|| watch.watched.lateness(Some(self))).flatten();
-                return late.map_or(Ok(()), Err);
+                return if call.order.settles { self.check_whole(watch) } else { Ok(()) };
             }
             if let Some(meanwhile) = call.meanwhile {
                 desk.has_more();
@@ -461,25 +446,6 @@ fn is_fusable(call: &Call, found: &Found) -> bool {
 fn is_apart(call: &Call) -> bool {
     let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
     call.vector.is_some() || call.collective == Collective::AllToAll && in_place
-}
-
-impl Watched {
-    /// The error of a kernel of this rank's that waited too long.
-    #[inline]
-    pub(super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {
-        gpu.and_then(|gpu| self.lateness_on(gpu))
-    }
-
-    fn lateness_on(&self, gpu: &Gpu) -> Option<Error> {
-        let ending = gpu.lateness()?;
-        Some(Error::Timeout {
-            rank: gpu.rank,
-            peer: self.who(ending.peer()),
-            operation: Operation::aside(&format!("on CUDA device {}", gpu.device.ordinal)),
-            waited_ms: self.timeout.as_millis() as u64,
-            peer_state: ending.to_string().into(),
-        })
-    }
 }
 
 /// A stream that travels between threads.

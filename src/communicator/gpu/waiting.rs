@@ -34,7 +34,9 @@ impl Shared {
         match (&self.crew, &self.alone) {
             (Some(_), _) => None,
             (None, None) => Some(format!("{why}; with a device each they would not have to")),
-            (None, Some(error)) => Some(format!("{why}, and kernels that would not fail: {error}")),
+            (None, Some(error)) => {
+                Some(format!("{why}, as there are no kernels of theirs that need not: {error}"))
+            }
         }
     }
 

@@ -270,10 +270,10 @@ impl Station {
                 let what = (work.data_type, work.op);
                 Fused::reducing(kernels, stream, what, nranks, work.scalars, bytes)
             }
-            false => Fused::copying(kernels, stream, bytes),
+            false => Fused::copying(kernels, stream, work.copied_as(), bytes),
         };
         let mut fused = fused.meeting(self.meeting(), self.meeting_blocks(work));
-        let unit = if reduces { 1 } else { size };
+        let unit = if reduces { 1 } else { size / work.copied_as().size() };
         pieces(&shape(work), work.places, (self.rank, nranks), |sources, targets, len| {
             fused.add(sources, targets, len * unit)
         })?;
@@ -371,8 +371,8 @@ impl Station {
     fn no_room(&self, why: &str) -> Error {
         let rank = self.rank;
         Error::argument(format!(
-            "rank {rank}: there is no room for tables of kernels {why}; between threads \
-             RINGCOMM_ALGO=twoshot needs none, between processes what no algorithm is asked for"
+            "rank {rank}: there is no room for tables of kernels {why}; calls alike in shape and \
+             buffers share one, small ones and between threads RINGCOMM_ALGO=twoshot need none"
         ))
     }
 
