@@ -85,9 +85,11 @@ fn check_given_back() {
 fn pieces_go_to_the_processes_that_launch() {
     apart(2, "", |place, _| {
         let (comm, bench) = join(place);
-        // Which carriers a real device has is for its driver to say.
-        let others = fake::is_there().then_some(Carrier::Fabric);
-        for carrier in [Some(Carrier::Descriptor), others].into_iter().flatten() {
+        let carriers = bench.device.carriers();
+        // A fabric is for the driver to have.
+        let has_all = Carrier::ALL.into_iter().all(|carrier| carriers.has(carrier));
+        assert!(has_all || !fake::is_there(), "{carriers:?}");
+        for carrier in Carrier::ALL.into_iter().filter(|carrier| carriers.has(*carrier)) {
             let mapped = Mapped::new(&bench, 3, Some(carrier));
             mapped.check_sum(&comm, &bench, 1);
             let opened = "cuMemImportFromShareableHandle";
@@ -105,6 +107,39 @@ fn pieces_go_to_the_processes_that_launch() {
         }
         drop(comm);
         check_given_back();
+        String::new()
+    });
+}
+
+/// A fabric that carries nothing to the peers: what only it could carry goes through the host, and
+/// all else as before.
+#[test]
+fn pieces_of_a_fabric_that_fails_go_through_the_host() {
+    if !is_on_fake() || !has_reach(2) {
+        return;
+    }
+    apart(2, "", |place, _| {
+        const OPENED: &str = "cuMemImportFromShareableHandle";
+        let (parent, bench) = join(place);
+        // As many of either kind, by the rank that launches.
+        let opened = fake::calls(OPENED);
+        if place.rank == 0 {
+            assert!(opened > 1 && opened.is_multiple_of(2), "{opened}");
+            fake::fail(OPENED, opened / 2 + 1, 4711);
+        }
+        let comm = parent.split(0, place.rank as i32, None).unwrap().expect("a color");
+        let plain = Mapped::new(&bench, 2, Some(Carrier::Descriptor));
+        plain.check_sum(&comm, &bench, 1);
+        assert_eq!(transport(&comm), SHARED);
+        let mapped = Mapped::new(&bench, 2, Some(Carrier::Fabric));
+        mapped.check_sum(&comm, &bench, 2);
+        let says = transport(&comm);
+        assert!(says.contains("or pinned"), "{says}");
+        plain.check_sum(&comm, &bench, 3);
+        // Where nothing fails they go to the peers.
+        mapped.check_sum(&parent, &bench, 4);
+        assert_eq!(transport(&parent), SHARED);
+        drop((comm, parent, plain, mapped));
         String::new()
     });
 }

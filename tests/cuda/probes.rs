@@ -121,7 +121,7 @@ fn a_kernel_goes_to_another_devices_memory_with_access_only() {
         let [source, target] = ends.each_ref().map(|one| one.memory.pointer().addr() as u64);
         let launched = {
             let _current = near.device.enter().unwrap();
-            let mut copying = Fused::copying(&kernels, near.stream.raw(), 280);
+            let mut copying = Fused::copying(&kernels, near.stream.raw(), DataType::Uint8, 280);
             copying.add(&[source], &[target], 280).unwrap();
             copying.launch()
         };

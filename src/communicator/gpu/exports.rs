@@ -9,7 +9,7 @@
 //! around the buffer are sent to the ranks that launch, before the entry's number is.
 
 use super::super::memory::{Memory, Parcel};
-use crate::device::cuda::{Address, Allocation, Device, Mapping, Piece, Run};
+use crate::device::cuda::{Address, Allocation, Carriers, Device, Mapping, Piece, Run};
 use crate::error::Result;
 use crate::executor::device_page::{DevicePage, EXPORTS, Shared};
 use std::sync::Arc;
@@ -89,8 +89,8 @@ pub struct Exports {
     calls: u64,
     /// Which entry is to be looked at next.
     next: usize,
-    /// Pieces have come to all peers when they were tried.
-    pub sends_pieces: bool,
+    /// How pieces have come to all peers when it was tried.
+    pub carriers: Carriers,
 }
 
 /// Through what a rank offers.
@@ -135,10 +135,8 @@ impl Exports {
         }
         if is_plain || offering.device.is_plain(address)? {
             self.plain_part(offering, address, bytes)
-        } else if self.sends_pieces {
-            self.pieces_part(offering, address, bytes)
         } else {
-            Ok(None)
+            self.pieces_part(offering, address, bytes)
         }
     }
 
@@ -183,7 +181,8 @@ impl Exports {
             }
         }
         let Some(openers) = offering.openers else { return Ok(None) };
-        let Some(run) = device.run(address, bytes, (WINDOW, MOST_PIECES))? else { return Ok(None) };
+        let window = (WINDOW, MOST_PIECES);
+        let Some(run) = device.run(address, bytes, window, self.carriers)? else { return Ok(None) };
         let Some(parcel) = packed(device, &run)? else { return Ok(None) };
         let (offset, mut handle) = (address - run.base(), [0; 8]);
         handle[0] = run.carrier as u64;

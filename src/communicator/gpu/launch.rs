@@ -29,11 +29,10 @@ pub fn launch_part(
             let what = (work.data_type, work.op);
             Fused::reducing(kernels, stream, what, work.places.len(), work.scalars, bytes)
         }
-        false => Fused::copying(kernels, stream, bytes),
+        false => Fused::copying(kernels, stream, work.copied_as(), bytes),
     };
     let shape = Shape { collective, root, count, size };
-    // A copy counts bytes.
-    let unit = if reduces { 1 } else { size };
+    let unit = if reduces { 1 } else { size / work.copied_as().size() };
     pieces(&shape, work.places, part, |sources, targets, len| {
         fused.add(sources, targets, len * unit)
     })?;

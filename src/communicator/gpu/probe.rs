@@ -11,6 +11,7 @@ use crate::device::cuda::{
     Device, DeviceMemory, Event, Fused, Kernels, Lasting, OwnedStream, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
+use crate::types::DataType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -95,7 +96,7 @@ fn both_ways(from: &Sitting, to: &Sitting, kernels: &Kernels, bench: &Bench) -> 
         // Its own copies put the pattern there and fetch it; the kernel of the other does the rest.
         let by_kernel = |source: *const u8, target: *mut u8| {
             let _current = from.device.enter()?;
-            let mut copying = Fused::copying(kernels, near.raw(), BYTES);
+            let mut copying = Fused::copying(kernels, near.raw(), DataType::Uint8, BYTES);
             let ends = (source.expose_provenance() as u64, target.expose_provenance() as u64);
             copying.add(&[ends.0], &[ends.1], BYTES)?;
             copying.launch()?;

@@ -27,8 +27,8 @@ use super::launch::has_room;
 use super::staging::{Guard, NAP, wait_for};
 use super::talk::{Plain, Talk};
 use crate::device::cuda::{
-    Address, Capture, Device, Event, Kernels, Lasting, Recording, Registered, Stream, wait,
-    wait_value, write_value,
+    Address, Capture, Carrier, Device, Event, Kernels, Lasting, Recording, Registered, Stream,
+    wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
 use crate::executor::device_page::DevicePage;
@@ -168,9 +168,12 @@ impl Shared {
 
     /// Send peers the pieces of memory that is mapped so, or not: whether they came to all when it
     /// was tried, or an error of that. How calls ran before is forgotten.
-    pub fn send_pieces(&mut self, came: Result<bool>) {
-        self.exports.sends_pieces = matches!(came, Ok(true));
-        self.trouble = came.err();
+    pub fn send_pieces(&mut self, carrier: Carrier, came: Result<bool>) {
+        match came {
+            Ok(true) => self.exports.carriers.add(carrier),
+            _ => self.exports.carriers.remove(carrier),
+        }
+        self.trouble = self.trouble.take().or(came.err());
         self.has_detoured = false;
     }
 

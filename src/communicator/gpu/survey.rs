@@ -1,9 +1,10 @@
 //! Whether ranks of several processes can work in each other's memory: tried once, as they meet.
 //!
 //! Every rank does what it can, says so, and looks whether all could; then all make one call on
-//! memory of the library's own, compare what came, and say that; and another on memory that is
-//! mapped piece by piece. So all come to the same answer and an error of one rank is no reason to
-//! have no communicator: calls go through the host.
+//! memory of the library's own, compare what came, and say that; and others on memory that is
+//! mapped piece by piece, one for each way in which all can send such pieces. So all come to the
+//! same answer and an error of one rank is no reason to have no communicator: calls go through the
+//! host.
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Order};
@@ -19,8 +20,8 @@ use super::{Gpu, Sharing};
 use crate::algorithm::Algorithm;
 use crate::bootstrap;
 use crate::device::cuda::{
-    Addresses, Capture, Carrier, Device, DeviceMemory, Event, Lasting, OwnedStream, Piece, Pinned,
-    Recording, copy,
+    Addresses, Capture, Carrier, Carriers, Device, DeviceMemory, Event, Lasting, OwnedStream,
+    Piece, Pinned, Recording, copy,
 };
 use crate::error::Result;
 use crate::executor::links::Links;
@@ -40,8 +41,8 @@ struct Hello {
     context: u64,
     /// 1 where it could do all that it does alone.
     is_able: u64,
-    /// 1 where its device has memory that is mapped piece by piece.
-    has_pieces: u32,
+    /// How its device's memory that is mapped piece by piece can travel.
+    carriers: u32,
     multiprocessors: u32,
 }
 
@@ -87,7 +88,7 @@ impl Gpu {
             process: bootstrap::process_token()?,
             context: self.device.token(),
             is_able: u64::from(sharing.is_ok()),
-            has_pieces: u32::from(self.device.has_pieces().is_ok_and(|has| has)),
+            carriers: self.device.carriers().0,
             multiprocessors: self.device.multiprocessors,
         };
         let hellos = talk.exchange(hello, all.clone())?;
@@ -107,11 +108,13 @@ impl Gpu {
             let is_mine = |leader: &&usize| hellos[**leader].uuid == hello.uuid;
             let mine = *leaders.iter().find(is_mine).expect("every device has one");
             shared.appoint(leaders, mine, guardian, talk.links);
-            let (works, error) = self.tried(shared, Buffers::Plain, talk)?;
-            if works && hellos.iter().all(|hello| hello.has_pieces == 1) {
-                shared.send_pieces(Ok(true));
-                let (come, error) = self.tried(shared, Buffers::Any, talk)?;
-                shared.send_pieces(error.map_or(Ok(come), Err));
+            let (works, error) = self.tried(shared, None, talk)?;
+            let common = hellos.iter().fold(u32::MAX, |common, hello| common & hello.carriers);
+            let common = |carrier: &Carrier| works && Carriers(common).has(*carrier);
+            for carrier in Carrier::ALL.into_iter().filter(common) {
+                shared.send_pieces(carrier, Ok(true));
+                let (come, error) = self.tried(shared, Some(carrier), talk)?;
+                shared.send_pieces(carrier, error.map_or(Ok(come), Err));
             }
             if let Some(error) = error {
                 sharing = Err(error);
@@ -141,12 +144,12 @@ impl Gpu {
         Ok(())
     }
 
-    /// Make a call on memory of this kind; whether all ranks found it right, and an error of this
-    /// rank's.
+    /// Make a call on plain memory, or on pieces that travel so; whether all ranks found it right,
+    /// and an error of this rank's.
     fn tried(
         &self,
         shared: &mut Shared,
-        kind: Buffers,
+        kind: Option<Carrier>,
         talk: &mut Talk,
     ) -> Result<(bool, Option<Error>)> {
         let all = 0..talk.links.nranks;
@@ -192,7 +195,7 @@ impl Gpu {
     fn probe(
         &self,
         shared: &mut Shared,
-        kind: Buffers,
+        kind: Option<Carrier>,
         talk: &mut Talk,
     ) -> (Result<bool>, Option<Bench>) {
         match Bench::new(&self.device, kind) {
@@ -222,12 +225,10 @@ enum Room {
 }
 
 impl Room {
-    fn new(device: &Arc<Device>, kind: Buffers) -> Result<Room> {
-        if kind == Buffers::Plain {
-            return Lasting::of(device, BYTES).map(Room::Plain);
-        }
+    fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<Room> {
+        let Some(carrier) = kind else { return Lasting::of(device, BYTES).map(Room::Plain) };
         let made = Lasting::new(|| {
-            let piece = Piece::new(device, BYTES, Some(Carrier::Descriptor))?;
+            let piece = Piece::new(device, BYTES, Some(carrier))?;
             Addresses::of(device, &[piece])
         });
         made.map(Room::Pieces)
@@ -252,7 +253,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(device: &Arc<Device>, kind: Buffers) -> Result<Bench> {
+    fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<Bench> {
         Ok(Bench {
             device: device.clone(),
             stream: OwnedStream::new(device)?,
@@ -264,7 +265,12 @@ impl Bench {
     }
 
     /// Sum a pattern of every rank; whether the sum is right.
-    fn try_call(&self, shared: &mut Shared, kind: Buffers, talk: &mut Talk) -> Result<bool> {
+    fn try_call(
+        &self,
+        shared: &mut Shared,
+        kind: Option<Carrier>,
+        talk: &mut Talk,
+    ) -> Result<bool> {
         let pattern = |rank: usize, at: usize| (at % 251) as u8 ^ (rank as u8).wrapping_mul(7);
         let (rank, nranks) = (talk.links.rank, talk.links.nranks);
         // SAFETY: the memory is the bench's, and nothing of it is under way.
@@ -278,7 +284,11 @@ impl Bench {
             order: Order::on(self.stream.raw()),
             ..Call::new(Collective::AllReduce, DataType::Uint8)
         };
-        let buffers = if loaded.is_ok() { kind } else { Buffers::Unfit };
+        let buffers = match (&loaded, kind) {
+            (Err(_), _) => Buffers::Unfit,
+            (Ok(()), None) => Buffers::Plain,
+            (Ok(()), Some(_)) => Buffers::Any,
+        };
         let ran = shared.run(&call, buffers, (call.order.stream, Capture::No), talk)?;
         loaded?;
         self.copied(self.host.pointer(), self.output.pointer())?;

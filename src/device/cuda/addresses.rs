@@ -6,14 +6,16 @@
 
 use super::context::Device;
 use super::driver::{Address, Place, Right};
-use super::pieces::{Carrier, ON_DEVICE, Piece};
+use super::order::Lasting;
+use super::pieces::{Carrier, Carriers, ON_DEVICE, Piece};
 use crate::error::Result;
 use std::sync::Arc;
 
 /// Attributes of devices, by the driver's numbers: whether they map memory like this, and let it
-/// travel as a descriptor.
+/// travel as a descriptor, or by a fabric.
 const MAPS: i32 = 102;
 const HAS_DESCRIPTORS: i32 = 103;
+const HAS_FABRIC: i32 = 128;
 
 /// Attributes of pointers, by the driver's numbers.
 const ALLOWED_CARRIERS: i32 = 14;
@@ -53,9 +55,28 @@ impl Run {
 }
 
 impl Device {
-    /// Whether it maps pieces, and lets them travel as descriptors.
-    pub fn has_pieces(&self) -> Result<bool> {
-        Ok(self.attribute(MAPS)? != 0 && self.attribute(HAS_DESCRIPTORS)? != 0)
+    /// How pieces of its memory can travel: none where it has none.
+    pub fn carriers(self: &Arc<Device>) -> Carriers {
+        let mut carriers = Carriers::default();
+        // What an older driver does not know, it does not have.
+        let has = |attribute| self.attribute(attribute).is_ok_and(|value| value != 0);
+        if !has(MAPS) {
+            return carriers;
+        }
+        if has(HAS_DESCRIPTORS) {
+            carriers.add(Carrier::Descriptor);
+        }
+        if has(HAS_FABRIC) && self.is_on_fabric().is_ok_and(|is_on| is_on) {
+            carriers.add(Carrier::Fabric);
+        }
+        carriers
+    }
+
+    /// Whether this process may use the fabric, which is more than that the device could.
+    fn is_on_fabric(self: &Arc<Device>) -> Result<bool> {
+        let piece = Lasting::new(|| Piece::new(self, 1, Some(Carrier::Fabric)))?;
+        let _current = self.enter()?;
+        Ok(piece.pack(Carrier::Fabric)?.is_some())
     }
 
     /// The number of the piece at an address; `None` where there is no memory.
@@ -63,18 +84,20 @@ impl Device {
         self.wide_attribute(MEMORY_BLOCK, address)
     }
 
-    /// The pieces around a range that can travel, `most` of them at most; `None` where not all of
-    /// the range can. Beyond the range a run goes as far as a window of `wide` pieces, so that
+    /// The pieces around a range that can travel so, `most` of them at most; `None` where not all
+    /// of the range can. Beyond the range a run goes as far as a window of `wide` pieces, so that
     /// ranges near each other are in the same one.
     pub fn run(
         &self,
         address: Address,
         bytes: usize,
         (wide, most): (u64, usize),
+        allowed: Carriers,
     ) -> Result<Option<Run>> {
         let Some((first, carriers)) = self.mapping(address)? else { return Ok(None) };
-        let Some(carrier) = Carrier::among(carriers) else { return Ok(None) };
-        let travels = |carriers: u32| carriers & carrier as u32 != 0;
+        let common = Carriers(carriers & allowed.0);
+        let Some(carrier) = Carrier::among(common) else { return Ok(None) };
+        let travels = |carriers: u32| Carriers(carriers).has(carrier);
         let end = address + bytes as u64;
         let window = wide * first.bytes as u64;
         let mut mappings = vec![first];

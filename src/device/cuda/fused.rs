@@ -43,11 +43,28 @@ pub struct Fused<'a> {
     meeting_blocks: Option<u32>,
 }
 
+/// What copies move elements of so many bytes as: numbers of that width where all buffers are
+/// aligned to it, else bytes. What lies differently from sixteen bytes to the next goes one by one,
+/// and the wider the better.
+pub(crate) fn copied_as(size: usize, mut ends: impl Iterator<Item = Address>) -> DataType {
+    match size {
+        _ if ends.any(|end| !end.is_multiple_of(size as Address)) => DataType::Uint8,
+        2 => DataType::Uint16,
+        4 => DataType::Uint32,
+        8 => DataType::Uint64,
+        _ => DataType::Uint8,
+    }
+}
+
 impl<'a> Fused<'a> {
-    /// Copies, in bytes. `bytes` is the largest piece's length.
-    pub fn copying(kernels: &'a Kernels, stream: Stream, bytes: usize) -> Fused<'a> {
-        let flags = abi::COPY;
-        Fused::new(kernels, stream, DataType::Uint8, ReduceOp::Sum, 1, bytes, flags)
+    /// Copies, of elements of a type. `bytes` is the largest piece's length.
+    pub fn copying(
+        kernels: &'a Kernels,
+        stream: Stream,
+        data_type: DataType,
+        bytes: usize,
+    ) -> Fused<'a> {
+        Fused::new(kernels, stream, data_type, ReduceOp::Sum, 1, bytes, abi::COPY)
     }
 
     /// Reductions whose value is complete: a mean is divided by `parts`; a pre-multiplied sum
@@ -144,5 +161,24 @@ impl<'a> Fused<'a> {
         let (what, grid) = ((Family::Reduce, self.data_type), Grid::of(blocks));
         // SAFETY: this is the kernel's structure; whoever added addresses answers for them.
         unsafe { self.kernels.run(what, &self.arguments, grid, self.stream) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_move_what_all_buffers_are_aligned_to() {
+        let of = |size, ends: &[Address]| copied_as(size, ends.iter().copied());
+        let types = [DataType::Uint8, DataType::Uint16, DataType::Uint32, DataType::Uint64];
+        for data_type in types {
+            let size = data_type.size() as Address;
+            // Nothing is nowhere.
+            assert_eq!(of(data_type.size(), &[4096, 0, 3 * size]), data_type);
+            if size > 1 {
+                assert_eq!(of(data_type.size(), &[4096, 3 * size + size / 2]), DataType::Uint8);
+            }
+        }
     }
 }

@@ -27,12 +27,12 @@ pub use event::{
     Capture, Event, OwnedStream, PER_THREAD_STREAM, Recording, Replay, Trail, check_stream, wait,
 };
 pub use flag::{Registered, wait_value, write_value};
-pub(crate) use fused::tile;
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
+pub(crate) use fused::{copied_as, tile};
 pub use kernels::{Family, Grid, Kernels};
 pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
 pub use order::{Interlocked, Lasting, in_one_order};
-pub use pieces::{Carrier, Piece};
+pub use pieces::{Carrier, Carriers, Piece};
 pub use share::{Allocation, Imported};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.

@@ -25,16 +25,34 @@ pub enum Carrier {
 
 impl Carrier {
     /// In the order in which they are preferred.
-    const ALL: [Carrier; 2] = [Carrier::Descriptor, Carrier::Fabric];
+    pub const ALL: [Carrier; 2] = [Carrier::Descriptor, Carrier::Fabric];
 
     /// The carrier of a number.
     pub fn of(number: u64) -> Option<Carrier> {
         Carrier::ALL.into_iter().find(|carrier| *carrier as u64 == number)
     }
 
-    /// The first of a set, of one bit each.
-    pub(super) fn among(set: u32) -> Option<Carrier> {
-        Carrier::ALL.into_iter().find(|carrier| set & *carrier as u32 != 0)
+    /// The first of a set.
+    pub(super) fn among(set: Carriers) -> Option<Carrier> {
+        Carrier::ALL.into_iter().find(|carrier| set.has(*carrier))
+    }
+}
+
+/// A set of carriers, of one bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carriers(pub u32);
+
+impl Carriers {
+    pub fn has(self, carrier: Carrier) -> bool {
+        self.0 & carrier as u32 != 0
+    }
+
+    pub fn add(&mut self, carrier: Carrier) {
+        self.0 |= carrier as u32;
+    }
+
+    pub fn remove(&mut self, carrier: Carrier) {
+        self.0 &= !(carrier as u32);
     }
 }
 

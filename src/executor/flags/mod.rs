@@ -26,6 +26,7 @@ pub use station::{Station, Tabled};
 
 use super::cuda::Place;
 use crate::algorithm::Algorithm;
+use crate::device::cuda::copied_as;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
@@ -58,6 +59,12 @@ pub struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// What copies in the ranks' buffers move elements as.
+    pub fn copied_as(&self) -> DataType {
+        let ends = self.places.iter().flat_map(|place| [place.input, place.output]);
+        copied_as(self.data_type.size(), ends)
+    }
+
     /// Bytes of the vector, or of the blocks of all ranks.
     fn bytes(&self) -> usize {
         let blocks = match self.collective {

@@ -110,13 +110,13 @@ fn pieces_of(
 ) -> Result<(DataType, abi::ReduceArgs)> {
     let nranks = stations.len();
     let (reduces, size) = (work.collective.reduces(), work.data_type.size());
-    // A copy counts bytes.
-    let (data_type, unit, width, flags) = match reduces {
-        true => (work.data_type, 1, size, abi::FINISH),
-        false => (DataType::Uint8, size, 1, abi::COPY),
+    let (data_type, flags) = match reduces {
+        true => (work.data_type, abi::FINISH),
+        false => (work.copied_as(), abi::COPY),
     };
+    let unit = size / data_type.size();
     let bytes = work.count.saturating_mul(size) / nranks;
-    let tile = tile(bytes, kernels.device().multiprocessors, width);
+    let tile = tile(bytes, kernels.device().multiprocessors, data_type.size());
     let (mut calls, mut all, mut ends) = (Vec::new(), Vec::<abi::Piece>::new(), Vec::new());
     for (rank, station) in stations.iter().enumerate() {
         let first_piece = all.len();

@@ -106,6 +106,7 @@ entries! {
             16 => put(place, MULTIPROCESSORS as i32),
             41 | 102 => put(place, 1),
             103 => put(place, setting("FAKECUDA_PIECES", 1) as i32),
+            128 => put(place, setting("FAKECUDA_FABRIC", 1) as i32),
             _ => Err(INVALID_VALUE),
         }
     }

@@ -4,6 +4,7 @@
 use ringcomm::device::cuda::copy;
 use ringcomm::device::cuda::{Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Recording};
 use ringcomm::error::Result;
+use ringcomm::types::DataType;
 use std::sync::Arc;
 
 /// Bytes that are copied at a time: several times the largest cache of today's devices.
@@ -38,7 +39,7 @@ impl Bandwidth {
         let (source, target) =
             (source.expose_provenance() as u64, target.expose_provenance() as u64);
         let by_kernel = || {
-            let mut copying = Fused::copying(&kernels, stream.raw(), bytes);
+            let mut copying = Fused::copying(&kernels, stream.raw(), DataType::Uint8, bytes);
             copying.add(&[source], &[target], bytes)?;
             copying.launch()
         };
