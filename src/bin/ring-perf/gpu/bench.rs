@@ -353,20 +353,20 @@ impl<'a> Bench<'a> {
             // SAFETY: the buffers live as long as the graph.
             (0..captured).try_for_each(|_| unsafe { mine.comm.call(&self.call(0, 0)) })
         });
-        let ready = replay.and_then(|replay| {
-            replay.launch(&mine.stream)?;
-            mine.stream.synchronize()?;
-            Ok(replay)
-        });
-        // One rank's failure is nobody's wait.
-        let [all] = self.combined(ReduceOp::Min, [f64::from(ready.is_ok())])?;
-        let replay = ready?;
-        if all < 1.0 {
-            return Err(Error::Internal("another rank has no graph".into()));
-        }
+        // One rank's failure is nobody's wait: kernels that are launched wait for the others'.
+        let replay = self.of_all(replay)?;
+        self.of_all(replay.launch(&mine.stream).and_then(|()| mine.stream.synchronize()))?;
         let us = mine.time(|| (0..replays).try_for_each(|_| replay.launch(&mine.stream)))?;
         let [us] = self.combined(ReduceOp::Max, [us])?;
         Ok(us / (replays * captured) as f64)
+    }
+
+    /// What this process has, if all have theirs.
+    fn of_all<T>(&self, mine: Result<T>) -> Result<T> {
+        let [all] = self.combined(ReduceOp::Min, [f64::from(mine.is_ok())])?;
+        let mine = mine?;
+        let none = || Error::Internal("another rank has no graph".into());
+        (all == 1.0).then_some(mine).ok_or_else(none)
     }
 
     /// Microseconds of a call that one thread makes for all ranks, which share a stream: no wait

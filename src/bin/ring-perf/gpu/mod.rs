@@ -9,6 +9,7 @@
 
 mod bench;
 mod copies;
+mod spread;
 
 use crate::job;
 use crate::json::{Value, object};
@@ -27,6 +28,7 @@ use ringcomm::device::cuda::Device;
 use ringcomm::executor::cuda::{Place, Shape, pieces};
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
+use spread::Spread;
 use std::fs;
 use std::sync::Arc;
 
@@ -40,7 +42,9 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let device = Device::of_ordinal(0).map_err(none)?;
     if let Some(found) = found.as_ref().filter(|found| found.rank > 0) {
         // Rank 0 reports.
-        return follow(options, &join(options, Some(found), ndevices)?);
+        let ranks = join(options, Some(found), ndevices)?;
+        Spread::of(&ranks)?;
+        return follow(options, &ranks);
     }
     let name = device.name()?;
     // Before the others use the devices.
@@ -49,15 +53,19 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let mut ranks = join(options, found.as_ref(), ndevices)?;
     let nranks = ranks[0].nranks();
     let cells = cells(options, nranks)?;
-    let scope = if ndevices == 1 { ONE_GPU } else { "several GPUs" };
+    let Spread { ngpus, nhosts } = Spread::of(&ranks)?;
+    let link = link.filter(|_| ngpus > 1 && nhosts == 1);
+    let scope = if ngpus == 1 { ONE_GPU } else { "several GPUs" };
     let processes = if found.is_some() { ", each a process," } else { "" };
-    head(&format!("{nranks} ranks{processes} on {ndevices} x {name}; {scope}"), &bandwidth, link);
+    let hosts = if nhosts > 1 { format!(" of {nhosts} hosts") } else { String::new() };
+    let what = format!("{nranks} ranks{processes} on {ngpus} x {name}{hosts}; {scope}");
+    head(&what, &bandwidth, link);
     let mut rows = Vec::new();
     let mut wrong = 0;
     for cell in cells {
         let times = Bench::new(&ranks, &cell, options)?.measure()?;
         wrong += times.wrong.unwrap_or(0);
-        let bounds = Bounds { copies: bandwidth.best(), link, nranks, ndevices };
+        let bounds = Bounds { copies: bandwidth.best(), link, nranks, ngpus };
         rows.push(report(&cell, &times, &bounds, scope));
         // After every row: who runs out of time has what came before.
         if let Some(path) = &options.json {
@@ -65,7 +73,8 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
                 ("commit", commit()),
                 ("command", options.arguments.join(" ").as_str().into()),
                 ("device", name.as_str().into()),
-                ("devices", ndevices.into()),
+                ("devices", ngpus.into()),
+                ("hosts", nhosts.into()),
                 ("ranks", nranks.into()),
                 ("processes", if found.is_some() { nranks } else { 1 }.into()),
                 ("scope", scope.into()),
@@ -213,19 +222,19 @@ struct Bounds {
     copies: f64,
     link: Option<f64>,
     nranks: usize,
-    ndevices: usize,
+    ngpus: usize,
 }
 
 impl Bounds {
     /// Percent of what the memory of one device, or, with a rank on each of several, the links
     /// would allow: bytes that every algorithm has to move, which is what the bus bandwidth counts.
     fn percent(&self, cell: &Cell, times: &Times) -> f64 {
-        if self.ndevices == 1 {
+        if self.ngpus == 1 {
             let bytes = moved(cell, times.algorithm, self.nranks) as f64;
             return 100.0 * bytes / self.copies / 1e3 / times.rotating_us;
         }
         match self.link {
-            Some(link) if self.nranks == self.ndevices => {
+            Some(link) if self.nranks == self.ngpus => {
                 let bytes = (cell.count * cell.blocks * cell.data_type.size()) as f64;
                 let factor = cell.operation.bus_factor(self.nranks);
                 100.0 * factor * bytes / times.rotating_us / 1e3 / link
