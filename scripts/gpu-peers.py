@@ -5,7 +5,7 @@ gpu-peers.py nccl        NCCL with several ranks of one GPU (2.30 or later)
 gpu-peers.py symmetric   torch's symmetric-memory all-reduces, ranks on the same device
 
 One JSON object a line, as soon as it is known: `time_us` are microseconds of one all-reduce of `bytes` per
-rank, by the device's events, or `error` says why there is none. SECONDS after its start, loading torch
+rank, by the device's events, after one whose result is right, or `error` says why there is none. SECONDS after its start, loading torch
 included, nothing more is begun. Ends with 1 if anything was not measured. scripts/gpu_goals.py has the
 sizes, and makes ratios of the times.
 """
@@ -62,6 +62,13 @@ def timed(torch, work, agree=lambda number: number):
     return several(agree(int(max(2, min(MOST_CALLS, affordable)))))
 
 
+def check(result, ranks, agree=lambda number: number):
+    """Of ones the result is the number of ranks, on every rank; a time of anything else says nothing."""
+    wrong = int((result != ranks).sum())
+    if not agree(int(wrong == 0)):
+        raise ArithmeticError(f"{wrong} of {result.numel()} elements here are not the sum of {ranks} ones")
+
+
 def measured(cells, says=True):
     """Run cells, each of (row, function to its time); whether one has no time."""
     failed = False
@@ -95,10 +102,12 @@ def stack(torch, clock):
             total = torch.stack(inputs).sum(0)
             for output in outputs:
                 output.copy_(total)
+        # Also since memory that a capture uses first has to be the allocator's already.
+        work()
+        for output in outputs:
+            check(output, ranks)
         if not captured:
             return timed(torch, work)
-        # Memory that a capture uses first has to be the allocator's already.
-        work()
         calls = calls_of_a_graph(bytes_)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -119,8 +128,12 @@ def nccl_group(torch, ranks):
 
 
 def nccl_work(torch, group, bytes_):
-    mine = torch.ones(bytes_ // 4, device="cuda:0")
-    return {"": (bytes_, lambda: torch.distributed.all_reduce(mine, group=group))}
+    mine = torch.empty(bytes_ // 4, device="cuda:0")
+
+    def work():
+        torch.distributed.all_reduce(mine, group=group)
+        return mine
+    return mine, {"": (bytes_, work)}
 
 
 def symmetric_work(torch, group, bytes_):
@@ -132,7 +145,7 @@ def symmetric_work(torch, group, bytes_):
     ways = {"two-shot": (reduced, lambda: ops.two_shot_all_reduce_(mine, "sum", group.group_name))}
     if bytes_ <= SMALL[-1]:
         ways["one-shot"] = (reduced, lambda: ops.one_shot_all_reduce(mine, "sum", group.group_name))
-    return ways
+    return mine, ways
 
 
 def rank_of(rank, peer, port, end):
@@ -163,9 +176,15 @@ def rank_of(rank, peer, port, end):
                 if not agree(time.monotonic() < clock.end):
                     yield row, clock.check if rank == 0 else lambda: None
                     continue
-                for way, (reduced, work) in make(torch, group, bytes_).items():
+                mine, ways = make(torch, group, bytes_)
+                for way, (reduced, work) in ways.items():
                     more = {"way": way, "reduced_bytes": reduced} if way else {"reduced_bytes": reduced}
-                    yield row | more, lambda work=work: timed(torch, work, agree)
+                    yield row | more, lambda mine=mine, work=work: one(mine, work)
+
+        def one(mine, work):
+            mine.fill_(1)
+            check(work(), ranks, agree)
+            return timed(torch, work, agree)
         try:
             failed |= measured(cells(), says=rank == 0)
         except Exception as error:

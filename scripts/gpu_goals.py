@@ -31,6 +31,9 @@ EVERYWHERE = ["bytes", "type", "ranks", "hot_us", "rotating_us", "bound_percent"
               "transport", "algorithm"]
 ON_ONE_DEVICE = ["graph_us", "eager_one_stream_us"]
 
+# What no figure of a single GPU is to be read without.
+SCOPE = "one GPU, HBM-bound"
+
 MET, MISSED, UNKNOWN = "met", "not met", "not measured"
 
 
@@ -168,7 +171,8 @@ def judge(lines):
     results = Results(lines)
     for name, unit, compare, goal, value in [*own_goals(), *peer_goals(), *process_goals()]:
         row = {"goal": name, "unit": unit, "wanted": goal,
-               "compare": ">=" if compare is at_least else "<=", "device": results.device}
+               "compare": ">=" if compare is at_least else "<=", "device": results.device,
+               "scope": SCOPE}
         try:
             found = value(results)
             yield row | {"value": found, "verdict": MET if compare(found, goal) else MISSED}
@@ -187,7 +191,8 @@ def text(row):
     found = f"{row['value']:.4g}, wanted {wanted}" if row["value"] is not None else f"{wanted}: {row['why']}"
     was_elsewhere = row["value"] is not None and is_elsewhere(row)
     where = f" (measured on another card than the goals: {row['device']})" if was_elsewhere else ""
-    return f"{row['verdict']}: {row['goal']}: {found}{where}"
+    scope = f"; {SCOPE}" if row["value"] is not None else ""
+    return f"{row['verdict']}: {row['goal']}: {found}{scope}{where}"
 
 
 def main():

@@ -85,7 +85,7 @@ def every_step(folder, dry, scratch):
         return Step(name, limit, perf, *words, "--json", rows, needs=[perf], rows=rows, present=present, **more)
 
     if not dry:
-        yield Step("facts", 12, "sh", "-c", facts())
+        yield Step("facts", 12, "sh", "-c", facts(), says=[r"Driver Version\s*: [1-9]"])
     # Correctness: each kernel alone, against the host's bits; then calls.
     yield Step("kernels", 36, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
                says=[r"^ok: \w+: [1-9]\d* launches"])

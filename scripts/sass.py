@@ -164,11 +164,10 @@ def judge(device, kernels, usage):
             late += [f"{name}: {text}" for text in told]
     yield "loads and stores of 128 bits", narrow
     yield "sources are asked for ahead", late
-    # The protocol is the same in all kinds; one of each size is enough.
-    chosen = [name for name in kernels if name.endswith(("_f32", "_w4"))]
-    fences = [f"{name}: {address:#x} {text}" for name in chosen
+    meeting = [name for name in kernels if "_" in name.removeprefix("ringcomm_")]
+    fences = [f"{name}: {address:#x} {text}" for name in meeting
               for address, text in fences_among_peers(kernels[name])]
-    polls = [name for name in chosen if not any(FLAG.search(text) for _, text in kernels[name])]
+    polls = [name for name in meeting if not any(FLAG.search(text) for _, text in kernels[name])]
     yield "no fence in a loop over peers", fences + [f"{name}: no flag seen" for name in polls]
 
 

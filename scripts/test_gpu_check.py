@@ -393,6 +393,7 @@ class Runs(unittest.TestCase):
             lambda *_: captured.append(captured.pop() + torch.stack.call_count)
         # Whatever is timed takes as long.
         torch.cuda.Event.return_value.elapsed_time.return_value = 1.0
+        self.differing(torch, 0)
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             self.assertFalse(loaded("gpu-peers.py").stack(torch, mock.Mock()))
@@ -403,6 +404,29 @@ class Runs(unittest.TestCase):
         for (ranks, size, mode), time_us in rows.items():
             calls = gpu_goals.calls_of_a_graph(size) if mode == "graph" else 1
             self.assertAlmostEqual(time_us * calls, rows[ranks, size, "eager"])
+
+    @staticmethod
+    def differing(torch, count):
+        """Let so many elements of what is copied to differ from the sum."""
+        differs = mock.MagicMock()
+        differs.sum.return_value = count
+        torch.empty_like.return_value.__ne__.return_value = differs
+        torch.empty_like.return_value.numel.return_value = 9
+
+    def test_a_peer_whose_result_is_wrong_has_no_time(self):
+        torch, said = mock.MagicMock(), io.StringIO()
+        torch.cuda.Event.return_value.elapsed_time.return_value = 1.0
+        self.differing(torch, 3)
+        with contextlib.redirect_stdout(said):
+            self.assertTrue(loaded("gpu-peers.py").stack(torch, mock.Mock()))
+        for row in map(json.loads, said.getvalue().splitlines()):
+            self.assertNotIn("time_us", row)
+            self.assertIn(f"3 of 9 elements here are not the sum of {row['ranks']} ones", row["error"])
+        # Wrong on another rank, it has none here.
+        right = mock.MagicMock()
+        right.__ne__.return_value.sum.return_value = 0
+        with self.assertRaises(ArithmeticError):
+            loaded("gpu-peers.py").check(right, 2, lambda mine: 0)
 
     def test_what_was_carried_is_made_executable(self):
         with tempfile.TemporaryDirectory() as scratch:

@@ -159,6 +159,21 @@ class Compilers(Builds):
     def test_without_a_compiler_the_library_is_built_with_a_warning(self):
         self.assertIn("built without GPU kernels: no nvcc", self.refused())
 
+    def test_cargo_watches_for_a_compiler_without_building_each_time(self):
+        def watched():
+            status, said, _ = self.build(**self.variables)
+            self.assertEqual(status, 0, said)
+            lines = [line for line in said.splitlines() if "rerun-if-changed=target" in line]
+            return [self.place / line.split("=")[1] for line in lines]
+        self.assertEqual(watched(), [])
+        (self.place / "target").mkdir()
+        [missed] = watched()
+        # A file that is missing, or younger than the build, would have Cargo build again.
+        self.assertEqual(missed.stat().st_mtime, 0)
+        # Found, there is nothing more to wait for.
+        self.nvcc(self.path / "nvcc", "by-PATH")
+        self.assertEqual(watched(), [])
+
     def test_a_compiler_that_is_too_old_is_none(self):
         self.variables["NVCC"] = str(self.nvcc(self.place / "nvcc", "old", "12.4"))
         self.assertIn("is older than 12.8", self.refused())

@@ -96,9 +96,13 @@ def pinned(place, name):
 def nvcc():
     """The compiler of the kernels, installed if there is none; for every suite the same, or Cargo would
     compile the library again when it changes."""
-    return os.environ.get("NVCC") or str(pinned(
-        # One release throughout: its parts do not work with those of others.
-        venv("cuda-toolkit[nvcc,cccl]==13.0.3.0", name="venv-cuda"), "nvcc"))
+    if os.environ.get("NVCC"):
+        return os.environ["NVCC"]
+    # One release throughout: its parts do not work with those of others.
+    found = pinned(venv("cuda-toolkit[nvcc,cccl]==13.0.3.0", name="venv-cuda"), "nvcc")
+    # The build script left it where there was none: without it Cargo asks again.
+    (TARGET / "kernels/no-nvcc").unlink(missing_ok=True)
+    return str(found)
 
 
 def libclang():
