@@ -9,7 +9,7 @@ from unittest import mock
 
 import results
 import run_suites
-from run_suites import only_built
+from run_suites import BESIDE, only_built
 from suites import CONCURRENT, ROOT, SUITES, Command, Lacking, install, peers, tests_named
 from tools import Missing
 
@@ -93,7 +93,17 @@ class Chosen(unittest.TestCase):
         return suites, said.getvalue().splitlines()[-1]
 
     def test_all_suites_run_or_those_named(self):
-        self.assertEqual(self.ran(), (SUITES, f"{len(SUITES)} passed, 0 failed"))
+        suites, said = self.ran()
+        self.assertEqual(said, f"{len(SUITES)} passed, 0 failed")
+        self.assertCountEqual(suites, SUITES)
+        # But for those that begin earlier, beside others, in order.
+        early = BESIDE.values()
+        self.assertEqual(*([suite for suite in some if suite not in early] for some in (suites, SUITES)))
+        for first, second in BESIDE.items():
+            names = first.__name__, second.__name__
+            self.assertCountEqual(self.ran(*names)[0], [first, second])
+            # Where it comes first it is not beside.
+            self.assertEqual(self.ran(*reversed(names))[0], [second, first])
         self.assertEqual(self.ran("peers"), ([peers], "1 passed, 0 failed"))
 
     def test_the_workflow_runs_every_suite_once(self):
