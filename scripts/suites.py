@@ -254,6 +254,9 @@ def cuda():
         # More threads than cores: many tests wait for a deadline.
         return cargo("test", "--test", "cuda", "--", "--test-threads", "8", *filters,
                      env=on_fake_driver(devices, queues, **more))
+    # What a driver without an entry point or with an error says does not depend on devices, nor do
+    # failures of what several share on more than two.
+    apart = ["--skip", "gate::", "--skip", "failures::", "--skip", "codes::"]
     check = TARGET / "gpu-check-dry"
     shutil.rmtree(check, ignore_errors=True)
     check.mkdir(parents=True)
@@ -267,11 +270,8 @@ def cuda():
         *build_fake_driver(),
         cargo("build", "--lib", "--bin", "ring-perf", "--bin", "ringrun"),
         ran(1, 8),
-        # What a driver without an entry point or with an error says does not depend on devices.
-        ran(2, 1, "--skip", "gate::", "--skip", "failures::", "--skip", "codes::"),
-        # Failures on demand look alike on more devices.
-        ran(8, 32, "calls::", "streams::", "ahead::", "flags::", "capture::", "stress::", "bits::",
-            "processes::", "crew::", "leaving::", "--skip", "ends_in_words"),
+        ran(2, 1, *apart),
+        ran(8, 32, *apart, "--skip", "ends_in_words"),
         ran(1, 1, "pieces::", "deaths::", "closing::"),
         ran(2, 8, "calls::ranks_on", "streams::", "processes::processes_on", FAKECUDA_PEERS="0"),
         # Streams that run late show what nobody waits for.
