@@ -3,8 +3,9 @@
     python_versions.py WHEEL
 
 Each gets the wheel, NumPy and pytest in an environment of its own below target/, and runs the
-package's tests, two at a time; those of the programs in the pages run under one Python only. Prints
-how many passed under each.
+package's tests, two at a time: the oldest and the newest all of them, those between the ones of
+`BETWEEN`; those of the programs in the pages run under one Python only. Prints how many passed
+under each.
 """
 
 import os
@@ -20,6 +21,8 @@ PLACES = ROOT / "target/pythons"
 #: The oldest that `python/pyproject.toml` takes.
 OLDEST = 9
 REQUIREMENTS = ["numpy<3", "ml_dtypes<1", "pytest<10"]
+#: What a Python between others could have of its own: how arguments come, and what is compiled.
+BETWEEN = ["collectives", "buffers", "integers", "package", "help"]
 # Ten times what all of them take on two cores.
 MOST_SECONDS = 600
 PYTEST = re.compile(r"^\d+ (?:passed|failed|skipped|errors?)\b.* in [\d.]+s", re.MULTILINE)
@@ -52,14 +55,20 @@ def ran(*words):
     return done.returncode == 0, done.stdout
 
 
-def tested(minor, interpreter, wheel):
+def tests_of(minor, minors):
+    """The tests that run under one of these Pythons."""
+    if minor in (min(minors), max(minors)):
+        return ["python/tests/core", "--ignore=python/tests/core/test_docs.py"]
+    return [f"python/tests/core/test_{name}.py" for name in BETWEEN]
+
+
+def tested(minor, interpreter, wheel, tests):
     """Install and test under one interpreter; whether all is well, and what was said."""
     place = PLACES / f"3.{minor}"
     python = place / "bin/python"
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python]
     steps = [[*pip, "install", "--force-reinstall", "--no-deps", wheel],
-             [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/core",
-              "--ignore=python/tests/core/test_docs.py"]]
+             [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]]
     ready = place / f"ready-{'+'.join(REQUIREMENTS)}"
     if not ready.exists():
         steps[:0] = [[interpreter, "-m", "venv", "--without-pip", "--clear", place],
@@ -86,7 +95,9 @@ def main():
         return 0
     # Their tests wait for ranks of their own: with more at once they wait for each other's.
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda item: tested(*item, sys.argv[1]), found.items()))
+        minors = [*found, sys.version_info.minor]
+        results = list(pool.map(lambda item: tested(*item, sys.argv[1], tests_of(item[0], minors)),
+                                found.items()))
     for (minor, interpreter), (good, text) in zip(found.items(), results):
         summary = PYTEST.search(text)
         # pytest's last line is counted, the one behind it is read.

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from results import FAILING, count, outcome
 from suites import (LOGS, ROOT, SUITES, TARGET, Command, Lacking, aarch64, asan, examples, fuzz,
-                    kernels, torch, training, tsan)
+                    kernels, namespaces, torch, training, tsan)
 from tools import Missing, nvcc, install_early, tensorflow_venv, torch_venv
 
 # A command that takes longer than this has hung: the slowest, with everything to compile, takes a
@@ -100,9 +100,10 @@ def only_built(command):
 # Those that compile into directories of their own, where that keeps nobody waiting.
 APART = [tsan, asan, aarch64, fuzz, examples]
 
-# One that compiles and computes on one core, and looks at no clock: it begins with the other, and is
-# waited for when its turn comes.
-BESIDE = {aarch64: fuzz}
+# Those that leave a core to others: the second of each pair begins with the first, and is waited for
+# when its turn comes. Fuzzing is compiled and runs on one core; namespaces wait for slow wires, and
+# training for its own processes.
+BESIDE = {aarch64: fuzz, training: namespaces}
 
 # The names of suites whose turn has come.
 begun = set()

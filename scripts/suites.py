@@ -92,6 +92,9 @@ PURE = ["algorithm::", "device::", "plan::", "simulation", "agree::", "gossip", 
 MAPPINGS = ["mirrors_of_many_ranks"]
 CONCURRENT = ["bootstrap", "fifo", "hosts", "meeting", "messages", "mismatches",
               "splits", "stream", "transport_leaks", "transport_memory", "transport_tcp", "visits"]
+# Those of them whose code has memory of its own making: slots, windows, messages, what is mapped.
+HOLDING = ["fifo", "hosts", "messages", "stream", "transport_leaks", "transport_memory",
+           "transport_tcp", "visits"]
 # Most of a minute each under a sanitizer: matrices of long vectors, whose threads the shorter calls
 # have, too, and processes that are killed, which leave none to report.
 LONG = ["every_algorithm_cuts_long_vectors", "that_disagree_on_long_vectors",
@@ -101,7 +104,7 @@ LOOKS_ON = "what_runs_is_over_when_a_broken_communicator_is_gone"
 COLLECTIVES = ["barrier", "two_threads", "several_communicators", "long_vectors", "sixteen"]
 
 
-def sanitized(kind, flags, slower, options):
+def sanitized(kind, flags, slower, options, concurrent):
     """The suites with memory and threads in them, under a sanitizer with which code takes up to so
     many times as long."""
     env = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": f"-Zsanitizer={kind} {flags}",
@@ -111,7 +114,7 @@ def sanitized(kind, flags, slower, options):
         return cargo("test", "--no-fail-fast", "--target", HOST, *words, target=kind, env=env)
     return [
         tests("--lib", "--", *(word for name in PURE + MAPPINGS for word in ("--skip", name))),
-        tests(*tests_named(*CONCURRENT), "--", *(word for name in LONG for word in ("--skip", name))),
+        tests(*tests_named(*concurrent), "--", *(word for name in LONG for word in ("--skip", name))),
         tests(*tests_named("capi"), "--", "--skip", LOOKS_ON),
         tests(*tests_named("collectives"), "--", *COLLECTIVES),
     ]
@@ -129,7 +132,7 @@ def tsan():
     suppressions = TARGET / "tsan-suppressions"
     suppressions.write_text("".join(f"race:{name}\n" for name in unseen))
     return sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer", "15",
-                     {"TSAN_OPTIONS": f"suppressions={suppressions} die_after_fork=0"})
+                     {"TSAN_OPTIONS": f"suppressions={suppressions} die_after_fork=0"}, CONCURRENT)
 
 
 def asan():
@@ -143,7 +146,7 @@ def asan():
     # The tests have built this library, too.
     library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / "address" / HOST / "debug/deps"), **env}
     examples = Command("scripts/run-examples", "asan", env=library)
-    return [*sanitized("address", "", "3", env),
+    return [*sanitized("address", "", "3", env, HOLDING),
             where_there("asan-examples", ["gcc", "g++", "nm"], examples)]
 
 
@@ -172,7 +175,7 @@ def aarch64():
             "--maxbytes", "1K", "--iters", "1", "--warmup_iters", "0", "--probe", "0"]
     conversions = ["fcvtl.4s", "fcvtl2.4s", "fcvtn.4h", "fcvtn2.8h"]
     return [
-        emulated("check", "--all-targets"),
+        emulated("check", "--lib", "--bins"),
         emulated("test", "--no-fail-fast", "--test", "arithmetic", log=arithmetic),
         ran(arithmetic, *conversions, "fmin.4s", "fmax.2d", "umlal.2d", "stnp"),
         emulated("run", "--quiet", "--bin", "ring-perf", "--", *perf, log=library),

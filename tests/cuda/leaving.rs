@@ -68,11 +68,22 @@ fn a_ground_that_a_peer_has_open_outlives_a_crew_that_comes_to_nothing() {
             parent.split(color as i32, key, Some(&config)).unwrap().expect("a color")
         };
         // The last two of them are for the grounds, each time.
+        let base = (open(), held());
+        // A later communicator finds that all have closed; as often on all ranks.
+        let settle = |failed: u64| {
+            for turn in 0.. {
+                let mine = (open() - failed, held());
+                if sum_on_host(&parent, f32::from(u8::from(mine != base))) == 0.0 {
+                    return;
+                }
+                assert!(turn < 20, "rank {}: {mine:?}, not {base:?}", place.rank);
+                drop(split(0));
+            }
+        };
         let before = fake::calls(OPENED);
         drop(split(0));
         let nopened = fake::calls(OPENED) - before;
-        sum_on_host(&parent, 0.0);
-        let base = (open(), held());
+        settle(0);
         let pair = split(place.rank % 2);
         if place.rank != 1 {
             // From here on its kernels wait for each other.
@@ -91,18 +102,11 @@ fn a_ground_that_a_peer_has_open_outlives_a_crew_that_comes_to_nothing() {
         drop(trio);
         sum_on_host(&parent, 0.0);
         let of_trio = (open() - before.0, held() - before.1);
-        match place.rank {
-            // Its own ground, which the others have open.
-            1 => assert_eq!(of_trio, (0, 1)),
-            // And all else that they cannot let go now.
-            rank => assert!(of_trio.0 > 0 && of_trio.1 > 0, "rank {rank}: {of_trio:?}"),
-        }
+        // Its own ground at least, which others have open; those also what they cannot let go now.
+        assert!(of_trio.1 > 0, "rank {}: {of_trio:?}", place.rank);
+        assert!(of_trio.0 > 0 || place.rank == 1, "rank {}: {of_trio:?}", place.rank);
         drop(pair);
-        sum_on_host(&parent, 0.0);
-        // A later communicator finds that all have closed.
-        drop(split(0));
-        let failed = u64::from(place.rank == 0);
-        assert_eq!((open() - failed, held()), base, "rank {}", place.rank);
+        settle(u64::from(place.rank == 0));
         String::new()
     });
 }

@@ -98,7 +98,7 @@ fn a_benchmark_of_two_hosts_is_not_of_one_gpu() {
     }
     let folder = scratch("perf-hosts");
     let path = folder.join("report.json");
-    let script = "RINGCOMM_HOSTID=$RANK exec \"$0\" \"$@\"";
+    let script = "RINGCOMM_HOSTID=$RANK FAKECUDA_FIRST=${RANK}0 exec \"$0\" \"$@\"";
     let arguments = format!("all_reduce -g 1 {SMALL}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
     command.args(["-n", "2", "sh", "-c", script, PERF]).args(arguments.split_whitespace());

@@ -177,10 +177,10 @@ impl Crew {
         };
         match crew_trial::run(&mut crew, device, talk) {
             Ok(Tried::Works(pace)) => crew.ways.pace = pace,
-            Ok(Tried::Unready(error)) => {
+            Ok(Tried::Unready(unready)) => {
                 // No kernel was launched, and none will be.
                 crew.held.take().into_iter().for_each(Held::leave);
-                return Ok(Err(error));
+                return unready.map(Err);
             }
             Ok(Tried::Fails(error)) => {
                 crew.give_up();
@@ -432,7 +432,8 @@ impl Held {
     }
 
     fn retire(self) {
-        self.memory.into_iter().for_each(Lasting::retire);
+        // What was not ready may still be cleared: nobody else has it.
+        drop(self.memory);
         self.station.into_iter().for_each(Station::retire);
     }
 

@@ -42,8 +42,8 @@ struct Bench {
 /// What came of the trial: the same kind on all ranks.
 pub enum Tried {
     Works(Pace),
-    /// Some rank could not begin, and no kernel was launched.
-    Unready(Error),
+    /// Some rank could not begin, which is why, or a peer ended it; no kernel was launched.
+    Unready(Result<Error>),
     /// Kernels may be under way for ever.
     Fails(Error),
 }
@@ -55,9 +55,10 @@ pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Tri
         // Nothing is freed while these kernels run.
         Ok((bench, Interlocked::begin(crew.timeout() / 2)?))
     });
-    let (bench, interlocked) = match agreed(made, talk)? {
-        Ok(made) => made,
-        Err(error) => return Ok(Tried::Unready(error)),
+    let (bench, interlocked) = match agreed(made, talk) {
+        Ok(Ok(made)) => made,
+        Ok(Err(error)) => return Ok(Tried::Unready(Ok(error))),
+        Err(error) => return Ok(Tried::Unready(Err(error))),
     };
     let tried = bench.all(crew, talk);
     if let Ok(Ok(pace)) = tried {

@@ -244,8 +244,8 @@ impl Shared {
             }
             self.exports.take_back(self.pages.of(self.rank));
         }
-        if matches!(ran, Ok(false)) {
-            self.has_detoured = true;
+        self.has_detoured |= matches!(ran, Ok(false));
+        if !matches!(ran, Ok(true)) {
             let pages = &self.pages;
             talk.memory.forget_parcels(|rank, number| {
                 rank < pages.nranks() && pages.of(rank).offers(number)

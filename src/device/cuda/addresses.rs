@@ -9,6 +9,7 @@ use super::driver::{Address, Place, Right};
 use super::order::Lasting;
 use super::pieces::{Carrier, Carriers, ON_DEVICE, Piece};
 use crate::error::Result;
+use crate::fork::Shared;
 use std::sync::Arc;
 
 /// Attributes of devices, by the driver's numbers: whether they map memory like this, and let it
@@ -66,14 +67,26 @@ impl Device {
         if has(HAS_DESCRIPTORS) {
             carriers.add(Carrier::Descriptor);
         }
-        if has(HAS_FABRIC) && self.is_on_fabric().is_ok_and(|is_on| is_on) {
+        if has(HAS_FABRIC) && self.is_on_fabric() {
             carriers.add(Carrier::Fabric);
         }
         carriers
     }
 
-    /// Whether this process may use the fabric, which is more than that the device could.
-    fn is_on_fabric(self: &Arc<Device>) -> Result<bool> {
+    /// Whether this process may use the fabric, which is more than that the device could: asked
+    /// once, as memory comes of it.
+    fn is_on_fabric(self: &Arc<Device>) -> bool {
+        static KNOWN: Shared<Vec<([u8; 16], bool)>> = Shared::new(Vec::new());
+        let known = KNOWN.lock().iter().find(|(uuid, _)| *uuid == self.uuid).map(|(_, is)| *is);
+        if let Some(known) = known {
+            return known;
+        }
+        let found = self.finds_fabric().unwrap_or(false);
+        KNOWN.lock().push((self.uuid, found));
+        found
+    }
+
+    fn finds_fabric(self: &Arc<Device>) -> Result<bool> {
         let piece = Lasting::new(|| Piece::new(self, 1, Some(Carrier::Fabric)))?;
         let _current = self.enter()?;
         Ok(piece.pack(Carrier::Fabric)?.is_some())

@@ -141,10 +141,13 @@ impl<T: Send + 'static> Deref for Lasting<T> {
 
 impl<T: Send + 'static> Drop for Lasting<T> {
     fn drop(&mut self) {
-        if let Some(one) = self.0.take() {
-            let_go(one, |state, one| state.kept.push(Box::new(one)));
-        }
+        self.0.take().into_iter().for_each(let_go_of);
     }
+}
+
+/// Drop it, now or when no kernels wait for each other.
+pub(super) fn let_go_of<T: Send + 'static>(one: T) {
+    let_go(one, |state, one| state.kept.push(Box::new(one)));
 }
 
 /// Memory that somebody else may have after its owner.

@@ -4,6 +4,7 @@
 use super::addresses::Addresses;
 use super::context::Device;
 use super::driver::{Address, INVALID_VALUE, Shareable};
+use super::order::let_go_of;
 use super::pieces::{Carrier, Piece};
 use crate::error::{Error, Result};
 use std::os::fd::OwnedFd;
@@ -97,7 +98,13 @@ impl Imported {
         let code = unsafe { (device.driver.import)(&mut base, handle, ENABLE_PEER_ACCESS) };
         device.driver.check(code, "opening another process's memory of the CUDA device")?;
         let opened = Opened { device: device.clone(), base };
-        let (start, bytes) = device.range(base)?;
+        let (start, bytes) = match device.range(base) {
+            Ok(range) => range,
+            Err(error) => {
+                let_go_of(opened);
+                return Err(error);
+            }
+        };
         // What lies before the address that was handed out is none of this rank's.
         let bytes = bytes - (base - start) as usize;
         Ok(Imported { base, bytes, _hold: Hold::Opened(opened) })

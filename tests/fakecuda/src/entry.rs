@@ -120,7 +120,7 @@ entries! {
         Ok(())
     }
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], ordinal: i32) {
-        put(uuid, [device(ordinal)? as u8 + 1; 16])
+        put(uuid, [(device(ordinal)? + 1 + setting("FAKECUDA_FIRST", 0)) as u8; 16])
     }
     cuDeviceCanAccessPeer(can: *mut i32, from: i32, to: i32) {
         let apart = device(from)? != device(to)?;

@@ -6,7 +6,8 @@
 //! protection keys, and a kernel may be given another device's only where access was enabled.
 //! Kernels are the library's own, compiled for the host.
 //!
-//! The environment says what there is: `FAKECUDA_DEVICES` (1), `FAKECUDA_QUEUES` for each (8; 0
+//! The environment says what there is: `FAKECUDA_DEVICES` (1), `FAKECUDA_FIRST` (0; what no other
+//! host's begin with, for their UUIDs), `FAKECUDA_QUEUES` for each (8; 0
 //! gives every stream a queue of its own), `FAKECUDA_KERNELS` (the host's kernels),
 //! `FAKECUDA_VERSION` (13000), `FAKECUDA_PEERS=0` (devices that do not reach each other),
 //! `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_FABRIC=0` (no fabric

@@ -42,8 +42,10 @@ impl Spread {
             // SAFETY: both have what the call says.
             unsafe { comm.run(&call)? };
         }
-        let gpus: HashSet<&[u8]> = all.chunks(HOST + DEVICE).collect();
-        let hosts: HashSet<&[u8]> = gpus.iter().map(|gpu| &gpu[..HOST]).collect();
+        let ranks = || all.chunks(HOST + DEVICE);
+        // No two have the same number, wherever they are; a host may be a part of one.
+        let gpus: HashSet<&[u8]> = ranks().map(|rank| &rank[HOST..]).collect();
+        let hosts: HashSet<&[u8]> = ranks().map(|rank| &rank[..HOST]).collect();
         Ok(Spread { ngpus: gpus.len(), nhosts: hosts.len() })
     }
 }
