@@ -67,7 +67,6 @@ fn a_ground_that_a_peer_has_open_outlives_a_crew_that_comes_to_nothing() {
             let (key, config) = (place.rank as i32, Config { seat, ..asking("ring") });
             parent.split(color as i32, key, Some(&config)).unwrap().expect("a color")
         };
-        // The last two of them are for the grounds, each time.
         let base = (open(), held());
         // A later communicator finds that all have closed; as often on all ranks.
         let settle = |failed: u64| {
@@ -80,6 +79,7 @@ fn a_ground_that_a_peer_has_open_outlives_a_crew_that_comes_to_nothing() {
                 drop(split(0));
             }
         };
+        // The last two of what is opened are the grounds, each time.
         let before = fake::calls(OPENED);
         drop(split(0));
         let nopened = fake::calls(OPENED) - before;

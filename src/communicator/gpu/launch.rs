@@ -23,16 +23,16 @@ pub fn launch_part(
     let Work { collective, root, count, .. } = *work;
     let size = work.data_type.size();
     let bytes = count.saturating_mul(size) / part.1;
-    let reduces = collective.reduces();
-    let mut fused = match reduces {
+    let moved = work.moved_as();
+    let mut fused = match collective.reduces() {
         true => {
             let what = (work.data_type, work.op);
             Fused::reducing(kernels, stream, what, work.places.len(), work.scalars, bytes)
         }
-        false => Fused::copying(kernels, stream, work.copied_as(), bytes),
+        false => Fused::copying(kernels, stream, moved, bytes),
     };
     let shape = Shape { collective, root, count, size };
-    let unit = if reduces { 1 } else { size / work.copied_as().size() };
+    let unit = size / moved.size();
     pieces(&shape, work.places, part, |sources, targets, len| {
         fused.add(sources, targets, len * unit)
     })?;

@@ -59,8 +59,11 @@ pub struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// What copies in the ranks' buffers move elements as.
-    pub fn copied_as(&self) -> DataType {
+    /// What pieces of the ranks' buffers move elements as: copies what all are aligned to.
+    pub fn moved_as(&self) -> DataType {
+        if self.collective.reduces() {
+            return self.data_type;
+        }
         let ends = self.places.iter().flat_map(|place| [place.input, place.output]);
         copied_as(self.data_type.size(), ends)
     }

@@ -263,17 +263,17 @@ impl Station {
 
     fn launch_pieces(&self, kernels: &Kernels, work: &Work, stream: Stream) -> Result<()> {
         let nranks = self.geometry.nranks;
-        let (reduces, size) = (work.collective.reduces(), work.data_type.size());
+        let (moved, size) = (work.moved_as(), work.data_type.size());
         let bytes = work.count.saturating_mul(size) / nranks;
-        let fused = match reduces {
+        let fused = match work.collective.reduces() {
             true => {
                 let what = (work.data_type, work.op);
                 Fused::reducing(kernels, stream, what, nranks, work.scalars, bytes)
             }
-            false => Fused::copying(kernels, stream, work.copied_as(), bytes),
+            false => Fused::copying(kernels, stream, moved, bytes),
         };
         let mut fused = fused.meeting(self.meeting(), self.meeting_blocks(work));
-        let unit = if reduces { 1 } else { size / work.copied_as().size() };
+        let unit = size / moved.size();
         pieces(&shape(work), work.places, (self.rank, nranks), |sources, targets, len| {
             fused.add(sources, targets, len * unit)
         })?;

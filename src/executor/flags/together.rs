@@ -110,10 +110,8 @@ fn pieces_of(
 ) -> Result<(DataType, abi::ReduceArgs)> {
     let nranks = stations.len();
     let (reduces, size) = (work.collective.reduces(), work.data_type.size());
-    let (data_type, flags) = match reduces {
-        true => (work.data_type, abi::FINISH),
-        false => (work.copied_as(), abi::COPY),
-    };
+    let flags = if reduces { abi::FINISH } else { abi::COPY };
+    let data_type = work.moved_as();
     let unit = size / data_type.size();
     let bytes = work.count.saturating_mul(size) / nranks;
     let tile = tile(bytes, kernels.device().multiprocessors, data_type.size());
