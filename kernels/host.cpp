@@ -68,7 +68,8 @@ bool meets(const void *untyped, uint32_t rows) {
 
 const std::unordered_map<std::string, Kernel> KERNELS = {
     ALL_KINDS(REDUCE_ENTRY) ALL_KINDS(PLAN_ENTRY) ALL_KINDS(ONESHOT_ENTRY)
-        ENTRY_OF(ringcomm_delay, ringcomm_delay_args, always)};
+        ENTRY_OF(ringcomm_delay, ringcomm_delay_args, always)
+            ENTRY_OF(ringcomm_costs, ringcomm_costs_args, always)};
 
 std::atomic<uint32_t> block_threads{1};
 

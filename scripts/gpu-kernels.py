@@ -11,7 +11,7 @@ import random
 import struct
 import sys
 
-from gpu_driver import AVG, TYPES, Device, Host, operations
+from gpu_driver import AVG, TYPES, Device, Host, NoDevice, operations
 
 FINISH = 1
 # Zeros, one, a third, denormals, the largest, halfway cases, infinity.
@@ -118,7 +118,7 @@ def main():
     host = Host(library)
     try:
         device = Device(fatbin)
-    except OSError as reason:
+    except NoDevice as reason:
         print(f"skipped: no device ({reason})")
         return 0
     places, failed = (OnHost(host), OnDevice(device)), 0

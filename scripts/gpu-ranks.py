@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 
-from gpu_driver import AVG, PREMULSUM, SUM, TYPES, Block, Device, Host, operations
+from gpu_driver import AVG, PREMULSUM, SUM, TYPES, Block, Device, Host, NoDevice, operations
 
 SIZE = 4
 FINISH, COPY, NONE = 1, 2, 0xFFFFFFFF
@@ -464,7 +464,7 @@ def main():
     layout = host.layout
     try:
         device = Device(fatbin)
-    except OSError as reason:
+    except NoDevice as reason:
         print(f"skipped: no device ({reason})")
         return 0
     # A tool that looks at every access may keep the caller until a kernel has ended, so that nobody

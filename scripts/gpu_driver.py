@@ -54,15 +54,27 @@ class Block:
         struct.pack_into("<" + form, self.bytes, at, *values)
 
 
+class NoDevice(OSError):
+    """There is no driver, or it has no device."""
+
+
 class Device:
     """The first device, with a stream."""
+
+    # The driver's code where it finds no device.
+    NONE = 100
 
     # The driver's numbers of attributes.
     MULTIPROCESSORS = 16
 
     def __init__(self, fatbin):
-        self.driver = ctypes.CDLL("libcuda.so.1")
+        try:
+            self.driver = ctypes.CDLL("libcuda.so.1")
+        except OSError as reason:
+            raise NoDevice(str(reason)) from reason
         device, context, self.module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+        if self.driver.cuInit(0) == self.NONE:
+            raise NoDevice(f"cuInit: CUDA error {self.NONE}")
         self.call("cuInit", 0)
         self.call("cuDeviceGet", ctypes.byref(device), 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)

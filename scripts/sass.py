@@ -17,7 +17,7 @@ from sass_flow import LOAD, USED, followers, hasty, innermost, leaders, loops, r
 
 KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
 KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
-KERNELS += ["ringcomm_delay"]
+KERNELS += ["ringcomm_costs", "ringcomm_delay"]
 DEVICES = ["sm_80", "sm_90", "sm_100", "sm_120"]
 # kernels/build.rs, PORTABLE.
 PORTABLE = "sm_90"
