@@ -6,8 +6,9 @@ gpu-peers.py symmetric   torch's symmetric-memory all-reduces, ranks on the same
 
 One JSON object a line, as soon as it is known: `time_us` are microseconds of one all-reduce of `bytes` per
 rank, by the device's events, after one whose result is right, or `error` says why there is none. SECONDS after its start, loading torch
-included, nothing more is begun. Ends with 1 if anything was not measured. scripts/gpu_goals.py has the
-sizes, and makes ratios of the times.
+included, nothing more is begun. Ends with 1 if anything was not measured; a peer that cannot run on one GPU is
+`left_out`, with the reason, and is no failure. Processes take turns on a GPU: figures of theirs are time-sliced.
+scripts/gpu_goals.py has the sizes, and makes ratios of the times.
 """
 import ctypes
 import json
@@ -15,7 +16,7 @@ import os
 import sys
 import time
 
-from gpu_goals import LARGE, RANKS, SIZES, SMALL, calls_of_a_graph
+from gpu_goals import LARGE, RANKS, SCOPE, SIZES, SLICED, SMALL, TIME_SLICED, calls_of_a_graph
 
 # What one cell may take, and its most calls: where every call takes a time slice of the device, which
 # processes that wait for each other on it do, few of them are all that there is time for.
@@ -43,7 +44,8 @@ class Clock:
 
 
 def tell(**row):
-    print(json.dumps(row | {"scope": "one GPU, HBM-bound"}), flush=True)
+    scope = f"{SCOPE}; {SLICED}" if row["peer"] in TIME_SLICED else SCOPE
+    print(json.dumps(row | {"scope": scope}), flush=True)
 
 
 def timed(torch, work, agree=lambda number: number):
@@ -219,9 +221,9 @@ def processes(torch, peer, end):
     version = loaded_nccl(torch)
     tell(peer=peer, device=torch.cuda.get_device_name(0), torch=torch.__version__, nccl=".".join(map(str, version)), variables=more)
     if peer == "nccl" and tuple(version[:2]) < LEAST_NCCL:
-        tell(peer=peer, error=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "
+        tell(peer=peer, left_out=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "
              f"{'.'.join(map(str, LEAST_NCCL))} takes")
-        return True
+        return False
     context = torch.multiprocessing.get_context("spawn")
     all_ranks = [context.Process(target=rank_of, args=(rank, peer, 29600 + os.getpid() % 1000, end))
                  for rank in range(RANKS[-1])]

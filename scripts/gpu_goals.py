@@ -5,6 +5,7 @@ for every goal: `met`, `not met`, or `not measured` and why. It reads lines and 
 of another day are judged as well as those of a run that has just ended.
 """
 import json
+import re
 import sys
 
 # Bytes of each rank that the library and every peer are timed at: latencies, and what no cache holds.
@@ -23,8 +24,11 @@ LATENCY = 3.0
 GRAPH_CALLS, GRAPH_LARGE_CALLS, GRAPH_LARGE_BYTES = 20, 5, 4 << 20
 # Operations of two processes.
 OPERATIONS = 10_000
-# What the goals are for, as its driver names it.
-CARD = "NVIDIA H200"
+# The cards that decide a goal, as their driver names them. Shares of what the card itself copies in the same run,
+# and of what others take there, count on any Hopper card; microseconds on these two, whose clocks are alike.
+HOPPER, TIMED = re.compile(r"\b(G?H100|G?H200|H800|H20)\b"), re.compile(r"\bH[12]00\b")
+# Peers whose ranks are processes, which take turns on one GPU: a ratio to them is no headline.
+TIME_SLICED = ["nccl", "symmetric"]
 # What every row of ring-perf's has that is judged or read here, and those of ranks that one process has on
 # one device.
 EVERYWHERE = ["bytes", "type", "ranks", "hot_us", "rotating_us", "bound_percent", "iterations", "wrong", "busbw",
@@ -33,8 +37,9 @@ ON_ONE_DEVICE = ["graph_us", "eager_one_stream_us"]
 
 # What no figure of a single GPU is to be read without.
 SCOPE = "one GPU, HBM-bound"
+SLICED = "time-sliced: the peer's processes take turns on the GPU"
 
-MET, MISSED, UNKNOWN = "met", "not met", "not measured"
+MET, MISSED, UNKNOWN, LEFT_OUT = "met", "not met", "not measured", "left out"
 
 
 def calls_of_a_graph(bytes_):
@@ -45,11 +50,21 @@ class Missing(Exception):
     """What a goal needs is not in the results; the text says what and why."""
 
 
+class LeftOut(Missing):
+    """A peer that cannot run on one GPU; the text says why."""
+
+
+class NotRun(Missing):
+    """Its step was not asked for."""
+
+
 class Results:
     """The lines of a run, by their steps."""
 
     def __init__(self, lines):
         self.steps = {line["step"]: line for line in lines if "step" in line}
+        # GB/s that the card copied, in the steps that a goal has asked for.
+        self.copied = []
         self.peers = [row for name, line in self.steps.items() if name.startswith("peer-")
                       for row in line["rows"]]
         devices = (row["device"] for line in self.steps.values() for row in line["rows"] if row.get("device"))
@@ -60,7 +75,8 @@ class Results:
         """The rows of a step's report; ring-perf has them all in one object."""
         step = self.steps.get(name)
         if step is None:
-            raise Missing(f"there is no step {name}")
+            raise NotRun(f"there is no step {name}")
+        self.copied += [max(speeds) for report in step["rows"] if (speeds := copies(report))]
         rows = [row for report in step["rows"] for row in report.get("rows", [])]
         if not rows:
             raise Missing(f"{name}: {step['status']}")
@@ -89,10 +105,20 @@ class Results:
                  if row.get("bytes") == size and row.get("mode") == mode and row.get("time_us")]
         if times:
             return min(times)
+        for row in rows:
+            if row.get("left_out"):
+                raise LeftOut(row["left_out"])
         reasons = [row["error"] for row in rows if row.get("error") and row.get("bytes") in (size, None)]
         step = self.steps.get(f"peer-{peer.split('.')[-1]}")
-        status = "was not run" if step is None else f"ended with {step['status']}"
+        if step is None:
+            raise NotRun(f"{peer} was not run")
+        status = f"ended with {step['status']}"
         raise Missing(f"{peer} {status}" + (f": {reasons[0]}" if reasons else f", without {size} bytes"))
+
+
+def copies(report):
+    """What a report of ring-perf says that the card copies, by the driver and by the library's kernel, in GB/s."""
+    return list(filter(None, (report.get(f"copy_{way}_gbps") for way in ("driver", "kernel"))))
 
 
 def at_least(value, goal):
@@ -135,14 +161,16 @@ def own_goals():
 
 
 def peer_goals():
-    """The same of what it is held against others by; a busbw is to another as the times are, turned over."""
+    """The same of what it is held against others by; a busbw is to another as the times are, turned over.
+    torch.stack is one thread's on one stream, and so is what it is held against."""
     for peer in PEERS:
         for ranks in RANKS:
             def bandwidth(r, p=peer, n=ranks):
                 mine = r.values(f"large-{n}-float", "hot_us", LARGE)
                 return min(r.peer(p, n, size, "eager") / one for size, one in zip(LARGE, mine))
             yield f"busbw of {ranks} ranks, >= 64 MiB, of {peer}", "x", at_least, BANDWIDTHS[ranks], bandwidth
-            modes = {"eager": "hot_us"} | ({"graph": "graph_us"} if peer == "torch.stack" else {})
+            modes = {"eager": "eager_one_stream_us", "graph": "graph_us"} if peer == "torch.stack" \
+                else {"eager": "hot_us"}
             for mode, field in modes.items():
                 def latency(r, p=peer, n=ranks, mode=mode, field=field):
                     mine = r.values(f"small-{n}", field, SMALL)
@@ -154,7 +182,9 @@ def peer_goals():
 def process_goals():
     """The same of two processes."""
     def operations(r):
-        step = r.steps.get("processes-many", {"status": "there is no step processes-many"})
+        step = r.steps.get("processes-many")
+        if step is None:
+            raise NotRun("there is no step processes-many")
         if step["status"] != 0:
             done = 2 * sum(row.get("iterations") or 0 for report in step.get("rows", [])
                            for row in report.get("rows", []))
@@ -170,36 +200,42 @@ def judge(lines):
     """A row for every goal."""
     results = Results(lines)
     for name, unit, compare, goal, value in [*own_goals(), *peer_goals(), *process_goals()]:
+        is_sliced = any(name.endswith(f" {peer}") for peer in TIME_SLICED)
         row = {"goal": name, "unit": unit, "wanted": goal,
                "compare": ">=" if compare is at_least else "<=", "device": results.device,
-               "scope": SCOPE}
+               "scope": f"{SCOPE}; {SLICED}" if is_sliced else SCOPE}
+        results.copied = []
         try:
             found = value(results)
-            yield row | {"value": found, "verdict": MET if compare(found, goal) else MISSED}
+            verdict = MET if compare(found, goal) else MISSED
+            yield row | {"value": found, "verdict": verdict, "copies_gb_per_s": min(results.copied, default=None)}
         except Missing as why:
-            yield row | {"value": None, "verdict": UNKNOWN, "why": str(why)}
+            verdict = LEFT_OUT if isinstance(why, LeftOut) else UNKNOWN
+            yield row | {"value": None, "verdict": verdict, "why": str(why), "not_run": isinstance(why, NotRun)}
 
 
 def is_elsewhere(row):
-    """Whether a verdict was measured on another card than the goals are for; rows of old results name none."""
-    return row.get("device") not in (CARD, None)
+    """Whether a verdict was measured on a card that does not decide it; rows of old results name none."""
+    deciding = {"us": TIMED, "%": HOPPER, "x": HOPPER}.get(row["unit"])
+    return None not in (deciding, row.get("device")) and not deciding.search(row["device"])
 
 
 def text(row):
     """A verdict in a line."""
     wanted = f"{row['compare']} {row['wanted']:g}{row['unit'] and ' ' + row['unit']}"
-    found = f"{row['value']:.4g}, wanted {wanted}" if row["value"] is not None else f"{wanted}: {row['why']}"
-    was_elsewhere = row["value"] is not None and is_elsewhere(row)
-    where = f" (measured on another card than the goals: {row['device']})" if was_elsewhere else ""
-    scope = f"; {SCOPE}" if row["value"] is not None else ""
-    return f"{row['verdict']}: {row['goal']}: {found}{scope}{where}"
+    if row["value"] is None:
+        return f"{row['verdict']}: {row['goal']}: {wanted}: {row['why']}"
+    copied = row.get("copies_gb_per_s")
+    beside = f"; the card copies {copied:.0f} GB/s" if copied and row["unit"] == "%" else ""
+    where = f" (decided by a Hopper card only, not by {row['device']})" if is_elsewhere(row) else ""
+    return f"{row['verdict']}: {row['goal']}: {row['value']:.4g}, wanted {wanted}; {row['scope']}{beside}{where}"
 
 
 def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         rows = list(judge([json.loads(line) for line in file]))
     print("\n".join(map(text, rows)))
-    return any(row["verdict"] != MET for row in rows)
+    return any(row["verdict"] not in (MET, LEFT_OUT) for row in rows)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 from gpu_goals import EVERYWHERE, KINDS, LARGE, ON_ONE_DEVICE, OPERATIONS, RANKS, SMALL
 
 SCRIPTS = Path(__file__).resolve().parent
-# All limits together: under eight minutes, with what it takes to begin and to end a step.
-MOST_SECONDS = 472
+# All limits together: under eight minutes, with what it takes to begin and to end a step; and of the first steps.
+MOST_SECONDS, FIRST_SECONDS = 472, 60
 # Of what steps before it have not spent a step takes what it needs, up to so many times its limit.
 LONGEST = 3
 # Stands in a command for the seconds that it gets, of which a peer leaves so many to a cell that it has
@@ -21,6 +21,11 @@ PROCESS_SIZES = [256, 512, 1024, 2048, 4096]
 TESTED = r"^test result: ok\. [1-9]\d* passed"
 # What compute-sanitizer says when it cannot look, or has not looked at all; its summary may say 0 errors.
 REFUSED = re.compile(r"^.*(?:Device not supported|Internal Sanitizer Error|No attachable process).*$", re.MULTILINE)
+# What ncu says when it may not read counters, or cannot.
+UNREADABLE = re.compile(r"^.*(?:ERR_NVGPUCTRPERM|Failed to initialize the profiler|No kernels were profiled).*$",
+                        re.MULTILINE)
+# Steps whose time is judged or read: the clocks matter.
+TIMING = ("processes-large", "small-", "large-", "avg", "together-", "ranks", "costs-", "peer-", "first-timed")
 # Tests of the packed program that a dry run makes, as all of them run: a few seconds' worth.
 DRY_TESTS = ["capture::", "calls::all_ranks"]
 
@@ -32,8 +37,16 @@ class Step:
 
     def __init__(self, name, limit, *words, needs=(), env=None, rows=None, expects=None, present=(), says=()):
         self.name, self.limit, self.words = name, limit, [str(word) for word in words]
-        self.needs, self.env, self.rows = needs, env or {}, rows
+        # A path that was not asked for says why it was taken.
+        self.needs, self.env, self.rows = needs, {"RINGCOMM_DEBUG": 1, **(env or {})}, rows
         self.expects, self.present, self.says = expects or {}, present, says
+
+    def is_timed(self):
+        return self.name.startswith(TIMING)
+
+    def is_called(self, name):
+        """Whether a name that was asked for means it: its own, or what that begins with up to a hyphen."""
+        return self.name == name or self.name.startswith(f"{name}-")
 
     def command(self, seconds):
         """Its words, where it gets so many seconds."""
@@ -58,6 +71,9 @@ class Step:
         if self.name.startswith("peer-") and status != 0:
             # Which of them run on one GPU is for their versions to say.
             return f"{status}: {next((row['error'] for row in rows if 'error' in row), '')}"
+        if self.name.startswith("costs-counters") and status != 0:
+            refused = UNREADABLE.search(said)
+            return refused[0].strip("= ") if refused else status if status == "out of time" else None
         if self.name.startswith("sanitizer-"):
             refused = REFUSED.search(said)
             # How much slower it makes a program nobody promises.
@@ -72,22 +88,29 @@ def allowance(step, rest, left):
     return min(left, step.limit + max(unspent, 0), LONGEST * step.limit)
 
 
+class Measures:
+    """Makes steps of ring-perf."""
+
+    def __init__(self, folder, dry, scratch):
+        self.perf, self.dry, self.scratch = folder / "ring-perf", dry, scratch
+
+    def __call__(self, name, limit, *words, lacks=(), **more):
+        rows = self.scratch / f"{name}.json"
+        # A field that nobody fills any more is found without a GPU; on one its goal says so.
+        present = [field for field in [*EVERYWHERE, *ON_ONE_DEVICE] if self.dry and field not in lacks]
+        return Step(name, limit, self.perf, *words, "--json", rows, needs=[self.perf], rows=rows, present=present,
+                    **more)
+
+
 def every_step(folder, dry, scratch):
-    """All of them, in order."""
-    perf = folder / "ring-perf"
+    """All of them, in order: what is right, what it takes, and what looks at every access and goes on for long."""
     kernels = [folder / "ringcomm.fatbin", folder / "kernels-host.so"]
     most = "4K" if dry else "4M"
-
-    def measure(name, limit, *words, lacks=(), **more):
-        rows = scratch / f"{name}.json"
-        # A field that nobody fills any more is found without a GPU; on one its goal says so.
-        present = [field for field in [*EVERYWHERE, *ON_ONE_DEVICE] if dry and field not in lacks]
-        return Step(name, limit, perf, *words, "--json", rows, needs=[perf], rows=rows, present=present, **more)
-
+    measure = Measures(folder, dry, scratch)
     if not dry:
-        yield Step("facts", 12, "sh", "-c", facts(), says=[r"Driver Version\s*: [1-9]"])
+        yield Step("facts", 10, "sh", "-c", facts(), says=[r"Driver Version\s*: [1-9]"])
     # Correctness: each kernel alone, against the host's bits; then calls.
-    yield Step("kernels", 36, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
+    yield Step("kernels", 30, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
                says=[r"^ok: \w+: [1-9]\d* launches"])
     # And those that meet, which end, too, where a rank never comes.
     ranks = [sys.executable, SCRIPTS / "gpu-ranks.py", *kernels]
@@ -99,16 +122,37 @@ def every_step(folder, dry, scratch):
                   "-n", 3, "-d", "float", lacks=EMPTY)
     yield measure("checked-types", 10, "all_reduce", "-g", 1, "-t", 3, "-b", "1K", "-e", "1K", "-n", 2,
                   "-d", "all", "-o", "all")
-    yield from sanitized(kernels)
-    yield from stress(folder / "cuda-tests", dry)
     yield from processes(folder, dry, scratch)
     yield from timing(measure, dry)
     yield from together(measure, dry)
     # The kernels alone.
     yield Step("ranks", 12, *ranks, *([64 << 10] if dry else []), "--times", needs=kernels,
                says=[r'^\{"algorithm": "ring'])
+    yield from costs(kernels, dry)
     for peer, limit in {} if dry else {"stack": 18, "nccl": 21, "symmetric": 26}.items():
         yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, SECONDS)
+    yield from sanitized(kernels)
+    yield from stress(folder / "cuda-tests", dry)
+
+
+def first_steps(folder, dry, scratch):
+    """What the first minute on a GPU is for, the simplest first; the first that fails is the last."""
+    kernels = [folder / "ringcomm.fatbin", folder / "kernels-host.so"]
+    measure = Measures(folder, dry, scratch)
+    if not dry:
+        yield Step("first-facts", 5, "sh", "-c", "; ".join(["uname -r", "timeout -k 1 3 nvidia-smi", ":"]),
+                   says=[r"Driver Version\s*: [1-9]"])
+    # The kernels are loaded, and each gives the host's bits.
+    yield Step("first-bits", 12, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, "float", "bfloat16", "int32",
+               needs=kernels, says=[rf"^ok: {name}: [1-9]" for name in ("float", "bfloat16", "int32")])
+    one = ["all_reduce", "-g", 1, "-d", "float", "-b", "4K", "-e", "4K", "-n", 2]
+    yield measure("first-fused", 7, *one, "-t", 2, expects={"transport": "cuda fused", "wrong": 0})
+    yield measure("first-cooperative", 7, *one, "-t", 2, "--algo", "ring",
+                  expects={"transport": "cuda cooperative", "algorithm": "ring", "wrong": 0})
+    yield pair(folder, dry, scratch, "first-processes", 9, "-b", "4K", "-e", "4K", "-n", 2)
+    sizes = ("1K", "4K", 4) if dry else (SMALL[-1], LARGE[0], LARGE[0] // SMALL[-1])
+    yield measure("first-timed", 9, "all_reduce", "-g", 1, "-t", 2, "-d", "float", "-b", sizes[0], "-e", sizes[1],
+                  "-f", sizes[2], expects={"transport": "cuda fused", "wrong": 0})
 
 
 # Of a call with too few bytes for an element of every rank nothing is compared.
@@ -128,7 +172,7 @@ def correctness(tests, dry):
     """What the tests say of calls, and, by themselves, of memory that is mapped piece by piece, which goes
     between processes by the driver's descriptors."""
     chosen = DRY_TESTS if dry else ["--skip", "stress::", "--skip", "pieces::"]
-    yield Step("correctness", 55, tests, "--test-threads", 8, *chosen, needs=[tests], says=[TESTED])
+    yield Step("correctness", 50, tests, "--test-threads", 8, *chosen, needs=[tests], says=[TESTED])
     yield Step("pieces", 10, tests, "pieces::a_piece" if dry else "pieces::", needs=[tests], says=[TESTED])
 
 
@@ -137,25 +181,50 @@ def stress(tests, dry):
     operations = 400 if dry else 50_000
     for queues in [1, 32]:
         # With one thread libtest begins a line for the row.
-        yield Step(f"stress-{queues}-queues", 37, tests, "stress::", "--nocapture", "--test-threads", 2,
+        yield Step(f"stress-{queues}-queues", 33, tests, "stress::", "--nocapture", "--test-threads", 2,
                    needs=[tests], says=[TESTED, rf'^{{"stress": {operations},'],
                    env={"CUDA_DEVICE_MAX_CONNECTIONS": queues, "RINGCOMM_STRESS_SEED": queues,
                         "RINGCOMM_STRESS_OPERATIONS": operations})
 
 
+def pair(folder, dry, scratch, name, limit, *words):
+    """Two processes on one device."""
+    perf, runner, rows = folder / "ring-perf", folder / "ringrun", scratch / f"{name}.json"
+    return Step(name, limit, runner, "-n", 2, perf, "all_reduce", "-g", 1, "-d", "float", *words, "--json", rows,
+                needs=[perf, runner], rows=rows, present=EVERYWHERE if dry else (),
+                expects={"transport": "cuda fused by ipc", "wrong": 0})
+
+
 def processes(folder, dry, scratch):
     """Two processes on one device: ten thousand operations, and how near large ones come to the bound. Each
     operation may take a turn of the device for each of them."""
-    perf, runner = folder / "ring-perf", folder / "ringrun"
     size = "4K" if dry else LARGE[-1]
     times = 10 if dry else OPERATIONS // (2 * len(PROCESS_SIZES))
-    words = {"many": (30, ["-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2, "-n", times]),
-             "large": (12, ["-b", size, "-e", size])}
-    for name, (limit, sizes) in words.items():
-        rows = scratch / f"processes-{name}.json"
-        yield Step(f"processes-{name}", limit, runner, "-n", 2, perf, "all_reduce", "-g", 1, "-d", "float", *sizes,
-                   "--json", rows, needs=[perf, runner], rows=rows, present=EVERYWHERE if dry else (),
-                   expects={"transport": "cuda fused by ipc", "wrong": 0})
+    yield pair(folder, dry, scratch, "processes-many", 30, "-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2,
+               "-n", times)
+    yield pair(folder, dry, scratch, "processes-large", 12, "-b", size, "-e", size)
+
+
+def found(program):
+    """A tool of CUDA's, where it usually is."""
+    usual = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
+    return Path(shutil.which(program, path=usual) or program)
+
+
+def costs(kernels, dry):
+    """What the parts of a call cost, what the counters say of the fused kernel, and the PTX compiled there."""
+    script = [sys.executable, SCRIPTS / "gpu-costs.py", *kernels]
+    yield Step("costs-parts", 7, *script, needs=kernels, says=[r'^{"cost": "a step of the timer"'])
+    profiler = found("ncu")
+    sections = ["SpeedOfLight", "LaunchStats", "Occupancy", "MemoryWorkloadAnalysis", "WarpStateStats"]
+    for ranks in RANKS[:1] if dry else (RANKS[0], RANKS[-1]):
+        # The clocks stay as they are: what is timed elsewhere has them so.
+        yield Step(f"costs-counters-{ranks}", 4, profiler, "--clock-control", "none", "--launch-skip", 1,
+                   "--launch-count", 1, "--kernel-name", "regex:ringcomm_reduce",
+                   *(word for section in sections for word in ("--section", section)), *script, "--fused", ranks,
+                   needs=[profiler, *kernels], says=[r"Duration"])
+    yield Step("costs-ptx", 5, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, "float", needs=kernels,
+               env={"CUDA_FORCE_PTX_JIT": 1}, says=[r"^ok: float: [1-9]\d* launches"])
 
 
 def sanitized(kernels):
@@ -170,8 +239,7 @@ def sanitized(kernels):
     }
     # What the driver answers is looked at by who asks: that an event has not passed is no error.
     options = {"memcheck": ["--report-api-errors", "no"]}
-    usual = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
-    program = Path(shutil.which("compute-sanitizer", path=usual) or "compute-sanitizer")
+    program = found("compute-sanitizer")
     for tool, words in looked_at.items():
         yield Step(f"sanitizer-{tool}", 11, program, "--tool", tool, *options.get(tool, []),
                    "--error-exitcode", 9, *words, needs=[program, *kernels],

@@ -15,123 +15,14 @@ from pathlib import Path
 from unittest import mock
 
 import gpu_goals
-from gpu_goals import CARD, KINDS, LARGE, MET, MISSED, PEERS, RANKS, SMALL, UNKNOWN
-from gpu_steps import LONGEST, MOST_SECONDS, Step, allowance, every_step
-# What is packed has its tests there: those are run from here.
+from gpu_goals import LARGE, MET, PEERS, RANKS, SMALL, UNKNOWN
+from gpu_steps import FIRST_SECONDS, LONGEST, MOST_SECONDS, Step, allowance, every_step, first_steps
+# What these test has its tests there: they are run from here.
+from test_gpu_goals import A100, CARD, H100, Judge, good_run, report, verdicts
 from test_gpu_pack import Origin, Packed, Programs, loaded
+from test_gpu_runs import Clocking, Driven, Hanging, Retried
 
 SCRIPTS = Path(__file__).resolve().parent
-
-
-def report(sizes, **fields):
-    return [{"device": CARD, "rows": [{"bytes": size, "wrong": 0, **fields} for size in sizes]}]
-
-
-def good_run():
-    """The lines of a run that meets every goal, by its steps."""
-    rows = {"processes-many": report([1024], iterations=5000),
-            "processes-large": report(LARGE[-1:], bound_percent=81)}
-    for ranks in RANKS:
-        small = {"graph_us": 3.9, "eager_one_stream_us": 5.9, "hot_us": 9.9}
-        rows[f"small-{ranks}"] = report([8 << shift for shift in range(14)], **small)
-        for kind in KINDS:
-            rows[f"large-{ranks}-{kind}"] = report([1 << 20, *LARGE], bound_percent=93, rotating_us=95,
-                                                   hot_us=94)
-        rows[f"together-twoshot-{ranks}"] = report(LARGE, rotating_us=100, algorithm="twoshot")
-        rows[f"together-ring-{ranks}"] = report(LARGE, bound_percent=80, algorithm="ring")
-    for peer in PEERS:
-        name = f"peer-{peer.split('.')[-1]}"
-        cells = [(ranks, size) for ranks in RANKS for size in [*SMALL, *LARGE]]
-        rows[name] = [{"peer": peer, "ranks": ranks, "bytes": size, "mode": mode, "time_us": 190}
-                      for ranks, size in cells for mode in ["eager", "graph"]]
-    return {name: {"step": name, "status": 0, "rows": all_rows} for name, all_rows in rows.items()}
-
-
-def verdicts(run):
-    return {row["goal"]: row for row in gpu_goals.judge(run.values())}
-
-
-class Judge(unittest.TestCase):
-    def changed(self, goal, verdict, change):
-        """Only one goal changes its verdict with one row."""
-        run = good_run()
-        change(run)
-        others = {name: row["verdict"] for name, row in verdicts(run).items() if row["verdict"] != MET}
-        self.assertEqual(others, {goal: verdict})
-
-    def test_a_good_run_meets_every_goal(self):
-        rows = verdicts(good_run())
-        self.assertEqual({row["verdict"] for row in rows.values()}, {MET})
-        self.assertEqual(len(rows), 6 + 7 + 3 + 3 + 9 + 12 + 2)
-        self.assertEqual(rows["busbw of 2 ranks, >= 64 MiB, of nccl"]["value"], 190 / 94)
-
-    def test_every_goal_is_missed_by_its_own_row(self):
-        def put(step, index, field, value):
-            return lambda run: run[step]["rows"][0]["rows"][index].__setitem__(field, value)
-        self.changed("fused of 4 ranks, bfloat16, >= 64 MiB, of the bound 2NS/B", MISSED,
-                     put("large-4-bfloat16", 2, "bound_percent", 91.9))
-        self.changed("eager on one stream, 8 ranks, <= 64 KiB", MISSED,
-                     put("small-8", 13, "eager_one_stream_us", 6.1))
-        self.changed("eager on two streams, 2 ranks, <= 64 KiB", MISSED, put("small-2", 5, "hot_us", 10.1))
-        self.changed("two-shot of 8 ranks in one launch, >= 64 MiB, of fused", MISSED,
-                     put("together-twoshot-8", 1, "rotating_us", 106))
-        self.changed("ring of 2 ranks in one launch, >= 64 MiB, of (6N-4)S/B", MISSED,
-                     put("together-ring-2", 0, "bound_percent", 79.9))
-        self.changed("operations of two processes by IPC without a hang", MISSED,
-                     put("processes-many", 0, "iterations", 4999))
-        self.changed("graph replay, 2 ranks, <= 64 KiB", MISSED, put("small-2", 3, "graph_us", 4.1))
-
-    def test_what_is_not_there_is_not_measured_and_says_why(self):
-        def without(run):
-            run["peer-nccl"]["rows"] = [{"peer": "nccl", "error": "NCCL 2.27 refuses"}]
-            run["peer-nccl"]["status"] = 1
-        run = good_run()
-        without(run)
-        unknown = [row for row in verdicts(run).values() if row["verdict"] == UNKNOWN]
-        self.assertEqual(len(unknown), 6)
-        self.assertTrue(all("NCCL 2.27 refuses" in row["why"] for row in unknown))
-        self.changed("operations of two processes by IPC without a hang", UNKNOWN,
-                     lambda run: run["processes-many"].update(status="out of time"))
-        # A fused call is no two-shot, whatever the step is called.
-        self.changed("two-shot of 4 ranks in one launch, >= 64 MiB, of fused", UNKNOWN,
-                     lambda run: run.update({"together-twoshot-4": {
-                         "step": "together-twoshot-4", "status": 0,
-                         "rows": report(LARGE, rotating_us=95, algorithm="fused")}}))
-        self.changed("graph replay, 4 ranks, <= 64 KiB", UNKNOWN,
-                     lambda run: run["small-4"]["rows"][0]["rows"][12].update(graph_us=None))
-        # A fast wrong result is none.
-        for wrong in [3, None]:
-            def spoilt(run, wrong=wrong):
-                run["together-ring-4"]["rows"][0]["rows"][1].update(wrong=wrong)
-            self.changed("ring of 4 ranks in one launch, >= 64 MiB, of (6N-4)S/B", UNKNOWN, spoilt)
-        self.assertEqual({row["verdict"] for row in verdicts({}).values()}, {UNKNOWN})
-
-    def test_a_time_that_was_not_taken_has_its_reason(self):
-        run, why = good_run(), "capturing: refused (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)"
-        run["small-4"]["rows"][0]["rows"][3].update(graph_us=None, graph_error=why)
-        row = verdicts(run)["graph replay, 4 ranks, <= 64 KiB"]
-        self.assertEqual((row["verdict"], row["why"]), (UNKNOWN, f"small-4 has no graph_us at 64 bytes: {why}"))
-        run["processes-many"].update(status="out of time", rows=report([256, 512], iterations=1000))
-        row = verdicts(run)["operations of two processes by IPC without a hang"]
-        self.assertIn("out of time after 4000 operations", row["why"])
-
-    def test_another_card_is_told(self):
-        run = good_run()
-        self.assertEqual({row["device"] for row in verdicts(run).values()}, {CARD})
-        self.assertNotIn("another card", gpu_goals.text(verdicts(run)["graph replay, 4 ranks, <= 64 KiB"]))
-        for step in run.values():
-            for rows in step["rows"]:
-                rows |= {"device": "NVIDIA H100 80GB HBM3"} if "device" in rows else {}
-        for row in verdicts(run).values():
-            self.assertIn("(measured on another card than the goals: NVIDIA H100 80GB HBM3)", gpu_goals.text(row))
-
-    def test_the_fastest_of_a_peer_counts(self):
-        run = good_run()
-        run["peer-symmetric"]["rows"].append({"peer": "symmetric", "ranks": 2, "bytes": 8, "mode": "eager",
-                                              "way": "one-shot", "time_us": 20})
-        row = verdicts(run)["latency of 2 ranks, <= 64 KiB, eager, below symmetric"]
-        self.assertEqual((row["verdict"], row["value"]), (MISSED, 20 / 9.9))
-
 
 class Steps(unittest.TestCase):
     def test_the_limits_add_up_with_a_sanitizer(self):
@@ -152,12 +43,31 @@ class Steps(unittest.TestCase):
         self.assertLessEqual(sum(step.limit for step in steps), MOST_SECONDS)
         self.assertEqual(len({step.name for step in steps}), len(steps))
 
-    def test_they_are_in_the_order_in_which_a_weaker_one_would_hide_what_is_seen_first(self):
-        order = ["facts", "kernels", "correctness", "pieces", "checked", "sanitizer", "stress", "processes",
-                 "small", "large", "avg", "together", "ranks", "peer"]
+    def test_what_is_right_comes_first_then_times_then_what_looks_at_every_access(self):
+        order = ["facts", "kernels", "correctness", "pieces", "checked", "processes", "small", "large", "avg",
+                 "together", "ranks", "costs", "peer", "sanitizer", "stress"]
         names = [step.name.split("-")[0] for step in every_step(Path("x"), False, Path("x"))]
         self.assertEqual(names, sorted(names, key=order.index))
         self.assertEqual(set(names), set(order))
+
+    def test_the_first_minute_is_one(self):
+        steps = list(first_steps(Path("x"), False, Path("x")))
+        self.assertLessEqual(sum(step.limit for step in steps), FIRST_SECONDS)
+        self.assertEqual([step.name for step in steps],
+                         [f"first-{name}" for name in
+                          ("facts", "bits", "fused", "cooperative", "processes", "timed")])
+
+    def test_every_step_says_why_a_path_was_not_taken(self):
+        for steps in (every_step, first_steps):
+            self.assertEqual({step.env["RINGCOMM_DEBUG"] for step in steps(Path("x"), False, Path("x"))}, {1})
+
+    def test_a_name_means_a_step_or_all_that_begin_with_it(self):
+        def called(name):
+            return [step.name for step in every_step(Path("x"), False, Path("x")) if step.is_called(name)]
+        self.assertEqual(called("small-2"), ["small-2"])
+        self.assertEqual(called("small"), ["small-2", "small-4", "small-8"])
+        self.assertEqual(called("costs"), ["costs-parts", "costs-counters-2", "costs-counters-8", "costs-ptx"])
+        self.assertEqual(called("smal"), [])
 
     def test_what_a_step_leaves_goes_to_those_that_follow(self):
         steps = [Step(str(limit), limit, "x") for limit in (10, 20, 30)]
@@ -293,17 +203,33 @@ class Runs(unittest.TestCase):
         self.assertEqual(ended("no word of what it has seen"), (1, 0))
 
     def test_goals_are_decided_by_their_card(self):
-        def status(device, percent):
+        def status(device, percent, us=3.9):
             run, lines = self.check.Run(Path("x"), False, io.StringIO()), good_run()
-            report = lines["large-2-float"]["rows"][0]
-            report["device"], report["rows"][1]["bound_percent"] = device, percent
+            lines["large-2-float"]["rows"][0]["rows"][1]["bound_percent"] = percent
+            for row in lines["small-2"]["rows"][0]["rows"]:
+                row["graph_us"] = us
             # The first that names one.
             run.lines = [{"step": "a", "status": 0, "rows": [{"device": device}]}, *lines.values()]
             with contextlib.redirect_stdout(io.StringIO()):
                 run.conclude()
                 return run.status()
-        self.assertEqual([status(CARD, 93), status(CARD, 50)], [0, 1])
-        self.assertEqual([status("NVIDIA H100", percent) for percent in (93, 50)], [self.check.INCOMPLETE] * 2)
+        for card in (CARD, H100):
+            self.assertEqual([status(card, 93), status(card, 50), status(card, 93, 5)], [0, 1, 1])
+        incomplete = self.check.INCOMPLETE
+        self.assertEqual([status("NVIDIA H20", 93, us) for us in (3, 5)], [incomplete] * 2)
+        self.assertEqual(status("NVIDIA H20", 50), 1)
+        self.assertEqual([status(A100, percent) for percent in (93, 50)], [incomplete] * 2)
+
+    def test_goals_of_steps_that_were_not_asked_for_are_not_judged(self):
+        def verdicts_of(is_part, *names):
+            run = self.check.Run(Path("x"), False, io.StringIO(), is_part=is_part)
+            run.lines = [line for name, line in good_run().items() if name in names]
+            with contextlib.redirect_stdout(io.StringIO()):
+                run.conclude()
+            return [row["verdict"] for row in run.lines[-1]["rows"]], run.status()
+        self.assertEqual(verdicts_of(True, "small-2"), ([MET] * 3, 0))
+        rows, status = verdicts_of(False, "small-2")
+        self.assertEqual((len(rows), rows.count(UNKNOWN), status), (42, 39, self.check.INCOMPLETE))
 
     def test_a_second_run_has_a_file_of_its_own(self):
         first = datetime.datetime(2026, 11, 24, 9, 5, 7)
@@ -335,14 +261,15 @@ class Runs(unittest.TestCase):
         process.return_value.exitcode = 0
         with mock.patch.dict(os.environ), contextlib.redirect_stdout(said):
             with mock.patch.object(peers, "loaded_nccl", lambda _: (2, 28, 9)):
-                self.assertTrue(peers.processes(torch, "nccl", 0))
+                self.assertFalse(peers.processes(torch, "nccl", 0))
                 process.assert_not_called()
             with mock.patch.object(peers, "loaded_nccl", lambda _: (2, 30, 7)):
                 self.assertFalse(peers.processes(torch, "nccl", 0))
             self.assertEqual(process.call_count, RANKS[-1])
             self.assertEqual({os.environ[f"{name}_SOCKET_IFNAME"] for name in ("GLOO", "NCCL")}, {"lo"})
         rows = [json.loads(line) for line in said.getvalue().splitlines()]
-        self.assertIn("NCCL 2.28.9 refuses", rows[1]["error"])
+        self.assertIn("NCCL 2.28.9 refuses", rows[1]["left_out"])
+        self.assertTrue(all("time-sliced" in row["scope"] for row in rows))
         self.assertEqual([row.get("device") for row in rows], [CARD, None, CARD])
 
     def test_what_may_be_missing(self):
@@ -462,7 +389,7 @@ class Patterns(unittest.TestCase):
 
 
 # Named, as nothing else here does.
-ALSO = [Origin, Packed, Programs]
+ALSO = [Clocking, Driven, Hanging, Judge, Origin, Packed, Programs, Retried]
 
 if __name__ == "__main__":
     unittest.main()

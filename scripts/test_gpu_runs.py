@@ -1,0 +1,209 @@
+"""scripts/gpu-check driven from end to end, on the driver without a GPU and on planted faults: each is found, and
+what can be known of it is told. scripts/test_gpu_check.py runs these."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import gpu_clocks
+import gpu_hang
+import gpu_pack
+import gpu_retry
+from suites import on_fake_driver
+
+SCRIPTS = Path(__file__).resolve().parent
+DEBUG, FAKE = gpu_pack.ROOT / "target/debug", gpu_pack.ROOT / "target/fakecuda"
+# What a run needs of what the tests have built.
+BUILT = {"ring-perf": DEBUG / "ring-perf", "ringrun": DEBUG / "ringrun", "kernels-host.so": FAKE / "kernels.so",
+         "ringcomm.fatbin": FAKE / "image"}
+FIRST = ["first-bits", "first-fused", "first-cooperative", "first-processes", "first-timed"]
+# Says which tests it has, and ends or hangs as a test program does: one fails, also alone, and one never ends.
+TESTS = r"""#!/bin/sh
+case "$*" in
+    --list) printf 'a::one_that_fails: test\nb::another: test\nc_hangs_here: test\n' ;;
+    *--exact*) echo "alone: $1"; exit 101 ;;
+    *) printf 'test b::another ... ok\ntest a::one_that_fails ... FAILED\n'; exec python3 -c "
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b'c_hangs_here', 0, 0, 0)
+time.sleep(SECONDS)
+raise SystemExit(101)" ;;
+esac
+"""
+# Answers as nvidia-smi does, of a card that is hot; and as cuda-gdb, of a kernel that waits.
+SMI = "#!/bin/sh\nwhile :; do echo '1755, 2619, 0x0000000000000024, 612.5, 84'; sleep 0.1; done\n"
+GDB = "#!/bin/sh\necho \"asked of $4: $*\"; echo '  Kernel 0 ringcomm_plan_f32 on device 0'\n"
+
+
+def program(folder, name, text):
+    path = Path(folder) / name
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+class Driven(unittest.TestCase):
+    """Whole runs, of programs that the tests have built."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder, self.out, self.tools = (Path(scratch.name) / name for name in ("packed", "out", "tools"))
+        for path in (self.folder, self.tools):
+            path.mkdir()
+        for name, path in BUILT.items():
+            if not path.exists():
+                print(f"skipped: test_gpu_check::{self._testMethodName}: {path.name} is not built", flush=True)
+                self.skipTest(f"{path.name} is not built")
+            (self.folder / name).symlink_to(path)
+
+    def run_of(self, *words, **env):
+        """Status, what it printed, and the lines that it left, by their steps."""
+        path = f"{self.tools}:{os.environ['PATH']}"
+        env = {**os.environ, **on_fake_driver(1, 8), "OUT": str(self.out), "PATH": path, **env}
+        done = subprocess.run([sys.executable, SCRIPTS / "gpu-check", "--dry", *words, self.folder], env=env,
+                              capture_output=True, text=True, timeout=600)
+        lines = [json.loads(line) for path in self.out.glob("*.jsonl") for line in path.read_text().splitlines()]
+        return done.returncode, done.stdout + done.stderr, {line["step"]: line for line in lines}
+
+    def test_the_first_minute_passes_step_by_step(self):
+        status, said, lines = self.run_of("--first")
+        self.assertEqual((status, list(lines)), (0, ["origin", *FIRST, "goals"]), said)
+        sizes = [row["bytes"] for report in lines["first-timed"]["rows"] for row in report["rows"]]
+        self.assertEqual(len(sizes), 2)
+        self.assertIn("--first", lines["origin"]["arguments"])
+
+    def test_the_first_failure_is_the_last_step_and_all_of_it_is_told(self):
+        for failure, step, words in [
+                ("cuModuleLoadData:1:209", "first-bits", "cuModuleLoadData: CUDA error 209"),
+                ("cuLaunchCooperativeKernel:1:719", "first-cooperative", "CUDA_ERROR_LAUNCH_FAILED"),
+                ("cuIpcGetMemHandle:1:1", "first-processes", "transport is")]:
+            status, said, lines = self.run_of("--first", FAKECUDA_FAIL=failure)
+            begun = FIRST[:FIRST.index(step) + 1]
+            self.assertEqual((status, list(lines)), (1, ["origin", *begun, "goals"]), said)
+            self.assertIn(f"FAILED: gpu-check {step}", said)
+            self.assertIn(words, said)
+            self.assertIn("command: ", said)
+            self.assertIn(f"{len(FIRST) - len(begun)} steps after it were not begun", said)
+            for path in self.out.iterdir():
+                path.unlink()
+
+    def test_a_path_that_was_not_taken_says_why(self):
+        _, said, _ = self.run_of("--only", "processes-large", FAKECUDA_FAIL="cuIpcGetMemHandle:1:1")
+        self.assertIn("ringcomm", said)
+        self.assertIn("transport is cuda pinned", said)
+
+    def test_only_the_steps_that_were_asked_for_are_run(self):
+        status, said, lines = self.run_of("--only", "costs,small-4")
+        self.assertEqual(status, 0, said)
+        names = [name for name in lines if name not in ("origin", "goals")]
+        self.assertEqual(names, ["small-4", "costs-parts", "costs-counters-2", "costs-ptx"])
+        costs = {row["cost"] for row in lines["costs-parts"]["rows"] if "cost" in row}
+        for part in ["launch a kernel", "a store and a system fence, in a kernel", "a step of the timer",
+                     "a flag and its answer between two blocks", "two events and waits between streams"]:
+            self.assertIn(part, costs)
+        status, said, _ = self.run_of("--only", "costs,nonsense")
+        self.assertEqual(status, 2)
+        self.assertIn("nonsense: there is no such step", said)
+
+    def test_a_run_ends_when_its_seconds_are_over(self):
+        program(self.folder, "ring-perf", "#!/bin/sh\nexec sleep 100\n")
+        begun = time.monotonic()
+        status, said, lines = self.run_of("--only", "small,avg", "--seconds", "12")
+        self.assertLess(time.monotonic() - begun, 60)
+        self.assertEqual((status, lines["small-2"]["status"], lines["avg"]["status"]),
+                         (1, "out of time", "no time left"), said)
+
+    def test_a_program_that_hangs_is_looked_at_before_it_is_killed(self):
+        program(self.folder, "ring-perf", "#!/bin/sh\nexec python3 -c 'import time; time.sleep(100)'\n")
+        program(self.tools, "cuda-gdb", GDB)
+        status, said, lines = self.run_of("--first", "--seconds", "25")
+        [process] = lines["first-fused"]["hang"]
+        self.assertEqual((status, process["threads"][0]["name"]), (1, "python3"), said)
+        self.assertIn("info cuda kernels", process["debugger"])
+        for words in ["ringcomm_plan_f32 on device 0", f"asked of {process['process']}", "waits in"]:
+            self.assertIn(words, said)
+
+    def test_a_test_that_fails_or_hangs_is_run_again_alone(self):
+        for seconds, status in [("0", 101), ("100", "out of time")]:
+            program(self.folder, "cuda-tests", TESTS.replace("SECONDS", seconds))
+            _, said, lines = self.run_of("--only", "correctness", "--seconds", "8")
+            step = lines["correctness"]
+            want = ["a::one_that_fails"] + (["c_hangs_here"] if seconds == "100" else [])
+            self.assertEqual((step["status"], [one["test"] for one in step["alone"]]), (status, want), said)
+            self.assertIn("alone: a::one_that_fails", step["alone"][0]["output"])
+            self.assertIn("alone: a::one_that_fails: 101", said)
+            for path in self.out.iterdir():
+                path.unlink()
+
+    def test_clocks_that_were_held_down_are_told_of_timed_steps(self):
+        program(self.tools, "nvidia-smi", SMI)
+        status, said, lines = self.run_of("--only", "kernels-that-meet,small-8")
+        self.assertEqual(status, 0, said)
+        self.assertEqual(lines["small-8"]["clocks"]["reasons"], ["power cap", "thermal slowdown"])
+        self.assertNotIn("clocks", lines["kernels-that-meet"])
+        self.assertIn("clocks held down by power cap and thermal slowdown", said)
+
+
+class Hanging(unittest.TestCase):
+    def test_what_a_session_started_is_found_wherever_it_is_and_ended(self):
+        # One in a session of its own, as ranks of a launcher are.
+        script = "setsid sleep 100 & sleep 100 & wait"
+        process = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+        deadline = time.monotonic() + 30
+        while len(found := gpu_hang.processes_of(process.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(len(found), 3)
+        gpu_hang.end(process.pid)
+        process.wait(30)
+        while gpu_hang.processes_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual([pid for pid in found if Path(f"/proc/{pid}").exists() and
+                          gpu_hang.identity(pid)["state"] != "Z"], [])
+
+    def test_a_debugger_that_hangs_is_ended(self):
+        with tempfile.TemporaryDirectory() as scratch, mock.patch.object(gpu_hang, "DEBUGGER_SECONDS", 1), \
+                mock.patch.object(gpu_hang, "debugger", lambda: str(path)):
+            path = program(scratch, "cuda-gdb", "#!/bin/sh\necho begun; sleep 100\n")
+            said = gpu_hang.debugged(1)
+        self.assertIn("begun", said)
+        self.assertIn("ended after 1 s", said)
+
+    def test_only_new_lines_of_the_log_that_tell_are_kept(self):
+        log = "[1] usb 1-1: new device\n[2] NVRM: Xid (PCI:0000:01:00): 31, pid=7\n[3] python3[7]: segfault at 0"
+        done = mock.Mock(returncode=0, stdout=log)
+        with mock.patch("subprocess.run", return_value=done):
+            lines = gpu_hang.kernel_log()
+        self.assertEqual(len(lines), 2)
+        self.assertEqual(gpu_hang.new_lines(lines[:1], lines), lines[1:])
+        with mock.patch("subprocess.run", return_value=mock.Mock(returncode=1, stderr="not permitted\n")):
+            self.assertEqual(gpu_hang.kernel_log(), ["dmesg: not permitted"])
+
+
+class Retried(unittest.TestCase):
+    def test_failures_are_read_as_libtest_says_them(self):
+        said = "test a::b ... FAILED\ntest c ... ok\ntest d - should panic ... FAILED\n"
+        self.assertEqual(gpu_retry.FAILED.findall(said), ["a::b", "d"])
+
+    def test_a_program_that_is_not_there_is_told(self):
+        [one] = gpu_retry.again("/nowhere/cuda-tests", "test a ... FAILED\n", [], None)
+        self.assertEqual((one["test"], one["status"]), ("a", "not started"))
+
+
+class Clocking(unittest.TestCase):
+    def test_samples_of_a_while_are_summed_up(self):
+        lines = ["1980, 3201, 0x0000000000000000, 120.5, 41", "345, 2619, 0x0000000000000008, [N/A], 45", "nonsense"]
+        with mock.patch("subprocess.Popen", side_effect=OSError):
+            clocks = gpu_clocks.Clocks()
+        clocks.samples = [(at, sample) for at, line in enumerate(lines) if (sample := gpu_clocks.parsed(line))]
+        seen = clocks.between(0, 9)
+        self.assertEqual((seen["samples"], seen["sm_mhz"], seen["watts"]), (2, [345, 1162.5, 1980], [120.5] * 3))
+        self.assertEqual(gpu_clocks.slowed(seen), ["hardware slowdown"])
+        self.assertEqual(gpu_clocks.slowed(clocks.between(0, 0)), [])
+        self.assertIsNone(clocks.between(5, 9))
+        self.assertEqual(gpu_clocks.slowed(None), [])
