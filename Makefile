@@ -20,7 +20,7 @@ TO_INCLUDEDIR = $$(realpath -ms --relative-to=$(LIBDIR)/cmake/Ringcomm $(INCLUDE
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
 	-e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e "s|@TO_INCLUDEDIR@|$(TO_INCLUDEDIR)|g" -e 's|@VERSION@|$(VERSION)|g' -e 's|@ABI@|$(ABI)|g'
 
-.PHONY: all build test check header bench perf install uninstall clean
+.PHONY: all build test check header docs bench perf install uninstall clean
 all: build
 
 build:
@@ -33,12 +33,16 @@ test:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
-	$(CARGO) test --quiet --test tidy
+	$(CARGO) test --quiet --test tidy --test configuration
 	$(CARGO) test --quiet -p ringcomm-abi --test header
 
 # Write include/ringcomm.h anew from src/ffi.
 header:
 	$(CARGO) run --quiet -p ringcomm-abi
+
+# Write docs/configuration.md anew from src/config.rs.
+docs:
+	WRITE_DOCS=1 $(CARGO) test --quiet --test configuration
 
 bench:
 	$(CARGO) bench -p ringcomm-benches

@@ -194,9 +194,10 @@ def abi():
 
 
 def examples():
-    """The README's first command; the C and C++ examples and the tests of the C++ wrapper, also under
-    ThreadSanitizer; the suite `asan` runs those with a library of its own."""
+    """The README's first command; the blocks of the C tutorial; the C and C++ examples and the tests of
+    the C++ wrapper, also under ThreadSanitizer; the suite `asan` runs those with a library of its own."""
     return [cargo("build", "--release"), Command("scripts/first-command"),
+            where_there("tutorial", ["gcc"], Command("scripts/run-tutorial")),
             where_there("examples", ["gcc", "g++"],
                         Command("scripts/run-examples", "plain", "tsan"))]
 

@@ -7,6 +7,11 @@ use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+mod environment;
+pub mod page;
+#[cfg(test)]
+mod tests;
+
 /// Settings of one communicator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -146,22 +151,49 @@ pub const DEFAULT_BUFFER_BYTES: usize = 4 << 20;
 /// The least that [`Config::buffer_bytes`] may be: two slots of a page for each of seven peers.
 pub const LEAST_BUFFER_BYTES: usize = 64 << 10;
 
-/// A variable, what it sets, and how its text is read.
+/// A variable, what it sets, and how its text is read. The texts are the page
+/// `docs/configuration.md` ([`page::markdown`]); errors quote `help`.
 struct Variable {
     name: &'static str,
+    /// What it does, in a line.
     help: &'static str,
+    /// The values that it takes.
+    values: &'static str,
+    /// What holds where it is not set.
+    default: &'static str,
+    /// Sentences that the page adds; an empty line begins a paragraph.
+    more: &'static str,
+    /// The field of `ringConfig_t` that wins over it; "" where there is none.
+    field: &'static str,
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-const VARIABLES: [Variable; 14] = [
+static VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
+        values: "milliseconds, at least 1",
+        default: "300000, which is five minutes",
+        more: "The deadline is for a rank that lives and does not call. A host whose kernel answers nothing \
+               counts as dead after about seven seconds, whatever the deadline is.\n\n\
+               Making a communicator has the same deadline. The field `meetingMs` sets another one for that.",
+        field: "timeoutMs",
         set: |config, text| number(text, 1).map(|ms| config.timeout_ms = ms as u64),
     },
     Variable {
         name: "RINGCOMM_BUFFSIZE",
         help: "bytes of connection buffers per rank and communicator",
+        values: "bytes, at least 64K",
+        default: "4M; 2M where a host has more than two ranks",
+        more: "The default and larger values are for the peers of the rank's own host. A smaller value is \
+               shared by all peers.\n\n\
+               With the default or a larger value, each peer on another host also gets up to 20 MiB of \
+               addresses. These become memory as they are used. A call fails with an error where the process \
+               may not map them.\n\n\
+               A rank on a CUDA device has twice as many bytes of pinned memory, for calls that go through the \
+               host. Where hosts have several ranks and some rank is on a CUDA device, the buffers are for all \
+               peers.",
+        field: "bufferBytes",
         set: |config, text| {
             number(text, LEAST_BUFFER_BYTES).map(|bytes| config.buffer_bytes = Some(bytes))
         },
@@ -169,11 +201,22 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_DETERMINISTIC",
         help: "1: every result equals the serial loop in rank order, bit for bit",
+        values: "0 or 1",
+        default: "0",
+        more: "With 0, the same call gives the same bits on all ranks, and again in every run with as many \
+               ranks on each host. With 1, it gives the same bits wherever the ranks are.",
+        field: "deterministic",
         set: |config, text| number(text, 0).map(|on| config.deterministic = on != 0),
     },
     Variable {
         name: "RINGCOMM_ALGO",
         help: "algorithm to use where it exists for the collective (see ring-perf --explain)",
+        values: "oneshot, twoshot, ring, doubling, halving, tree, chain, binomial, pairwise, local, \
+                 hierarchical or leaders",
+        default: "the one that the cost model finds fastest",
+        more: "Where nothing is set, sums of floating-point numbers use only algorithms that reduce in the \
+               order of ranks. `ring-perf --explain` prints what runs for every size.",
+        field: "algorithm",
         set: |config, text| {
             config.algorithm = Some(text.to_string());
             Ok(())
@@ -182,11 +225,22 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_SPINS",
         help: "polls before a waiting rank first yields its core",
+        values: "a number of polls",
+        default: "many where every rank has a core, few where ranks share cores",
+        more: "Ranks may have different values. No value delays a deadline or an abort by more than some \
+               milliseconds.",
+        field: "spins",
         set: |config, text| small(text).map(|spins| config.spins = Some(spins)),
     },
     Variable {
         name: "RINGCOMM_PROFILE",
         help: "file with the cost model's constants, one \"key = value\" a line",
+        values: "the path of a file",
+        default: "none: the constants are measured",
+        more: "`ring-perf --save-profile FILE` writes such a file. A line holds `key = value`, and `#` begins \
+               a comment. The constants of the network are measured where the file has none. Where it has \
+               neither `kernel_us` nor `kernel_us_per_byte`, the kernel copies nothing between processes.",
+        field: "profile",
         set: |config, text| {
             config.profile = Some(text.to_string());
             Ok(())
@@ -195,6 +249,11 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_SOCKET_IFNAME",
         help: "interfaces between hosts: eth,ib by prefix; =eth0 by name; ^docker all but",
+        values: "a list in NCCL's syntax",
+        default: "all but loopback and the bridges of containers",
+        more: "A communicator of `ringCommSplit` or `ringCommShrink` keeps the interfaces of its parent, \
+               whatever the variable says.",
+        field: "interfaces",
         set: |config, text| {
             config.interfaces = Some(text.to_string());
             Ok(())
@@ -203,16 +262,31 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_SOCKET_FAMILY",
         help: "address family between hosts: AF_INET or AF_INET6",
+        values: "AF_INET or AF_INET6",
+        default: "both",
+        more: "A communicator of `ringCommSplit` or `ringCommShrink` keeps the family of its parent.",
+        field: "",
         set: |config, text| family(text).map(|family| config.family = Some(family)),
     },
     Variable {
         name: "RINGCOMM_PORT_RANGE",
         help: "ports to listen on, as 20000-20100",
+        values: "FIRST-LAST, or one port",
+        default: "the kernel chooses the port",
+        more: "Every communicator that spans hosts takes a port for each rank of the host, and so do those of \
+               a split or a shrink. `ringGetUniqueId` and `ringrun` take two more where they start. A firewall \
+               between the hosts has to let ranks through to these ports, in both directions.",
+        field: "ports",
         set: |config, text| ports(text).map(|ports| config.ports = Some(ports)),
     },
     Variable {
         name: "RINGCOMM_PROTECTION",
         help: "what guards payloads between hosts: clear, checksum or encrypted",
+        values: "clear, checksum (CRC-32C) or encrypted (AES-256-GCM)",
+        default: "checksum",
+        more: "Every connection between hosts begins with a handshake that proves the job's secret, whatever \
+               this is.",
+        field: "protection",
         set: |config, text| {
             Protection::from_name(text).map(|protection| config.protection = protection)
         },
@@ -220,6 +294,10 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_SOCKETS",
         help: "sockets to each peer on another host, 1 to 16",
+        values: "1 to 16",
+        default: "1",
+        more: "",
+        field: "sockets",
         set: |config, text| match number(text, 1)? {
             sockets if sockets <= MOST_SOCKETS => {
                 config.sockets = sockets;
@@ -231,6 +309,15 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_HOSTID",
         help: "ranks with the same text count as one host, others as another",
+        values: "any text",
+        default: "by boot id, network namespace and user of the machine",
+        more: "Set it for all ranks or for none. `ringrun` does not send it to other machines; its option \
+               `-x` does. Ranks of one machine with different texts talk over loopback TCP, which needs a \
+               secret and a place to meet. Both `ringrun` and torchrun give a place; `RINGCOMM_ADDRESS` does for \
+               others.\n\n\
+               Machines that were restored from one snapshot have the same boot id. Give each of them a text of \
+               its own.",
+        field: "",
         set: |config, text| {
             config.host_id = Some(text.to_string());
             Ok(())
@@ -239,6 +326,11 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_CUDA",
         help: "0: host memory only, also where the program uses CUDA",
+        values: "0 or 1",
+        default: "1: the device that is current where the communicator is made",
+        more: "With 0, communicators whose config names no device take host memory only. The field takes \
+               the number of a device, and -1 for none.",
+        field: "device",
         set: |config, text| {
             let on = number(text, 0)? != 0;
             config.seat = if on { Seat::Current } else { Seat::Host };
@@ -248,31 +340,12 @@ const VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_DEBUG",
         help: "1 prints warnings to standard error, 2 every call",
+        values: "0, 1 or 2",
+        default: "0",
+        more: "With 1, `ringCommInitUrl` also says what it found in the environment.",
+        field: "debug",
         set: |config, text| small(text).map(|level| config.debug = level),
     },
-];
-
-/// Variables of the rendezvous, which are no settings of a communicator.
-const RENDEZVOUS: [(&str, &str); 9] = [
-    ("RINGCOMM_RANK", "this rank, where no launcher says it"),
-    ("RINGCOMM_NRANKS", "the number of ranks"),
-    ("RINGCOMM_LOCAL_RANK", "this rank among those of its machine"),
-    ("RINGCOMM_LOCAL_SIZE", "the number of ranks on this machine"),
-    ("RINGCOMM_ADDRESS", "where the ranks meet: host:port of rank 0, or a URL"),
-    ("RINGCOMM_JOB", "a name that tells this job's ranks from all others"),
-    ("RINGCOMM_RESTART", "how often the job was started again"),
-    ("RINGCOMM_SECRET", "what strangers do not know: the same text on every rank"),
-    ("RINGCOMM_SECRET_FILE", "a file of mode 0600 that holds the secret"),
-];
-
-/// Variables for those who build or test the kernels.
-const KERNELS: [(&str, &str); 1] =
-    [("RINGCOMM_KERNELS", "file with CUDA kernels to use instead of those built in")];
-
-/// Variables for those who look on, which are no settings of a communicator either.
-const ONLOOKERS: [(&str, &str); 2] = [
-    ("RINGCOMM_STATUS_DIR", "folder for a socket that ringrun --status asks; ringrun sets it"),
-    ("RINGCOMM_TIMELINE", "file for a trace of every operation as it happens"),
 ];
 
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
@@ -333,57 +406,9 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        VARIABLES
+        page::SECTIONS
             .iter()
+            .flat_map(|section| section.variables)
             .map(|variable| (variable.name, variable.help))
-            .chain(RENDEZVOUS)
-            .chain(ONLOOKERS)
-            .chain(KERNELS)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variables_override_defaults() {
-        let config = Config::from_variables(|name| match name {
-            "RINGCOMM_TIMEOUT_MS" => Some("250".into()),
-            "RINGCOMM_BUFFSIZE" => Some("2M".into()),
-            "RINGCOMM_DETERMINISTIC" => Some("1".into()),
-            _ => None,
-        })
-        .unwrap();
-        assert_eq!((config.timeout_ms, config.buffer_bytes), (250, Some(2 << 20)));
-        assert!(config.deterministic);
-    }
-
-    #[test]
-    fn a_port_range_has_two_ends_in_order() {
-        assert_eq!(ports("20000-20100"), Ok(20000..=20100));
-        assert_eq!(ports("8080"), Ok(8080..=8080));
-        for bad in ["", "0", "9-8", "1-2-3", "70000", "-5", "0-9"] {
-            assert!(ports(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_value_that_does_not_fit_is_refused_and_not_cut() {
-        for (variable, text) in [("RINGCOMM_SPINS", "4G"), ("RINGCOMM_BUFFSIZE", "17179869184G")] {
-            let lookup = |name: &str| (name == variable).then(|| text.to_string());
-            let error = Config::from_variables(lookup).unwrap_err().to_string();
-            assert!(error.contains("is too large"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_bad_value_names_the_variable_and_the_reason() {
-        let error = Config::from_variables(|name| {
-            (name == "RINGCOMM_TIMEOUT_MS").then(|| "soon".to_string())
-        })
-        .unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("RINGCOMM_TIMEOUT_MS=\"soon\" is not a whole number"), "{text}");
     }
 }
