@@ -174,9 +174,11 @@ static VARIABLES: [Variable; 14] = [
         help: "milliseconds an operation waits for its peers before it fails",
         values: "milliseconds, at least 1",
         default: "300000, which is five minutes",
-        more: "The deadline is for a rank that lives and does not call. A host whose kernel answers nothing \
-               counts as dead after about seven seconds, whatever the deadline is.\n\n\
-               Making a communicator has the same deadline. The field `meetingMs` sets another one for that.",
+        more: "The deadline is for a rank that lives and does not call. A host whose kernel \
+               answers nothing counts as dead after about seven seconds, whatever the deadline \
+               is.\n\n\
+               Making a communicator has the same deadline. The field `meetingMs` sets another \
+               one for that.",
         field: "timeoutMs",
         set: |config, text| number(text, 1).map(|ms| config.timeout_ms = ms as u64),
     },
@@ -185,14 +187,14 @@ static VARIABLES: [Variable; 14] = [
         help: "bytes of connection buffers per rank and communicator",
         values: "bytes, at least 64K",
         default: "4M; 2M where a host has more than two ranks",
-        more: "The default and larger values are for the peers of the rank's own host. A smaller value is \
-               shared by all peers.\n\n\
-               With the default or a larger value, each peer on another host also gets up to 20 MiB of \
-               addresses. These become memory as they are used. A call fails with an error where the process \
-               may not map them.\n\n\
-               A rank on a CUDA device has twice as many bytes of pinned memory, for calls that go through the \
-               host. Where hosts have several ranks and some rank is on a CUDA device, the buffers are for all \
-               peers.",
+        more: "The default and larger values are for the peers of the rank's own host. A smaller \
+               value is shared by all peers.\n\n\
+               With the default or a larger value, each peer on another host also gets up to 20 \
+               MiB of addresses. These become memory as they are used. A call fails with an error \
+               where the process may not map them.\n\n\
+               A rank on a CUDA device has twice as many bytes of pinned memory, for calls that \
+               go through the host. Where hosts have several ranks and some rank is on a CUDA \
+               device, the buffers are for all peers.",
         field: "bufferBytes",
         set: |config, text| {
             number(text, LEAST_BUFFER_BYTES).map(|bytes| config.buffer_bytes = Some(bytes))
@@ -203,19 +205,21 @@ static VARIABLES: [Variable; 14] = [
         help: "1: every result equals the serial loop in rank order, bit for bit",
         values: "0 or 1",
         default: "0",
-        more: "With 0, the same call gives the same bits on all ranks, and again in every run with as many \
-               ranks on each host. With 1, it gives the same bits wherever the ranks are.",
+        more: "With 0, the same call gives the same bits on all ranks, and again in every run \
+               with as many ranks on each host. With 1, it gives the same bits wherever the ranks \
+               are.",
         field: "deterministic",
         set: |config, text| number(text, 0).map(|on| config.deterministic = on != 0),
     },
     Variable {
         name: "RINGCOMM_ALGO",
         help: "algorithm to use where it exists for the collective (see ring-perf --explain)",
-        values: "oneshot, twoshot, ring, doubling, halving, tree, chain, binomial, pairwise, local, \
-                 hierarchical or leaders",
+        values: "oneshot, twoshot, ring, doubling, halving, tree, chain, binomial, pairwise, \
+                 local, hierarchical or leaders",
         default: "the one that the cost model finds fastest",
-        more: "Where nothing is set, sums of floating-point numbers use only algorithms that reduce in the \
-               order of ranks. `ring-perf --explain` prints what runs for every size.",
+        more: "Where nothing is set, sums of floating-point numbers use only algorithms that \
+               reduce in the order of ranks. `ring-perf --explain` prints what runs for every \
+               size.",
         field: "algorithm",
         set: |config, text| {
             config.algorithm = Some(text.to_string());
@@ -227,8 +231,8 @@ static VARIABLES: [Variable; 14] = [
         help: "polls before a waiting rank first yields its core",
         values: "a number of polls",
         default: "many where every rank has a core, few where ranks share cores",
-        more: "Ranks may have different values. No value delays a deadline or an abort by more than some \
-               milliseconds.",
+        more: "Ranks may have different values. No value delays a deadline or an abort by more \
+               than some milliseconds.",
         field: "spins",
         set: |config, text| small(text).map(|spins| config.spins = Some(spins)),
     },
@@ -237,9 +241,10 @@ static VARIABLES: [Variable; 14] = [
         help: "file with the cost model's constants, one \"key = value\" a line",
         values: "the path of a file",
         default: "none: the constants are measured",
-        more: "`ring-perf --save-profile FILE` writes such a file. A line holds `key = value`, and `#` begins \
-               a comment. The constants of the network are measured where the file has none. Where it has \
-               neither `kernel_us` nor `kernel_us_per_byte`, the kernel copies nothing between processes.",
+        more: "`ring-perf --save-profile FILE` writes such a file. A line holds `key = value`, \
+               and `#` begins a comment. The constants of the network are measured where the file \
+               has none. Where it has neither `kernel_us` nor `kernel_us_per_byte`, the kernel \
+               copies nothing between processes.",
         field: "profile",
         set: |config, text| {
             config.profile = Some(text.to_string());
@@ -251,8 +256,8 @@ static VARIABLES: [Variable; 14] = [
         help: "interfaces between hosts: eth,ib by prefix; =eth0 by name; ^docker all but",
         values: "a list in NCCL's syntax",
         default: "all but loopback and the bridges of containers",
-        more: "A communicator of `ringCommSplit` or `ringCommShrink` keeps the interfaces of its parent, \
-               whatever the variable says.",
+        more: "A communicator of `ringCommSplit` or `ringCommShrink` keeps the interfaces of its \
+               parent, whatever the variable says.",
         field: "interfaces",
         set: |config, text| {
             config.interfaces = Some(text.to_string());
@@ -264,7 +269,8 @@ static VARIABLES: [Variable; 14] = [
         help: "address family between hosts: AF_INET or AF_INET6",
         values: "AF_INET or AF_INET6",
         default: "both",
-        more: "A communicator of `ringCommSplit` or `ringCommShrink` keeps the family of its parent.",
+        more: "A communicator of `ringCommSplit` or `ringCommShrink` keeps the family of its \
+               parent.",
         field: "",
         set: |config, text| family(text).map(|family| config.family = Some(family)),
     },
@@ -273,9 +279,10 @@ static VARIABLES: [Variable; 14] = [
         help: "ports to listen on, as 20000-20100",
         values: "FIRST-LAST, or one port",
         default: "the kernel chooses the port",
-        more: "Every communicator that spans hosts takes a port for each rank of the host, and so do those of \
-               a split or a shrink. `ringGetUniqueId` and `ringrun` take two more where they start. A firewall \
-               between the hosts has to let ranks through to these ports, in both directions.",
+        more: "Every communicator that spans hosts takes a port for each rank of the host, and so \
+               do those of a split or a shrink. `ringGetUniqueId` and `ringrun` take two more \
+               where they start. A firewall between the hosts has to let ranks through to these \
+               ports, in both directions.",
         field: "ports",
         set: |config, text| ports(text).map(|ports| config.ports = Some(ports)),
     },
@@ -284,8 +291,8 @@ static VARIABLES: [Variable; 14] = [
         help: "what guards payloads between hosts: clear, checksum or encrypted",
         values: "clear, checksum (CRC-32C) or encrypted (AES-256-GCM)",
         default: "checksum",
-        more: "Every connection between hosts begins with a handshake that proves the job's secret, whatever \
-               this is.",
+        more: "Every connection between hosts begins with a handshake that proves the job's \
+               secret, whatever this is.",
         field: "protection",
         set: |config, text| {
             Protection::from_name(text).map(|protection| config.protection = protection)
@@ -311,12 +318,12 @@ static VARIABLES: [Variable; 14] = [
         help: "ranks with the same text count as one host, others as another",
         values: "any text",
         default: "by boot id, network namespace and user of the machine",
-        more: "Set it for all ranks or for none. `ringrun` does not send it to other machines; its option \
-               `-x` does. Ranks of one machine with different texts talk over loopback TCP, which needs a \
-               secret and a place to meet. Both `ringrun` and torchrun give a place; `RINGCOMM_ADDRESS` does for \
-               others.\n\n\
-               Machines that were restored from one snapshot have the same boot id. Give each of them a text of \
-               its own.",
+        more: "Set it for all ranks or for none. `ringrun` does not send it to other machines; \
+               its option `-x` does. Ranks of one machine with different texts talk over loopback \
+               TCP, which needs a secret and a place to meet. Both `ringrun` and torchrun give a \
+               place; `RINGCOMM_ADDRESS` does for others.\n\n\
+               Machines that were restored from one snapshot have the same boot id. Give each of \
+               them a text of its own.",
         field: "",
         set: |config, text| {
             config.host_id = Some(text.to_string());
@@ -328,8 +335,8 @@ static VARIABLES: [Variable; 14] = [
         help: "0: host memory only, also where the program uses CUDA",
         values: "0 or 1",
         default: "1: the device that is current where the communicator is made",
-        more: "With 0, communicators whose config names no device take host memory only. The field takes \
-               the number of a device, and -1 for none.",
+        more: "With 0, communicators whose config names no device take host memory only. The \
+               field takes the number of a device, and -1 for none.",
         field: "device",
         set: |config, text| {
             let on = number(text, 0)? != 0;

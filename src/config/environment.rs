@@ -103,8 +103,8 @@ pub(super) static ONLOOKERS: [Variable; 2] = [
         "file for a trace of every operation as it happens",
         "the path of a file",
         "`HOROVOD_TIMELINE`, else none",
-        "Rank 0 writes the file, and rank N the same name with `.N` behind it. docs/debugging.md has \
-         the rest.",
+        "Rank 0 writes the file, and rank N the same name with `.N` behind it. docs/debugging.md \
+         has the rest.",
     ),
 ];
 

@@ -49,8 +49,9 @@ config.timeoutMs = 60000;
 ringCommInitRankConfig(&comm, nranks, id, rank, &config);
 ```
 
-A field that is set wins over the variable, and the variable wins over the default. An empty variable counts as not \
-set. A number may end in K, M or G, which are powers of 1024. An unusable value is an error that names the variable.
+A field that is set wins over the variable, and the variable wins over the default. An empty \
+variable counts as not set. A number may end in K, M or G, which are powers of 1024. An unusable \
+value is an error that names the variable.
 
 The Python package has the same fields in `ringcomm.Config`, as `timeout_ms` for `timeoutMs`.
 
@@ -126,8 +127,8 @@ fn written() -> std::result::Result<String, std::fmt::Error> {
     writeln!(page, "| `{MEETING}` | `{}` | none |", in_python(MEETING))?;
     write!(
         page,
-        "\n`{MEETING}` is the deadline, in milliseconds, for making a communicator. Where it is not \
-         set, `timeoutMs` is.\n"
+        "\n`{MEETING}` is the deadline, in milliseconds, for making a communicator. Where it is \
+         not set, `timeoutMs` is.\n"
     )?;
     Ok(page)
 }
