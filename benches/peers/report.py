@@ -6,7 +6,7 @@ cross-core latency; a sample whose two sides saw different states is marked and 
 
     python3 benches/peers/report.py benches/results/peers-DATE.json
 
-prints where ringcomm was not ahead, for the README.
+prints where ringcomm was not ahead, for docs/performance.md.
 """
 
 import json
