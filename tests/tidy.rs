@@ -6,6 +6,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/documents.rs"]
+mod documents;
+
 /// A file's length that is no longer read in one sitting.
 const MOST_LINES: usize = 500;
 /// A function's length that no longer fits a screen.
