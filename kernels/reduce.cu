@@ -65,12 +65,13 @@ DEVICE void run_pieces(const ringcomm_reduce_args &args, const ringcomm_reduce_c
 template <class K> DEVICE void reduce_kernel(const ringcomm_reduce_args &args) {
     const ringcomm_reduce_call &call =
         args.calls ? at<const ringcomm_reduce_call>(args.calls)[row_index()] : args.call;
-    if (!call.meeting.flags) return run_pieces<K>(args, call);
-    uint64_t *epoch = at<uint64_t>(call.meeting.epochs) + block_index();
-    const uint64_t before = *epoch;
-    if (!meet(call.meeting, before + 1)) return;
+    const bool meets = call.meeting.flags;
+    uint64_t *epoch = at<uint64_t>(call.meeting.epochs + block_index() * sizeof(uint64_t));
+    const uint64_t before = meets ? *epoch : 0;
+    if (meets && !meet(call.meeting, before + 1)) return;
+    /* The only place, as this is most of the kernel's code. */
     run_pieces<K>(args, call);
-    if (!meet(call.meeting, before + 2)) return;
+    if (!meets || !meet(call.meeting, before + 2)) return;
     if (thread_index() == 0) *epoch = before + 2;
 }
 
