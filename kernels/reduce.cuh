@@ -3,10 +3,11 @@
  *
  * Sixteen bytes at a time where all ends are aligned alike: a thread asks for the first two
  * sources' vectors before it uses one, and for each further source's before it adds those that have
- * come, so that something is on its way while it computes; every source is read once and every
- * target written once, after all sources at that place were read, so a target may be a source. What
- * does not fill a vector, at either end, goes element by element, as does everything when ends are
- * not aligned alike.
+ * come, so that something is on its way while it computes. Where no thread has a second vector, it
+ * asks for eight sources at once instead. Every source is read once and every target written once,
+ * after all sources at that place were read, so a target may be a source. What does not fill a
+ * vector, at either end, goes element by element, as does everything when ends are not aligned
+ * alike.
  */
 #pragma once
 
@@ -32,6 +33,11 @@ struct Job {
    as 512 threads need to cover the latency of memory (about 30 KB for each multiprocessor of an
    H200: 4.8 TB/s times 0.8 us over 132), within the 128 registers that a thread then has. */
 template <class K> constexpr int BATCH = K::IS_FLOAT && K::SIZE == 1 ? 2 : 4;
+
+/* Sources that a thread with one vector asks for before it uses one: a machine of eight GPUs has as
+   many, and they take 32 of the 128 registers. A loop adds them by halves: code for all eight would
+   be twice as long, and one vector does not make up for fetching it. */
+constexpr int WIDE = 8;
 
 /* Whether the value passes unchanged: one source, nothing to do to it. */
 DEVICE bool copies(const Operation &op, const Job &job) {
@@ -104,6 +110,9 @@ struct Vectors {
     uint32_t stride;
     uint32_t count;
 
+    DEVICE Quad load_one(uint64_t base) const {
+        return load_quad(base + offset + uint64_t(index) * 16);
+    }
     template <int U> DEVICE void load(uint64_t base, Quad (&out)[U]) const {
         base += offset + uint64_t(index) * 16;
         UNROLL for (int u = 0; u < U; u++) {
@@ -151,6 +160,37 @@ DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vec
         here[u] = K::pack(to[u]);
     }
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+}
+
+/* The same of a thread's only vector, which waits for memory once for eight sources. */
+template <class K>
+DEVICE void reduce_wide(const Operation &op, const Job &job, const Vectors &vectors) {
+    constexpr int HALF = WIDE / 2;
+    typename K::Acc to[K::ACCS] = {};
+    ROLLED for (uint32_t first = 0; first < job.nsources; first += WIDE) {
+        Quad coming[WIDE] = {};
+        UNROLL for (int s = 0; s < WIDE; s++) {
+            if (first + s < job.nsources) coming[s] = vectors.load_one(job.source(first + s));
+        }
+        after_loads(coming);
+        const uint32_t end = first + WIDE < job.nsources ? first + WIDE : job.nsources;
+        ROLLED for (uint32_t index = first; index < end; index += HALF) {
+            UNROLL for (int s = 0; s < HALF; s++) {
+                if (index + s >= end) break;
+                typename K::Acc next[K::ACCS];
+                K::unpack(op, coming[s], next);
+                if (index + s == 0) {
+                    UNROLL for (int i = 0; i < K::ACCS; i++) to[i] = next[i];
+                } else {
+                    combine<K, K::ACCS>(op.code, to, next);
+                }
+            }
+            UNROLL for (int s = 0; s < HALF; s++) coming[s] = coming[HALF + s];
+        }
+    }
+    if (job.divides) halve<K, K::ACCS>(to, op.shift);
+    const Quad sum[1] = {K::pack(to)};
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), sum);
 }
 
 DEVICE uint64_t half_of(const Quad &quad, int half) {
@@ -235,6 +275,8 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
     } else if (is_full<K>(op, job)) {
         ROLLED for (; vectors.index < nvectors; vectors.index += nthreads)
             reduce_full<K>(op, job, vectors);
+    } else if (nvectors <= nthreads) {
+        if (tid < nvectors) reduce_wide<K>(op, job, vectors);
     } else {
         ROLLED for (; vectors.index < nvectors; vectors.index += step)
             reduce_batch<K>(op, job, vectors);

@@ -3,8 +3,8 @@
 
 For every device that has machine code: all kernels are there, within their registers and without local
 memory; the hot ones load and store 128 bits, have asked for two sources' vectors before they use the
-first, and for the next source's in every turn of their loops before they add those that have come; no
-loop over peers has a fence in it. Prints a line for each rule and device.
+first, and for the next source's in every turn of their loops before they add those that have come; for a
+thread's only vector they ask for eight sources before they use one; no loop over peers has a fence in it. Prints a line for each rule and device.
 
 Needs cuobjdump and nvdisasm on the PATH.
 """
@@ -25,6 +25,8 @@ PORTABLE = "sm_90"
 MOST_REGISTERS = 128
 # Vectors of a thread under way for one source: kernels/reduce.cuh, BATCH.
 BATCH = {kind: 2 if kind in ("e4m3", "e5m2") else 4 for kind in KINDS}
+# Sources that a thread with one vector asks for at once: kernels/reduce.cuh, WIDE.
+WIDE = 8
 # Whose conversions are so long there that the compiler begins the first source's before it asks for the
 # second: no device of the kind is one that the library is measured on.
 CONVERTS_FIRST = [("sm_80", "e4m3")]
@@ -115,7 +117,8 @@ def late_loads(code, batch, converts_first=False):
     found, missing = [], {"all vectors of a thread", "one vector"}
     for head, body in innermost(loops(after, leaders(after))).items():
         count = sum(bool(LOAD.search(code[at][1])) for at in body)
-        if not count:
+        if not count or count == WIDE:
+            # The latter is for `narrow_turns`.
             continue
         told = hasty(code, head, body, after)
         place = f"loop at {code[head][0]:#x}"
@@ -132,6 +135,30 @@ def late_loads(code, batch, converts_first=False):
     return found + [f"no loop over sources that moves {what}" for what in sorted(missing)]
 
 
+def early_uses(code, body):
+    """What in a loop waits for one of its loads before the last of them is asked for."""
+    loads = sorted(at for at in body if LOAD.search(code[at][1]))
+    coming, found = set(), []
+    for at in range(loads[0], loads[-1] + 1):
+        written, read = registers(code[at][1])
+        if at in body and read & coming:
+            found.append(f"{code[at][0]:#x} {code[at][1]}")
+        coming |= written if at in loads else set()
+    return found
+
+
+def narrow_turns(code):
+    """Where a thread with one vector asks for too few sources at once. It does that in a loop with a turn for
+    each `WIDE` of them; no other loop has as many loads."""
+    after = followers(code)
+    wide = [(head, body) for head, body in loops(after, leaders(after)).items()
+            if sum(bool(LOAD.search(code[at][1])) for at in body) == WIDE]
+    if not wide:
+        return [f"no loop that asks for {WIDE} sources at once"]
+    return [f"loop at {code[head][0]:#x}: waits for a source before it asks for the last: {text}"
+            for head, body in wide for text in early_uses(code, body)]
+
+
 def portable(fatbin):
     """What the driver compiles for all other devices: the names of the fatbin's PTX."""
     return re.findall(r"^PTX file.*?: *(\S+)$", output("cuobjdump", "-lptx", fatbin), re.MULTILINE)
@@ -146,7 +173,7 @@ def judge(device, kernels, usage):
     local = [name for name, code in kernels.items() if usage[name]["STACK"] or usage[name]["LOCAL"]
              or any(re.search(r"\b(LDL|STL)\b", text) for _, text in code)]
     yield "no local memory", local
-    narrow, late = [], []
+    narrow, late, few = [], [], []
     for name, code in kernels.items():
         family, kind = name.split("_")[1], name.split("_")[-1]
         if family == "oneshot":
@@ -162,8 +189,10 @@ def judge(device, kernels, usage):
         else:
             told = late_loads(code, BATCH[kind], (device, kind) in CONVERTS_FIRST)
             late += [f"{name}: {text}" for text in told]
+            few += [f"{name}: {text}" for text in narrow_turns(code)]
     yield "loads and stores of 128 bits", narrow
     yield "sources are asked for ahead", late
+    yield f"{WIDE} sources are asked for at once for one vector", few
     meeting = [name for name in kernels if "_" in name.removeprefix("ringcomm_")]
     fences = [f"{name}: {address:#x} {text}" for name in meeting
               for address, text in fences_among_peers(kernels[name])]

@@ -174,6 +174,44 @@ class Sources(unittest.TestCase):
             self.assertEqual(len(told["sources are asked for ahead"]), 2)
 
 
+# A turn of eight sources for one vector, and a loop in it that adds them: {0} is before the last is asked for.
+WIDE = "".join(f"       @!P0 LDG.E.128.STRONG.GPU R{at}, desc[UR4][R{at}.64]\n" for at in range(20, 48, 4))
+WIDE = ("turn:  IMAD.WIDE.U32 R4, R2, 0x8, R6\n" + WIDE + "{}       @!P1 LDG.E.128 R48, [R60.64]\n"
+        "add:   FADD R10, R10, R20\n       MOV R20, R24\n       @P2 BRA add\n       @P3 BRA turn\n"
+        "       ST.E.128 desc[UR4][R2.64], R8\n       EXIT\n")
+
+
+class Wide(unittest.TestCase):
+    def few(self, text):
+        return sass.narrow_turns(listing(text))
+
+    def test_eight_sources_before_the_first_is_used_are_right(self):
+        self.assertEqual(self.few(WIDE.format("       IADD3 R60, R61, R62, RZ\n")), [])
+
+    def test_a_source_that_is_used_before_the_last_is_asked_for_is_found(self):
+        for use in ["FADD R10, R10, R20", "MOV R50, R47", "IADD3 R60, R61, R33, RZ"]:
+            self.assertEqual(len(self.few(WIDE.format(f"       {use}\n"))), 1, use)
+
+    def test_an_address_that_a_load_brings_is_found(self):
+        last = WIDE.format("").replace("[R60.64]", "[R20.64]")
+        self.assertEqual(len(self.few(last)), 1)
+
+    def test_a_kernel_that_never_asks_for_eight_is_found(self):
+        missing = ["no loop that asks for 8 sources at once"]
+        self.assertEqual(self.few(WIDE.format("").replace("@!P1 LDG.E.128", "@!P1 LDG.E.64")), missing)
+        # Nor are eight before a loop, a batch of each of two sources.
+        self.assertEqual(self.few(WIDE.format("").replace("@P3 BRA turn", "NOP")), missing)
+
+    def test_it_is_told_of_kernels(self):
+        usage = {"REG": 128, "STACK": 0, "LOCAL": 0}
+        name = "ringcomm_plan_e4m3"
+        more = "       ST.E.128 [R2.64], R8\n"
+        for early, complaints in [("", 0), ("       FADD R10, R10, R20\n", 1)]:
+            code = listing(WIDE.format(early).replace("       EXIT", more + "       EXIT"))
+            told = dict(sass.judge("sm_90", {name: code}, {name: usage}))
+            self.assertEqual(len(told["8 sources are asked for at once for one vector"]), complaints)
+
+
 class Lines(unittest.TestCase):
     def told(self, loads, stores):
         usage = {"REG": 128, "STACK": 0, "LOCAL": 0}

@@ -221,6 +221,37 @@ fn each_source_has_its_own_factor() {
     }
 }
 
+/// As many vectors as a block has threads, and one fewer and more, of sources in several turns.
+#[test]
+fn a_vector_for_each_thread_has_all_sources() {
+    let Some(kernels) = kernels() else { return };
+    const THREADS: u32 = 4;
+    let mut random = Random(29);
+    for data_type in [DataType::Float8e4m3, DataType::Bfloat16, DataType::Float32, DataType::Int8] {
+        let lanes = 16 / data_type.size();
+        for nsources in [2, 3, 7, 8, 9, 12, 13, 16, 17, 20] {
+            for count in [lanes, 3 * lanes, 4 * lanes, 4 * lanes + 1, 5 * lanes] {
+                let sources: Vec<_> =
+                    (0..nsources).map(|_| random.elements(data_type, count)).collect();
+                let rule = Rule::new(data_type, ReduceOp::Sum);
+                let mut inputs: Vec<_> =
+                    sources.iter().map(|source| Guarded::with(source, 0)).collect();
+                let mut output = Guarded::new(sources[0].len(), 0);
+                let mut ends: Vec<u64> = inputs.iter_mut().map(Guarded::address).collect();
+                ends.push(output.address());
+                let manner = Manner { tables: true, tile: 1024, ..Manner::number(4, nsources) };
+                let launch = describe(&rule, &manner, &ends, nsources, count);
+                let symbol = format!("ringcomm_reduce_{}", kind(data_type));
+                kernels.threads(THREADS);
+                kernels.launch_with(&symbol, [1, 1, THREADS], &*launch.args);
+                let wanted = on_the_host(&rule, &sources);
+                let told = difference(output.content(), &wanted, data_type.size());
+                assert_eq!(told, None, "{data_type} {nsources} sources of {count}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_copy_keeps_every_bit() {
     let Some(kernels) = kernels() else { return };
