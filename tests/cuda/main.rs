@@ -17,6 +17,7 @@ mod failures;
 mod fake;
 mod flags;
 mod frees;
+mod gangs;
 mod gate;
 mod here;
 mod interface;

@@ -10,6 +10,7 @@ use super::abi;
 use super::context::Device;
 use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream, TOO_NEW};
 use super::order::between_launches;
+use super::turns::Turns;
 use crate::error::{Error, Result};
 use crate::fork::Shared;
 use crate::types::DataType;
@@ -83,6 +84,7 @@ pub struct Kernels {
     /// By family and kind.
     typed: [[Function; KINDS.len()]; Family::ALL.len()],
     delay: Function,
+    turns: Turns,
 }
 
 // SAFETY: functions may be launched from any thread; the driver locks what it changes.
@@ -163,11 +165,16 @@ impl Kernels {
             }
         }
         let delay = function("ringcomm_delay")?;
-        Ok(Ok(Kernels { device: device.clone(), typed, delay }))
+        Ok(Ok(Kernels { device: device.clone(), typed, delay, turns: Turns::default() }))
     }
 
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Those of the device's cooperative launches.
+    pub fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Keep a stream busy for so long, as a test of what is ordered after it. The context is

@@ -19,6 +19,7 @@ mod memory;
 mod order;
 mod pieces;
 mod share;
+mod turns;
 
 pub use addresses::{Addresses, Mapping, Run};
 pub use context::{Current, Device};
@@ -34,6 +35,7 @@ pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
 pub use order::{Interlocked, Lasting, in_one_order};
 pub use pieces::{Carrier, Carriers, Piece};
 pub use share::{Allocation, Imported};
+pub use turns::Turns;
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.
 const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_FATBIN"));

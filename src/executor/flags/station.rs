@@ -30,8 +30,8 @@ pub struct Station {
     pub(super) tables: Tables,
     parts: Parts,
     /// The last launch, and the last that was captured.
-    launched: Event,
-    captured: Event,
+    launched: Arc<Event>,
+    captured: Arc<Event>,
     trail: Trail,
     /// Of the launch that is being made.
     capture: Capture,
@@ -127,8 +127,8 @@ impl Station {
             timeout_ns: timeout.as_nanos() as u64,
             tables: Tables::new(device, table)?,
             parts: Parts { epochs, epoch, stop, flags, inboxes, sends, receives, scratch },
-            launched: event()?,
-            captured: event()?,
+            launched: Arc::new(event()?),
+            captured: Arc::new(event()?),
             trail: Trail::default(),
             capture: Capture::No,
             is_captured: false,
@@ -240,6 +240,11 @@ impl Station {
             (true, Capture::No) => wait(stream, &self.launched),
             (true, _) => wait(stream, &self.captured),
         }
+    }
+
+    /// The moment after the last launch in or outside of captures, which [`Station::mark`] records.
+    pub(super) fn after(&self, capture: Capture) -> &Arc<Event> {
+        if capture == Capture::No { &self.launched } else { &self.captured }
     }
 
     /// The last launch is the last thing that `stream` was given.

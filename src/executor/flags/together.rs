@@ -1,8 +1,11 @@
 //! All ranks of one device in one cooperative launch: the kernels of ranks on a device each, with a
 //! row of the grid for each rank.
 //!
-//! The driver puts all blocks on the device at once or refuses, and they wait for nothing outside
-//! of the launch; so it may wait where two launches must not.
+//! The driver refuses what does not fit the device, launches of several communicators take turns
+//! ([`Turns`]), and the blocks wait for nothing outside of the launch; so it may wait where two
+//! launches must not.
+//!
+//! [`Turns`]: crate::device::cuda::Turns
 #![allow(unsafe_code)]
 
 use super::arguments::{bytes_of, oneshot_arguments, plan_arguments, shape};
@@ -29,11 +32,14 @@ pub unsafe fn launch(
     let device = kernels.device().clone();
     let _current = device.enter()?;
     stations.iter_mut().try_for_each(|station| station.follow(stream, capture))?;
-    // SAFETY: the caller's promise.
-    let launched = unsafe { launch_rows(stations, kernels, work, stream) };
-    // Also where it was refused: tables may be on their way to the device.
-    let marked = stations.iter_mut().try_for_each(|station| station.mark(stream, capture));
-    launched.and(marked)
+    let after = stations[0].after(capture).clone();
+    kernels.turns().take((stream, capture), &after, || {
+        // SAFETY: the caller's promise.
+        let launched = unsafe { launch_rows(stations, kernels, work, stream) };
+        // Also where it was refused: tables may be on their way to the device.
+        let marked = stations.iter_mut().try_for_each(|station| station.mark(stream, capture));
+        launched.and(marked)
+    })
 }
 
 /// # Safety

@@ -4,6 +4,7 @@
 //! far as ringcomm can tell. Out-parameters are written on success only.
 
 use crate::failures::{asked_for, broken, injected, stall};
+use crate::kernels::Kind;
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
     Answer, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE,
@@ -88,7 +89,7 @@ macro_rules! entries {
 type Handle = *mut c_void;
 
 /// Of every device, each with room for one block of the library's kernels.
-const MULTIPROCESSORS: u32 = 8;
+pub const MULTIPROCESSORS: u32 = 8;
 
 entries! {
     cuInit(_flags: u32) {
@@ -285,7 +286,7 @@ entries! {
     ) {
         let shape = ([gx, gy, gz], [bx, by, bz], shared);
         // SAFETY: the C caller promises the kernel's parameters.
-        unsafe { kernels::launch(function, shape, stream, parameters) }
+        unsafe { kernels::launch(function, shape, stream, parameters, Kind::OneByOne) }
     }
     cuLaunchCooperativeKernel(
         function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32,
@@ -296,7 +297,7 @@ entries! {
         }
         let shape = ([gx, gy, gz], [bx, by, bz], shared);
         // SAFETY: as above. The host runs all blocks of whatever waits at once.
-        unsafe { kernels::launch(function, shape, stream, parameters) }
+        unsafe { kernels::launch(function, shape, stream, parameters, Kind::Cooperative) }
     }
 }
 

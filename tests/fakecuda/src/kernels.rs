@@ -3,6 +3,7 @@
 use crate::failures::{break_with, spoils};
 use crate::memory::LAUNCHES;
 use crate::peers::{ILLEGAL_ADDRESS, may_touch_all, names_others, spoil_others};
+use crate::residency;
 use crate::streams::{current, find};
 use crate::{Answer, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, LAUNCH_FAILED, NOT_FOUND, lock};
 use std::collections::{HashMap, HashSet};
@@ -94,6 +95,14 @@ pub unsafe fn function(module: *mut c_void, name: *const c_char) -> Answer<*mut 
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
+/// How a grid's blocks come to their device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    OneByOne,
+    /// Together, to wait for each other.
+    Cooperative,
+}
+
 /// # Safety
 /// `parameters` has one address, of the structure that the kernel takes.
 pub unsafe fn launch(
@@ -101,6 +110,7 @@ pub unsafe fn launch(
     (grid, block, shared): ([u32; 3], [u32; 3], u32),
     stream: *mut c_void,
     parameters: *mut *mut c_void,
+    kind: Kind,
 ) -> Answer {
     let function = lock(&FUNCTIONS).get(&function.addr()).cloned();
     let function = function.filter(is_loaded).ok_or(INVALID_HANDLE)?;
@@ -118,7 +128,10 @@ pub unsafe fn launch(
     let stream = find(stream)?;
     let ordinal = stream.ordinal;
     let spoils = names_others(ordinal, &arguments) && spoils("cuLaunchKernel");
+    // What order there is between graphs, and between them and other work, the program says.
+    let is_gang = kind == Kind::Cooperative && lock(&stream.capture).is_none();
     stream.submit(Arc::new(move || {
+        let _resident = is_gang.then(|| residency::enter(ordinal, grid[0] * grid[1]));
         if !may_touch_all(ordinal, &arguments) {
             return break_with(ILLEGAL_ADDRESS);
         }

@@ -4,7 +4,8 @@
 //! stream is put on one of them, so with few queues streams block each other as they do on a
 //! device. What a device's memory holds only those threads may touch, where the processor has
 //! protection keys, and a kernel may be given another device's only where access was enabled.
-//! Kernels are the library's own, compiled for the host.
+//! Kernels are the library's own, compiled for the host. Cooperative grids of two streams that a
+//! device has no room for at once break the context.
 //!
 //! The environment says what there is: `FAKECUDA_DEVICES` (1), `FAKECUDA_FIRST` (0; what no other
 //! host's begin with, for their UUIDs), `FAKECUDA_QUEUES` for each (8; 0
@@ -26,6 +27,7 @@ mod memory;
 mod peers;
 mod pieces;
 mod queue;
+mod residency;
 mod streams;
 mod words;
 
