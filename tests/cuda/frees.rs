@@ -2,13 +2,14 @@
 //! that the worst that it may: it waits for all kernels, and lets nobody launch meanwhile.
 
 use super::Bench;
+use super::ahead::add;
 use super::fake::{self, Stalled};
 use super::flags::{call_both, two};
 use super::here::{has_devices, has_reach, is_apart, is_on_fake};
 use super::processes::{apart, check_sum, join, transport};
 use super::streams::{Floats, sum};
 use super::support::config;
-use ringcomm::communicator::{Call, Communicator};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Interlocked, Lasting, Registered};
 use ringcomm::error::Error;
@@ -215,6 +216,74 @@ fn what_is_kept_is_used_again_and_freed_at_last() {
     assert_eq!(before.1[0], probed, "memory was freed beside kernels");
     drop((all, floats, bench));
     assert_eq!(calls(ALLOCATIONS), calls(FREES));
+}
+
+/// A sum in place on the rank's stream, as the C interface makes it.
+fn give(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<(), Error> {
+    // SAFETY: the memory lives as long as the test.
+    unsafe { deferred::collective(comm, &sum(floats, bench), None) }
+}
+
+/// A message from rank 1 to rank 0, at either end.
+fn message(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<(), Error> {
+    let (buffer, count, data_type) = (floats.memory.pointer(), floats.count, DataType::Float32);
+    let message = match comm.rank() {
+        0 => Message::Recv { buffer, count, data_type, peer: 1 },
+        _ => Message::Send { buffer, count, data_type, peer: 0 },
+    };
+    // SAFETY: the memory lives as long as the test.
+    unsafe {
+        let posted = Posted { message, order: Order::on(bench.stream.raw()) };
+        deferred::message(comm, posted, None)
+    }
+}
+
+/// A program frees memory while a stream waits for another rank's call. This cannot be made, as the
+/// driver is the free's, which waits for the stream.
+#[test]
+fn a_free_that_keeps_another_ranks_call_from_the_driver_is_told_before_the_deadline() {
+    if !is_strict(
+        "frees::a_free_that_keeps_another_ranks_call_from_the_driver_is_told_before_the_deadline",
+    ) {
+        return;
+    }
+    // Half of it is waited.
+    let config = Config { timeout_ms: 16_000, ..config() };
+    let seats = [Seat::Device(0), Seat::Device(1), Seat::Host];
+    for messages in [false, true] {
+        let ranks = Communicator::init_all_on(&seats, &config).unwrap();
+        let ranks: Vec<Arc<Communicator>> = ranks.into_iter().map(Arc::new).collect();
+        // From rank 1 to rank 0, or of all.
+        let give = move |comm: &Arc<Communicator>, floats: &Floats, bench: &Bench| match messages {
+            true => message(comm, floats, bench),
+            false => give(comm, floats, bench),
+        };
+        let [mine, theirs] = [0, 1].map(|device| {
+            let bench = Bench::new(device);
+            (Floats::new(&bench, &[1.0; 100]), bench)
+        });
+        let spare = Floats::new(&mine.1, &[1.0; 100]);
+        scope(|scope| {
+            give(&ranks[0], &mine.0, &mine.1).unwrap();
+            let before = fake::calls("cuMemFree_v2");
+            scope.spawn(|| drop(spare));
+            assert!(comes_true(|| fake::calls("cuMemFree_v2") > before), "nothing was freed");
+            // Until the free has the driver.
+            sleep(Duration::from_millis(200));
+            let started = Instant::now();
+            // It comes late, and finds that its peer has failed.
+            let late = ranks[1].clone();
+            let late = scope.spawn(move || give(&late, &theirs.0, &theirs.1).err());
+            let host = (!messages).then(|| scope.spawn(|| add(&ranks[2], 100, 1.0)));
+            assert!(comes_true(|| ranks[0].async_error().is_some()), "nothing is told");
+            let (error, waited) = (ranks[0].async_error().unwrap(), started.elapsed());
+            late.join().expect("no panic");
+            host.into_iter().for_each(|host| assert!(host.join().expect("no panic").is_err()));
+            let text = error.to_string();
+            assert!(text.contains("which waits for the call of rank 1"), "{text}");
+            assert!(waited < Duration::from_secs(14), "after {waited:?}: {text}");
+        });
+    }
 }
 
 /// What processes share is registered and opened by each, and let go when no kernel waits.

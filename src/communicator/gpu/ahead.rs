@@ -27,7 +27,7 @@ use crate::fork::Shared;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// From one word to the next: a line of the widest cache, as one is polled by the processor.
 const LINE: usize = 128;
@@ -166,6 +166,14 @@ impl Gpu {
         goes_through_host && !self.place.is_shared()
     }
 
+    /// Wait until a stream has come to what it was given; from then on it waits for the host.
+    fn wait_for_input(&self, ticket: u32, watch: &dyn Guard) -> Result<()> {
+        *self.on_host_since.lock() = None;
+        self.words.wait(ticket, watch)?;
+        *self.on_host_since.lock() = Some(Instant::now());
+        Ok(())
+    }
+
     /// The host's part of a call that a stream has already; whether this was one.
     pub(super) fn run_given(
         &self,
@@ -176,12 +184,12 @@ impl Gpu {
     ) -> Option<Result<()>> {
         let Ticket { last, base } = call.order.ticket?;
         let Some(cut) = portions else {
-            let come = self.words.wait(last, watch);
+            let come = self.wait_for_input(last, watch);
             return Some(come.and_then(|()| on_host(call, Part::Whole)));
         };
         Some((0..cut.number).try_for_each(|index| {
             let ticket = last.wrapping_sub((cut.number - 1 - index) as u32);
-            self.words.wait(ticket, watch)?;
+            self.wait_for_input(ticket, watch)?;
             let place = portions::at(base, index, self.portion_bytes);
             let buffers = portions::packed(call, cut, index, place);
             let lists = cut.lists(call, index);
@@ -214,6 +222,7 @@ impl Communicator {
         self.check()?;
         let extents = call.extents(self.rank, self.nranks)?;
         extents.check(call, self.rank)?;
+        let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
         let found = gpu.look(call, &extents)?;
         if !gpu.is_ahead(&found, &extents) {
             return Ok(false);
@@ -240,7 +249,7 @@ impl Communicator {
             Some(portions) => staging.give_portions(call, portions, last).map(|()| call.clone()),
             None => staging.give(call, &found, &extents, last),
         };
-        drop(staging);
+        drop((staging, inside));
         let moved = match staged {
             Ok(moved) => moved,
             Err(error) => {
@@ -278,6 +287,7 @@ impl Communicator {
         self.check_process()?;
         self.check()?;
         message::check(posted, self.rank, self.nranks)?;
+        let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
         let found = gpu.look_at(posted)?;
         if !found.is_away || found.bytes > 2 * gpu.portion_bytes {
             return Ok(false);
@@ -299,7 +309,7 @@ impl Communicator {
         *giving = Outstanding { entries, last: given.ticket() };
         // SAFETY: the caller's promise.
         let staged = unsafe { staging.give_messages(posted, found.bytes, given.ticket()) };
-        drop(staging);
+        drop((staging, inside));
         let messages = match staged {
             Ok(messages) => messages,
             Err(error) => {
@@ -320,11 +330,12 @@ impl Communicator {
     /// # Safety
     /// The memory of the messages is theirs until the stream is told that they are through.
     pub(in super::super) unsafe fn exchange_given(&self, given: &GivenMessages) -> Result<()> {
+        let Some(gpu) = &self.gpu else { return Ok(()) };
         self.exchanged(|engine| {
-            let words = self.gpu.as_ref().map(|gpu| &gpu.words);
-            words.map_or(Ok(()), |words| words.wait(given.given.ticket(), &self.watched))?;
+            gpu.wait_for_input(given.given.ticket(), &self.watched)?;
+            let unless = || gpu.jam("its messages");
             // SAFETY: the caller's promise.
-            unsafe { engine.exchange(&given.messages, &self.watched, None, None) }
+            unsafe { engine.exchange(&given.messages, &self.watched, Some(&unless), None) }
         })
     }
 

@@ -23,8 +23,13 @@ impl Communicator {
     #[inline]
     #[allow(unsafe_code)]
     pub unsafe fn call(&self, call: &Call) -> Result<()> {
+        let Some(gpu) = self.gpu.as_ref().filter(|_| call.order.ticket.is_some()) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_on(call, self.gpu.as_ref(), None) };
+        };
+        let unless = || gpu.jam(call.collective.name());
         // SAFETY: the caller's promise.
-        unsafe { self.run_on(call, self.gpu.as_ref(), None) }
+        unsafe { self.run_on(call, Some(gpu), Some(&unless)) }
     }
 
     /// As [`Communicator::exchange`], for messages of the user's, each ordered by its stream.

@@ -14,6 +14,7 @@
 
 mod ahead;
 mod bays;
+mod callers;
 mod calls;
 mod capture;
 mod choice;
@@ -65,13 +66,14 @@ use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use ahead::{Outstanding, Place, Words};
+use callers::Callers;
 use capture::refuse_capture;
 use choice::{Asked, Chosen};
 use desk::{Arrival, Desk, Met, Reach, Sitting};
 use shared::{Buffers, Shared};
 use staging::{Guard, Staging};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stopper::Stopper;
 use talk::Talk;
 
@@ -93,6 +95,10 @@ pub(super) struct Gpu {
     /// Held by who gives a call to its stream and its host's part to the thread.
     giving: Mutex<Outstanding>,
     place: Place,
+    /// Calls of this process's ranks that are inside the driver.
+    callers: Arc<Callers>,
+    /// Since when the host has had its part of what a stream was given, which waits for it.
+    on_host_since: Mutex<Option<Instant>>,
     /// Where all ranks meet, if they are threads of this process on devices.
     desk: Option<Arc<Desk>>,
     /// All ranks are of this machine.
@@ -193,6 +199,8 @@ impl Gpu {
             words,
             giving,
             place,
+            callers: Callers::of(name),
+            on_host_since: Mutex::default(),
             desk,
             is_near: around.near,
             may_share,

@@ -1,7 +1,6 @@
 //! Modules and launches: the library's own kernels, compiled for the host.
 
 use crate::failures::{break_with, spoils};
-use crate::memory::LAUNCHES;
 use crate::peers::{ILLEGAL_ADDRESS, may_touch_all, names_others, spoil_others};
 use crate::residency;
 use crate::streams::{current, find};
@@ -124,7 +123,6 @@ pub unsafe fn launch(
         let bytes = (host.bytes)(function.name.as_ptr());
         std::slice::from_raw_parts((*parameters).cast::<u64>(), bytes / 8).to_vec()
     };
-    let _shared = LAUNCHES.read();
     let stream = find(stream)?;
     let ordinal = stream.ordinal;
     let spoils = names_others(ordinal, &arguments) && spoils("cuLaunchKernel");

@@ -12,9 +12,9 @@
 //! gives every stream a queue of its own), `FAKECUDA_KERNELS` (the host's kernels),
 //! `FAKECUDA_VERSION` (13000), `FAKECUDA_PEERS=0` (devices that do not reach each other),
 //! `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_FABRIC=0` (no fabric
-//! that carries it), `FAKECUDA_FREES_ALONE=1` (while memory comes or goes all kernels are waited
-//! for, and none is launched), `FAKECUDA_DELAY_US` (the longest of the random delays before each
-//! thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`, several with commas between.
+//! that carries it), `FAKECUDA_FREES_ALONE=1` (while memory comes or goes all streams are waited
+//! for, and none is given anything), `FAKECUDA_DELAY_US` (the longest of the random delays before
+//! each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`, several with commas between.
 #![allow(non_snake_case)] // The driver's names.
 
 mod capture;

@@ -1,6 +1,7 @@
 //! Contexts and streams.
 
 use crate::capture::Capture;
+use crate::memory::LAUNCHES;
 use crate::queue::{Queue, Work, queue};
 use crate::{Answer, INVALID_CONTEXT, INVALID_HANDLE, lock, ndevices};
 use std::cell::RefCell;
@@ -61,10 +62,12 @@ impl Stream {
     }
 
     /// Do `work` after what the stream was given before; record it where the stream is captured.
+    /// Whoever has the driver to itself is through then.
     pub fn submit(self: &Arc<Stream>, work: Work) {
         if let Some(capture) = &*lock(&self.capture) {
             return capture.add(Arc::as_ptr(self).addr(), work);
         }
+        let _let_in = LAUNCHES.read();
         lock(&self.progress).0 += 1;
         let stream = Arc::clone(self);
         self.queue.push(Arc::new(move || {
