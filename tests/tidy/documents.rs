@@ -15,7 +15,7 @@ const MOST_CHANGELOG_LINES: usize = 60;
 const MOST_WORDS: usize = 25;
 const MOST_SENTENCES: usize = 5;
 
-/// Documents with short paragraphs, beside everything in docs that is listed here.
+/// Documents for users and newcomers, whose paragraphs are short.
 const SHORT_PARAGRAPHS: [&str; 5] = [
     "README.md",
     "CONTRIBUTING.md",
