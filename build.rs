@@ -10,9 +10,11 @@ use std::process::Command;
 /// What the library is compiled from: the benchmark's own sources are not part of it.
 const SOURCES: [&str; 5] = ["src", "kernels", ":!src/bin", "Cargo.toml", "Cargo.lock"];
 
+const SONAME: &str = "libringcomm.so.1";
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libringcomm.so.1");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
     // Not at every commit, which would compile everything again for a name: a commit that leaves
     // the library's sources alone leaves it what it was.
     for source in std::fs::read_dir("src").into_iter().flatten().flatten() {
@@ -21,8 +23,21 @@ fn main() {
         }
     }
     kernels::build();
+    link_soname();
     if let Some(commit) = commit() {
         println!("cargo:rustc-env=RINGCOMM_GIT_COMMIT={commit}");
+    }
+}
+
+/// Lets a program start that was linked with Cargo's own file: the name that it asks for lies beside.
+fn link_soname() {
+    // Cargo's folder of a script's results is PROFILE/build/PACKAGE/out.
+    let out = std::env::var("OUT_DIR").expect("Cargo sets it");
+    let profile = Path::new(&out).ancestors().nth(3).expect("as Cargo lays folders out");
+    let link = profile.join(SONAME);
+    if link.symlink_metadata().is_err() {
+        // Another build may make it at the same time.
+        let _ = std::os::unix::fs::symlink("libringcomm.so", link);
     }
 }
 
