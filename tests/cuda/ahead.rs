@@ -49,16 +49,16 @@ fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order()
     let ranks = ranks(&[Seat::Device(0), Seat::Host], 20_000);
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[0.0; 3000]);
-    let (before, between) = ([1.0; 3000], [5.0; 3000]);
+    let [before, between] = [1.0, 5.0].map(|value| Floats::new(&bench, &[value; 3000]));
     hold(&bench, Duration::from_secs(1));
-    floats.write(&bench, &before);
+    floats.copy(&bench, &before);
     give(&ranks[0], &floats, &bench).unwrap();
     // Also those of a group, which has no other communicator's.
     deferred::start();
     give(&ranks[0], &floats, &bench).unwrap();
     give(&ranks[0], &floats, &bench).unwrap();
     deferred::end().unwrap();
-    floats.write(&bench, &between);
+    floats.copy(&bench, &between);
     give(&ranks[0], &floats, &bench).unwrap();
     release();
     for want in [11.0, 21.0, 31.0, 15.0] {
@@ -228,8 +228,8 @@ fn messages_return_before_their_stream_has_come_to_them_and_are_in_its_order() {
     for (count, is_group) in [(300, false), (300, true), (200_000, false), (200_000, true)] {
         let ranks = ranks(&[Seat::Device(0), Seat::Host], 20_000);
         let bench = Bench::new(0);
-        let [sent, come] = [0.0, 9.0].map(|value| Floats::new(&bench, &vec![value; count]));
-        let (first, second) = (vec![1.0; count], vec![2.0; count]);
+        let new = |value| Floats::new(&bench, &vec![value; count]);
+        let [sent, come, first, second] = [0.0, 9.0, 1.0, 2.0].map(new);
         let both = || {
             if is_group {
                 deferred::start();
@@ -239,9 +239,9 @@ fn messages_return_before_their_stream_has_come_to_them_and_are_in_its_order() {
             if is_group { deferred::end() } else { Ok(()) }
         };
         hold(&bench, Duration::from_secs(1));
-        sent.write(&bench, &first);
+        sent.copy(&bench, &first);
         both().unwrap();
-        sent.write(&bench, &second);
+        sent.copy(&bench, &second);
         both().unwrap();
         // What comes next is of another message.
         message(&ranks[0], &come, &bench, true).unwrap();

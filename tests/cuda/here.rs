@@ -61,9 +61,10 @@ pub fn is_apart(test: &str, variables: &[(&str, &str)]) -> bool {
     false
 }
 
-/// Whether this is the process in which `test` may [`hold`] streams, which is one of its own: what
-/// is held on a device may hold up whoever frees memory in the same process, and on the driver
-/// without a GPU others of its queue for longer than they have to.
+/// Whether this is the process in which `test` may [`hold`] streams, or capture them in a mode that
+/// forbids other threads something, which is one of its own: what is held on a device may hold up
+/// whoever frees memory in the same process, and on the driver without a GPU others of its queue
+/// for longer than they have to; and other tests do what a capture forbids.
 pub fn may_hold(test: &str) -> bool {
     if ndevices() == 0 || is_child() {
         return ndevices() > 0;

@@ -6,47 +6,60 @@ use super::together::Together;
 use super::{Bench, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
 use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{DeviceMemory, Event, Recording, copy, fill};
+use ringcomm::device::cuda::{DeviceMemory, Event, Pinned, Recording, copy, fill};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Device memory of floats.
 pub struct Floats {
     pub memory: DeviceMemory,
     pub count: usize,
+    /// As many floats of pinned host memory: a copy to other host memory may wait for the stream.
+    mirror: Mutex<Pinned>,
 }
 
 impl Floats {
     pub fn new(bench: &Bench, values: &[f32]) -> Floats {
-        let memory = DeviceMemory::new(&bench.device, 4 * values.len()).unwrap();
-        let floats = Floats { memory, count: values.len() };
+        let (device, bytes) = (&bench.device, 4 * values.len());
+        let memory = DeviceMemory::new(device, bytes).unwrap();
+        let mirror = Mutex::new(Pinned::new(device, bytes).unwrap());
+        let floats = Floats { memory, count: values.len(), mirror };
         floats.write(bench, values);
-        bench.stream.synchronize().unwrap();
         floats
     }
 
-    /// In the stream's order; `values` stay until it is synchronized.
+    /// When the stream has come to it.
     pub fn write(&self, bench: &Bench, values: &[f32]) {
-        let _current = bench.device.enter().unwrap();
-        let (to, from) = (self.memory.pointer(), values.as_ptr().cast());
-        // SAFETY: as many floats, and the caller keeps them.
-        unsafe { copy(&bench.device, to, from, 4 * values.len(), bench.stream.raw()) }.unwrap();
+        assert_eq!(values.len(), self.count);
+        let mirror = self.mirror.lock().unwrap();
+        // SAFETY: the mirror has as many floats, and no copy of it is under way.
+        unsafe { mirror.pointer().cast::<f32>().copy_from(values.as_ptr(), self.count) };
+        self.moved(bench, self.memory.pointer(), mirror.pointer());
+        bench.stream.synchronize().unwrap();
+    }
+
+    /// Have what the others have when the stream comes to this, and wait for nothing.
+    pub fn copy(&self, bench: &Bench, others: &Floats) {
+        assert_eq!(others.count, self.count);
+        self.moved(bench, self.memory.pointer(), others.memory.pointer());
     }
 
     /// All of them, when the stream has come to it.
     pub fn read(&self, bench: &Bench) -> Vec<f32> {
-        let mut values = vec![0f32; self.count];
-        {
-            let _current = bench.device.enter().unwrap();
-            let (to, from) = (values.as_mut_ptr().cast(), self.memory.pointer());
-            // SAFETY: as many floats, kept until the stream is synchronized below.
-            unsafe { copy(&bench.device, to, from, 4 * self.count, bench.stream.raw()) }.unwrap();
-        }
+        let mirror = self.mirror.lock().unwrap();
+        self.moved(bench, mirror.pointer(), self.memory.pointer());
         bench.stream.synchronize().unwrap();
-        values
+        // SAFETY: as many floats, all written, and no copy is under way.
+        unsafe { std::slice::from_raw_parts(mirror.pointer().cast(), self.count) }.to_vec()
+    }
+
+    fn moved(&self, bench: &Bench, to: *mut u8, from: *const u8) {
+        let _current = bench.device.enter().unwrap();
+        // SAFETY: both have as many floats, and live until the stream is synchronized.
+        unsafe { copy(&bench.device, to, from, 4 * self.count, bench.stream.raw()) }.unwrap();
     }
 }
 

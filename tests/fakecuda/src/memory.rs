@@ -1,7 +1,8 @@
 //! Memory: ordinary pages, of which those of a device are only for its queues to touch.
 
-use crate::failures::spoils;
+use crate::failures::{broken, spoils};
 use crate::streams::{current, find, synchronize_all};
+use crate::words::is_registered;
 use crate::{Answer, INVALID_VALUE, OUT_OF_MEMORY, lock, setting};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -226,7 +227,13 @@ pub fn copy(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> Answer {
     check(from, bytes)?;
     let is_device = |address| block(address).is_some_and(|(_, block)| block.ordinal.is_some());
     let spoils = bytes > 0 && is_device(from) && !is_device(to) && spoils("cuMemcpyAsync");
-    find(stream)?.submit(Arc::new(move || {
+    let stream = find(stream)?;
+    let blocks = blocks(to, from, bytes) && lock(&stream.capture).is_none();
+    if blocks {
+        // It waits for a stream, which a capture might see.
+        crate::capture::forbid()?;
+    }
+    stream.submit(Arc::new(move || {
         let to: *mut u8 = std::ptr::with_exposed_provenance_mut(to as usize);
         let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
         // SAFETY: the program promised both ranges until the stream is past this.
@@ -237,7 +244,26 @@ pub fn copy(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> Answer {
             }
         }
     }));
+    if blocks {
+        stream.synchronize();
+        return broken().map_or(Ok(()), Err);
+    }
     Ok(())
+}
+
+/// Whether a copy may hold its caller until the stream has done it, as the driver's documentation
+/// has it ("API synchronization behavior"): within the host's memory, from a device to memory that
+/// is not pinned, and from there to a device where it is longer than a driver sets aside at once.
+fn blocks(to: u64, from: u64, bytes: usize) -> bool {
+    const SET_ASIDE: usize = 64 << 10;
+    let is_device = |address| block(address).is_some_and(|(_, block)| block.ordinal.is_some());
+    match (is_device(from), is_device(to)) {
+        _ if bytes == 0 => false,
+        (true, true) => false,
+        (true, false) => !is_registered(to),
+        (false, true) => !is_registered(from) && bytes > SET_ASIDE,
+        (false, false) => true,
+    }
 }
 
 pub fn fill(to: u64, value: u8, bytes: usize, stream: *mut c_void) -> Answer {

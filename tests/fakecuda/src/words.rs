@@ -43,7 +43,8 @@ pub fn address(start: *mut c_void) -> Answer<u64> {
     if is_registered(address) { Ok(address) } else { Err(INVALID_VALUE) }
 }
 
-fn is_registered(address: u64) -> bool {
+/// Whether an address is in host memory that devices reach by themselves.
+pub fn is_registered(address: u64) -> bool {
     let all = lock(&REGISTERED);
     let before = all.range(..=address).next_back();
     before.is_some_and(|(start, bytes)| address + 4 <= start + *bytes as u64) || is_pinned(address)
