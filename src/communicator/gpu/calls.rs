@@ -54,6 +54,7 @@ impl Communicator {
     /// Refuse memory that only the device reads; `what` is its name.
     pub fn check_on_host(&self, pointer: *const u8, what: &str) -> Result<()> {
         let Some(gpu) = &self.gpu else { return Ok(()) };
+        let _current = gpu.device.enter()?;
         match gpu.device.kind(pointer)? {
             Kind::Host => Ok(()),
             Kind::Device { .. } => Err(Error::argument(format!(

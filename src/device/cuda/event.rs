@@ -46,9 +46,10 @@ impl Event {
         self.device.driver.check(code, "recording an event on the stream of a call")
     }
 
-    /// Whether the moment has passed; true before it was ever recorded.
+    /// Whether the moment has passed; true before it was ever recorded. Any context may be current,
+    /// or none.
     pub fn has_passed(&self) -> Result<bool> {
-        let _aside = self.device.driver.aside();
+        let _current = self.device.enter_aside()?;
         // SAFETY: the event lives.
         match unsafe { (self.device.driver.event_query)(self.event) } {
             NOT_READY => Ok(false),
@@ -56,10 +57,11 @@ impl Event {
         }
     }
 
-    /// Milliseconds from an earlier event's moment; both keep time and have passed.
+    /// Milliseconds from an earlier event's moment; both keep time and have passed. Any context may
+    /// be current, or none.
     pub fn since(&self, earlier: &Event) -> Result<f32> {
         let mut elapsed_ms = 0.0;
-        let _aside = self.device.driver.aside();
+        let _current = self.device.enter_aside()?;
         // SAFETY: the place is a local; both events live.
         let code = unsafe {
             (self.device.driver.event_elapsed)(&mut elapsed_ms, earlier.event, self.event)

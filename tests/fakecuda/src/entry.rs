@@ -42,11 +42,21 @@ const UNSAFE: [&str; 23] = [
     "cuModuleUnload",
 ];
 
+/// What of these names asks for devices, contexts and threads, which no context is needed for. All
+/// else needs a current one: its documentation has `INVALID_CONTEXT` among its codes, but for
+/// graphs, mapped memory and the query of an event, of which a driver may ask more than it says.
+const WITHOUT_CONTEXT: [&str; 5] = ["cuInit", "cuDriver", "cuDevice", "cuCtx", "cuThread"];
+
 /// What every entry point begins and ends with.
 fn answer(symbol: &'static str, body: impl FnOnce() -> Answer) -> Code {
     let injected = injected(symbol);
     stall(symbol);
     if let Some(code) = injected {
+        return code;
+    }
+    if !WITHOUT_CONTEXT.iter().any(|name| symbol.starts_with(name))
+        && let Err(code) = current()
+    {
         return code;
     }
     if UNSAFE.contains(&symbol)
