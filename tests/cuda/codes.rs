@@ -12,6 +12,7 @@ use ringcomm::device::cuda::{
 };
 use ringcomm::error::Result;
 use ringcomm::types::DataType;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -329,10 +330,17 @@ fn what_lets_go_is_silent_and_the_next_is_good() {
     };
     let register = || register(device);
     let capture = || OwnedStream::new(device)?.capture(|| Ok(())).map(drop);
+    let event = |_| Event::new(device, Recording::Time).unwrap();
+    // Two for every code.
+    let events: RefCell<Vec<Event>> = RefCell::new((0..2 * all().count()).map(event).collect());
+    let let_go = || {
+        drop(events.borrow_mut().pop().expect("there are as many"));
+        Ok(())
+    };
     let ask: [(&str, &dyn Fn() -> Result<()>); 13] = [
         ("cuCtxPopCurrent_v2", &|| device.enter().map(drop)),
-        // Asked where the event is let go, too, and nowhere before.
-        ("cuThreadExchangeStreamCaptureMode", &|| Event::new(device, Recording::Time).map(drop)),
+        // What makes an event asks before, and is told of a context that broke then.
+        ("cuThreadExchangeStreamCaptureMode", &let_go),
         ("cuDevicePrimaryCtxRelease_v2", &|| Device::of_ordinal(0).map(drop)),
         ("cuMemFreeHost", &|| Pinned::new(device, 64).map(drop)),
         ("cuMemFree_v2", &|| DeviceMemory::new(device, 64).map(drop)),

@@ -147,7 +147,8 @@ impl Device {
         Ok(Current(self))
     }
 
-    /// As [`Device::enter`], for what a capture might see and does not: memory, modules, waits.
+    /// As [`Device::enter`], for what a capture might see and does not: memory, modules, waits, and
+    /// what events and streams begin and end with.
     pub(super) fn enter_aside(&self) -> Result<(Current<'_>, Aside<'_>)> {
         let aside = self.driver.aside();
         Ok((self.enter()?, aside))

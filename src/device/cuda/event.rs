@@ -32,7 +32,7 @@ impl Event {
         const DISABLE_TIMING: u32 = 2;
         let flags = if recording == Recording::Time { 0 } else { DISABLE_TIMING };
         let mut event = std::ptr::null_mut();
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: the place is a local.
         let code = unsafe { (device.driver.event_create)(&mut event, flags) };
         device.driver.check(code, "making a CUDA event")?;
@@ -166,7 +166,7 @@ impl OwnedStream {
         /// The driver's flag for a stream that does not wait for the default stream.
         const NON_BLOCKING: u32 = 1;
         let mut stream = std::ptr::null_mut();
-        let _current = device.enter()?;
+        let _current = device.enter_aside()?;
         // SAFETY: the place is a local.
         let code = unsafe { (device.driver.stream_create)(&mut stream, NON_BLOCKING) };
         device.driver.check(code, "making a CUDA stream")?;
@@ -205,6 +205,7 @@ impl OwnedStream {
         let ended = unsafe { (driver.capture_end)(self.stream, &mut graph) };
         worked?;
         driver.check(ended, "ending the capture of a stream")?;
+        let _aside = driver.aside();
         // SAFETY: a graph that was just made; it is not needed once it was instantiated.
         let made = unsafe {
             let made = (driver.graph_instantiate)(&mut exec, graph, 0);

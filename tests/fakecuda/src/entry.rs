@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// What a capture might see by mistake, as the driver's documentation and what is known of drivers
-/// have it; where they say nothing, what may wait for streams.
-const UNSAFE: [&str; 23] = [
+/// have it; where they say nothing, what may wait for streams, or makes or ends what lasts.
+const UNSAFE: [&str; 29] = [
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxEnablePeerAccess",
@@ -35,10 +35,16 @@ const UNSAFE: [&str; 23] = [
     "cuIpcGetMemHandle",
     "cuIpcOpenMemHandle_v2",
     "cuIpcCloseMemHandle",
+    "cuEventCreate",
     "cuEventQuery",
+    "cuEventDestroy_v2",
+    "cuStreamCreate",
     "cuStreamSynchronize",
     "cuStreamDestroy_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphExecDestroy",
     "cuModuleLoadData",
+    "cuModuleGetFunction",
     "cuModuleUnload",
 ];
 
