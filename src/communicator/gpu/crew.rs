@@ -112,8 +112,9 @@ impl Grounds {
                 self.addresses.push(own);
                 continue;
             }
-            let imported = Imported::new(ground.device, Shareable(*handle))?;
-            let address = imported.address(0, geometry.ground_bytes());
+            let bytes = geometry.ground_bytes();
+            let imported = Imported::new(ground.device, Shareable(*handle), bytes)?;
+            let address = imported.address(0, bytes);
             self.opened.push(imported);
             self.addresses.push(address?);
         }

@@ -49,7 +49,8 @@ impl Imports {
         self.close_stale(pages);
         let shared = offered(pages, peer, number)?;
         let imported = if shared.pieces == 0 {
-            Lasting::new(|| Imported::new(device, Shareable(shared.handle)))?
+            let (handle, bytes) = (Shareable(shared.handle), shared.bytes as usize);
+            Lasting::new(|| Imported::new(device, handle, bytes))?
         } else {
             let parcel = talk.memory.take(peer, number, shared.pieces as usize);
             let carrier = Carrier::of(shared.handle[0]);

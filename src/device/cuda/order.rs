@@ -146,7 +146,7 @@ impl<T: Send + 'static> Drop for Lasting<T> {
 }
 
 /// Drop it, now or when no kernels wait for each other.
-pub(super) fn let_go_of<T: Send + 'static>(one: T) {
+fn let_go_of<T: Send + 'static>(one: T) {
     let_go(one, |state, one| state.kept.push(Box::new(one)));
 }
 

@@ -4,7 +4,6 @@
 use super::addresses::Addresses;
 use super::context::Device;
 use super::driver::{Address, INVALID_VALUE, Shareable};
-use super::order::let_go_of;
 use super::pieces::{Carrier, Piece};
 use crate::error::{Error, Result};
 use std::os::fd::OwnedFd;
@@ -88,8 +87,9 @@ struct Opened {
 }
 
 impl Imported {
-    /// Open the allocation that another process exported. The context is current.
-    pub fn new(device: &Arc<Device>, handle: Shareable) -> Result<Imported> {
+    /// Open the allocation that another process exported, of so many bytes as that says: not every
+    /// driver tells the bounds of what is another's. The context is current.
+    pub fn new(device: &Arc<Device>, handle: Shareable, bytes: usize) -> Result<Imported> {
         /// The driver's flag that lets this device reach the memory of the other.
         const ENABLE_PEER_ACCESS: u32 = 1;
         let mut base = 0;
@@ -98,15 +98,6 @@ impl Imported {
         let code = unsafe { (device.driver.import)(&mut base, handle, ENABLE_PEER_ACCESS) };
         device.driver.check(code, "opening another process's memory of the CUDA device")?;
         let opened = Opened { device: device.clone(), base };
-        let (start, bytes) = match device.range(base) {
-            Ok(range) => range,
-            Err(error) => {
-                let_go_of(opened);
-                return Err(error);
-            }
-        };
-        // What lies before the address that was handed out is none of this rank's.
-        let bytes = bytes - (base - start) as usize;
         Ok(Imported { base, bytes, _hold: Hold::Opened(opened) })
     }
 

@@ -204,9 +204,12 @@ pub fn wide_attribute(attribute: i32, address: u64) -> Option<Answer<u64>> {
     }
 }
 
-/// The bounds of the block at an address.
+/// The bounds of the block at an address. Stricter than a driver may be: what another process has
+/// allocated it says nothing of.
 pub fn range(address: u64) -> Answer<(u64, usize)> {
-    block(address).map(|(start, block)| (start, block.bytes)).ok_or(INVALID_VALUE)
+    let (start, block) = block(address).ok_or(INVALID_VALUE)?;
+    let is_imported = block.ordinal.is_some() && block.offset.is_none() && block.rights.is_none();
+    if is_imported { Err(INVALID_VALUE) } else { Ok((start, block.bytes)) }
 }
 
 /// Refuse a range that begins in a block and goes beyond it, but from piece to mapped piece.
