@@ -63,6 +63,14 @@ impl Communicator {
         let _ = writeln!(stderr(), "ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
     }
 
+    /// Say why a call has gone through the host, where that is news.
+    #[cold]
+    pub(super) fn say_detour(&self, gpu: Option<&Gpu>) {
+        if let Some(why) = gpu.and_then(Gpu::detour) {
+            self.say(&format!("a call on devices went through the host: {why}"));
+        }
+    }
+
     /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
     pub(super) fn tell(&self, error: &Error) {
         let pages = &self.watched.pages;

@@ -212,6 +212,9 @@ impl Communicator {
         // SAFETY: the caller's promise.
         let outcome = unsafe { engine.collective(call, &self.config, &self.watched, gpu, unless) };
         std::mem::forget(guard);
+        if self.config.debug > 0 {
+            self.say_detour(gpu);
+        }
         outcome.map_err(|error| self.failed(error))
     }
 

@@ -143,7 +143,8 @@ fn memory_that_does_not_close_is_silent_and_the_next_opens() {
             let bytes = std::fs::read(path).unwrap();
             let word = |at: usize| u64::from_ne_bytes(bytes[8 * at..][..8].try_into().unwrap());
             let handle = Shareable(std::array::from_fn(word));
-            let open = || Imported::new(&bench.device, handle, 400).map(drop);
+            let opened = |imported: Option<_>| drop(imported.expect("nothing is in the way"));
+            let open = || Imported::new(&bench.device, handle, 400).map(opened);
             for code in codes::all() {
                 fail(CLOSED[0], 1, code);
                 open().unwrap_or_else(|error| panic!("{code}: {error}"));

@@ -295,7 +295,7 @@ fn memory_that_is_shared() {
     assert_eq!(ask.map(|(symbol, ..)| symbol), SHARED[..12]);
     check(&ask);
     // Its own memory no process opens.
-    check_told(SHARED[12], &[], &|| Imported::new(device, handle, 64).map(drop));
+    check_told(SHARED[12], &[208], &|| Imported::new(device, handle, 64).map(drop));
     bench.stream.synchronize().unwrap();
 }
 

@@ -1,7 +1,8 @@
 //! Ranks that are processes, each on a device, several of them on one.
 
 use super::fake;
-use super::here::{is_on_fake, skip};
+use super::gate::scratch;
+use super::here::{has_reach, is_apart, is_on_fake, skip};
 use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::samples::sample;
@@ -11,6 +12,8 @@ use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::{Config, Seat};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// How calls run where processes work in each other's memory.
@@ -179,6 +182,71 @@ fn memory_that_comes_and_goes_is_never_mistaken() {
         }
         String::new()
     });
+}
+
+/// Two communicators' calls on memory that its owner has freed meanwhile and got again elsewhere in
+/// the same place: the driver opens nothing beside what one of them still has open.
+#[test]
+fn memory_that_takes_the_place_of_other_memory_is_opened() {
+    let test = "processes::memory_that_takes_the_place_of_other_memory_is_opened";
+    if !is_apart(test, &[("FAKECUDA_REUSES", "1")]) || !is_within_reach(2) {
+        return;
+    }
+    apart(2, "", |place, _| {
+        let both = [join(place), join(place)];
+        fake::fail("", 0, 0);
+        for (comm, bench) in both.iter().chain(&both) {
+            check_sum(comm, bench, 1000);
+            assert_eq!(transport(comm), SHARED);
+        }
+        let is_leader = place.rank < ndevices();
+        assert_eq!(fake::calls("cuIpcCloseMemHandle") >= 3, is_leader, "nothing was in the way");
+        String::new()
+    });
+}
+
+/// What does not go away goes on to be in the way: the call goes through the host, for one rank
+/// that launches as for all, and the next finds the way free.
+#[test]
+fn memory_whose_place_stays_taken_goes_through_the_host() {
+    if !is_on_fake() || !has_reach(2) {
+        return;
+    }
+    const ALREADY_MAPPED: i32 = 208;
+    let folder = scratch("taken");
+    let said = folder.join("said");
+    let (config, argument) = (Config { debug: 1, ..config() }, said.to_str().expect("UTF-8"));
+    let ranks = Ranks::start_apart(2, &config, argument, |place, said| {
+        if place.rank == 0 {
+            let said = File::create(said).unwrap();
+            // SAFETY: both are descriptors of this process.
+            assert!(unsafe { libc::dup2(said.as_raw_fd(), libc::STDERR_FILENO) } >= 0);
+        }
+        let (comm, bench) = join(place);
+        check_sum(&comm, &bench, 1000);
+        assert_eq!(transport(&comm), SHARED);
+        if place.rank == 0 {
+            fake::fail("cuIpcOpenMemHandle_v2", 1, ALREADY_MAPPED);
+            fake::fail_too("cuIpcOpenMemHandle_v2", 2, ALREADY_MAPPED);
+        }
+        let floats = Floats::new(&bench, &[1.0; 1000]);
+        for want in [2.0, 4.0, 8.0] {
+            // SAFETY: the memory lives until it is read.
+            unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
+            assert_eq!(floats.read(&bench), [want; 1000]);
+            assert_eq!(transport(&comm), "cuda fused by ipc, or pinned");
+        }
+        if place.rank == 0 {
+            assert_eq!(fake::calls("cuIpcOpenMemHandle_v2"), 3, "it was not tried again");
+        }
+        String::new()
+    });
+    finish(ranks, 2);
+    let said = std::fs::read_to_string(said).expect("rank 0 has made it");
+    std::fs::remove_dir_all(&folder).expect("it was made above");
+    let why = "rank 0 of 2: a call on devices went through the host: CUDA: the driver does not \
+               open rank 1's memory: this process still has open what was there before";
+    assert!(said.contains(why), "{said}");
 }
 
 /// One rank's buffers are in host memory: the call goes through the host on all ranks, between

@@ -416,7 +416,7 @@ fn read_id(hex: &str) -> UniqueId {
 
 fn write_config(config: &Config) -> String {
     format!(
-        "{} {} {} {} {} {} {} {} {}",
+        "{} {} {} {} {} {} {} {} {} {}",
         config.timeout_ms,
         config.buffer_bytes.map_or("-".into(), |bytes| bytes.to_string()),
         u8::from(config.deterministic),
@@ -427,7 +427,8 @@ fn write_config(config: &Config) -> String {
             hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
         }),
         config.sockets,
-        config.protection.name()
+        config.protection.name(),
+        config.debug
     )
 }
 
@@ -449,6 +450,7 @@ fn read_config(text: &str) -> Config {
             "encrypted" => Protection::Encrypted,
             _ => Protection::Checksum,
         },
+        debug: words[9].parse().expect("a level"),
         ..Config::default()
     }
 }

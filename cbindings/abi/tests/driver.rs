@@ -236,6 +236,7 @@ fn theirs() -> BTreeMap<Named, Vec<i64>> {
     all! {
         "interface" "INVALID_VALUE": CUDA_ERROR_INVALID_VALUE;
         "interface" "NO_DEVICE": CUDA_ERROR_NO_DEVICE;
+        "interface" "ALREADY_MAPPED": CUDA_ERROR_ALREADY_MAPPED;
         "interface" "NO_BINARY_FOR_GPU": CUDA_ERROR_NO_BINARY_FOR_GPU;
         "interface" "TOO_NEW": CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX,
             CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,

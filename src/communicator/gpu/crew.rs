@@ -13,6 +13,7 @@
 use super::choice::{Asked, Chosen, Pace, Ways};
 use super::company::Call;
 use super::crew_trial::{self, Tried};
+use super::imports::{imported, still_open};
 use super::probe::passed;
 use super::staging::NAP;
 use super::stopper::Stopper;
@@ -113,7 +114,8 @@ impl Grounds {
                 continue;
             }
             let bytes = geometry.ground_bytes();
-            let imported = Imported::new(ground.device, Shareable(*handle), bytes)?;
+            let imported = imported(ground.device, Shareable(*handle), bytes)?;
+            let imported = imported.ok_or_else(|| still_open(peer))?;
             let address = imported.address(0, bytes);
             self.opened.push(imported);
             self.addresses.push(address?);

@@ -78,6 +78,8 @@ struct Export {
     /// The call that named it first, and last.
     made: u64,
     used: u64,
+    /// All that launch have opened it, for a call before this one.
+    is_open: bool,
 }
 
 /// What a rank offers.
@@ -210,8 +212,20 @@ impl Exports {
         let number = self.number(page);
         let Allocation { base, bytes, .. } = what.bounds();
         page.offer(number, Some(&Shared { base, bytes: bytes as u64, pieces, handle }));
-        self.offered.push(Export { number, what, made: self.calls, used: self.calls });
+        let (made, used, is_open) = (self.calls, self.calls, false);
+        self.offered.push(Export { number, what, made, used, is_open });
         Ok(number)
+    }
+
+    /// Whether this call has named what was not opened yet.
+    pub fn has_closed(&self) -> bool {
+        self.offered.iter().any(|export| export.used == self.calls && !export.is_open)
+    }
+
+    /// All that this call has named is open.
+    pub fn are_open(&mut self) {
+        let named = self.offered.iter_mut().filter(|export| export.used == self.calls);
+        named.for_each(|export| export.is_open = true);
     }
 
     /// The call runs another way: withdraw pieces that were sent for it, which nobody has opened.

@@ -2,55 +2,124 @@
 //!
 //! What is offered no more is closed as soon as a launch finds that nothing uses it: when no call
 //! before is under way, or when something else is opened, for which that is waited for.
+//!
+//! A driver may refuse to open memory where its owner had other memory before, which is still open
+//! in this process, by whichever communicator ("already mapped"). Then all that nothing uses is
+//! closed, of all communicators; what is still offered is opened again when a call names it.
 
 use super::super::memory::Parcel;
 use super::exports::Part;
 use super::talk::Talk;
-use crate::device::cuda::{Address, Carrier, Device, Imported, Lasting, Shareable};
+use crate::device::cuda::{Address, Carrier, Device, Event, Imported, Lasting, Shareable};
 use crate::error::{Error, Result};
-use crate::executor::device_page::Shared;
+use crate::executor::device_page;
 use crate::executor::links::DevicePages;
-use std::sync::Arc;
+use crate::fork::Shared;
+use crate::sync::Mutex;
+use std::sync::{Arc, Weak};
 
-/// What a rank has opened of its peers' memory: whose, under which number.
-#[derive(Default)]
+/// What ranks of this process have open, each what its calls named.
+static ALL: Shared<Vec<Weak<Mutex<Holding>>>> = Shared::new(Vec::new());
+
+/// A peer's memory, under the number that it has there.
+struct Open {
+    peer: usize,
+    number: u64,
+    /// The turn that named it last.
+    used: u64,
+    memory: Lasting<Imported>,
+}
+
+struct Holding {
+    open: Vec<Open>,
+    /// The rank's launches so far.
+    turn: u64,
+    /// The last one may use what it has named before `last` stands for it.
+    is_busy: bool,
+    /// The end of the last launch.
+    last: Arc<Event>,
+}
+
+impl Holding {
+    /// Take out what nothing uses.
+    fn idle(&mut self) -> Vec<Open> {
+        if self.last.has_passed() != Ok(true) {
+            return Vec::new();
+        }
+        let (turn, is_busy) = (self.turn, self.is_busy);
+        self.open.extract_if(.., |open| !is_busy || open.used != turn).collect()
+    }
+}
+
+/// What a rank has opened of its peers' memory.
 pub struct Imports {
-    opened: Vec<(usize, u64, Lasting<Imported>)>,
+    holding: Arc<Mutex<Holding>>,
 }
 
 impl Imports {
+    /// Of a rank whose last launch is through when `last` has passed.
+    pub fn new(last: &Arc<Event>) -> Imports {
+        let holding = Holding { open: Vec::new(), turn: 0, is_busy: false, last: last.clone() };
+        let holding = Arc::new(Mutex::new(holding));
+        let mut all = ALL.lock();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&holding));
+        Imports { holding }
+    }
+
+    /// What is found from here on is in use.
+    pub fn begin(&self) {
+        let mut holding = self.holding.lock();
+        holding.turn += 1;
+        holding.is_busy = true;
+    }
+
+    /// Only until `last` has passed, which was recorded.
+    pub fn end(&self) {
+        self.holding.lock().is_busy = false;
+    }
+
     /// The address here of a part of another process's memory, of which `bytes` bytes are used;
     /// `None` where it was not opened yet.
     pub fn find(&self, peer: usize, part: Part, bytes: usize) -> Option<Result<Address>> {
-        let is_it = |(rank, number, _): &&(usize, u64, _)| (*rank, *number) == (peer, part.number);
-        let (.., imported) = self.opened.iter().find(is_it)?;
-        Some(imported.address(part.offset, bytes))
+        let mut holding = self.holding.lock();
+        let turn = holding.turn;
+        let is_it = |open: &&mut Open| (open.peer, open.number) == (peer, part.number);
+        let open = holding.open.iter_mut().find(is_it)?;
+        open.used = turn;
+        Some(open.memory.address(part.offset, bytes))
     }
 
     /// Whether something is open that nobody offers any more.
     pub fn is_stale(&self, pages: &DevicePages) -> bool {
-        self.opened.iter().any(|(rank, number, _)| !pages.of(*rank).offers(*number))
+        let holding = self.holding.lock();
+        holding.open.iter().any(|open| !pages.of(open.peer).offers(open.number))
     }
 
-    /// Close what nobody offers any more. Nothing uses it, and the context is current.
-    pub fn close_stale(&mut self, pages: &DevicePages) {
-        self.opened.retain(|(rank, number, _)| pages.of(*rank).offers(*number));
+    /// Close what nobody offers any more. Nothing uses it.
+    pub fn close_stale(&self, pages: &DevicePages) {
+        let is_stale = |open: &mut Open| !pages.of(open.peer).offers(open.number);
+        let stale: Vec<Open> = self.holding.lock().open.extract_if(.., is_stale).collect();
+        // A driver may wait for others' launches, which must not wait for the lock.
+        drop(stale);
     }
 
-    /// Open what `peer` offers, and close what nobody offers any more. Nothing uses it, and the
-    /// context is current.
+    /// Open what `peer` offers, and close what nobody offers any more, which nothing uses; or why
+    /// the driver does not open it. The context is current.
     pub fn open(
-        &mut self,
+        &self,
         device: &Arc<Device>,
         pages: &DevicePages,
         (peer, number): (usize, u64),
         talk: &mut Talk,
-    ) -> Result<()> {
+    ) -> Result<Result<()>> {
         self.close_stale(pages);
         let shared = offered(pages, peer, number)?;
-        let imported = if shared.pieces == 0 {
+        let memory = if shared.pieces == 0 {
             let (handle, bytes) = (Shareable(shared.handle), shared.bytes as usize);
-            Lasting::new(|| Imported::new(device, handle, bytes))?
+            let opened = Lasting::new_or_none(|| imported(device, handle, bytes))?;
+            let Some(memory) = opened else { return Ok(Err(still_open(peer))) };
+            memory
         } else {
             let parcel = talk.memory.take(peer, number, shared.pieces as usize);
             let carrier = Carrier::of(shared.handle[0]);
@@ -65,13 +134,41 @@ impl Imports {
             };
             Lasting::new(|| Imported::of_pieces(device, &parcel, carrier))?
         };
-        self.opened.push((peer, number, imported));
-        Ok(())
+        let mut holding = self.holding.lock();
+        let used = holding.turn;
+        holding.open.push(Open { peer, number, used, memory });
+        Ok(Ok(()))
+    }
+
+    /// All of it, which is then no more of this.
+    pub fn take(&self) -> impl Drop {
+        std::mem::take(&mut self.holding.lock().open)
     }
 }
 
+/// Open another process's memory of so many bytes, for which all may be closed that nothing uses;
+/// `None` where the driver opens it not even then. The context is current.
+pub fn imported(device: &Arc<Device>, handle: Shareable, bytes: usize) -> Result<Option<Imported>> {
+    let imported = Imported::new(device, handle, bytes)?;
+    if imported.is_some() {
+        return Ok(imported);
+    }
+    let all: Vec<Arc<Mutex<Holding>>> = ALL.lock().iter().filter_map(Weak::upgrade).collect();
+    let idle: Vec<Vec<Open>> = all.iter().map(|one| one.lock().idle()).collect();
+    drop(idle);
+    Imported::new(device, handle, bytes)
+}
+
+/// Why memory was not opened.
+pub fn still_open(peer: usize) -> Error {
+    Error::Cuda(format!(
+        "the driver does not open rank {peer}'s memory: this process still has open what was there \
+         before (CUDA_ERROR_ALREADY_MAPPED)"
+    ))
+}
+
 /// What `peer` offers under a number that it has named.
-pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<Shared> {
+pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<device_page::Shared> {
     pages.of(peer).offered(number).ok_or_else(|| {
         Error::usage(format!("rank {peer} named memory (number {number}) that it does not offer"))
     })

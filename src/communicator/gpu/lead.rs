@@ -16,7 +16,38 @@ use crate::executor::device_page::DevicePage;
 use crate::executor::flags::{Way, Work};
 use crate::executor::links::Reach;
 
+/// What a rank says of the memory that it is to open.
+const OPEN: u64 = 1;
+const NOT_OPEN: u64 = 2;
+/// It has run into an error, which it will tell.
+const FAILED: u64 = 0;
+
 impl Shared {
+    /// Let the ranks that launch open what is not open yet; whether all could. That is known before
+    /// any of them launches: the host must find a call's buffers as they were.
+    pub(super) fn all_open(
+        &mut self,
+        call: &Call,
+        cards: &[Card],
+        talk: &mut Talk,
+    ) -> Result<bool> {
+        let mut opened = Ok(Ok(Vec::new()));
+        if self.leaders.contains(&self.rank) {
+            opened = self.places(call, cards, talk);
+        }
+        let word = match &opened {
+            Ok(Ok(_)) => OPEN,
+            Ok(Err(_)) => NOT_OPEN,
+            Err(_) => FAILED,
+        };
+        let words = talk.exchange(word, 0..self.nranks)?;
+        self.detour = opened?.err();
+        match words.iter().position(|word| *word == FAILED) {
+            Some(failed) => Err(talk.told(failed)),
+            None => Ok(words.iter().all(|word| *word == OPEN)),
+        }
+    }
+
     /// Launch part `part` of the call of this number, between the other ranks' streams.
     pub(super) fn lead(
         &mut self,
@@ -27,12 +58,7 @@ impl Shared {
     ) -> Result<()> {
         let device = self.device.clone();
         let _current = device.enter()?;
-        if self.imports.is_stale(&self.pages) && self.last.has_passed()? {
-            self.imports.close_stale(&self.pages);
-        }
-        let places: Vec<Place> = (0..self.nranks)
-            .map(|rank| self.place(rank, &cards[rank], call, talk))
-            .collect::<Result<_>>()?;
+        let places = self.places(call, cards, talk)??;
         let scalars: Vec<f64> = cards.iter().map(|card| card.scalar).collect();
         let work = Work {
             way: Way::Pieces,
@@ -66,34 +92,58 @@ impl Shared {
         unsafe { write_value(&self.device, stream, word, number) }
     }
 
+    /// Where all ranks' buffers are in this process, or why the driver does not open some.
+    fn places(
+        &mut self,
+        call: &Call,
+        cards: &[Card],
+        talk: &mut Talk,
+    ) -> Result<Result<Vec<Place>>> {
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        if self.imports.is_stale(&self.pages) && self.last.has_passed()? {
+            self.imports.close_stale(&self.pages);
+        }
+        cards.iter().enumerate().map(|(rank, card)| self.place(rank, card, call, talk)).collect()
+    }
+
     /// Where a rank's buffers are in this process.
-    fn place(&mut self, rank: usize, card: &Card, call: &Call, talk: &mut Talk) -> Result<Place> {
+    fn place(
+        &mut self,
+        rank: usize,
+        card: &Card,
+        call: &Call,
+        talk: &mut Talk,
+    ) -> Result<Result<Place>> {
         if rank == self.rank {
-            return Ok(Place {
+            return Ok(Ok(Place {
                 input: call.send.expose_provenance() as u64,
                 output: call.recv.expose_provenance() as u64,
-            });
+            }));
         }
         let extents = call.extents(rank, self.nranks)?;
         let mut address = |part: Part, bytes: usize| {
             if bytes == 0 {
-                return Ok(0);
+                return Ok(Ok(0));
             }
             if talk.links.reach(rank) == Reach::Process {
                 // A process does not open its own memory, and needs not.
-                return Ok(offered(&self.pages, rank, part.number)?.base + part.offset);
+                let shared = offered(&self.pages, rank, part.number)?;
+                return Ok(Ok(shared.base + part.offset));
             }
             if let Some(found) = self.imports.find(rank, part, bytes) {
-                return found;
+                return found.map(Ok);
             }
             // What is closed now may be used by the last call's kernels.
             wait_for(&self.last, talk.watch)?;
-            self.imports.open(&self.device, &self.pages, (rank, part.number), talk)?;
-            self.imports.find(rank, part, bytes).expect("it was opened")
+            let opened = self.imports.open(&self.device, &self.pages, (rank, part.number), talk)?;
+            let find = |()| self.imports.find(rank, part, bytes).expect("it was opened");
+            opened.map(find).map_or_else(|why| Ok(Err(why)), |found| found.map(Ok))
         };
-        Ok(Place {
-            input: address(card.input, extents.input)?,
-            output: address(card.output, extents.output)?,
-        })
+        let input = match address(card.input, extents.input)? {
+            Ok(input) => input,
+            Err(why) => return Ok(Err(why)),
+        };
+        Ok(address(card.output, extents.output)?.map(|output| Place { input, output }))
     }
 }

@@ -221,6 +221,14 @@ impl Gpu {
         }
     }
 
+    /// Why a call has just gone through the host that might not have had to, if this rank knows.
+    pub fn detour(&self) -> Option<Error> {
+        match &mut *self.sharing.lock() {
+            Sharing::Works(shared) => shared.detour.take(),
+            _ => None,
+        }
+    }
+
     /// Wait, not for ever, until no other process's launch uses this rank's memory any more.
     pub fn see_launches_off(&self, longest: Duration) {
         if let Sharing::Works(shared) = &*self.sharing.lock() {

@@ -52,6 +52,8 @@ impl Plain for Card {}
 
 /// Kernels of other processes can do the call on the rank's buffers; its stream has come.
 const FITS: u64 = 1;
+/// The same, and some of them are to be opened first.
+const CLOSED: u64 = 6;
 /// They cannot: the call goes through the host.
 const UNFIT: u64 = 0;
 /// The rank has run into an error, which it will tell.
@@ -110,11 +112,13 @@ pub struct Shared {
     pub(super) imports: Imports,
     /// This rank's stream is past the last call, for the next one's stream, and before anything
     /// that the call uses is let go.
-    pub(super) last: Event,
+    pub(super) last: Arc<Event>,
     /// A stream may have been given something that the event does not stand for.
     is_loose: bool,
     /// A call had to go through the host.
     has_detoured: bool,
+    /// Why the last call with memory to open did, if this rank could not open that.
+    pub(super) detour: Option<Error>,
     /// An error of the trial of memory in pieces.
     trouble: Option<Error>,
     /// Where each rank is a process with a device of its own.
@@ -129,6 +133,7 @@ impl Shared {
     pub fn prepare(device: &Arc<Device>, kernels: &Arc<Kernels>, links: &Links) -> Result<Shared> {
         let pages = links.device_pages();
         let register = |rank: usize| Lasting::new(|| Word::of(device, &pages, rank));
+        let last = Arc::new(Event::new(device, Recording::Moment)?);
         Ok(Shared {
             words: (0..links.nranks).map(register).collect::<Result<_>>()?,
             device: device.clone(),
@@ -139,10 +144,11 @@ impl Shared {
             leaders: Vec::new(),
             openers: None,
             exports: Exports::default(),
-            imports: Imports::default(),
-            last: Event::new(device, Recording::Moment)?,
+            imports: Imports::new(&last),
+            last,
             is_loose: false,
             has_detoured: false,
+            detour: None,
             trouble: None,
             crew: None,
             alone: None,
@@ -185,7 +191,7 @@ impl Shared {
 
     /// Close what was opened, unless a kernel may use it for ever.
     pub fn close_imports(&mut self) {
-        let imports = std::mem::take(&mut self.imports);
+        let imports = self.imports.take();
         if !self.is_at_rest() {
             std::mem::forget(imports);
         }
@@ -244,6 +250,9 @@ impl Shared {
             }
             self.exports.take_back(self.pages.of(self.rank));
         }
+        if !self.is_loose {
+            self.imports.end();
+        }
         self.has_detoured |= matches!(ran, Ok(false));
         if !matches!(ran, Ok(true)) {
             let pages = &self.pages;
@@ -289,8 +298,15 @@ impl Shared {
         {
             return self.launch(call, prepared, number, on).map(|()| true);
         }
-        if cards.iter().any(|card| card.state != FITS) {
+        if cards.iter().any(|card| card.state != FITS && card.state != CLOSED) {
             return Ok(false);
+        }
+        self.imports.begin();
+        if of_state(CLOSED).is_some() {
+            if !self.all_open(call, &cards, talk)? {
+                return Ok(false);
+            }
+            self.exports.are_open();
         }
         let mut led = Ok(());
         if let Some(part) = self.leaders.iter().position(|leader| *leader == self.rank) {
@@ -359,7 +375,8 @@ impl Shared {
             unsafe { write_value(&self.device, call.order.stream, word, number)? };
             self.mine().tell(number);
         }
-        Ok(Card { input, output, scalar: call.scalar, state: FITS })
+        let state = if self.exports.has_closed() { CLOSED } else { FITS };
+        Ok(Card { input, output, scalar: call.scalar, state })
     }
 
     /// Let this rank's stream wait for what others have launched.
@@ -407,7 +424,7 @@ impl Drop for Shared {
         if !self.is_at_rest() {
             std::mem::forget(self.pages.clone());
             std::mem::forget(std::mem::take(&mut self.words));
-            std::mem::forget(std::mem::take(&mut self.imports));
+            std::mem::forget(self.imports.take());
             std::mem::forget(self.guardian.take());
         }
     }

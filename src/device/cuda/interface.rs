@@ -11,6 +11,8 @@ pub type Code = i32;
 /// The codes that something is made of.
 pub const INVALID_VALUE: Code = 1;
 pub const NO_DEVICE: Code = 100;
+/// Something else is mapped there.
+pub const ALREADY_MAPPED: Code = 208;
 /// Neither machine code for the device is there, nor what could be compiled for it.
 pub const NO_BINARY_FOR_GPU: Code = 209;
 /// What a driver answers to an image that is newer than itself: no image that it knows, no PTX that

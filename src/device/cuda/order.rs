@@ -129,6 +129,12 @@ impl<T: Send + 'static> Lasting<T> {
         let _between = between_launches();
         make().map(|one| Lasting(Some(one)))
     }
+
+    /// As [`Lasting::new`], where there may be none.
+    pub fn new_or_none(make: impl FnOnce() -> Result<Option<T>>) -> Result<Option<Lasting<T>>> {
+        let _between = between_launches();
+        Ok(make()?.map(|one| Lasting(Some(one))))
+    }
 }
 
 impl<T: Send + 'static> Deref for Lasting<T> {

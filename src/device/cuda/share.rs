@@ -3,7 +3,7 @@
 
 use super::addresses::Addresses;
 use super::context::Device;
-use super::driver::{Address, INVALID_VALUE, Shareable};
+use super::driver::{ALREADY_MAPPED, Address, INVALID_VALUE, Shareable};
 use super::pieces::{Carrier, Piece};
 use crate::error::{Error, Result};
 use std::os::fd::OwnedFd;
@@ -88,17 +88,21 @@ struct Opened {
 
 impl Imported {
     /// Open the allocation that another process exported, of so many bytes as that says: not every
-    /// driver tells the bounds of what is another's. The context is current.
-    pub fn new(device: &Arc<Device>, handle: Shareable, bytes: usize) -> Result<Imported> {
+    /// driver tells the bounds of what is another's. `None` while this process has open what that
+    /// one had there before. The context is current.
+    pub fn new(device: &Arc<Device>, handle: Shareable, bytes: usize) -> Result<Option<Imported>> {
         /// The driver's flag that lets this device reach the memory of the other.
         const ENABLE_PEER_ACCESS: u32 = 1;
         let mut base = 0;
         let _aside = device.driver.aside();
         // SAFETY: the place is a local; a handle is a value that the driver checks.
         let code = unsafe { (device.driver.import)(&mut base, handle, ENABLE_PEER_ACCESS) };
+        if code == ALREADY_MAPPED {
+            return Ok(None);
+        }
         device.driver.check(code, "opening another process's memory of the CUDA device")?;
         let opened = Opened { device: device.clone(), base };
-        Ok(Imported { base, bytes, _hold: Hold::Opened(opened) })
+        Ok(Some(Imported { base, bytes, _hold: Hold::Opened(opened) }))
     }
 
     /// Map the pieces that another process packed, one after another. The context is current.

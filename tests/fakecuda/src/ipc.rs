@@ -1,15 +1,18 @@
 //! Memory between processes: a handle says where the owner's file has it.
 //!
 //! Stricter than a driver may be: memory that was freed is empty for those who have it open, and
-//! memory that was closed is gone at once, whatever queues still have to do with it.
+//! memory that was closed is gone at once, whatever queues still have to do with it. What its owner
+//! has where something else was that is still open here is not opened beside that.
 
 use crate::memory::{BLOCKS, Block, alone, arena, block, lock_away, map};
 use crate::streams::current;
 use crate::{
-    Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, lock, peers, setting,
+    ALREADY_MAPPED, Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, lock, peers,
+    setting,
 };
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
 
 /// As the driver's: a value of 64 bytes.
@@ -29,6 +32,8 @@ pub struct Handle {
 struct Opened {
     /// Its process, and the number that it has there.
     whose: (u64, u64),
+    /// Where it is there.
+    place: Range<u64>,
     times: usize,
 }
 
@@ -67,6 +72,14 @@ pub fn open(handle: Handle) -> Answer<u64> {
         opened.times += 1;
         return Ok(*address);
     }
+    let place = handle.offset..handle.offset + handle.bytes;
+    let is_in_the_way = |opened: &Opened| {
+        let meets = opened.place.start < place.end && place.start < opened.place.end;
+        opened.whose.0 == handle.process && meets
+    };
+    if all.values().any(is_in_the_way) {
+        return Err(ALREADY_MAPPED);
+    }
     let path = format!("/proc/{}/fd/{}", handle.process, handle.file);
     let path = CString::new(path).map_err(|_| INVALID_VALUE)?;
     let bytes = handle.bytes as usize;
@@ -83,7 +96,7 @@ pub fn open(handle: Handle) -> Answer<u64> {
     lock_away(start, bytes);
     let address = start.expose_provenance() as u64;
     lock(&BLOCKS).insert(address, Block::new(bytes, Some(handle.ordinal as usize), None));
-    all.insert(address, Opened { whose, times: 1 });
+    all.insert(address, Opened { whose, place, times: 1 });
     Ok(address)
 }
 

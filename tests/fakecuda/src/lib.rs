@@ -13,8 +13,10 @@
 //! `FAKECUDA_VERSION` (13000), `FAKECUDA_PEERS=0` (devices that do not reach each other),
 //! `FAKECUDA_PIECES=0` (no memory that is mapped piece by piece), `FAKECUDA_FABRIC=0` (no fabric
 //! that carries it), `FAKECUDA_FREES_ALONE=1` (while memory comes or goes all streams are waited
-//! for, and none is given anything), `FAKECUDA_DELAY_US` (the longest of the random delays before
-//! each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`, several with commas between.
+//! for, and none is given anything), `FAKECUDA_REUSES=1` (memory comes again where as much was
+//! freed, else a place is never another's), `FAKECUDA_DELAY_US` (the longest of the random delays
+//! before each thing that a queue does) and `FAKECUDA_FAIL=symbol:nth:code`, several with commas
+//! between.
 #![allow(non_snake_case)] // The driver's names.
 
 mod capture;
@@ -41,6 +43,7 @@ pub const NO_DEVICE: Code = 100;
 pub const INVALID_DEVICE: Code = 101;
 pub const INVALID_IMAGE: Code = 200;
 pub const INVALID_CONTEXT: Code = 201;
+pub const ALREADY_MAPPED: Code = 208;
 pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
 pub const NOT_READY: Code = 600;
@@ -58,13 +61,14 @@ pub const CAPTURE_ISOLATION: Code = 905;
 pub const CAPTURED_EVENT: Code = 907;
 
 /// The names that this driver knows; of the others it says, as a driver does, that it does not.
-pub const NAMES: [(Code, &std::ffi::CStr); 20] = [
+pub const NAMES: [(Code, &std::ffi::CStr); 21] = [
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE"),
     (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY"),
     (NO_DEVICE, c"CUDA_ERROR_NO_DEVICE"),
     (INVALID_DEVICE, c"CUDA_ERROR_INVALID_DEVICE"),
     (INVALID_IMAGE, c"CUDA_ERROR_INVALID_IMAGE"),
     (INVALID_CONTEXT, c"CUDA_ERROR_INVALID_CONTEXT"),
+    (ALREADY_MAPPED, c"CUDA_ERROR_ALREADY_MAPPED"),
     (PEER_ACCESS_UNSUPPORTED, c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
     (ALREADY_REGISTERED, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
     (NOT_REGISTERED, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),

@@ -99,10 +99,19 @@ pub fn arena() -> Answer<i32> {
     if fd >= 0 { Ok(fd) } else { Err(OUT_OF_MEMORY) }
 }
 
-/// Room for so many bytes in the arena, in whole pages; never the same again.
+/// Places in the arena that were freed and may be used again, by their whole pages.
+static FREED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+
+/// Room for so many bytes in the arena, in whole pages: what was freed last, where that is asked
+/// for, else never the same again.
 fn room(bytes: usize) -> usize {
     static END: AtomicUsize = AtomicUsize::new(0);
-    END.fetch_add(bytes.next_multiple_of(4096), SeqCst)
+    let bytes = bytes.next_multiple_of(4096);
+    let mut freed = lock(&FREED);
+    match freed.iter().rposition(|(_, room)| *room == bytes) {
+        Some(index) => freed.remove(index).0,
+        None => END.fetch_add(bytes, SeqCst),
+    }
 }
 
 fn allocate(bytes: usize, ordinal: Option<usize>) -> Answer<u64> {
@@ -167,6 +176,9 @@ pub fn free(address: u64, is_device: bool) -> Answer {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a range of a file of this process.
         unsafe { libc::fallocate(arena()?, mode, offset as i64, block.bytes as i64) };
+        if setting("FAKECUDA_REUSES", 0) == 1 {
+            lock(&FREED).push((offset, block.bytes.next_multiple_of(4096)));
+        }
     }
     // SAFETY: mapped by `allocate`, and nothing that was given uses it any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address as usize), block.bytes) };
