@@ -75,6 +75,11 @@ def current(ordinal):
         _new("cuCtxPopCurrent_v2")
 
 
+def _destroy(device, stream):
+    with current(device):
+        _driver().cuStreamDestroy_v2(stream)
+
+
 class Stream:
     """A stream of a device, as CuPy's."""
 
@@ -83,7 +88,7 @@ class Stream:
         if ptr is None:
             with current(device):
                 self.ptr = _new("cuStreamCreate", NON_BLOCKING)
-            weakref.finalize(self, _driver().cuStreamDestroy_v2, self.ptr)
+            weakref.finalize(self, _destroy, device, self.ptr)
 
     def synchronize(self):
         """Wait for all that was given to it."""
@@ -116,13 +121,15 @@ class Event:
 
     def record(self, stream):
         """The moment when the stream is past all that it was given so far."""
-        with current(stream.device):
+        self.device = stream.device
+        with current(self.device):
             self.made = _new("cuEventCreate", 0)
             _call("cuEventRecord", self.made, stream.ptr)
 
     def query(self):
         """Whether that moment is past."""
-        code = _driver().cuEventQuery(self.made)
+        with current(self.device):
+            code = _driver().cuEventQuery(self.made)
         assert code in (0, NOT_READY), code
         return code == 0
 
@@ -135,7 +142,9 @@ _taken = []
 def free_all():
     """Free the memory of all arrays, when no rank makes calls any more."""
     while _taken:
-        _call("cuMemFree_v2", _taken.pop())
+        device, address = _taken.pop()
+        with current(device):
+            _call("cuMemFree_v2", address)
 
 
 @functools.cache
@@ -157,7 +166,7 @@ class Array:
         self.shape, self.dtype, self.device = values.shape, values.dtype, _Device(device)
         with current(device):
             self.address = _new("cuMemAlloc_v2", max(values.nbytes, 1))
-        _taken.append(self.address)
+        _taken.append((device, self.address))
         self._copy(self.address, values.ctypes.data, values.nbytes)
 
     def _copy(self, to, source, nbytes):
