@@ -43,9 +43,15 @@ pub const HARD_DEADLINE_S: u64 = 120;
 /// In which every rank knows that their calls do not match.
 pub const MISMATCH_KNOWN: Duration = Duration::from_secs(1);
 
-/// The defaults, with a deadline that ends a defect's wait before the suite's own does.
+/// The defaults, with a deadline that ends a defect's wait before the suite's own does, or the one
+/// of the environment, which says, too, whether ranks print why a path was not taken.
 pub fn config() -> Config {
-    Config { timeout_ms: 60_000, ..Config::default() }
+    let timeout_ms = number("RINGCOMM_TIMEOUT_MS").unwrap_or(60_000);
+    Config { timeout_ms, debug: number("RINGCOMM_DEBUG").unwrap_or(0), ..Config::default() }
+}
+
+fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 /// A configuration whose connections have two slots of `slot_bytes` (a multiple of 64): the

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 static ALL: Shared<BTreeMap<Vec<u8>, Weak<Callers>>> = Shared::new(BTreeMap::new());
 
 /// How long a call may be inside the driver before this is taken for a thread that waits for
-/// itself. What the driver does for a call takes milliseconds, and seconds where it is the first.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// itself. What the driver does for a call takes milliseconds, and seconds where it is the first;
+/// a stream that is full of the program's own work, or a free behind it, may take tens of seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The ranks that are inside, and since when.
 #[derive(Default)]
