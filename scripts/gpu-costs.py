@@ -2,7 +2,8 @@
 """What the parts of a call cost on a GPU: gpu-costs.py FATBIN HOST.so [--fused RANKS]
 
 One JSON object a line: `cost` names the part, `us` are microseconds of one. Calls of the driver are timed on
-the processor, less the time of an empty call through ctypes; all else by the device's events or its timer.
+the processor, less the time of a C function that does nothing with the same arguments; all else by the device's
+events or its timer.
 These figures decide which meeting of ranks, which fence and which word a kernel should use. `--fused RANKS`
 launches the fused kernel for so many ranks a few times, and nothing else, for a profiler to look at.
 """
@@ -28,6 +29,8 @@ FEW = 20
 CALLS, ROUNDS = 100, 5
 # How long a stream is held, so that what it is given meanwhile runs without waiting for the processor.
 HELD_NS = 5_000_000
+# What the driver says of an event that has not passed.
+NOT_READY = 600
 # Bytes of each rank where a profiler looks: with two ranks past the cache of any device.
 PROFILED_BYTES, PROFILED_LAUNCHES = 64 << 20, 3
 FLAG_BYTES = 128
@@ -38,14 +41,13 @@ def tell(cost, us, **more):
     print(json.dumps({"cost": cost, "us": round(us, 4), **more, "scope": SCOPE}), flush=True)
 
 
-def on_processor(work):
-    """Microseconds of one call on the processor."""
-    def once():
-        begun = time.perf_counter()
-        for _ in range(CALLS):
-            work()
-        return (time.perf_counter() - begun) * 1e6 / CALLS
-    return once
+def on_processor(calls):
+    """Microseconds of one round of calls, each a function and its arguments, on the processor."""
+    begun = time.perf_counter()
+    for _ in range(CALLS):
+        for function, arguments in calls:
+            function(*arguments)
+    return (time.perf_counter() - begun) * 1e6 / CALLS
 
 
 class Costs:
@@ -71,51 +73,59 @@ class Costs:
     # ---- calls of the driver ----
 
     def driver_calls(self):
-        """Name and call of everything that a collective asks the driver for, and some that it might."""
-        call, stream, event = self.device.call, self.device.stream, self.events[0]
-        context, status, number = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint64()
-        call("cuCtxGetCurrent", ctypes.byref(context))
+        """Everything that a collective asks the driver for, and some that it might: by name, functions and their
+        arguments, which are made once."""
+        driver, stream, event = self.driver, self.device.stream, self.events[0]
+        context, popped, status, number = (kind() for kind in (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int,
+                                                               ctypes.c_uint64))
+        self.device.call("cuCtxGetCurrent", ctypes.byref(context))
         # Memory's type, number, start and bytes.
         asked = (ctypes.c_int * 4)(2, 7, 19, 18)
-        answers = [ctypes.c_uint64() for _ in asked]
-        places = (ctypes.c_void_p * 4)(*(ctypes.addressof(one) for one in answers))
-        address = ctypes.c_uint64(self.flags)
-
-        def enter():
-            call("cuCtxPushCurrent_v2", context)
-            call("cuCtxPopCurrent_v2", ctypes.byref(number))
-        word = ctypes.c_uint64(self.pinned)
-        replay = self.device.captured(lambda: self.delay(0), 1)
+        self.answers = [ctypes.c_uint64() for _ in asked]
+        places = (ctypes.c_void_p * 4)(*(ctypes.addressof(one) for one in self.answers))
+        memory, word = ctypes.c_uint64(self.flags), ctypes.c_uint64(self.pinned)
+        there, bytes_ = ctypes.c_uint64(self.flags + FLAG_BYTES), ctypes.c_size_t(64)
+        # Its first launch loads it, which a capture forbids.
+        self.delay(0)
+        nanoseconds = ctypes.c_uint64(0)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(nanoseconds))
+        self.kept = [nanoseconds, parameters, places, asked]
+        shape = [self.device.functions["ringcomm_delay"], 1, 1, 1, 1, 1, 1, 0, stream, parameters]
+        replay = self.device.graph(lambda: self.delay(0), 1)
         return {
-            "enter and leave a context": enter,
-            "ask for four attributes of a pointer": lambda: call("cuPointerGetAttributes", 4, asked, places, address),
-            "ask whether a stream is captured": lambda: call(
-                "cuStreamGetCaptureInfo_v2", stream, ctypes.byref(status), ctypes.byref(number), None, None, None),
-            "record an event": lambda: call("cuEventRecord", event, stream),
-            "ask whether an event has passed": lambda: self.driver.cuEventQuery(event),
-            "let a stream wait for an event": lambda: call("cuStreamWaitEvent", self.other, event, 0),
-            "let a stream write a word": lambda: call("cuStreamWriteValue32_v2", stream, word, 1, 0),
-            "let a stream wait for a word": lambda: call("cuStreamWaitValue32_v2", stream, word, 1, 0),
-            "copy 64 bytes on the device": lambda: self.device.copy(self.flags, self.flags + FLAG_BYTES, 64),
-            "launch a kernel": lambda: self.delay(0),
-            "launch a cooperative kernel": lambda: self.delay(0, cooperative=True),
-            "launch a graph of one kernel": replay,
+            "enter and leave a context": [(driver.cuCtxPushCurrent_v2, [context]),
+                                          (driver.cuCtxPopCurrent_v2, [ctypes.byref(popped)])],
+            "ask for four attributes of a pointer": [(driver.cuPointerGetAttributes, [4, asked, places, memory])],
+            "ask whether a stream is captured": [(driver.cuStreamGetCaptureInfo_v2, [
+                stream, ctypes.byref(status), ctypes.byref(number), None, None, None])],
+            "record an event": [(driver.cuEventRecord, [event, stream])],
+            "ask whether an event has passed": [(driver.cuEventQuery, [event])],
+            "let a stream wait for an event": [(driver.cuStreamWaitEvent, [self.other, event, 0])],
+            "let a stream write a word": [(driver.cuStreamWriteValue32_v2, [stream, word, 1, 0])],
+            "let a stream wait for a word": [(driver.cuStreamWaitValue32_v2, [stream, word, 1, 0])],
+            "copy 64 bytes on the device": [(driver.cuMemcpyAsync, [memory, there, bytes_, stream])],
+            "launch a kernel": [(driver.cuLaunchKernel, [*shape, None])],
+            "launch a cooperative kernel": [(driver.cuLaunchCooperativeKernel, shape)],
+            "launch a graph of one kernel": [(driver.cuGraphLaunch, [replay, stream])],
         }
 
     def on_the_processor(self):
-        version = ctypes.c_int()
-        empty = statistics.median(
-            on_processor(lambda: self.device.call("cuDriverGetVersion", ctypes.byref(version)))()
-            for _ in range(ROUNDS))
-        tell("an empty call, which the others are less by", empty, clock="processor")
-        for name, work in self.driver_calls().items():
-            timed, rounds = on_processor(work), []
-            work()
+        # Takes what it is given, and reads one number of it.
+        empty = ctypes.CDLL(None).abs
+        for name, calls in self.driver_calls().items():
+            rounds, less = [], []
             for _ in range(ROUNDS):
-                rounds.append(timed())
+                rounds.append(on_processor(calls))
                 self.device.synchronize()
                 self.device.call("cuStreamSynchronize", self.other)
-            tell(name, max(statistics.median(rounds) - empty, 0), clock="processor")
+                less.append(on_processor([(empty, [0, *arguments[1:]]) for _, arguments in calls]))
+            wrong = [code for function, arguments in calls
+                     if (code := function(*arguments)) not in (0, NOT_READY)]
+            if wrong:
+                raise OSError(f"{name}: CUDA error {wrong[0]}")
+            self.device.synchronize()
+            took, empty_us = statistics.median(rounds), statistics.median(less)
+            tell(name, max(took - empty_us, 0), clock="processor", empty_us=round(empty_us, 4))
 
     # ---- streams ----
 

@@ -11,10 +11,12 @@ included, nothing more is begun. Ends with 1 if anything was not measured; a pee
 scripts/gpu_goals.py has the sizes, and makes ratios of the times.
 """
 import ctypes
+import importlib.util
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 from gpu_goals import LARGE, RANKS, SCOPE, SIZES, SLICED, SMALL, TIME_SLICED, calls_of_a_graph
 
@@ -209,7 +211,31 @@ def loaded_nccl(torch):
         failed = True
     if failed:
         return torch.cuda.nccl.version()
-    return number.value // 10_000, number.value % 10_000 // 100, number.value % 100
+    return version_of(number.value)
+
+
+def is_left_out(version):
+    """Whether this NCCL does not take several ranks of one GPU, which is then told."""
+    if tuple(version[:2]) >= LEAST_NCCL:
+        return False
+    tell(peer="nccl", left_out=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "
+         f"{'.'.join(map(str, LEAST_NCCL))} takes")
+    return True
+
+
+def installed_nccl():
+    """The version of the package's NCCL, which torch would load: to know it takes no torch. None if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    number = ctypes.c_int()
+    for place in spec.submodule_search_locations if spec else []:
+        for library in Path(place).glob("nccl/lib/libnccl.so.2"):
+            if ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(number)) == 0:
+                return version_of(number.value)
+    return None
+
+
+def version_of(number):
+    return number // 10_000, number % 10_000 // 100, number % 100
 
 
 def processes(torch, peer, end):
@@ -220,9 +246,7 @@ def processes(torch, peer, end):
     os.environ.update(more)
     version = loaded_nccl(torch)
     tell(peer=peer, device=torch.cuda.get_device_name(0), torch=torch.__version__, nccl=".".join(map(str, version)), variables=more)
-    if peer == "nccl" and tuple(version[:2]) < LEAST_NCCL:
-        tell(peer=peer, left_out=f"NCCL {'.'.join(map(str, version))} refuses two ranks of one GPU, which "
-             f"{'.'.join(map(str, LEAST_NCCL))} takes")
+    if peer == "nccl" and is_left_out(version):
         return False
     context = torch.multiprocessing.get_context("spawn")
     all_ranks = [context.Process(target=rank_of, args=(rank, peer, 29600 + os.getpid() % 1000, end))
@@ -238,6 +262,9 @@ def main():
     peer, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60
     end = time.monotonic() + seconds
     name = "torch.stack" if peer == "stack" else peer
+    version = installed_nccl() if peer == "nccl" else None
+    if version and is_left_out(version):
+        return 0
     try:
         import torch
         torch.cuda.init()

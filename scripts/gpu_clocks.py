@@ -1,13 +1,13 @@
 """The clocks of a GPU while steps are timed, and what held them down, as nvidia-smi says."""
 import contextlib
+import datetime
 import statistics
 import subprocess
 import threading
-import time
 
-FIELDS = ["clocks.sm", "clocks.mem", "clocks_event_reasons.active", "power.draw", "temperature.gpu"]
+FIELDS = ["timestamp", "clocks.sm", "clocks.mem", "clocks_event_reasons.active", "power.draw", "temperature.gpu"]
 PERIOD_MS = 500
-# The bits of the third field, by NVML's names (nvmlClocksEventReason...).
+# The bits of the field of reasons, by NVML's names (nvmlClocksEventReason...).
 REASONS = {0x1: "idle", 0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
            0x20: "thermal slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake", 0x100: "display clocks"}
 # Those under which a time says less of the code than of the machine.
@@ -22,13 +22,14 @@ def number(text):
 
 
 def parsed(line):
-    """A line of nvidia-smi's; None if it is none."""
+    """When a line of nvidia-smi's was taken, by the machine's clock, and what it says; None if it is none."""
     fields = [field.strip() for field in line.split(",")]
-    if len(fields) != len(FIELDS):
+    try:
+        at = datetime.datetime.strptime(fields[0], "%Y/%m/%d %H:%M:%S.%f").timestamp()
+        reasons = int(fields[3], 16)
+    except (ValueError, IndexError):
         return None
-    with contextlib.suppress(ValueError):
-        fields[2] = str(int(fields[2], 16))
-    return dict(zip(FIELDS, map(number, fields)))
+    return at, dict(zip(FIELDS[1:], map(number, fields[1:]))) | {FIELDS[3]: reasons}
 
 
 class Clocks:
@@ -37,11 +38,14 @@ class Clocks:
     def __init__(self):
         words = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits",
                  f"--loop-ms={PERIOD_MS}"]
-        self.samples, self.process = [], None
-        with contextlib.suppress(OSError):
+        # What it says that is no sample: why there are none.
+        self.samples, self.others, self.process = [], [], None
+        try:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.DEVNULL, text=True)
+                                            stderr=subprocess.STDOUT, text=True)
             threading.Thread(target=self.listen, daemon=True).start()
+        except OSError as reason:
+            self.others.append(f"nvidia-smi: {reason}")
 
     def __enter__(self):
         return self
@@ -54,20 +58,22 @@ class Clocks:
     def listen(self):
         for line in self.process.stdout:
             if sample := parsed(line):
-                self.samples.append((time.monotonic(), sample))
+                self.samples.append(sample)
+            elif len(self.others) < 5:
+                self.others.append(line.strip())
 
     def between(self, begin, end):
-        """What was seen in a while; None where nothing was."""
+        """What was seen in a while of the machine's clock, or why nothing was."""
         seen = [sample for at, sample in list(self.samples) if begin <= at <= end]
         if not seen:
-            return None
+            return {"samples": 0, "why": "; ".join(self.others) or "no sample"}
 
         def spread(field):
             values = [sample[field] for sample in seen if sample[field] is not None]
             return [min(values), statistics.median(values), max(values)] if values else None
         bits = 0
         for sample in seen:
-            bits |= int(sample[FIELDS[2]] or 0)
+            bits |= sample[FIELDS[3]]
         return {"samples": len(seen), "sm_mhz": spread("clocks.sm"), "memory_mhz": spread("clocks.mem"),
                 "watts": spread("power.draw"), "celsius": spread("temperature.gpu"),
                 "reasons": [name for bit, name in REASONS.items() if bits & bit]}

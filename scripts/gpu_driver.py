@@ -181,7 +181,12 @@ class Device:
         return elapsed.value * 1e3 / times
 
     def captured(self, work, times):
-        """What replays so many of `work` from a graph; the graph stays."""
+        """What replays so many of `work` from a graph."""
+        replay = self.graph(work, times)
+        return lambda: self.call("cuGraphLaunch", replay, self.stream)
+
+    def graph(self, work, times):
+        """A graph of so many of `work`, ready to launch; it stays."""
         graph, replay, relaxed = ctypes.c_void_p(), ctypes.c_void_p(), 2
         self.call("cuStreamBeginCapture_v2", self.stream, relaxed)
         try:
@@ -190,4 +195,4 @@ class Device:
         finally:
             self.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         self.call("cuGraphInstantiateWithFlags", ctypes.byref(replay), graph, ctypes.c_uint64(0))
-        return lambda: self.call("cuGraphLaunch", replay, self.stream)
+        return replay

@@ -1,46 +1,80 @@
-"""Programs that end in time, and what can be known of those that do not, before they are killed."""
+"""Programs that end in time, and what can be known of those that do not, before they are killed.
+
+All that looks has an end of its own: what is looked at may be stuck in the driver, and so may who looks.
+"""
 import os
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 # Lines of the kernel's log that bear on a GPU or on a process that was ended.
 TELLING = re.compile(r"NVRM|Xid|nvidia|segfault|general protection|oom|Out of memory|hung_task|blocked for more", re.I)
 MOST_LINES = 40
-# Seconds for the debugger, which stops the device first; and the most processes that it looks at.
+# Seconds for the debuggers, which stop the device first, all at once; and the most processes that they look at.
 DEBUGGER_SECONDS, MOST_DEBUGGED = 12, 2
-# What it is asked: the kernels that are on the device and where their blocks are, then the threads of the host.
-QUESTIONS = ["info cuda kernels", "info cuda blocks", "info cuda lanes", "thread apply all backtrace 16"]
-MOST_DEBUGGER_OUTPUT = 16_000
+# What they are asked: the kernels that are on the device, where their blocks are, then the threads of the host.
+QUESTIONS = ["info cuda kernels", "info cuda blocks", "info cuda warps", "thread apply all backtrace 16"]
+# Of what one says, the beginning and the end: the device comes first, and the last thread is the main one.
+MOST_DEBUGGER_OUTPUT = 24_000
 MOST_THREADS = 200
 # After it was killed a process may be in the driver for so many seconds; then it is left to it.
 FAREWELL = 2
 
 
-def bounded(words, seconds, env, cwd=None):
-    """Status, output and, where it had to be ended, all that is known of it; nobody that it started is left, if
-    the driver lets go of them."""
-    hang = []
-    with tempfile.TemporaryFile() as output:
+class Program:
+    """One that was started, in a session of its own, and what it prints."""
+
+    def __init__(self, words, env=None, cwd=None):
+        self.output = tempfile.TemporaryFile()
         try:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                       env=env, cwd=cwd, start_new_session=True)
-        except OSError as error:
-            return "not started", str(error), hang
+            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=self.output, env=env, cwd=cwd,
+                                            stderr=subprocess.STDOUT, start_new_session=True)
+        except OSError:
+            self.output.close()
+            raise
+
+    def wait(self, seconds):
+        """Its status; None where it is still there."""
         try:
-            status = process.wait(seconds)
+            return self.process.wait(max(seconds, 0))
         except subprocess.TimeoutExpired:
-            status, hang = "out of time", known_of(process.pid)
-        end(process.pid)
-        try:
-            process.wait(FAREWELL)
-        except subprocess.TimeoutExpired:
-            status = "out of time, and still there after it was killed"
-        output.seek(0)
-        return status, output.read().decode(errors="replace"), hang
+            return None
+
+    def end(self):
+        """Kill it and all that it started; whether it is gone."""
+        end(self.process.pid)
+        return self.wait(FAREWELL) is not None
+
+    def said(self):
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")
+
+    def close(self):
+        """What it said, which was all."""
+        with self.output:
+            return self.said()
+
+
+def bounded(words, seconds, env, cwd=None, look=None):
+    """Status, output, seconds, and what `look` has found of a program that did not end. It is killed after that,
+    with all that it started."""
+    begun = time.monotonic()
+    try:
+        program = Program(words, env, cwd)
+    except OSError as error:
+        return "not started", str(error), 0.0, []
+    status, found = program.wait(seconds), []
+    took = time.monotonic() - begun
+    if status is None:
+        status = "out of time"
+        found = look(program) if look else []
+    if not program.end():
+        status = f"{status}, and still there after it was killed"
+    return status, program.close(), took, found
 
 
 def kernel_log():
@@ -55,9 +89,9 @@ def kernel_log():
 
 
 def new_lines(before, after):
-    """Lines of a log that came since."""
+    """Lines of a log that came since, and why it cannot be read."""
     known = set(before)
-    return [line for line in after if line not in known]
+    return [line for line in after if line not in known or line.startswith("dmesg: ")]
 
 
 def read(path):
@@ -107,32 +141,39 @@ def debugger():
     return shutil.which("cuda-gdb", path=usual) or shutil.which("gdb", path=usual)
 
 
-def debugged(pid):
-    """What the debugger says of a process, and of its kernels on the device."""
+def debugged(pids, seconds):
+    """What a debugger says of each of some processes, and of their kernels on the device."""
     program = debugger()
     if program is None:
-        return "there is no cuda-gdb and no gdb"
+        return {pid: "there is no cuda-gdb and no gdb" for pid in pids}
     asked = QUESTIONS if program.endswith("cuda-gdb") else QUESTIONS[-1:]
-    words = [program, "-nx", "-batch", "-p", str(pid), *(word for one in asked for word in ("-ex", one))]
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True, text=True, errors="replace")
-    try:
-        said, _ = process.communicate(timeout=DEBUGGER_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate()[0] + f"\n(ended after {DEBUGGER_SECONDS} s)"
-    return said[-MOST_DEBUGGER_OUTPUT:]
+    commands = [word for one in asked for word in ("-ex", f"echo \\n== {one}\\n", "-ex", one)]
+    end_at = time.monotonic() + min(seconds, DEBUGGER_SECONDS)
+    begun = {pid: Program([program, "-nx", "-batch", "-p", str(pid), *commands]) for pid in pids}
+    said = {}
+    for pid, one in begun.items():
+        is_late = one.wait(end_at - time.monotonic()) is None
+        one.end()
+        said[pid] = shortened(one.close()) + ("\n(the debugger was ended)" if is_late else "")
+    return said
 
 
-def known_of(leader):
-    """All that there is to know of a session that does not end."""
+def shortened(text):
+    """The beginning and the end of a long text."""
+    half = MOST_DEBUGGER_OUTPUT // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n(...)\n{text[-half:]}"
+
+
+def known_of(leader, seconds):
+    """All that there is to know of a session that does not end, within so many seconds for debuggers."""
     found = processes_of(leader)
     # Those with most threads first: programs, not what starts them.
     threads = {pid: list(threads_of(pid)) for pid in found}
     busiest = sorted(found, key=lambda pid: -len(threads[pid]))[:MOST_DEBUGGED]
-    return [{"process": pid, "command": read(f"/proc/{pid}/cmdline").replace("\0", " ").strip(),
-             "threads": threads[pid], "debugger": debugged(pid) if pid in busiest else "not asked"}
-            for pid in found]
+    said = debugged(busiest, seconds) if seconds >= 1 else {}
+    # Not its words, whose memory another thread of it may hold.
+    return [{"process": pid, "name": read(f"/proc/{pid}/comm"), "threads": threads[pid],
+             "debugger": said.get(pid, "not asked")} for pid in found]
 
 
 def end(leader):
@@ -144,12 +185,14 @@ def end(leader):
             pass
 
 
-def text(hang):
-    """The same for a reader, in lines."""
+def text(hang, most):
+    """The same for a reader, in lines; of each debugger so many of the first, and of the last."""
     for process in hang:
-        yield f"process {process['process']}: {process['command']}"
+        yield f"process {process['process']} {process['name']}"
         for one in process["threads"]:
             stack = " < ".join(line.split("]")[-1].strip() for line in one["stack"][:4])
             yield (f"  thread {one['thread']} {one['name']}: {one['state']}, waits in {one['wait_channel']}, "
                    f"system call {one['system_call']}{stack and ', ' + stack}")
-        yield from (f"  | {line}" for line in process["debugger"].splitlines()[-60:])
+        lines = process["debugger"].splitlines()
+        kept = lines if len(lines) <= 2 * most else [*lines[:most], "(...)", *lines[-most:]]
+        yield from (f"  | {line}" for line in kept)

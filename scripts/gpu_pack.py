@@ -36,9 +36,18 @@ def shown(path):
 
 
 def digest(root=ROOT):
-    """One number of all sources of a checkout, which need not have a history."""
+    """One number of all sources of a checkout, which need not have a history. With one, what git ignores is no
+    source: it does not travel."""
     whole = hashlib.sha256()
     found = [path for name in SOURCES for path in [root / name, *(root / name).rglob("*")]]
+    words = ["git", "-C", str(root), "check-ignore", "--stdin", "-z"]
+    names = "\0".join(map(str, found))
+    try:
+        done = subprocess.run(words, input=names, capture_output=True, text=True)
+        ignored = set(done.stdout.split("\0"))
+    except OSError:
+        ignored = set()
+    found = [path for path in found if str(path) not in ignored]
     for path in sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts):
         whole.update(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return whole.hexdigest()

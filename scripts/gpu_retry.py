@@ -1,5 +1,6 @@
 """Tests of a test program that failed, or did not end, run again by themselves: what fails alone is simpler."""
 import re
+import time
 
 from gpu_hang import bounded
 
@@ -14,21 +15,36 @@ MOST, SECONDS = 3, 10
 MOST_OUTPUT = 6_000
 
 
-def hung(program, said, hang):
-    """Tests whose threads were there when the program was looked at, and that had not ended."""
-    names = {one["name"] for process in hang for one in process["threads"]}
-    _, listed, _ = bounded([program, "--list"], SECONDS, None)
+def hung(words, said, hang, env):
+    """Tests that had begun and not ended, by the names of threads that were there. Tests begin in the order in
+    which they are listed, so that those that share such a name with them and come later have not begun."""
+    names = [one["name"] for process in hang for one in process["threads"]]
+    _, listed, _, _ = bounded([*words, "--list"], SECONDS, env)
     ended = set(ENDED.findall(said))
-    return [test for test in LISTED.findall(listed) if test[:NAME_LENGTH] in names and test not in ended]
+    found = []
+    for test in LISTED.findall(listed):
+        if test not in ended and test[:NAME_LENGTH] in names:
+            names.remove(test[:NAME_LENGTH])
+            found.append(test)
+    return found
 
 
-def alone(program, test, env):
+def alone(program, test, seconds, env):
     """How a test ends that has the device to itself."""
-    status, said, _ = bounded([program, test, "--exact", "--nocapture", "--test-threads", "1"], SECONDS, env)
-    return {"test": test, "status": status, "output": said[-MOST_OUTPUT:]}
+    words = [program, test, "--exact", "--nocapture", "--test-threads", "1"]
+    status, said, took, _ = bounded(words, min(seconds, SECONDS), env)
+    return {"test": test, "status": status, "seconds": round(took, 1), "output": said[-MOST_OUTPUT:]}
 
 
-def again(program, said, hang, env):
-    """Some of the tests that failed or hung, each by itself."""
-    failed = FAILED.findall(said) + (hung(program, said, hang) if hang else [])
-    return [alone(program, test, env) for test in list(dict.fromkeys(failed))[:MOST]]
+def again(words, said, hang, end_at, env):
+    """Some of the tests that failed or hung, each by itself, until one hangs or the time is over."""
+    tests = FAILED.findall(said) + (hung(words, said, hang, env) if hang else [])
+    results = []
+    for test in list(dict.fromkeys(tests))[:MOST]:
+        left = end_at - time.monotonic()
+        if left < 1:
+            break
+        results.append(alone(words[0], test, left, env))
+        if not isinstance(results[-1]["status"], int):
+            break
+    return results

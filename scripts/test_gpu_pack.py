@@ -14,7 +14,7 @@ from unittest import mock
 
 import gpu_goals
 import gpu_pack
-from gpu_steps import every_step
+from gpu_steps import every_step, first_steps
 from suites import on_fake_driver
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -44,7 +44,7 @@ class Programs(unittest.TestCase):
     def test_ring_perf_knows_the_options_of_every_step(self):
         self.need((DEBUG / "ring-perf").exists(), "ring-perf is not built")
         with tempfile.TemporaryDirectory() as scratch:
-            steps = list(every_step(DEBUG, False, Path(scratch)))
+            steps = [*every_step(DEBUG, False, Path(scratch)), *first_steps(DEBUG, False, Path(scratch))]
         env = {**os.environ, "LD_LIBRARY_PATH": scratch}
         measured = [step.words for step in steps if str(DEBUG / "ring-perf") in step.words]
         self.assertGreater(len(measured), 20)
