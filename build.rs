@@ -29,7 +29,8 @@ fn main() {
     }
 }
 
-/// Lets a program start that was linked with Cargo's own file: the name that it asks for lies beside.
+/// Lets a program start that was linked with Cargo's own file: beside it lies the name that the
+/// program asks for.
 fn link_soname() {
     // Cargo's folder of a script's results is PROFILE/build/PACKAGE/out.
     let out = std::env::var("OUT_DIR").expect("Cargo sets it");
