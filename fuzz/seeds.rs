@@ -6,8 +6,10 @@
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::{Message, Party};
-use ringcomm::bootstrap::wire::{self as rendezvous_wire, Challenge, Failure, Header, Hello, Kind};
+use ringcomm::bootstrap::allgather::{Message, Party};
+use ringcomm::bootstrap::local::wire::{
+    self as rendezvous_wire, Challenge, Failure, Header, Hello, Kind,
+};
 use ringcomm::communicator::network::frame::Item;
 use ringcomm::communicator::network::status::Status;
 use ringcomm::communicator::record::Descriptor;

@@ -374,7 +374,8 @@ fn garbage_is_refused_and_the_job_goes_on() {
     with_strangers(3, |id| {
         let hello = |rank: u32| {
             let nonce = [7; 32];
-            ringcomm::bootstrap::wire::Hello { rank, nranks: 3, remaining_ms: 1, nonce }.encode()
+            ringcomm::bootstrap::local::wire::Hello { rank, nranks: 3, remaining_ms: 1, nonce }
+                .encode()
         };
         let mut guests: Vec<UnixStream> = Vec::new();
         let requests: [Vec<u8>; 5] = [
@@ -397,7 +398,11 @@ fn garbage_is_refused_and_the_job_goes_on() {
         for guest in &mut guests[..3] {
             let mut answer = Vec::new();
             let _ = guest.read_to_end(&mut answer);
-            assert!(answer.len() <= ringcomm::bootstrap::wire::CHALLENGE, "{}", answer.len());
+            assert!(
+                answer.len() <= ringcomm::bootstrap::local::wire::CHALLENGE,
+                "{}",
+                answer.len()
+            );
         }
         guests
     });
@@ -417,7 +422,10 @@ fn a_false_coordinator_learns_nothing_and_is_waited_out() {
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let mut heard = Vec::new();
             let _ = stream.read_to_end(&mut heard);
-            assert!(heard.len() <= ringcomm::bootstrap::wire::HELLO, "a rank said more than hello");
+            assert!(
+                heard.len() <= ringcomm::bootstrap::local::wire::HELLO,
+                "a rank said more than hello"
+            );
         }
         drop(squatter);
         for rank in ranks {

@@ -7,7 +7,7 @@ mod support;
 
 use ringcomm::algorithm::{Algorithm, plan_on};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::{Gate, NetworkConfig};
+use ringcomm::bootstrap::tcp::{Gate, NetworkConfig};
 use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::{Config, Family, Protection};
 use ringcomm::plan::Collective;
@@ -204,7 +204,7 @@ fn communicators_of_several_hosts_work_side_by_side() {
 
 #[test]
 fn settings_that_differ_between_hosts_are_named() {
-    use ringcomm::bootstrap::network::Root;
+    use ringcomm::bootstrap::allgather::Root;
     let config = Config { interfaces: Some("lo".into()), ..config() };
     let id = Root::start(&config).expect("an id");
     let texts: Vec<String> = std::thread::scope(|scope| {

@@ -2,7 +2,8 @@
 
 use parking_lot::Mutex;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::{Gate, NetworkConfig, Root, meet};
+use ringcomm::bootstrap::allgather::{Root, meet};
+use ringcomm::bootstrap::tcp::{Gate, NetworkConfig};
 use ringcomm::config::{Config, Family};
 use ringcomm::error::{Error, Result};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -3,7 +3,7 @@
 
 mod support;
 
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::{Call, Communicator, Vector};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;

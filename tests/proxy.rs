@@ -10,7 +10,7 @@
 
 mod support;
 
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::{Config, Protection};
 use ringcomm::plan::Collective;

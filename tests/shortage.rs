@@ -6,7 +6,8 @@
 #[path = "support/files.rs"]
 mod files;
 
-use ringcomm::bootstrap::network::{Gate, NetworkConfig, meet};
+use ringcomm::bootstrap::allgather::meet;
+use ringcomm::bootstrap::tcp::{Gate, NetworkConfig};
 use ringcomm::bootstrap::{Contribution, UniqueId, exchange, process_token, rendezvous_name};
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;

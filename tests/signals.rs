@@ -1,6 +1,6 @@
 //! Threads of the library leave the program's signals to the program's own.
 
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::stream::{Job, Stream};
 use ringcomm::config::Config;
 use ringcomm::error::Result;

@@ -1,7 +1,7 @@
 //! Whoever does not hold the secret gets nothing from a gate, and keeps nobody else from it.
 //!
 //! Hundreds of handshakes come through sockets here. The 10^5 attempts that are promised are fed to
-//! the handshake without sockets (`src/bootstrap/network/handshake_tests.rs`). To the gate come
+//! the handshake without sockets (`src/bootstrap/tcp/tests/handshake.rs`). To the gate come
 //! 24,000 hellos, each of another secret, 31,000 recorded ones with a bit flipped, 31,000 of random
 //! bytes behind a true beginning, and 2,000 that are replayed with the proofs that followed them,
 //! of 400 recordings. On the way of honest handshakes the proof, or the answer or the welcome of a
@@ -17,8 +17,9 @@ mod pace;
 
 use pace::{Pace, Timed, assert_kept};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::{
-    ANYONE, Dial, Gate, Greeting, HELLO, NetworkConfig, Proved, Purpose, ROOT, meet,
+use ringcomm::bootstrap::allgather::meet;
+use ringcomm::bootstrap::tcp::{
+    ANYONE, Dial, Gate, Greeting, HELLO, NetworkConfig, Proved, Purpose, ROOT,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -130,7 +130,7 @@ fn layers(path: &str, text: &str) -> Vec<String> {
 /// The library's locks are those of `sync`, which counts them. Programs and tests may have others.
 fn locks(path: &str, text: &str) -> Vec<String> {
     let library = path.starts_with("src/") && !path.starts_with("src/bin/");
-    if !library || path == "src/sync.rs" || path.ends_with("tests.rs") {
+    if !library || path == "src/sync.rs" || path.ends_with("tests.rs") || path.contains("/tests/") {
         return Vec::new();
     }
     let is_foreign = |line: &&str| {

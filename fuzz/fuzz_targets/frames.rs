@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::bootstrap::wire::{Failure, HEADER, Header, MAX_PAYLOAD};
+use ringcomm::bootstrap::local::wire::{Failure, HEADER, Header, MAX_PAYLOAD};
 
 fuzz_target!(|data: &[u8]| {
     let Some((head, body)) = data.split_first_chunk::<HEADER>() else { return };

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::bootstrap::wire::{CHALLENGE, Challenge, HELLO, Hello};
+use ringcomm::bootstrap::local::wire::{CHALLENGE, Challenge, HELLO, Hello};
 
 fuzz_target!(|data: &[u8]| {
     if let Some(bytes) = data.first_chunk::<HELLO>()

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::bootstrap::network::{Message, entries};
+use ringcomm::bootstrap::allgather::{Message, entries};
 use ringcomm::communicator::fuzzing::card;
 
 fuzz_target!(|data: &[u8]| {

@@ -4,9 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::{
-    GREETING, Greeting, Handshake, Opener, Purpose, Sealer, Secret,
-};
+use ringcomm::bootstrap::tcp::{GREETING, Greeting, Handshake, Opener, Purpose, Sealer, Secret};
 
 mod support;
 use support::Input;

@@ -5,25 +5,21 @@
 //! secret before a byte of theirs is believed. Nothing in the file system, no thread, nothing that
 //! outlives a killed process.
 
-mod bulletin;
-mod candidate;
-mod coordinator;
-mod exchange;
-mod id;
-mod inbox;
-mod member;
-pub mod network;
-mod porch;
+mod admission;
+pub mod allgather;
+mod error;
+pub mod local;
 mod process;
 pub mod rendezvous;
-mod socket;
-mod unmet;
-pub mod wire;
+#[cfg(test)]
+pub mod sim;
+pub mod tcp;
+mod unique_id;
 
-pub use exchange::{
+pub use error::{Cause, Unmet};
+pub use local::wire::MAX_PAYLOAD;
+pub use local::{
     Absent, Contribution, Doubts, MAX_FDS, Member, exchange, exchange_unless, rendezvous_name,
 };
-pub use id::UniqueId;
 pub use process::process_token;
-pub use unmet::{Cause, Unmet};
-pub use wire::MAX_PAYLOAD;
+pub use unique_id::UniqueId;

@@ -14,7 +14,7 @@ use super::timeline::Track;
 use super::turn::Turns;
 use super::watch::{Unless, Watched};
 use super::{Communicator, answer, together};
-use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::bootstrap::tcp::{Gate, NetworkConfig};
 use crate::bootstrap::{self, Cause, UniqueId, Unmet};
 use crate::clock;
 use crate::config::{Config, Seat};

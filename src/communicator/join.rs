@@ -12,7 +12,8 @@ use super::geometry::{OnHosts, on_hosts, segment_bytes};
 use super::introduction::{INTRODUCTION, Introduction};
 use super::network::Engine;
 use super::patrol::Patrol;
-use crate::bootstrap::network::{Gate, meet_unless};
+use crate::bootstrap::allgather::meet_unless;
+use crate::bootstrap::tcp::Gate;
 use crate::bootstrap::{UniqueId, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -289,9 +290,9 @@ impl Outside {
 mod tests {
     use super::*;
     use crate::bootstrap::MAX_PAYLOAD;
-    use crate::bootstrap::network::MOST_ADDRESSES;
-    use crate::bootstrap::network::Root;
-    use crate::bootstrap::network::simulation::large::CARD;
+    use crate::bootstrap::allgather::MOST_ADDRESSES;
+    use crate::bootstrap::allgather::Root;
+    use crate::bootstrap::sim::hundred_thousand_ranks::CARD;
     use crate::bootstrap::{Contribution, Doubts, exchange_unless, process_token, rendezvous_name};
     use std::time::Instant;
 

@@ -2,10 +2,9 @@
 
 use super::Communicator;
 use super::assembly::Until;
-use crate::bootstrap::network::{
-    ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, Root, interfaces,
-};
+use crate::bootstrap::allgather::Root;
 use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
+use crate::bootstrap::tcp::{ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, interfaces};
 use crate::bootstrap::{Cause, UniqueId, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result, list};

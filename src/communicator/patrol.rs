@@ -5,7 +5,7 @@
 //! communicator is made, unless it dies or gives up.
 
 use crate::bootstrap::Absent;
-use crate::bootstrap::network::is_deserted;
+use crate::bootstrap::tcp::is_deserted;
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ impl<'a> Patrol<'a> {
 mod tests {
     use super::*;
     use crate::bootstrap::UniqueId;
-    use crate::bootstrap::network::{Gate, NetworkConfig};
+    use crate::bootstrap::tcp::{Gate, NetworkConfig};
     use crate::config::Config;
 
     #[test]

@@ -10,7 +10,7 @@ use super::attempts::Door;
 use super::numbering::Numbering;
 use super::record::mix;
 use super::survivors::Pause;
-use crate::bootstrap::network::{Gate, NetworkConfig};
+use crate::bootstrap::tcp::{Gate, NetworkConfig};
 use crate::bootstrap::{Cause, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -287,7 +287,7 @@ pub(super) fn port_of(gate: &Gate) -> u16 {
 mod tests {
     use super::*;
     use crate::bootstrap::UniqueId;
-    use crate::bootstrap::network::{Greeting, HELLO, Handshake, Purpose, Secret};
+    use crate::bootstrap::tcp::{Greeting, HELLO, Handshake, Purpose, Secret};
     use crate::communicator::init::number_of;
     use crate::communicator::together::all_or_none;
 

@@ -5,7 +5,7 @@ use super::assembly::Until;
 use super::numbering::Numbering;
 use super::watch::Unless;
 use super::{Call, Communicator};
-use crate::bootstrap::network::Gate;
+use crate::bootstrap::tcp::Gate;
 use crate::config::{Config, Seat};
 use crate::error::{Error, Result};
 use crate::plan::Collective;

@@ -7,7 +7,7 @@ use super::attempts::{Attempt, Place, Step, Survivor};
 use super::shrink::port_of;
 use super::watch::Watched;
 use crate::bootstrap::Unmet;
-use crate::bootstrap::network::Gate;
+use crate::bootstrap::tcp::Gate;
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};

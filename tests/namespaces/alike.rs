@@ -4,7 +4,7 @@
 use super::support::config;
 use super::support::processes::{Crew, Seat};
 use super::{HOSTS, PATIENCE, TIMEOUT_MS, labs};
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use std::time::Instant;

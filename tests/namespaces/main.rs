@@ -15,7 +15,7 @@ mod support;
 
 use lab::{HOSTS, Lab, Trouble};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Protection};
 use std::collections::BTreeMap;

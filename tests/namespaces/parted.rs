@@ -6,7 +6,7 @@ use super::support::processes::{Crew, Seat, say};
 use super::support::{Case, Prepared, Random, config};
 use super::{PATIENCE, SILENCE, TIMEOUT_MS, labs};
 use crate::lab::Lab;
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;

@@ -4,7 +4,7 @@
 use super::support::processes::{Crew, Ranks, Seat, say};
 use super::support::{Case, Prepared, config, names_in_full};
 use super::{PATIENCE, SILENCE, TIMEOUT_MS, labs};
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;

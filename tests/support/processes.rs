@@ -7,7 +7,7 @@
 
 use super::HARD_DEADLINE_S;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Protection};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -3,7 +3,7 @@
 use super::HARD_DEADLINE_S;
 use super::pace::{Pace, Timed};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use std::any::Any;

@@ -14,7 +14,7 @@ use crate::options::{Child, Options};
 use crate::threads::{self, Sink};
 use crate::worker;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::network::Root;
+use ringcomm::bootstrap::allgather::Root;
 use ringcomm::bootstrap::rendezvous::Found;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;

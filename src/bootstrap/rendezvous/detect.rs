@@ -1,6 +1,6 @@
 //! Who this rank is and where it meets the others: the first complete answer, never a mixture.
 
-use super::family::{FAMILIES, Lookup, Reading, Who, master};
+use super::launcher_env::{FAMILIES, Lookup, Reading, Who, master};
 use super::secret::Secret;
 use super::url::{self, Request};
 use super::{Found, Launched, Place};

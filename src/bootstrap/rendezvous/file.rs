@@ -8,8 +8,8 @@
 //! lose, and no clock is compared with another's.
 
 use super::machine;
-use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::process;
+use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};

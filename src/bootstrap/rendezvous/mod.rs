@@ -5,24 +5,24 @@
 //! file that all see. What every rank knows then, the place, the job's name and a secret, becomes
 //! the unique id; only where they meet through a file does rank 0 make the id up.
 
+mod derive_id;
 mod detect;
-mod family;
 mod file;
-mod invite;
+mod launcher_env;
 mod machine;
-mod nodelist;
 mod secret;
+mod slurm_nodelist;
 mod url;
 
 #[cfg(test)]
 mod tests;
 
+pub use derive_id::{Invitation, Network, invite};
 pub use detect::{detect, launched};
 #[cfg(any(test, fuzzing))]
 pub use file::rewritten;
-pub use invite::{Invitation, Network, invite};
-pub use nodelist::{hosts, tasks_per_node};
 pub use secret::Secret;
+pub use slurm_nodelist::{hosts, tasks_per_node};
 
 use std::fmt;
 use std::path::PathBuf;

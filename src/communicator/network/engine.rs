@@ -7,7 +7,7 @@
 use super::descriptor::Event;
 use super::worker::Worker;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::Gate;
+use crate::bootstrap::tcp::Gate;
 use crate::error::{Error, Result};
 use crate::executor::links::Pages;
 use crate::fork;

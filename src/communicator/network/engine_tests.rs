@@ -2,7 +2,7 @@
 
 use super::{Engine, Harm, Start};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::{Gate, NetworkConfig, USER_TIMEOUT, congestion_control};
+use crate::bootstrap::tcp::{Gate, NetworkConfig, USER_TIMEOUT, congestion_control};
 use crate::config::Protection;
 use crate::executor::announcement::{Announcement, Phase};
 use crate::executor::control::Life;

@@ -5,7 +5,7 @@
 //! and both are short.
 
 use super::Plane;
-use crate::bootstrap::network::{Network, Stream, is_not_yet};
+use crate::bootstrap::tcp::{Network, Stream, is_not_yet};
 use std::time::{Duration, Instant};
 
 /// The longest that a rank which ends waits for its neighbours to have read its last words.

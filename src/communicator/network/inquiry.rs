@@ -7,7 +7,7 @@
 
 use super::super::frame::{Item, Opener, Sealer};
 use super::{Aim, Plane};
-use crate::bootstrap::network::{Arrival, Network, Stream, is_not_yet};
+use crate::bootstrap::tcp::{Arrival, Network, Stream, is_not_yet};
 use std::time::Instant;
 
 /// A question whose answer has yet to come.

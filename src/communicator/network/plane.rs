@@ -13,7 +13,7 @@
 
 use super::gossip::{Gossip, News};
 use super::status::Status;
-use crate::bootstrap::network::{Arrival, Dialling, Greeting, Network, Purpose, Secret, Stream};
+use crate::bootstrap::tcp::{Arrival, Dialling, Greeting, Network, Purpose, Secret, Stream};
 use crate::error::Result;
 use crate::executor::links::Pages;
 use crate::transport::wait;

@@ -6,10 +6,10 @@
 
 use super::plane::{Plane, Seat};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::simulation::net::{Happening, Line, Net, Port, Shared};
-use crate::bootstrap::network::simulation::primitives::{Seeded, seed as seed_primitives, toy};
-use crate::bootstrap::network::simulation::{Simulated, every_seed};
-use crate::bootstrap::network::{Lobby, Secret};
+use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives, toy};
+use crate::bootstrap::sim::net::{Happening, Line, Net, Port, Shared};
+use crate::bootstrap::sim::{Simulated, every_seed};
+use crate::bootstrap::tcp::{Lobby, Secret};
 use crate::executor::announcement::{Announcement, Phase};
 use crate::executor::control::Life;
 use crate::executor::links::{Pages, SegmentMap};

@@ -5,7 +5,7 @@
 //! both, and what happened: who has seen the rank die tells that, and what is heard first stays.
 
 use super::{Call, FIRST_LINK, Plane};
-use crate::bootstrap::network::Network;
+use crate::bootstrap::tcp::Network;
 use crate::error::Error;
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 use super::descriptor::poll;
 use super::engine::{Orders, Start};
 use super::plane::{Plane, Seat};
-use crate::bootstrap::network::{Gate, Kernel, Secret};
+use crate::bootstrap::tcp::{Gate, Kernel, Secret};
 use crate::sync::atomic::Ordering::*;
 use crate::transport::tcp::{Inbox, LaneKeys, NewLane};
 use std::sync::Arc;

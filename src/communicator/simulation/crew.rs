@@ -4,8 +4,8 @@
 use super::operation::{Loss, Operation, Progress, Wire};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::simulation::meeting::Gate;
-use crate::bootstrap::network::simulation::net::Port;
+use crate::bootstrap::sim::allgather::Gate;
+use crate::bootstrap::sim::net::Port;
 use crate::communicator::init::number_of;
 use crate::communicator::network::plane::{Plane, Seat};
 use crate::communicator::record::{Descriptor, mix};

@@ -17,7 +17,7 @@ mod operation;
 mod rank;
 mod world;
 
-use crate::bootstrap::network::simulation::every_seed;
+use crate::bootstrap::sim::every_seed;
 use world::{Fault, Tally, World};
 
 /// Worlds of one kind with many seeds, and what they came to together.

@@ -2,8 +2,8 @@
 //! the connections that the control planes have made.
 
 use crate::algorithm::{Algorithm, plan};
-use crate::bootstrap::network::simulation::net::Line;
-use crate::bootstrap::network::{Framed, Keys};
+use crate::bootstrap::sim::net::Line;
+use crate::bootstrap::tcp::{Framed, Keys};
 use crate::plan::{Collective, End, Plan, Span, Step};
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -1,8 +1,8 @@
 //! The life of a rank: it joins, works, and when that fails shrinks and works on.
 
 use super::crew::{Crew, PATIENCE};
-use crate::bootstrap::network::simulation::meeting::{Gate, Guest, Meeting};
-use crate::bootstrap::network::simulation::net::Shared;
+use crate::bootstrap::sim::allgather::{Gate, Guest, Meeting};
+use crate::bootstrap::sim::net::Shared;
 use crate::bootstrap::{UniqueId, Unmet};
 use crate::communicator::attempts::{Attempt, Door, Place, Step, Survivor};
 use crate::communicator::init::cause;

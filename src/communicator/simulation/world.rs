@@ -3,10 +3,10 @@
 use super::crew::{Crew, pid_of};
 use super::rank::{Ground, MOST_RANKS, Rank};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::network::simulation::Simulated;
-use crate::bootstrap::network::simulation::meeting::Gate;
-use crate::bootstrap::network::simulation::net::{Happening, Net, Shared};
-use crate::bootstrap::network::simulation::primitives::{Seeded, seed as seed_primitives};
+use crate::bootstrap::sim::Simulated;
+use crate::bootstrap::sim::allgather::Gate;
+use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives};
+use crate::bootstrap::sim::net::{Happening, Net, Shared};
 use crate::communicator::init::number_of;
 use crate::error::Error;
 use std::cell::RefCell;

@@ -1,0 +1,287 @@
+//! One rank's meeting on connections: it turns bytes into events and actions into bytes.
+//!
+//! No call waits and none asks for the time: whoever drives a host, a loop around `poll` or a
+//! simulation, calls [`Host::advance`] when something may have come or a deadline has passed.
+
+use super::client::Member;
+use super::message::Message;
+use super::root::Registry;
+use super::tree::{Action, Event, Link, Table};
+use crate::bootstrap::error::Unmet;
+use crate::bootstrap::tcp::connect::Dialling;
+use crate::bootstrap::tcp::handshake::Secret;
+use crate::bootstrap::tcp::hello::{Greeting, Purpose};
+use crate::bootstrap::tcp::io::Network;
+use crate::bootstrap::tcp::pending::Arrival;
+use crate::bootstrap::tcp::secure_frame::{End, Framed};
+use crate::error::Result;
+use crate::silence::{LOOK, Silence};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+/// What a rank is in the meeting.
+pub enum Role {
+    Root(Registry),
+    Member(Member),
+}
+
+impl Role {
+    fn on(&mut self, event: Event, now: Instant) {
+        match self {
+            Role::Root(registry) => registry.on(event, now),
+            Role::Member(member) => member.on(event, now),
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        match self {
+            Role::Root(registry) => registry.tick(now),
+            Role::Member(member) => member.tick(now),
+        }
+    }
+
+    fn take_actions(&mut self) -> Vec<Action> {
+        match self {
+            Role::Root(registry) => registry.take_actions(),
+            Role::Member(member) => member.take_actions(),
+        }
+    }
+
+    fn outcome(&self) -> Option<&Result<(), Unmet>> {
+        match self {
+            Role::Root(registry) => registry.outcome(),
+            Role::Member(member) => member.outcome(),
+        }
+    }
+}
+
+struct Wire<S> {
+    framed: Framed<S>,
+    queue: VecDeque<Message>,
+    /// To be closed once everything has left.
+    hanging: bool,
+    silence: Silence,
+}
+
+/// One rank's meeting.
+pub struct Host<N: Network> {
+    network: N,
+    secret: Secret,
+    /// What it says when it dials.
+    greeting: Greeting,
+    role: Role,
+    wires: BTreeMap<Link, Wire<N::Stream>>,
+    dial: Option<Dialling<N::Stream>>,
+    next: Link,
+    /// When to see again whether somebody is at the other ends, where there are any.
+    next_look: Option<Instant>,
+}
+
+impl<N: Network> Host<N> {
+    pub fn new(network: N, secret: Secret, greeting: Greeting, role: Role) -> Host<N> {
+        let wires = BTreeMap::new();
+        Host { network, secret, greeting, role, wires, dial: None, next: 1, next_look: None }
+    }
+
+    /// Somebody came through the gate for the meeting.
+    pub fn admit(&mut self, arrival: Arrival<N::Stream>, now: Instant) {
+        debug_assert_eq!(arrival.greeting.purpose, Purpose::Meet);
+        let (greeting, took) = (arrival.greeting.clone(), arrival.took);
+        let link = self.connect(arrival, now);
+        self.role.on(Event::Came { link, greeting, took }, now);
+    }
+
+    fn connect(&mut self, arrival: Arrival<N::Stream>, now: Instant) -> Link {
+        let link = self.next;
+        self.next += 1;
+        self.network.ask(&arrival.stream);
+        self.next_look.get_or_insert(now + LOOK);
+        let framed = Framed::new(arrival.stream, &arrival.keys);
+        let (queue, silence) = (VecDeque::new(), Silence::default());
+        self.wires.insert(link, Wire { framed, queue, hanging: false, silence });
+        link
+    }
+
+    /// Do all that can be done now.
+    pub fn advance(&mut self, now: Instant) {
+        self.look(now);
+        loop {
+            self.advance_dial(now);
+            self.listen(now);
+            self.role.tick(now);
+            let actions = self.role.take_actions();
+            let idle = actions.is_empty();
+            for action in actions {
+                self.act(action, now);
+            }
+            self.push();
+            if idle {
+                return;
+            }
+        }
+    }
+
+    /// See now and then whether what was said still gets anywhere. Who is silent is lost.
+    fn look(&mut self, now: Instant) {
+        if self.wires.is_empty() {
+            self.next_look = None;
+            return;
+        }
+        if now < *self.next_look.get_or_insert(now + LOOK) {
+            return;
+        }
+        self.next_look = Some(now + LOOK);
+        let network = &self.network;
+        let is_silent =
+            |wire: &mut Wire<N::Stream>| network.is_silent(&wire.framed.stream, &mut wire.silence);
+        let wires = self.wires.iter_mut();
+        let silent: Vec<Link> =
+            wires.filter_map(|(link, wire)| is_silent(wire).then_some(*link)).collect();
+        for link in silent {
+            self.wires.remove(&link);
+            self.role.on(Event::Lost { link }, now);
+        }
+    }
+
+    fn advance_dial(&mut self, now: Instant) {
+        let Some(dial) = &mut self.dial else { return };
+        match dial.advance(now, &mut self.network) {
+            Ok(None) => {}
+            Ok(Some(arrival)) => {
+                self.dial = None;
+                let link = self.connect(arrival, now);
+                self.role.on(Event::Reached { link }, now);
+            }
+            Err(error) => {
+                self.dial = None;
+                self.role.on(Event::Unreachable { error }, now);
+            }
+        }
+    }
+
+    /// Take what has come on every connection.
+    fn listen(&mut self, now: Instant) {
+        let links: Vec<Link> = self.wires.keys().copied().collect();
+        for link in links {
+            while let Some(event) = self.hear(link) {
+                let last = match &event {
+                    Event::Said { message, .. } => matches!(message, Message::Failure(_)),
+                    _ => true,
+                };
+                if last {
+                    self.wires.remove(&link);
+                }
+                self.role.on(event, now);
+                if last {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, link: Link) -> Option<Event> {
+        let wire = self.wires.get_mut(&link)?;
+        match wire.framed.pull() {
+            Ok(None) => None,
+            Ok(Some(frame)) => Some(match Message::decode(&frame) {
+                Ok(message) => Event::Said { link, message },
+                Err(why) => Event::Garbled { link, why },
+            }),
+            Err(End::Closed(_)) => Some(Event::Lost { link }),
+            Err(End::Garbled(why)) => Some(Event::Garbled { link, why }),
+        }
+    }
+
+    fn act(&mut self, action: Action, now: Instant) {
+        match action {
+            Action::Say { link, message } => {
+                if let Some(wire) = self.wires.get_mut(&link) {
+                    wire.queue.push_back(message);
+                }
+            }
+            Action::Hang { link } => {
+                if let Some(wire) = self.wires.get_mut(&link) {
+                    wire.hanging = true;
+                }
+            }
+            Action::Dial { to, rank, was_open, until } => {
+                let greeting = Greeting { to: rank, ..self.greeting.clone() };
+                let secret = self.secret.clone();
+                let to = self.network.routes(&to);
+                let dial = Dialling::new(secret, &to, greeting, now, until);
+                self.dial = Some(if was_open { dial.where_open() } else { dial });
+            }
+        }
+    }
+
+    /// Send what the connections take. A failure to send is left to the receiving side, which
+    /// finds the other's last words or its end.
+    fn push(&mut self) {
+        self.wires.retain(|_, wire| {
+            loop {
+                match wire.framed.push() {
+                    Ok(true) => match wire.queue.pop_front() {
+                        Some(message) => wire.framed.begin(&message.encode()),
+                        None => return !wire.hanging,
+                    },
+                    Ok(false) => return true,
+                    Err(_) => {
+                        wire.queue.clear();
+                        return !wire.hanging;
+                    }
+                }
+            }
+        });
+    }
+
+    /// Whether somebody has come whom the gate cannot let in, and why.
+    pub fn set_shortage(&mut self, errno: Option<i32>) {
+        if let Role::Root(registry) = &mut self.role {
+            registry.set_shortage(errno);
+        }
+    }
+
+    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
+        self.role.outcome()
+    }
+
+    /// Whether everybody who is to be told has been. After a failure: whether the others have
+    /// hung up, since what they had still sent would take our last words with it.
+    pub fn is_quiet(&self) -> bool {
+        let failed = self.outcome().is_some_and(|outcome| outcome.is_err());
+        let busy = |wire: &Wire<N::Stream>| wire.framed.is_sending() || !wire.queue.is_empty();
+        if failed { self.wires.is_empty() } else { !self.wires.values().any(busy) }
+    }
+
+    /// Whether every rank's contribution is here.
+    #[cfg(test)]
+    pub fn has_table(&self) -> bool {
+        match &self.role {
+            Role::Root(registry) => registry.has_table(),
+            Role::Member(member) => member.has_table(),
+        }
+    }
+
+    pub fn take_table(&mut self) -> Table {
+        match &mut self.role {
+            Role::Root(registry) => registry.take_table(),
+            Role::Member(member) => member.take_table(),
+        }
+    }
+
+    /// When [`Host::advance`] has something to do though nothing arrives; `None` if never.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let dial = self.dial.as_ref().map(Dialling::next_deadline);
+        let role = match &self.role {
+            Role::Root(registry) => registry.next_deadline(),
+            Role::Member(member) => Some(member.next_deadline()),
+        };
+        [dial, role, self.next_look].into_iter().flatten().min()
+    }
+
+    /// Every stream, with whether it has something to send.
+    pub fn streams(&self) -> impl Iterator<Item = (&N::Stream, bool)> {
+        let wires = self.wires.values().map(|wire| (&wire.framed.stream, wire.framed.is_sending()));
+        wires.chain(self.dial.iter().filter_map(Dialling::stream))
+    }
+}

@@ -1,0 +1,223 @@
+//! Meeting over real sockets: a host, a gate, and a loop around `poll`.
+
+pub(super) mod client;
+pub(super) mod driver;
+pub(super) mod message;
+pub(super) mod root;
+pub(super) mod tree;
+
+use super::UniqueId;
+use super::error::Unmet;
+use super::local::wire::{Failure, MAX_PAYLOAD};
+use super::process::random;
+use super::tcp::connect::Proved;
+use super::tcp::handshake::Secret;
+use super::tcp::hello::{ANYONE, Greeting, Purpose};
+use super::tcp::listener::{Gate, NetworkConfig};
+use super::tcp::socket::{self, Kernel, entry};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::signals;
+use client::Member;
+use driver::{Host, Role};
+pub use message::{Entry, MOST_ADDRESSES, Message, Party, entries};
+use root::Registry;
+use std::time::{Duration, Instant};
+
+/// How long a rank whose meeting is over stays to tell the others. Only one that does not read
+/// makes it wait at all.
+pub const LAST_WORDS: Duration = Duration::from_millis(250);
+
+/// Between two looks at whether the meeting is called off: as in a rendezvous on one machine.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// Meet the other ranks of `id` over the network and return what every rank brought, in order of
+/// rank. The root is this rank if its gate is the root's ([`Gate::of_root`]), else whoever listens
+/// at the id's address.
+///
+/// A rank that returns success knows that every rank had received everything. Otherwise every
+/// living rank returns an error at `deadline`, or a quarter of a second after it, that names who is
+/// missing, who died, or who disagrees. Connections for other purposes that come through the gate
+/// meanwhile are given out by its next [`Gate::advance`].
+pub fn meet(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    mine: Vec<u8>,
+    gate: &mut Gate,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>> {
+    Ok(meet_unless(id, rank, nranks, mine, gate, deadline, None)?)
+}
+
+/// As [`meet`], ended soon with an error once `is_called_off` says so.
+pub fn meet_unless(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    mine: Vec<u8>,
+    gate: &mut Gate,
+    deadline: Instant,
+    is_called_off: Option<&dyn Fn() -> bool>,
+) -> Result<Vec<Vec<u8>>, Unmet> {
+    check(rank, nranks, &mine)?;
+    gate.set_rank(rank);
+    if nranks == 1 {
+        return Ok(vec![mine]);
+    }
+    let now = Instant::now();
+    let me = Party { rank: rank as u32, pid: std::process::id() };
+    let role = if gate.is_root() {
+        Role::Root(Registry::of(me, nranks, &mine, now, deadline))
+    } else {
+        let root = id.addresses();
+        Role::Member(Member::new(me, nranks, &mine, gate.addresses(), &root, now, deadline))
+    };
+    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
+    let mut others = Vec::new();
+    let interrupt = || match is_called_off {
+        Some(is_called_off) if is_called_off() => {
+            Err(Failure::called_off_here(me.rank).into_unmet(rank, nranks))
+        }
+        _ => Ok(()),
+    };
+    let interrupt: Option<&dyn Fn() -> Result<(), Unmet>> = is_called_off.map(|_| &interrupt as _);
+    let met = run(&mut host, gate, nranks as u32, &mut others, interrupt);
+    gate.keep(others);
+    met?;
+    Ok(host.take_table().into_iter().map(|(_, payload)| payload).collect())
+}
+
+fn greeting(me: Party, nranks: usize) -> Result<Greeting> {
+    let mut note = [0; 8];
+    random(&mut note)?;
+    Ok(Greeting {
+        purpose: Purpose::Meet,
+        rank: me.rank,
+        to: ANYONE,
+        nranks: nranks as u32,
+        lane: me.pid,
+        note: u64::from_le_bytes(note),
+    })
+}
+
+fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
+    if rank >= nranks {
+        return Err(Error::argument(format!(
+            "rank {rank} of {nranks}: ranks are numbered from 0 to nranks - 1"
+        )));
+    }
+    // Ranks travel as 32-bit words.
+    if nranks > i32::MAX as usize {
+        return Err(Error::argument(format!("{nranks} ranks are more than can meet")));
+    }
+    if mine.len() > MAX_PAYLOAD {
+        return Err(Error::Internal(format!(
+            "rank {rank} brings {} bytes, the rendezvous takes {MAX_PAYLOAD}",
+            mine.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Drive a host until its meeting is over and everybody has been told, or `interrupt` ends it.
+/// What comes meanwhile from one of `nranks` ranks for another purpose is for `others`; who is no
+/// rank only asks whether anybody is there, and is hung up on.
+fn run(
+    host: &mut Host<Kernel>,
+    gate: &mut Gate,
+    nranks: u32,
+    others: &mut Vec<Proved>,
+    interrupt: Option<&dyn Fn() -> Result<(), Unmet>>,
+) -> Result<(), Unmet> {
+    let mut entries = Vec::new();
+    let mut over: Option<Instant> = None;
+    loop {
+        let now = Instant::now();
+        for proved in gate.advance() {
+            if proved.greeting.purpose == Purpose::Meet {
+                host.admit(proved, now);
+            } else if proved.greeting.rank < nranks {
+                others.push(proved);
+            }
+        }
+        host.set_shortage(gate.shortage());
+        host.advance(now);
+        if host.outcome().is_none() {
+            interrupt.map_or(Ok(()), |interrupt| interrupt())?;
+        }
+        if let Some(outcome) = host.outcome() {
+            let until = *over.get_or_insert(now + LAST_WORDS);
+            if host.is_quiet() || now >= until {
+                return outcome.clone();
+            }
+        }
+        entries.clear();
+        gate.poll_fds(&mut entries);
+        entries.extend(host.streams().map(|(socket, sending)| {
+            entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
+        }));
+        let waits = [over, gate.next_deadline(), host.next_deadline().filter(|_| over.is_none())];
+        // A root that nobody has come to waits for ever.
+        let day = now + interrupt.map_or(Duration::from_secs(86_400), |_| GLANCE);
+        socket::poll(&mut entries, waits.into_iter().flatten().fold(day, Instant::min))?;
+    }
+}
+
+/// A root that is no rank: a thread that introduces the ranks of one id to each other, and ends.
+pub struct Root;
+
+impl Root {
+    /// Make a new id whose ranks meet at a thread of this process. Until somebody comes the thread
+    /// only holds sockets; from then on it lives until the ranks have met, or for the configured
+    /// timeout, in which it tells every further rank why the meeting failed.
+    pub fn start(config: &Config) -> Result<UniqueId> {
+        let secret = UniqueId::generate()?;
+        let gate = Gate::open(&secret, &NetworkConfig::from(config))?.of_root();
+        let id = secret.moved_to(gate.addresses());
+        let patience = config.meeting();
+        let own = id.clone();
+        signals::spawn_deaf("ring-root", move || serve(&own, gate, patience)).map_err(|error| {
+            Error::System {
+                what: "starting the thread that introduces the ranks".into(),
+                errno: error.raw_os_error().unwrap_or(0),
+            }
+        })?;
+        Ok(id)
+    }
+}
+
+fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
+    let me = Party { rank: message::NO_RANK, pid: std::process::id() };
+    let now = Instant::now();
+    let role = Role::Root(Registry::apart(me.pid, now, patience));
+    let Ok(greeting) = greeting(me, 0) else { return };
+    let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
+    // A thread has no use for what is for a rank.
+    if run(&mut host, &mut gate, 0, &mut Vec::new(), None).is_ok() {
+        return;
+    }
+    // Whoever comes late learns why it failed, as long as it would have been waited for.
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        let mut entries = Vec::new();
+        for proved in gate.advance() {
+            if proved.greeting.purpose == Purpose::Meet {
+                host.admit(proved, Instant::now());
+            }
+        }
+        host.advance(Instant::now());
+        gate.poll_fds(&mut entries);
+        entries.extend(host.streams().map(|(socket, sending)| {
+            entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
+        }));
+        if socket::poll(&mut entries, gate.next_deadline().map_or(until, |at| at.min(until)))
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+use super::*;
+use crate::bootstrap::tcp::connect::Dial;
+use crate::bootstrap::tcp::hello::ROOT;
+use crate::bootstrap::tcp::io::{Stream, is_not_yet};
+use std::thread;
+
+/// Longer than any test takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Come to the root for another purpose than to meet.
+fn call(id: &UniqueId, purpose: Purpose, rank: u32) -> Proved {
+    let greeting = Greeting { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let mut dial = Dial::new(id, &id.addresses(), greeting, Instant::now() + LONG);
+    loop {
+        match dial.advance().expect("the root is there") {
+            Some(proved) => return proved,
+            None => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Wait until the other end hangs up.
+fn assert_hung_up_on(mut caller: Proved) {
+    let until = Instant::now() + LONG;
+    loop {
+        match caller.stream.receive(&mut [0]) {
+            Ok(0) => return,
+            Err(error) if is_not_yet(&error) => {
+                assert!(Instant::now() < until, "the root holds the connection");
+                thread::sleep(Duration::from_millis(1));
+            }
+            other => panic!("the root said something to whoever is no rank: {other:?}"),
+        }
+    }
+}
+
+/// What such a caller gets a connection for is in its hands: none of a hundred is held.
+fn ask(id: &UniqueId) {
+    let callers: Vec<Proved> = (0..100).map(|_| call(id, Purpose::Control, ANYONE)).collect();
+    callers.into_iter().for_each(assert_hung_up_on);
+    assert_hung_up_on(call(id, Purpose::Data, 2));
+}
+
+#[test]
+fn a_thread_that_waits_for_ranks_hangs_up_on_who_only_asks_for_it() {
+    ask(&Root::start(&Config::default()).unwrap());
+}
+
+#[test]
+fn a_rank_that_waits_for_others_hangs_up_on_who_is_no_rank_and_keeps_the_rest() {
+    let network = NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() };
+    let secret = UniqueId::generate().unwrap();
+    let mut first = Gate::open(&secret, &network).unwrap().of_root();
+    let id = &secret.moved_to(first.addresses());
+    thread::scope(|scope| {
+        let root = scope.spawn(|| meet(id, 0, 2, vec![0], &mut first, Instant::now() + LONG));
+        ask(id);
+        let _early = call(id, Purpose::Data, 1);
+        let mut gate = Gate::open(id, &network).unwrap();
+        meet(id, 1, 2, vec![1], &mut gate, Instant::now() + LONG).unwrap();
+        root.join().unwrap().unwrap();
+    });
+    let kept: Vec<u32> = first.advance().iter().map(|proved| proved.greeting.rank).collect();
+    assert_eq!(kept, [1]);
+}

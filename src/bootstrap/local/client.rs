@@ -1,0 +1,218 @@
+//! A rank that is not the coordinator: prove, offer, receive, confirm.
+
+use super::framing::{Arrived, Inbox};
+use super::socket::{self, Socket, is_not_yet};
+use super::wire::{self, CHALLENGE, Challenge, Failure, Header, Hello, Kind};
+use super::{COORDINATOR, Contribution, MEMBER, Meeting, Member, nonce};
+use crate::bootstrap::error::Unmet;
+use crate::error::{Error, Result};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long past its own deadline a rank waits for the coordinator's verdict. The coordinator knows
+/// every rank's deadline and speaks at the first; a second covers a machine that is busy.
+const GRACE: Duration = Duration::from_secs(1);
+
+pub(in crate::bootstrap) enum Outcome {
+    Received(Vec<Member>),
+    /// The listener was not the coordinator, or had no place; try again.
+    Retry,
+}
+
+/// The coordinator, once it has proved itself.
+struct Coordinator {
+    rank: u32,
+    pid: u32,
+}
+
+impl Coordinator {
+    fn died(&self, meeting: &Meeting) -> Unmet {
+        let failure = Failure::died_here(self.rank, self.pid);
+        failure.into_unmet(meeting.rank, meeting.nranks)
+    }
+
+    fn stuck(&self, meeting: &Meeting) -> Unmet {
+        let waited_ms = meeting.waited_ms();
+        let failure = Failure::stuck_here(self.rank, self.pid, waited_ms);
+        failure.into_unmet(meeting.rank, meeting.nranks)
+    }
+}
+
+/// One connection to whoever listens under the name.
+pub(super) fn join(
+    meeting: &Meeting,
+    socket: Socket,
+    mine: &Contribution,
+) -> Result<Outcome, Unmet> {
+    let Some((coordinator, proof)) = authenticate(meeting, &socket)? else {
+        return Ok(Outcome::Retry);
+    };
+    let offer = Header {
+        kind: Kind::Offer,
+        fds: mine.fds.len() as u16,
+        bytes: 0,
+        process: mine.process,
+        rank: meeting.rank as u32,
+        pid: 0,
+    };
+    // If the coordinator is gone the receiving side says so, or delivers its last words.
+    let _ = send(meeting, &socket, &proof, &[]);
+    let _ = send(meeting, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
+    let result = receive(meeting, &socket, &coordinator, mine.process);
+    if let Err(Unmet { error: Error::System { what, errno }, .. }) = &result {
+        let failure = Failure::system_here(meeting.rank as u32, *errno, what.as_str());
+        let _ = send(meeting, &socket, &wire::failure_frame(&failure), &[]);
+    }
+    result
+}
+
+/// Greet, check the coordinator's proof, and make our own. `None`: whoever listens is not it, or it
+/// hung up before it had proved anything.
+fn authenticate(
+    meeting: &Meeting,
+    socket: &Socket,
+) -> Result<Option<(Coordinator, [u8; 32])>, Unmet> {
+    let Ok(peer) = socket.peer() else { return Ok(None) };
+    if !peer.is_ours() {
+        return Ok(None);
+    }
+    let remaining = meeting.deadline.saturating_duration_since(Instant::now());
+    let hello = Hello {
+        rank: meeting.rank as u32,
+        nranks: meeting.nranks as u32,
+        remaining_ms: remaining.as_millis().min(u32::MAX.into()) as u32,
+        nonce: nonce()?,
+    };
+    let hello = hello.encode();
+    if send(meeting, socket, &hello, &[]).is_err() {
+        return Ok(None);
+    }
+    let mut bytes = [0; CHALLENGE];
+    let mut have = 0;
+    while have < bytes.len() {
+        match socket.receive(&mut bytes[have..], None) {
+            Ok(0) => return Ok(None),
+            Ok(got) => have += got,
+            Err(error) if is_not_yet(&error) => {
+                if Instant::now() >= meeting.deadline {
+                    return Ok(None);
+                }
+                socket::wait(socket, libc::POLLIN, meeting.pause(meeting.deadline)?)?;
+            }
+            Err(_) => return Ok(None),
+        }
+    }
+    let Ok(challenge) = Challenge::decode(&bytes) else { return Ok(None) };
+    let head = challenge.head();
+    if !meeting.proves(COORDINATOR, &hello, &head, &challenge.tag) {
+        return Ok(None);
+    }
+    let coordinator = Coordinator { rank: challenge.rank, pid: peer.pid };
+    Ok(Some((coordinator, meeting.tag(MEMBER, &hello, &head))))
+}
+
+/// Send all of `bytes`; an error means that the other end is gone or the deadline has passed.
+fn send(meeting: &Meeting, socket: &Socket, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+    let (mut sent, mut fds) = (0, fds);
+    while sent < bytes.len() {
+        match socket.send(&bytes[sent..], fds) {
+            Ok(count) => {
+                sent += count;
+                fds = &[];
+            }
+            Err(_) if Instant::now() >= meeting.deadline => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(error) if is_not_yet(&error) => {
+                let _ = socket::wait(socket, libc::POLLOUT, meeting.deadline);
+            }
+            // Too many descriptors of this user are under way: they arrive, and then ours can go.
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Collect every rank's contribution, confirm, and wait for the others to confirm.
+fn receive(
+    meeting: &Meeting,
+    socket: &Socket,
+    coordinator: &Coordinator,
+    process_of_mine: u64,
+) -> Result<Outcome, Unmet> {
+    let until = meeting.deadline + GRACE;
+    let mut inbox = Inbox::new();
+    let (mut members, mut counts) = (Vec::<Member>::new(), Vec::<usize>::new());
+    loop {
+        let Arrived { header, body, fds } = match inbox.advance(socket) {
+            Ok(Some(arrived)) => arrived,
+            Ok(None) if Instant::now() >= until => return Err(coordinator.stuck(meeting)),
+            Ok(None) => {
+                // Once this rank has confirmed, the others may go on with it: there is no way back.
+                let confirmed = members.len() == meeting.nranks;
+                let pause = if confirmed { until } else { meeting.pause(until)? };
+                socket::wait(socket, libc::POLLIN, pause)?;
+                continue;
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                return Err(socket::system("receiving the other ranks' descriptors", &error).into());
+            }
+            Err(_) => return Err(coordinator.died(meeting)),
+        };
+        match header.kind {
+            Kind::Member if header.rank as usize == members.len() => {
+                if members.len() >= meeting.nranks {
+                    return Err(confused(coordinator).into());
+                }
+                let Header { pid, process, .. } = header;
+                members.push(Member { payload: body, pid, process, fds });
+                counts.push(header.fds.into());
+                if members.len() == meeting.nranks {
+                    if !is_plausible(meeting, coordinator, process_of_mine, &members, &counts) {
+                        return Err(confused(coordinator).into());
+                    }
+                    let done = Header::bare(Kind::Done).encode();
+                    let _ = send(meeting, socket, &done, &[]);
+                }
+            }
+            Kind::Failure => {
+                let failure = Failure::decode(&body).map_err(|_| confused(coordinator))?;
+                return Err(failure.into_unmet(meeting.rank, meeting.nranks));
+            }
+            Kind::Retry => return Ok(Outcome::Retry),
+            Kind::Go if members.len() == meeting.nranks => return Ok(Outcome::Received(members)),
+            _ => return Err(confused(coordinator).into()),
+        }
+    }
+}
+
+/// Whether descriptors came with the members of other processes, and with no others; and whether
+/// the coordinator is in this process if it says so.
+fn is_plausible(
+    meeting: &Meeting,
+    coordinator: &Coordinator,
+    process: u64,
+    members: &[Member],
+    counts: &[usize],
+) -> bool {
+    let mine = &members[meeting.rank];
+    let is_elsewhere = coordinator.pid != std::process::id();
+    let mut peers = members.iter().zip(counts).enumerate();
+    mine.process == process
+        && peers.all(|(rank, (member, count))| match member.shares_process(mine) {
+            true if rank == coordinator.rank as usize && is_elsewhere => false,
+            true => member.fds.is_empty(),
+            false => member.fds.len() == *count,
+        })
+}
+
+fn confused(coordinator: &Coordinator) -> Error {
+    Error::Internal(format!(
+        "rank {} (pid {}) coordinates the rendezvous and sent something out of turn",
+        coordinator.rank, coordinator.pid
+    ))
+}

@@ -1,0 +1,214 @@
+//! A connection that has proved nothing yet: bounded in bytes and in time.
+
+use super::socket::{Peer, Socket, is_not_yet};
+use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, Hello, PROOF};
+use super::{COORDINATOR, MEMBER, Meeting, nonce};
+use std::time::{Duration, Instant};
+
+/// Time a connection has for its proof: three messages between processes of one machine take well
+/// under a millisecond, two seconds also cover one that is swapped in.
+pub(in crate::bootstrap) const PROOF_TIME: Duration = Duration::from_secs(2);
+
+pub(in crate::bootstrap) struct Candidate {
+    pub socket: Socket,
+    pub peer: Peer,
+    pub since: Instant,
+    bytes: [u8; HELLO],
+    have: usize,
+    challenged: Option<Challenged>,
+}
+
+/// A handshake in which the coordinator has given its proof.
+struct Challenged {
+    hello: Hello,
+    said: [u8; HELLO],
+    answered: [u8; CHALLENGE_HEAD],
+}
+
+pub(in crate::bootstrap) enum Progress {
+    Waiting,
+    Proved(Hello),
+    /// It cannot prove itself, or it hung up.
+    Refused,
+}
+
+impl Candidate {
+    /// `None` if the kernel says that it runs under another user.
+    pub fn new(socket: Socket) -> Option<Candidate> {
+        let peer = socket.peer().ok().filter(Peer::is_ours)?;
+        let since = Instant::now();
+        Some(Candidate { socket, peer, since, bytes: [0; HELLO], have: 0, challenged: None })
+    }
+
+    /// Whether it has our challenge, and so would understand a frame.
+    pub fn is_challenged(&self) -> bool {
+        self.challenged.is_some()
+    }
+
+    /// Read what has come and answer it.
+    pub fn advance(&mut self, meeting: &Meeting) -> Progress {
+        loop {
+            let need = if self.challenged.is_some() { PROOF } else { HELLO };
+            match self.socket.receive(&mut self.bytes[self.have..need], None) {
+                Ok(0) => return Progress::Refused,
+                Ok(got) => self.have += got,
+                Err(error) if is_not_yet(&error) => return Progress::Waiting,
+                Err(_) => return Progress::Refused,
+            }
+            if self.have < need {
+                continue;
+            }
+            self.have = 0;
+            let Some(challenged) = &self.challenged else {
+                if !self.challenge(meeting) {
+                    return Progress::Refused;
+                }
+                continue;
+            };
+            let tag = self.bytes[..PROOF].try_into().expect("a proof's length");
+            if !meeting.proves(MEMBER, &challenged.said, &challenged.answered, tag) {
+                return Progress::Refused;
+            }
+            return Progress::Proved(challenged.hello.clone());
+        }
+    }
+
+    /// Answer the hello with a challenge; false if it was none.
+    fn challenge(&mut self, meeting: &Meeting) -> bool {
+        let (Ok(hello), Ok(nonce)) = (Hello::decode(&self.bytes), nonce()) else { return false };
+        let (rank, nranks) = (meeting.rank as u32, meeting.nranks as u32);
+        let mut challenge = Challenge { rank, nranks, nonce, tag: [0; 32] };
+        let (said, answered) = (self.bytes, challenge.head());
+        challenge.tag = meeting.tag(COORDINATOR, &said, &answered);
+        let bytes = challenge.encode();
+        self.challenged = Some(Challenged { hello, said, answered });
+        // The first bytes on this connection: they fit, or the other end is gone.
+        self.socket.send(&bytes, &[]).is_ok_and(|sent| sent == bytes.len())
+    }
+}
+
+#[cfg(test)]
+pub(in crate::bootstrap) mod tests {
+    use super::*;
+    use crate::bootstrap::local::wire::CHALLENGE;
+    use crate::bootstrap::{Doubts, UniqueId};
+    use proptest::prelude::*;
+    use std::io::{Read, Write, stderr};
+    use std::os::unix::net::UnixStream;
+
+    pub fn meeting(id: &UniqueId) -> Meeting<'_> {
+        let now = Instant::now();
+        let deadline = now + Duration::from_secs(5);
+        Meeting { id, rank: 0, nranks: 3, started: now, deadline, doubts: Doubts::default() }
+    }
+
+    pub fn connection() -> (UnixStream, Candidate) {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        (theirs, Candidate::new(Socket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
+    }
+
+    #[test]
+    fn a_connection_of_another_user_is_refused() {
+        let me = crate::bootstrap::process::user();
+        assert!(Candidate::new(Socket::of_user(me).expect("no change")).is_some());
+        match Socket::of_user(me + 1) {
+            Some(socket) => assert!(Candidate::new(socket).is_none()),
+            None => {
+                // Past the harness, which keeps what a test prints that passes.
+                let test = "a_connection_of_another_user_is_refused";
+                let why = "only root may act as another user";
+                let _ = writeln!(stderr(), "skipped: {}::{test}: {why}", module_path!());
+            }
+        }
+    }
+
+    pub fn hello(nonce: u8) -> [u8; HELLO] {
+        Hello { rank: 1, nranks: 3, remaining_ms: 5000, nonce: [nonce; 32] }.encode()
+    }
+
+    /// Greet, have `tamper` change the proof, and see what comes of it.
+    fn handshake(
+        meeting: &Meeting,
+        said: &[u8; HELLO],
+        proof_of: &[u8; HELLO],
+        tamper: impl FnOnce(&mut [u8; PROOF]),
+    ) -> Progress {
+        let (mut stream, mut candidate) = connection();
+        stream.write_all(said).unwrap();
+        assert!(matches!(candidate.advance(meeting), Progress::Waiting));
+        let mut bytes = [0; CHALLENGE];
+        stream.read_exact(&mut bytes).unwrap();
+        let challenge = Challenge::decode(&bytes).unwrap();
+        assert!(meeting.proves(COORDINATOR, said, &challenge.head(), &challenge.tag));
+        let mut proof = meeting.tag(MEMBER, proof_of, &challenge.head());
+        tamper(&mut proof);
+        stream.write_all(&proof).unwrap();
+        candidate.advance(meeting)
+    }
+
+    #[test]
+    fn only_the_secret_proves() {
+        let (id, other) = (UniqueId::generate().unwrap(), UniqueId::generate().unwrap());
+        let (meeting, stranger) = (meeting(&id), self::meeting(&other));
+        let said = hello(1);
+        let Progress::Proved(known) = handshake(&meeting, &said, &said, |_| {}) else { panic!() };
+        assert_eq!((known.rank, known.nranks), (1, 3));
+        let forged = |proof: &mut [u8; PROOF]| *proof = stranger.tag(MEMBER, &said, &[0; 52]);
+        assert!(matches!(handshake(&meeting, &said, &said, forged), Progress::Refused));
+    }
+
+    #[test]
+    fn a_replayed_or_reflected_proof_is_refused() {
+        let id = UniqueId::generate().unwrap();
+        let meeting = meeting(&id);
+        let said = hello(1);
+        let mut recorded = [0; PROOF];
+        handshake(&meeting, &said, &said, |proof| recorded = *proof);
+        let replay = |proof: &mut [u8; PROOF]| *proof = recorded;
+        assert!(matches!(handshake(&meeting, &said, &said, replay), Progress::Refused));
+        // The coordinator's own tag, sent back to it.
+        let (mut stream, mut candidate) = connection();
+        stream.write_all(&said).unwrap();
+        candidate.advance(&meeting);
+        let mut bytes = [0; CHALLENGE];
+        stream.read_exact(&mut bytes).unwrap();
+        stream.write_all(&bytes[CHALLENGE_HEAD..]).unwrap();
+        assert!(matches!(candidate.advance(&meeting), Progress::Refused));
+    }
+
+    proptest! {
+        #[test]
+        fn a_flipped_byte_is_refused(at in 0usize..HELLO + PROOF, flip in 1u8..) {
+            let id = UniqueId::generate().unwrap();
+            let meeting = meeting(&id);
+            let said = hello(1);
+            // What the rank meant, and what arrived.
+            let mut arrived = said;
+            if at < HELLO {
+                arrived[at] ^= flip;
+            }
+            if Hello::decode(&arrived).is_ok() {
+                let tamper = |proof: &mut [u8; PROOF]| {
+                    if at >= HELLO {
+                        proof[at - HELLO] ^= flip;
+                    }
+                };
+                let progress = handshake(&meeting, &arrived, &said, tamper);
+                prop_assert!(matches!(progress, Progress::Refused));
+            } else {
+                let (mut stream, mut candidate) = connection();
+                stream.write_all(&arrived).unwrap();
+                prop_assert!(matches!(candidate.advance(&meeting), Progress::Refused));
+            }
+        }
+
+        #[test]
+        fn random_bytes_never_prove(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let id = UniqueId::generate().unwrap();
+            let (mut stream, mut candidate) = connection();
+            stream.write_all(&bytes).unwrap();
+            drop(stream);
+            prop_assert!(!matches!(candidate.advance(&meeting(&id)), Progress::Proved(_)));
+        }
+    }
+}

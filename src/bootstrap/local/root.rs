@@ -1,0 +1,350 @@
+//! The rank that the others meet at: it admits, gathers, delivers, and releases.
+//!
+//! One thread, one `poll` over every socket, and no call that waits for a particular one of them.
+
+use super::broadcast::{Bulletin, Outbox};
+use super::framing::{Arrived, Inbox};
+use super::handshake::{Candidate, PROOF_TIME, Progress};
+use super::socket::{self, Peer, Socket};
+use super::wire::{self, Failure, Header, Hello, Kind};
+use super::{Meeting, Member, Origin};
+use crate::bootstrap::admission::Porch;
+use crate::bootstrap::error::Unmet;
+use crate::bootstrap::process::out_of_sockets;
+use crate::error::{Error, Result};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long a failed coordinator stays to tell the members why. Only a member that does not read
+/// makes it wait at all.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+
+/// Pause before descriptors are tried again when too many of this user's are under way.
+const THROTTLE: Duration = Duration::from_millis(1);
+
+/// A step of the rendezvous, or why it failed for everybody.
+type Attempt = Result<(), Failure>;
+
+/// A member: a connection that has proved itself.
+struct Seat {
+    socket: Socket,
+    rank: u32,
+    peer: Peer,
+    process: u64,
+    inbox: Inbox,
+    outbox: Outbox,
+    done: bool,
+}
+
+impl Seat {
+    fn origin(&self) -> Origin {
+        Origin { process: self.process, pid: self.peer.pid }
+    }
+}
+
+pub(super) struct Coordinator<'a> {
+    meeting: Meeting<'a>,
+    listener: Option<Socket>,
+    porch: Porch,
+    seats: Vec<Seat>,
+    /// Contributions, by rank.
+    gathered: Vec<Option<Member>>,
+    /// The first deadline of all members known.
+    deadline: Instant,
+}
+
+impl<'a> Coordinator<'a> {
+    pub fn new(meeting: Meeting<'a>, listener: Socket, mine: Member) -> Coordinator<'a> {
+        let mut gathered: Vec<Option<Member>> = Vec::new();
+        gathered.resize_with(meeting.nranks, || None);
+        gathered[meeting.rank] = Some(mine);
+        let deadline = meeting.deadline;
+        let (porch, seats) = (Porch::default(), Vec::new());
+        Coordinator { meeting, listener: Some(listener), porch, seats, gathered, deadline }
+    }
+
+    /// Meet everybody.
+    pub fn run(mut self) -> Result<Vec<Member>, Unmet> {
+        let (rank, nranks) = (self.meeting.rank, self.meeting.nranks);
+        if let Err(failure) = self.gather() {
+            self.announce(&failure, None);
+            return Err(failure.into_unmet(rank, nranks));
+        }
+        self.close_door();
+        let gathered = std::mem::take(&mut self.gathered);
+        let mut members: Vec<Member> = gathered.into_iter().flatten().collect();
+        let bulletin = Bulletin::new(&members);
+        if let Err(failure) = self.deliver(&bulletin) {
+            self.announce(&failure, Some(&bulletin));
+            return Err(failure.into_unmet(rank, nranks));
+        }
+        let mine = members[rank].origin();
+        for (peer, member) in members.iter_mut().enumerate() {
+            if peer != rank && member.origin().is(mine) {
+                member.fds.clear();
+            }
+        }
+        Ok(members)
+    }
+
+    fn system(&self, what: &str, error: &io::Error) -> Failure {
+        let errno = error.raw_os_error().unwrap_or(0);
+        Failure::system_here(self.meeting.rank as u32, errno, what)
+    }
+
+    /// Wait until something can be done: at most to the deadline.
+    fn poll(&self, entries: &mut [libc::pollfd], until: Instant) -> Attempt {
+        let until = until.min(self.deadline);
+        let is_waiting = self.listener.is_some();
+        let meeting = &self.meeting;
+        let until = if is_waiting { meeting.look_around(until)? } else { meeting.glance(until)? };
+        socket::poll(entries, until).map_err(|error| {
+            let Error::System { what, errno } = error else { unreachable!("poll fails by errno") };
+            Failure::system_here(self.meeting.rank as u32, errno, what)
+        })
+    }
+
+    /// Admit members until every rank's contribution is here.
+    fn gather(&mut self) -> Attempt {
+        while self.gathered.iter().any(Option::is_none) {
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Err(self.missing());
+            }
+            let door = self.listener.as_ref().expect("open while gathering");
+            let open = self.porch.is_open(now);
+            let mut entries = vec![socket::entry(door, if open { libc::POLLIN } else { 0 })];
+            let sockets = self.porch.candidates.iter().map(|candidate| &candidate.socket);
+            let sockets = sockets.chain(self.seats.iter().map(|seat| &seat.socket));
+            entries.extend(sockets.map(|socket| socket::entry(socket, libc::POLLIN)));
+            self.poll(&mut entries, self.porch.next_deadline(now).unwrap_or(self.deadline))?;
+            let ready: Vec<bool> = entries.iter().map(|entry| entry.revents != 0).collect();
+            let (door, rest) = ready.split_first().expect("the listener is there");
+            let (candidates, seats) = rest.split_at(self.porch.candidates.len());
+            for index in (0..seats.len()).filter(|index| seats[*index]) {
+                self.hear(index)?;
+            }
+            self.examine(candidates)?;
+            if *door {
+                self.admit()?;
+            } else if open {
+                self.porch.has_all();
+            }
+        }
+        Ok(())
+    }
+
+    /// Why not everybody is here.
+    fn missing(&self) -> Failure {
+        if let Some(errno) = self.porch.shortage() {
+            let rank = self.meeting.rank;
+            let what = out_of_sockets(&format!("rank {rank}"), errno);
+            return Failure::system_here(rank as u32, errno, what);
+        }
+        let absent = |(rank, member): (usize, &Option<Member>)| match member {
+            None => Some(rank as u32),
+            Some(_) => None,
+        };
+        let missing = self.gathered.iter().enumerate().filter_map(absent).collect();
+        Failure::Missing { waited_ms: self.meeting.waited_ms(), missing, unlisted: 0 }
+    }
+
+    /// Let one connection in.
+    fn admit(&mut self) -> Attempt {
+        let door = self.listener.as_ref().expect("open while gathering");
+        let now = Instant::now();
+        match door.accept() {
+            Ok(accepted) => {
+                self.porch.has_all();
+                let candidate = accepted.and_then(Candidate::new);
+                let evicted = candidate.and_then(|candidate| self.porch.admit(candidate, now));
+                if let Some(evicted) = evicted {
+                    dismiss(evicted, &retry());
+                }
+            }
+            Err(error) if self.porch.pause(error.raw_os_error().unwrap_or(0), now) => {}
+            Err(error) => return Err(self.system("letting ranks in", &error)),
+        }
+        Ok(())
+    }
+
+    /// Go on with every handshake that can, and end those that take too long.
+    fn examine(&mut self, ready: &[bool]) -> Attempt {
+        let candidates = std::mem::take(&mut self.porch.candidates);
+        let mut result = Ok(());
+        for (index, mut candidate) in candidates.into_iter().enumerate() {
+            let expired = candidate.since.elapsed() >= PROOF_TIME;
+            let progress =
+                if ready[index] { candidate.advance(&self.meeting) } else { Progress::Waiting };
+            match progress {
+                Progress::Waiting if expired => dismiss(candidate, &retry()),
+                Progress::Waiting => self.porch.candidates.push(candidate),
+                Progress::Refused => {}
+                Progress::Proved(hello) => result = result.and(self.seat(candidate, &hello)),
+            }
+        }
+        result
+    }
+
+    /// Give a proven rank its seat, if it is one that is missing.
+    fn seat(&mut self, candidate: Candidate, hello: &Hello) -> Attempt {
+        let (rank, nranks) = (hello.rank as usize, self.meeting.nranks);
+        let pid = candidate.peer.pid;
+        let before = self.holder(hello.rank);
+        let Candidate { socket, peer, .. } = candidate;
+        self.seats.push(Seat {
+            socket,
+            rank: hello.rank,
+            peer,
+            process: 0,
+            inbox: Inbox::new(),
+            outbox: Outbox::default(),
+            done: false,
+        });
+        let text = if hello.nranks as usize != nranks {
+            format!(
+                "rank {rank} (pid {pid}) was started with {} ranks, but rank {} (pid {}) with \
+                 {nranks}; every rank must give the same number",
+                hello.nranks,
+                self.meeting.rank,
+                std::process::id()
+            )
+        } else if rank >= nranks {
+            format!("rank {rank} (pid {pid}) is not one of {nranks} ranks, numbered from 0")
+        } else if let Some(first) = before {
+            format!(
+                "rank {rank} came twice: pid {first} and pid {pid}; every rank needs a number of \
+                 its own"
+            )
+        } else {
+            let remaining = Duration::from_millis(hello.remaining_ms.into());
+            self.deadline = self.deadline.min(Instant::now() + remaining);
+            return Ok(());
+        };
+        Err(Failure::Usage { text })
+    }
+
+    /// The process that already has a rank.
+    fn holder(&self, rank: u32) -> Option<u32> {
+        if rank as usize == self.meeting.rank {
+            return Some(std::process::id());
+        }
+        self.seats.iter().find(|seat| seat.rank == rank).map(|seat| seat.peer.pid)
+    }
+
+    /// Take what a member says.
+    fn hear(&mut self, index: usize) -> Attempt {
+        loop {
+            let seat = &mut self.seats[index];
+            let (rank, pid) = (seat.rank, seat.peer.pid);
+            let Arrived { header, body, fds } = match seat.inbox.advance(&seat.socket) {
+                Ok(Some(arrived)) => arrived,
+                Ok(None) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                    return Err(self.system("receiving a rank's descriptors", &error));
+                }
+                Err(_) => return Err(Failure::died_here(rank, pid)),
+            };
+            let offer = self.gathered.get_mut(rank as usize);
+            match (header.kind, offer) {
+                (Kind::Offer, Some(slot @ None)) if fds.len() == usize::from(header.fds) => {
+                    seat.process = header.process;
+                    *slot = Some(Member { payload: body, pid, process: header.process, fds });
+                }
+                (Kind::Done, _) => seat.done = true,
+                (Kind::Failure, _) => {
+                    let died = |_| Failure::died_here(rank, pid);
+                    return Err(Failure::decode(&body).unwrap_or_else(died));
+                }
+                _ => {
+                    let text = format!("rank {rank} (pid {pid}) sent something out of turn");
+                    return Err(Failure::Usage { text });
+                }
+            }
+        }
+    }
+
+    /// Nobody else is expected: whoever still tries is told so.
+    fn close_door(&mut self) {
+        self.listener = None;
+        let text = format!("all {} ranks had come already", self.meeting.nranks);
+        let frame = wire::failure_frame(&Failure::Usage { text });
+        self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
+    }
+
+    /// Send everything to everybody, wait until all have it, and release them.
+    fn deliver(&mut self, bulletin: &Bulletin) -> Attempt {
+        self.seats.iter_mut().for_each(|seat| seat.outbox.publish(bulletin));
+        while let Some(slow) = self.seats.iter().find(|seat| !seat.done) {
+            if Instant::now() >= self.deadline {
+                let (rank, pid) = (slow.rank, slow.peer.pid);
+                return Err(Failure::stuck_here(rank, pid, self.meeting.waited_ms()));
+            }
+            let throttled = self.push_all(Some(bulletin));
+            let mut entries = self.entries(throttled);
+            let pause = Instant::now() + THROTTLE;
+            self.poll(&mut entries, if throttled { pause } else { self.deadline })?;
+            for (index, entry) in entries.iter().enumerate() {
+                if entry.revents & !libc::POLLOUT != 0 {
+                    self.hear(index)?;
+                }
+            }
+        }
+        // Every member has read all there was, so these few bytes fit. One that died since is found
+        // by the first operation.
+        let go = Header::bare(Kind::Go).encode();
+        for seat in &self.seats {
+            let _ = seat.socket.send(&go, &[]);
+        }
+        Ok(())
+    }
+
+    /// Send what the members' sockets take. A failure to send is left to `hear`, which finds the
+    /// member's last words or its end. True: try again soon.
+    fn push_all(&mut self, bulletin: Option<&Bulletin>) -> bool {
+        self.seats.iter_mut().fold(false, |throttled, seat| {
+            let pushed = seat.outbox.push(&seat.socket, bulletin, seat.origin());
+            pushed.unwrap_or(false) || throttled
+        })
+    }
+
+    fn entries(&self, throttled: bool) -> Vec<libc::pollfd> {
+        let events = |seat: &Seat| {
+            let sending = !throttled && !seat.outbox.is_empty();
+            libc::POLLIN | if sending { libc::POLLOUT } else { 0 }
+        };
+        self.seats.iter().map(|seat| socket::entry(&seat.socket, events(seat))).collect()
+    }
+
+    /// Tell everybody who came why it failed.
+    fn announce(&mut self, failure: &Failure, bulletin: Option<&Bulletin>) {
+        self.listener = None;
+        let frame = wire::failure_frame(failure);
+        self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
+        for seat in &mut self.seats {
+            seat.outbox.finish_with(bulletin, &frame);
+        }
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until {
+            self.seats.retain_mut(|seat| {
+                let pushed = seat.outbox.push(&seat.socket, bulletin, seat.origin());
+                pushed.is_ok() && !seat.outbox.is_empty()
+            });
+            if self.seats.is_empty() {
+                return;
+            }
+            std::thread::sleep(THROTTLE);
+        }
+    }
+}
+
+fn retry() -> [u8; wire::HEADER] {
+    Header::bare(Kind::Retry).encode()
+}
+
+/// Part from a candidate, with a frame if it is far enough to understand one.
+fn dismiss(candidate: Candidate, frame: &[u8]) {
+    if candidate.is_challenged() {
+        let _ = candidate.socket.send(frame, &[]);
+    }
+}

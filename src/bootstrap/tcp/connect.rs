@@ -1,0 +1,384 @@
+//! Connecting to a gate: try its addresses in turn until one lets us in or the deadline has come.
+//!
+//! A gate may be late, full, or reached by another address than the first: every way in which one
+//! attempt can fail leads to the next. What failed last is in the error.
+
+use super::handshake::{Handshake, Keys, Secret};
+use super::hello::{ANYONE, Greeting, Purpose, ROOT};
+use super::io::Network;
+use super::pending::{Arrival, Broken, shake};
+use super::socket::{Kernel, Socket, entry};
+use crate::bootstrap::UniqueId;
+use crate::error::{Error, Result};
+use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, UnexpectedEof};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// A socket whose other end holds the secret, and knows that this end does.
+pub type Proved = Arrival<Socket>;
+
+/// The longest that one attempt takes in the first round, where there are other addresses to try: a
+/// connection over a wide network and its handshake take a third. It doubles with every round,
+/// since a lost packet is sent again after a second and a gate may be busy with thousands.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// Rounds after which it grows no further.
+const MOST_DOUBLINGS: usize = 4;
+
+/// Pauses between rounds through the addresses: a process that is just starting is soon there, and
+/// a thousand ranks that wait for a late one must not keep its machine busy.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long nobody may answer where a gate is known to have been open, not even the kernel of a
+/// process that is stopped: about as long as for a connection that there is. Only where more
+/// callers come to a stopped process at once than its queue holds (4,096 by default) does its
+/// kernel drop what they say.
+const SILENCE: Duration = Duration::from_secs(7);
+
+/// What is left of that for another attempt, once the kernel has found nobody at the other end of
+/// one that had been answered.
+const LAST_TRY: Duration = Duration::from_secs(1);
+
+enum State<S> {
+    Pausing { until: Instant },
+    Shaking { stream: S, handshake: Box<Handshake>, since: Instant },
+}
+
+/// A dial without its sockets.
+pub struct Dialling<S> {
+    secret: Secret,
+    to: Vec<SocketAddr>,
+    greeting: Greeting,
+    started: Instant,
+    deadline: Instant,
+    /// The peer was listening: where every address refuses, it is gone.
+    was_open: bool,
+    /// Somebody has answered in this round through the addresses, if only with a refusal.
+    answered: bool,
+    round_began: Instant,
+    /// Since when there has been no round with an answer: what answered before may have fallen
+    /// silent.
+    unheard: Option<Instant>,
+    state: State<S>,
+    attempts: usize,
+    pause: Duration,
+    /// Addresses of this round that were refused.
+    refused: usize,
+    /// Why the last attempt failed.
+    last: Option<(SocketAddr, Broken)>,
+    /// Hung up on us without a word at the last attempt there: it may not have our secret.
+    hung_up: Option<SocketAddr>,
+}
+
+impl<S: super::io::Stream> Dialling<S> {
+    pub fn new(
+        secret: Secret,
+        to: &[SocketAddr],
+        greeting: Greeting,
+        now: Instant,
+        deadline: Instant,
+    ) -> Dialling<S> {
+        Dialling {
+            secret,
+            to: to.to_vec(),
+            greeting,
+            started: now,
+            deadline,
+            was_open: false,
+            answered: false,
+            round_began: now,
+            unheard: Some(now),
+            state: State::Pausing { until: now },
+            attempts: 0,
+            pause: FIRST_PAUSE,
+            refused: 0,
+            last: None,
+            hung_up: None,
+        }
+    }
+
+    pub fn where_open(self) -> Dialling<S> {
+        Dialling { was_open: true, ..self }
+    }
+
+    /// Go on; the connection once the other end has let us in.
+    pub fn advance(
+        &mut self,
+        now: Instant,
+        network: &mut impl Network<Stream = S>,
+    ) -> Result<Option<Arrival<S>>> {
+        loop {
+            if now >= self.deadline || self.to.is_empty() {
+                return Err(self.failure(now));
+            }
+            let (may_change, patience) = (self.may_change(), self.patience());
+            match &mut self.state {
+                State::Pausing { until } if now < *until => return Ok(None),
+                State::Pausing { .. } => self.begin(now, network)?,
+                State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
+                    Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
+                    Ok(None) => {
+                        // Once it has our proof, the gate takes the connection for made: it is not
+                        // given up for a welcome that is late.
+                        let gives_up =
+                            may_change && !handshake.is_proved() && now >= *since + patience;
+                        // What is to be said first leaves once the connection is made.
+                        if handshake.outgoing().is_empty() {
+                            (self.answered, self.unheard) = (true, None);
+                        }
+                        if now >= self.silent_at() {
+                            return Err(self.failure(now));
+                        }
+                        if !gives_up {
+                            return Ok(None);
+                        }
+                        self.next(now, Broken::Network(std::io::ErrorKind::TimedOut.into()))?;
+                    }
+                    Err(broken) => self.next(now, broken)?,
+                },
+            }
+        }
+    }
+
+    /// Whether an attempt is given up for another. Where nobody answers, another socket asks anew:
+    /// a first packet that is lost is sent again by its kernel only after a second, then two, then
+    /// four.
+    fn may_change(&self) -> bool {
+        self.to.len() > 1 || self.was_open && !self.answered
+    }
+
+    /// From when on nobody is there, if there has been no answer.
+    fn silent_at(&self) -> Instant {
+        self.silence_ends().map_or(self.deadline, |at| at.min(self.deadline))
+    }
+
+    fn silence_ends(&self) -> Option<Instant> {
+        if !self.was_open || self.answered {
+            return None;
+        }
+        // One of several may be silent a round long, and another not.
+        let this_round = (self.to.len() == 1).then_some(self.round_began);
+        Some(self.unheard.or(this_round)? + SILENCE)
+    }
+
+    /// Whether nobody has answered for so long that nobody is there, not even a kernel.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        self.silence_ends().is_some_and(|at| now >= at)
+    }
+
+    /// How long the current attempt may take.
+    fn patience(&self) -> Duration {
+        let round = self.attempts / self.to.len().max(1);
+        ATTEMPT * (1 << round.min(MOST_DOUBLINGS))
+    }
+
+    fn current(&self) -> SocketAddr {
+        self.to[self.attempts % self.to.len()]
+    }
+
+    fn begin(&mut self, now: Instant, network: &mut impl Network<Stream = S>) -> Result<()> {
+        match network.connect(&self.current()) {
+            Ok(stream) => {
+                if self.was_open {
+                    // Its host may fall silent when it has answered.
+                    network.watch(&stream);
+                }
+                let handshake = Handshake::caller(&self.secret, &self.greeting)
+                    .map_err(|why| Error::Internal(why.into()))?;
+                let handshake = Box::new(handshake);
+                self.state = State::Shaking { stream, handshake, since: now };
+                Ok(())
+            }
+            Err(error) => self.next(now, Broken::Network(error)),
+        }
+    }
+
+    /// The attempt failed: the next address, or a pause after the last.
+    fn next(&mut self, now: Instant, broken: Broken) -> Result<()> {
+        self.note_answer(now, &broken);
+        if let Broken::Network(error) = &broken {
+            self.refused += usize::from(error.raw_os_error() == Some(libc::ECONNREFUSED));
+        }
+        let at = self.current();
+        match &broken {
+            // Who comes for another purpose has met the others, and has their secret.
+            Broken::Network(error)
+                if error.kind() == UnexpectedEof
+                    && self.greeting.purpose == Purpose::Meet
+                    && !self.is_proved() =>
+            {
+                self.hung_up = Some(at);
+            }
+            _ if self.hung_up == Some(at) => self.hung_up = None,
+            _ => {}
+        }
+        self.last = Some((at, broken));
+        self.attempts += 1;
+        let mut until = now;
+        if self.attempts.is_multiple_of(self.to.len()) {
+            if !self.answered {
+                self.unheard.get_or_insert(self.round_began);
+            }
+            let is_gone = self.was_open && self.refused == self.to.len();
+            if is_gone || now >= self.silent_at() {
+                return Err(self.failure(now));
+            }
+            self.refused = 0;
+            until = now + self.pause;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            (self.answered, self.round_began) = (false, until);
+        }
+        self.state = State::Pausing { until };
+        Ok(())
+    }
+
+    /// Note what a failed attempt says of whether anybody is there.
+    fn note_answer(&mut self, now: Instant, broken: &Broken) {
+        match broken {
+            Broken::Network(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
+                // The kernel has tried for seconds.
+                self.unheard.get_or_insert(now + LAST_TRY - SILENCE);
+                self.answered = false;
+            }
+            Broken::Network(error)
+                if !matches!(error.kind(), ConnectionRefused | ConnectionReset | UnexpectedEof) => {
+            }
+            _ => (self.answered, self.unheard) = (true, None),
+        }
+    }
+
+    /// Whether the gate of the attempt under way has shown that it holds the secret.
+    fn is_proved(&self) -> bool {
+        matches!(&self.state, State::Shaking { handshake, .. } if handshake.is_proved())
+    }
+
+    fn through(&mut self, now: Instant, keys: Keys) -> Arrival<S> {
+        let address = self.current();
+        let pausing = State::Pausing { until: now };
+        let shaken = std::mem::replace(&mut self.state, pausing);
+        let State::Shaking { stream, since, .. } = shaken else {
+            unreachable!("keys come from a handshake")
+        };
+        let took = now.saturating_duration_since(since);
+        Arrival { stream, greeting: self.greeting.clone(), keys, address, took }
+    }
+
+    fn failure(&self, now: Instant) -> Error {
+        let Greeting { rank, to, .. } = self.greeting;
+        let whom = match to {
+            ROOT | ANYONE => "the root".into(),
+            to => format!("rank {to}"),
+        };
+        let waited_ms = now.saturating_duration_since(self.started).as_millis();
+        let places = self.places();
+        let (why, errno) = self.why();
+        Error::System {
+            what: format!("rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{why}"),
+            errno,
+        }
+    }
+
+    fn places(&self) -> String {
+        let places: Vec<String> = self.to.iter().map(SocketAddr::to_string).collect();
+        places.join(", ")
+    }
+
+    /// Why nobody was reached, where it ended for that and the gate had been open: what happened to
+    /// the caller, without its name.
+    pub fn obstacle(&self, now: Instant) -> String {
+        let places = self.places();
+        if self.refused == self.to.len() {
+            return format!("was refused at {places}");
+        }
+        let waited_ms = now.saturating_duration_since(self.started).as_millis();
+        let last = match &self.last {
+            Some((at, Broken::Network(error))) if error.raw_os_error().is_some() => {
+                format!(" (the last attempt, at {at}, ended with: {error})")
+            }
+            _ => String::new(),
+        };
+        format!("had no answer from {places} in {waited_ms} ms{last}")
+    }
+
+    /// What the attempts came to.
+    fn why(&self) -> (String, i32) {
+        let (last, errno) = match &self.last {
+            Some((at, Broken::Refused(why))) => (format!("; at {at} there is {why}"), libc::EPROTO),
+            Some((at, Broken::Network(error))) => match error.raw_os_error() {
+                Some(errno) => (format!("; last tried {at}"), errno),
+                None if self.hung_up == Some(*at) => (String::new(), libc::ETIMEDOUT),
+                None => {
+                    (format!("; {at} was reached and hung up or said nothing"), libc::ETIMEDOUT)
+                }
+            },
+            None => (String::new(), libc::ETIMEDOUT),
+        };
+        // A gate tells nobody why it does not let him in.
+        let hung_up = self.hung_up.map(|at| {
+            format!(
+                "; {at} was reached and hung up, as it does on whoever lacks the secret: all ranks \
+                 must have the same unique id, or the same RINGCOMM_SECRET"
+            )
+        });
+        (hung_up.unwrap_or_default() + &last, errno)
+    }
+
+    /// The stream of the attempt that is under way, with whether it has something to send.
+    pub fn stream(&self) -> Option<(&S, bool)> {
+        match &self.state {
+            State::Shaking { stream, handshake, .. } => {
+                Some((stream, !handshake.outgoing().is_empty()))
+            }
+            State::Pausing { .. } => None,
+        }
+    }
+
+    /// When [`Dialling::advance`] has something to do though nothing arrives.
+    pub fn next_deadline(&self) -> Instant {
+        match &self.state {
+            State::Pausing { until } => (*until).min(self.deadline),
+            State::Shaking { since, handshake, .. }
+                if self.may_change() && !handshake.is_proved() =>
+            {
+                (*since + self.patience()).min(self.silent_at())
+            }
+            State::Shaking { .. } => self.silent_at(),
+        }
+    }
+}
+
+/// A non-blocking connection to a gate.
+pub struct Dial(Dialling<Socket>);
+
+impl Dial {
+    /// Dial `to`, best address first, and retry until `deadline`.
+    pub fn new(id: &UniqueId, to: &[SocketAddr], greeting: Greeting, deadline: Instant) -> Dial {
+        let to = Kernel.routes(to);
+        Dial(Dialling::new(Secret::new(id), &to, greeting, Instant::now(), deadline))
+    }
+
+    /// The gate is known to have been open: an error at once where every address refuses, since
+    /// the process behind it is gone.
+    pub fn where_open(self) -> Dial {
+        Dial(self.0.where_open())
+    }
+
+    pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
+        into.extend(self.0.stream().map(|(socket, sending)| {
+            entry(socket.raw(), if sending { libc::POLLOUT } else { libc::POLLIN })
+        }));
+    }
+
+    pub fn next_deadline(&self) -> Instant {
+        self.0.next_deadline()
+    }
+
+    /// Go on; the connection once the other end has let us in, an error at the deadline.
+    pub fn advance(&mut self) -> Result<Option<Proved>> {
+        self.0.advance(Instant::now(), &mut Kernel)
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/connect.rs"]
+mod tests;
