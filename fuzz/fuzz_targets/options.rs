@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 mod program;
-use program::{operation, option_table, options, sizes};
+use program::cli::{self, options};
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };

@@ -1,15 +1,16 @@
 //! The parts of ring-perf that its parsers need, as modules of a target's own.
 #![allow(dead_code, reason = "no target uses all of it")]
 
-#[path = "../../src/bin/ring-perf/consistent.rs"]
-pub mod consistent;
-#[path = "../../src/bin/ring-perf/layout.rs"]
-pub mod layout;
-#[path = "../../src/bin/ring-perf/operation.rs"]
-pub mod operation;
-#[path = "../../src/bin/ring-perf/option_table.rs"]
-pub mod option_table;
-#[path = "../../src/bin/ring-perf/options.rs"]
-pub mod options;
-#[path = "../../src/bin/ring-perf/sizes.rs"]
-pub mod sizes;
+#[path = "../../src/bin/ring-perf/cli"]
+pub mod cli {
+    pub mod operation;
+    pub mod option_table;
+    pub mod options;
+    pub mod sizes;
+    pub mod validate;
+}
+#[path = "../../src/bin/ring-perf/measure"]
+pub mod measure {
+    pub mod expected_layout;
+    pub mod gradient_trace;
+}

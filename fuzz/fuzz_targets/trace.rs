@@ -4,19 +4,16 @@
 use libfuzzer_sys::fuzz_target;
 
 mod program;
-use program::{layout, operation, option_table, options, sizes};
-
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ring-perf/trace.rs"]
-mod trace;
+use program::cli;
+use program::measure::gradient_trace;
 
 fuzz_target!(|data: &[u8]| {
     let Some((sizes, text)) = data.split_first_chunk::<4>() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
-    let Ok(gradients) = trace::parse(text) else { return };
+    let Ok(gradients) = gradient_trace::parse(text) else { return };
     let [first, rest] = [[sizes[0], sizes[1]], [sizes[2], sizes[3]]]
         .map(|bytes| usize::from(u16::from_le_bytes(bytes)));
-    for step in trace::bucket(&gradients, first, rest) {
+    for step in gradient_trace::bucket(&gradients, first, rest) {
         let mut next = 0;
         for bucket in &step.buckets {
             assert_eq!(bucket.offset, next);

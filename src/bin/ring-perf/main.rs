@@ -2,46 +2,18 @@
 //!
 //! The program makes its own ranks, as threads or as processes, or is one rank of a launched job;
 //! every rank has the same list of cells to measure. `measure` says how a time is taken, `pattern`
-//! what is sent, `layout` how much of the memory's bandwidth a row is held against.
+//! what is sent, `expected_layout` how much of the memory's bandwidth a row is held against.
 
 #![deny(unsafe_code)]
 
-mod allowance;
-mod arena;
-mod board;
-mod compare;
-mod consistent;
-mod endpoint;
-mod explain;
+mod cli;
 mod gpu;
-mod job;
-mod json;
-mod launch;
-mod layout;
-mod machine;
 mod measure;
-mod naive;
-mod network;
-mod numeric;
-mod operation;
-mod option_table;
-mod options;
-mod pattern;
-mod plot;
-mod profile;
-mod progress;
+mod model;
 mod report;
-mod row;
 mod run;
-mod simulate;
-mod sizes;
-mod stage;
-mod threads;
-mod times;
-mod trace;
-mod worker;
 
-use options::{Options, Parsed};
+use cli::options::{Options, Parsed};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -89,9 +61,9 @@ fn begin(options: &Options) -> Status {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let status = match options::parse(&arguments) {
+    let status = match cli::options::parse(&arguments) {
         Ok(Parsed::Help) => {
-            say(option_table::help().trim_end());
+            say(cli::option_table::help().trim_end());
             Status::Fine
         }
         Ok(Parsed::Version) => {
@@ -100,7 +72,8 @@ fn main() -> ExitCode {
         }
         Ok(Parsed::Run(options)) => {
             // A job that cannot be joined says so when it is.
-            let launched = job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
+            let launched =
+                run::job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
             match options.has_its_root(launched) {
                 Ok(()) => begin(&options),
                 Err(text) => {

@@ -6,6 +6,8 @@
 //! that the same code runs on sockets and on a simulated network.
 //!
 //! [`meet`]: super::allgather
+//!
+//! [`meet`]: super::allgather
 
 pub(super) mod connect;
 pub(super) mod handshake;

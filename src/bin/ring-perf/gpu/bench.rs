@@ -1,8 +1,8 @@
 //! One cell on all ranks: its buffers, its times, its check.
 #![allow(unsafe_code)]
 
-use crate::operation::Operation;
-use crate::options::Options;
+use crate::cli::operation::Operation;
+use crate::cli::options::Options;
 use ringcomm::communicator::{Call, Communicator, Order, deferred};
 use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy, wait};
 use ringcomm::error::{Error, Result};

@@ -8,18 +8,19 @@
 //! so.
 
 mod bench;
-mod copies;
-mod spread;
+mod copy_bandwidth;
+mod device_count;
 
-use crate::job;
-use crate::json::{Value, object};
-use crate::operation::Operation;
-use crate::options::Options;
+use crate::cli::operation::Operation;
+use crate::cli::options::Options;
+use crate::report::json::{Value, object};
+use crate::run::job;
+use crate::run::worker;
 use crate::run::{Failure, commit};
-use crate::worker;
 use crate::{Status, say};
 use bench::{Bench, Cell, Times};
-use copies::Bandwidth;
+use copy_bandwidth::Bandwidth;
+use device_count::Spread;
 use ringcomm::algorithm::Algorithm;
 use ringcomm::bootstrap::rendezvous::Found;
 use ringcomm::communicator::Communicator;
@@ -28,7 +29,6 @@ use ringcomm::device::cuda::Device;
 use ringcomm::executor::cuda::{Place, Shape, pieces};
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
-use spread::Spread;
 use std::fs;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
     let name = device.name()?;
     // Before the others use the devices.
     let bandwidth = Bandwidth::measure(&device)?;
-    let link = (ndevices > 1).then(|| copies::between(&device)).transpose()?.flatten();
+    let link = (ndevices > 1).then(|| copy_bandwidth::between(&device)).transpose()?.flatten();
     let mut ranks = join(options, found.as_ref(), ndevices)?;
     let nranks = ranks[0].nranks();
     let cells = cells(options, nranks)?;

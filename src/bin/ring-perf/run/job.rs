@@ -1,0 +1,114 @@
+//! A job that a launcher has started: this process is one of its ranks.
+//!
+//! The ranks of such a job may be on several hosts and share no memory, so what the board of other
+//! runs shares goes through the communicator itself, between the calls that are measured.
+#![allow(unsafe_code)]
+
+use super::endpoint::Endpoint;
+use crate::cli::options::Options;
+use ringcomm::bootstrap::rendezvous::{Found, detect, launched};
+use ringcomm::communicator::{Call, Communicator, Explanation, Message};
+use ringcomm::error::Result;
+use ringcomm::plan::Collective;
+use ringcomm::types::DataType;
+use std::sync::Arc;
+
+/// The job that this process belongs to, if a launcher's variables say so and the command line does
+/// not ask for ranks of its own.
+pub fn found(options: &Options) -> Option<Result<Found>> {
+    let own = options.procs.is_some()
+        || options.threads.is_some()
+        || options.tcp
+        || options.naive
+        || options.simulate.is_some()
+        || options.save_profile.is_some();
+    let lookup = |name: &str| std::env::var(name).ok();
+    if own || launched(lookup).is_err() {
+        return None;
+    }
+    // A rank that cannot find the others must not measure something else in their place.
+    Some(detect(lookup, None, None, None))
+}
+
+/// One rank of the job, which is measured and also carries what the ranks tell each other.
+#[derive(Clone)]
+pub struct Rank(pub Arc<Communicator>);
+
+impl Rank {
+    pub fn barrier(&self) -> Result<()> {
+        // SAFETY: a barrier has no buffers.
+        unsafe { self.0.run(&Call::new(Collective::Barrier, DataType::Uint8)) }
+    }
+
+    /// Give everyone rank 0's words.
+    pub fn broadcast(&self, words: &mut [u64]) -> Result<()> {
+        let call = Call {
+            send: words.as_ptr().cast(),
+            recv: words.as_mut_ptr().cast(),
+            count: words.len(),
+            ..Call::new(Collective::Broadcast, DataType::Uint64)
+        };
+        // SAFETY: both buffers are the words.
+        unsafe { self.0.run(&call) }
+    }
+
+    /// The words of all ranks, by rank; every rank gives as many.
+    pub fn gather(&self, words: &[u64]) -> Result<Vec<u64>> {
+        let mut all = vec![0; words.len() * self.0.nranks()];
+        let call = Call {
+            send: words.as_ptr().cast(),
+            recv: all.as_mut_ptr().cast(),
+            count: words.len(),
+            ..Call::new(Collective::AllGather, DataType::Uint64)
+        };
+        // SAFETY: the result holds the words of every rank.
+        unsafe { self.0.run(&call)? };
+        Ok(all)
+    }
+}
+
+impl Endpoint for Rank {
+    unsafe fn run(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.run(call) }
+    }
+
+    unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.exchange(messages) }
+    }
+
+    fn start_group(&self) {
+        self.0.start_group();
+    }
+
+    fn end_group(&self) -> Result<()> {
+        self.0.end_group()
+    }
+
+    unsafe fn defer(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.defer(call) }
+    }
+
+    unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.defer_messages(messages) }
+    }
+
+    fn explain(&self, call: &Call) -> Result<Explanation> {
+        self.0.explain(call)
+    }
+
+    fn is_nested(&self) -> bool {
+        self.0.is_nested()
+    }
+
+    fn register(&self, address: *mut u8, bytes: usize) -> Result<()> {
+        self.0.register(address, bytes).map(|_| ())
+    }
+
+    fn finalize(&self) -> Result<()> {
+        self.0.finalize()
+    }
+}
