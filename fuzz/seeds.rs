@@ -29,32 +29,29 @@ use support::WORD;
 
 /// The parts of ringrun that its messages need.
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/environment.rs"]
-mod environment;
+#[path = "../src/bin/ringrun/agent"]
+mod agent {
+    pub mod children;
+    pub mod environment;
+    pub mod output_lines;
+    pub mod status_dir;
+}
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/folder.rs"]
-mod folder;
+#[path = "../src/bin/ringrun/cli"]
+mod cli {
+    pub mod hosts;
+    pub mod placement;
+}
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/frame.rs"]
-mod frame;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/hosts.rs"]
-mod hosts;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/lines.rs"]
-mod lines;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/placement.rs"]
-mod placement;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/processes.rs"]
-mod processes;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/wire.rs"]
-mod wire;
+#[path = "../src/bin/ringrun/protocol"]
+mod protocol {
+    pub mod frame;
+    pub mod messages;
+}
 
-use crate::frame::Greeting;
-use wire::{Ended, Job, RankJob, ToAgent, ToLauncher};
+use agent::output_lines;
+use protocol::frame::Greeting;
+use protocol::messages::{Ended, Job, RankJob, ToAgent, ToLauncher};
 
 /// Where the seeds of a target go.
 struct Corpus(PathBuf);
@@ -431,7 +428,7 @@ fn launcher() -> io::Result<()> {
     let to_agent =
         [ToAgent::Job(job), ToAgent::Signal(15), ToAgent::Input(vec![0; 9]), ToAgent::Ping];
     let to_agent: Vec<u8> = to_agent.iter().flat_map(ToAgent::frame).collect();
-    let (stream, ended) = (lines::Stream::Error, Ended::Code(3));
+    let (stream, ended) = (output_lines::Stream::Error, Ended::Code(3));
     let to_launcher = [
         ToLauncher::Started { rank: 1, pid: 77 },
         ToLauncher::Output { rank: 1, stream, bytes: b"a line\r\nand more".to_vec() },

@@ -6,34 +6,31 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/environment.rs"]
-mod environment;
+#[path = "../../src/bin/ringrun/agent"]
+mod agent {
+    pub mod children;
+    pub mod environment;
+    pub mod output_lines;
+    pub mod status_dir;
+}
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/folder.rs"]
-mod folder;
+#[path = "../../src/bin/ringrun/cli"]
+mod cli {
+    pub mod hosts;
+    pub mod placement;
+}
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/frame.rs"]
-mod frame;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/hosts.rs"]
-mod hosts;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/lines.rs"]
-mod lines;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/placement.rs"]
-mod placement;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/processes.rs"]
-mod processes;
+#[path = "../../src/bin/ringrun/protocol"]
+mod protocol {
+    pub mod frame;
+    pub mod messages;
+}
 mod support;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/wire.rs"]
-mod wire;
 
-use frame::Inbox;
+use agent::output_lines;
+use protocol::frame::Inbox;
+use protocol::messages::{ToAgent, ToLauncher};
 use support::Input;
-use wire::{ToAgent, ToLauncher};
 
 fn read(body: &[u8]) {
     // A frame's length stands before its body.
@@ -55,7 +52,7 @@ fn read_all(inbox: &mut Inbox) -> Result<(), String> {
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
-    let (mut inbox, mut lines) = (Inbox::default(), lines::Lines::default());
+    let (mut inbox, mut lines) = (Inbox::default(), output_lines::Lines::default());
     let (mut pushed, mut written) = (Vec::new(), Vec::new());
     let Some(mode) = input.byte() else { return };
     let mut greeted = mode & 1 == 0;

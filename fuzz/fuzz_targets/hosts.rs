@@ -4,11 +4,12 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/hosts.rs"]
-mod hosts;
-#[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/placement.rs"]
-mod placement;
+#[path = "../../src/bin/ringrun/cli"]
+mod cli {
+    pub mod hosts;
+    pub mod placement;
+}
+use cli::{hosts, placement};
 
 /// Ranks to place: more take long and show nothing else.
 const NRANKS: usize = 64;

@@ -1,41 +1,21 @@
 //! ringrun: starts a program as the ranks of one job, on this machine and on others.
 //!
 //! The launcher starts an agent for every host, here as a child, elsewhere through ssh; the agents
-//! start the ranks. Both sides are one loop each over pipes and signals (`attempt`, `agent`), and
-//! speak in frames (`frame`, `wire`). What is decided rather than done is pure: hosts, placement,
-//! environment, lines, policy.
+//! start the ranks. Both sides are one loop each over pipes and signals (`launcher::job_run`,
+//! `agent`), and speak in frames (`protocol`). What is decided rather than done is pure: hosts,
+//! placement, environment, lines, policy.
 
 #![deny(unsafe_code)]
 
 mod agent;
-mod attempt;
-mod check;
-mod crew;
-mod descriptors;
-mod environment;
-mod folder;
-mod frame;
-mod hosts;
-mod input;
+mod cli;
 mod launcher;
-mod lines;
-mod link;
-mod option_table;
-mod options;
-mod pairs;
-mod placement;
-mod policy;
-mod processes;
-mod remote;
-mod report;
-mod setup;
-mod signals;
-mod status;
-mod wire;
-mod writer;
+mod protocol;
+mod sys;
+mod tools;
 
-use options::{Options, Parsed};
-use setup::Setup;
+use cli::options::{Options, Parsed};
+use launcher::job_setup::Setup;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -74,21 +54,25 @@ fn begin(options: Options) -> u8 {
         complain(&text);
         1
     });
-    if goes_on && pairs::is_finding(status) { pairs::check(&names) } else { status }
+    if goes_on && tools::check_pairs::is_finding(status) {
+        tools::check_pairs::check(&names)
+    } else {
+        status
+    }
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
-    let status = match options::parse(&arguments) {
+    let status = match cli::options::parse(&arguments) {
         Ok(Parsed::Help) => {
-            say(&option_table::help());
+            say(&cli::option_table::help());
             0
         }
         Ok(Parsed::Version) => {
             say(&format!("ringrun {}", env!("CARGO_PKG_VERSION")));
             0
         }
-        Ok(Parsed::Status(wanted)) => match status::answer(&wanted) {
+        Ok(Parsed::Status(wanted)) => match tools::status::answer(&wanted) {
             Ok(text) => {
                 say(&text);
                 0
@@ -98,7 +82,7 @@ fn main() -> ExitCode {
                 1
             }
         },
-        Ok(Parsed::CheckRank) => check::serve(),
+        Ok(Parsed::CheckRank) => tools::check::serve(),
         Ok(Parsed::Agent(ports)) => u8::from(!agent::serve(ports).unwrap_or(false)),
         Ok(Parsed::Run(options)) => begin(*options),
         Err(text) => {

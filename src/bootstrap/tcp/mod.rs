@@ -8,6 +8,8 @@
 //! [`meet`]: super::allgather
 //!
 //! [`meet`]: super::allgather
+//!
+//! [`meet`]: super::allgather
 
 pub(super) mod connect;
 pub(super) mod handshake;

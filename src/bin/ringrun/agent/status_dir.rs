@@ -4,7 +4,7 @@
 //! kernel undoes however it dies, so a folder whose lock is free is left over and is removed by the
 //! next agent.
 
-use crate::processes;
+use super::children;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -43,7 +43,7 @@ fn places() -> Vec<PathBuf> {
 }
 
 fn beginning() -> String {
-    format!("ringrun-{}-", processes::user())
+    format!("ringrun-{}-", children::user())
 }
 
 impl Folder {
@@ -82,8 +82,7 @@ fn of_place(place: &Path) -> impl Iterator<Item = Found> {
         let name = entry.file_name().into_string().ok()?;
         let (job, agent) = name.strip_prefix(&beginning)?.rsplit_once('-')?;
         let about = entry.path().symlink_metadata().ok()?;
-        let private =
-            about.is_dir() && about.uid() == processes::user() && about.mode() & 0o77 == 0;
+        let private = about.is_dir() && about.uid() == children::user() && about.mode() & 0o77 == 0;
         let since = entry.path().join(LOCK).metadata().or(Ok::<_, io::Error>(about));
         private.then(|| Found {
             path: entry.path(),

@@ -3,8 +3,8 @@
 //! The agent acknowledges what its rank has taken, and no more than a window is under way. So a
 //! rank that does not read never holds up the signals that come behind.
 
-use crate::descriptors::{self, Chunk, Watch};
-use crate::wire::ToAgent;
+use crate::protocol::messages::ToAgent;
+use crate::sys::poll::{self, Chunk, Watch};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -49,7 +49,7 @@ impl Input {
 
     /// A background job that reads its terminal is stopped by it; it waits for its turn instead.
     pub fn is_in_background(&self) -> bool {
-        self.is_due() && descriptors::is_background_terminal(&self.file)
+        self.is_due() && poll::is_background_terminal(&self.file)
     }
 
     pub fn watch(&self, watch: &mut Watch) -> Option<usize> {
@@ -61,7 +61,7 @@ impl Input {
         // What one read takes: a pipe's whole capacity.
         let mut buffer = [0; 64 << 10];
         let most = buffer.len().min(self.credit);
-        match descriptors::read(&mut self.file, &mut buffer[..most]) {
+        match poll::read(&mut self.file, &mut buffer[..most]) {
             Chunk::Bytes(count) => {
                 self.credit -= count;
                 Some(ToAgent::Input(buffer[..count].to_vec()))

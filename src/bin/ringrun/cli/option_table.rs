@@ -1,7 +1,9 @@
 //! The options themselves, in the order of the help text.
 
-use crate::options::{Entry, Options, Tagging, Takes};
-use crate::{environment, hosts, pairs};
+use super::hosts;
+use super::options::{Entry, Options, Tagging, Takes};
+use crate::agent::environment;
+use crate::tools::check_pairs;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -128,7 +130,7 @@ pub static OPTIONS: &[Entry] = &[
         o.tagging = Tagging::Never;
         Ok(())
     }),
-    row(&[pairs::ARGUMENT], Value("LOW,HIGH"), "", |o, v| {
+    row(&[check_pairs::ARGUMENT], Value("LOW,HIGH"), "", |o, v| {
         let (low, high) = v.split_once(',').ok_or("write two hosts' places")?;
         o.pair = Some((number(low)?, number(high)?));
         Ok(())

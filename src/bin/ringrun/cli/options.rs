@@ -2,10 +2,10 @@
 //!
 //! Options end where the program's name begins; everything from there on is the program's.
 
-use crate::check;
-use crate::hosts::Host;
-use crate::option_table::OPTIONS;
-use crate::status::Wanted;
+use super::hosts::Host;
+use super::option_table::OPTIONS;
+use crate::tools::check;
+use crate::tools::status::Wanted;
 use ringcomm::config::ports;
 use ringcomm::nearest::nearest;
 use std::ffi::OsString;

@@ -1,6 +1,6 @@
 //! Which rank runs where: hosts are filled in the order given, each to its slots.
 
-use crate::hosts::Host;
+use super::hosts::Host;
 
 /// Where one rank runs and what it may call itself there.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,7 @@
 //! endian; texts are bytes with their length, because neither arguments nor variables need be
 //! UTF-8.
 
-use crate::environment::Variable;
+use crate::agent::environment::Variable;
 
 /// Longest frame. A job's description holds its variables, which the kernel limits to a few
 /// megabytes for every process; anything longer did not come from an agent.

@@ -1,16 +1,24 @@
 //! The launcher: what stays over all starts of a job, and how often it is started.
 
-use crate::attempt;
-use crate::descriptors::Watch;
-use crate::input::Input;
-use crate::lines::Prefix;
-use crate::options::{Options, Tagging};
-use crate::processes;
-use crate::setup::Setup;
-use crate::signals::Signals;
-use crate::writer::Writer;
+mod agent_connection;
+mod failure_text;
+mod job_run;
+pub(super) mod job_setup;
+mod output;
+mod policy;
+mod ssh;
+mod stdin;
+
+use crate::agent::children;
+use crate::agent::output_lines::Prefix;
+use crate::cli::options::{Options, Tagging};
+use crate::sys::poll::Watch;
+use crate::sys::signals::Signals;
+use job_setup::Setup;
+use output::Writer;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use stdin::Input;
 
 /// What the launcher passes on, and what it waits for.
 const SIGNALS: [i32; 7] = [
@@ -38,7 +46,7 @@ pub struct Launcher {
 
 impl Launcher {
     fn new(options: Options, setup: Setup) -> io::Result<Launcher> {
-        processes::adopt_orphans();
+        children::adopt_orphans();
         // Before the writer's thread is made, which otherwise would get them.
         let signals = Signals::take(&SIGNALS)?;
         let writer = Writer::start(options.output_folder.as_deref(), setup.nranks())?;
@@ -54,7 +62,7 @@ impl Launcher {
             false => None,
         };
         let prefix = Prefix { tag, timestamp: options.timestamp };
-        let name = processes::random_hex::<8>()?;
+        let name = children::random_hex::<8>()?;
         Ok(Launcher {
             options,
             setup,
@@ -106,7 +114,7 @@ pub fn run(options: Options, setup: Setup) -> Result<u8, String> {
     let most = launcher.options.max_restarts;
     let mut restart = 0;
     let status = loop {
-        let outcome = attempt::run(&mut launcher, restart)?;
+        let outcome = job_run::run(&mut launcher, restart)?;
         if !outcome.wants_restart || restart == most {
             break outcome.status;
         }

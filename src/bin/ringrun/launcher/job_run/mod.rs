@@ -3,16 +3,17 @@
 //! One loop waits for everything: agents, signals, standard input, room for output, deadlines. What
 //! to do about a failure or a signal is `policy`'s to say.
 
-mod news;
+mod agent_events;
 
+use super::Launcher;
+use super::agent_connection::Link;
+use super::policy::{Action, Failure, Policy, Tidings};
 use crate::agent::PING_INTERVAL;
-use crate::descriptors::Watch;
-use crate::launcher::Launcher;
-use crate::lines::{Lines, Stream};
-use crate::link::Link;
-use crate::policy::{Action, Failure, Policy, Tidings};
-use crate::wire::{Ended, ToAgent};
-use crate::{processes, signals};
+use crate::agent::children;
+use crate::agent::output_lines::{Lines, Stream};
+use crate::protocol::messages::{Ended, ToAgent};
+use crate::sys::poll::Watch;
+use crate::sys::signals;
 use std::time::{Duration, Instant};
 
 /// A rank as the launcher knows it.
@@ -71,7 +72,7 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     }
     let name = attempt.launcher.name.clone();
     // An agent that was killed left its ranks' children to this process.
-    processes::kill_descendants(|pid| processes::has_variable(pid, "RINGCOMM_JOB", &name));
+    children::kill_descendants(|pid| children::has_variable(pid, "RINGCOMM_JOB", &name));
     let policy = &attempt.policy;
     Ok(Outcome { status: policy.status(), wants_restart: policy.wants_restart() })
 }
@@ -97,7 +98,7 @@ impl Attempt<'_> {
     /// All agents are there: tell them what to run.
     fn begin(&mut self) -> Result<(), String> {
         let secret =
-            processes::random_hex::<32>().map_err(|error| format!("random bytes: {error}"))?;
+            children::random_hex::<32>().map_err(|error| format!("random bytes: {error}"))?;
         let found = self.links[0].greeting.as_ref().map_or(0, |greeting| greeting.port);
         let port = self.launcher.options.port.unwrap_or(found).to_string();
         let setup = &self.launcher.setup;
@@ -252,7 +253,7 @@ impl Attempt<'_> {
                 _ => self.pass_on(signal),
             }
         }
-        let reaped = processes::reap_all(|pid| self.links.iter().any(|link| link.is(pid)));
+        let reaped = children::reap_all(|pid| self.links.iter().any(|link| link.is(pid)));
         for (pid, ended) in reaped {
             let Some(host) = self.links.iter().position(|link| link.is(pid)) else { continue };
             self.links[host].reaped(ended);

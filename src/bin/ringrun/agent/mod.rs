@@ -3,13 +3,19 @@
 //! Every host has one, this machine too, because somebody must outlive a launcher that is killed
 //! and end what it started. When its standard input ends, so does everything below it.
 
-use crate::crew::Crew;
-use crate::descriptors::{self, Chunk, Outbox, Watch};
-use crate::folder::{self, Folder};
-use crate::frame::{Greeting, Inbox};
-use crate::processes;
-use crate::signals::Signals;
-use crate::wire::{Job, ToAgent, ToLauncher};
+pub(super) mod children;
+pub(super) mod environment;
+pub(super) mod output_lines;
+mod rank_processes;
+pub(super) mod status_dir;
+
+use crate::protocol::frame::{Greeting, Inbox};
+use crate::sys::poll::{self, Chunk, Outbox, Watch};
+use rank_processes::Crew;
+use status_dir::Folder;
+
+use crate::protocol::messages::{Job, ToAgent, ToLauncher};
+use crate::sys::signals::Signals;
 use std::fs::File;
 use std::io;
 use std::net::TcpListener;
@@ -91,21 +97,21 @@ fn show_folder(job: &mut Job) -> Option<Folder> {
     let folder = Folder::make(&String::from_utf8_lossy(&name.1)).ok()?;
     let path = folder.path.as_os_str().as_bytes();
     for rank in &mut job.ranks {
-        rank.variables.push((folder::VARIABLE.into(), path.to_vec()));
+        rank.variables.push((status_dir::VARIABLE.into(), path.to_vec()));
     }
     Some(folder)
 }
 
 /// Serve the launcher at standard input and output; true if every rank ran to its end.
 pub fn serve(ports: Option<RangeInclusive<u16>>) -> io::Result<bool> {
-    processes::adopt_orphans();
+    children::adopt_orphans();
     let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
     let mut outbox = Outbox::default();
     let version = env!("CARGO_PKG_VERSION").to_string();
     let [port, second_port] = free_ports(ports);
     outbox.push(&Greeting { version, port, second_port }.line());
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    descriptors::set_nonblocking(&output)?;
+    poll::set_nonblocking(&output)?;
     let mut agent = Agent {
         input: File::from(io::stdin().as_fd().try_clone_to_owned()?),
         output,
@@ -186,7 +192,7 @@ impl Agent {
                 break;
             }
         }
-        processes::kill_descendants(|_| true);
+        children::kill_descendants(|_| true);
     }
 
     fn take_signals(&mut self) -> Result<(), Gone> {
@@ -196,12 +202,12 @@ impl Agent {
             }
         }
         let outbox = &mut self.outbox;
-        for (pid, ended) in processes::reap_all(|pid| self.crew.is_member(pid)) {
+        for (pid, ended) in children::reap_all(|pid| self.crew.is_member(pid)) {
             self.crew.ended(pid, ended, &mut |message| outbox.push(&message.frame()));
         }
         if self.job.is_some() && self.crew.is_over() {
             // Somebody may have left its rank's process group, and may hold its output.
-            processes::kill_descendants(|_| true);
+            children::kill_descendants(|_| true);
         }
         Ok(())
     }
@@ -209,7 +215,7 @@ impl Agent {
     fn take_input(&mut self) -> Result<(), Gone> {
         // What one read takes: a pipe's whole capacity.
         let mut buffer = [0; 64 << 10];
-        match descriptors::read(&mut self.input, &mut buffer) {
+        match poll::read(&mut self.input, &mut buffer) {
             Chunk::Bytes(count) => self.inbox.push(&buffer[..count]),
             Chunk::NotYet => return Ok(()),
             Chunk::End => return Err(Gone),

@@ -1,10 +1,10 @@
 //! The ranks of one host: started, listened to, fed and signalled by their agent.
 
-use crate::descriptors::{self, Chunk, Outbox, Watch};
-use crate::environment;
-use crate::lines::Stream;
-use crate::processes::{self, Orphan};
-use crate::wire::{Ended, Job, RankJob, ToLauncher};
+use super::children::{self, Orphan};
+use super::environment;
+use super::output_lines::Stream;
+use crate::protocol::messages::{Ended, Job, RankJob, ToLauncher};
+use crate::sys::poll::{self, Chunk, Outbox, Watch};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -53,7 +53,7 @@ impl Crew {
     /// Start every rank of a job; `tell` gets what became of each.
     pub fn start(job: &Job, tell: &mut impl FnMut(ToLauncher)) -> Crew {
         let mut crew = Crew::default();
-        let raw = match job.raw_output.map(|fd| descriptors::inherited(fd as i32)).transpose() {
+        let raw = match job.raw_output.map(|fd| poll::inherited(fd as i32)).transpose() {
             Ok(raw) => raw,
             Err(error) => {
                 for rank in &job.ranks {
@@ -104,7 +104,7 @@ impl Crew {
             Some(raw) => command.stdout(raw.try_clone().map_err(wrong)?),
             None => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
         };
-        processes::prepare(&mut command, Orphan::Dies, None);
+        children::prepare(&mut command, Orphan::Dies, None);
         let mut child = command.spawn().map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => {
                 (format!("there is no program {} here", program.display()), 127)
@@ -117,11 +117,11 @@ impl Crew {
         ];
         for (stream, fd) in streams {
             let Some(fd) = fd else { continue };
-            descriptors::set_nonblocking(&fd).map_err(wrong)?;
+            poll::set_nonblocking(&fd).map_err(wrong)?;
             self.pipes.push(Pipe { rank: rank.rank, stream, file: File::from(fd) });
         }
         if let Some(input) = child.stdin.take().map(OwnedFd::from) {
-            descriptors::set_nonblocking(&input).map_err(wrong)?;
+            poll::set_nonblocking(&input).map_err(wrong)?;
             let file = File::from(input);
             self.input = Some(Input { file, outbox: Outbox::default(), ended: false });
         }
@@ -156,7 +156,7 @@ impl Crew {
             let Pipe { rank, stream, file } = &mut self.pipes[at];
             let (rank, stream) = (*rank, *stream);
             let chunk = match (watch.is_ready(Some(*place)), is_last) {
-                (true, _) => descriptors::read(file, &mut buffer),
+                (true, _) => poll::read(file, &mut buffer),
                 (false, true) => Chunk::End,
                 (false, false) => Chunk::NotYet,
             };
@@ -212,7 +212,7 @@ impl Crew {
     /// Signal every rank with what it started.
     pub fn signal(&self, signal: i32) {
         for member in self.members.iter().filter(|member| member.alive) {
-            processes::signal_group(member.pid, signal);
+            children::signal_group(member.pid, signal);
         }
     }
 

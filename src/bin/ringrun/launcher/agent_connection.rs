@@ -1,10 +1,10 @@
 //! One host's agent as the launcher sees it: a process, a pipe to it and a pipe from it.
 
-use crate::descriptors::{self, Chunk, Outbox, Watch};
-use crate::frame::{Greeting, Inbox};
-use crate::processes::{self, Orphan};
-use crate::setup::Station;
-use crate::wire::{Ended, ToAgent, ToLauncher};
+use super::job_setup::Station;
+use crate::agent::children::{self, Orphan};
+use crate::protocol::frame::{Greeting, Inbox};
+use crate::protocol::messages::{Ended, ToAgent, ToLauncher};
+use crate::sys::poll::{self, Chunk, Outbox, Watch};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -61,12 +61,12 @@ impl Link {
             }
         };
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        processes::prepare(&mut command, Orphan::Lives, raw.map(|fd| fd.as_raw_fd()));
+        children::prepare(&mut command, Orphan::Lives, raw.map(|fd| fd.as_raw_fd()));
         let mut child = command.spawn()?;
         let to = child.stdin.take().map(OwnedFd::from);
         let from = child.stdout.take().map(OwnedFd::from);
         for fd in to.iter().chain(&from) {
-            descriptors::set_nonblocking(fd)?;
+            poll::set_nonblocking(fd)?;
         }
         Ok(Link {
             pid: child.id(),
@@ -106,7 +106,7 @@ impl Link {
     /// Kill it, and do not wait for anything it might still say.
     pub fn abandon(&mut self) {
         if self.ended.is_none() {
-            processes::signal_group(self.pid, libc::SIGKILL);
+            children::signal_group(self.pid, libc::SIGKILL);
         }
         self.hang_up();
         self.from = None;
@@ -133,7 +133,7 @@ impl Link {
         let Some(from) = &mut self.from else { return Vec::new() };
         // What one read takes: a pipe's whole capacity.
         let mut buffer = [0; 64 << 10];
-        match descriptors::read(from, &mut buffer) {
+        match poll::read(from, &mut buffer) {
             Chunk::Bytes(count) => self.inbox.push(&buffer[..count]),
             Chunk::NotYet => return Vec::new(),
             Chunk::End => {

@@ -1,12 +1,12 @@
 //! What agents report, and what their silence means.
 
 use super::{Attempt, Rank};
-use crate::lines::Stream;
-use crate::link::News;
-use crate::policy::Failure;
-use crate::report;
-use crate::wire::ToLauncher;
-use crate::writer::Target;
+use crate::agent::output_lines::Stream;
+use crate::launcher::agent_connection::News;
+use crate::launcher::failure_text;
+use crate::launcher::output::Target;
+use crate::launcher::policy::Failure;
+use crate::protocol::messages::ToLauncher;
 use std::time::Instant;
 
 impl Attempt<'_> {
@@ -22,7 +22,7 @@ impl Attempt<'_> {
                 let theirs = self.links[host].greeting.as_ref().map(|own| own.version.clone());
                 let theirs = theirs.unwrap_or_default();
                 if theirs != env!("CARGO_PKG_VERSION") {
-                    self.fail(report::other_version(&name, &theirs));
+                    self.fail(failure_text::other_version(&name, &theirs));
                 } else if self.links.iter().all(|link| link.greeting.is_some())
                     && self.links.len() == self.launcher.setup.stations.len()
                     && !self.policy.is_ending()
@@ -48,7 +48,7 @@ impl Attempt<'_> {
             ToLauncher::End { rank, stream } if own(rank) => self.show(rank as usize, stream, None),
             ToLauncher::Exited { rank, ended } if open(rank) => {
                 let rank = rank as usize;
-                let failure = report::rank(rank, name, self.ranks[rank].pid, ended);
+                let failure = failure_text::rank(rank, name, self.ranks[rank].pid, ended);
                 self.over(rank);
                 let Some(failure) = failure else { return };
                 let told = self.tidings.heard(failure, ended.is_a_kill(), Instant::now());
@@ -56,7 +56,7 @@ impl Attempt<'_> {
             }
             ToLauncher::NotStarted { rank, why, status } if open(rank) => {
                 let why = String::from_utf8_lossy(&why);
-                let failure = report::not_started(rank as usize, name, &why, status);
+                let failure = failure_text::not_started(rank as usize, name, &why, status);
                 self.over(rank as usize);
                 self.fail(failure);
             }
@@ -112,9 +112,9 @@ impl Attempt<'_> {
             if !chatter.is_empty() {
                 self.launcher.writer.complain(&format!("host {} says: {chatter}", station.name));
             }
-            report::unreached(&station.name, station.remote.as_deref(), link.ended)
+            failure_text::unreached(&station.name, station.remote.as_deref(), link.ended)
         } else {
-            report::lost(&station.name, &with, why)
+            failure_text::lost(&station.name, &with, why)
         };
         let unreached = link.greeting.is_none();
         for rank in &with {
@@ -128,7 +128,7 @@ impl Attempt<'_> {
     /// The process behind a link has ended, and not because all was done.
     pub(super) fn lose_for_its_end(&mut self, host: usize) {
         let remote = self.launcher.setup.stations[host].remote.is_some();
-        let why = report::way_ended(remote, self.links[host].ended);
+        let why = failure_text::way_ended(remote, self.links[host].ended);
         self.lose(host, &why);
     }
 

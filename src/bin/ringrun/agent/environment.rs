@@ -3,8 +3,8 @@
 //! A rank must find one launcher only. Variables in which another launcher around this one says
 //! which process somebody is are removed; everything else is left alone.
 
-use crate::folder;
-use crate::placement::Place;
+use super::status_dir;
+use crate::cli::placement::Place;
 
 /// A variable, in the bytes that the kernel hands on.
 pub type Variable = (Vec<u8>, Vec<u8>);
@@ -128,7 +128,7 @@ pub fn is_own(name: &str) -> bool {
         meeting: None,
     };
     // An agent's own.
-    name == folder::VARIABLE || variables(&place, &facts).iter().any(|(own, _)| *own == name)
+    name == status_dir::VARIABLE || variables(&place, &facts).iter().any(|(own, _)| *own == name)
 }
 
 /// The whole environment of a rank. A later source wins: what the machine has, what the user

@@ -4,7 +4,7 @@
 //! descendant: this process adopts orphans, so that the end of a job can find them all.
 #![allow(unsafe_code)]
 
-use crate::wire::Ended;
+use crate::protocol::messages::Ended;
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;

@@ -1,6 +1,6 @@
 //! How another host is asked to run an agent, and the names by which hosts know each other.
 
-use crate::options::{AGENT, Options};
+use crate::cli::options::{AGENT, Options};
 use std::net::{IpAddr, UdpSocket};
 
 /// What ssh is told: never to ask for a password, because its input is the agent's; and to notice

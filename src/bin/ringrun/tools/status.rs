@@ -3,7 +3,7 @@
 //! A process answers at a socket of its own in its agent's folder, also while its calls hang; one
 //! that is stopped does not, and is named.
 
-use crate::folder::{self, Found};
+use crate::agent::status_dir::{self, Found};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -27,7 +27,7 @@ type Answer = (u32, Result<String, String>);
 
 /// Answer; the text to print.
 pub fn answer(wanted: &Wanted) -> Result<String, String> {
-    let all = folder::all();
+    let all = status_dir::all();
     let newest = all.first().ok_or_else(|| match &wanted.job {
         Some(name) => format!("no job {name} of yours runs on this machine, nor any other"),
         None => "no job of yours runs on this machine".into(),

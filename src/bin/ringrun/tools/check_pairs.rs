@@ -3,7 +3,7 @@
 //! One bad pair ends the job of all ranks. A job of two hosts fails by itself, so this program
 //! starts itself once for each pair, and the matrix shows which ones fail.
 
-use crate::check::{self, Found};
+use super::check::{self, Found};
 use std::process::{Command, Stdio};
 
 /// Which hosts, by their places in the list.

@@ -1,8 +1,8 @@
 //! The sentences in which a failure is told: who, where, how, and what to do.
 
-use crate::policy::Failure;
-use crate::signals;
-use crate::wire::Ended;
+use super::policy::Failure;
+use crate::protocol::messages::Ended;
+use crate::sys::signals;
 
 /// What a shell would give for such an end.
 fn status_of(ended: Ended) -> u8 {

@@ -1,8 +1,8 @@
 //! What the launcher and its agents say to each other.
 
-use crate::environment::Variable;
-use crate::frame::{Read, Reader, Writer};
-use crate::lines::Stream;
+use super::frame::{Read, Reader, Writer};
+use crate::agent::environment::Variable;
+use crate::agent::output_lines::Stream;
 use std::time::Duration;
 
 /// How a process ended.

@@ -1,12 +1,12 @@
 //! A job before it starts: who runs where, with what, reached how.
 
-use crate::check;
-use crate::environment::{self, Facts, Variable};
-use crate::hosts::Host;
-use crate::options::Options;
-use crate::placement::{self, Place};
-use crate::remote;
-use crate::wire::{Job, RankJob};
+use super::ssh;
+use crate::agent::environment::{self, Facts, Variable};
+use crate::cli::hosts::Host;
+use crate::cli::options::Options;
+use crate::cli::placement::{self, Place};
+use crate::protocol::messages::{Job, RankJob};
+use crate::tools::check;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStringExt;
@@ -46,14 +46,14 @@ impl Setup {
         let places = placement::place(ranks, &hosts)?;
         let used = places.last().map_or(0, |place| place.host + 1);
         let program = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
-        let (own_name, program) = (remote::own_name(), program.to_string_lossy().into_owned());
+        let (own_name, program) = (ssh::own_name(), program.to_string_lossy().into_owned());
         let forwarded = forwarded(options)?;
-        let agent = remote::agent(ports(&forwarded)?);
+        let agent = ssh::agent(ports(&forwarded)?);
         let station = |host: &Host| Station {
             name: host.name.clone(),
             address: host.address().to_string(),
             remote: (!host.is_here(&own_name))
-                .then(|| remote::command_line(options, &host.name, &program, &agent)),
+                .then(|| ssh::command_line(options, &host.name, &program, &agent)),
             agent: agent.clone(),
         };
         let stations: Vec<Station> = hosts[..used].iter().map(station).collect();
@@ -180,7 +180,7 @@ fn address(stations: &[Station], own_name: &str) -> String {
     }
     match stations.iter().find(|station| station.remote.is_some()) {
         None => "127.0.0.1".into(),
-        Some(other) => remote::address_towards(&other.address)
+        Some(other) => ssh::address_towards(&other.address)
             .map_or_else(|| own_name.to_string(), |address| address.to_string()),
     }
 }
