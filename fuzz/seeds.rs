@@ -10,9 +10,9 @@ use ringcomm::bootstrap::allgather::{Message, Party};
 use ringcomm::bootstrap::local::wire::{
     self as rendezvous_wire, Challenge, Failure, Header, Hello, Kind,
 };
-use ringcomm::communicator::network::frame::Item;
-use ringcomm::communicator::network::status::Status;
-use ringcomm::communicator::record::Descriptor;
+use ringcomm::communicator::call::signature::Descriptor;
+use ringcomm::communicator::control_plane::frame::Item;
+use ringcomm::communicator::control_plane::status::Status;
 use ringcomm::executor::announcement::Announcement;
 use ringcomm::executor::control::{Control, Life};
 use ringcomm::plan::Collective;

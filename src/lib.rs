@@ -23,3 +23,5 @@ pub mod silence;
 pub mod sync;
 pub mod transport;
 pub mod types;
+
+mod eventfd;

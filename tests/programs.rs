@@ -9,7 +9,7 @@ mod support;
 
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, TestCaseError, TestRunner};
-use ringcomm::communicator::{Communicator, Order, Posted, deferred};
+use ringcomm::communicator::{Communicator, Order, Posted, enqueue};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
@@ -159,21 +159,21 @@ fn run_group(program: &Program, families: &[Family], random: &mut Random, digest
     }
     let begin = collectives.iter().map(|(comm, prepared)| prepared.begin(comm.rank()));
     let mut begun: Vec<_> = begin.collect();
-    deferred::start();
+    enqueue::start();
     for at in 0..=collectives.len() {
         for (_, comm, batch) in batches.iter_mut().filter(|(before, ..)| *before == at) {
             for message in batch.messages() {
                 let posted = Posted { message, order: Order::default() };
                 // SAFETY: every buffer holds its message, until the group has ended.
-                unsafe { deferred::message(comm, posted, None) }.unwrap();
+                unsafe { enqueue::message(comm, posted, None) }.unwrap();
             }
         }
         if let (Some((comm, _)), Some(begun)) = (collectives.get(at), begun.get_mut(at)) {
             // SAFETY: the buffers have the sizes that the collective defines, until the end.
-            unsafe { deferred::collective(comm, &begun.call(), None) }.unwrap();
+            unsafe { enqueue::collective(comm, &begun.call(), None) }.unwrap();
         }
     }
-    deferred::end().unwrap();
+    enqueue::end().unwrap();
     for ((comm, prepared), begun) in collectives.iter().zip(begun) {
         let bytes = begun.finish();
         let shown = || format!("in a group, rank {}: {:?}", comm.rank(), prepared.case);

@@ -1,7 +1,7 @@
 //! Threads of the library leave the program's signals to the program's own.
 
 use ringcomm::bootstrap::allgather::Root;
-use ringcomm::communicator::stream::{Job, Stream};
+use ringcomm::communicator::enqueue::host_stream::{Job, Stream};
 use ringcomm::config::Config;
 use ringcomm::error::Result;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Host streams and groups, with a mock in the place of the communicator.
 
 use parking_lot::Mutex;
-use ringcomm::communicator::group::{self, Action, Entry, Executor, Group, Notes, Work};
-use ringcomm::communicator::stream::{Job, Stream};
+use ringcomm::communicator::enqueue::group::{self, Action, Entry, Executor, Group, Notes, Work};
+use ringcomm::communicator::enqueue::host_stream::{Job, Stream};
 use ringcomm::error::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;

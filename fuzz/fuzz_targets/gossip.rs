@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::network::frame::{Item, MOST_ITEM, Opener, Sealer};
-use ringcomm::communicator::network::gossip::{Gossip, News};
-use ringcomm::communicator::network::status::Status;
+use ringcomm::communicator::control_plane::frame::{Item, MOST_ITEM, Opener, Sealer};
+use ringcomm::communicator::control_plane::gossip::{Gossip, News};
+use ringcomm::communicator::control_plane::status::Status;
 use ringcomm::executor::control::Control;
 
 mod support;

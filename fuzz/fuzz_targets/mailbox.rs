@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::fuzzing::Importer;
+use ringcomm::communicator::fuzz_hooks::Importer;
 use ringcomm::executor::direct::Used;
 use ringcomm::executor::meeting::Invitation;
 use ringcomm::transport::segment::Segment;

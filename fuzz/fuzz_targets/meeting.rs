@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::bootstrap::allgather::{Message, entries};
-use ringcomm::communicator::fuzzing::card;
+use ringcomm::communicator::fuzz_hooks::card;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(message) = Message::decode(data) {

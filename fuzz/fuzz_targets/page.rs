@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::flight::Flight;
-use ringcomm::communicator::fuzzing::look;
-use ringcomm::communicator::record::state_of;
+use ringcomm::communicator::call::signature::state_of;
+use ringcomm::communicator::fuzz_hooks::look;
+use ringcomm::communicator::observe::flight_recorder::Flight;
 use ringcomm::executor::control::Control;
 use ringcomm::executor::links::{Links, Pages, Reach, SegmentMap};
 use ringcomm::transport::fifo::Geometry;

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::fuzzing::introduction;
-use ringcomm::communicator::record::Descriptor;
+use ringcomm::communicator::call::signature::Descriptor;
+use ringcomm::communicator::fuzz_hooks::introduction;
 
 mod support;
 use support::Input;

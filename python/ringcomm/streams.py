@@ -18,7 +18,7 @@ from .errors import RingArgumentError, RingError, RingUsageError
 #: How long a wait goes on before it looks whether somebody pressed Ctrl-C: unnoticed by who did.
 _LOOK_MS = 200
 #: In a mark for the library: the call just before the mark is asked for alone, not all before it
-#: (`ALONE` in `src/communicator/stream.rs`).
+#: (`ALONE` in `src/communicator/enqueue/host_stream/mod.rs`).
 _ALONE = 1 << 63
 
 

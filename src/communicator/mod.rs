@@ -1,55 +1,26 @@
 //! A communicator: the ranks that work together, and the calls they make.
 //!
 //! A rank's end has two parts. What one operation uses at a time (connections, bound calls,
-//! scratch) is the [`engine`], taken in turns; what other threads may look at meanwhile (the pages,
+//! scratch) is the [`exec`], taken in turns; what other threads may look at meanwhile (the pages,
 //! the abort flag, the failure) is shared.
 
 pub mod call;
-pub mod deferred;
-pub mod flight;
+pub mod control_plane;
+pub mod enqueue;
 #[cfg(any(test, fuzzing))]
-pub mod fuzzing;
+pub mod fuzz_hooks;
 pub mod gpu;
-pub mod group;
-pub mod network;
-pub mod record;
-pub mod stream;
-pub mod together;
+pub mod observe;
 
-mod agree;
-mod alone;
-mod answer;
-mod assembly;
-mod attempts;
-mod basis;
-mod cache;
-mod calibrate;
-mod choose;
-mod engine;
+mod exec;
 mod failure;
-mod geometry;
-mod init;
-mod introduction;
-mod join;
-mod label;
-mod launched;
+mod health;
+pub mod init;
 mod memory;
-mod message;
-mod numbering;
-mod on_host;
-mod patrol;
-mod portions;
-mod row;
-mod scratch;
 mod shrink;
 #[cfg(test)]
-mod simulation;
-mod split;
-mod survivors;
-mod timeline;
-mod turn;
-mod vain;
-mod watch;
+mod sim;
+mod tuning;
 
 use crate::algorithm::{self, select::Costs};
 use crate::bootstrap::UniqueId;
@@ -60,21 +31,21 @@ use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::exports;
-use basis::Basis;
-use cache::Ready;
+pub use call::send_recv::Message;
 pub use call::{Call, Order, Vector};
-use engine::Engine;
+use exec::Engine;
+use exec::op_lock::Turns;
 use failure::Unwinding;
-use flight::Flight;
 use gpu::Gpu;
 pub use gpu::Posted;
-pub use launched::new_id;
-pub use message::Message;
+use health::watchdog::{Unless, Watched};
+pub use init::from_launcher::new_id;
+use observe::flight_recorder::Flight;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use turn::Turns;
-use watch::{Unless, Watched};
+use tuning::context::Basis;
+use tuning::plan_cache::Ready;
 
 /// One rank's end of a communicator. Calls from several threads take turns.
 pub struct Communicator {
@@ -88,7 +59,7 @@ pub struct Communicator {
     watched: Watched,
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
-    last_error: group::Notes,
+    last_error: enqueue::group::Notes,
     /// Held by the thread that makes a smaller communicator. By the number of the list of those who
     /// are left out: the last attempt that this rank has been at, or knows to have failed.
     shrinking: Mutex<BTreeMap<u64, u64>>,
@@ -98,17 +69,17 @@ pub struct Communicator {
     /// Splits so far, which name the rendezvous of the next.
     children: Mutex<u64>,
     /// Its thread in groups of several communicators, made by the first.
-    worker: OnceLock<Arc<deferred::HostStream>>,
+    worker: OnceLock<Arc<enqueue::HostStream>>,
     /// Shared with the groups of all threads that hold calls of it and have not ended.
     kept: Arc<()>,
     /// Its device, if it is on one.
     gpu: Option<Gpu>,
     /// Its part in the network, where ranks are on several hosts.
-    outside: Option<join::Post>,
+    outside: Option<init::multi_host::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
     /// Its place among what onlookers of this process see.
-    exhibit: Option<answer::Exhibit>,
+    exhibit: Option<observe::status_server::Exhibit>,
     /// The process it was made in, as [`fork::generation`] tells them apart.
     born: u32,
 }
@@ -391,7 +362,7 @@ impl Communicator {
 
     /// The same operations as a trace for Perfetto. From any thread.
     pub fn trace(&self) -> String {
-        flight::trace(&self.flight().events())
+        observe::flight_recorder::trace(&self.flight().events())
     }
 
     fn flight(&self) -> Flight {

@@ -6,8 +6,9 @@
 //! parent happens in the order of the calls, on one thread: it uses the parent's own operations,
 //! whose order must be the same on all ranks.
 
-use crate::communicator::group::Executor;
-use crate::communicator::{Communicator, together};
+use crate::communicator::Communicator;
+use crate::communicator::enqueue::group::Executor;
+use crate::communicator::init::thread_per_rank;
 use crate::error::Result;
 use crate::ffi::boundary::caught;
 use crate::ffi::convert::Out;
@@ -125,7 +126,7 @@ pub fn finish_group() -> Result<()> {
 
 /// Fill the `places` of a group with what its chains make.
 fn make_all(places: Vec<(Out<ringComm_t>, u32)>, chains: Vec<Chain>) -> Result<()> {
-    let made = together::all_or_none(chains.into_iter().map(|chain| move || chain.run()))?;
+    let made = thread_per_rank::all_or_none(chains.into_iter().map(|chain| move || chain.run()))?;
     let mut made: Vec<Made> =
         made.into_iter().flat_map(|chain| chain.expect("panics are caught")).collect();
     made.sort_unstable_by_key(|(place, _)| *place);

@@ -3,7 +3,7 @@
 //! This file alone knows groups and streams; the functions above hand their work to [`submit`].
 #![allow(unsafe_code)]
 
-use crate::communicator::{Call, Message, Order, Posted, deferred};
+use crate::communicator::{Call, Message, Order, Posted, enqueue};
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::ringStream_t;
@@ -16,7 +16,7 @@ pub enum Work<'a> {
 }
 
 /// The queue that a `ringStream_t` names.
-pub type HostStream = Arc<deferred::HostStream>;
+pub type HostStream = Arc<enqueue::HostStream>;
 
 /// Make a collective call: most run now, and do not pay for what the others need.
 ///
@@ -25,7 +25,7 @@ pub type HostStream = Arc<deferred::HostStream>;
 pub fn collective(comm: &Comm, stream: ringStream_t, call: Call) -> Result<()> {
     if stream.is_null() {
         // SAFETY: as in `submit`.
-        return unsafe { deferred::collective(&comm.communicator, &call, None) };
+        return unsafe { enqueue::collective(&comm.communicator, &call, None) };
     }
     submit(comm, stream, Work::Collective(call))
 }
@@ -53,10 +53,10 @@ pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
         match work {
             Work::Collective(mut call) => {
                 call.order = order;
-                deferred::collective(&comm.communicator, &call, stream)
+                enqueue::collective(&comm.communicator, &call, stream)
             }
             Work::Message(message) => {
-                deferred::message(&comm.communicator, Posted { message, order }, stream)
+                enqueue::message(&comm.communicator, Posted { message, order }, stream)
             }
         }
     }
@@ -65,24 +65,24 @@ pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
 /// Whether a group is open on this thread.
 #[inline]
 pub fn in_group() -> bool {
-    deferred::is_open()
+    enqueue::is_open()
 }
 
 /// A call was refused; if a group is open, it fails as a whole. Gives the error back.
 #[cold]
 pub fn refuse(error: Error) -> Error {
-    deferred::refuse(error)
+    enqueue::refuse(error)
 }
 
 pub fn group_start() -> Result<()> {
-    deferred::start();
+    enqueue::start();
     Ok(())
 }
 
 /// Close the innermost group; closing the outermost makes what was waiting run: calls, then new
 /// communicators.
 pub fn group_end() -> Result<()> {
-    let ran = deferred::end();
+    let ran = enqueue::end();
     match ran {
         Ok(()) if in_group() => Ok(()),
         Ok(()) => super::creation::finish_group(),

@@ -1,7 +1,7 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
-use crate::communicator::{self, Communicator, deferred};
+use crate::communicator::{self, Communicator};
 use crate::config::{Config, Seat};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
@@ -293,7 +293,7 @@ fn releasable(communicator: &Arc<Communicator>) -> Result<()> {
 
 /// Wait for what was started, then say goodbye; a second time there is nothing to do.
 fn finalize(comm: &Comm) -> Result<()> {
-    deferred::quiesce(&comm.communicator)?;
+    communicator::enqueue::quiesce(&comm.communicator)?;
     let mut finalized = comm.finalized.lock();
     if !*finalized {
         comm.communicator.finalize()?;

@@ -1,7 +1,7 @@
 //! Host streams: in-order queues with a worker, so that calls overlap with compute.
 #![allow(unsafe_code)]
 
-use crate::communicator::stream::Stream;
+use crate::communicator::enqueue::host_stream::Stream;
 use crate::ffi::boundary::{run, run_for};
 use crate::ffi::convert;
 use crate::ffi::object::{self, STREAMS};

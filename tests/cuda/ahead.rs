@@ -5,7 +5,7 @@ use super::here::{hold, is_apart, may_hold, release};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, ndevices};
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
@@ -23,7 +23,7 @@ fn ranks(seats: &[Seat], timeout_ms: u64) -> Vec<Arc<Communicator>> {
 /// A sum in place on the rank's stream, as the C interface makes it.
 fn give(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<()> {
     // SAFETY: the memory lives as long as the test.
-    unsafe { deferred::collective(comm, &sum(floats, bench), None) }
+    unsafe { enqueue::collective(comm, &sum(floats, bench), None) }
 }
 
 /// The same of a rank of the host, all of whose numbers are `value`.
@@ -54,10 +54,10 @@ fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order()
     floats.copy(&bench, &before);
     give(&ranks[0], &floats, &bench).unwrap();
     // Also those of a group, which has no other communicator's.
-    deferred::start();
+    enqueue::start();
     give(&ranks[0], &floats, &bench).unwrap();
     give(&ranks[0], &floats, &bench).unwrap();
-    deferred::end().unwrap();
+    enqueue::end().unwrap();
     floats.copy(&bench, &between);
     give(&ranks[0], &floats, &bench).unwrap();
     release();
@@ -203,7 +203,7 @@ fn message(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench, sends: bool
     // SAFETY: the memory lives as long as the test.
     unsafe {
         let posted = Posted { message, order: Order::on(bench.stream.raw()) };
-        deferred::message(comm, posted, None)
+        enqueue::message(comm, posted, None)
     }
 }
 
@@ -232,11 +232,11 @@ fn messages_return_before_their_stream_has_come_to_them_and_are_in_its_order() {
         let [sent, come, first, second] = [0.0, 9.0, 1.0, 2.0].map(new);
         let both = || {
             if is_group {
-                deferred::start();
+                enqueue::start();
             }
             message(&ranks[0], &sent, &bench, true)?;
             message(&ranks[0], &come, &bench, false)?;
-            if is_group { deferred::end() } else { Ok(()) }
+            if is_group { enqueue::end() } else { Ok(()) }
         };
         hold(&bench, Duration::from_secs(1));
         sent.copy(&bench, &first);
@@ -280,11 +280,11 @@ fn messages_of_several_communicators_in_a_group_do_not_wait_for_each_other_on_on
                     answer(&pairs[pair][1], &mut values, true).unwrap();
                 }
             });
-            deferred::start();
+            enqueue::start();
             for pair in 0..2 {
                 message(&pairs[pair][0], &come[pair], &bench, false).unwrap();
             }
-            deferred::end().unwrap();
+            enqueue::end().unwrap();
         });
         for (pair, come) in come.iter().enumerate() {
             assert_eq!(come.read(&bench), vec![(round + 10 * pair) as f32; COUNT]);

@@ -4,7 +4,7 @@ use super::here::{is_apart, may_hold};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, fake, ndevices, on_seats};
-use ringcomm::communicator::{Communicator, deferred};
+use ringcomm::communicator::{Communicator, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{DeviceMemory, Event, OwnedStream, Piece, Pinned, Recording, wait};
 use ringcomm::error::Error;
@@ -33,12 +33,12 @@ fn on_one_stream() -> (Vec<Arc<Communicator>>, [Bench; 2], [Floats; 2]) {
 
 /// Call every rank in a group.
 fn call_all(ranks: &[Arc<Communicator>], parts: &[(&Floats, &Bench)]) -> Result<(), Error> {
-    deferred::start();
+    enqueue::start();
     for (rank, (floats, bench)) in ranks.iter().zip(parts) {
         // SAFETY: the memory lives as long as the graph that is made.
-        unsafe { deferred::collective(rank, &sum(floats, bench), None) }.unwrap();
+        unsafe { enqueue::collective(rank, &sum(floats, bench), None) }.unwrap();
     }
-    deferred::end()
+    enqueue::end()
 }
 
 /// In the mode in which programs capture unasked no thread may do what a capture might see. What

@@ -7,7 +7,7 @@ use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, spread};
 use super::{closing, codes};
-use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::communicator::{Call, Communicator, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Device, Driver};
 use ringcomm::plan::Collective;
@@ -56,12 +56,12 @@ fn graph() -> Result<(Counts, bool), String> {
     let bench = Bench::new(0);
     let floats = [1.0, 2.0].map(|value| Floats::new(&bench, &[value; 100]));
     let call_all = || {
-        deferred::start();
+        enqueue::start();
         for (rank, floats) in ranks.iter().zip(&floats) {
             // SAFETY: the memory lives until the stream is synchronized, and longer than the graph.
-            unsafe { deferred::collective(rank, &sum(floats, &bench), None) }?;
+            unsafe { enqueue::collective(rank, &sum(floats, &bench), None) }?;
         }
-        deferred::end()
+        enqueue::end()
     };
     let run = || {
         call_all()?;

@@ -5,7 +5,7 @@ use super::streams::{Floats, sum};
 use super::support::samples::{COPYING, REDUCING, operations};
 use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slots, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, Order, deferred};
+use ringcomm::communicator::{Call, Communicator, Order, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Event, Kernels, Recording, wait};
 use ringcomm::error::Error;
@@ -252,12 +252,12 @@ pub fn call_both(
     (ranks, benches, floats): &(Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>),
 ) -> Result<(), Error> {
     let calls: Vec<Call> = floats.iter().zip(benches).map(|(one, bench)| sum(one, bench)).collect();
-    deferred::start();
+    enqueue::start();
     for (rank, call) in ranks.iter().zip(&calls) {
         // SAFETY: the memory lives as long as the test.
-        unsafe { deferred::collective(rank, call, None) }.unwrap();
+        unsafe { enqueue::collective(rank, call, None) }.unwrap();
     }
-    deferred::end()
+    enqueue::end()
 }
 
 /// A kernel whose peer's stream never comes to the call.
@@ -365,14 +365,14 @@ fn no_peer_writes_after_an_abort() {
         let output = |bench| Floats::new(bench, &[POISON; 3000]);
         let outputs: Vec<Floats> = benches.iter().map(output).collect();
         hold(&benches);
-        deferred::start();
+        enqueue::start();
         for (index, rank) in ranks.iter().enumerate() {
             let recv = outputs[index].memory.pointer();
             let call = Call { recv, ..sum(&inputs[index], &benches[index]) };
             // SAFETY: the memory lives as long as the test.
-            unsafe { deferred::collective(rank, &call, None) }.unwrap();
+            unsafe { enqueue::collective(rank, &call, None) }.unwrap();
         }
-        deferred::end().unwrap();
+        enqueue::end().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         ranks[0].abort();
         benches[0].stream.synchronize().unwrap();
@@ -416,13 +416,13 @@ fn fill_tables(algorithm: &str) {
     let bench = Bench::new(0);
     let floats: Vec<Floats> = (0..4).map(|_| Floats::new(&bench, &[1.0; 3000])).collect();
     let call_all = |count: usize| {
-        deferred::start();
+        enqueue::start();
         for (rank, floats) in ranks.iter().zip(&floats) {
             let call = Call { count, ..sum(floats, &bench) };
             // SAFETY: no longer than the memory, which lives as long as the test.
-            unsafe { deferred::collective(rank, &call, None) }.unwrap();
+            unsafe { enqueue::collective(rank, &call, None) }.unwrap();
         }
-        deferred::end()
+        enqueue::end()
     };
     call_all(3000).unwrap();
     let captured = |count| bench.stream.capture(|| call_all(count)).err();
@@ -454,13 +454,13 @@ fn a_call_whose_room_is_not_given_up_in_time_is_refused_alone() {
         fake::hold(bench.stream.raw());
     }
     let filled = |count: usize| {
-        deferred::start();
+        enqueue::start();
         for ((rank, bench), floats) in ranks.iter().zip(benches).zip(&filling) {
             let call = Call { count, ..sum(floats, bench) };
             // SAFETY: no longer than the memory, which lives as long as the test.
-            unsafe { deferred::collective(rank, &call, None) }.unwrap();
+            unsafe { enqueue::collective(rank, &call, None) }.unwrap();
         }
-        deferred::end()
+        enqueue::end()
     };
     let refused = (1..2000).find_map(|count| filled(count).err());
     let error = refused.expect("no room").to_string();

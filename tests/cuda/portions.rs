@@ -6,7 +6,7 @@ use super::streams::{Floats, sum};
 use super::support::samples::{long_cases, mixed, v_cases};
 use super::support::{Prepared, Random, joined_hosts, small_slots, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, Order, Vector, deferred};
+use ringcomm::communicator::{Call, Communicator, Order, Vector, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
@@ -194,7 +194,7 @@ fn a_call_of_any_length_allocates_nothing_on_the_device_or_for_it() {
             // SAFETY: the memory lives until it is read.
             unsafe { ranks[0].call(&sum(floats, &bench)) }.unwrap();
             // SAFETY: as above.
-            unsafe { deferred::collective(&ranks[0], &sum(floats, &bench), None) }.unwrap();
+            unsafe { enqueue::collective(&ranks[0], &sum(floats, &bench), None) }.unwrap();
         }
         for (floats, count) in all.iter().zip(counts) {
             assert!(floats.read(&bench) == plus(count, 20.0));
@@ -244,7 +244,7 @@ fn the_next_portion_is_copied_while_the_host_has_one() {
             (has_come, given)
         });
         // SAFETY: as above.
-        unsafe { deferred::collective(&ranks[0], &sum(&floats, &bench), None) }.unwrap();
+        unsafe { enqueue::collective(&ranks[0], &sum(&floats, &bench), None) }.unwrap();
         assert_eq!(other.join().expect("no panic"), (true, (2, 2)), "given to the stream");
     });
     assert_eq!(floats.read(&bench), [3.0; 5000]);
@@ -291,14 +291,14 @@ fn an_abort_lets_a_stream_go_on_that_has_all_of_a_long_call() {
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 50_000]);
     // SAFETY: the memory lives until the stream is synchronized.
-    unsafe { deferred::collective(&ranks[0], &sum(&floats, &bench), None) }.unwrap();
+    unsafe { enqueue::collective(&ranks[0], &sum(&floats, &bench), None) }.unwrap();
     // The stream waits for a rank that has not come, and then for nobody.
     ranks[0].abort();
     bench.stream.synchronize().unwrap();
     let theirs = add(&ranks[1], 50_000, 1.0);
     assert!(theirs.is_err(), "a call with a rank that has aborted");
     // SAFETY: as above.
-    let next = unsafe { deferred::collective(&ranks[0], &sum(&floats, &bench), None) };
+    let next = unsafe { enqueue::collective(&ranks[0], &sum(&floats, &bench), None) };
     assert!(matches!(next, Err(Error::Aborted { .. })), "{next:?}");
 }
 
@@ -313,7 +313,7 @@ fn long_calls_that_a_stream_has_no_room_for_return_when_they_are_done() {
     let bench = Bench::new(0);
     let floats = [1.0, 2.0].map(|value| Floats::new(&bench, &[value; 50_000]));
     // SAFETY: the memory lives until the stream is synchronized.
-    let give = |floats| unsafe { deferred::collective(&ranks[0], &sum(floats, &bench), None) };
+    let give = |floats| unsafe { enqueue::collective(&ranks[0], &sum(floats, &bench), None) };
     give(&floats[0]).unwrap();
     let has_come = AtomicBool::new(false);
     scope(|scope| {

@@ -5,7 +5,7 @@ use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, fake, ndevices};
-use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::communicator::{Call, Communicator, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::error::Error;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ impl Group {
 
     /// So many calls of every rank in one group.
     fn call(&self, times: usize, of: impl Fn(usize) -> Call<'static>) -> Result<(), Error> {
-        deferred::start();
+        enqueue::start();
         for _ in 0..times {
             for (rank, comm) in self.ranks.iter().enumerate() {
                 // SAFETY: the memory lives until it is read.
-                unsafe { deferred::collective(comm, &of(rank), None) }.unwrap();
+                unsafe { enqueue::collective(comm, &of(rank), None) }.unwrap();
             }
         }
-        deferred::end()
+        enqueue::end()
     }
 
     fn expect(&self, value: f32) {

@@ -4,7 +4,7 @@ use super::here::{has_reach, hold, may_hold, release};
 use super::support::{config, threads};
 use super::together::Together;
 use super::{Bench, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{DeviceMemory, Event, Pinned, Recording, copy, fill};
 use ringcomm::error::Error;
@@ -190,12 +190,12 @@ fn one_thread_drives_all_ranks_in_a_group() {
     for _ in 0..10 {
         let new = |bench| Floats::new(bench, &[1.5; 70]);
         let floats: Vec<Floats> = benches.iter().map(new).collect();
-        deferred::start();
+        enqueue::start();
         for ((rank, bench), floats) in ranks.iter().zip(&benches).zip(&floats) {
             // SAFETY: the memory lives until it is read.
-            unsafe { deferred::collective(rank, &sum(floats, bench), None) }.unwrap();
+            unsafe { enqueue::collective(rank, &sum(floats, bench), None) }.unwrap();
         }
-        deferred::end().unwrap();
+        enqueue::end().unwrap();
         for (floats, bench) in floats.iter().zip(&benches) {
             assert_eq!(floats.read(bench), [4.5; 70]);
         }
@@ -214,25 +214,25 @@ fn the_threads_own_stream_is_refused_where_another_thread_would_use_its_own() {
     let benches: Vec<Bench> = ranks.iter().map(|rank| Bench::new(rank.device().unwrap())).collect();
     let floats: Vec<Floats> = benches.iter().map(|bench| Floats::new(bench, &[1.0; 9])).collect();
     let calls = [0, 1].map(|rank| Call { order: own, ..sum(&floats[rank], &benches[rank]) });
-    deferred::start();
+    enqueue::start();
     // SAFETY: the memory lives until it is read.
     unsafe {
-        deferred::collective(&ranks[0], &calls[0], None).unwrap();
-        let error = deferred::collective(&ranks[1], &calls[1], None).unwrap_err();
+        enqueue::collective(&ranks[0], &calls[0], None).unwrap();
+        let error = enqueue::collective(&ranks[1], &calls[1], None).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
         assert!(error.to_string().contains("is another one on every thread"), "{error}");
     }
-    assert!(deferred::end().is_err());
+    assert!(enqueue::end().is_err());
     // One communicator's calls run here.
     let config = config();
     let alone = Communicator::init_all_on(&[Seat::Device(0)], &config).unwrap().remove(0);
     let alone = Arc::new(alone);
-    deferred::start();
+    enqueue::start();
     for _ in 0..2 {
         // SAFETY: as above.
-        unsafe { deferred::collective(&alone, &calls[0], None) }.unwrap();
+        unsafe { enqueue::collective(&alone, &calls[0], None) }.unwrap();
     }
-    deferred::end().unwrap();
+    enqueue::end().unwrap();
     let passed = Event::new(&benches[0].device, Recording::Moment).unwrap();
     {
         let _current = benches[0].device.enter().unwrap();

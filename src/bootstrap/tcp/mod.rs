@@ -5,6 +5,8 @@
 //! contact with the root, then a tree. What speaks a protocol here is fed with streams and time, so
 //! that the same code runs on sockets and on a simulated network.
 //!
+//! [`meet`]: super::allgather::meet
+//!
 //! [`meet`]: super::allgather
 //!
 //! [`meet`]: super::allgather

@@ -13,14 +13,15 @@
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Extents, Order, Ticket};
-use super::super::deferred::{Deferred, GivenMessages, OwnedCall};
-use super::super::group::{Action, Executor, Work};
-use super::super::portions::{OnHost, Part, Portions, Side};
-use super::super::watch::OperationWatch;
-use super::super::{Communicator, Error, message};
+use super::super::{Communicator, Error};
 use super::messages::Posted;
 use super::staging::{Given, Guard, wait_until};
 use super::{Found, Gpu, Sharing, portions};
+use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
+use crate::communicator::call::send_recv;
+use crate::communicator::enqueue::group::{Action, Executor, Work};
+use crate::communicator::enqueue::{Deferred, GivenMessages, OwnedCall};
+use crate::communicator::health::watchdog::OperationWatch;
 use crate::device::cuda::{Device, Lasting, Pinned};
 use crate::error::Result;
 use crate::fork::Shared;
@@ -286,7 +287,7 @@ impl Communicator {
         }
         self.check_process()?;
         self.check()?;
-        message::check(posted, self.rank, self.nranks)?;
+        send_recv::check(posted, self.rank, self.nranks)?;
         let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
         let found = gpu.look_at(posted)?;
         if !found.is_away || found.bytes > 2 * gpu.portion_bytes {

@@ -7,13 +7,13 @@
 //!
 //! [`conclude`]: super::conclude
 
-use super::super::row::Meanwhile;
-use super::super::watch::{GROUP_THEM, OperationWatch};
 use super::DeviceStream;
 use super::choice::{Asked, Chosen};
 use super::company::{Call, Company};
 use super::conclude::conclude;
 use super::probe::{self, Probed};
+use crate::communicator::enqueue::single_thread_group::Meanwhile;
+use crate::communicator::health::watchdog::{GROUP_THEM, OperationWatch};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Stream, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;

@@ -1,8 +1,8 @@
 //! Kernels that ended before their time, and what a rank is told of them.
 
-use super::super::watch::{OperationWatch, Watched};
 use super::Gpu;
 use super::staging::{Guard, NAP};
+use crate::communicator::health::watchdog::{OperationWatch, Watched};
 use crate::error::{Error, Operation, Result};
 use crate::executor::flags::Ending;
 use std::time::{Duration, Instant};

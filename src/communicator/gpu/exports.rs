@@ -8,7 +8,7 @@
 //! Plain allocations are opened by a handle. Of memory that is mapped piece by piece, the pieces
 //! around the buffer are sent to the ranks that launch, before the entry's number is.
 
-use super::super::memory::{Memory, Parcel};
+use crate::communicator::memory::registration::{Memory, Parcel};
 use crate::device::cuda::{Address, Allocation, Carriers, Device, Mapping, Piece, Run};
 use crate::error::Result;
 use crate::executor::device_page::{DevicePage, EXPORTS, Shared};

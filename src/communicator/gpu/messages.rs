@@ -4,11 +4,11 @@
 //! been there. One that does not goes through it in [`bays`](super::bays).
 #![allow(unsafe_code)]
 
-use super::super::portions::LINE;
 use super::super::{Message, Order};
 use super::bays::Bays;
 use super::staging::{Guard, Staging};
 use super::{Gpu, refuse_capture};
+use crate::communicator::call::portions::LINE;
 use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy, wait};
 use crate::error::Result;
 use crate::executor::bays;

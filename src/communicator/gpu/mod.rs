@@ -47,12 +47,12 @@ pub use seats::seat_here;
 pub(super) use seats::{Around, Seated, device};
 pub use staging::Given;
 
-use super::cache::Ready;
+use super::call::portions::OnHost;
 use super::call::{Call, Extents};
-use super::introduction::forced_algorithm;
-use super::memory::Memory;
-use super::portions::OnHost;
-use super::watch::OperationWatch;
+use super::health::watchdog::OperationWatch;
+use super::init::peer_info::forced_algorithm;
+use super::memory::registration::Memory;
+use super::tuning::plan_cache::Ready;
 use crate::algorithm::Algorithm;
 use crate::config::Config;
 use crate::device::cuda::{

@@ -13,10 +13,10 @@
 #![allow(unsafe_code)]
 
 use super::super::call::Call;
-use super::super::portions::{OnHost, Part, Portions, Side};
-use super::super::watch::OperationWatch;
 use super::Found;
 use super::staging::{Staging, wait_for};
+use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
+use crate::communicator::health::watchdog::OperationWatch;
 use crate::device::cuda::{copy, wait};
 use crate::error::Result;
 

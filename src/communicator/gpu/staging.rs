@@ -13,11 +13,11 @@
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Extents};
-use super::super::portions::{LINE, OnHost, Part};
-use super::super::watch::{OperationWatch, Watched};
 use super::Found;
 use super::ahead::Words;
 use super::bays;
+use crate::communicator::call::portions::{LINE, OnHost, Part};
+use crate::communicator::health::watchdog::{OperationWatch, Watched};
 use crate::device::cuda::{
     Device, Event, Lasting, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
 };

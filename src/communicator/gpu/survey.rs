@@ -8,8 +8,6 @@
 #![allow(unsafe_code)]
 
 use super::super::call::{Call, Order};
-use super::super::record::Descriptor;
-use super::super::watch::{OperationWatch, Unless};
 use super::super::{Communicator, Error};
 use super::crew::{Crew, Ground};
 use super::guardian::Guardian;
@@ -19,6 +17,8 @@ use super::talk::{Plain, Talk};
 use super::{Gpu, Sharing};
 use crate::algorithm::Algorithm;
 use crate::bootstrap;
+use crate::communicator::call::signature::Descriptor;
+use crate::communicator::health::watchdog::{OperationWatch, Unless};
 use crate::device::cuda::{
     Addresses, Capture, Carrier, Carriers, Device, DeviceMemory, Event, Lasting, OwnedStream,
     Piece, Pinned, Recording, copy,

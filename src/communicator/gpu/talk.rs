@@ -1,9 +1,9 @@
 //! What ranks on devices tell each other beside their bytes: small values, through their links.
 #![allow(unsafe_code)]
 
-use super::super::memory::Memory;
-use super::super::watch::OperationWatch;
 use super::staging::NAP;
+use crate::communicator::health::watchdog::OperationWatch;
+use crate::communicator::memory::registration::Memory;
 use crate::error::{Error, Result};
 use crate::executor::links::Links;
 use crate::transport::fifo::Stamp;

@@ -3,7 +3,7 @@
 
 use crate::cli::operation::Operation;
 use crate::cli::options::Options;
-use ringcomm::communicator::{Call, Communicator, Order, deferred};
+use ringcomm::communicator::{Call, Communicator, Order, enqueue};
 use ringcomm::device::cuda::{Device, DeviceMemory, Event, OwnedStream, Recording, copy, wait};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
@@ -380,12 +380,12 @@ impl<'a> Bench<'a> {
             .collect();
         let groups = |count: usize| {
             (0..count).try_for_each(|_| {
-                deferred::start();
+                enqueue::start();
                 let mut calls = calls.iter();
                 // SAFETY: the buffers live until the stream is synchronized.
                 let given = calls
-                    .try_for_each(|(comm, call)| unsafe { deferred::collective(comm, call, None) });
-                let ended = deferred::end();
+                    .try_for_each(|(comm, call)| unsafe { enqueue::collective(comm, call, None) });
+                let ended = enqueue::end();
                 given.and(ended)
             })
         };

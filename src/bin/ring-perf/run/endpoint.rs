@@ -5,7 +5,7 @@
 //! are tested.
 #![allow(unsafe_code)]
 
-use ringcomm::communicator::{Call, Communicator, Explanation, Message, Order, Posted, deferred};
+use ringcomm::communicator::{Call, Communicator, Explanation, Message, Order, Posted, enqueue};
 use ringcomm::error::Result;
 use std::sync::Arc;
 
@@ -56,23 +56,23 @@ impl Endpoint for Arc<Communicator> {
     }
 
     fn start_group(&self) {
-        deferred::start();
+        enqueue::start();
     }
 
     fn end_group(&self) -> Result<()> {
-        deferred::end()
+        enqueue::end()
     }
 
     unsafe fn defer(&self, call: &Call) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { deferred::collective(self, call, None) }
+        unsafe { enqueue::collective(self, call, None) }
     }
 
     unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
         messages.iter().try_for_each(|message| {
             let posted = Posted { message: *message, order: Order::default() };
             // SAFETY: the caller's promise is the same.
-            unsafe { deferred::message(self, posted, None) }
+            unsafe { enqueue::message(self, posted, None) }
         })
     }
 

@@ -1,0 +1,313 @@
+//! What neighbours say to each other, as bytes: encrypted frames of one item each.
+//!
+//! A frame is its length with the complement of that, so that nobody waits for the bytes of a
+//! length that was damaged, and a sealed item. The seal covers the length, and numbers the frames
+//! of a connection, so that none is changed, left out, repeated or moved unnoticed.
+
+use super::status::{CALLS, Status};
+use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
+use crate::executor::control::{HOST_BYTES, Life, Seen, TEXT_BYTES};
+use aes_gcm::aead::AeadInPlace;
+use aes_gcm::{Aes256Gcm, KeyInit, Nonce, Tag};
+
+/// Why bytes were not what they should have been.
+pub type Refusal = &'static str;
+
+/// Something to tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// This end is there, and has read so many bytes of this connection.
+    Beat { read: u64 },
+    /// What a rank's page says; of two, the one with the larger version is the newer.
+    Status { rank: u32, version: u64, status: Box<Status> },
+    /// The rank has died, or nobody can reach it any more.
+    Gone { rank: u32 },
+    /// The rank has died, or could not be reached from the beginning: what became of `by`'s calls.
+    Unreached { rank: u32, by: u32, why: String },
+}
+
+/// The longest item: a status with everything in it, about 2 KiB.
+pub const MOST_ITEM: usize = 256 + TEXT_BYTES + HOST_BYTES + 41 * (CALLS + 1) + MOST_RANKS / 8;
+
+const TAG_BYTES: usize = 16;
+
+/// Bytes before the sealed item: its length, without the tag, and the complement.
+const HEAD_BYTES: usize = 4;
+
+const _: () = assert!(MOST_ITEM <= u16::MAX as usize, "half of a head is a length");
+
+fn head(length: u16) -> [u8; HEAD_BYTES] {
+    (u32::from(length) | u32::from(!length) << 16).to_le_bytes()
+}
+
+/// The longest frame.
+pub const MOST_FRAME: usize = HEAD_BYTES + MOST_ITEM + TAG_BYTES;
+
+impl Item {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Item::Beat { read } => {
+                out.push(1);
+                out.extend(read.to_le_bytes());
+            }
+            Item::Status { rank, version, status } => {
+                out.push(2);
+                out.extend(rank.to_le_bytes());
+                out.extend(version.to_le_bytes());
+                encode_status(status, &mut out);
+            }
+            Item::Gone { rank } => {
+                out.push(3);
+                out.extend(rank.to_le_bytes());
+            }
+            Item::Unreached { rank, by, why } => {
+                out.push(4);
+                out.extend(rank.to_le_bytes());
+                out.extend(by.to_le_bytes());
+                out.extend((why.len() as u16).to_le_bytes());
+                out.extend(why.as_bytes());
+            }
+        }
+        out
+    }
+
+    /// An item, if the bytes are exactly one.
+    pub fn decode(bytes: &[u8]) -> Result<Item, Refusal> {
+        let mut reader = Reader(bytes);
+        let item = match reader.byte()? {
+            1 => Item::Beat { read: reader.long()? },
+            2 => Item::Status {
+                rank: reader.word()?,
+                version: reader.long()?,
+                status: Box::new(decode_status(&mut reader)?),
+            },
+            3 => Item::Gone { rank: reader.word()? },
+            4 => {
+                let (rank, by) = (reader.word()?, reader.word()?);
+                let length = reader.short()?.into();
+                Item::Unreached { rank, by, why: reader.text(length, TEXT_BYTES)? }
+            }
+            _ => return Err("an item of unknown kind"),
+        };
+        if reader.0.is_empty() { Ok(item) } else { Err("an item with something behind it") }
+    }
+}
+
+fn encode_status(status: &Status, out: &mut Vec<u8>) {
+    debug_assert!(status.is_bounded());
+    out.push(status.life as u8);
+    put_rank(status.culprit, out);
+    out.extend(status.pid.to_le_bytes());
+    out.push(status.host.len() as u8);
+    out.extend(status.host.as_bytes());
+    out.extend((status.text.len() as u16).to_le_bytes());
+    out.extend(status.text.as_bytes());
+    out.extend(status.completed.to_le_bytes());
+    out.push(status.calls.len() as u8);
+    status.calls.iter().for_each(|seen| encode_seen(seen, out));
+    out.push(u8::from(status.batch.is_some()));
+    status.batch.iter().for_each(|seen| encode_seen(seen, out));
+    let Announcement { attempt, phase, settled, port, label, dead } = &status.board;
+    out.extend(attempt.to_le_bytes());
+    out.extend(settled.to_le_bytes());
+    out.push(*phase as u8);
+    out.extend(port.to_le_bytes());
+    out.extend(label.to_le_bytes());
+    out.push(dead.words().len() as u8);
+    out.extend(dead.words().iter().flat_map(|word| word.to_le_bytes()));
+}
+
+fn decode_status(reader: &mut Reader) -> Result<Status, Refusal> {
+    let life = match reader.byte()? {
+        0 => Life::Working,
+        1 => Life::Failed,
+        2 => Life::Left,
+        _ => return Err("a life of unknown kind"),
+    };
+    let culprit = reader.rank()?;
+    let pid = reader.word()?;
+    let length = reader.byte()?.into();
+    let host = reader.text(length, HOST_BYTES)?;
+    let length = reader.short()?.into();
+    let text = reader.text(length, TEXT_BYTES)?;
+    let completed = reader.long()?;
+    let ncalls = usize::from(reader.byte()?);
+    if ncalls > CALLS {
+        return Err("more calls than a status tells of");
+    }
+    let calls = (0..ncalls).map(|_| reader.seen()).collect::<Result<_, _>>()?;
+    let batch = match reader.byte()? {
+        0 => None,
+        1 => Some(reader.seen()?),
+        _ => return Err("a batch that is neither there nor not"),
+    };
+    let (attempt, settled) = (reader.long()?, reader.long()?);
+    let phase = match reader.byte()? {
+        0 => Phase::Idle,
+        1 => Phase::Proposing,
+        2 => Phase::Made,
+        3 => Phase::GaveUp,
+        4 => Phase::Closed,
+        _ => return Err("a phase of unknown kind"),
+    };
+    let port = reader.short()?;
+    let label = reader.long()?;
+    let nwords = usize::from(reader.byte()?);
+    let words = (0..nwords).map(|_| reader.long()).collect::<Result<Vec<u64>, _>>()?;
+    let dead = RankSet::from_words(&words).ok_or("a set of more ranks than there can be")?;
+    if dead.words().len() != nwords {
+        return Err("a set that is longer than it need be");
+    }
+    let board = Announcement { attempt, phase, settled, port, label, dead };
+    Ok(Status { life, culprit, text, pid, host, completed, calls, batch, board })
+}
+
+fn put_rank(rank: Option<u32>, out: &mut Vec<u8>) {
+    out.extend(rank.map_or(0, |rank| rank.wrapping_add(1)).to_le_bytes());
+}
+
+fn encode_seen(seen: &Seen, out: &mut Vec<u8>) {
+    for word in [seen.sequence, seen.fingerprint, seen.count, seen.what, seen.waited_ms] {
+        out.extend(word.to_le_bytes());
+    }
+    put_rank(seen.waiting_for, out);
+}
+
+/// Takes values from the front of some bytes.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
+        let (taken, rest) = self.0.split_first_chunk::<N>().ok_or("an item that is cut short")?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn byte(&mut self) -> Result<u8, Refusal> {
+        self.take::<1>().map(|bytes| bytes[0])
+    }
+
+    fn short(&mut self) -> Result<u16, Refusal> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn word(&mut self) -> Result<u32, Refusal> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn long(&mut self) -> Result<u64, Refusal> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn rank(&mut self) -> Result<Option<u32>, Refusal> {
+        self.word().map(|word| word.checked_sub(1))
+    }
+
+    fn text(&mut self, length: usize, most: usize) -> Result<String, Refusal> {
+        if length > most {
+            return Err("a text longer than any can be");
+        }
+        let (text, rest) = self.0.split_at_checked(length).ok_or("a text that is cut short")?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).map_err(|_| "a text that is none")
+    }
+
+    fn seen(&mut self) -> Result<Seen, Refusal> {
+        Ok(Seen {
+            sequence: match self.long()? {
+                u64::MAX => return Err("a sequence number without a next one"),
+                sequence => sequence,
+            },
+            fingerprint: self.long()?,
+            count: self.long()?,
+            what: self.long()?,
+            waited_ms: self.long()?,
+            waiting_for: self.rank()?,
+        })
+    }
+}
+
+/// One direction of a connection: a key and the number of the next frame.
+struct Cipher {
+    key: Box<Aes256Gcm>,
+    next: u64,
+}
+
+impl Cipher {
+    fn new(key: &[u8; 32]) -> Cipher {
+        Cipher { key: Box::new(Aes256Gcm::new(key.into())), next: 0 }
+    }
+
+    /// Every frame has a number of its own, every direction of every connection a key.
+    fn nonce(&mut self) -> [u8; 12] {
+        let mut nonce = [0; 12];
+        nonce[..8].copy_from_slice(&self.next.to_le_bytes());
+        self.next += 1;
+        nonce
+    }
+}
+
+/// Turns items into frames.
+pub struct Sealer(Cipher);
+
+impl Sealer {
+    pub fn new(key: &[u8; 32]) -> Sealer {
+        Sealer(Cipher::new(key))
+    }
+
+    pub fn seal(&mut self, item: &Item, into: &mut Vec<u8>) {
+        let mut bytes = item.encode();
+        debug_assert!(bytes.len() <= MOST_ITEM);
+        let head = head(bytes.len() as u16);
+        let nonce = self.0.nonce();
+        let sealed =
+            self.0.key.encrypt_in_place_detached(Nonce::from_slice(&nonce), &head, &mut bytes);
+        let tag = sealed.expect("an item is far shorter than the mode's limit of 64 GiB");
+        into.extend(head);
+        into.extend(bytes);
+        into.extend(tag);
+    }
+}
+
+/// Turns frames, as they come in pieces, into items.
+pub struct Opener {
+    cipher: Cipher,
+    /// At most one frame and what came with its end.
+    bytes: Vec<u8>,
+}
+
+impl Opener {
+    pub fn new(key: &[u8; 32]) -> Opener {
+        Opener { cipher: Cipher::new(key), bytes: Vec::new() }
+    }
+
+    /// Take what has come, and give every item that is whole to `take`.
+    pub fn feed(&mut self, bytes: &[u8], mut take: impl FnMut(Item)) -> Result<(), Refusal> {
+        self.bytes.extend(bytes);
+        let mut done = 0;
+        while let Some(came) = self.bytes[done..].first_chunk::<HEAD_BYTES>().copied() {
+            let length = u16::from_le_bytes([came[0], came[1]]);
+            if came != head(length) || usize::from(length) > MOST_ITEM {
+                return Err("a frame of a length that none has");
+            }
+            let length = usize::from(length);
+            let end = done + HEAD_BYTES + length + TAG_BYTES;
+            let Some(sealed) = self.bytes.get_mut(done + HEAD_BYTES..end) else { break };
+            let (item, tag) = sealed.split_at_mut(length);
+            let nonce = self.cipher.nonce();
+            let tag = Tag::from_slice(tag);
+            let key = &self.cipher.key;
+            key.decrypt_in_place_detached(Nonce::from_slice(&nonce), &came, item, tag)
+                .map_err(|_| "a frame that the neighbour did not seal")?;
+            take(Item::decode(item)?);
+            done = end;
+        }
+        self.bytes.drain(..done);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/frame.rs"]
+mod tests;

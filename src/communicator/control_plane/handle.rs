@@ -1,0 +1,160 @@
+//! The control thread of a communicator, as the rest of it sees it.
+//!
+//! Whoever wants something leaves an order and wakes the thread; what comes of it shows on the
+//! mirrors and in the data plane's inbox. The thread ends with the [`Engine`], after it has told
+//! the neighbours this rank's last words.
+
+use super::thread::Worker;
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::tcp::Gate;
+use crate::error::{Error, Result};
+use crate::eventfd::Event;
+use crate::executor::links::Pages;
+use crate::fork;
+use crate::signals;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::tcp;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What the control thread of a rank works with.
+pub struct Start {
+    pub rank: usize,
+    pub id: UniqueId,
+    pub gate: Gate,
+    /// Where each rank's gate is.
+    pub addresses: Vec<Vec<SocketAddr>>,
+    /// By rank: on another machine, its page is a mirror.
+    pub remote: Vec<bool>,
+    pub pages: Pages,
+    pub inbox: Arc<tcp::Inbox>,
+    /// Data sockets to a peer.
+    pub lanes: usize,
+    /// The longest that a data socket may take to come about.
+    pub timeout: Duration,
+}
+
+/// What the thread is told, from any thread.
+pub(super) struct Orders {
+    /// Peers to connect the data plane with.
+    pub connect: Mutex<Vec<usize>>,
+    /// Peers to ask why their connection of the data plane has ended.
+    pub ask: Mutex<Vec<usize>>,
+    /// This rank's page has news.
+    pub publish: AtomicBool,
+    pub stop: AtomicBool,
+    pub event: Event,
+    /// What a test does to the thread.
+    #[cfg(test)]
+    pub harm: Mutex<Option<Harm>>,
+}
+
+#[cfg(test)]
+pub(super) enum Harm {
+    /// End without a word, as a killed process does.
+    Vanish,
+    /// Break every connection with a neighbour.
+    Cut,
+    /// Read nothing for so long, as a stopped process does, with windows that fill in no time.
+    Stop(Duration),
+}
+
+/// Tells the other ranks that this rank's page has news.
+#[derive(Clone)]
+pub struct Publisher(Arc<Orders>);
+
+impl Publisher {
+    pub fn publish(&self) {
+        // Release: pairs with the Acquire in `Worker::obey`, so that the news is seen.
+        self.0.publish.store(true, Release);
+        self.0.event.raise();
+    }
+}
+
+struct Connector(Arc<Orders>);
+
+impl tcp::Connect for Connector {
+    fn connect(&self, peer: usize) {
+        self.0.connect.lock().push(peer);
+        self.0.event.raise();
+    }
+
+    fn ask(&self, peer: usize) {
+        self.0.ask.lock().push(peer);
+        self.0.event.raise();
+    }
+}
+
+/// The control thread. Dropping it says goodbye to the neighbours and ends it.
+pub struct Engine {
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
+    /// The process it was made in: a forked child has no such thread.
+    born: u32,
+}
+
+impl Engine {
+    pub fn start(start: Start) -> Result<Engine> {
+        let orders = Arc::new(Orders {
+            connect: Mutex::default(),
+            ask: Mutex::default(),
+            publish: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            event: Event::new()?,
+            #[cfg(test)]
+            harm: Mutex::default(),
+        });
+        let worker = Worker::new(start, orders.clone());
+        let spawned = signals::spawn_deaf("ringcomm-ctl", || worker.run());
+        let thread = spawned.map_err(|error| Error::System {
+            what: "starting the control thread".into(),
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
+        Ok(Engine { orders, thread: Some(thread), born: fork::generation() })
+    }
+
+    /// What the data plane asks for its connections.
+    pub fn connector(&self) -> Box<dyn tcp::Connect> {
+        Box::new(Connector(self.orders.clone()))
+    }
+
+    /// What says that this rank's page has news.
+    pub fn publisher(&self) -> Publisher {
+        Publisher(self.orders.clone())
+    }
+
+    pub fn publish(&self) {
+        self.publisher().publish();
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    pub(super) fn harm(&self, harm: Harm) {
+        *self.orders.harm.lock() = Some(harm);
+        self.orders.event.raise();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.born != fork::generation() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        // Release: pairs with the Acquire in `Worker::obey`, so that the last words are seen.
+        self.orders.stop.store(true, Release);
+        self.orders.event.raise();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said why.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/thread.rs"]
+mod tests;

@@ -1,0 +1,127 @@
+//! The control thread: one `poll` over the gate, the connections of its [`Plane`] and its orders.
+
+use super::handle::{Orders, Start};
+use super::state_machine::{Plane, Seat};
+use crate::bootstrap::tcp::{Gate, Kernel, Secret};
+use crate::eventfd::poll;
+use crate::sync::atomic::Ordering::*;
+use crate::transport::tcp::{Inbox, LaneKeys, NewLane};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub struct Worker {
+    plane: Plane<Kernel>,
+    gate: Gate,
+    inbox: Arc<Inbox>,
+    /// Data sockets to a peer.
+    lanes: usize,
+    orders: Arc<Orders>,
+    /// What is polled, and the neighbours whose sockets are the last of it.
+    entries: Vec<libc::pollfd>,
+    polled: Vec<usize>,
+}
+
+impl Worker {
+    pub(super) fn new(start: Start, orders: Arc<Orders>) -> Worker {
+        let Start { rank, id, gate, addresses, remote, pages, inbox, lanes, timeout } = start;
+        let seat = Seat { rank, secret: Secret::new(&id), addresses, remote, pages, timeout };
+        let plane = Plane::new(seat, Kernel, Instant::now());
+        Worker { plane, gate, inbox, lanes, orders, entries: Vec::new(), polled: Vec::new() }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            self.obey();
+            #[cfg(test)]
+            match self.orders.harm.lock().take() {
+                Some(super::handle::Harm::Vanish) => return,
+                Some(super::handle::Harm::Cut) => self.plane.cut(),
+                Some(super::handle::Harm::Stop(time)) => {
+                    // Doubled by the kernel to what it gives unless it is told otherwise.
+                    self.plane.links().for_each(|(_, socket, _)| socket.narrow(64 << 10));
+                    std::thread::sleep(time);
+                }
+                None => {}
+            }
+            let arrivals = if self.plane.receives() { self.gate.advance() } else { Vec::new() };
+            let wakes = self.plane.advance(Instant::now(), arrivals, &self.polled);
+            self.deliver();
+            if wakes {
+                self.inbox.wake();
+            }
+            if self.plane.is_over() {
+                return;
+            }
+            self.sleep();
+        }
+    }
+
+    /// Do what was ordered.
+    fn obey(&mut self) {
+        self.orders.event.lower();
+        if self.plane.is_leaving() {
+            return;
+        }
+        let now = Instant::now();
+        // Acquire: pairs with the Release in `Engine::drop`.
+        if self.orders.stop.load(Acquire) {
+            return self.plane.leave(now);
+        }
+        // Acquire: pairs with the Release in `Publisher::publish`.
+        if self.orders.publish.swap(false, Acquire) {
+            self.plane.publish();
+        }
+        let peers = std::mem::take(&mut *self.orders.connect.lock());
+        peers.into_iter().for_each(|peer| self.plane.connect(peer, self.lanes as u32, now));
+        let peers = std::mem::take(&mut *self.orders.ask.lock());
+        peers.into_iter().for_each(|peer| self.plane.ask(peer, now));
+    }
+
+    /// Hand connections and answers to the data plane.
+    fn deliver(&mut self) {
+        for peer in self.plane.take_explained() {
+            self.inbox.explain(peer);
+        }
+        for lane in self.plane.take_lanes() {
+            let peer = lane.peer;
+            match lane.outcome {
+                Ok(arrival) => {
+                    arrival.stream.ask();
+                    arrival.stream.hasten();
+                    let keys = LaneKeys { send: arrival.keys.send, receive: arrival.keys.receive };
+                    self.inbox.push(NewLane { peer, socket: arrival.stream.into_fd(), keys });
+                }
+                Err(why) => self.inbox.fail(peer, why.to_string()),
+            }
+        }
+    }
+
+    /// Sleep until there is something to do.
+    fn sleep(&mut self) {
+        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let writes = |is_writing| if is_writing { libc::POLLOUT } else { 0 };
+        let Worker { plane, entries, polled, .. } = self;
+        entries.clear();
+        entries.push(entry(self.orders.event.raw(), libc::POLLIN));
+        let mut until = plane.next_deadline();
+        if plane.receives() {
+            self.gate.poll_fds(entries);
+            until = self.gate.next_deadline().map_or(until, |at| until.min(at));
+        }
+        // One that is being connected has room once it is.
+        let dials = plane.calls().map(|(socket, sends)| {
+            entry(socket.raw(), if sends { libc::POLLOUT } else { libc::POLLIN })
+        });
+        entries.extend(dials);
+        polled.clear();
+        for (peer, socket, is_full) in plane.links() {
+            entries.push(entry(socket.raw(), libc::POLLIN | writes(is_full)));
+            polled.push(peer);
+        }
+        poll(entries, until);
+        let first = entries.len() - polled.len();
+        let mut results = entries[first..].iter();
+        let has_news = |entry: &libc::pollfd| entry.revents & !libc::POLLOUT != 0;
+        polled.retain(|_| results.next().is_some_and(has_news));
+    }
+}

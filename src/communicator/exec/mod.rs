@@ -1,0 +1,484 @@
+//! The part of a communicator that one operation uses at a time: connections, bound calls, scratch.
+#![allow(unsafe_code)]
+
+mod host_memory;
+pub(super) mod op_lock;
+
+use super::Message;
+use super::call::Call;
+use super::call::portions::Part;
+use super::call::signature::Descriptor;
+use super::call::{fingerprint, send_recv};
+use super::gpu::Gpu;
+use super::health::watchdog::{OperationWatch, Unless, Watched};
+use super::memory::shared_scratch::SharedScratch;
+use super::tuning::context::{Basis, by_messages};
+use super::tuning::plan_cache::{Cache, Ready, Way};
+use super::tuning::probe_backoff::Vain;
+use crate::algorithm::Algorithm;
+use crate::algorithm::select::{Costs, lent_from};
+use crate::clock;
+use crate::config::Config;
+use crate::error::Result;
+use crate::executor::bays::Bays;
+use crate::executor::direct::Used;
+use crate::executor::exchange::{self, Lanes, Lending, Transfer};
+use crate::executor::host::{self, Buffers, Pointers};
+use crate::executor::links::Links;
+use crate::executor::meeting::{self, Bases, Invitation, KERNEL, NOWHERE, Work};
+use crate::executor::processes::{self, Programs};
+use crate::executor::windows::Windows;
+use crate::plan::topology::Topology;
+use crate::transport::fifo::Stamp;
+use crate::transport::kernel;
+use crate::types::{DataType, ReduceOp};
+use host_memory::Running;
+use std::sync::Arc;
+
+/// Collectives that a new communicator runs for itself (see [`super::init::calibrate`]).
+pub const SETUP_OPERATIONS: u64 = 2;
+
+pub struct Engine {
+    pub links: Links,
+    /// What its calls are bound by.
+    pub basis: Arc<Basis>,
+    pub memory: super::memory::registration::Memory,
+    /// What every message carries of its communicator and its rank.
+    pub origin: Stamp,
+    cache: Cache,
+    pointers: Pointers,
+    bases: Bases,
+    scratch: Vec<u8>,
+    /// Where portions of a call are packed, on a rank whose own memory would do as it is.
+    pub(super) portion_room: Vec<u8>,
+    /// What calls in windows go through.
+    shared: SharedScratch,
+    /// Collectives begun.
+    pub sequence: u64,
+    /// Point-to-point batches begun.
+    batches: u64,
+    /// Messages sent to and received from each peer, which number point-to-point stamps.
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    pub(super) transfers: Vec<Transfer>,
+    lanes: Lanes,
+    vain: Vain,
+    /// Which messages are lent.
+    lending: Lending,
+    /// The constants are not agreed yet.
+    pub setting_up: bool,
+    /// Messages that this rank sent until they were.
+    #[cfg(test)]
+    pub setup_messages: u64,
+}
+
+impl Engine {
+    pub fn new(
+        links: Links,
+        memory: super::memory::registration::Memory,
+        topology: Topology,
+        (communicator, epoch): (u32, u32),
+        portion_bytes: Option<usize>,
+    ) -> Engine {
+        let nranks = links.nranks;
+        assert_eq!(topology.nranks(), nranks);
+        let source = links.rank as u32;
+        let mut basis = Basis::new(&links, topology);
+        basis.portion_bytes = portion_bytes;
+        let basis = Arc::new(basis);
+        let origin = Stamp { communicator, epoch, source, ..Stamp::default() };
+        Engine {
+            basis,
+            links,
+            memory,
+            origin,
+            cache: Cache::default(),
+            pointers: Pointers::new(nranks),
+            bases: Bases::new(nranks),
+            scratch: Vec::new(),
+            portion_room: Vec::new(),
+            shared: SharedScratch::default(),
+            sequence: 0,
+            batches: 0,
+            sent: vec![0; nranks],
+            received: vec![0; nranks],
+            transfers: Vec::new(),
+            lanes: vec![[false; 2]; nranks],
+            vain: Vain::default(),
+            lending: Lending::LEAST,
+            setting_up: true,
+            #[cfg(test)]
+            setup_messages: 0,
+        }
+    }
+
+    /// Run one collective, on buffers of host memory or, with a `gpu`, of any.
+    ///
+    /// # Safety
+    /// The buffers of `call` are valid for the extents its collective defines.
+    pub unsafe fn collective(
+        &mut self,
+        call: &Call,
+        config: &Config,
+        watched: &Watched,
+        gpu: Option<&Gpu>,
+        unless: Unless,
+    ) -> Result<()> {
+        let ready = self.ready(call, config)?;
+        let checked = ready.extents.check(call, self.links.rank).and_then(|in_place| {
+            let found = gpu.map(|gpu| gpu.look(call, &ready.extents)).transpose()?;
+            Ok((in_place, gpu.zip(found)))
+        });
+        let (in_place, elsewhere) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                self.cache.put_back(ready);
+                return Err(error);
+            }
+        };
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let page = watched.pages.mine();
+        let count = if by_messages(call) { call.count } else { ready.descriptor.count };
+        page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
+        let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
+        watch.makes_communicator = self.setting_up;
+        let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
+        let track = watched.track.as_ref().filter(|_| !self.setting_up);
+        if let Some((track, record)) = track.and_then(|track| Some((track, page.record(sequence)?)))
+        {
+            track.begun(record);
+        }
+        let running = Running { config, stamp: &stamp, watch: &watch };
+        let outcome = match elsewhere {
+            // Most small calls: they need nothing of what the other ways set up.
+            // SAFETY: the caller's promise.
+            None if ready.is_staged() => unsafe { self.run_staged(call, &ready, &stamp, &watch) },
+            // SAFETY: the caller's promise.
+            None if ready.portions.is_none() => unsafe {
+                self.execute(call, in_place, &ready, &stamp, &watch)
+            },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.on_host(call, Part::Whole, &ready, &running) },
+            Some((gpu, found)) => {
+                let (links, memory) = (&mut self.links, &mut self.memory);
+                let followed = gpu.follow(call, &found);
+                let share = |()| gpu.share(call, &found, links, memory, (&stamp, &watch));
+                match followed.and_then(share) {
+                    Ok(false) => {
+                        gpu.carry(call, (&found, &*ready), &watch, &mut |call, part| {
+                            // SAFETY: the caller's promise, or pinned memory of the same extents.
+                            unsafe { self.on_host(call, part, &ready, &running) }
+                        })
+                    }
+                    ended => ended.map(drop),
+                }
+            }
+        };
+        self.keep(ready);
+        track.inspect(|track| track.ended(outcome.is_ok()));
+        outcome?;
+        page.end(sequence, clock::ticks());
+        Ok(())
+    }
+
+    /// Keep a bound call at hand, unless its own run has shown that it is bound for what is not.
+    #[inline]
+    pub(super) fn keep(&mut self, ready: Arc<Ready>) {
+        if ready.windows.is_none() || self.basis.shares_scratch() {
+            self.cache.put_back(ready);
+        }
+    }
+
+    pub(super) unsafe fn execute(
+        &mut self,
+        call: &Call,
+        in_place: bool,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let buffers = self.buffers(call);
+        if let Way::Messages(layout) = &ready.way {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_messages(call, (layout, layout), false, stamp, watch) };
+        }
+        if let Way::Direct(program) = &ready.way
+            && self.links.one_process()
+            && program.in_place
+        {
+            let (work, links) = (work_of(ready), &mut self.links);
+            // SAFETY: the caller's promise.
+            return unsafe {
+                meeting::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
+            };
+        }
+        // SAFETY: the caller's promise.
+        if unsafe { self.ask(call, in_place, ready, stamp, watch)? } {
+            return Ok(());
+        }
+        if let Some(windows) = &ready.windows
+            && self.has_scratch(stamp, watch)?
+        {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_windows(windows, &buffers, &work_of(ready), stamp, watch) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.run_staged(call, ready, stamp, watch) }
+    }
+
+    /// As `run_in_buffers`, but for calls that had better not ask.
+    unsafe fn ask(
+        &mut self,
+        call: &Call,
+        in_place: bool,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<bool> {
+        if ready.forbears && !self.vain.asks(ready.fingerprint) {
+            return Ok(false);
+        }
+        // SAFETY: the caller's promise.
+        let ran = unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? };
+        if ready.forbears {
+            self.vain.learn(ready.fingerprint, ran);
+        }
+        Ok(ran)
+    }
+
+    /// Run it in the ranks' own buffers, if all of them suit a program for that; whether it ran.
+    unsafe fn run_in_buffers(
+        &mut self,
+        call: &Call,
+        in_place: bool,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<bool> {
+        let mapped = match &ready.way {
+            Way::Direct(program) => Some(program),
+            _ => None,
+        };
+        let programs = Programs { mapped, kernel: ready.kernel.as_ref() };
+        if programs.mapped.is_none() && programs.kernel.is_none() {
+            return Ok(false);
+        }
+        let buffers = self.buffers(call);
+        let mut invitation = self.memory.invite(call, &ready.extents, in_place)?;
+        if programs.kernel.is_some()
+            && invitation.input_region == NOWHERE
+            && kernel::is_lendable(call.send, ready.extents.input)
+        {
+            invitation.input_region = KERNEL;
+            invitation.input_offset = call.send.expose_provenance() as u64;
+        }
+        let memory = &mut self.memory;
+        let mut resolve = |theirs: &Invitation, used: &Used| memory.resolve(theirs, used);
+        // SAFETY: the caller's promise.
+        unsafe {
+            processes::try_run(
+                programs,
+                &work_of(ready),
+                &buffers,
+                &invitation,
+                &mut resolve,
+                &mut self.links,
+                &mut self.bases,
+                stamp,
+                watch,
+            )
+        }
+    }
+
+    #[inline]
+    unsafe fn run_staged(
+        &mut self,
+        call: &Call,
+        ready: &Ready,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let buffers = self.buffers(call);
+        let (links, pointers) = (&mut self.links, &mut self.pointers);
+        // SAFETY: the caller's promise; scratch has the bytes that binding asked for.
+        unsafe { host::run(&ready.staged, &buffers, links, pointers, stamp, watch) }
+    }
+
+    #[inline]
+    fn buffers(&mut self, call: &Call) -> Buffers {
+        Buffers {
+            input: call.send,
+            output: call.recv,
+            scratch: self.scratch.as_mut_ptr(),
+            scalar: call.scalar,
+        }
+    }
+
+    /// Whether the ranks share scratch, which the first call that would go through it finds out.
+    /// Where that is given up, all of them bind calls for slots from then on.
+    #[inline]
+    fn has_scratch(&mut self, stamp: &Stamp, watch: &OperationWatch) -> Result<bool> {
+        if self.shared.is_open() {
+            return Ok(true);
+        }
+        let bytes = self.basis.window_bytes();
+        let (memory, links) = (&mut self.memory, &mut self.links);
+        let is_open = self.shared.open(bytes, memory, links, stamp, watch)?;
+        if self.shared.is_given_up() {
+            self.basis.share_no_scratch();
+            self.cache = Cache::default();
+        }
+        Ok(is_open)
+    }
+
+    unsafe fn run_windows(
+        &mut self,
+        windows: &Windows,
+        buffers: &Buffers,
+        work: &Work,
+        stamp: &Stamp,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        let (invitation, scratch) = self.shared.invite(buffers.scalar);
+        let Engine { memory, links, bases, .. } = self;
+        memory.begin();
+        let mut resolve = |theirs: &Invitation, used: &Used| memory.resolve(theirs, used);
+        // SAFETY: the caller's promise; the scratch is the communicator's, as long as any window.
+        unsafe {
+            windows.run(
+                work,
+                buffers,
+                (scratch, &invitation),
+                &mut resolve,
+                links,
+                bases,
+                stamp,
+                watch,
+            )
+        }
+    }
+
+    /// The bound call, made at the first call of its shape.
+    #[inline]
+    pub fn ready(&mut self, call: &Call, config: &Config) -> Result<Arc<Ready>> {
+        if let Some(ready) = self.cache.take(call) {
+            return Ok(ready);
+        }
+        let ready = Arc::new(self.basis.bind(call, config)?);
+        if self.scratch.len() < ready.staged.scratch_bytes {
+            self.scratch.resize(ready.staged.scratch_bytes, 0);
+        }
+        self.cache.insert(call, ready.clone());
+        Ok(ready)
+    }
+
+    /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
+    pub fn settle(&mut self, costs: Costs) {
+        let [reached, by_kernel] = lent_from(&costs);
+        self.lending = Lending { reached, by_kernel };
+        self.basis = Arc::new(self.basis.settled(costs));
+        self.setting_up = false;
+        self.cache = Cache::default();
+        self.sequence = SETUP_OPERATIONS;
+        self.batches = 0;
+        #[cfg(test)]
+        {
+            self.setup_messages = self.sent.iter().sum();
+        }
+        // All of them have come: a rank has passed the last barrier when it has had its own.
+        self.sent.fill(0);
+        self.received.fill(0);
+        self.links.pages().mine().forget_batches();
+    }
+
+    /// Run the messages that `transfers` lists.
+    pub(super) unsafe fn run_transfers(
+        &mut self,
+        bays: &mut dyn Bays,
+        watch: &OperationWatch,
+    ) -> Result<()> {
+        self.memory.begin();
+        let Engine { transfers, lanes, links, memory, lending, .. } = self;
+        // SAFETY: the caller's promise.
+        unsafe { exchange::run(transfers, lanes, links, memory, *lending, bays, watch) }
+    }
+
+    /// Run a batch of point-to-point messages, some of which may go through bays.
+    ///
+    /// # Safety
+    /// Every buffer is valid for its count, and so are the bays.
+    pub unsafe fn exchange<M: AsRef<Message>>(
+        &mut self,
+        messages: &[M],
+        watched: &Watched,
+        unless: Unless,
+        bays: Option<&mut dyn Bays>,
+    ) -> Result<()> {
+        // A refused batch must not have numbered a message.
+        self.check_messages(messages)?;
+        let batch = self.batches;
+        self.batches += 1;
+        let descriptor = Descriptor {
+            collective: None,
+            data_type: DataType::Uint8,
+            op: ReduceOp::Sum,
+            algorithm: Algorithm::Pairwise,
+            root: 0,
+            count: messages.len(),
+        };
+        let page = watched.pages.mine();
+        page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
+        self.transfers.clear();
+        for message in messages {
+            let transfer = self.transfer(message.as_ref());
+            self.transfers.push(transfer);
+        }
+        let mut none = ();
+        let bays: &mut dyn Bays = match bays {
+            None => &mut none,
+            Some(bays) => {
+                let all = self.transfers.iter_mut().enumerate();
+                all.for_each(|(index, transfer)| transfer.is_away = bays.has(index));
+                bays
+            }
+        };
+        let mut watch = OperationWatch::new(watched, unless, descriptor, batch);
+        watch.makes_communicator = self.setting_up;
+        let track = watched.track.as_ref().filter(|_| !self.setting_up);
+        if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
+            track.begun(record);
+        }
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.run_transfers(bays, &watch) };
+        track.inspect(|track| track.ended(outcome.is_ok()));
+        outcome?;
+        page.end_batch(batch, clock::ticks());
+        Ok(())
+    }
+
+    /// Refuse a batch that can never be right.
+    pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
+        send_recv::check(messages, self.links.rank, self.links.nranks)
+    }
+
+    /// Number a checked message.
+    fn transfer(&mut self, message: &Message) -> Transfer {
+        let (sends, peer, address, count, data_type) = message.parts();
+        let numbers = if sends { &mut self.sent } else { &mut self.received };
+        let sequence = numbers[peer];
+        numbers[peer] += 1;
+        let fingerprint = fingerprint::of_message(count, data_type);
+        let stamp = Stamp { sequence, fingerprint, ..self.origin };
+        Transfer::new(sends, peer, address, count * data_type.size(), stamp)
+    }
+}
+
+/// How the arithmetic of a call is done in its ranks' memory.
+fn work_of(ready: &Ready) -> Work<'_> {
+    Work {
+        reduction: ready.staged.reduction.as_ref(),
+        element: ready.staged.element,
+        streamed: if ready.staged.streaming { usize::MAX } else { 0 },
+    }
+}

@@ -1,0 +1,174 @@
+//! Making a communicator of ranks that a launcher, a user or a URL brings together.
+
+use super::local::Until;
+use crate::bootstrap::allgather::Root;
+use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
+use crate::bootstrap::tcp::{ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, interfaces};
+use crate::bootstrap::{Cause, UniqueId, Unmet};
+use crate::communicator::Communicator;
+use crate::config::Config;
+use crate::error::{Error, Result, list};
+use std::io::{Write, stderr};
+use std::time::{Duration, Instant};
+
+impl Communicator {
+    /// Join the ranks of what was found; returns when all have come.
+    pub fn init_found(found: &Found, config: &Config) -> Result<Communicator> {
+        if config.debug > 0 {
+            // Nobody may be reading any more: that changes nothing here.
+            let _ = writeln!(stderr(), "ringcomm: {}", found.found);
+        }
+        let started = Instant::now();
+        let deadline = started + config.meeting();
+        let (communicator, invitation) = meet(found, config, deadline).map_err(|unmet| {
+            let is_over = Instant::now() >= deadline;
+            let waited_ms = started.elapsed().as_millis() as u64;
+            let not_met = |why, waited_ms| {
+                // Who waits in vain needs to know where it waited.
+                Error::NotMet { place: found.found.clone(), why, waited_ms }
+            };
+            match unmet {
+                Unmet {
+                    error: Error::Missing { nranks, missing, unlisted, waited_ms: told },
+                    ..
+                } => {
+                    let missing = list(&missing, unlisted);
+                    let why = format!("missing of {nranks} ranks: {missing}");
+                    not_met(why, told.max(waited_ms))
+                }
+                // Nobody listens where rank 0 would, who alone knows which others have come.
+                Unmet { error: Error::System { what, errno }, cause: Cause::There }
+                    if is_over && found.rank > 0 && NOBODY.contains(&errno) =>
+                {
+                    let nranks = found.nranks;
+                    let tried = Error::System { what, errno };
+                    not_met(format!("missing of {nranks} ranks: [0]; {tried}"), waited_ms)
+                }
+                unmet => unmet.error,
+            }
+        })?;
+        invitation.met();
+        Ok(communicator)
+    }
+}
+
+/// What the network answers for an address at which there is no listener, or no host.
+const NOBODY: [i32; 2] = [libc::ECONNREFUSED, libc::EHOSTUNREACH];
+
+/// A new id, for ranks of any host where this one has a network, else for ranks of this machine.
+///
+/// Where there is a network, a thread of this process introduces the ranks to each other: the
+/// process has to live until they have met.
+pub fn new_id(config: &Config) -> Result<UniqueId> {
+    let own = interfaces()?;
+    let is_reachable = own.iter().any(|interface| !interface.loopback);
+    // Ranks that say on which host they are may be on several that are played here.
+    if is_reachable || config.interfaces.is_some() || config.host_id.is_some() {
+        Root::start(config)
+    } else {
+        UniqueId::generate()
+    }
+}
+
+/// The network, for ranks that meet through a file.
+struct Outside<'a>(&'a Config);
+
+impl Network for Outside<'_> {
+    fn hosts_are_named(&self) -> bool {
+        self.0.host_id.is_some()
+    }
+
+    fn new_id(&self) -> Result<UniqueId> {
+        new_id(self.0)
+    }
+
+    fn answers(&self, id: &UniqueId) -> Result<bool> {
+        let greeting = Greeting {
+            purpose: Purpose::Control,
+            rank: ANYONE,
+            to: ANYONE,
+            nranks: 0,
+            lane: 0,
+            note: 0,
+        };
+        let deadline = Instant::now() + ANSWERS;
+        let mut dial = Dial::new(id, &id.addresses(), greeting, deadline);
+        loop {
+            match dial.advance() {
+                Ok(Some(_)) => return Ok(true),
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => return Ok(false),
+            }
+        }
+    }
+}
+
+/// How long whoever wrote a file has to answer: a handshake over a wide network takes a tenth.
+const ANSWERS: Duration = Duration::from_secs(2);
+
+/// How long rank 0 tries to listen where the ranks meet. What has the port may be a connection that
+/// ends, or a rank of the job's last start: launchers give those as long to go. Any other program
+/// should not take minutes to be told of.
+const PORT_COMES_FREE: Duration = Duration::from_secs(30);
+/// Pause between two tries.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// Listen for the other ranks.
+fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<Gate> {
+    let until = deadline.min(Instant::now() + PORT_COMES_FREE);
+    loop {
+        match Gate::open_root(id, &NetworkConfig::from(config)) {
+            Err(Error::System { errno: libc::EADDRINUSE, .. }) if Instant::now() < until => {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            Err(Error::System { what, errno: libc::EADDRINUSE }) => {
+                let what = format!(
+                    "{what}, where the ranks are to meet (another program has the port; name \
+                     another, as by RINGCOMM_ADDRESS=host:port on every rank)"
+                );
+                return Err(Error::System { what, errno: libc::EADDRINUSE });
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Take up the invitation of what was found.
+fn meet(
+    found: &Found,
+    config: &Config,
+    deadline: Instant,
+) -> Result<(Communicator, Invitation), Unmet> {
+    let invitation = invite(found, &Outside(config), deadline)?;
+    let Invitation { nranks, rank, ref id, hosts_root, .. } = invitation;
+    let through_file = matches!(found.place, Place::File(_));
+    let communicator = if hosts_root && !through_file {
+        let gate = open_root(id, config, deadline)?;
+        Communicator::init_through(gate, nranks, id, rank, config, Until::deadline(deadline))?
+    } else {
+        Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?
+    };
+    Ok((communicator, invitation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_root_answers_and_nothing_else_does() {
+        let config = Config { interfaces: Some("=lo".into()), ..Config::default() };
+        let root = Root::start(&config).unwrap();
+        let outside = Outside(&config);
+        assert!(outside.answers(&root).unwrap());
+        assert!(outside.answers(&root).unwrap(), "again");
+        // Another secret at the place of the root, and no secret at all.
+        assert!(!outside.answers(&UniqueId::at(&root.addresses()).unwrap()).unwrap());
+        let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = mute.local_addr().unwrap();
+        assert!(!outside.answers(&UniqueId::at(&[at]).unwrap()).unwrap());
+        drop(mute);
+        assert!(!outside.answers(&UniqueId::at(&[at]).unwrap()).unwrap());
+    }
+}

@@ -1,0 +1,264 @@
+//! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
+
+use super::calibrate::Profiled;
+use super::peer_info::{Cores, Introduction, own_cores};
+use super::vanished_peers::Patrol;
+use crate::bootstrap::{self, Contribution, Doubts, Member, UniqueId, Unmet};
+use crate::communicator::gpu::Seated;
+use crate::communicator::health::watchdog::Unless;
+use crate::error::{Error, Result};
+use crate::executor::links::{Pages, Reach, SegmentMap};
+use crate::fork::Shared;
+use crate::host;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::transport::exports::{Mailbox, MailboxSender};
+use crate::transport::kernel::Sample;
+use crate::transport::process;
+use crate::transport::segment::Segment;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// Segments of this process by number, for ranks that are threads of it.
+static LOCAL: Shared<BTreeMap<u64, Local>> = Shared::new(BTreeMap::new());
+
+/// A rank's segment, and which rank of which rendezvous it is: what another says of itself, this
+/// process knows of its own.
+struct Local {
+    meeting: Vec<u8>,
+    rank: usize,
+    segment: Weak<Segment>,
+}
+
+/// Numbers for `LOCAL`; never reused in a process.
+static NEXT_SEGMENT: AtomicU64 = AtomicU64::new(1);
+
+fn register_segment(segment: &Arc<Segment>, id: &UniqueId, rank: usize) -> u64 {
+    let number = NEXT_SEGMENT.fetch_add(1, Relaxed);
+    let (meeting, segment) = (bootstrap::rendezvous_name(id), Arc::downgrade(segment));
+    LOCAL.lock().insert(number, Local { meeting, rank, segment });
+    number
+}
+
+/// Segments of this process whose ranks are gone are forgotten; `number` stays while threads of
+/// this process may still look for it, which they do before they return from their own rendezvous.
+fn unregister_segment(number: u64, reach: &[Reach]) {
+    let mut local = LOCAL.lock();
+    if reach.iter().filter(|reach| **reach == Reach::Process).count() == 1 {
+        local.remove(&number);
+    }
+    local.retain(|_, local| local.segment.strong_count() > 0);
+}
+
+fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>, Unmet> {
+    let meeting = bootstrap::rendezvous_name(id);
+    let local = LOCAL.lock();
+    let found = local.get(&number).filter(|local| local.meeting == meeting && local.rank == rank);
+    found.and_then(|local| local.segment.upgrade()).ok_or_else(|| {
+        let text = format!("rank {rank} gave up while the communicator was being made");
+        Unmet::there(Error::usage(text))
+    })
+}
+
+/// A rank's view of all ranks, by rank, while it is being put together.
+pub(super) struct Assembly {
+    pub rank: usize,
+    pub map: SegmentMap,
+    pub segments: Vec<Option<Arc<Segment>>>,
+    pub reach: Vec<Reach>,
+    /// By rank: a number that the ranks of one host share.
+    pub hosts: Vec<usize>,
+    pub mailbox: Option<Mailbox>,
+    pub senders: Vec<Option<MailboxSender>>,
+    pub processes: Vec<Option<OwnedFd>>,
+    /// What rank 0 has of a profile.
+    pub profiled: Profiled,
+    /// On which device this rank is, and the others.
+    pub seated: Seated,
+    pub crowd: Crowd,
+}
+
+/// How many ranks there are to how many cores.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crowd {
+    /// On this rank's machine.
+    pub ranks_here: usize,
+    pub cores_here: usize,
+    /// On all machines.
+    pub cores: usize,
+}
+
+impl Crowd {
+    /// Of the ranks that introduced themselves so.
+    pub fn of(introductions: &[Introduction], mine: &Introduction) -> Crowd {
+        let mut machines: BTreeMap<u64, (usize, Cores)> = BTreeMap::new();
+        for theirs in introductions {
+            let (ranks, cores) = machines.entry(theirs.machine).or_default();
+            *ranks += 1;
+            cores.iter_mut().zip(theirs.cores).for_each(|(all, theirs)| *all |= theirs);
+        }
+        let count = |cores: &Cores| cores.iter().map(|word| word.count_ones()).sum::<u32>();
+        let cores = |cores: &Cores| count(cores).max(1) as usize;
+        let (ranks_here, here) = machines[&mine.machine];
+        Crowd {
+            ranks_here,
+            cores_here: cores(&here),
+            cores: machines.values().map(|(_, all)| cores(all)).sum(),
+        }
+    }
+}
+
+/// What a rank shares with those of its machine, made before any of them counts on it.
+pub(super) struct Share {
+    segment: Arc<Segment>,
+    mailbox: Mailbox,
+    process: u64,
+    fds: Vec<OwnedFd>,
+}
+
+impl Share {
+    /// With a segment of so many bytes.
+    pub fn new(bytes: usize) -> Result<Share> {
+        let segment = Arc::new(Segment::create(bytes)?);
+        let (mailbox, sender) = Mailbox::pair()?;
+        let fds = vec![segment.descriptor()?, process::own_descriptor()?, sender];
+        let process = bootstrap::process_token()?;
+        // Peers look at these as soon as they have the segment.
+        let pages = Pages::new(0, vec![segment.clone()]);
+        pages.mine().introduce(std::process::id(), host::name());
+        pages.mine().offer(Sample::of_this_process(process));
+        Ok(Share { segment, mailbox, process, fds })
+    }
+}
+
+/// When to stop waiting for the other ranks.
+#[derive(Clone, Copy)]
+pub(in crate::communicator) struct Until<'a> {
+    /// When they have to have come.
+    pub deadline: Instant,
+    /// Asked while they come.
+    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    /// Asked for a reason once all have come: the first to be ready may end its part in what they
+    /// came from.
+    pub is_broken_off: Unless<'a>,
+}
+
+impl Until<'_> {
+    pub fn deadline(deadline: Instant) -> Until<'static> {
+        Until { deadline, is_called_off: None, is_broken_off: None }
+    }
+}
+
+impl Assembly {
+    pub fn new(rank: usize, nranks: usize, map: SegmentMap) -> Assembly {
+        let cores = own_cores().iter().map(|word| word.count_ones()).sum::<u32>().max(1) as usize;
+        Assembly {
+            rank,
+            map,
+            segments: (0..nranks).map(|_| None).collect(),
+            reach: vec![Reach::Process; nranks],
+            hosts: vec![0; nranks],
+            mailbox: None,
+            senders: (0..nranks).map(|_| None).collect(),
+            processes: (0..nranks).map(|_| None).collect(),
+            profiled: Profiled::Nothing,
+            seated: Seated::default(),
+            crowd: Crowd { ranks_here: nranks, cores_here: cores, cores },
+        }
+    }
+
+    /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
+    /// share; a `patrol` finds those who never come. Returns what they said of themselves, in the
+    /// same order.
+    pub fn meet_locals(
+        &mut self,
+        share: Share,
+        locals: &[usize],
+        id: &UniqueId,
+        mine: &Introduction,
+        until: Until,
+        patrol: Option<&Patrol>,
+    ) -> Result<Vec<Introduction>, Unmet> {
+        let Share { segment, mailbox, process, fds } = share;
+        let mine = Introduction { segment: register_segment(&segment, id, self.rank), ..*mine };
+        let contribution = Contribution { payload: mine.pack(), process, fds };
+        let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
+        let Until { deadline, is_called_off, .. } = until;
+        let find = || patrol.map_or_else(Vec::new, Patrol::find);
+        let doubts = Doubts { is_called_off, absent: patrol.is_some().then_some(&find) };
+        let members =
+            bootstrap::exchange_unless(id, place, locals.len(), contribution, deadline, doubts)
+                .map_err(|unmet| {
+                    let number = |place: usize| locals.get(place).copied().unwrap_or(place);
+                    Unmet { error: unmet.error.renumbered(number), ..unmet }
+                })?;
+        let taken = self.take(locals, id, &mine, members, &segment);
+        let taken = taken.inspect_err(|unmet| self.tell(&segment, &unmet.error))?;
+        self.mailbox = Some(mailbox);
+        let reach: Vec<Reach> = locals.iter().map(|rank| self.reach[*rank]).collect();
+        unregister_segment(mine.segment, &reach);
+        Ok(taken)
+    }
+
+    /// Take what the ranks of this machine share.
+    fn take(
+        &mut self,
+        locals: &[usize],
+        id: &UniqueId,
+        mine: &Introduction,
+        members: Vec<Member>,
+        segment: &Arc<Segment>,
+    ) -> Result<Vec<Introduction>, Unmet> {
+        let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
+        let near: Vec<bool> =
+            members.iter().map(|member| member.shares_process(&members[place])).collect();
+        let mut introductions = Vec::with_capacity(locals.len());
+        for ((&other, member), near) in locals.iter().zip(members).zip(near) {
+            let theirs = Introduction::unpack(&member.payload)?;
+            mine.check(self.rank, other, &theirs)?;
+            introductions.push(theirs);
+            let same = near || other == self.rank;
+            self.reach[other] = if same { Reach::Process } else { Reach::Machine };
+            self.segments[other] = Some(if other == self.rank {
+                segment.clone()
+            } else if same {
+                local_segment(theirs.segment, id, other)?
+            } else {
+                self.adopt(other, member)?
+            });
+        }
+        Ok(introductions)
+    }
+
+    /// Give the ranks of other hosts a mirror each.
+    pub fn mirror(&mut self, hosts: &[usize]) -> Result<(), Unmet> {
+        for other in (0..hosts.len()).filter(|other| hosts[*other] != hosts[self.rank]) {
+            let mirror = Segment::anonymous(SegmentMap::mirror_bytes()).inspect_err(|error| {
+                self.tell(self.segments[self.rank].as_ref().expect("its own"), error);
+            })?;
+            self.segments[other] = Some(Arc::new(mirror));
+            self.reach[other] = Reach::Network;
+        }
+        self.hosts = hosts.to_vec();
+        Ok(())
+    }
+
+    /// Say why this rank goes no further, to ranks of this machine that have its segment and go on
+    /// to where its page is looked at.
+    fn tell(&self, segment: &Arc<Segment>, error: &Error) {
+        let pages = Pages::new(0, vec![segment.clone()]);
+        pages.mine().introduce(std::process::id(), host::name());
+        pages.mine().fail(self.rank, &error.to_string());
+    }
+
+    /// Take a peer's descriptors: its segment, its process, its mailbox.
+    fn adopt(&mut self, rank: usize, member: Member) -> Result<Arc<Segment>> {
+        let Ok([segment, process, mailbox]) = <[OwnedFd; 3]>::try_from(member.fds) else {
+            return Err(Error::Internal(format!("rank {rank} sent the wrong descriptors")));
+        };
+        self.processes[rank] = Some(process);
+        self.senders[rank] = Some(MailboxSender::new(mailbox));
+        Segment::map(segment, self.map.bytes()).map(Arc::new)
+    }
+}

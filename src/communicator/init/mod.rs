@@ -1,0 +1,309 @@
+//! Making communicators: by id and rank, all at once, and from another one.
+
+pub mod thread_per_rank;
+
+mod calibrate;
+pub(super) mod from_launcher;
+pub(super) mod local;
+pub(super) mod multi_host;
+pub(super) mod peer_info;
+pub(super) mod rank_map;
+mod split;
+mod vanished_peers;
+
+use super::Communicator;
+use super::call::portions::portion_bytes;
+use super::exec::Engine;
+use super::exec::op_lock::Turns;
+use super::gpu::{self, Around, Gpu, Seated};
+use super::health::watchdog::{Unless, Watched};
+use super::memory::registration::Memory;
+use super::observe::flight_recorder::Flight;
+use super::observe::status_server;
+use super::observe::timeline::Track;
+use super::tuning::slot_sizing::{buffer_bytes, geometry};
+use crate::bootstrap::tcp::{Gate, NetworkConfig};
+use crate::bootstrap::{self, Cause, UniqueId, Unmet};
+use crate::clock;
+use crate::config::{Config, Seat};
+use crate::device;
+use crate::device::cuda::Device;
+use crate::error::{Error, Result};
+use crate::executor::links::{Links, Pages, SegmentMap};
+use crate::fork;
+use crate::host;
+use crate::plan::topology::Topology;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::transport::process::Liveness;
+use crate::transport::segment::Segment;
+use crate::transport::wait::{self, Patience};
+use calibrate::Profiled;
+use local::{Assembly, Crowd, Share, Until};
+use multi_host::Outside;
+use peer_info::{Introduction, forced_algorithm};
+use std::io::{Write, stderr};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+impl Communicator {
+    /// Join `nranks` ranks that share `id`; returns when all have come.
+    pub fn init_rank(
+        nranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+    ) -> Result<Communicator> {
+        let deadline = Instant::now() + config.meeting();
+        Ok(Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?)
+    }
+
+    /// As [`Communicator::init_rank`], with reasons to stop waiting for the others.
+    pub(super) fn init_unless(
+        nranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+        until: Until,
+    ) -> Result<Communicator, Unmet> {
+        check(nranks, rank, config)?;
+        clock::start();
+        let map = SegmentMap::new(nranks, geometry(config, nranks)?);
+        let mut assembly = Assembly::new(rank, nranks, map);
+        if nranks == 1 {
+            assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
+            assembly.seated.device = gpu::device(config)?;
+            assembly.seated.among([assembly.seated.device.is_some()].into_iter());
+            return assemble(assembly, None, id, config, None);
+        }
+        if !id.addresses().is_empty() {
+            let gate = Gate::open(id, &NetworkConfig::from(config))?;
+            return Communicator::join_hosts(assembly, id, config, until, gate);
+        }
+        assembly.seated.device = gpu::device(config)?;
+        let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
+        let all: Vec<usize> = (0..nranks).collect();
+        let share = Share::new(map.bytes())?;
+        let introductions = assembly.meet_locals(share, &all, id, &mine, until, None)?;
+        assembly.profiled = Profiled::from_word(introductions[0].profiled);
+        assembly.seated.among(introductions.iter().map(|one| one.device == 1));
+        assembly.crowd = Crowd::of(&introductions, &mine);
+        assemble(assembly, None, id, config, until.is_broken_off)
+    }
+
+    /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
+    /// open already: the root's, at the id's address, on the rank that the others meet.
+    pub(super) fn init_through(
+        gate: Gate,
+        nranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+        until: Until,
+    ) -> Result<Communicator, Unmet> {
+        check(nranks, rank, config)?;
+        clock::start();
+        let map = SegmentMap::new(nranks, geometry(config, nranks)?);
+        Communicator::join_hosts(Assembly::new(rank, nranks, map), id, config, until, gate)
+    }
+
+    /// All ranks of a new communicator in this process, where `config` seats them.
+    pub fn init_all(nranks: usize, config: &Config) -> Result<Vec<Communicator>> {
+        Communicator::init_all_on(&vec![config.seat; nranks], config)
+    }
+
+    /// All ranks of a new communicator in this process, each with a seat of its own.
+    pub fn init_all_on(seats: &[Seat], config: &Config) -> Result<Vec<Communicator>> {
+        let nranks = seats.len();
+        check(nranks, 0, config)?;
+        clock::start();
+        let id = UniqueId::generate()?;
+        let map = SegmentMap::new(nranks, geometry(config, nranks)?);
+        let segments: Vec<Arc<Segment>> = (0..nranks)
+            .map(|_| Segment::anonymous(map.bytes()).map(Arc::new))
+            .collect::<Result<_>>()?;
+        let devices: Vec<Option<Arc<Device>>> = seats
+            .iter()
+            .map(|seat| gpu::device(&Config { seat: *seat, ..config.clone() }))
+            .collect::<Result<_>>()?;
+        let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
+        let join = &|rank: usize| {
+            let mut assembly = Assembly::new(rank, nranks, map);
+            assembly.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
+            assembly.seated.among(devices.iter().map(Option::is_some));
+            assembly.segments = segments.iter().cloned().map(Some).collect();
+            assembly.profiled = profiled;
+            assemble(assembly, None, &id, config, None).map_err(Error::from)
+        };
+        // Ranks measure together as they start, so each needs a thread of its own.
+        let joined = thread_per_rank::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
+        let panicked = |_| Err(Error::Internal("init panicked".into()));
+        joined.into_iter().map(|rank| rank.unwrap_or_else(panicked)).collect()
+    }
+}
+
+/// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
+pub(super) fn number_of(id: &UniqueId) -> u32 {
+    // Ranks may know the meeting place by different addresses.
+    let derived = id.derive_at(b"number", &[]);
+    let fold = |hash: u64, byte: &u8| super::call::signature::mix(hash ^ u64::from(*byte));
+    derived.as_bytes().iter().fold(0, fold) as u32
+}
+
+/// What a rank can tell to be wrong before it meets the others.
+fn check(nranks: usize, rank: usize, config: &Config) -> Result<()> {
+    if nranks == 0 || rank >= nranks {
+        return Err(Error::argument(format!(
+            "rank {rank} of {nranks}: ranks are 0 to nranks - 1, and there is at least one"
+        )));
+    }
+    forced_algorithm(config).map(drop)
+}
+
+/// Put a rank together from its parts and measure the machine with the others.
+fn assemble(
+    assembly: Assembly,
+    outside: Option<Outside>,
+    id: &UniqueId,
+    config: &Config,
+    unless: Unless,
+) -> Result<Communicator, Unmet> {
+    let Assembly {
+        rank,
+        map,
+        segments,
+        reach,
+        hosts,
+        mailbox,
+        senders,
+        processes,
+        profiled,
+        seated,
+        crowd,
+    } = assembly;
+    prepare();
+    let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
+    let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
+    let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
+    let pages = links.pages();
+    pages.mine().introduce(std::process::id(), host::name());
+    let outside = outside.map(|outside| outside.attach(&mut links, id, config));
+    let outside = outside.transpose().inspect_err(|error| tell(&pages, error))?;
+    let memory = Memory::new(links.one_process(), mailbox, senders);
+    let topology = topology(&hosts, links.nranks, config);
+    let around = around(&links, &topology, config);
+    let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
+    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
+        .inspect_err(|error| tell(&pages, error))?;
+    // The others are about to measure the machine with this rank.
+    let flight = Flight { pages: pages.clone(), number: number_of(id) };
+    let track = Track::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
+    let communicator = Communicator {
+        rank,
+        nranks: links.nranks,
+        id: id.clone(),
+        config: of_children(config, gpu.as_ref()),
+        basis: OnceLock::new(),
+        engine: Turns::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()), cut)),
+        watched: Watched {
+            pages,
+            liveness: Liveness::new(processes),
+            aborted: AtomicBool::new(false),
+            timeout: Duration::from_millis(config.timeout_ms),
+            meeting: config.meeting(),
+            publisher: outside.as_ref().map(|post| post.engine.publisher()),
+            track,
+            maker,
+            together: around.together,
+        },
+        failure: Mutex::new(None),
+        last_error: Arc::default(),
+        shrinking: Mutex::default(),
+        aborts: AtomicU64::new(0),
+        children: Mutex::default(),
+        finalized: AtomicBool::new(false),
+        worker: OnceLock::new(),
+        kept: Arc::default(),
+        gpu,
+        outside,
+        exhibit: exhibit(flight, rank, config),
+        born: fork::generation(),
+    };
+    start(communicator, profiled, crowd.cores, unless)
+}
+
+/// What the process has once for all its communicators.
+fn prepare() {
+    fork::prepare();
+    device::host::prepare();
+}
+
+/// Where a rank's peers are.
+fn around(links: &Links, topology: &Topology, config: &Config) -> Around {
+    let nranks = links.nranks;
+    let together = links.one_process() && topology.nhosts() == 1;
+    let buffer_bytes = buffer_bytes(config, nranks);
+    let portion_bytes = portion_bytes(buffer_bytes, nranks);
+    Around { nranks, together, near: links.one_machine(), buffer_bytes, portion_bytes }
+}
+
+/// A communicator that is made from another one has its settings and its device.
+fn of_children(config: &Config, gpu: Option<&Gpu>) -> Config {
+    let seat = gpu.map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
+    Config { seat, ..config.clone() }
+}
+
+/// Measure the machine and try the devices with the others.
+fn start(
+    communicator: Communicator,
+    profiled: Profiled,
+    cores: usize,
+    unless: Unless,
+) -> Result<Communicator, Unmet> {
+    calibrate::calibrate(&communicator, profiled, cores, unless)
+        .and_then(|()| communicator.survey(unless))
+        .map_err(|error| Unmet { cause: cause(&error), error })?;
+    // Say why calls on devices take a longer way, where they do.
+    if communicator.config.debug > 0
+        && let Some((gpu, warning)) =
+            communicator.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.trouble()?)))
+    {
+        communicator.say(&format!("calls on devices are {}: {warning}", gpu.transport()));
+    }
+    Ok(communicator)
+}
+
+/// Which ranks share a host: as the configuration says, else as it was found.
+fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
+    let given = config.hosts.as_ref().filter(|given| given.len() == nranks);
+    Topology::new(given.map_or(found, |given| given))
+}
+
+/// Let onlookers see the rank. One that cannot be looked at works as well as others.
+fn exhibit(flight: Flight, rank: usize, config: &Config) -> Option<status_server::Exhibit> {
+    status_server::show(flight).unwrap_or_else(|error| {
+        if config.debug > 0 {
+            let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");
+        }
+        None
+    })
+}
+
+/// On whose account an operation failed.
+pub(super) fn cause(error: &Error) -> Cause {
+    use Error::{Aborted, Disconnected, PeerDied, Remote, Timeout, Unreached};
+    match error {
+        Aborted { .. } | Disconnected { .. } | PeerDied { .. } => Cause::There,
+        Remote { .. } | Unreached { .. } => Cause::There,
+        Timeout { .. } => Cause::Late,
+        _ => Cause::Here,
+    }
+}
+
+/// Tell the ranks of this machine why this one does not come any further.
+fn tell(pages: &Pages, error: &Error) {
+    pages.mine().fail(pages.rank, &error.to_string());
+    for peer in (0..pages.nranks()).filter(|peer| *peer != pages.rank) {
+        wait::ring_bell(&pages.of(peer).bell);
+    }
+}

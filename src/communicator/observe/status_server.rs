@@ -1,0 +1,274 @@
+//! What a process answers to onlookers: the Unix socket that `ringrun --status` asks.
+//!
+//! One thread a process, from its first communicator to the end of its last, and only where
+//! RINGCOMM_STATUS_DIR names a folder. The thread reads control pages and takes no lock that a call
+//! holds, so it answers while every other thread of the process hangs. It serves one asker at a
+//! time and gives none of them long.
+#![allow(unsafe_code)]
+
+use super::flight_recorder::{self, Flight, quote};
+use crate::error::{Error, Result};
+use crate::eventfd::{Event, poll};
+use crate::fork::Shared;
+use crate::{fork, host, signals};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Names the folder of the socket.
+pub const FOLDER: &str = "RINGCOMM_STATUS_DIR";
+
+/// How long one asker may take over question and answer together: a thousand times what a loaded
+/// machine needs.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Bytes of a question; the longest that means something has seven.
+const QUESTION_BYTES: usize = 64;
+
+/// The communicators of this process that onlookers see.
+#[derive(Default)]
+struct Gallery {
+    flights: Vec<(u64, Flight)>,
+    next: u64,
+    server: Option<Server>,
+    /// The process that it is of, as [`fork::generation`] tells them apart.
+    born: u32,
+}
+
+static GALLERY: Shared<Gallery> =
+    Shared::new(Gallery { flights: Vec::new(), next: 0, server: None, born: 0 });
+
+/// A communicator's place among those that onlookers see; dropping it takes it away.
+pub struct Exhibit {
+    number: u64,
+    born: u32,
+}
+
+/// Let onlookers see a communicator, where the environment asks for it.
+pub fn show(flight: Flight) -> Result<Option<Exhibit>> {
+    let Some(folder) = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty()) else {
+        return Ok(None);
+    };
+    let mut gallery = GALLERY.lock();
+    let born = fork::generation();
+    if gallery.born != born {
+        // A forked child: thread, socket and communicators are its parent's.
+        std::mem::forget(gallery.server.take());
+        gallery.flights.clear();
+        gallery.born = born;
+    }
+    if gallery.server.is_none() {
+        gallery.server = Some(Server::start(Path::new(&folder))?);
+    }
+    let number = gallery.next;
+    gallery.next += 1;
+    gallery.flights.push((number, flight));
+    Ok(Some(Exhibit { number, born }))
+}
+
+impl Drop for Exhibit {
+    fn drop(&mut self) {
+        if self.born != fork::generation() {
+            return;
+        }
+        let mut gallery = GALLERY.lock();
+        gallery.flights.retain(|(number, _)| *number != self.number);
+        let last = if gallery.flights.is_empty() { gallery.server.take() } else { None };
+        // Under the lock, so that another thread's first communicator finds the name free.
+        last.iter().for_each(Server::take_name_away);
+        drop(gallery);
+        // Without it: the thread that is about to end may be waiting for it.
+        drop(last);
+    }
+}
+
+/// The socket and its thread. Dropping it ends the thread.
+struct Server {
+    path: PathBuf,
+    stop: Arc<Event>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(folder: &Path) -> Result<Server> {
+        let path = folder.join(format!("rank.{}", std::process::id()));
+        let listener = listen(&path)?;
+        let stop = Arc::new(Event::new()?);
+        let mut server = Server { path, stop: stop.clone(), thread: None };
+        let thread = signals::spawn_deaf("ringcomm-status", move || serve(&listener, &stop));
+        match thread {
+            Ok(thread) => {
+                server.thread = Some(thread);
+                Ok(server)
+            }
+            Err(error) => {
+                server.take_name_away();
+                Err(Error::System {
+                    what: "starting the status thread".into(),
+                    errno: error.raw_os_error().unwrap_or(0),
+                })
+            }
+        }
+    }
+
+    fn take_name_away(&self) {
+        // Whoever made the folder may have removed it with all that was in it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.raise();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said why.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A listener at `path` that only this user may connect to.
+fn listen(path: &Path) -> Result<UnixListener> {
+    let what = || format!("listening at {} ({FOLDER})", path.display());
+    // A process that was killed may have left the name behind, and had this one's number.
+    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+        let _ = std::fs::remove_file(path);
+    }
+    // SAFETY: a zeroed address is a valid one.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() {
+        return Err(Error::System { what: what(), errno: libc::ENAMETOOLONG });
+    }
+    for (place, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = *byte as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the call takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(Error::system(what()));
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let length = size_of_val(&address) as libc::socklen_t;
+    // The name gets the mode that the socket has, so it is never another.
+    // SAFETY: the descriptor is open; the pointer is to a live address, `length` its size.
+    let done = unsafe {
+        libc::fchmod(fd, 0o600) == 0
+            && libc::bind(fd, (&raw const address).cast(), length) == 0
+            && libc::listen(fd, libc::SOMAXCONN) == 0
+    };
+    if !done {
+        return Err(Error::system(what()));
+    }
+    fork::let_go_in_child(fd);
+    Ok(UnixListener::from(socket))
+}
+
+/// The thread: answers until it is to stop.
+fn serve(listener: &UnixListener, stop: &Event) {
+    loop {
+        let until = Instant::now() + Duration::from_secs(60);
+        if is_stopped(stop, listener.as_raw_fd(), libc::POLLIN, until) {
+            return;
+        }
+        let Ok((asker, _)) = listener.accept() else {
+            // No descriptor is free, perhaps: the asker still waits then.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        fork::let_go_in_child(asker.as_raw_fd());
+        if is_same_user(&asker) && asker.set_nonblocking(true).is_ok() {
+            let until = Instant::now() + PATIENCE;
+            if let Some(question) = read_line(&asker, stop, until) {
+                write_all(&asker, answer(question.trim()).as_bytes(), stop, until);
+            }
+        }
+    }
+}
+
+/// Wait until the descriptor is ready, `until` has come, or the thread is to stop, which it tells.
+fn is_stopped(stop: &Event, fd: RawFd, events: libc::c_short, until: Instant) -> bool {
+    let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+    let mut entries = [entry(stop.raw(), libc::POLLIN), entry(fd, events)];
+    poll(&mut entries, until);
+    entries[0].revents != 0
+}
+
+fn is_same_user(asker: &UnixStream) -> bool {
+    // SAFETY: zeroed credentials are valid; the kernel writes at most their size.
+    unsafe {
+        let mut who: libc::ucred = std::mem::zeroed();
+        let mut length = size_of_val(&who) as libc::socklen_t;
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        let pointer = (&raw mut who).cast();
+        let asked = libc::getsockopt(asker.as_raw_fd(), level, option, pointer, &mut length);
+        asked == 0 && who.uid == libc::geteuid()
+    }
+}
+
+/// A line of at most [`QUESTION_BYTES`].
+fn read_line(mut asker: &UnixStream, stop: &Event, until: Instant) -> Option<String> {
+    let mut line = [0; QUESTION_BYTES];
+    let mut used = 0;
+    while used < line.len() && Instant::now() < until {
+        match asker.read(&mut line[used..]) {
+            Ok(0) => return None,
+            Ok(count) => used += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if is_stopped(stop, asker.as_raw_fd(), libc::POLLIN, until) {
+                    return None;
+                }
+            }
+            Err(_) => return None,
+        }
+        if let Some(end) = line[..used].iter().position(|byte| *byte == b'\n') {
+            return String::from_utf8(line[..end].to_vec()).ok();
+        }
+    }
+    None
+}
+
+fn write_all(mut asker: &UnixStream, mut text: &[u8], stop: &Event, until: Instant) {
+    while !text.is_empty() && Instant::now() < until {
+        match asker.write(text) {
+            Ok(count) => text = &text[count..],
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if is_stopped(stop, asker.as_raw_fd(), libc::POLLOUT, until) {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// What is answered to a question. `table` and `events` are the parts of which ringrun makes one
+/// table and one trace of many ranks.
+fn answer(question: &str) -> String {
+    let flights: Vec<Flight> =
+        GALLERY.lock().flights.iter().map(|(_, flight)| flight.clone()).collect();
+    let all = |part: &dyn Fn(&Flight) -> String, between: &str| {
+        flights.iter().map(part).collect::<Vec<_>>().join(between)
+    };
+    match question {
+        "dump" => format!(
+            "{{\"pid\":{},\"host\":{},\"communicators\":[{}]}}\n",
+            std::process::id(),
+            quote(host::name()),
+            all(&|flight| flight.dump(flight.failure()), ",")
+        ),
+        "events" => all(&Flight::events, ","),
+        "trace" => flight_recorder::trace(&all(&Flight::events, ",")) + "\n",
+        "table" => all(&Flight::row, ""),
+        _ => "{\"error\":\"ask for dump, trace, events or table\"}\n".into(),
+    }
+}

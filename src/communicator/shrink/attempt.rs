@@ -1,0 +1,205 @@
+//! One rank's part in one shrink, as a series of attempts: what it announces, where the survivors
+//! meet, when an attempt has become pointless, and whether the next may do better.
+//!
+//! It stands between the [`Agreement`], which only sees announcements, and whoever makes the
+//! communicator. No sockets, no clock and no sleep in here: a thread drives it
+//! (`driver.rs`), or the simulation.
+
+use super::agreement::{Act, Agreement, Peer};
+use crate::bootstrap::Cause;
+use crate::communicator::health::watchdog::Watched;
+use crate::error::Result;
+use crate::executor::announcement::{Announcement, Phase};
+use std::time::Instant;
+
+/// Where the ranks that are left meet.
+pub enum Door<G> {
+    /// On this host, to which they all belong.
+    Here,
+    /// At this rank, the first of them.
+    Mine(G),
+    /// At this port of the first of them.
+    At(u16),
+}
+
+/// What a survivor needs of where it runs.
+pub trait Place {
+    type Gate;
+
+    /// What it sees of the others.
+    fn watched(&self) -> &Watched;
+
+    fn share_a_host(&self, ranks: &[usize]) -> bool;
+
+    /// A gate for those who know the label, and its port.
+    fn open_door(&self, label: &str) -> Result<(Self::Gate, u16)>;
+
+    /// Show the other ranks an announcement.
+    fn announce(&self, announcement: &Announcement);
+}
+
+/// The communicator that all survivors of an attempt have agreed to make.
+pub struct Attempt<G> {
+    pub left: Vec<usize>,
+    /// What they meet for. No two sets make one in the same attempt.
+    pub label: String,
+    pub door: Door<G>,
+}
+
+/// What is to be done next.
+pub enum Step<G> {
+    /// Look again later; whether this rank has just announced something.
+    Wait { moved: bool },
+    /// Forget what was made before, make this, and tell [`Survivor::made`] or [`Survivor::failed`].
+    Make(Attempt<G>),
+    /// Return what was made last.
+    Settle,
+    /// The rank counts this one as dead.
+    Excluded(usize),
+    /// The rank lives and does not take part.
+    Absent(usize),
+    /// The deadline has come.
+    Late,
+}
+
+pub struct Survivor<P: Place> {
+    place: P,
+    agreement: Agreement,
+    /// By rank: what this rank has seen of it.
+    peers: Vec<Peer>,
+    /// Where the survivors meet in an attempt of this number, if this rank is the first of them.
+    door: Option<(u64, P::Gate)>,
+    deadline: Instant,
+}
+
+impl<P: Place> Survivor<P> {
+    /// Begin, and announce it.
+    pub fn begin(place: P, deadline: Instant) -> Result<Survivor<P>> {
+        let pages = &place.watched().pages;
+        let unknown = Peer { is_dead: false, announced: Announcement::NOTHING };
+        let mut peers = vec![unknown; pages.nranks()];
+        look(place.watched(), &mut peers);
+        let before = pages.mine().board.read().unwrap_or(Announcement::NOTHING);
+        let agreement = Agreement::begin(pages.rank, before, &peers);
+        let mut survivor = Survivor { place, agreement, peers, door: None, deadline };
+        survivor.announce().inspect_err(|_| survivor.give_up())?;
+        Ok(survivor)
+    }
+
+    /// Look at the others and go on.
+    pub fn advance(&mut self, now: Instant) -> Result<Step<P::Gate>> {
+        let before = self.agreement.mine().clone();
+        look(self.place.watched(), &mut self.peers);
+        let act = self.agreement.look(&self.peers);
+        let moved = *self.agreement.mine() != before;
+        if moved {
+            self.announce()?;
+        }
+        Ok(match act {
+            Act::Settle => Step::Settle,
+            Act::Excluded(peer) => Step::Excluded(peer),
+            Act::Absent(peer) => Step::Absent(peer),
+            Act::Make | Act::Wait if now >= self.deadline => Step::Late,
+            Act::Make => Step::Make(self.attempt()),
+            Act::Wait => Step::Wait { moved },
+        })
+    }
+
+    /// Whether making the communicator has become pointless: somebody died or has moved on.
+    pub fn is_stale(&mut self) -> bool {
+        look(self.place.watched(), &mut self.peers);
+        self.agreement.is_stale(&self.peers)
+    }
+
+    /// The communicator of the attempt is made.
+    pub fn made(&mut self) -> Result<()> {
+        self.agreement.made();
+        self.announce()
+    }
+
+    /// The communicator of the attempt could not be made; whether the next attempt may do better.
+    pub fn failed(&mut self, cause: Cause) -> Result<bool> {
+        let passing = match cause {
+            // Another rank's trouble: it has died, or has found out first that one has; or the
+            // deadline, which the next look sees.
+            Cause::There | Cause::CalledOff | Cause::Late => true,
+            Cause::Here => self.is_stale(),
+        };
+        if passing {
+            self.agreement.failed();
+            self.announce()?;
+        }
+        Ok(passing)
+    }
+
+    /// This rank returns an error.
+    pub fn give_up(&mut self) {
+        self.agreement.give_up();
+        self.place.announce(self.agreement.mine());
+    }
+
+    /// What the others should see now.
+    pub fn mine(&self) -> &Announcement {
+        self.agreement.mine()
+    }
+
+    /// The first rank that this one waits for, and what it announced.
+    pub fn awaited(&self) -> Option<(usize, &Announcement)> {
+        let mut others = self.left().into_iter().filter(|rank| *rank != self.rank());
+        let any = || others.next().map(|rank| (rank, &self.peers[rank].announced));
+        self.agreement.awaited(&self.peers).or_else(any)
+    }
+
+    fn rank(&self) -> usize {
+        self.place.watched().pages.rank
+    }
+
+    fn left(&self) -> Vec<usize> {
+        let dead = &self.agreement.mine().dead;
+        (0..self.peers.len()).filter(|rank| !dead.contains(*rank)).collect()
+    }
+
+    fn label(attempt: u64) -> String {
+        format!("shrink in attempt {attempt}")
+    }
+
+    /// Show the others where this rank is, with the door of the attempt if it is the one to open
+    /// it.
+    fn announce(&mut self) -> Result<()> {
+        let (attempt, left) = (self.agreement.mine().attempt, self.left());
+        let proposes = self.agreement.mine().phase == Phase::Proposing;
+        let opens = proposes && left[0] == self.rank() && !self.place.share_a_host(&left);
+        if opens && self.door.as_ref().is_none_or(|(of, _)| *of != attempt) {
+            let (gate, port) = self.place.open_door(&Self::label(attempt))?;
+            self.agreement.meet_at(port);
+            self.door = Some((attempt, gate));
+        }
+        self.place.announce(self.agreement.mine());
+        Ok(())
+    }
+
+    fn attempt(&mut self) -> Attempt<P::Gate> {
+        let (left, number) = (self.left(), self.agreement.mine().attempt);
+        let door = match self.door.take().filter(|(of, _)| *of == number) {
+            _ if self.place.share_a_host(&left) => Door::Here,
+            Some((_, gate)) => Door::Mine(gate),
+            None => Door::At(self.peers[left[0]].announced.port),
+        };
+        Attempt { left, label: Self::label(number), door }
+    }
+}
+
+fn look(watched: &Watched, peers: &mut [Peer]) {
+    // First who is dead: the last words of the dead are seen then.
+    for dead in watched.dead() {
+        peers[dead].is_dead = true;
+    }
+    for (rank, peer) in peers.iter_mut().enumerate() {
+        // What is being written now is read at the next look.
+        if let Some(announced) = watched.pages.of(rank).board.read() {
+            peer.announced = announced;
+            // Who has ended its part will not come back.
+            peer.is_dead |= peer.announced.phase == Phase::Closed;
+        }
+    }
+}

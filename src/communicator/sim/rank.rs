@@ -1,0 +1,384 @@
+//! The life of a rank: it joins, works, and when that fails shrinks and works on.
+
+use super::endpoint::{Crew, PATIENCE};
+use crate::bootstrap::sim::allgather::{Gate, Guest, Meeting};
+use crate::bootstrap::sim::net::Shared;
+use crate::bootstrap::{UniqueId, Unmet};
+use crate::communicator::health::watchdog::Watched;
+use crate::communicator::init::cause;
+use crate::communicator::shrink::attempt::{Attempt, Door, Place, Step, Survivor};
+use crate::error::{Error, Result};
+use crate::executor::announcement::Announcement;
+use std::cell::Cell;
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Parties of the network are numbered so that this many ranks can each have any number of gates.
+pub const MOST_RANKS: usize = 64;
+
+/// Where gates are opened.
+#[derive(Clone)]
+pub struct Ground {
+    pub net: Shared,
+    gates: Rc<Cell<usize>>,
+}
+
+impl Ground {
+    pub fn new(net: Shared) -> Ground {
+        Ground { net, gates: Rc::default() }
+    }
+
+    /// What a rank is on the network, by each of its gates.
+    pub fn parties(&self, rank: usize) -> impl Iterator<Item = usize> {
+        (0..self.gates.get()).map(move |number| number * MOST_RANKS + rank)
+    }
+
+    pub fn open(&self, rank: usize, id: &UniqueId) -> Gate {
+        let number = self.gates.replace(self.gates.get() + 1);
+        let address = SocketAddr::from(([10, 0, 0, rank as u8 + 1], 4000 + number as u16));
+        Gate::open(&self.net, number * MOST_RANKS + rank, address, id)
+    }
+}
+
+/// A rank that shrinks, as its survivor sees it.
+struct Post {
+    number: usize,
+    watched: Rc<Watched>,
+    news: Rc<Cell<bool>>,
+    id: UniqueId,
+    ground: Ground,
+}
+
+impl Place for Post {
+    type Gate = Gate;
+
+    fn watched(&self) -> &Watched {
+        &self.watched
+    }
+
+    fn share_a_host(&self, ranks: &[usize]) -> bool {
+        ranks.len() == 1
+    }
+
+    fn open_door(&self, label: &str) -> Result<(Gate, u16)> {
+        let gate = self.ground.open(self.number, &self.id.derive_at(label.as_bytes(), &[]));
+        let port = gate.address.port();
+        Ok((gate, port))
+    }
+
+    fn announce(&self, announcement: &Announcement) {
+        self.watched.pages.mine().board.publish(announcement);
+        self.news.set(true);
+    }
+}
+
+/// A communicator on its way.
+#[allow(clippy::large_enum_variant, reason = "a rank has one at most")]
+enum Making {
+    Meeting {
+        meeting: Meeting,
+        id: UniqueId,
+        rank: usize,
+        members: Vec<usize>,
+    },
+    /// All have met; the first operation shows whether it works.
+    Trying(Crew),
+}
+
+pub struct Rank {
+    pub number: usize,
+    ground: Ground,
+    /// The communicator that it works on.
+    pub crew: Option<Crew>,
+    making: Option<Making>,
+    survivor: Option<Survivor<Post>>,
+    /// What it has made and may not return yet.
+    made: Option<Crew>,
+    /// Nothing else happens until these have said goodbye.
+    leaving: Vec<Crew>,
+    /// Why it goes no further.
+    pub over: Option<Error>,
+    /// What its last operation failed with, until somebody looks.
+    pub failed_with: Option<Error>,
+    pub attempts: u64,
+    pub shrinks: u64,
+}
+
+impl Rank {
+    /// Join the others; the first of them has opened its gate already.
+    pub fn join(
+        gate: Gate,
+        id: &UniqueId,
+        (number, nranks): (usize, usize),
+        root: Option<SocketAddr>,
+        ground: Ground,
+        now: Instant,
+    ) -> Rank {
+        let members: Vec<usize> = (0..nranks).collect();
+        let making = meet(gate, id.clone(), number, members, root, now);
+        Rank {
+            number,
+            ground,
+            crew: None,
+            making: Some(making),
+            survivor: None,
+            made: None,
+            leaving: Vec::new(),
+            over: None,
+            failed_with: None,
+            attempts: 0,
+            shrinks: 0,
+        }
+    }
+
+    /// The communicator on which it might begin an operation.
+    pub fn idle(&mut self) -> Option<&mut Crew> {
+        let free = self.making.is_none() && self.survivor.is_none() && self.leaving.is_empty();
+        self.crew.as_mut().filter(|crew| free && !crew.is_at_work())
+    }
+
+    pub fn is_shrinking(&self) -> bool {
+        self.survivor.is_some()
+    }
+
+    fn crews(&mut self) -> impl Iterator<Item = &mut Crew> {
+        let trying = self.making.iter_mut().filter_map(|making| match making {
+            Making::Trying(crew) => Some(crew),
+            Making::Meeting { .. } => None,
+        });
+        let others = self.crew.iter_mut().chain(&mut self.made).chain(&mut self.leaving);
+        others.chain(trying)
+    }
+
+    /// What its control threads do.
+    pub fn tend(&mut self, now: Instant) {
+        self.crews().for_each(|crew| crew.tend(now));
+        self.leaving.retain(|crew| !crew.is_over());
+    }
+
+    /// When one of its control threads has something to do though nothing arrives.
+    pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        self.crews().map(|crew| crew.next_deadline(now)).min()
+    }
+
+    /// Whether its control threads have been told something.
+    pub fn has_orders(&mut self) -> bool {
+        self.crews().any(|crew| crew.news.get())
+    }
+
+    /// When its meeting has something to do though nothing arrives.
+    pub fn meets_until(&self, now: Instant) -> Option<Instant> {
+        match &self.making {
+            Some(Making::Meeting { meeting, .. }) if self.leaving.is_empty() => {
+                meeting.next_deadline(now)
+            }
+            _ => None,
+        }
+    }
+
+    fn leave(&mut self, crew: Option<Crew>, now: Instant) {
+        if let Some(mut crew) = crew {
+            crew.leave(now);
+            self.leaving.push(crew);
+        }
+    }
+
+    /// What the thread of its user does; whether it may do more at once. The error is what may
+    /// never happen.
+    pub fn go_on(&mut self, now: Instant) -> Result<bool, String> {
+        if !self.leaving.is_empty() || self.over.is_some() {
+            return Ok(false);
+        }
+        if self.making.is_some() {
+            return self.make(now);
+        }
+        if self.survivor.is_some() {
+            return self.survive(now).map_err(|error| format!("rank {}: {error}", self.number));
+        }
+        let Some(crew) = &mut self.crew else { return Ok(false) };
+        match crew.work(now)? {
+            Ok(_) => Ok(false),
+            Err(error) => {
+                crew.fail(&error);
+                self.failed_with = Some(error);
+                self.shrink(now);
+                Ok(true)
+            }
+        }
+    }
+
+    fn shrink(&mut self, now: Instant) {
+        let crew = self.crew.as_ref().expect("it works on one");
+        let post = Post {
+            number: self.number,
+            watched: crew.watched.clone(),
+            news: crew.news.clone(),
+            id: crew.id.clone(),
+            ground: self.ground.clone(),
+        };
+        let survivor = Survivor::begin(post, now + PATIENCE).expect("gates open");
+        self.survivor = Some(survivor);
+    }
+
+    /// Go on with the agreement.
+    fn survive(&mut self, now: Instant) -> Result<bool> {
+        let survivor = self.survivor.as_mut().expect("it shrinks");
+        let give_up = |survivor: &mut Survivor<Post>, text: String| {
+            survivor.give_up();
+            Err(Error::Internal(text))
+        };
+        match survivor.advance(now)? {
+            Step::Wait { .. } => Ok(false),
+            Step::Settle => {
+                let made = self.made.take().expect("it is settled because it is held");
+                let old = self.crew.replace(made.proved());
+                self.leave(old, now);
+                self.survivor = None;
+                self.shrinks += 1;
+                Ok(false)
+            }
+            Step::Make(attempt) => {
+                let before = self.made.take();
+                self.leave(before, now);
+                self.making = Some(self.attempt(attempt, now));
+                self.attempts += 1;
+                Ok(true)
+            }
+            Step::Excluded(peer) => give_up(survivor, format!("it is dead, says {peer}")),
+            Step::Absent(peer) => give_up(survivor, format!("rank {peer} does not take part")),
+            Step::Late => {
+                give_up(survivor, format!("the deadline came, with {:?}", survivor.mine()))
+            }
+        }
+    }
+
+    /// Make the communicator of an attempt.
+    fn attempt(&self, attempt: Attempt<Gate>, now: Instant) -> Making {
+        let Attempt { left, label, door } = attempt;
+        let crew = self.crew.as_ref().expect("it shrinks one");
+        let rank = left.iter().position(|rank| *rank == crew.rank()).expect("it is left");
+        let members = left.iter().map(|rank| crew.members[*rank]).collect();
+        let (gate, root) = match door {
+            Door::Mine(gate) => (Some(gate), None),
+            Door::At(port) => {
+                let mut root = crew.addresses[left[0]];
+                root.set_port(port);
+                (None, Some(root))
+            }
+            Door::Here => (None, None),
+        };
+        let place = root.or(gate.as_ref().map(|gate| gate.address));
+        let id = crew.id.derive_at(label.as_bytes(), place.as_slice());
+        let gate = gate.unwrap_or_else(|| self.ground.open(self.number, &id));
+        match left.len() {
+            1 => Making::Trying(Crew::new(gate, id, 0, members, Vec::new(), now)),
+            _ => meet(gate, id, rank, members, root, now),
+        }
+    }
+
+    /// Go on with the communicator that is being made.
+    fn make(&mut self, now: Instant) -> Result<bool, String> {
+        let mut is_stale = || self.survivor.as_mut().is_some_and(Survivor::is_stale);
+        let outcome = match self.making.as_mut().expect("it is being made") {
+            Making::Meeting { meeting, .. } if meeting.is_undecided() && is_stale() => {
+                Err(Error::Aborted { rank: self.number, operation: None }.into())
+            }
+            Making::Meeting { meeting, .. } => match meeting.advance(now) {
+                None => return Ok(false),
+                Some(outcome) => outcome,
+            },
+            Making::Trying(crew) => {
+                let stale = || Error::Aborted { rank: self.number, operation: None };
+                let worked = if is_stale() { Err(stale()) } else { crew.work(now)? };
+                match worked {
+                    Ok(false) => return Ok(false),
+                    Ok(true) => Ok(Vec::new()),
+                    Err(error) => {
+                        crew.fail(&error);
+                        Err(Unmet { cause: cause(&error), error })
+                    }
+                }
+            }
+        };
+        match (self.making.take().expect("as above"), outcome) {
+            (Making::Meeting { meeting, id, rank, members }, Ok(cards)) => {
+                let addresses = cards.iter().map(|card| address_in(card)).collect();
+                let gate = meeting.into_gate();
+                let crew = Crew::new(gate, id, rank, members, addresses, now);
+                self.making = Some(Making::Trying(crew));
+            }
+            (Making::Trying(crew), Ok(_)) => self.keep(crew)?,
+            (Making::Meeting { .. }, Err(unmet)) => self.fail(unmet)?,
+            (Making::Trying(crew), Err(unmet)) => {
+                self.leave(Some(crew), now);
+                self.fail(unmet)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// A communicator is made.
+    fn keep(&mut self, crew: Crew) -> Result<(), String> {
+        match &mut self.survivor {
+            None => self.crew = Some(crew.proved()),
+            Some(survivor) => {
+                self.made = Some(crew);
+                survivor.made().map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A communicator could not be made.
+    fn fail(&mut self, unmet: Unmet) -> Result<(), String> {
+        let Some(survivor) = &mut self.survivor else {
+            self.over = Some(unmet.error);
+            return Ok(());
+        };
+        match survivor.failed(unmet.cause) {
+            Ok(true) => Ok(()),
+            _ => Err(format!("rank {} cannot shrink: {unmet:?}", self.number)),
+        }
+    }
+}
+
+fn meet(
+    gate: Gate,
+    id: UniqueId,
+    rank: usize,
+    members: Vec<usize>,
+    root: Option<SocketAddr>,
+    now: Instant,
+) -> Making {
+    let guest = Guest {
+        rank,
+        nranks: members.len(),
+        mine: gate.address.to_string().into_bytes(),
+        root,
+        deadline: now + PATIENCE,
+        note: gate.port.owner as u64 + 1,
+    };
+    Making::Meeting { meeting: Meeting::new(gate, guest, now), id, rank, members }
+}
+
+fn address_in(card: &[u8]) -> SocketAddr {
+    str::from_utf8(card).ok().and_then(|text| text.parse().ok()).expect("a card has an address")
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let doing = match (&self.survivor, &self.making) {
+            (_, Some(Making::Meeting { members, .. })) => format!("meets {members:?}"),
+            (_, Some(Making::Trying(crew))) => format!("tries {:?}", crew.members),
+            (Some(survivor), None) => format!("announces {:?}", survivor.mine()),
+            (None, None) => "works".into(),
+        };
+        write!(f, "{doing}, saying goodbye to {} communicators; ", self.leaving.len())?;
+        match &self.crew {
+            Some(crew) => write!(f, "{} operations with {:?}", crew.completed, crew.members),
+            None => write!(f, "no communicator yet"),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Tuning: which algorithm and data path a call takes, bound once and kept in a cache.
+
+pub(super) mod context;
+pub(super) mod plan_cache;
+pub(super) mod probe_backoff;
+mod select;
+pub(super) mod slot_sizing;

@@ -1,0 +1,192 @@
+//! Bound calls, kept by shape: after its first call a shape costs one comparison.
+
+use crate::algorithm::Algorithm;
+use crate::communicator::Mapped;
+use crate::communicator::call::portions::Portions;
+use crate::communicator::call::signature::{Descriptor, mix};
+use crate::communicator::call::{Call, Extents, Vector};
+use crate::executor::bind::Bound;
+use crate::executor::direct::Direct;
+use crate::executor::layout::Layout;
+use crate::executor::windows::Windows;
+use crate::plan::Collective;
+use crate::types::{DataType, ReduceOp};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Shapes kept before the cache starts over: a model has tens of bucket sizes, not thousands.
+const MOST: usize = 4096;
+
+/// Everything about a call but its addresses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Key {
+    collective: Collective,
+    data_type: DataType,
+    op: ReduceOp,
+    root: usize,
+    count: usize,
+    vector: Option<Vector>,
+}
+
+impl Key {
+    pub fn new(call: &Call) -> Key {
+        Key {
+            collective: call.collective,
+            data_type: call.data_type,
+            op: call.op,
+            root: call.root,
+            count: call.count,
+            vector: call.vector.cloned(),
+        }
+    }
+
+    fn is_of(&self, call: &Call) -> bool {
+        self.count == call.count
+            && self.collective == call.collective
+            && self.data_type == call.data_type
+            && self.op == call.op
+            && self.root == call.root
+            && self.vector.as_ref() == call.vector
+    }
+}
+
+fn hash(call: &Call) -> u64 {
+    let mut hash = call.collective as u64
+        | (call.data_type as u64) << 8
+        | (call.op as u64) << 16
+        | (call.root as u64) << 32;
+    hash = mix(hash ^ mix(call.count as u64));
+    let lists = call.vector.iter().flat_map(|v| {
+        [&v.send_counts, &v.send_displacements, &v.recv_counts, &v.recv_displacements]
+    });
+    lists.flatten().fold(hash, |hash, word| mix(hash ^ *word as u64))
+}
+
+/// How a bound call runs.
+pub enum Way {
+    /// Through slots.
+    Staged,
+    /// In the peers' buffers where all of them can be reached, else through slots.
+    Direct(Direct),
+    /// Block by block, as point-to-point messages.
+    Messages(Layout),
+}
+
+/// A call's shape, ready to run.
+pub struct Ready {
+    key: Key,
+    pub extents: Extents,
+    pub algorithm: Algorithm,
+    pub descriptor: Descriptor,
+    /// [`Descriptor::pack`], done once.
+    pub what: u64,
+    pub fingerprint: u64,
+    pub staged: Bound,
+    pub way: Way,
+    /// What runs in the place of `staged` where the ranks share scratch.
+    pub windows: Option<Windows>,
+    /// What runs in the place of `staged` unless somebody's buffers do not suit it: what others
+    /// have, the kernel reads.
+    pub kernel: Option<Direct>,
+    pub chunks: usize,
+    pub predicted_us: f64,
+    /// How it is cut where ranks are on devices, if it is long.
+    pub portions: Option<Portions>,
+    /// Whether a call that asked in vain for the ranks' buffers is followed by some that do not.
+    pub forbears: bool,
+    /// The program of `way` in words, where it depends on the buffers whether that runs.
+    pub mapped: Option<Mapped>,
+}
+
+impl Ready {
+    pub fn new(
+        (key, extents): (Key, Extents),
+        descriptor: Descriptor,
+        fingerprint: u64,
+        staged: Bound,
+        way: Way,
+        chunks: usize,
+        predicted_us: f64,
+    ) -> Ready {
+        Ready {
+            key,
+            extents,
+            algorithm: descriptor.algorithm,
+            what: descriptor.pack(),
+            descriptor,
+            fingerprint,
+            staged,
+            way,
+            windows: None,
+            kernel: None,
+            portions: None,
+            forbears: false,
+            chunks,
+            predicted_us,
+            mapped: None,
+        }
+    }
+
+    /// Whether it goes through slots, whatever its buffers are.
+    #[inline]
+    pub fn is_staged(&self) -> bool {
+        let is_one = self.portions.is_none() && self.windows.is_none() && self.kernel.is_none();
+        is_one && matches!(self.way, Way::Staged)
+    }
+
+    /// Whether what does not lie in memory that all share is read by the kernel, also in place.
+    pub fn runs_by_kernel(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|program| program.in_place)
+    }
+
+    /// Slices, and the bytes of a chunk that are in one of them, unless `mapped` runs.
+    pub fn slices(&self) -> (usize, usize) {
+        match (&self.windows, &self.way) {
+            (Some(windows), _) => (windows.count(), windows.slice_bytes()),
+            (None, Way::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
+            (None, Way::Direct(_) | Way::Staged) if self.runs_by_kernel() => {
+                (1, self.kernel.as_ref().map_or(0, |program| program.chunk_bytes))
+            }
+            (None, Way::Messages(layout)) => (1, layout.longest_own() * self.key.data_type.size()),
+            _ => (self.staged.slices, self.staged.slice_bytes),
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Cache {
+    last: Option<Arc<Ready>>,
+    shapes: HashMap<u64, Vec<Arc<Ready>>>,
+    count: usize,
+}
+
+impl Cache {
+    /// The bound call, if this shape has been called before. Taken out, so that no count is kept;
+    /// the caller puts it back.
+    #[inline]
+    pub fn take(&mut self, call: &Call) -> Option<Arc<Ready>> {
+        match &self.last {
+            Some(last) if last.key.is_of(call) => self.last.take(),
+            _ => self.find(call),
+        }
+    }
+
+    fn find(&self, call: &Call) -> Option<Arc<Ready>> {
+        let same = self.shapes.get(&hash(call))?;
+        same.iter().find(|ready| ready.key.is_of(call)).cloned()
+    }
+
+    /// Keep it at hand for the next call.
+    #[inline]
+    pub fn put_back(&mut self, ready: Arc<Ready>) {
+        self.last = Some(ready);
+    }
+
+    pub fn insert(&mut self, call: &Call, ready: Arc<Ready>) {
+        if self.count == MOST {
+            *self = Cache::default();
+        }
+        self.count += 1;
+        self.shapes.entry(hash(call)).or_default().push(ready);
+    }
+}
