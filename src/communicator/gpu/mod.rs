@@ -1,51 +1,33 @@
 //! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
 //!
 //! There are several ways. Where all ranks of a communicator are threads of this process and reach
-//! each other's memory, they meet at a [`desk`]: the last one launches kernels for all. Ranks on a
-//! device each are a [`company`], whose kernels wait for each other; others have kernels that wait
-//! for nothing, between events of every rank's stream. Where ranks are several processes of one
-//! machine whose devices share memory, one process for each device launches ([`shared`]), or, with
-//! a device each, in graphs and where an algorithm is asked for, each its own kernels, which wait
-//! for each other ([`waiting`]).
-//! Everywhere else a call goes through pinned host memory and the collectives of the processor
-//! ([`staging`]), which is right with any mixture of ranks. Only such kernels, and streams
-//! that wait for the host ([`ahead`]), wait for work that may not be submitted yet.
+//! each other's memory, they meet at a [`fused::barrier`]: the last one launches kernels for all.
+//! Ranks on a device each are a [`p2p::threads`], whose kernels wait for each other; others have
+//! kernels that wait for nothing, between events of every rank's stream. Where ranks are several
+//! processes of one machine whose devices share memory, one process for each device launches
+//! ([`ipc`]), or, with a device each, in graphs and where an algorithm is asked for, each its own
+//! kernels, which wait for each other ([`p2p::captured`]). Everywhere else a call goes through
+//! pinned host memory and the collectives of the processor ([`staging`]), which is right with any
+//! mixture of ranks. Only such kernels, and streams that wait for the host
+//! ([`staging::async_calls`]), wait for work that may not be submitted yet.
 #![allow(unsafe_code)]
 
-mod ahead;
-mod bays;
-mod callers;
+mod abort;
 mod calls;
 mod capture;
-mod choice;
-mod company;
-mod conclude;
-mod crew;
-mod crew_trial;
-mod desk;
-mod endings;
-mod exports;
-mod guardian;
-mod imports;
+mod device_map;
+mod fused;
+mod ipc;
 mod launch;
-mod lead;
-mod messages;
-mod order;
-mod portions;
-mod probe;
-mod seats;
-mod shared;
+mod p2p;
 mod staging;
 mod stopper;
-mod survey;
-mod talk;
-mod trial;
-mod waiting;
+mod stream_order;
 
-pub use messages::Posted;
-pub use seats::seat_here;
-pub(super) use seats::{Around, Seated, device};
+pub use device_map::seat_here;
+pub(super) use device_map::{Around, Seated, device};
 pub use staging::Given;
+pub use staging::send_recv::Posted;
 
 use super::call::portions::OnHost;
 use super::call::{Call, Extents};
@@ -65,17 +47,17 @@ use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
-use ahead::{Outstanding, Place, Words};
-use callers::Callers;
 use capture::refuse_capture;
-use choice::{Asked, Chosen};
-use desk::{Arrival, Desk, Met, Reach, Sitting};
-use shared::{Buffers, Shared};
+use fused::barrier::{Arrival, Desk, Met, Reach, Sitting};
+use ipc::exchange::Talk;
+use ipc::{Buffers, Shared};
+use p2p::select::{Asked, Chosen};
+use staging::async_calls::{Outstanding, Place, Words};
+use staging::driver_calls::Callers;
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stopper::Stopper;
-use talk::Talk;
 
 /// What a rank on a device has of it.
 pub(super) struct Gpu {

@@ -5,8 +5,8 @@
 //! on it.
 #![allow(unsafe_code)]
 
-use super::desk::Sitting;
-use super::staging::NAP;
+use crate::communicator::gpu::fused::barrier::Sitting;
+use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
     Device, DeviceMemory, Event, Fused, Kernels, Lasting, OwnedStream, Pinned, Recording, copy,
 };

@@ -1,18 +1,18 @@
 //! Calls of ranks that are processes with a device each, by kernels that wait for each other's
-//! ([`crew`](super::crew)): those of graphs, and those for which an algorithm is asked.
+//! ([`processes`](super::processes)): those of graphs, and those for which an algorithm is asked.
 //!
-//! The ranks meet as for every call ([`shared`](super::shared)), also while they capture: so they
-//! cannot differ, and each knows that all have what they need before any kernel is launched. Then
-//! each launches its own.
+//! The ranks meet as for every call ([`ipc`](crate::communicator::gpu::ipc)), also while they
+//! capture: so they cannot differ, and each knows that all have what they need before any kernel is
+//! launched. Then each launches its own.
 #![allow(unsafe_code)]
 
-use super::super::call::Call;
-use super::capture::refuse_capture;
-use super::choice::Chosen;
-use super::company;
-use super::crew::{Crew, Own, Prepared};
-use super::is_apart;
-use super::shared::{Buffers, Shared};
+use super::processes::{Crew, Own, Prepared};
+use super::select::Chosen;
+use super::threads;
+use crate::communicator::call::Call;
+use crate::communicator::gpu::capture::refuse_capture;
+use crate::communicator::gpu::ipc::{Buffers, Shared};
+use crate::communicator::gpu::is_apart;
 use crate::device::cuda::{Capture, Stream, wait, write_value};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;
@@ -50,7 +50,11 @@ impl Shared {
     }
 
     /// How kernels that wait for each other do the call, if they do.
-    pub(super) fn way(&mut self, call: &Call, capture: Capture) -> Result<Option<Way>> {
+    pub(in crate::communicator::gpu) fn way(
+        &mut self,
+        call: &Call,
+        capture: Capture,
+    ) -> Result<Option<Way>> {
         if capture == Capture::Broken {
             // Here, where the others are told of it.
             refuse_capture(capture, "")?;
@@ -72,7 +76,7 @@ impl Shared {
 
     /// Give this rank's stream what its kernel needs; `None` where the kernel does not reach its
     /// buffers.
-    pub(super) fn ready(
+    pub(in crate::communicator::gpu) fn ready(
         &mut self,
         call: &Call,
         buffers: Buffers,
@@ -99,7 +103,7 @@ impl Shared {
     }
 
     /// Launch what is ready, in the call of this number.
-    pub(super) fn launch(
+    pub(in crate::communicator::gpu) fn launch(
         &mut self,
         call: &Call,
         prepared: Prepared,
@@ -128,8 +132,8 @@ impl Shared {
 }
 
 /// A call as kernels that wait are asked about it, which do not look at the peers' buffers.
-fn shape(call: &Call) -> company::Call {
-    company::Call {
+fn shape(call: &Call) -> threads::Call {
+    threads::Call {
         collective: call.collective,
         root: call.root,
         count: call.count,

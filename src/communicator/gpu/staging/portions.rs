@@ -12,10 +12,10 @@
 //! has, has left.
 #![allow(unsafe_code)]
 
-use super::super::call::Call;
-use super::Found;
-use super::staging::{Staging, wait_for};
+use super::{Staging, wait_for};
+use crate::communicator::call::Call;
 use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
+use crate::communicator::gpu::Found;
 use crate::communicator::health::watchdog::OperationWatch;
 use crate::device::cuda::{copy, wait};
 use crate::error::Result;

@@ -12,16 +12,17 @@
 //! copy, for which all wait, may be behind.
 #![allow(unsafe_code)]
 
-use super::super::call::{Call, Extents, Order, Ticket};
-use super::super::{Communicator, Error};
-use super::messages::Posted;
-use super::staging::{Given, Guard, wait_until};
-use super::{Found, Gpu, Sharing, portions};
+use super::portions;
+use super::send_recv::Posted;
+use super::{Given, Guard, wait_until};
 use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
 use crate::communicator::call::send_recv;
+use crate::communicator::call::{Call, Extents, Order, Ticket};
 use crate::communicator::enqueue::group::{Action, Executor, Work};
 use crate::communicator::enqueue::{Deferred, GivenMessages, OwnedCall};
+use crate::communicator::gpu::{Found, Gpu, Sharing};
 use crate::communicator::health::watchdog::OperationWatch;
+use crate::communicator::{Communicator, Error};
 use crate::device::cuda::{Device, Lasting, Pinned};
 use crate::error::Result;
 use crate::fork::Shared;
@@ -176,7 +177,7 @@ impl Gpu {
     }
 
     /// The host's part of a call that a stream has already; whether this was one.
-    pub(super) fn run_given(
+    pub(in crate::communicator::gpu) fn run_given(
         &self,
         call: &Call,
         portions: Option<&Portions>,
@@ -276,7 +277,7 @@ impl Communicator {
     ///
     /// # Safety
     /// Every buffer is valid for its count until the stream has passed the messages.
-    pub(in super::super) unsafe fn give_messages(
+    pub(in crate::communicator) unsafe fn give_messages(
         self: &Arc<Communicator>,
         posted: &[Posted],
     ) -> Result<bool> {
@@ -330,7 +331,10 @@ impl Communicator {
     ///
     /// # Safety
     /// The memory of the messages is theirs until the stream is told that they are through.
-    pub(in super::super) unsafe fn exchange_given(&self, given: &GivenMessages) -> Result<()> {
+    pub(in crate::communicator) unsafe fn exchange_given(
+        &self,
+        given: &GivenMessages,
+    ) -> Result<()> {
         let Some(gpu) = &self.gpu else { return Ok(()) };
         self.exchanged(|engine| {
             gpu.wait_for_input(given.given.ticket(), &self.watched)?;
@@ -341,7 +345,7 @@ impl Communicator {
     }
 
     /// Wait until this communicator's thread has run what it was given before.
-    pub(in super::super) fn follow(&self) {
+    pub(in crate::communicator) fn follow(&self) {
         if self.gpu.is_some()
             && let Some(worker) = self.worker.get()
         {

@@ -7,12 +7,12 @@
 //!
 //! [`conclude`]: super::conclude
 
-use super::DeviceStream;
-use super::choice::{Asked, Chosen};
-use super::company::{Call, Company};
-use super::conclude::conclude;
-use super::probe::{self, Probed};
+use super::launch::conclude;
 use crate::communicator::enqueue::single_thread_group::Meanwhile;
+use crate::communicator::gpu::DeviceStream;
+use crate::communicator::gpu::p2p::peer_access::{self, Probed};
+use crate::communicator::gpu::p2p::select::{Asked, Chosen};
+use crate::communicator::gpu::p2p::threads::{Call, Company};
 use crate::communicator::health::watchdog::{GROUP_THEM, OperationWatch};
 use crate::device::cuda::{Capture, Device, Event, Kernels, Stream, wait};
 use crate::error::{Error, Result};
@@ -189,8 +189,8 @@ impl Desk {
 
     /// How kernels that wait do a call, where they do it, in how many channels, and whether in one
     /// launch.
-    pub fn explain(&self, call: &super::super::Call) -> Option<(Chosen, usize, bool)> {
-        let super::super::Call { collective, root, count, data_type, op, .. } = *call;
+    pub fn explain(&self, call: &crate::communicator::Call) -> Option<(Chosen, usize, bool)> {
+        let crate::communicator::Call { collective, root, count, data_type, op, .. } = *call;
         let call = Call { collective, root, count, data_type, op, is_plain: true };
         let mut state = self.state.lock();
         let company = state.company.as_mut()?;
@@ -346,7 +346,7 @@ impl State {
         let pairs = leaders.iter().flat_map(|from| leaders.iter().map(move |to| (*from, *to)));
         let mut others = pairs.filter(|(from, to)| from != to);
         let probe = |(from, to): (usize, usize)| {
-            let probed = probe::reaches(sittings[from], sittings[to]);
+            let probed = peer_access::reaches(sittings[from], sittings[to]);
             match probed {
                 Ok(Probed::Works) => None,
                 Ok(Probed::Fails(why)) => Some((Reach::Refused, Some(why))),

@@ -2,13 +2,13 @@
 //! streams.
 #![allow(unsafe_code)]
 
-use super::super::call::Call;
+use super::exchange::Talk;
 use super::exports::Part;
 use super::imports::offered;
-use super::launch::launch_part;
-use super::shared::{Card, Shared};
-use super::staging::wait_for;
-use super::talk::Talk;
+use super::{Card, Shared};
+use crate::communicator::call::Call;
+use crate::communicator::gpu::launch::launch_part;
+use crate::communicator::gpu::staging::wait_for;
 use crate::device::cuda::{Stream, wait_value, write_value};
 use crate::error::Result;
 use crate::executor::cuda::Place;
@@ -49,7 +49,7 @@ impl Shared {
     }
 
     /// Launch part `part` of the call of this number, between the other ranks' streams.
-    pub(super) fn lead(
+    pub(in crate::communicator::gpu) fn lead(
         &mut self,
         call: &Call,
         cards: &[Card],

@@ -8,9 +8,9 @@
 //! the streams that its peers may wait for, and to a second communicator's, not to any number.
 #![allow(unsafe_code)]
 
-use super::choice::{Chosen, Pace, Ways};
-use super::desk::{Arrival, Sitting};
+use super::select::{Chosen, Pace, Ways};
 use super::trial;
+use crate::communicator::gpu::fused::barrier::{Arrival, Sitting};
 use crate::config::DEFAULT_BUFFER_BYTES;
 use crate::device::cuda::{
     Address, Capture, DeviceMemory, Event, Interlocked, Kernels, Lasting, OwnedStream, Stream,

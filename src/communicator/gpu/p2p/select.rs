@@ -5,7 +5,7 @@
 //! takes from device to device, and what a byte takes. The last of the ranks to come chooses for
 //! all, so they cannot differ.
 
-use super::company::Call;
+use super::threads::Call;
 use crate::algorithm::select::{Costs, Hosts, Question, predict};
 use crate::algorithm::{Algorithm, serial_order};
 use crate::error::Result;

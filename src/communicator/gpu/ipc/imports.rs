@@ -7,8 +7,8 @@
 //! in this process, by whichever communicator ("already mapped"). Then all that nothing uses is
 //! closed, of all communicators; what is still offered is opened again when a call names it.
 
+use super::exchange::Talk;
 use super::exports::Part;
-use super::talk::Talk;
 use crate::communicator::memory::registration::Parcel;
 use crate::device::cuda::{Address, Carrier, Device, Event, Imported, Lasting, Shareable};
 use crate::error::{Error, Result};

@@ -6,11 +6,11 @@
 //! pieces are longer than small ones by their bytes.
 #![allow(unsafe_code)]
 
-use super::choice::Pace;
-use super::company::{Call, Company, Part};
-use super::desk::Sitting;
-use super::probe::passed;
+use super::peer_access::passed;
+use super::select::Pace;
+use super::threads::{Call, Company, Part};
 use crate::algorithm::Algorithm;
+use crate::communicator::gpu::fused::barrier::Sitting;
 use crate::device::cuda::{
     Capture, DeviceMemory, Event, Kernels, Lasting, OwnedStream, Pinned, Recording, copy, fill,
 };

@@ -10,8 +10,8 @@
 //! exchange looks at, as it would take an event for each place to know otherwise.
 #![allow(unsafe_code)]
 
-use super::messages::Posted;
-use super::staging::{Guard, NAP, SOON, Staging, address, wait_until};
+use super::send_recv::Posted;
+use super::{Guard, NAP, SOON, Staging, address, wait_until};
 use crate::communicator::call::portions::LINE;
 use crate::device::cuda::{copy, write_value};
 use crate::error::Result;

@@ -5,7 +5,7 @@
 //! in, nothing gets on. The rank of the stream looks here while it waits for its peers, and ends
 //! its call before the deadline.
 
-use super::Gpu;
+use super::super::Gpu;
 use crate::error::Error;
 use crate::fork::Shared;
 use crate::sync::Mutex;

@@ -18,14 +18,17 @@
 //! every survivor writes in its place.
 #![allow(unsafe_code)]
 
+pub(super) mod exchange;
+mod exports;
+pub(super) mod imports;
+mod leader;
+mod probe;
+mod watchdog;
+
 use super::super::call::Call;
-use super::crew::{Crew, Prepared};
-use super::exports::{Exports, Offering, Part};
-use super::guardian::Guardian;
-use super::imports::Imports;
 use super::launch::has_room;
+use super::p2p::processes::{Crew, Prepared};
 use super::staging::{Guard, NAP, wait_for};
-use super::talk::{Plain, Talk};
 use crate::device::cuda::{
     Address, Capture, Carrier, Device, Event, Kernels, Lasting, Recording, Registered, Stream,
     wait, wait_value, write_value,
@@ -34,8 +37,12 @@ use crate::error::{Error, Result};
 use crate::executor::device_page::DevicePage;
 use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
+use exchange::{Plain, Talk};
+use exports::{Exports, Offering, Part};
+use imports::Imports;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use watchdog::Guardian;
 
 /// What a rank tells the others of its part in a call. Fits the smallest slot.
 #[derive(Clone, Copy, Default)]

@@ -7,18 +7,18 @@
 //! host.
 #![allow(unsafe_code)]
 
-use super::super::call::{Call, Order};
-use super::super::{Communicator, Error};
-use super::crew::{Crew, Ground};
-use super::guardian::Guardian;
-use super::shared::{Buffers, Shared, Within};
-use super::staging::wait_for;
-use super::talk::{Plain, Talk};
-use super::{Gpu, Sharing};
+use super::exchange::{Plain, Talk};
+use super::watchdog::Guardian;
+use super::{Buffers, Shared, Within};
 use crate::algorithm::Algorithm;
 use crate::bootstrap;
 use crate::communicator::call::signature::Descriptor;
+use crate::communicator::call::{Call, Order};
+use crate::communicator::gpu::p2p::processes::{Crew, Ground};
+use crate::communicator::gpu::staging::wait_for;
+use crate::communicator::gpu::{Gpu, Sharing};
 use crate::communicator::health::watchdog::{OperationWatch, Unless};
+use crate::communicator::{Communicator, Error};
 use crate::device::cuda::{
     Addresses, Capture, Carrier, Carriers, Device, DeviceMemory, Event, Lasting, OwnedStream,
     Piece, Pinned, Recording, copy,
@@ -57,7 +57,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 impl Communicator {
     /// Find out whether the ranks' devices can share memory, where the ranks are several processes
     /// of one machine.
-    pub(in super::super) fn survey(&self, unless: Unless) -> Result<()> {
+    pub(in crate::communicator) fn survey(&self, unless: Unless) -> Result<()> {
         let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.may_share) else { return Ok(()) };
         let mut engine = self.engine.take();
         let descriptor = Descriptor {

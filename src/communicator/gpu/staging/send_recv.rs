@@ -1,14 +1,14 @@
 //! Point-to-point messages of device memory, through pinned host memory.
 //!
 //! A batch that fits there is copied to it whole, and the host's exchange runs as if it had always
-//! been there. One that does not goes through it in [`bays`](super::bays).
+//! been there. One that does not goes through it in [`bounce_buffers`](super::bounce_buffers).
 #![allow(unsafe_code)]
 
-use super::super::{Message, Order};
-use super::bays::Bays;
-use super::staging::{Guard, Staging};
-use super::{Gpu, refuse_capture};
+use super::bounce_buffers::Bays;
+use super::{Guard, Staging};
 use crate::communicator::call::portions::LINE;
+use crate::communicator::gpu::{Gpu, refuse_capture};
+use crate::communicator::{Message, Order};
 use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy, wait};
 use crate::error::Result;
 use crate::executor::bays;
@@ -62,7 +62,7 @@ struct Batch<'a> {
 pub type OnHost<'a> = dyn FnMut(&[Message], Option<&mut dyn bays::Bays>) -> Result<()> + 'a;
 
 /// What messages were found to name, before anything of them is done.
-pub(super) struct Found {
+pub(in crate::communicator::gpu) struct Found {
     /// Which of them are of device memory.
     staged: Vec<bool>,
     /// Those that order them: not all of it is in host memory, or a stream is named.

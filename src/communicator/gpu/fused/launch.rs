@@ -6,10 +6,10 @@
 //! a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
-use super::capture::refuse_capture;
-use super::company::{Call, Company, Part};
-use super::desk::{Arrival, Met, Reach, Sitting, State, Verdict};
-use super::launch::{has_room, launch_part};
+use super::barrier::{Arrival, Met, Reach, Sitting, State, Verdict};
+use crate::communicator::gpu::capture::refuse_capture;
+use crate::communicator::gpu::launch::{has_room, launch_part};
+use crate::communicator::gpu::p2p::threads::{Call, Company, Part};
 use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, in_one_order, wait};
 use crate::error::{Error, Result};
 use crate::executor::cuda::Place;

@@ -10,14 +10,14 @@
 //! queues that they share: each has half of a device, and every wait has a deadline.
 #![allow(unsafe_code)]
 
-use super::choice::{Asked, Chosen, Pace, Ways};
-use super::company::Call;
-use super::crew_trial::{self, Tried};
-use super::imports::{imported, still_open};
-use super::probe::passed;
-use super::staging::NAP;
-use super::stopper::Stopper;
-use super::talk::{Plain, Talk};
+use super::peer_access::passed;
+use super::select::{Asked, Chosen, Pace, Ways};
+use super::threads::Call;
+use super::trial_processes::{self, Tried};
+use crate::communicator::gpu::ipc::exchange::{Plain, Talk};
+use crate::communicator::gpu::ipc::imports::{imported, still_open};
+use crate::communicator::gpu::staging::NAP;
+use crate::communicator::gpu::stopper::Stopper;
 use crate::device::cuda::{
     Address, Capture, Device, DeviceMemory, Imported, Interlocked, Kernels, Lasting, OwnedStream,
     Shareable, Stream,
@@ -178,7 +178,7 @@ impl Crew {
             interlocked: None,
             is_captured: false,
         };
-        match crew_trial::run(&mut crew, device, talk) {
+        match trial_processes::run(&mut crew, device, talk) {
             Ok(Tried::Works(pace)) => crew.ways.pace = pace,
             Ok(Tried::Unready(unready)) => {
                 // No kernel was launched, and none will be.

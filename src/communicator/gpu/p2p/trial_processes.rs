@@ -1,17 +1,18 @@
 //! Kernels that wait for other processes', tried before the first call relies on them: as those of
-//! one process are ([`trial`]), but each rank launches its own, and all tell all how it went.
+//! one process are ([`super::trial`]), but each rank launches its own, and all tell all how it
+//! went.
 //!
 //! The shortest of the ranks' times counts: that of the rank which came last, to which all others
 //! had come.
 #![allow(unsafe_code)]
 
-use super::choice::Pace;
-use super::company::Call;
-use super::crew::{Crew, Own, agreed};
-use super::probe::passed;
-use super::talk::Talk;
+use super::peer_access::passed;
+use super::processes::{Crew, Own, agreed};
+use super::select::Pace;
+use super::threads::Call;
 use super::trial::{self, LARGE, POISON, SHIFT, SMALL, TIMES, element};
 use crate::algorithm::Algorithm;
+use crate::communicator::gpu::ipc::exchange::Talk;
 use crate::device::cuda::{
     Capture, Device, DeviceMemory, Event, Interlocked, Lasting, OwnedStream, Pinned, Recording,
     copy, fill,

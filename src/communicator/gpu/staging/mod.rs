@@ -3,19 +3,25 @@
 //! The input is copied to the host in the stream's order; when it has come the collective runs as
 //! any other; the result is copied back in the stream's order. Either the caller waits for the
 //! input and runs the collective, and no stream waits for another rank; or the stream is given
-//! both copies, with a wait for the host between them ([`ahead`](super::ahead)).
+//! both copies, with a wait for the host between them ([`async_calls`]).
 //!
 //! Pinned memory comes with the communicator, and holds two portions of a call; what is longer goes
-//! through it in turns ([`portions`](super::portions)), or, as the batches of two ranks need not be
-//! alike and cannot be cut alike, message by message ([`bays`](super::bays)). Memory is freed with
+//! through it in turns ([`portions`]), or, as the batches of two ranks need not be
+//! alike and cannot be cut alike, message by message ([`bounce_buffers`]). Memory is freed with
 //! the communicator only: to free it waits for every stream of the device, whatever other libraries
 //! have on them.
 #![allow(unsafe_code)]
 
+pub(super) mod async_calls;
+mod bounce_buffers;
+pub(super) mod driver_calls;
+mod portions;
+pub(super) mod send_recv;
+
 use super::super::call::{Call, Extents};
 use super::Found;
-use super::ahead::Words;
-use super::bays;
+use async_calls::Words;
+
 use crate::communicator::call::portions::{LINE, OnHost, Part};
 use crate::communicator::health::watchdog::{OperationWatch, Watched};
 use crate::device::cuda::{
@@ -34,7 +40,7 @@ use std::time::{Duration, Instant};
 const SPINS: u32 = 200;
 
 /// A copy takes milliseconds; what is before it on a stream may take longer, or for ever.
-pub(super) const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(2);
 
 /// One rank's pinned memory and the moments that guard it.
 pub struct Staging {
@@ -79,7 +85,7 @@ impl Staging {
     pub fn new(device: &Arc<Device>, portion_bytes: usize, nranks: usize) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = ([event()?, event()?], event()?);
-        let numbers = vec![0; bays::places(nranks)];
+        let numbers = vec![0; bounce_buffers::places(nranks)];
         let words = Arc::new(Words::new(device, numbers.len())?);
         let pinned = Some(Lasting::of(device, 2 * portion_bytes)?);
         let (device, is_loose, last) = (device.clone(), false, 0);
@@ -313,7 +319,7 @@ impl Drop for Staging {
     }
 }
 
-pub(super) fn address(word: &AtomicU32) -> u64 {
+fn address(word: &AtomicU32) -> u64 {
     std::ptr::from_ref(word).expose_provenance() as u64
 }
 

@@ -1,7 +1,7 @@
 //! What ranks on devices tell each other beside their bytes: small values, through their links.
 #![allow(unsafe_code)]
 
-use super::staging::NAP;
+use crate::communicator::gpu::staging::NAP;
 use crate::communicator::health::watchdog::OperationWatch;
 use crate::communicator::memory::registration::Memory;
 use crate::error::{Error, Result};

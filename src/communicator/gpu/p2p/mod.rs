@@ -1,0 +1,9 @@
+//! Peer-to-peer kernels: kernels of all ranks that wait for each other by flags.
+
+mod captured;
+pub(super) mod peer_access;
+pub(super) mod processes;
+pub(super) mod select;
+pub(super) mod threads;
+mod trial;
+mod trial_processes;
