@@ -13,8 +13,8 @@ use ringcomm::bootstrap::local::wire::{
 use ringcomm::communicator::call::signature::Descriptor;
 use ringcomm::communicator::control_plane::frame::Item;
 use ringcomm::communicator::control_plane::status::Status;
-use ringcomm::executor::announcement::Announcement;
-use ringcomm::executor::control::{Control, Life};
+use ringcomm::executor::control_block::shrink_board::Announcement;
+use ringcomm::executor::control_block::{Control, Life};
 use ringcomm::plan::Collective;
 use ringcomm::transport::fifo::{Geometry, Sender, Stamp};
 use ringcomm::types::{DataType, ReduceOp};

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use ringcomm::config::Protection;
 use ringcomm::error::{Error, Result as Outcome, Who};
-use ringcomm::executor::exchange::{self, Lending, Transfer};
 use ringcomm::executor::links::{Links, Reach, SegmentMap};
+use ringcomm::executor::send_recv::{self, Lending, Transfer};
 use ringcomm::transport::fifo::{Geometry, Stamp};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::tcp::{
@@ -351,7 +351,7 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     let mut batch = [Transfer::new(true, 1, address, content.len(), stamp(0))];
     // SAFETY: the buffer holds the bytes and outlives the batch.
     let outcome = unsafe {
-        exchange::run(
+        send_recv::run(
             &mut batch,
             &mut lanes,
             &mut links,

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::control_plane::frame::{Item, MOST_ITEM, Opener, Sealer};
 use ringcomm::communicator::control_plane::gossip::{Gossip, News};
 use ringcomm::communicator::control_plane::status::Status;
-use ringcomm::executor::control::Control;
+use ringcomm::executor::control_block::Control;
 
 mod support;
 use support::{Input, patch};

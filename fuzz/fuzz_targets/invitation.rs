@@ -4,8 +4,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::fuzz_hooks::Importer;
-use ringcomm::executor::direct::Used;
-use ringcomm::executor::meeting::{ADDRESS, Invitation, NOWHERE, UNUSED};
+use ringcomm::executor::direct::program::Used;
+use ringcomm::executor::direct::run::{ADDRESS, Invitation, NOWHERE, UNUSED};
 use ringcomm::transport::exports;
 use ringcomm::transport::segment::Segment;
 use std::cell::RefCell;

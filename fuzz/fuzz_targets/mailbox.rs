@@ -4,8 +4,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::fuzz_hooks::Importer;
-use ringcomm::executor::direct::Used;
-use ringcomm::executor::meeting::Invitation;
+use ringcomm::executor::direct::program::Used;
+use ringcomm::executor::direct::run::Invitation;
 use ringcomm::transport::segment::Segment;
 use std::collections::HashMap;
 use std::fs::File;

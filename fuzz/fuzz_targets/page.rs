@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::call::signature::state_of;
 use ringcomm::communicator::fuzz_hooks::look;
 use ringcomm::communicator::observe::flight_recorder::Flight;
-use ringcomm::executor::control::Control;
+use ringcomm::executor::control_block::Control;
 use ringcomm::executor::links::{Links, Pages, Reach, SegmentMap};
 use ringcomm::transport::fifo::Geometry;
 use ringcomm::transport::segment::Segment;

@@ -26,7 +26,7 @@ use crate::algorithm::{self, select::Costs};
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::control::Life;
+use crate::executor::control_block::Life;
 use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};

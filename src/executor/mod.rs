@@ -1,29 +1,24 @@
 //! Executors: the only place where plans, connections and devices meet.
 //!
 //! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
-//! through slots; [`direct`] binds and [`meeting`] runs the plans whose messages can be loads and
-//! stores in the peers' own buffers; [`windows`] runs them where these are copies; [`remote`]
-//! serves peers on other machines; [`exchange`] matches point-to-point messages at run time,
-//! those of memory that the processor does not reach through [`bays`];
-//! [`cuda`] cuts a collective into work for devices that address all ranks' memory, and [`flags`]
-//! runs it in kernels that wait for each other. All on the host count how far they are in a
-//! [`progress::Progress`].
+//! through slots; [`direct::program`] binds and [`direct::run`] runs the plans whose messages can
+//! be loads and stores in the peers' own buffers; [`shm_two_shot`] runs them where these are
+//! copies; [`links::remote`] serves peers on other machines; [`send_recv`] matches point-to-point
+//! messages at run time, those of memory that the processor does not reach through
+//! [`bounce_buffers`]; [`device_pieces`] cuts a collective into work for devices that address all
+//! ranks' memory, and [`device_p2p`] runs it in kernels that wait for each other. All on the host
+//! count how far they are in a [`progress::Progress`].
 
-pub mod announcement;
-pub mod bays;
 pub mod bind;
-pub mod control;
-pub mod cuda;
-pub mod device_page;
+pub mod bounce_buffers;
+pub mod control_block;
+pub mod device_p2p;
+pub mod device_pieces;
 pub mod direct;
-pub mod exchange;
-pub mod flags;
 pub mod host;
 pub mod layout;
 pub mod links;
-pub mod meeting;
-pub mod processes;
-pub mod windows;
+pub mod send_recv;
+pub mod shm_two_shot;
 
 mod progress;
-mod remote;

@@ -9,7 +9,7 @@ use crate::wires::{Control, Wires};
 use ringcomm::algorithm::{Algorithm, plan};
 use ringcomm::device::host::Reduction;
 use ringcomm::executor::bind::{Bound, Cut, Shape};
-use ringcomm::executor::flags::Programs;
+use ringcomm::executor::device_p2p::Programs;
 use ringcomm::executor::layout::Layout;
 use ringcomm::plan::Collective;
 use ringcomm::plan::partition::Partition;

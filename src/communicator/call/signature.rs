@@ -4,7 +4,7 @@ use super::fingerprint;
 use crate::algorithm::Algorithm;
 use crate::communicator::exec::SETUP_OPERATIONS;
 use crate::error::Operation;
-use crate::executor::control::{Control, Life, Record};
+use crate::executor::control_block::{Control, Life, Record};
 use crate::plan::Collective;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::{DataType, ReduceOp};

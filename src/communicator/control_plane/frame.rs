@@ -5,8 +5,8 @@
 //! of a connection, so that none is changed, left out, repeated or moved unnoticed.
 
 use super::status::{CALLS, Status};
-use crate::executor::announcement::{Announcement, MOST_RANKS, Phase, RankSet};
-use crate::executor::control::{HOST_BYTES, Life, Seen, TEXT_BYTES};
+use crate::executor::control_block::shrink_board::{Announcement, MOST_RANKS, Phase, RankSet};
+use crate::executor::control_block::{HOST_BYTES, Life, Seen, TEXT_BYTES};
 use aes_gcm::aead::AeadInPlace;
 use aes_gcm::{Aes256Gcm, KeyInit, Nonce, Tag};
 

@@ -13,8 +13,8 @@
 use super::frame::{Item, Opener, Refusal, Sealer};
 use super::status::Status;
 use crate::error::cut;
-use crate::executor::announcement::Phase;
-use crate::executor::control::{Life, TEXT_BYTES};
+use crate::executor::control_block::shrink_board::Phase;
+use crate::executor::control_block::{Life, TEXT_BYTES};
 use std::collections::VecDeque;
 
 /// Bytes that are sealed ahead of what a neighbour has read: a few dozen statuses, and a quarter of

@@ -2,8 +2,8 @@
 
 use crate::clock;
 use crate::error::cut;
-use crate::executor::announcement::Announcement;
-use crate::executor::control::{Control, HOST_BYTES, Life, Seen, TEXT_BYTES};
+use crate::executor::control_block::shrink_board::Announcement;
+use crate::executor::control_block::{Control, HOST_BYTES, Life, Seen, TEXT_BYTES};
 use crate::sync::atomic::Ordering::Relaxed;
 
 /// Calls that a status tells of: the one at hand and the last before it. Ranks that wait for each

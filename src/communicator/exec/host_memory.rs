@@ -9,8 +9,8 @@ use crate::communicator::health::watchdog::OperationWatch;
 use crate::communicator::tuning::plan_cache::{Ready, Way};
 use crate::config::Config;
 use crate::error::Result;
-use crate::executor::exchange::Transfer;
 use crate::executor::layout::Layout;
+use crate::executor::send_recv::Transfer;
 use crate::plan::Collective;
 use crate::transport::fifo::Stamp;
 

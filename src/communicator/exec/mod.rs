@@ -5,10 +5,9 @@ mod host_memory;
 pub(super) mod op_lock;
 
 use super::Message;
-use super::call::Call;
 use super::call::portions::Part;
 use super::call::signature::Descriptor;
-use super::call::{fingerprint, send_recv};
+use super::call::{self, Call, fingerprint};
 use super::gpu::Gpu;
 use super::health::watchdog::{OperationWatch, Unless, Watched};
 use super::memory::shared_scratch::SharedScratch;
@@ -20,14 +19,14 @@ use crate::algorithm::select::{Costs, lent_from};
 use crate::clock;
 use crate::config::Config;
 use crate::error::Result;
-use crate::executor::bays::Bays;
-use crate::executor::direct::Used;
-use crate::executor::exchange::{self, Lanes, Lending, Transfer};
+use crate::executor::bounce_buffers::Bays;
+use crate::executor::direct::processes::{self, Programs};
+use crate::executor::direct::program::Used;
+use crate::executor::direct::run::{self, Bases, Invitation, KERNEL, NOWHERE, Work};
 use crate::executor::host::{self, Buffers, Pointers};
 use crate::executor::links::Links;
-use crate::executor::meeting::{self, Bases, Invitation, KERNEL, NOWHERE, Work};
-use crate::executor::processes::{self, Programs};
-use crate::executor::windows::Windows;
+use crate::executor::send_recv::{self, Lanes, Lending, Transfer};
+use crate::executor::shm_two_shot::Windows;
 use crate::plan::topology::Topology;
 use crate::transport::fifo::Stamp;
 use crate::transport::kernel;
@@ -210,7 +209,7 @@ impl Engine {
             let (work, links) = (work_of(ready), &mut self.links);
             // SAFETY: the caller's promise.
             return unsafe {
-                meeting::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
+                run::run(program, &work, &buffers, links, &mut self.bases, stamp, watch)
             };
         }
         // SAFETY: the caller's promise.
@@ -401,7 +400,7 @@ impl Engine {
         self.memory.begin();
         let Engine { transfers, lanes, links, memory, lending, .. } = self;
         // SAFETY: the caller's promise.
-        unsafe { exchange::run(transfers, lanes, links, memory, *lending, bays, watch) }
+        unsafe { send_recv::run(transfers, lanes, links, memory, *lending, bays, watch) }
     }
 
     /// Run a batch of point-to-point messages, some of which may go through bays.
@@ -459,7 +458,7 @@ impl Engine {
 
     /// Refuse a batch that can never be right.
     pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
-        send_recv::check(messages, self.links.rank, self.links.nranks)
+        call::send_recv::check(messages, self.links.rank, self.links.nranks)
     }
 
     /// Number a checked message.

@@ -4,7 +4,7 @@ use super::Gpu;
 use super::staging::{Guard, NAP};
 use crate::communicator::health::watchdog::{OperationWatch, Watched};
 use crate::error::{Error, Operation, Result};
-use crate::executor::flags::Ending;
+use crate::executor::device_p2p::Ending;
 use std::time::{Duration, Instant};
 
 impl Gpu {

@@ -2,8 +2,8 @@
 
 use crate::device::cuda::{Fused, Kernels, MOST_SCALED, Stream};
 use crate::error::Result;
-use crate::executor::cuda::{Shape, fits, pieces};
-use crate::executor::flags::Work;
+use crate::executor::device_p2p::Work;
+use crate::executor::device_pieces::{Shape, fits, pieces};
 use crate::plan::Collective;
 use crate::types::ReduceOp;
 

@@ -41,8 +41,8 @@ use crate::device::cuda::{
     Capture, Device, Event, Kernels, Kind, Recording, Stream, Trail, check_stream,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::fits;
-use crate::executor::flags::Way;
+use crate::executor::device_p2p::Way;
+use crate::executor::device_pieces::fits;
 use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
@@ -415,7 +415,7 @@ impl Gpu {
 
     fn arrival(&self, call: &Call, found: &Found, fingerprint: u64) -> Arrival {
         Arrival {
-            place: crate::executor::cuda::Place {
+            place: crate::executor::device_pieces::Place {
                 input: call.send.expose_provenance() as u64,
                 output: call.recv.expose_provenance() as u64,
             },

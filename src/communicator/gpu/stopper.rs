@@ -1,7 +1,7 @@
 //! What ends a rank's kernels that wait for other processes', from whatever thread finds that they
 //! wait in vain.
 
-use crate::executor::flags::{Control, Ending};
+use crate::executor::device_p2p::{Control, Ending};
 use crate::sync::Mutex;
 use std::sync::Arc;
 

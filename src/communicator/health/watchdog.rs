@@ -9,7 +9,7 @@ use crate::communicator::call::signature::{self, Descriptor};
 use crate::communicator::control_plane::Publisher;
 use crate::communicator::observe::timeline::Track;
 use crate::error::{Error, Operation, Result, Who};
-use crate::executor::control::Life;
+use crate::executor::control_block::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Stamp;
@@ -426,7 +426,7 @@ impl<'a> OperationWatch<'a> {
         }
     }
 
-    fn record_of(&self, rank: usize) -> Option<&crate::executor::control::Record> {
+    fn record_of(&self, rank: usize) -> Option<&crate::executor::control_block::Record> {
         let page = self.watched.pages.of(rank);
         if self.is_collective() { page.record(self.sequence) } else { page.batch(self.sequence) }
     }

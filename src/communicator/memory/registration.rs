@@ -9,9 +9,9 @@
 
 use crate::communicator::call::{Call, Extents};
 use crate::error::{Error, Result};
-use crate::executor::direct::Used;
-use crate::executor::exchange::{Loan, Shared};
-use crate::executor::meeting::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
+use crate::executor::direct::program::Used;
+use crate::executor::direct::run::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
+use crate::executor::send_recv::{Loan, Shared};
 use crate::transport::exports::{self, Imports, Mailbox, MailboxSender, Sent};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};

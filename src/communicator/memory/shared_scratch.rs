@@ -8,9 +8,9 @@
 
 use super::registration::Memory;
 use crate::error::Result;
+use crate::executor::direct::run::{Invitation, NOWHERE};
 use crate::executor::links::Links;
-use crate::executor::meeting::{Invitation, NOWHERE};
-use crate::executor::windows;
+use crate::executor::shm_two_shot;
 use crate::transport::exports;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::Watch;
@@ -79,7 +79,7 @@ impl SharedScratch {
         let located = self.mine.as_ref().map(|mine| memory.locate(mine.address, mine.bytes));
         let region = located.and_then(Result::ok).map_or(NOWHERE, |(region, _)| region);
         let mut resolve = |theirs: &_, used: &_| memory.resolve(theirs, used);
-        if windows::open(&at(region, 1.0), bytes, &mut resolve, links, stamp, watch)? {
+        if shm_two_shot::open(&at(region, 1.0), bytes, &mut resolve, links, stamp, watch)? {
             self.open = Some(region);
             return Ok(true);
         }

@@ -8,7 +8,7 @@ use crate::clock;
 use crate::communicator::call::signature::{self, number, state_of};
 use crate::communicator::exec::SETUP_OPERATIONS;
 use crate::error::Operation;
-use crate::executor::control::{Control, Life, RECORDS, Record};
+use crate::executor::control_block::{Control, Life, RECORDS, Record};
 use crate::executor::links::Pages;
 use crate::sync::atomic::Ordering::Relaxed;
 use std::fmt::Write;

@@ -8,7 +8,7 @@
 use super::flight_recorder::{self, Flight};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::executor::control::Record;
+use crate::executor::control_block::Record;
 use crate::executor::links::Reach;
 use crate::fork;
 use crate::sync::Mutex;

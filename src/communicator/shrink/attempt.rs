@@ -9,7 +9,7 @@ use super::agreement::{Act, Agreement, Peer};
 use crate::bootstrap::Cause;
 use crate::communicator::health::watchdog::Watched;
 use crate::error::Result;
-use crate::executor::announcement::{Announcement, Phase};
+use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use std::time::Instant;
 
 /// Where the ranks that are left meet.

@@ -16,7 +16,7 @@ use crate::bootstrap::tcp::{Gate, NetworkConfig};
 use crate::bootstrap::{Cause, Unmet};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::announcement::Announcement;
+use crate::executor::control_block::shrink_board::Announcement;
 use attempt::Door;
 use driver::Pause;
 use std::cell::Cell;

@@ -11,7 +11,7 @@ use crate::communicator::control_plane::state_machine::{Plane, Seat};
 use crate::communicator::health::watchdog::{OperationWatch, Watched};
 use crate::communicator::init::number_of;
 use crate::error::{Error, Result};
-use crate::executor::announcement::{Announcement, Phase};
+use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use crate::executor::links::{Pages, SegmentMap};
 use crate::plan::Collective;
 use crate::sync::atomic::AtomicBool;

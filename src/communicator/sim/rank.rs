@@ -8,7 +8,7 @@ use crate::communicator::health::watchdog::Watched;
 use crate::communicator::init::cause;
 use crate::communicator::shrink::attempt::{Attempt, Door, Place, Step, Survivor};
 use crate::error::{Error, Result};
-use crate::executor::announcement::Announcement;
+use crate::executor::control_block::shrink_board::Announcement;
 use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;

@@ -26,7 +26,7 @@ use ringcomm::bootstrap::rendezvous::Found;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::Device;
-use ringcomm::executor::cuda::{Place, Shape, pieces};
+use ringcomm::executor::device_pieces::{Place, Shape, pieces};
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
 use std::fs;

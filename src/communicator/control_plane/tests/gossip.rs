@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::communicator::call::signature::mix;
-use crate::executor::announcement::Announcement;
+use crate::executor::control_block::shrink_board::Announcement;
 use std::collections::{BTreeMap, BTreeSet};
 
 struct Random(u64);

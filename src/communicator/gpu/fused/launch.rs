@@ -12,8 +12,8 @@ use crate::communicator::gpu::launch::{has_room, launch_part};
 use crate::communicator::gpu::p2p::threads::{Call, Company, Part};
 use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, in_one_order, wait};
 use crate::error::{Error, Result};
-use crate::executor::cuda::Place;
-use crate::executor::flags::{Way, Work};
+use crate::executor::device_p2p::{Way, Work};
+use crate::executor::device_pieces::Place;
 
 /// A rank as the conclusion sees it.
 struct Party<'a> {

@@ -11,7 +11,7 @@
 use crate::communicator::memory::registration::{Memory, Parcel};
 use crate::device::cuda::{Address, Allocation, Carriers, Device, Mapping, Piece, Run};
 use crate::error::Result;
-use crate::executor::device_page::{DevicePage, EXPORTS, Shared};
+use crate::executor::control_block::device::{DevicePage, EXPORTS, Shared};
 use std::sync::Arc;
 
 /// Where a buffer is, as peers are told: in what is offered under a number, and how far in.

@@ -12,7 +12,7 @@ use super::exports::Part;
 use crate::communicator::memory::registration::Parcel;
 use crate::device::cuda::{Address, Carrier, Device, Event, Imported, Lasting, Shareable};
 use crate::error::{Error, Result};
-use crate::executor::device_page;
+use crate::executor::control_block::device;
 use crate::executor::links::DevicePages;
 use crate::fork::Shared;
 use crate::sync::Mutex;
@@ -168,7 +168,7 @@ pub fn still_open(peer: usize) -> Error {
 }
 
 /// What `peer` offers under a number that it has named.
-pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<device_page::Shared> {
+pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<device::Shared> {
     pages.of(peer).offered(number).ok_or_else(|| {
         Error::usage(format!("rank {peer} named memory (number {number}) that it does not offer"))
     })

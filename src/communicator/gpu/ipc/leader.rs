@@ -11,9 +11,9 @@ use crate::communicator::gpu::launch::launch_part;
 use crate::communicator::gpu::staging::wait_for;
 use crate::device::cuda::{Stream, wait_value, write_value};
 use crate::error::Result;
-use crate::executor::cuda::Place;
-use crate::executor::device_page::DevicePage;
-use crate::executor::flags::{Way, Work};
+use crate::executor::control_block::device::DevicePage;
+use crate::executor::device_p2p::{Way, Work};
+use crate::executor::device_pieces::Place;
 use crate::executor::links::Reach;
 
 /// What a rank says of the memory that it is to open.
@@ -49,7 +49,7 @@ impl Shared {
     }
 
     /// Launch part `part` of the call of this number, between the other ranks' streams.
-    pub(in crate::communicator::gpu) fn lead(
+    pub(super) fn lead(
         &mut self,
         call: &Call,
         cards: &[Card],

@@ -34,7 +34,7 @@ use crate::device::cuda::{
     wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
-use crate::executor::device_page::DevicePage;
+use crate::executor::control_block::device::DevicePage;
 use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
 use exchange::{Plain, Talk};

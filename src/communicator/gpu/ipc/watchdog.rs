@@ -11,7 +11,7 @@
 use crate::communicator::gpu::stopper::Stopper;
 use crate::error::{Error, Result};
 use crate::eventfd::{Event, poll};
-use crate::executor::control::Life;
+use crate::executor::control_block::Life;
 use crate::executor::links::{DevicePages, Pages};
 use crate::signals;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -15,9 +15,9 @@ use crate::communicator::gpu::ipc::{Buffers, Shared};
 use crate::communicator::gpu::is_apart;
 use crate::device::cuda::{Capture, Stream, wait, write_value};
 use crate::error::{Error, Result};
-use crate::executor::cuda::Place;
-use crate::executor::device_page::DevicePage;
-use crate::executor::flags::Way;
+use crate::executor::control_block::device::DevicePage;
+use crate::executor::device_p2p::Way;
+use crate::executor::device_pieces::Place;
 
 impl Shared {
     /// The ranks' kernels can wait for each other's, or not, and why.

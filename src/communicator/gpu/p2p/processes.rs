@@ -23,9 +23,9 @@ use crate::device::cuda::{
     Shareable, Stream,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::Place;
-use crate::executor::device_page::DevicePage;
-use crate::executor::flags::{Geometry, Station, Tabled, Way, Work};
+use crate::executor::control_block::device::DevicePage;
+use crate::executor::device_p2p::{Geometry, Station, Tabled, Way, Work};
+use crate::executor::device_pieces::Place;
 use crate::executor::links::DevicePages;
 use crate::fork::Shared;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use super::threads::Call;
 use crate::algorithm::select::{Costs, Hosts, Question, predict};
 use crate::algorithm::{Algorithm, serial_order};
 use crate::error::Result;
-use crate::executor::flags::Way;
+use crate::executor::device_p2p::Way;
 use crate::plan::Collective;
 use std::collections::HashMap;
 use std::time::Duration;

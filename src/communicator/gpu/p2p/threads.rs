@@ -17,8 +17,8 @@ use crate::device::cuda::{
     in_one_order,
 };
 use crate::error::Result;
-use crate::executor::cuda::Place;
-use crate::executor::flags::{Control, Geometry, Station, Tabled, Way, Work, together};
+use crate::executor::device_p2p::{Control, Geometry, Station, Tabled, Way, Work, cooperative};
+use crate::executor::device_pieces::Place;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -154,7 +154,7 @@ impl Company {
             let part @ Part { kernels, stream, capture, .. } = parts[leader];
             part.record(0)?;
             // SAFETY: the caller's promise.
-            unsafe { together::launch(&mut self.stations, kernels, work, stream, capture)? };
+            unsafe { cooperative::launch(&mut self.stations, kernels, work, stream, capture)? };
             return part.record(1);
         }
         let all = self.stations.iter_mut().zip(parts);

@@ -15,8 +15,8 @@ use crate::device::cuda::{
     Capture, DeviceMemory, Event, Kernels, Lasting, OwnedStream, Pinned, Recording, copy, fill,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::Place;
-use crate::executor::flags::Way;
+use crate::executor::device_p2p::Way;
+use crate::executor::device_pieces::Place;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 

@@ -18,8 +18,8 @@ use crate::device::cuda::{
     copy, fill,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::Place;
-use crate::executor::flags::Way;
+use crate::executor::device_p2p::Way;
+use crate::executor::device_pieces::Place;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;

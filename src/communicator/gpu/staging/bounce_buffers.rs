@@ -15,7 +15,7 @@ use super::{Guard, NAP, SOON, Staging, address, wait_until};
 use crate::communicator::call::portions::LINE;
 use crate::device::cuda::{copy, write_value};
 use crate::error::Result;
-use crate::executor::bays::{self, Place};
+use crate::executor::bounce_buffers::{self, Place};
 use crate::executor::links::Links;
 use crate::sync::atomic::Ordering::Acquire;
 use std::time::Instant;
@@ -163,7 +163,7 @@ impl<'a> Bays<'a> {
     }
 }
 
-impl bays::Bays for Bays<'_> {
+impl bounce_buffers::Bays for Bays<'_> {
     fn has(&self, message: usize) -> bool {
         self.staged[message]
     }

@@ -28,7 +28,7 @@ use crate::device::cuda::{
     Device, Event, Lasting, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
-pub use crate::executor::bays::NAP;
+pub use crate::executor::bounce_buffers::NAP;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::transport::wait::Watch;

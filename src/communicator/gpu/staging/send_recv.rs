@@ -11,7 +11,7 @@ use crate::communicator::gpu::{Gpu, refuse_capture};
 use crate::communicator::{Message, Order};
 use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy, wait};
 use crate::error::Result;
-use crate::executor::bays;
+use crate::executor::bounce_buffers;
 
 /// A message with its place among what streams do.
 #[derive(Clone, Copy)]
@@ -59,7 +59,8 @@ struct Batch<'a> {
 }
 
 /// Runs messages of host memory, and of other memory where there are bays.
-pub type OnHost<'a> = dyn FnMut(&[Message], Option<&mut dyn bays::Bays>) -> Result<()> + 'a;
+pub type OnHost<'a> =
+    dyn FnMut(&[Message], Option<&mut dyn bounce_buffers::Bays>) -> Result<()> + 'a;
 
 /// What messages were found to name, before anything of them is done.
 pub(in crate::communicator::gpu) struct Found {

@@ -23,7 +23,7 @@
 //! A rank of S' that settled concerns no survivor: a survivor outside S' that learned from it did
 //! so before it announced S', and then it would have settled and not announced S' at all.
 
-use crate::executor::announcement::{Announcement, Phase, RankSet};
+use crate::executor::control_block::shrink_board::{Announcement, Phase, RankSet};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 
 use super::{Act, Agreement, Peer};
 use crate::communicator::call::signature::mix;
-use crate::executor::announcement::{Announcement, RankSet};
+use crate::executor::control_block::shrink_board::{Announcement, RankSet};
 use std::collections::HashMap;
 
 struct Random(u64);
@@ -269,14 +269,14 @@ fn survivors_return_from_one_attempt_in_20_000_worlds() {
     assert!(deaths > 20_000, "{deaths} deaths are too few to show anything");
 }
 
-fn announced(phase: crate::executor::announcement::Phase, attempt: u64) -> Peer {
+fn announced(phase: crate::executor::control_block::shrink_board::Phase, attempt: u64) -> Peer {
     let announced = Announcement { phase, attempt, ..Announcement::NOTHING };
     Peer { is_dead: false, announced }
 }
 
 #[test]
 fn a_rank_that_gave_up_is_named_and_may_come_back() {
-    use crate::executor::announcement::Phase::*;
+    use crate::executor::control_block::shrink_board::Phase::*;
     let mut peers = vec![announced(Idle, 0); 3];
     let mut agreement = Agreement::begin(0, Announcement::NOTHING, &peers);
     assert_eq!(agreement.look(&peers), Act::Wait);
@@ -300,7 +300,7 @@ fn a_rank_that_gave_up_is_named_and_may_come_back() {
 
 #[test]
 fn a_rank_that_is_counted_as_dead_is_told_by_whom() {
-    use crate::executor::announcement::Phase::*;
+    use crate::executor::control_block::shrink_board::Phase::*;
     let mut peers = vec![announced(Idle, 0); 3];
     let mut agreement = Agreement::begin(1, Announcement::NOTHING, &peers);
     peers[2].announced.dead.insert(1);

@@ -9,22 +9,22 @@
 //! A kernel that waits occupies its device, so nothing that it waits for may be behind it: each
 //! rank has a device of its own, the kernels of one collective are launched on all devices in one
 //! go, and those of two collectives in the same order on every device. Or all ranks share one
-//! device, and their kernels are rows of one cooperative launch ([`together`]).
+//! device, and their kernels are rows of one cooperative launch ([`cooperative`]).
 
-mod arguments;
-mod control;
-mod geometry;
-mod programs;
-mod station;
-mod tables;
-pub mod together;
+mod abort_block;
+pub mod cooperative;
+mod device_comm;
+mod kernel_args;
+mod plan_programs;
+mod plan_tables;
+mod sizing;
 
-pub use control::{Control, Ending};
-pub use geometry::Geometry;
-pub use programs::Programs;
-pub use station::{Station, Tabled};
+pub use abort_block::{Control, Ending};
+pub use device_comm::{Station, Tabled};
+pub use plan_programs::Programs;
+pub use sizing::Geometry;
 
-use super::cuda::Place;
+use super::device_pieces::Place;
 use crate::algorithm::Algorithm;
 use crate::device::cuda::copied_as;
 use crate::plan::Collective;

@@ -6,12 +6,12 @@
 //! a mismatched call, a dead peer and the deadline are found as everywhere else.
 #![allow(unsafe_code)]
 
-use super::direct::{Direct, Place, Used};
-use super::host::{Buffers, move_bytes};
-use super::links::Links;
-use super::progress::Progress;
+use super::program::{Direct, Place, Used};
 use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
+use crate::executor::host::{Buffers, move_bytes};
+use crate::executor::links::Links;
+use crate::executor::progress::Progress;
 use crate::transport::fifo::Stamp;
 use crate::transport::kernel;
 use crate::transport::wait::Watch;
@@ -64,7 +64,7 @@ impl Base {
         Base { input, output, scalar, process: 0 }
     }
 
-    pub(super) fn of(buffers: &Buffers) -> Base {
+    pub(in crate::executor) fn of(buffers: &Buffers) -> Base {
         Base::new(buffers.input, buffers.output, buffers.scalar)
     }
 
@@ -165,13 +165,13 @@ pub unsafe fn run(
 }
 
 /// The other ranks.
-pub(super) fn others(links: &Links) -> impl Iterator<Item = usize> + use<> {
+pub(in crate::executor) fn others(links: &Links) -> impl Iterator<Item = usize> + use<> {
     let rank = links.rank;
     (0..links.nranks).filter(move |peer| *peer != rank)
 }
 
 /// Say something to all other ranks and hear what each of them says, which is to be freed.
-pub(super) fn tell(
+pub(in crate::executor) fn tell(
     mine: &Invitation,
     links: &mut Links,
     stamp: &Stamp,
@@ -193,7 +193,7 @@ pub(super) fn tell(
 }
 
 /// What was found of a buffer that a peer announced, or why it is out of reach.
-pub(super) fn reached<T>(
+pub(in crate::executor) fn reached<T>(
     found: Result<Option<T>>,
     links: &Links,
     peer: usize,
@@ -256,7 +256,7 @@ pub(super) fn part_from(program: &Direct, links: &mut Links, watch: &Progress) -
 }
 
 /// A read of another process's memory that failed.
-pub(super) struct Unread {
+pub(in crate::executor) struct Unread {
     pub peer: usize,
     pub why: Error,
 }

@@ -4,8 +4,10 @@
 //! made another call is found at its first message.
 #![allow(unsafe_code)]
 
-use super::control::{Control, Life};
-use super::device_page::DevicePage;
+mod remote;
+
+use super::control_block::device::DevicePage;
+use super::control_block::{Control, Life};
 use crate::device::host::{STREAMED_LEAST, streams_far};
 use crate::error::{Error, Result};
 use crate::transport::distance::{Distance, Ticks};
@@ -31,7 +33,7 @@ pub enum Reach {
 enum Link {
     /// Slots in memory that both ends address.
     Slots { sender: Sender, receiver: Receiver, reach: Reach, distance: Distance },
-    /// Sockets: see [`super::remote`].
+    /// Sockets: see [`remote`].
     Sockets,
 }
 
@@ -333,7 +335,7 @@ impl Links {
         match &mut self.network {
             None => wait::wait(patience, (bell, theirs), peer, watch, poll),
             Some(network) => {
-                let mut waiting = super::remote::OnBoth { bell, network, poll };
+                let mut waiting = remote::OnBoth { bell, network, poll };
                 wait::wait_on(patience, peer, watch, &mut waiting)
             }
         }

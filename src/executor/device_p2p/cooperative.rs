@@ -8,14 +8,14 @@
 //! [`Turns`]: crate::device::cuda::Turns
 #![allow(unsafe_code)]
 
-use super::arguments::{bytes_of, oneshot_arguments, plan_arguments, shape};
-use super::programs::append;
-use super::station::Station;
+use super::device_comm::Station;
+use super::kernel_args::{bytes_of, oneshot_arguments, plan_arguments, shape};
+use super::plan_programs::append;
 use super::{Way, Work};
 use crate::algorithm::Algorithm;
 use crate::device::cuda::{Address, Capture, Family, Grid, Kernels, Stream, abi, tile};
 use crate::error::Result;
-use crate::executor::cuda::pieces;
+use crate::executor::device_pieces::pieces;
 use crate::types::DataType;
 
 /// Launch all ranks' parts of `work`.

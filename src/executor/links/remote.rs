@@ -6,7 +6,7 @@
 //! ([`Links::flush`]).
 #![allow(unsafe_code)]
 
-use super::links::{Links, Reach};
+use super::{Links, Reach};
 use crate::device::host::copy;
 use crate::error::{Error, Result};
 use crate::transport::fifo::{Message, Stamp};
@@ -347,7 +347,7 @@ impl Links {
     }
 
     /// Sleep until a socket has news or the time is over.
-    pub(super) fn sleep(&mut self, time: Duration) {
+    pub(in crate::executor) fn sleep(&mut self, time: Duration) {
         if let Some(network) = &mut self.network {
             network.sleep(None, time.min(BETWEEN));
         }

@@ -12,10 +12,10 @@
 //! lands in.
 #![allow(unsafe_code)]
 
-use super::bays::{self, Bays, Passage};
+use super::bounce_buffers::{self, Bays, Passage};
+use super::direct::run::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
-use super::meeting::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
 use super::progress::Progress;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
@@ -76,7 +76,7 @@ impl Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Loan {
-    /// As in [`super::meeting::Invitation`].
+    /// As in [`super::direct::run::Invitation`].
     pub region: u64,
     pub offset: u64,
 }
@@ -196,7 +196,7 @@ impl Waiting for Moves<'_> {
     }
 
     fn sleep(&mut self, time: Duration) -> Option<Result<()>> {
-        let time = if self.bays.is_waiting() { time.min(bays::NAP) } else { time };
+        let time = if self.bays.is_waiting() { time.min(bounce_buffers::NAP) } else { time };
         if self.links.one_machine() {
             // SAFETY: the pages outlive the links.
             let bell = unsafe { &*self.links.bell(self.links.rank) };
@@ -307,7 +307,11 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
         moved |= unsafe {
             if transfer.is_away {
                 let (memory, bays) = (&mut **memory, &mut **bays);
-                bays::advance(transfer, index, &mut Passage { links, memory, bays, watch: *watch })?
+                bounce_buffers::advance(
+                    transfer,
+                    index,
+                    &mut Passage { links, memory, bays, watch: *watch },
+                )?
             } else {
                 match (transfer.sends, links.is_remote(transfer.peer)) {
                     (true, false) => advance_send(transfer, links),

@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::Work;
-use super::geometry::{FLAG, Geometry};
+use super::sizing::{FLAG, Geometry};
 use crate::device::cuda::{Address, abi};
-use crate::executor::cuda::Shape;
+use crate::executor::device_pieces::Shape;
 use crate::plan::Collective;
 
 /// The bytes of structures of the kernels'.

@@ -10,12 +10,12 @@
 //! own rank.
 #![allow(unsafe_code)]
 
-use super::direct::{Direct, Used};
+use super::direct::processes::{self, Programs};
+use super::direct::program::{Direct, Used};
+use super::direct::run::{self, Bases, Invitation, NOWHERE, Resolve, Work};
 use super::host::{Buffers, move_bytes};
 use super::layout::Layout;
 use super::links::Links;
-use super::meeting::{self, Bases, Invitation, NOWHERE, Resolve, Work};
-use super::processes::{self, Programs};
 use super::progress::Progress;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Plan};
@@ -46,17 +46,17 @@ pub fn open(
     let watch = &Progress::new(watch, &steps);
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != NOWHERE;
-    meeting::tell(mine, links, stamp, watch, &mut |_, _, theirs| {
+    run::tell(mine, links, stamp, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != NOWHERE && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
-    meeting::others(links).for_each(|peer| links.free(peer));
+    run::others(links).for_each(|peer| links.free(peer));
     let verdict = if all { *mine } else { Invitation::default() };
-    meeting::tell(&verdict, links, stamp, watch, &mut |_, _, theirs| {
+    run::tell(&verdict, links, stamp, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != NOWHERE;
         Ok(())
     })?;
-    meeting::others(links).for_each(|peer| links.free(peer));
+    run::others(links).for_each(|peer| links.free(peer));
     Ok(all)
 }
 
@@ -183,8 +183,8 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::direct::run::Base;
     use crate::executor::links::{Reach, SegmentMap};
-    use crate::executor::meeting::Base;
     use crate::transport::fifo::Geometry;
     use crate::transport::segment::Segment;
     use crate::transport::wait::Patience;

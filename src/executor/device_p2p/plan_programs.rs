@@ -4,7 +4,7 @@
 //! channels of a rank never wait for each other.
 
 use super::Work;
-use super::geometry::{DEPTH, Geometry};
+use super::sizing::{DEPTH, Geometry};
 use crate::algorithm::{self, Algorithm};
 use crate::device::cuda::{Address, abi};
 use crate::device::host::Reduction;
@@ -140,7 +140,7 @@ pub(super) fn channels(work: &Work, geometry: &Geometry) -> usize {
 
 /// Add the bytes of a structure of the kernels'.
 pub(super) fn append<T: Copy>(bytes: &mut Vec<u8>, one: &T) {
-    bytes.extend_from_slice(super::arguments::bytes_of(std::slice::from_ref(one)));
+    bytes.extend_from_slice(super::kernel_args::bytes_of(std::slice::from_ref(one)));
 }
 
 /// A bound plan in the structures of the kernels.

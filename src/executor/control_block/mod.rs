@@ -5,11 +5,14 @@
 //! field is an atomic word, so a reader never races, at worst it sees two operations mixed in a
 //! record that is just being written, which only ever ends up in an error text.
 
-use super::announcement::Board;
+pub mod device;
+pub mod shrink_board;
+
 use crate::error::cut;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::transport::kernel::Sample;
 use crate::transport::wait::Doorbell;
+use shrink_board::Board;
 use std::iter::repeat;
 
 /// Operations that the flight record remembers: 64 KiB, a few milliseconds of the smallest calls

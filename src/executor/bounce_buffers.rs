@@ -7,9 +7,9 @@
 //! and in whatever order its ranks named its messages.
 #![allow(unsafe_code)]
 
-use super::exchange::{LOAN_BYTES, Loan, Shared, State, Transfer, after, take_loan};
 use super::host::move_bytes;
 use super::links::Links;
+use super::send_recv::{LOAN_BYTES, Loan, Shared, State, Transfer, after, take_loan};
 use crate::error::Result;
 use crate::transport::wait::Watch;
 use std::time::Duration;

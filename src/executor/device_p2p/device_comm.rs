@@ -3,18 +3,18 @@
 // A stream is handed to the driver, which looks it up; nothing here follows it.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
-use super::arguments::{first, oneshot_arguments, plan_arguments, shape};
-use super::control::Control;
-use super::geometry::{DEPTH, FLAG, Geometry};
-use super::programs::{Programs, append, channels};
-use super::tables::{self, Tables};
+use super::abort_block::Control;
+use super::kernel_args::{first, oneshot_arguments, plan_arguments, shape};
+use super::plan_programs::{Programs, append, channels};
+use super::plan_tables::{self, Tables};
+use super::sizing::{DEPTH, FLAG, Geometry};
 use super::{Way, Work};
 use crate::device::cuda::{
     Address, Capture, Device, DeviceMemory, Event, Family, Fused, Grid, Kernels, Lasting,
     MOST_SCALED, Pinned, Recording, Stream, Trail, abi, copy, fill, wait,
 };
 use crate::error::{Error, Result};
-use crate::executor::cuda::{fits, pieces};
+use crate::executor::device_pieces::{fits, pieces};
 use crate::plan::Collective;
 use crate::types::ReduceOp;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ impl Station {
             part(connections),
             part(connections),
             part(geometry.scratch_bytes),
-            part(tables::BYTES),
+            part(plan_tables::BYTES),
         ];
         let private = Lasting::<DeviceMemory>::of(device, end)?;
         let base = private.pointer().expose_provenance() as Address;

@@ -4,15 +4,15 @@
 //! in their process, from where the kernel may read for others. So all come to the same answer.
 #![allow(unsafe_code)]
 
-use super::direct::{Direct, Used};
-use super::host::Buffers;
-use super::links::Links;
-use super::meeting::{
+use super::program::{Direct, Used};
+use super::run::{
     Base, Bases, Invitation, KERNEL, NOWHERE, Resolve, UNUSED, Work, others, part_from, reached,
     tell, work_on,
 };
-use super::progress::Progress;
 use crate::error::Result;
+use crate::executor::host::Buffers;
+use crate::executor::links::Links;
+use crate::executor::progress::Progress;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::Watch;
@@ -32,7 +32,7 @@ pub struct Programs<'a> {
 /// All ranks tell all others, so that all come to the same answer.
 ///
 /// # Safety
-/// As [`super::meeting::run`].
+/// As [`super::run::run`].
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn try_run(
     programs: Programs,
@@ -120,7 +120,7 @@ fn is_readable(invitation: &Invitation, program: &Direct) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::meeting::{Unread, invite};
+    use super::super::run::{Unread, invite};
     use super::*;
     use crate::algorithm::{self, Algorithm};
     use crate::error::Error;
