@@ -16,11 +16,11 @@ pub mod executor;
 pub mod ffi;
 pub mod fork;
 pub mod host;
-pub mod nearest;
 pub mod plan;
-pub mod signals;
-pub mod silence;
+pub mod suggest;
 pub mod sync;
+pub mod tcp_liveness;
+pub mod thread_signals;
 pub mod transport;
 pub mod types;
 

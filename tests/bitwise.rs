@@ -6,7 +6,7 @@ use ringcomm::algorithm::Algorithm;
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
-use ringcomm::transport::distance;
+use ringcomm::transport::core_distance;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use support::oracle::{Rule, reduce};
@@ -168,7 +168,7 @@ fn far_peers_get_the_same_bytes() {
     for algorithm in STAGED {
         for nranks in [2, 3, 4] {
             let run = |far| {
-                distance::assume_far(far);
+                core_distance::assume_far(far);
                 on_threads(nranks, &forced(algorithm), |comm| {
                     assert_eq!(transport(comm), "thread staged", "{algorithm}");
                     digests(comm, Memory::Ordinary)

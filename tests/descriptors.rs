@@ -7,7 +7,7 @@ use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::Config;
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
-use ringcomm::transport::exports::{self, Mailbox, MailboxSender};
+use ringcomm::transport::shm_export::{self, Mailbox, MailboxSender};
 use ringcomm::types::DataType;
 use support::holdings::set_descriptors;
 use support::on_processes;
@@ -32,7 +32,7 @@ fn moved(comm: &Communicator, how: &str, [send, recv]: [*mut u8; 2]) -> Result<(
 }
 
 fn buffers() -> [*mut u8; 2] {
-    [0, 1].map(|_| exports::allocate(BYTES).unwrap())
+    [0, 1].map(|_| shm_export::allocate(BYTES).unwrap())
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn who_cannot_take_a_peers_memory_says_what_it_lacks() {
 #[test]
 fn a_message_waits_until_there_is_room_for_its_descriptors() {
     on_processes(1, &Config::default(), "", |_, _| {
-        let address = exports::allocate(1).unwrap();
-        let region = exports::find(address, 1).unwrap().region;
+        let address = shm_export::allocate(1).unwrap();
+        let region = shm_export::find(address, 1).unwrap().region;
         let (mailbox, sender) = Mailbox::pair().unwrap();
         let sender = MailboxSender::new(sender);
         (0..2).for_each(|_| sender.send(region).unwrap());

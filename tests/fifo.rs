@@ -3,7 +3,7 @@
 
 use ringcomm::error::{Error, Result};
 use ringcomm::transport::fifo::{Geometry, Receiver, Sender, Stamp};
-use ringcomm::transport::process::Liveness;
+use ringcomm::transport::pidfd::Liveness;
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::wait::{Doorbell, Patience, Watch, ring_bell, wait};
 use std::os::fd::{FromRawFd, OwnedFd};

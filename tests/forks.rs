@@ -7,7 +7,7 @@ use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::Communicator;
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
-use ringcomm::transport::exports;
+use ringcomm::transport::shm_export;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use support::config;
@@ -61,8 +61,8 @@ fn go_through_the_library(of_the_parent: &Communicator) -> String {
     let mut scratch = Scratch::new(1);
     let call = scratch.call(Collective::AllReduce, 100);
     let refusal = run(of_the_parent, &call).unwrap_err().to_string();
-    let memory = exports::allocate(4096).unwrap();
-    exports::release(memory).unwrap();
+    let memory = shm_export::allocate(4096).unwrap();
+    shm_export::release(memory).unwrap();
     // By id, as that starts no thread: one that its parent was starting holds a lock of Rust's
     // standard library, which the child cannot get any more.
     let own = Communicator::init_rank(1, &UniqueId::generate().unwrap(), 0, &config()).unwrap();
@@ -82,8 +82,8 @@ fn a_child_forked_in_the_middle_of_anything_is_refused_and_does_not_hang() {
             scope.spawn(|| {
                 while !done.load(Relaxed) {
                     drop(Communicator::init_all(1, &config()).unwrap());
-                    let memory = exports::allocate(4096).unwrap();
-                    exports::release(memory).unwrap();
+                    let memory = shm_export::allocate(4096).unwrap();
+                    shm_export::release(memory).unwrap();
                     drop(comms[0].split(0, 0, None).unwrap());
                     let _ = comms[0].async_error();
                 }

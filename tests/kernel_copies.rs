@@ -6,7 +6,7 @@ mod support;
 use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
-use ringcomm::transport::kernel::is_lendable;
+use ringcomm::transport::cma::is_lendable;
 use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
 use support::delays::{asked, judge};

@@ -6,7 +6,7 @@ mod support;
 use ringcomm::communicator::{Call, Communicator, Message, Vector};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
-use ringcomm::transport::exports;
+use ringcomm::transport::shm_export;
 use ringcomm::types::DataType;
 use std::sync::Barrier;
 use std::time::Instant;
@@ -98,12 +98,12 @@ fn long_messages_between_processes_are_taken_from_where_exported_memory_is() {
             let mut ordinary = [vec![0u8; long], vec![0u8; long]];
             let buffers = ordinary.each_mut().map(|one| one.as_mut_ptr());
             assert!(!swaps_by_mapping(comm, buffers, long, v));
-            let exported = [0, 1].map(|_| exports::allocate(long).unwrap());
+            let exported = [0, 1].map(|_| shm_export::allocate(long).unwrap());
             assert!(!swaps_by_mapping(comm, exported, 1024, v), "one slot holds it");
             let inside = exported.map(|one| one.wrapping_add(24));
             assert!(swaps_by_mapping(comm, inside, long - 100, v));
             assert!(!swaps_by_mapping(comm, exported, long, v), "it is mapped already");
-            exported.into_iter().for_each(|one| exports::release(one).unwrap());
+            exported.into_iter().for_each(|one| shm_export::release(one).unwrap());
         }
         String::new()
     });

@@ -1,7 +1,7 @@
 //! Exported memory across `fork`. The only test of its process: no thread holds a lock meanwhile.
 
-use ringcomm::transport::exports::{self, Imports, Mailbox, MailboxSender};
 use ringcomm::transport::segment::Segment;
+use ringcomm::transport::shm_export::{self, Imports, Mailbox, MailboxSender};
 use std::io::{Read, Write};
 
 #[test]
@@ -28,7 +28,7 @@ fn content<'a>(address: *mut u8) -> &'a [u8] {
 
 fn a_child_keeps_what_its_parent_deregisters() {
     let address = sevens();
-    let handle = exports::register(address, BYTES).unwrap();
+    let handle = shm_export::register(address, BYTES).unwrap();
     let (mut child_waits, mut parent_goes_on) = std::io::pipe().unwrap();
     // SAFETY: the child waits, looks at the memory, and leaves.
     let pid = unsafe { libc::fork() };
@@ -39,7 +39,7 @@ fn a_child_keeps_what_its_parent_deregisters() {
         // SAFETY: leaves without running anything of the parent's.
         unsafe { libc::_exit(i32::from(!kept)) };
     }
-    exports::deregister(handle).unwrap();
+    shm_export::deregister(handle).unwrap();
     assert!(content(address).iter().all(|byte| *byte == 7));
     // It is private: the child does not see this.
     // SAFETY: inside the memory.
@@ -54,8 +54,8 @@ fn a_child_keeps_what_its_parent_deregisters() {
 /// As an allocator drops them that counts on that.
 fn pages_without_children_are_zeros_once_they_are_dropped() {
     let address = sevens();
-    let handle = exports::register(address, BYTES).unwrap();
-    exports::deregister(handle).unwrap();
+    let handle = shm_export::register(address, BYTES).unwrap();
+    shm_export::deregister(handle).unwrap();
     assert!(content(address).iter().all(|byte| *byte == 7));
     // SAFETY: the memory is the test's.
     assert_eq!(unsafe { libc::madvise(address.cast(), BYTES, libc::MADV_DONTNEED) }, 0);
@@ -63,10 +63,10 @@ fn pages_without_children_are_zeros_once_they_are_dropped() {
 }
 
 fn a_child_that_frees_does_not_take_the_memory_from_its_parent() {
-    let address = exports::allocate(4096).unwrap();
+    let address = shm_export::allocate(4096).unwrap();
     // SAFETY: the memory was just allocated.
     unsafe { address.write(42) };
-    let region = exports::find(address, 1).unwrap().region;
+    let region = shm_export::find(address, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     MailboxSender::new(sender).send(region).unwrap();
     let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
@@ -75,7 +75,7 @@ fn a_child_that_frees_does_not_take_the_memory_from_its_parent() {
     // SAFETY: the child frees one region and leaves.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let status = i32::from(exports::release(address).is_err());
+        let status = i32::from(shm_export::release(address).is_err());
         // SAFETY: leaves without running anything of the parent's.
         unsafe { libc::_exit(status) };
     }
@@ -87,5 +87,5 @@ fn a_child_that_frees_does_not_take_the_memory_from_its_parent() {
         assert_eq!(address.read(), 42);
         assert_eq!(imports.resolve(region, 0, 1).unwrap().read(), 42);
     }
-    exports::release(address).unwrap();
+    shm_export::release(address).unwrap();
 }

@@ -2,9 +2,9 @@
 //!
 //! The only test of its process, since the counts are the process's own.
 
-use ringcomm::transport::exports::{self, Imports, Mailbox, MailboxSender};
-use ringcomm::transport::process::{Liveness, own_descriptor};
+use ringcomm::transport::pidfd::{Liveness, own_descriptor};
 use ringcomm::transport::segment::Segment;
+use ringcomm::transport::shm_export::{self, Imports, Mailbox, MailboxSender};
 
 const PAGE: usize = 4096;
 
@@ -35,21 +35,21 @@ fn round(buffer: *mut u8) {
 
     let (mailbox, sender) = Mailbox::pair().unwrap();
     let sender = MailboxSender::new(sender);
-    let allocated = exports::allocate(32 << 20).unwrap();
-    let handle = exports::register(buffer, 4 * PAGE).unwrap();
+    let allocated = shm_export::allocate(32 << 20).unwrap();
+    let handle = shm_export::register(buffer, 4 * PAGE).unwrap();
     let mut imports = Imports::default();
     for address in [allocated, buffer] {
-        let region = exports::find(address, 1).unwrap().region;
+        let region = shm_export::find(address, 1).unwrap().region;
         sender.send(region).unwrap();
         // A second one stays in the mailbox with its descriptor.
         sender.send(region).unwrap();
         let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
         imports.import(number, descriptor, bytes).unwrap();
     }
-    exports::deregister(handle).unwrap();
-    exports::release(allocated).unwrap();
-    assert!(exports::release(allocated).is_err());
-    assert!(exports::register(buffer.wrapping_add(1), PAGE).is_err());
+    shm_export::deregister(handle).unwrap();
+    shm_export::release(allocated).unwrap();
+    assert!(shm_export::release(allocated).is_err());
+    assert!(shm_export::register(buffer.wrapping_add(1), PAGE).is_err());
     drop((mine, theirs, threads));
 }
 

@@ -1,7 +1,7 @@
 //! Exported memory: allocated, registered, sent to a peer, used there and given up.
 
-use ringcomm::transport::exports::{self, Imports, Mailbox, MailboxSender};
 use ringcomm::transport::segment::Segment;
+use ringcomm::transport::shm_export::{self, Imports, Mailbox, MailboxSender};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 const PAGE: usize = 4096;
@@ -20,7 +20,7 @@ fn bytes_at<'a>(address: *mut u8, bytes: usize) -> &'a mut [u8] {
 
 /// What a peer gets that is sent the region of `address`: its mappings and the number.
 fn imported(address: *mut u8) -> (Imports, u64) {
-    let region = exports::find(address, 1).unwrap().region;
+    let region = shm_export::find(address, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     MailboxSender::new(sender).send(region).unwrap();
     let mut imports = Imports::default();
@@ -32,23 +32,23 @@ fn imported(address: *mut u8) -> (Imports, u64) {
 
 #[test]
 fn allocated_memory_is_found_by_every_range_inside_it_and_no_other() {
-    let address = exports::allocate(3 * PAGE - 5).unwrap();
-    let whole = exports::find(address, 3 * PAGE).unwrap();
+    let address = shm_export::allocate(3 * PAGE - 5).unwrap();
+    let whole = shm_export::find(address, 3 * PAGE).unwrap();
     assert_eq!(whole.offset, 0);
-    let inner = exports::find(address.wrapping_add(100), 3 * PAGE - 100).unwrap();
+    let inner = shm_export::find(address.wrapping_add(100), 3 * PAGE - 100).unwrap();
     assert_eq!((inner.region, inner.offset), (whole.region, 100));
-    assert_eq!(exports::find(address, 3 * PAGE + 1), None);
-    assert_eq!(exports::find(address.wrapping_sub(1), 2), None);
-    assert_eq!(exports::find(address.wrapping_add(PAGE), usize::MAX), None);
+    assert_eq!(shm_export::find(address, 3 * PAGE + 1), None);
+    assert_eq!(shm_export::find(address.wrapping_sub(1), 2), None);
+    assert_eq!(shm_export::find(address.wrapping_add(PAGE), usize::MAX), None);
     assert_eq!(
-        exports::address(whole.region, 100, 3 * PAGE - 100),
+        shm_export::address(whole.region, 100, 3 * PAGE - 100),
         Some(address.wrapping_add(100))
     );
-    assert_eq!(exports::address(whole.region, 100, 3 * PAGE - 99), None);
-    assert_eq!(exports::address(whole.region, usize::MAX, 2), None);
-    exports::release(address).unwrap();
-    assert_eq!(exports::find(address, 1), None);
-    assert_eq!(exports::address(whole.region, 0, 1), None);
+    assert_eq!(shm_export::address(whole.region, 100, 3 * PAGE - 99), None);
+    assert_eq!(shm_export::address(whole.region, usize::MAX, 2), None);
+    shm_export::release(address).unwrap();
+    assert_eq!(shm_export::find(address, 1), None);
+    assert_eq!(shm_export::address(whole.region, 0, 1), None);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn another_thread_sees_the_table_change() {
                     address => {
                         let pointer = std::ptr::with_exposed_provenance(address);
                         let own = region.load(Acquire);
-                        let found = exports::find(pointer, 1).is_some_and(|at| at.region == own);
+                        let found = shm_export::find(pointer, 1).is_some_and(|at| at.region == own);
                         cell.store(if found { FOUND } else { ABSENT }, Release);
                     }
                 }
@@ -88,10 +88,10 @@ fn another_thread_sees_the_table_change() {
         });
         let answers: Vec<bool> = (0..3)
             .flat_map(|_| {
-                let address = exports::allocate(1).unwrap();
-                region.store(exports::find(address, 1).unwrap().region, Release);
+                let address = shm_export::allocate(1).unwrap();
+                region.store(shm_export::find(address, 1).unwrap().region, Release);
                 let before = ask(address);
-                exports::release(address).unwrap();
+                shm_export::release(address).unwrap();
                 [before, ask(address)]
             })
             .collect();
@@ -102,15 +102,16 @@ fn another_thread_sees_the_table_change() {
 
 #[test]
 fn only_what_was_allocated_is_released_and_once() {
-    let address = exports::allocate(2 * PAGE).unwrap();
+    let address = shm_export::allocate(2 * PAGE).unwrap();
     for wrong in [std::ptr::null_mut(), address.wrapping_add(PAGE), pages(1, 0)] {
-        let text = exports::release(wrong).unwrap_err().to_string();
+        let text = shm_export::release(wrong).unwrap_err().to_string();
         assert!(text.contains("was not returned by ringMemAlloc"), "{text}");
     }
-    exports::release(address).unwrap();
-    assert!(exports::release(address).is_err());
+    shm_export::release(address).unwrap();
+    assert!(shm_export::release(address).is_err());
     assert!(
-        exports::allocate(usize::MAX).is_err() && exports::allocate(isize::MAX as usize).is_err()
+        shm_export::allocate(usize::MAX).is_err()
+            && shm_export::allocate(isize::MAX as usize).is_err()
     );
 }
 
@@ -118,48 +119,48 @@ fn only_what_was_allocated_is_released_and_once() {
 fn a_registered_range_keeps_address_and_content_there_and_back() {
     let address = pages(4, 7);
     let middle = address.wrapping_add(PAGE);
-    let handle = exports::register(middle, 2 * PAGE).unwrap();
+    let handle = shm_export::register(middle, 2 * PAGE).unwrap();
     assert!(bytes_at(address, 4 * PAGE).iter().all(|byte| *byte == 7));
-    assert!(exports::find(middle, 2 * PAGE).is_some() && exports::find(address, 1).is_none());
+    assert!(shm_export::find(middle, 2 * PAGE).is_some() && shm_export::find(address, 1).is_none());
     let (imports, region) = imported(middle);
     bytes_at(middle, 1)[0] = 9;
     let theirs = imports.resolve(region, 0, 4).unwrap();
     assert_eq!(bytes_at(theirs, 2)[..2], [9, 7]);
     bytes_at(theirs, 2)[1] = 11;
-    assert!(exports::release(middle).unwrap_err().to_string().contains("deregister"));
-    exports::deregister(handle).unwrap();
+    assert!(shm_export::release(middle).unwrap_err().to_string().contains("deregister"));
+    shm_export::deregister(handle).unwrap();
     assert_eq!(bytes_at(middle, 3)[..3], [9, 11, 7]);
-    assert_eq!(exports::find(middle, 1), None);
+    assert_eq!(shm_export::find(middle, 1), None);
     // Private again: what one side writes the other does not see.
     bytes_at(middle, 1)[0] = 1;
     assert_ne!(bytes_at(theirs, 1)[0], 1);
-    assert!(exports::deregister(handle).unwrap_err().to_string().contains("handle"));
+    assert!(shm_export::deregister(handle).unwrap_err().to_string().contains("handle"));
 }
 
 #[test]
 fn registrations_of_known_memory_are_counted() {
     let address = pages(2, 3);
-    let outer = exports::register(address, 2 * PAGE).unwrap();
+    let outer = shm_export::register(address, 2 * PAGE).unwrap();
     // Inside a region nothing moves, so nothing need be aligned.
-    let inner = exports::register(address.wrapping_add(10), 100).unwrap();
-    exports::deregister(outer).unwrap();
-    assert!(exports::find(address, 2 * PAGE).is_some());
-    exports::deregister(inner).unwrap();
-    assert!(exports::find(address, 1).is_none());
-    let allocated = exports::allocate(PAGE).unwrap();
-    let handle = exports::register(allocated, 10).unwrap();
-    exports::deregister(handle).unwrap();
-    assert!(exports::find(allocated, PAGE).is_some());
-    let late = exports::register(allocated, 10).unwrap();
-    exports::release(allocated).unwrap();
-    exports::deregister(late).unwrap();
+    let inner = shm_export::register(address.wrapping_add(10), 100).unwrap();
+    shm_export::deregister(outer).unwrap();
+    assert!(shm_export::find(address, 2 * PAGE).is_some());
+    shm_export::deregister(inner).unwrap();
+    assert!(shm_export::find(address, 1).is_none());
+    let allocated = shm_export::allocate(PAGE).unwrap();
+    let handle = shm_export::register(allocated, 10).unwrap();
+    shm_export::deregister(handle).unwrap();
+    assert!(shm_export::find(allocated, PAGE).is_some());
+    let late = shm_export::register(allocated, 10).unwrap();
+    shm_export::release(allocated).unwrap();
+    shm_export::deregister(late).unwrap();
 }
 
 #[test]
 fn ranges_that_cannot_be_moved_are_refused_with_advice() {
     let address = pages(3, 5);
     let refused = |address: *mut u8, bytes: usize, why: &str| {
-        let text = exports::register(address, bytes).unwrap_err().to_string();
+        let text = shm_export::register(address, bytes).unwrap_err().to_string();
         assert!(text.contains(why), "{text}");
     };
     refused(std::ptr::null_mut(), PAGE, "NULL");
@@ -169,9 +170,9 @@ fn ranges_that_cannot_be_moved_are_refused_with_advice() {
     refused(address, PAGE + 8, "whole pages");
     // The first page overlaps a registration; shared memory is not private; nothing is mapped at 64
     // KiB.
-    let handle = exports::register(address, PAGE).unwrap();
+    let handle = shm_export::register(address, PAGE).unwrap();
     refused(address, 2 * PAGE, "overlap");
-    exports::deregister(handle).unwrap();
+    shm_export::deregister(handle).unwrap();
     let shared = Segment::create(PAGE).unwrap();
     refused(shared.address(), PAGE, "not private");
     refused(std::ptr::without_provenance_mut(16 * PAGE), PAGE, "not private");
@@ -180,7 +181,7 @@ fn ranges_that_cannot_be_moved_are_refused_with_advice() {
 
 #[test]
 fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
-    let address = exports::allocate(2 * PAGE).unwrap();
+    let address = shm_export::allocate(2 * PAGE).unwrap();
     let (mut imports, region) = imported(address);
     let theirs = imports.resolve(region, 2 * PAGE - 1, 1).unwrap();
     // A start inside is not enough: the last byte counts, and sums must not wrap.
@@ -199,11 +200,11 @@ fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
     assert_eq!(imports.resolve(region ^ 2, 0, 1), None);
     bytes_at(theirs, 1)[0] = 1;
     assert_eq!(bytes_at(address, 2 * PAGE)[2 * PAGE - 1], 1);
-    exports::release(address).unwrap();
+    shm_export::release(address).unwrap();
     // The memory is given back although it is mapped; reading it is harmless.
     assert_eq!(bytes_at(theirs, 1)[0], 0);
-    let next = exports::allocate(PAGE).unwrap();
-    let number = exports::find(next, 1).unwrap().region;
+    let next = shm_export::allocate(PAGE).unwrap();
+    let number = shm_export::find(next, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     let sender = MailboxSender::new(sender);
     sender.send(number).unwrap();
@@ -219,13 +220,13 @@ fn a_peers_mapping_is_bounds_checked_and_outlives_the_owners() {
     assert_eq!(imports.resolve(region, 0, 1), None);
     assert!(imports.resolve(number, 0, 1).is_some());
     assert!(sender.send(region).is_err(), "a region that is gone");
-    exports::release(next).unwrap();
+    shm_export::release(next).unwrap();
 }
 
 #[test]
 fn a_region_of_another_size_than_announced_is_refused() {
-    let address = exports::allocate(2 * PAGE).unwrap();
-    let region = exports::find(address, 1).unwrap().region;
+    let address = shm_export::allocate(2 * PAGE).unwrap();
+    let region = shm_export::find(address, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     let sender = MailboxSender::new(sender);
     for claim in [0, 1, PAGE, 2 * PAGE - 1, 3 * PAGE, usize::MAX] {
@@ -233,7 +234,7 @@ fn a_region_of_another_size_than_announced_is_refused() {
         let (number, _, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
         assert!(Imports::default().import(number, descriptor, claim).is_err(), "{claim}");
     }
-    exports::release(address).unwrap();
+    shm_export::release(address).unwrap();
 }
 
 #[test]
@@ -242,8 +243,8 @@ fn a_mailbox_never_blocks() {
     assert!(mailbox.receive().unwrap().is_none());
     let copy = MailboxSender::new(sender.try_clone().unwrap());
     let sender = MailboxSender::new(sender);
-    let address = exports::allocate(PAGE).unwrap();
-    let region = exports::find(address, 1).unwrap().region;
+    let address = shm_export::allocate(PAGE).unwrap();
+    let region = shm_export::find(address, 1).unwrap().region;
     let mut sent = 0;
     while sender.send(region).is_ok() {
         sent += 1;
@@ -259,5 +260,5 @@ fn a_mailbox_never_blocks() {
     let (mailbox, sender) = Mailbox::pair().unwrap();
     drop(mailbox);
     assert!(MailboxSender::new(sender).send(region).is_err());
-    exports::release(address).unwrap();
+    shm_export::release(address).unwrap();
 }

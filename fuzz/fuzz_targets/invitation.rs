@@ -6,8 +6,8 @@ use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::fuzz_hooks::Importer;
 use ringcomm::executor::direct::program::Used;
 use ringcomm::executor::direct::run::{ADDRESS, Invitation, NOWHERE, UNUSED};
-use ringcomm::transport::exports;
 use ringcomm::transport::segment::Segment;
+use ringcomm::transport::shm_export;
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -35,8 +35,8 @@ fn machine() -> Machine {
         let words: Vec<u8> = [number, bytes as u64].iter().flat_map(|w| w.to_le_bytes()).collect();
         assert!(send(&sender, &words, &[descriptor.as_raw_fd()]));
     }
-    let own = exports::allocate(OWN).unwrap();
-    let own = exports::find(own, OWN).unwrap().region;
+    let own = shm_export::allocate(OWN).unwrap();
+    let own = shm_export::find(own, OWN).unwrap().region;
     // Looking for what is not there takes everything out of the mailbox.
     assert!(importer.resolve(&Invitation::default(), &Used::default()).is_none());
     let missing = Invitation { input_region: 1, ..Invitation::default() };

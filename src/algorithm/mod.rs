@@ -18,9 +18,9 @@ mod tree;
 mod twoshot;
 
 use crate::error::{Error, Result};
-use crate::nearest::nearest;
 use crate::plan::topology::Topology;
 use crate::plan::{Collective, End, Plan, Span};
+use crate::suggest::nearest;
 use std::fmt;
 
 /// How a collective is done.

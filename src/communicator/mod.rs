@@ -30,7 +30,7 @@ use crate::executor::control_block::Life;
 use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::transport::exports;
+use crate::transport::shm_export;
 pub use call::send_recv::Message;
 pub use call::{Call, Order, Vector};
 use exec::Engine;
@@ -372,11 +372,11 @@ impl Communicator {
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
     /// processes read and write it directly. Returns a handle for `deregister`.
     pub fn register(&self, address: *mut u8, bytes: usize) -> Result<u64> {
-        exports::register(address, bytes)
+        shm_export::register(address, bytes)
     }
 
     pub fn deregister(&self, handle: u64) -> Result<()> {
-        exports::deregister(handle)
+        shm_export::deregister(handle)
     }
 
     /// Wait for every call that was started, then say goodbye to the peers.

@@ -20,8 +20,8 @@ use super::progress::Progress;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::transport::cma;
 use crate::transport::fifo::Stamp;
-use crate::transport::kernel;
 use crate::transport::wait::{self, OnBell, Waiting, Watch};
 use std::ops::Range;
 use std::time::Duration;
@@ -279,7 +279,7 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
                     false => nowhere,
                 };
                 let by_kernel = offered.region == NOWHERE && bytes >= lending.by_kernel;
-                match by_kernel && kernel::is_lendable(address, bytes) {
+                match by_kernel && cma::is_lendable(address, bytes) {
                     true => here(KERNEL),
                     false => offered,
                 }
@@ -435,7 +435,7 @@ unsafe fn read_loan(
     links.visit(&[peer], watch)?;
     let go_on = &mut || watch.check(peer, Duration::ZERO);
     // SAFETY: the caller's promise.
-    let read = unsafe { kernel::read_on(process, address, loan.offset, bytes, go_on) };
+    let read = unsafe { cma::read_on(process, address, loan.offset, bytes, go_on) };
     links.end_visit();
     read.map_err(|why| Unread { peer, why }.error(links, watch))?;
     // The peer has not died meanwhile, so the number was its own.

@@ -7,7 +7,7 @@ use crate::ffi::convert;
 use crate::ffi::object::{self, Comm, REGISTRATIONS, Registration};
 use crate::ffi::types::*;
 use crate::sync::MutexGuard;
-use crate::transport::exports;
+use crate::transport::shm_export;
 use std::collections::HashSet;
 use std::ffi::c_void;
 
@@ -37,7 +37,7 @@ use std::ffi::c_void;
 pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> ringResult_t {
     run(|| {
         let out = convert::out(ptr, "ptr")?;
-        out.set(exports::allocate(size)?.cast());
+        out.set(shm_export::allocate(size)?.cast());
         Ok(())
     })
 }
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ringMemAlloc(ptr: *mut *mut c_void, size: usize) -> rin
 /// No call uses the memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringMemFree(ptr: *mut c_void) -> ringResult_t {
-    run(|| exports::release(ptr.cast()))
+    run(|| shm_export::release(ptr.cast()))
 }
 
 /// Tell the communicator about a buffer that will be used again and again, so that other ranks

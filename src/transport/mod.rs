@@ -2,18 +2,18 @@
 //!
 //! A connection is a ring of slots ([`fifo`]) in memory that both ends address: a [`segment`],
 //! later device memory or the two ends of a socket. User memory that is shared beforehand
-//! ([`exports`]) needs no slots, nor what the kernel copies from a peer's ([`kernel`]). Every wait
-//! goes through [`wait`], which also sees peers die ([`process`]).
+//! ([`shm_export`]) needs no slots, nor what the kernel copies from a peer's ([`cma`]). Every wait
+//! goes through [`wait`], which also sees peers die ([`pidfd`]).
 
-pub mod distance;
-pub mod exports;
+pub mod cma;
+pub mod core_distance;
 pub mod fifo;
-pub mod kernel;
-pub mod process;
+pub mod pidfd;
 pub mod segment;
+pub mod shm_export;
 pub mod tcp;
 pub mod wait;
 
-mod imports;
-mod mailbox;
+mod fd_mailbox;
 mod prefetch;
+mod shm_import;

@@ -1,6 +1,6 @@
 //! A buffer between guard bands, at any alignment.
 
-use ringcomm::transport::exports;
+use ringcomm::transport::shm_export;
 use std::ops::{Deref, DerefMut};
 
 const GUARD_BYTES: usize = 96;
@@ -28,7 +28,7 @@ impl Bytes {
     fn new(memory: Memory, len: usize) -> Bytes {
         match memory {
             Memory::Ordinary => Bytes::Ordinary(vec![0; len]),
-            Memory::Exported => Bytes::Exported(exports::allocate(len).expect("memory"), len),
+            Memory::Exported => Bytes::Exported(shm_export::allocate(len).expect("memory"), len),
         }
     }
 }
@@ -58,7 +58,7 @@ impl DerefMut for Bytes {
 impl Drop for Bytes {
     fn drop(&mut self) {
         if let Bytes::Exported(start, _) = self {
-            exports::release(*start).expect("it was allocated");
+            shm_export::release(*start).expect("it was allocated");
         }
     }
 }

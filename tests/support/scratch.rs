@@ -3,7 +3,7 @@
 use ringcomm::communicator::{Call, Communicator};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
-use ringcomm::transport::exports;
+use ringcomm::transport::shm_export;
 use ringcomm::types::DataType;
 
 /// Elements of the buffers of [`Scratch`], for each rank.
@@ -38,7 +38,7 @@ impl Scratch {
 
     pub fn mapped(nranks: usize) -> Scratch {
         let zeroed = || {
-            let address = exports::allocate(ROOM * nranks * size_of::<f32>()).expect("memory");
+            let address = shm_export::allocate(ROOM * nranks * size_of::<f32>()).expect("memory");
             // SAFETY: so many zeroed bytes on a page of their own, until they are released.
             unsafe { std::slice::from_raw_parts_mut(address.cast(), ROOM * nranks) }
         };
@@ -61,7 +61,7 @@ impl Drop for Scratch {
         for buffer in [&mut self.send, &mut self.recv] {
             let slice = &raw mut **buffer;
             match self.mapped {
-                true => exports::release(slice.cast()).expect("it was allocated"),
+                true => shm_export::release(slice.cast()).expect("it was allocated"),
                 // SAFETY: leaked by `new`, and nobody has it any more.
                 false => drop(unsafe { Box::from_raw(slice) }),
             }

@@ -15,7 +15,7 @@ use crate::bootstrap::tcp::io::Network;
 use crate::bootstrap::tcp::pending::Arrival;
 use crate::bootstrap::tcp::secure_frame::{End, Framed};
 use crate::error::Result;
-use crate::silence::{LOOK, Silence};
+use crate::tcp_liveness::{LOOK, Silence};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 

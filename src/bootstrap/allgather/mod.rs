@@ -17,7 +17,7 @@ use super::tcp::listener::{Gate, NetworkConfig};
 use super::tcp::socket::{self, Kernel, entry};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::signals;
+use crate::thread_signals;
 use client::Member;
 use driver::{Host, Role};
 pub use message::{Entry, MOST_ADDRESSES, Message, Party, entries};
@@ -177,12 +177,12 @@ impl Root {
         let id = secret.moved_to(gate.addresses());
         let patience = config.meeting();
         let own = id.clone();
-        signals::spawn_deaf("ring-root", move || serve(&own, gate, patience)).map_err(|error| {
-            Error::System {
+        thread_signals::spawn_deaf("ring-root", move || serve(&own, gate, patience)).map_err(
+            |error| Error::System {
                 what: "starting the thread that introduces the ranks".into(),
                 errno: error.raw_os_error().unwrap_or(0),
-            }
-        })?;
+            },
+        )?;
         Ok(id)
     }
 }

@@ -6,7 +6,7 @@
 use super::crypto::Seeded;
 use crate::bootstrap::tcp::io::{Network, Stream, ended};
 use crate::bootstrap::tcp::socket::{KEEPALIVE_S, USER_TIMEOUT};
-use crate::silence::Silence;
+use crate::tcp_liveness::Silence;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};

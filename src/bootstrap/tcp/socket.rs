@@ -7,7 +7,7 @@ use super::interface::{reachable, socket_address};
 use super::io::{Network, Stream};
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::silence::Silence;
+use crate::tcp_liveness::Silence;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};

@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 use crate::eventfd::Event;
 use crate::executor::links::Pages;
 use crate::fork;
-use crate::signals;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::thread_signals;
 use crate::transport::tcp;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Engine {
             harm: Mutex::default(),
         });
         let worker = Worker::new(start, orders.clone());
-        let spawned = signals::spawn_deaf("ringcomm-ctl", || worker.run());
+        let spawned = thread_signals::spawn_deaf("ringcomm-ctl", || worker.run());
         let thread = spawned.map_err(|error| Error::System {
             what: "starting the control thread".into(),
             errno: error.raw_os_error().unwrap_or(0),

@@ -28,8 +28,8 @@ use crate::executor::links::Links;
 use crate::executor::send_recv::{self, Lanes, Lending, Transfer};
 use crate::executor::shm_two_shot::Windows;
 use crate::plan::topology::Topology;
+use crate::transport::cma;
 use crate::transport::fifo::Stamp;
-use crate::transport::kernel;
 use crate::types::{DataType, ReduceOp};
 use host_memory::Running;
 use std::sync::Arc;
@@ -267,7 +267,7 @@ impl Engine {
         let mut invitation = self.memory.invite(call, &ready.extents, in_place)?;
         if programs.kernel.is_some()
             && invitation.input_region == NOWHERE
-            && kernel::is_lendable(call.send, ready.extents.input)
+            && cma::is_lendable(call.send, ready.extents.input)
         {
             invitation.input_region = KERNEL;
             invitation.input_offset = call.send.expose_provenance() as u64;

@@ -13,7 +13,7 @@ use crate::executor::control_block::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Stamp;
-use crate::transport::process::Liveness;
+use crate::transport::pidfd::Liveness;
 use crate::transport::wait::Watch;
 use std::cell::Cell;
 use std::thread::{self, ThreadId};

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::fork::Once;
 use crate::plan::Collective;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::transport::kernel;
+use crate::transport::cma;
 use crate::types::{DataType, ReduceOp};
 use std::time::{Duration, Instant};
 
@@ -226,7 +226,7 @@ fn measure_copies(
     // The first time the kernel has not had these pages in its own hands.
     for _ in 0..2 {
         if communicator.rank == companion {
-            kernel::refresh();
+            cma::refresh();
         }
         trips(8, 1)?;
         if communicator.rank == 0 && KERNEL.get().is_none() {

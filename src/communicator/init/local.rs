@@ -11,10 +11,10 @@ use crate::executor::links::{Pages, Reach, SegmentMap};
 use crate::fork::Shared;
 use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::transport::exports::{Mailbox, MailboxSender};
-use crate::transport::kernel::Sample;
-use crate::transport::process;
+use crate::transport::cma::Sample;
+use crate::transport::pidfd;
 use crate::transport::segment::Segment;
+use crate::transport::shm_export::{Mailbox, MailboxSender};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -122,7 +122,7 @@ impl Share {
     pub fn new(bytes: usize) -> Result<Share> {
         let segment = Arc::new(Segment::create(bytes)?);
         let (mailbox, sender) = Mailbox::pair()?;
-        let fds = vec![segment.descriptor()?, process::own_descriptor()?, sender];
+        let fds = vec![segment.descriptor()?, pidfd::own_descriptor()?, sender];
         let process = bootstrap::process_token()?;
         // Peers look at these as soon as they have the segment.
         let pages = Pages::new(0, vec![segment.clone()]);

@@ -35,7 +35,7 @@ use crate::host;
 use crate::plan::topology::Topology;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
-use crate::transport::process::Liveness;
+use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Patience};
 use calibrate::Profiled;

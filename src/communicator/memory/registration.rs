@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::executor::direct::program::Used;
 use crate::executor::direct::run::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
 use crate::executor::send_recv::{Loan, Shared};
-use crate::transport::exports::{self, Imports, Mailbox, MailboxSender, Sent};
+use crate::transport::shm_export::{self, Imports, Mailbox, MailboxSender, Sent};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -105,7 +105,7 @@ impl Memory {
         if self.one_process {
             return Ok((ADDRESS, address.expose_provenance() as u64));
         }
-        let Some(found) = exports::find(address, bytes) else { return Ok((NOWHERE, 0)) };
+        let Some(found) = shm_export::find(address, bytes) else { return Ok((NOWHERE, 0)) };
         if !self.announced.contains(&found.region) {
             self.collect();
             let told = |peer: &MailboxSender| peer.send(found.region).is_ok();
@@ -125,7 +125,7 @@ impl Memory {
         if self.announced.len() + self.told.len() <= self.most_known {
             return;
         }
-        let present = exports::numbers();
+        let present = shm_export::numbers();
         self.announced.retain(|region| present.contains(region));
         // What all peers have been sent, no peer need be sent again.
         self.told
@@ -218,7 +218,7 @@ impl Memory {
             NOWHERE => None,
             region => {
                 // A region of this process itself, exported by another rank's thread, resolves too.
-                if let Some(address) = exports::address(region, start, bytes) {
+                if let Some(address) = shm_export::address(region, start, bytes) {
                     return Ok(Some(address));
                 }
                 loop {
@@ -241,7 +241,7 @@ impl Memory {
 impl Shared for Memory {
     fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan {
         let nowhere = Loan { region: NOWHERE, offset: 0 };
-        let Some(found) = exports::find(address, bytes) else { return nowhere };
+        let Some(found) = shm_export::find(address, bytes) else { return nowhere };
         let (region, offset) = (found.region, found.offset as u64);
         // A rank that gets no messages may never empty its mailbox, so only this peer is sent it.
         if !self.announced.contains(&region) && !self.told.contains(&(region, peer)) {
@@ -270,8 +270,8 @@ mod tests {
 
     /// A rank of another process, and the region that it was sent.
     fn importer() -> (Memory, u64, *mut u8) {
-        let address = exports::allocate(BYTES).unwrap();
-        let region = exports::find(address, 1).unwrap().region;
+        let address = shm_export::allocate(BYTES).unwrap();
+        let region = shm_export::find(address, 1).unwrap().region;
         let (mailbox, sender) = Mailbox::pair().unwrap();
         MailboxSender::new(sender).send(region).unwrap();
         (Memory::new(false, Some(mailbox), Vec::new()), region, address)
@@ -317,8 +317,8 @@ mod tests {
         };
         check();
         // Looking for what is not there has emptied the mailbox: now as peers map it.
-        exports::release(address).unwrap();
-        assert!(exports::address(region, 0, 1).is_none());
+        shm_export::release(address).unwrap();
+        assert!(shm_export::address(region, 0, 1).is_none());
         check();
     }
 
@@ -339,19 +339,19 @@ mod tests {
             }
             sent
         };
-        let kept = [(); 3].map(|()| exports::allocate(1).unwrap());
+        let kept = [(); 3].map(|()| shm_export::allocate(1).unwrap());
         for address in kept {
             assert_eq!(know(&mut memory, address), 2, "for a message, and for all");
         }
         for _ in 0..20 * LEAST_KNOWN {
-            let address = exports::allocate(1).unwrap();
+            let address = shm_export::allocate(1).unwrap();
             know(&mut memory, address);
-            exports::release(address).unwrap();
+            shm_export::release(address).unwrap();
         }
         assert!(memory.announced.len() + memory.told.len() <= LEAST_KNOWN);
         for address in kept {
             assert_eq!(know(&mut memory, address), 0, "known, and not sent again");
-            exports::release(address).unwrap();
+            shm_export::release(address).unwrap();
         }
     }
 
@@ -361,7 +361,7 @@ mod tests {
         let own = Loan { region, offset: 1 };
         assert_eq!(memory.find(&own, BYTES - 1), Ok(Some(address.wrapping_add(1).cast_const())));
         // As a peer maps it.
-        exports::release(address).unwrap();
+        shm_export::release(address).unwrap();
         assert!(memory.find(&own, BYTES - 1).unwrap().is_some());
         for (region, offset, bytes) in [
             (region, 0, BYTES + 1),
@@ -385,7 +385,7 @@ mod tests {
             memory.mailbox.as_ref().unwrap().receive().unwrap().unwrap().region().unwrap();
         memory.imports.import(number, descriptor, bytes).unwrap();
         memory.imported = true;
-        exports::release(address).unwrap();
+        shm_export::release(address).unwrap();
         let used = Used { input: BYTES, output: BYTES };
         let base = memory.resolve(&at(region, 0), &used).unwrap().unwrap();
         // SAFETY: the mapping is there, though its owner has gone.

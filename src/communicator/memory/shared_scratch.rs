@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::executor::direct::run::{Invitation, NOWHERE};
 use crate::executor::links::Links;
 use crate::executor::shm_two_shot;
-use crate::transport::exports;
 use crate::transport::fifo::Stamp;
+use crate::transport::shm_export;
 use crate::transport::wait::Watch;
 
 /// How often it is tried to open the scratch. A mailbox may be full of other descriptors, or the
@@ -31,14 +31,14 @@ unsafe impl Send for Region {}
 
 impl Region {
     fn new(bytes: usize) -> Result<Region> {
-        Ok(Region { address: exports::allocate(bytes)?, bytes })
+        Ok(Region { address: shm_export::allocate(bytes)?, bytes })
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         // It is in the table since it was allocated.
-        let _ = exports::release(self.address);
+        let _ = shm_export::release(self.address);
     }
 }
 

@@ -10,7 +10,7 @@ use super::flight_recorder::{self, Flight, quote};
 use crate::error::{Error, Result};
 use crate::eventfd::{Event, poll};
 use crate::fork::Shared;
-use crate::{fork, host, signals};
+use crate::{fork, host, thread_signals};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -101,7 +101,7 @@ impl Server {
         let listener = listen(&path)?;
         let stop = Arc::new(Event::new()?);
         let mut server = Server { path, stop: stop.clone(), thread: None };
-        let thread = signals::spawn_deaf("ringcomm-status", move || serve(&listener, &stop));
+        let thread = thread_signals::spawn_deaf("ringcomm-status", move || serve(&listener, &stop));
         match thread {
             Ok(thread) => {
                 server.thread = Some(thread);

@@ -15,7 +15,7 @@ use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use crate::executor::links::{Pages, SegmentMap};
 use crate::plan::Collective;
 use crate::sync::atomic::AtomicBool;
-use crate::transport::process::Liveness;
+use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::tcp::EXPLANATION;
 use crate::transport::wait::Watch;

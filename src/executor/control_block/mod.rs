@@ -10,7 +10,7 @@ pub mod shrink_board;
 
 use crate::error::cut;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
-use crate::transport::kernel::Sample;
+use crate::transport::cma::Sample;
 use crate::transport::wait::Doorbell;
 use shrink_board::Board;
 use std::iter::repeat;

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::executor::host::{Buffers, move_bytes};
 use crate::executor::links::Links;
 use crate::executor::progress::Progress;
+use crate::transport::cma;
 use crate::transport::fifo::Stamp;
-use crate::transport::kernel;
 use crate::transport::wait::Watch;
 use crate::types::ReduceOp;
 use std::time::{Duration, Instant};
@@ -336,13 +336,13 @@ pub(super) unsafe fn work_on(
                         let source = room.sources[0].addr() as u64;
                         let go_on = &mut || watch.check(peer, Duration::ZERO);
                         unseen += step.bytes;
-                        if unseen > kernel::PIECE {
+                        if unseen > cma::PIECE {
                             unseen = 0;
                             go_on().map_err(|why| Unread { peer, why })?;
                         }
                         // SAFETY: the targets are this rank's own.
                         let read =
-                            unsafe { kernel::read_on(process, *target, source, step.bytes, go_on) };
+                            unsafe { cma::read_on(process, *target, source, step.bytes, go_on) };
                         read.map_err(|why| Unread { peer, why })?;
                         continue;
                     }

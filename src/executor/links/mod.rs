@@ -10,7 +10,7 @@ use super::control_block::device::DevicePage;
 use super::control_block::{Control, Life};
 use crate::device::host::{STREAMED_LEAST, streams_far};
 use crate::error::{Error, Result};
-use crate::transport::distance::{Distance, Ticks};
+use crate::transport::core_distance::{Distance, Ticks};
 use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
 use crate::transport::tcp::Network;

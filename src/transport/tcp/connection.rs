@@ -1,11 +1,11 @@
 //! One peer's connection: what is posted to it, what comes from it, and the lanes in between.
 #![allow(unsafe_code)]
 
-use super::blocks::Blocks;
+use super::data_socket::{Broken, Lane};
+use super::endpoint::{NewLane, Settings};
 use super::inbound::Inbound;
-use super::lane::{Broken, Lane};
-use super::network::{NewLane, Settings};
 use super::outbound::Outbound;
+use super::slot_pool::Blocks;
 use crate::config::MOST_SOCKETS;
 use crate::error::Result;
 use crate::transport::fifo::{Geometry, Message, Stamp};

@@ -4,9 +4,9 @@
 //! to the place in the user's memory where it is wanted.
 #![allow(unsafe_code)]
 
-use super::blocks::Blocks;
 use super::frame::Frame;
 use super::protect::TAG_BYTES;
+use super::slot_pool::Blocks;
 use crate::error::Result;
 use crate::transport::fifo::{Geometry, Message, Stamp};
 

@@ -7,16 +7,16 @@
 //!
 //! Sockets come from outside, connected and proved: [`Inbox`] takes them from whoever makes them.
 
-mod blocks;
 mod connection;
+mod data_socket;
+mod endpoint;
 mod frame;
 mod inbound;
-mod lane;
-mod network;
 mod outbound;
 mod protect;
+mod slot_pool;
 
 pub use connection::{Connection, EXPLANATION};
+pub use endpoint::{Connect, Inbox, Lengths, Network, NewLane, Settings};
 pub use frame::{FRAME_BYTES, Frame};
-pub use network::{Connect, Inbox, Lengths, Network, NewLane, Settings};
 pub use protect::LaneKeys;

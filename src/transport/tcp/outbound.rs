@@ -4,9 +4,9 @@
 //! of position, each the next one as soon as it is through with its last: a slow lane takes fewer.
 #![allow(unsafe_code)]
 
-use super::blocks::Blocks;
 use super::frame::{FRAME_BYTES, Frame};
 use super::protect::{Cipher, TAG_BYTES, checksum};
+use super::slot_pool::Blocks;
 use crate::config::Protection;
 use crate::transport::fifo::{Geometry, Stamp};
 

@@ -1,7 +1,7 @@
 //! The options themselves, in the order of the help text.
 
 use super::options::{Average, Child, Csv, Entry, Options, Roots, Takes};
-use ringcomm::nearest::nearest;
+use ringcomm::suggest::nearest;
 use ringcomm::types::{DataType, ReduceOp};
 use std::fmt::Write;
 use std::time::Duration;

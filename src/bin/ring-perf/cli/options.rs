@@ -5,7 +5,7 @@
 
 use super::operation::Operation;
 use super::sizes::{Progression, Sizes};
-use ringcomm::nearest::nearest;
+use ringcomm::suggest::nearest;
 use ringcomm::types::{DataType, ReduceOp};
 use std::time::Duration;
 

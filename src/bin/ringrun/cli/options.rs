@@ -7,7 +7,7 @@ use super::option_table::OPTIONS;
 use crate::tools::check;
 use crate::tools::status::Wanted;
 use ringcomm::config::ports;
-use ringcomm::nearest::nearest;
+use ringcomm::suggest::nearest;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bootstrap::tcp::hello::{ANYONE, Purpose};
 use crate::bootstrap::tcp::io::Stream;
-use crate::silence::Silence;
+use crate::tcp_liveness::Silence;
 use std::io;
 use std::sync::{Arc, Mutex};
 

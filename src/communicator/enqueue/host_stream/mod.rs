@@ -9,9 +9,9 @@ mod failures;
 use self::failures::Failures;
 use crate::bootstrap::process_token;
 use crate::error::{Error, Result};
-use crate::signals;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
+use crate::thread_signals;
 use crate::transport::wait;
 use crossbeam::queue::ArrayQueue;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,13 +95,12 @@ impl<J: Job> Stream<J> {
             progress: Condvar::new(),
         });
         let theirs = Arc::clone(&shared);
-        let worker =
-            signals::spawn_deaf("ringcomm stream", move || theirs.work()).map_err(|error| {
-                Error::System {
-                    what: "starting a stream's thread".into(),
-                    errno: error.raw_os_error().unwrap_or(0),
-                }
-            })?;
+        let worker = thread_signals::spawn_deaf("ringcomm stream", move || theirs.work()).map_err(
+            |error| Error::System {
+                what: "starting a stream's thread".into(),
+                errno: error.raw_os_error().unwrap_or(0),
+            },
+        )?;
         let thread = worker.thread().clone();
         Ok(Arc::new(Stream { shared, worker: Mutex::new(Some(worker)), thread, process }))
     }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::eventfd::{Event, poll};
 use crate::executor::control_block::Life;
 use crate::executor::links::{DevicePages, Pages};
-use crate::signals;
+use crate::thread_signals;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -40,11 +40,12 @@ impl Guardian {
         let stop = Arc::new(Event::new()?);
         let theirs = stop.clone();
         let work = move || guard(&theirs, processes, (&pages, &devices), &stopper);
-        let thread =
-            signals::spawn_deaf("ringcomm-guardian", work).map_err(|error| Error::System {
+        let thread = thread_signals::spawn_deaf("ringcomm-guardian", work).map_err(|error| {
+            Error::System {
                 what: "starting the thread that watches ranks on devices".into(),
                 errno: error.raw_os_error().unwrap_or(0),
-            })?;
+            }
+        })?;
         Ok(Guardian { stop, thread: Some(thread) })
     }
 }

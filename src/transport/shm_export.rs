@@ -6,8 +6,8 @@
 //! one counter to see whether that is still the last.
 #![allow(unsafe_code)]
 
-pub use super::imports::Imports;
-pub use super::mailbox::{Mailbox, MailboxSender, Sent};
+pub use super::fd_mailbox::{Mailbox, MailboxSender, Sent};
+pub use super::shm_import::Imports;
 
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};

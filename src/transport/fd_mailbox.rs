@@ -6,7 +6,7 @@
 //! no room for stays where it is until there is: a sender sends a descriptor once.
 #![allow(unsafe_code)]
 
-use super::exports;
+use super::shm_export;
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -117,7 +117,7 @@ impl MailboxSender {
     /// Send a region of this process. An error means that the peer does not have it: its mailbox is
     /// full, or the peer or the region is gone.
     pub fn send(&self, region: u64) -> Result<()> {
-        let (bytes, descriptor) = exports::descriptor(region)?;
+        let (bytes, descriptor) = shm_export::descriptor(region)?;
         self.hand(region, bytes, &[descriptor.as_fd()])
     }
 

@@ -5,8 +5,8 @@
 //! find what to unmap once they use none of it.
 #![allow(unsafe_code)]
 
-use super::exports::{contains, file_bytes, page};
 use super::segment::Segment;
+use super::shm_export::{contains, file_bytes, page};
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
 use std::collections::BTreeMap;

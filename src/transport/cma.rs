@@ -5,7 +5,7 @@
 //! Which of them is faster is measured. Nothing is ever written this way.
 //!
 //! A process is named by its number, which another one may get after its death. So whoever reads
-//! asks afterwards whether the owner still lives ([`super::process`]): if it does, the number was
+//! asks afterwards whether the owner still lives ([`super::pidfd`]): if it does, the number was
 //! its own all the time.
 #![allow(unsafe_code)]
 

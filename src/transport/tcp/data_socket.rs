@@ -6,7 +6,7 @@ use super::inbound::{Admission, Inbound, Place};
 use super::outbound::Outbound;
 use super::protect::{Cipher, LaneKeys, TAG_BYTES, checksum};
 use crate::config::Protection;
-use crate::silence::Silence;
+use crate::tcp_liveness::Silence;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
