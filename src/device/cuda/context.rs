@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::{Aside, Context, Driver, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED};
-use super::order::between_launches;
+use super::launch_order::between_launches;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 

@@ -7,35 +7,32 @@
 #[path = "../../../kernels/abi.rs"]
 #[allow(dead_code)]
 pub mod abi;
-mod addresses;
 mod context;
+mod cooperative_order;
 mod driver;
 mod event;
-mod flag;
 mod fused;
 mod interface;
 mod kernels;
+mod launch_order;
 mod memory;
-mod order;
-mod pieces;
-mod share;
-mod turns;
+mod stream_memops;
 
-pub use addresses::{Addresses, Mapping, Run};
 pub use context::{Current, Device};
+pub use cooperative_order::Turns;
 pub use driver::{Address, Driver, Shareable, Stream};
 pub use event::{
     Capture, Event, OwnedStream, PER_THREAD_STREAM, Recording, Replay, Trail, check_stream, wait,
 };
-pub use flag::{Registered, wait_value, write_value};
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
 pub(crate) use fused::{copied_as, tile};
 pub use kernels::{Family, Grid, Kernels};
+pub use launch_order::{Interlocked, Lasting, in_one_order};
+pub use memory::ipc::{Allocation, Imported};
+pub use memory::va_range::{Addresses, Mapping, Run};
+pub use memory::vmm::{Carrier, Carriers, Piece};
 pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
-pub use order::{Interlocked, Lasting, in_one_order};
-pub use pieces::{Carrier, Carriers, Piece};
-pub use share::{Allocation, Imported};
-pub use turns::Turns;
+pub use stream_memops::{Registered, wait_value, write_value};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.
 const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_FATBIN"));

@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 use super::Job;
 use super::float::{NAN64, Register, Register64};
 use super::integers::{integers, isa};
-use super::kernel::{Kernel, blocks};
 use super::portable::Bytes;
+use super::reduce_loop::{Kernel, blocks};
 use super::select::Isa;
 use super::vector::{Bits, Operation, Vector};
 

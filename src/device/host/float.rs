@@ -8,7 +8,7 @@
 
 use std::marker::PhantomData;
 
-use super::format::{Format, narrow};
+use super::number_format::{Format, narrow};
 use super::vector::{Mean, Number, Vector};
 
 /// The bits of +infinity; a magnitude above is a NaN.

@@ -14,14 +14,14 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
-mod format;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod integers;
-mod kernel;
 mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod number_format;
 mod portable;
+mod reduce_loop;
 mod select;
 mod vector;
 

@@ -7,11 +7,11 @@
 
 use super::Job;
 use super::float::{Double, Float, Register, Register64};
-use super::format::{Bf16, E4m3, E5m2, F16, F32};
-use super::kernel::{Kernel, singles};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
+use super::number_format::{Bf16, E4m3, E5m2, F16, F32};
 use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
+use super::reduce_loop::{Kernel, singles};
 use super::vector::{
     And, Bits, FullSum, Integer, Max, Mean, Min, Number, Operation, Or, Prod, Sum, Vector, Xor,
 };

@@ -4,10 +4,10 @@
 //! piece the next time: the number of the piece tells.
 #![allow(unsafe_code)]
 
-use super::context::Device;
-use super::driver::{Address, Place, Right};
-use super::order::Lasting;
-use super::pieces::{Carrier, Carriers, ON_DEVICE, Piece};
+use super::vmm::{Carrier, Carriers, ON_DEVICE, Piece};
+use crate::device::cuda::context::Device;
+use crate::device::cuda::driver::{Address, Place, Right};
+use crate::device::cuda::launch_order::Lasting;
 use crate::error::Result;
 use crate::fork::Shared;
 use std::sync::Arc;

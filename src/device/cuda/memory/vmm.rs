@@ -4,9 +4,11 @@
 //! there anew. It stays until the last of those that hold it or map it has let it go.
 #![allow(unsafe_code)]
 
-use super::addresses::Mapping;
-use super::context::Device;
-use super::driver::{INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, Physical, Place, Wanted};
+use super::va_range::Mapping;
+use crate::device::cuda::context::Device;
+use crate::device::cuda::driver::{
+    INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, Physical, Place, Wanted,
+};
 use crate::error::{Error, Result};
 use std::ffi::c_void;
 use std::fs::File;
@@ -33,7 +35,7 @@ impl Carrier {
     }
 
     /// The first of a set.
-    pub(super) fn among(set: Carriers) -> Option<Carrier> {
+    pub(in crate::device::cuda) fn among(set: Carriers) -> Option<Carrier> {
         Carrier::ALL.into_iter().find(|carrier| set.has(*carrier))
     }
 }
@@ -65,7 +67,7 @@ pub(super) const ON_DEVICE: i32 = 1;
 /// A piece of a device's memory, held until this is dropped. Mapped, it stays for longer.
 pub struct Piece {
     device: Arc<Device>,
-    pub(super) handle: Physical,
+    pub(in crate::device::cuda) handle: Physical,
     pub bytes: usize,
 }
 

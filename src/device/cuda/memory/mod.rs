@@ -1,9 +1,13 @@
 //! Where memory is, host memory that devices copy to and from, and copies.
 #![allow(unsafe_code)]
 
+pub(super) mod ipc;
+pub(super) mod va_range;
+pub(super) mod vmm;
+
 use super::context::Device;
 use super::driver::{Address, INVALID_VALUE, Stream};
-use super::order::{Block, Spares};
+use super::launch_order::{Block, Spares};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;

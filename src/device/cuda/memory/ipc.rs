@@ -1,10 +1,10 @@
 //! Memory of a device that several processes use.
 #![allow(unsafe_code)]
 
-use super::addresses::Addresses;
-use super::context::Device;
-use super::driver::{ALREADY_MAPPED, Address, INVALID_VALUE, Shareable};
-use super::pieces::{Carrier, Piece};
+use super::va_range::Addresses;
+use super::vmm::{Carrier, Piece};
+use crate::device::cuda::context::Device;
+use crate::device::cuda::driver::{ALREADY_MAPPED, Address, INVALID_VALUE, Shareable};
 use crate::error::{Error, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
