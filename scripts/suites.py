@@ -86,15 +86,15 @@ def loom():
 # What the sanitizers run: threads, memory that they share, sockets, and the C interface over all of
 # it. Pure code and the arithmetic's matrices, an hour under a sanitizer, have nothing for them to
 # see that these have not; suites that kill processes leave none to report.
-PURE = ["algorithm::", "device::", "plan::", "simulation", "agree::", "gossip", "rendezvous::",
-        "handshake::"]
+PURE = ["algorithm::", "device::cuda::", "device::host::", "plan::", "simulation", "sim::",
+        "agreement::", "gossip", "rendezvous::", "tcp::handshake::"]
 # Counts the process's mappings, among which a sanitizer has its own.
 MAPPINGS = ["mirrors_of_many_ranks"]
-CONCURRENT = ["bootstrap", "fifo", "hosts", "meeting", "messages", "mismatches",
-              "splits", "stream", "transport_leaks", "transport_memory", "transport_tcp", "visits"]
+CONCURRENT = ["bootstrap", "buffer_visits", "fifo", "hosts", "meeting", "messages", "mismatches",
+              "splits", "stream", "transport_leaks", "transport_memory", "transport_tcp"]
 # Those of them whose code has memory of its own making: slots, windows, messages, what is mapped.
-HOLDING = ["fifo", "hosts", "messages", "stream", "transport_leaks", "transport_memory",
-           "transport_tcp", "visits"]
+HOLDING = ["buffer_visits", "fifo", "hosts", "messages", "stream", "transport_leaks",
+           "transport_memory", "transport_tcp"]
 # Most of a minute each under a sanitizer: matrices of long vectors, whose threads the shorter calls
 # have, too, and processes that are killed, which leave none to report.
 LONG = ["every_algorithm_cuts_long_vectors", "that_disagree_on_long_vectors",
