@@ -7,10 +7,10 @@
 mod skips;
 
 use ringcomm::bootstrap::rendezvous::{Found, detect};
-use ringcomm::ffi::collective::ringAllReduce;
-use ringcomm::ffi::launched::{ringCommInitUrl, ringLauncherInfo};
-use ringcomm::ffi::lifecycle::ringCommDestroy;
-use ringcomm::ffi::query::{ringCommCount, ringCommUserRank, ringGetLastError};
+use ringcomm::ffi::calls::collective::ringAllReduce;
+use ringcomm::ffi::comm::launched::{ringCommInitUrl, ringLauncherInfo};
+use ringcomm::ffi::comm::lifecycle::ringCommDestroy;
+use ringcomm::ffi::comm::query::{ringCommCount, ringCommUserRank, ringGetLastError};
 use ringcomm::ffi::types::ringResult_t::{ringInvalidArgument, ringSuccess};
 use ringcomm::ffi::types::*;
 use std::ffi::{CStr, CString, c_char, c_int};

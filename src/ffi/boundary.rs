@@ -4,8 +4,8 @@
 //! `Result`, and this file turns it into a code and keeps the text, for the thread and, where there
 //! is one, for the communicator.
 
+use super::calls::enqueue;
 use crate::error::{Error, Result};
-use crate::ffi::enqueue;
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
 use std::cell::RefCell;

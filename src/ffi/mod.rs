@@ -2,29 +2,18 @@
 //!
 //! Whoever knows NCCL knows this API: `s/nccl/ring/`. [`convert`] owns every cast from C to Rust,
 //! [`boundary`] owns the way back (result codes, error texts, panics), [`handle`] turns what a C
-//! program holds into what the library holds, and [`enqueue`] decides whether a call runs now,
-//! joins a group or waits on a stream. The other files hold the functions; their comments are the
-//! documentation in `include/ringcomm.h`.
+//! program holds into what the library holds, and [`calls::enqueue`] decides whether a call runs
+//! now, joins a group or waits on a stream. The other files hold the functions; their comments are
+//! the documentation in `include/ringcomm.h`.
 #![allow(non_snake_case)] // C names are spelled as a C program spells them.
 
 pub mod types;
 
 mod boundary;
 mod convert;
-mod creation;
-mod enqueue;
 pub mod handle;
 mod object;
-mod request;
 
-pub mod collective;
-pub mod config;
-pub mod explain;
-pub mod group;
-pub mod launched;
-pub mod lifecycle;
+pub mod calls;
+pub mod comm;
 pub mod memory;
-pub mod query;
-pub mod reduction;
-pub mod stream;
-pub mod vector;

@@ -1,9 +1,9 @@
 //! What handles name: communicators with what only the C API adds to them, streams, registrations.
 
+use super::calls::reduction::Reductions;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::handle::{Inside, Kind, Table};
-use crate::ffi::reduction::Reductions;
 use crate::ffi::types::{ringComm_t, ringStream_t};
 use crate::sync::Mutex;
 use std::collections::HashSet;
@@ -58,7 +58,7 @@ pub struct Registration {
 }
 
 pub static COMMUNICATORS: Table<Comm> = Table::new(Kind::Communicator);
-pub static STREAMS: Table<super::enqueue::HostStream> = Table::new(Kind::Stream);
+pub static STREAMS: Table<super::calls::enqueue::HostStream> = Table::new(Kind::Stream);
 pub static REGISTRATIONS: Table<Registration> = Table::new(Kind::Registration);
 
 /// Enter a communicator, or say what the handle is instead.
@@ -71,7 +71,7 @@ pub fn enter(comm: ringComm_t) -> Result<Inside<Comm>> {
 }
 
 /// Enter a host stream, or say what the handle is instead.
-pub fn enter_stream(stream: ringStream_t) -> Result<Inside<super::enqueue::HostStream>> {
+pub fn enter_stream(stream: ringStream_t) -> Result<Inside<super::calls::enqueue::HostStream>> {
     STREAMS.enter(stream).ok_or_else(|| not_a("stream", stream))
 }
 

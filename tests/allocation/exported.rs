@@ -3,13 +3,13 @@
 
 use super::{Used, used};
 use crate::support::threads::join_all;
-use ringcomm::ffi::collective::*;
-use ringcomm::ffi::group::*;
-use ringcomm::ffi::lifecycle::*;
-use ringcomm::ffi::stream::*;
+use ringcomm::ffi::calls::collective::*;
+use ringcomm::ffi::calls::group::*;
+use ringcomm::ffi::calls::stream::*;
+use ringcomm::ffi::calls::vector::*;
+use ringcomm::ffi::comm::lifecycle::*;
 use ringcomm::ffi::types::ringResult_t::ringSuccess;
 use ringcomm::ffi::types::*;
-use ringcomm::ffi::vector::*;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 

@@ -1,7 +1,7 @@
 //! Calls at moments when the language's own conveniences panic.
 
 use super::*;
-use ringcomm::ffi::explain::*;
+use ringcomm::ffi::comm::explain::*;
 use ringcomm::sync::locks_taken;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 

@@ -14,16 +14,16 @@ pub fn root() -> PathBuf {
 /// The files of the C API, in the header's order.
 const SOURCES: [&str; 11] = [
     "types",
-    "query",
-    "lifecycle",
-    "launched",
-    "group",
-    "collective",
-    "vector",
-    "stream",
+    "comm/query",
+    "comm/lifecycle",
+    "comm/launched",
+    "calls/group",
+    "calls/collective",
+    "calls/vector",
+    "calls/stream",
     "memory",
-    "reduction",
-    "explain",
+    "calls/reduction",
+    "comm/explain",
 ];
 
 /// The text of `include/ringcomm.h`.

@@ -1,8 +1,8 @@
 //! Groups: several calls that start together.
 #![allow(unsafe_code)]
 
+use super::enqueue;
 use crate::ffi::boundary::run;
-use crate::ffi::enqueue;
 use crate::ffi::types::ringResult_t;
 
 /// Open a group on this thread: the calls until the matching `ringGroupEnd` are kept and start

@@ -3,13 +3,13 @@
 //! What holds for all of them is said once, in the header's introduction.
 #![allow(unsafe_code)]
 
+use super::enqueue::{Work, submit};
+use super::request::Request;
 use crate::communicator::{Call, Message};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
 use crate::ffi::convert;
-use crate::ffi::enqueue::{Work, submit};
 use crate::ffi::object::Comm;
-use crate::ffi::request::Request;
 use crate::ffi::types::*;
 use crate::plan::Collective;
 use crate::types::DataType;

@@ -1,14 +1,16 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
+use super::{config, creation};
 use crate::communicator::{self, Communicator};
 use crate::config::{Config, Seat};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
-use crate::ffi::enqueue::refuse;
+use crate::ffi::calls::enqueue;
+use crate::ffi::calls::enqueue::refuse;
+use crate::ffi::convert;
 use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
-use crate::ffi::{config, convert, creation, enqueue};
 use std::ffi::c_int;
 use std::sync::Arc;
 

@@ -3,13 +3,13 @@
 //! Counts and displacements are in elements, one per rank, and read before the function returns.
 #![allow(unsafe_code)]
 
+use super::enqueue::{Work, submit};
+use super::request::Request;
 use crate::communicator::{Call, Vector};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
 use crate::ffi::convert::{self, read_array};
-use crate::ffi::enqueue::{Work, submit};
 use crate::ffi::object::Comm;
-use crate::ffi::request::Request;
 use crate::ffi::types::*;
 use crate::plan::Collective;
 use std::cell::RefCell;

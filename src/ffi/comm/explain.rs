@@ -1,9 +1,9 @@
 //! What the library would do, and what it has done.
 #![allow(unsafe_code)]
 
+use super::config::check_head;
 use crate::communicator::{Call, Communicator, Explanation};
 use crate::ffi::boundary::run_on;
-use crate::ffi::config::check_head;
 use crate::ffi::convert;
 use crate::ffi::types::*;
 use std::ffi::{c_char, c_int};

@@ -1,13 +1,14 @@
 //! Communicators of ranks that a launcher, a user or a URL brings together.
 #![allow(unsafe_code)]
 
+use super::{config, creation};
 use crate::bootstrap::rendezvous::{detect, launched};
 use crate::communicator::{Communicator, gpu::seat_here};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::run;
-use crate::ffi::enqueue::refuse;
+use crate::ffi::calls::enqueue::refuse;
+use crate::ffi::convert;
 use crate::ffi::types::*;
-use crate::ffi::{config, convert, creation};
 use std::ffi::{c_char, c_int};
 
 /// Join the ranks that meet at `url`, without handing an id around; returns when all have come.

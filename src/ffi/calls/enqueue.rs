@@ -85,9 +85,9 @@ pub fn group_end() -> Result<()> {
     let ran = enqueue::end();
     match ran {
         Ok(()) if in_group() => Ok(()),
-        Ok(()) => super::creation::finish_group(),
+        Ok(()) => crate::ffi::comm::creation::finish_group(),
         Err(error) => {
-            super::creation::forget_group();
+            crate::ffi::comm::creation::forget_group();
             Err(error)
         }
     }

@@ -1,10 +1,10 @@
 //! What a C function was given for a collective: checked in one place, the same for all.
 
+use super::enqueue;
 use crate::communicator::Call;
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
 use crate::ffi::convert;
-use crate::ffi::enqueue;
 use crate::ffi::object::Comm;
 use crate::ffi::types::*;
 use crate::plan::Collective;

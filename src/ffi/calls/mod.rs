@@ -1,0 +1,10 @@
+//! Functions that ranks communicate by: collectives, messages, groups, streams, reductions.
+
+pub mod collective;
+pub mod group;
+pub mod reduction;
+pub mod stream;
+pub mod vector;
+
+pub(super) mod enqueue;
+mod request;

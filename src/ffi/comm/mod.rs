@@ -1,0 +1,9 @@
+//! Functions of communicators: made, configured, asked about, divided and ended.
+
+pub mod config;
+pub mod explain;
+pub mod launched;
+pub mod lifecycle;
+pub mod query;
+
+pub(super) mod creation;
