@@ -1,11 +1,41 @@
-//! Kernels that ended before their time, and what a rank is told of them.
+//! Abort of a rank's kernels: what ends them before their time, from whatever thread, and what the
+//! rank is told of those that have ended so.
 
 use super::Gpu;
 use super::staging::{Guard, NAP};
 use crate::communicator::health::watchdog::{OperationWatch, Watched};
 use crate::error::{Error, Operation, Result};
-use crate::executor::device_p2p::Ending;
+use crate::executor::device_p2p::{Control, Ending};
+use crate::sync::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// What ends a rank's kernels that wait for other processes' in vain. Empty as long as there are no
+/// such kernels.
+#[derive(Default)]
+pub struct Stopper(Mutex<Option<Arc<Control>>>);
+
+impl Stopper {
+    /// From here on there are kernels.
+    pub fn appoint(&self, control: Arc<Control>) {
+        *self.0.lock() = Some(control);
+    }
+
+    /// There are none any more, and will be none.
+    pub fn dismiss(&self) {
+        *self.0.lock() = None;
+    }
+
+    /// Kernels of the rank end, those that run and those that have not begun.
+    pub fn stop(&self) {
+        self.0.lock().iter().for_each(|control| control.stop());
+    }
+
+    /// Where and why one has ended early, if one has.
+    pub fn ending(&self) -> Option<Ending> {
+        self.0.lock().as_ref().and_then(|control| control.ending())
+    }
+}
 
 impl Gpu {
     /// Where and why a kernel of this rank has ended before its time, if it was not told to: the

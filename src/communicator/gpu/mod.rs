@@ -18,10 +18,8 @@ mod capture;
 mod device_map;
 mod fused;
 mod ipc;
-mod launch;
 mod p2p;
 mod staging;
-mod stopper;
 mod stream_order;
 
 pub use device_map::seat_here;
@@ -47,6 +45,7 @@ use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
+use abort::Stopper;
 use capture::refuse_capture;
 use fused::barrier::{Arrival, Desk, Met, Reach, Sitting};
 use ipc::exchange::Talk;
@@ -57,7 +56,6 @@ use staging::driver_calls::Callers;
 use staging::{Guard, Staging};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stopper::Stopper;
 
 /// What a rank on a device has of it.
 pub(super) struct Gpu {

@@ -8,12 +8,15 @@
 
 use super::barrier::{Arrival, Met, Reach, Sitting, State, Verdict};
 use crate::communicator::gpu::capture::refuse_capture;
-use crate::communicator::gpu::launch::{has_room, launch_part};
 use crate::communicator::gpu::p2p::threads::{Call, Company, Part};
-use crate::device::cuda::{Capture, Event, Kernels, PER_THREAD_STREAM, in_one_order, wait};
+use crate::device::cuda::{
+    Capture, Event, Fused, Kernels, MOST_SCALED, PER_THREAD_STREAM, Stream, in_one_order, wait,
+};
 use crate::error::{Error, Result};
 use crate::executor::device_p2p::{Way, Work};
-use crate::executor::device_pieces::Place;
+use crate::executor::device_pieces::{Place, Shape, fits, pieces};
+use crate::plan::Collective;
+use crate::types::ReduceOp;
 
 /// A rank as the conclusion sees it.
 struct Party<'a> {
@@ -209,4 +212,36 @@ fn launch(parties: &[Party], leader: &Party, part: (usize, usize)) -> Result<()>
     let work = Call::of(&arrivals).work(Way::Pieces, &places, &scalars);
     let _current = leader.sitting.device.enter()?;
     launch_part(&work, kernels, leader.arrival.stream.0, part)
+}
+
+/// Whether a launch has room for so many ranks of such a call.
+pub fn has_room(collective: Collective, op: ReduceOp, nranks: usize) -> bool {
+    let scales = collective.reduces() && op == ReduceOp::PreMulSum;
+    fits(collective, nranks) && !(scales && nranks > MOST_SCALED)
+}
+
+/// Launch part `part.0` of `part.1`. The context is current.
+pub fn launch_part(
+    work: &Work,
+    kernels: &Kernels,
+    stream: Stream,
+    part: (usize, usize),
+) -> Result<()> {
+    let Work { collective, root, count, .. } = *work;
+    let size = work.data_type.size();
+    let bytes = count.saturating_mul(size) / part.1;
+    let moved = work.moved_as();
+    let mut fused = match collective.reduces() {
+        true => {
+            let what = (work.data_type, work.op);
+            Fused::reducing(kernels, stream, what, work.places.len(), work.scalars, bytes)
+        }
+        false => Fused::copying(kernels, stream, moved, bytes),
+    };
+    let shape = Shape { collective, root, count, size };
+    let unit = size / moved.size();
+    pieces(&shape, work.places, part, |sources, targets, len| {
+        fused.add(sources, targets, len * unit)
+    })?;
+    fused.launch()
 }

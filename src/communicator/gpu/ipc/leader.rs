@@ -7,7 +7,7 @@ use super::exports::Part;
 use super::imports::offered;
 use super::{Card, Shared};
 use crate::communicator::call::Call;
-use crate::communicator::gpu::launch::launch_part;
+use crate::communicator::gpu::fused::launch::launch_part;
 use crate::communicator::gpu::staging::wait_for;
 use crate::device::cuda::{Stream, wait_value, write_value};
 use crate::error::Result;

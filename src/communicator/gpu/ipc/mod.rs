@@ -26,7 +26,7 @@ mod probe;
 mod watchdog;
 
 use super::super::call::Call;
-use super::launch::has_room;
+use super::fused::launch::has_room;
 use super::p2p::processes::{Crew, Prepared};
 use super::staging::{Guard, NAP, wait_for};
 use crate::device::cuda::{

@@ -8,7 +8,7 @@
 //! What the device of a rank that has failed, but lives, was given comes by itself, however late;
 //! nobody is let go from it, as buffers would be the caller's again while kernels use them.
 
-use crate::communicator::gpu::stopper::Stopper;
+use crate::communicator::gpu::abort::Stopper;
 use crate::error::{Error, Result};
 use crate::eventfd::{Event, poll};
 use crate::executor::control_block::Life;

@@ -14,10 +14,10 @@ use super::peer_access::passed;
 use super::select::{Asked, Chosen, Pace, Ways};
 use super::threads::Call;
 use super::trial_processes::{self, Tried};
+use crate::communicator::gpu::abort::Stopper;
 use crate::communicator::gpu::ipc::exchange::{Plain, Talk};
 use crate::communicator::gpu::ipc::imports::{imported, still_open};
 use crate::communicator::gpu::staging::NAP;
-use crate::communicator::gpu::stopper::Stopper;
 use crate::device::cuda::{
     Address, Capture, Device, DeviceMemory, Imported, Interlocked, Kernels, Lasting, OwnedStream,
     Shareable, Stream,
