@@ -6,7 +6,8 @@
 
 use super::file::{self, Meeting, Published};
 use super::secret::{self, ADVICE, Secret};
-use super::{Found, Place, machine};
+use super::{Found, Place};
+use crate::bootstrap::process;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use crate::fork::Shared;
@@ -73,7 +74,7 @@ struct Target {
 /// Make the id that leads this rank to the others. Waits where rank 0 has yet to write a file.
 pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result<Invitation> {
     let job = match (&found.place, found.job.is_empty()) {
-        (Place::Machine, true) => machine::launcher(),
+        (Place::Machine, true) => process::launcher(),
         _ => found.job.clone(),
     };
     // Hosts that are played on one machine meet as hosts do.

@@ -7,7 +7,6 @@
 //! itself can, by answering at the id's address. There are no locks, which network file systems
 //! lose, and no clock is compared with another's.
 
-use super::machine;
 use crate::bootstrap::process;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
@@ -68,18 +67,18 @@ impl Writer {
     fn this() -> Result<Writer> {
         let pid = std::process::id();
         Ok(Writer {
-            host: machine::name(),
-            boot: machine::boot_id()?,
-            namespace: machine::pid_namespace(),
+            host: process::host_name(),
+            boot: process::boot_id()?,
+            namespace: process::pid_namespace(),
             pid,
-            started: machine::started(pid).unwrap_or(0),
+            started: process::started(pid).unwrap_or(0),
         })
     }
 
     /// Whether it lives; `None` where this machine cannot know.
     fn lives(&self) -> Result<Option<bool>> {
-        let here = self.boot == machine::boot_id()? && self.namespace == machine::pid_namespace();
-        Ok(here.then(|| machine::started(self.pid) == Some(self.started)))
+        let here = self.boot == process::boot_id()? && self.namespace == process::pid_namespace();
+        Ok(here.then(|| process::started(self.pid) == Some(self.started)))
     }
 }
 

@@ -9,7 +9,6 @@ mod derive_id;
 mod detect;
 mod file;
 mod launcher_env;
-mod machine;
 mod secret;
 mod slurm_nodelist;
 mod url;

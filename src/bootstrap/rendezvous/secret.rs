@@ -4,7 +4,6 @@
 //! place under it. Without a secret they meet on this machine only, under a key that anybody on
 //! it could compute; it keeps accidents out, no enemies. There, the kernel says who somebody is.
 
-use super::machine;
 use crate::bootstrap::process;
 use crate::error::{Error, Result};
 use std::fmt;
@@ -118,7 +117,7 @@ pub(super) fn label(parts: &[&str]) -> Vec<u8> {
 
 /// The key without a secret: what sets this user on this machine apart.
 pub(super) fn of_this_machine() -> Result<String> {
-    Ok(format!("user {} of the machine started as {}", process::user(), machine::boot_id()?))
+    Ok(format!("user {} of the machine started as {}", process::user(), process::boot_id()?))
 }
 
 #[cfg(test)]
