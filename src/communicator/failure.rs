@@ -4,10 +4,16 @@ use super::gpu::Gpu;
 use super::{Communicator, WARNINGS};
 use crate::error::Error;
 use crate::executor::links::Pages;
+use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::*;
 use crate::transport::wait;
 use std::io::{Write, stderr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Where the error of a communicator's last call that failed is kept for whoever asks; it may
+/// outlive the communicator.
+pub type Notes = Arc<Mutex<Option<Error>>>;
 
 /// A visitor that has not left in this time is stopped: a slow core that copies 5 GB/s has moved
 /// ten gigabytes in it.

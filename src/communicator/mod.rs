@@ -25,6 +25,7 @@ mod tuning;
 use crate::algorithm::{self, select::Costs};
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
+use crate::device::cuda::Kind;
 use crate::error::{Error, Result};
 use crate::executor::control_block::Life;
 use crate::fork;
@@ -39,12 +40,12 @@ use failure::Unwinding;
 use gpu::Gpu;
 pub use gpu::Posted;
 use health::watchdog::{Unless, Watched};
-pub use init::from_launcher::new_id;
 use observe::flight_recorder::Flight;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tuning::context::Basis;
+pub use tuning::plan_cache::Mapped;
 use tuning::plan_cache::Ready;
 
 /// One rank's end of a communicator. Calls from several threads take turns.
@@ -59,7 +60,7 @@ pub struct Communicator {
     watched: Watched,
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
-    last_error: enqueue::group::Notes,
+    last_error: failure::Notes,
     /// Held by the thread that makes a smaller communicator. By the number of the list of those who
     /// are left out: the last attempt that this rank has been at, or knows to have failed.
     shrinking: Mutex<BTreeMap<u64, u64>>,
@@ -75,7 +76,7 @@ pub struct Communicator {
     /// Its device, if it is on one.
     gpu: Option<Gpu>,
     /// Its part in the network, where ranks are on several hosts.
-    outside: Option<init::multi_host::Post>,
+    outside: Option<control_plane::Post>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
     /// Its place among what onlookers of this process see.
@@ -100,23 +101,6 @@ pub struct Explanation {
     /// What runs instead where the buffers allow it: between processes, where those of all ranks
     /// turn out to be memory that they share; between threads, where no rank calls in place.
     pub mapped: Option<Mapped>,
-}
-
-/// How a call runs in the ranks' own buffers, where that depends on the buffers.
-#[derive(Clone, Copy, Debug)]
-pub struct Mapped {
-    pub algorithm: &'static str,
-    pub chunks: usize,
-    /// Whether it also suits a call in place.
-    pub in_place: bool,
-    pub predicted_us: f64,
-}
-
-impl Mapped {
-    /// Of a call in so many portions.
-    fn times(self, number: usize) -> Mapped {
-        Mapped { predicted_us: number as f64 * self.predicted_us, ..self }
-    }
 }
 
 /// Levels of `RINGCOMM_DEBUG`.
@@ -211,6 +195,68 @@ impl Communicator {
         self.exchanged(|engine| unsafe { engine.exchange(messages, &self.watched, unless, None) })
     }
 
+    /// Where the ranks of a call meet that wait for each other nowhere else, as far as can be said
+    /// before they have come, and how many they are.
+    pub fn meets(&self, call: &Call) -> Option<(usize, usize)> {
+        let desk = self.gpu.as_ref().and_then(|gpu| gpu.desk.as_ref())?;
+        let is_it = desk.is_all_there_is() && !gpu::is_apart(call);
+        is_it.then(|| (Arc::as_ptr(desk).addr(), self.nranks))
+    }
+
+    /// As [`Communicator::run`], for a call of the user's: its buffers may be this rank's device's,
+    /// and it is ordered by the call's stream.
+    ///
+    /// # Safety
+    /// As for `run`, until the stream is past the call.
+    #[inline]
+    #[allow(unsafe_code)]
+    pub unsafe fn call(&self, call: &Call) -> Result<()> {
+        let Some(gpu) = self.gpu.as_ref().filter(|_| call.order.ticket.is_some()) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_on(call, self.gpu.as_ref(), None) };
+        };
+        let unless = || gpu.jam(call.collective.name());
+        // SAFETY: the caller's promise.
+        unsafe { self.run_on(call, Some(gpu), Some(&unless)) }
+    }
+
+    /// As [`Communicator::exchange`], for messages of the user's, each ordered by its stream.
+    ///
+    /// # Safety
+    /// Every buffer is valid for its count, until its stream is past the messages.
+    #[allow(unsafe_code)]
+    pub unsafe fn post(&self, posted: &[Posted]) -> Result<()> {
+        self.exchanged(|engine| {
+            let Some(gpu) = &self.gpu else {
+                // SAFETY: the caller's promise.
+                return unsafe { engine.exchange(posted, &self.watched, None, None) };
+            };
+            engine.check_messages(posted)?;
+            gpu.exchange(posted, &self.watched, &mut |messages, bays| {
+                // SAFETY: the caller's promise, or pinned memory of the same lengths, or bays.
+                unsafe { engine.exchange(messages, &self.watched, None, bays) }
+            })
+        })
+    }
+
+    /// Refuse memory that only the device reads; `what` is its name.
+    pub fn check_on_host(&self, pointer: *const u8, what: &str) -> Result<()> {
+        let Some(gpu) = &self.gpu else { return Ok(()) };
+        let _current = gpu.device.enter()?;
+        match gpu.device.kind(pointer)? {
+            Kind::Host => Ok(()),
+            Kind::Device { .. } => Err(Error::argument(format!(
+                "{what} is in the memory of a CUDA device; it is read on the host"
+            ))),
+        }
+    }
+
+    /// The number of the CUDA device that this rank is on, if it is on one.
+    #[inline]
+    pub fn device(&self) -> Option<i32> {
+        self.gpu.as_ref().map(|gpu| gpu.device.ordinal)
+    }
+
     /// Run an exchange in this rank's turn.
     #[inline]
     fn exchanged(&self, run: impl FnOnce(&mut Engine) -> Result<()>) -> Result<()> {
@@ -222,6 +268,16 @@ impl Communicator {
         let outcome = run(&mut engine);
         std::mem::forget(guard);
         outcome.map_err(|error| self.failed(error))
+    }
+
+    /// Wait until this communicator's thread has run what it was given before.
+    fn follow(&self) {
+        if self.gpu.is_some()
+            && let Some(worker) = self.worker.get()
+        {
+            // Its errors are the communicator's, too. Its own thread does not wait for itself.
+            let _: Result<bool, Error> = worker.mark().and_then(|mark| worker.reached(mark, None));
+        }
     }
 
     /// Refuse what a forked child asks of its parent's communicator: half of it is the parent's.
@@ -366,7 +422,7 @@ impl Communicator {
     }
 
     fn flight(&self) -> Flight {
-        Flight { pages: self.watched.pages.clone(), number: init::number_of(&self.id) }
+        Flight { pages: self.watched.pages.clone(), number: number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
@@ -392,6 +448,14 @@ impl Communicator {
         self.watched.publish();
         Ok(())
     }
+}
+
+/// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
+fn number_of(id: &UniqueId) -> u32 {
+    // Ranks may know the meeting place by different addresses.
+    let derived = id.derive_at(b"number", &[]);
+    let fold = |hash: u64, byte: &u8| call::fingerprint::mix(hash ^ u64::from(*byte));
+    derived.as_bytes().iter().fold(0, fold) as u32
 }
 
 #[cold]

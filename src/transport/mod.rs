@@ -17,3 +17,9 @@ pub mod wait;
 mod fd_mailbox;
 mod prefetch;
 mod shm_import;
+
+/// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
+/// With as many as give a ring of 4 MiB, writers meet lines that both second-level caches have let
+/// go: 64 KiB between two processes take 3.6 us, with a quarter of it 6.1 us, with twice as much no
+/// less (`benches/results/constants-2026-11-21.txt`).
+pub const DEPTH: usize = 32;

@@ -5,7 +5,6 @@
 //! [`Message`](super::send_recv::Message) or a block of a `v` form, can be read back: the receiver
 //! says what the sender called.
 
-use super::signature::mix;
 use crate::types::DataType;
 
 /// Set in the fingerprint of a message of its own, and in no other.
@@ -19,6 +18,14 @@ const COUNT_SHIFT: u32 = 8;
 
 /// A count above it was not sent by any rank.
 const MOST: u64 = 1 << (63 - COUNT_SHIFT);
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output
+/// bit.
+pub fn mix(mut word: u64) -> u64 {
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
 
 /// Of a collective that these words describe.
 pub fn of_words(words: &[u64]) -> u64 {

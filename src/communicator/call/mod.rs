@@ -6,12 +6,13 @@ pub(super) mod fingerprint;
 pub(super) mod portions;
 pub(super) mod send_recv;
 
-use super::enqueue::single_thread_group::Meanwhile;
 use crate::device::cuda::Stream;
 use crate::error::{Error, Result};
 pub use crate::executor::layout::Vector;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
+use std::cell::Cell;
+use std::fmt;
 
 /// Where a call stands among what its user's streams do.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,33 @@ impl Order {
 impl Default for Order {
     fn default() -> Order {
         Order::on(std::ptr::null_mut())
+    }
+}
+
+/// What a rank does before it waits for the others of its meeting.
+#[derive(Clone, Copy)]
+pub struct Meanwhile<'a> {
+    pub(super) come: &'a dyn Fn(),
+    pub(super) is_apart: &'a Cell<bool>,
+}
+
+impl Meanwhile<'_> {
+    /// Let the other ranks come, which are all on this thread.
+    pub fn come(&self) {
+        (self.come)();
+    }
+
+    /// The ranks would have to wait for each other after the meeting: the error with which all of
+    /// them leave it. It breaks nothing, and nobody is told.
+    pub fn leave(&self) -> Error {
+        self.is_apart.set(true);
+        Error::argument("the ranks of this call wait for each other, which one thread cannot")
+    }
+}
+
+impl fmt::Debug for Meanwhile<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str("the others' calls")
     }
 }
 
@@ -86,6 +114,12 @@ impl Call<'_> {
             order: Order::default(),
             meanwhile: None,
         }
+    }
+
+    /// Whether it is a `v` form in which a rank knows only its own blocks.
+    pub(super) fn runs_as_messages(&self) -> bool {
+        use Collective::{AllToAll, Gather, Scatter};
+        self.vector.is_some() && matches!(self.collective, AllToAll | Gather | Scatter)
     }
 
     /// Refuse what cannot be run whatever the addresses; else what the buffers must hold.

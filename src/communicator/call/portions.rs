@@ -8,7 +8,6 @@
 #![allow(unsafe_code)]
 
 use super::{Call, Extents, Order, Vector};
-use crate::communicator::tuning::context::by_messages;
 use crate::error::Result;
 use crate::plan::Collective;
 use crate::plan::partition::{Extent, Partition};
@@ -90,7 +89,7 @@ impl Portions {
             let all = longest.saturating_mul(blocks).saturating_mul(size);
             return (!fits(all)).then(|| portions(share, longest.div_ceil(share)));
         };
-        let (share, number) = if by_messages(call) {
+        let (share, number) = if call.runs_as_messages() {
             // Only two ranks know of a block, so that is all that they can go by.
             let lists = [&vector.send_counts, &vector.recv_counts];
             let longest = lists.into_iter().flatten().chain([&call.count]).max();

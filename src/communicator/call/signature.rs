@@ -2,13 +2,16 @@
 
 use super::fingerprint;
 use crate::algorithm::Algorithm;
-use crate::communicator::exec::SETUP_OPERATIONS;
 use crate::error::Operation;
 use crate::executor::control_block::{Control, Life, Record};
 use crate::plan::Collective;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::{DataType, ReduceOp};
 use std::fmt::Write;
+
+/// Collectives that a new communicator runs for itself
+/// (see [`calibrate`](crate::communicator::init)).
+pub const SETUP_OPERATIONS: u64 = 2;
 
 /// What a rank did or does, short of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,14 +82,6 @@ impl Descriptor {
     pub fn fingerprint(&self, layout: u64) -> u64 {
         fingerprint::of_words(&[self.pack(), self.count as u64, layout])
     }
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output
-/// bit.
-pub fn mix(mut word: u64) -> u64 {
-    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
 }
 
 /// A collective's number as its user counts: those of set-up are not the user's.

@@ -155,6 +155,30 @@ impl Drop for Engine {
     }
 }
 
+/// A rank's part in the network, as long as its communicator lives.
+pub(in crate::communicator) struct Post {
+    pub engine: Engine,
+    pub addresses: Vec<Vec<SocketAddr>>,
+    pub hosts: Vec<usize>,
+}
+
+impl Post {
+    /// Where a rank's host listens at another port than its gate's.
+    pub fn at_port(&self, rank: usize, port: u16) -> Vec<SocketAddr> {
+        let with_port = |address: &SocketAddr| {
+            let mut address = *address;
+            address.set_port(port);
+            address
+        };
+        self.addresses[rank].iter().map(with_port).collect()
+    }
+
+    /// Whether these ranks are all on one host.
+    pub fn share_a_host(&self, ranks: &[usize]) -> bool {
+        ranks.iter().all(|rank| self.hosts[*rank] == self.hosts[ranks[0]])
+    }
+}
+
 #[cfg(test)]
 #[path = "tests/thread.rs"]
 mod tests;

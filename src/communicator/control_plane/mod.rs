@@ -16,4 +16,5 @@ mod simulation;
 pub(super) mod state_machine;
 mod thread;
 
+pub(super) use handle::Post;
 pub use handle::{Engine, Publisher, Start};

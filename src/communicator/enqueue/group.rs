@@ -11,14 +11,12 @@
 //! ([`super::single_thread_group`]): no other thread has to be woken.
 
 use super::host_stream::{Job, Stream};
-use super::single_thread_group::{Meanwhile, Row};
+use super::single_thread_group::Row;
+use crate::communicator::call::Meanwhile;
+pub use crate::communicator::failure::Notes;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
-
-/// Where the error of a communicator's last call that failed is kept for whoever asks; it may
-/// outlive the communicator.
-pub type Notes = Arc<Mutex<Option<Error>>>;
 
 /// What runs the entries of a group: a communicator.
 pub trait Executor: Send + Sync + 'static {

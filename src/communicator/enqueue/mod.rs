@@ -4,18 +4,20 @@
 //! open group, else hand it to its stream, else run it.
 #![allow(unsafe_code)]
 
+mod device;
 pub mod group;
 pub mod host_stream;
 
 pub(super) mod single_thread_group;
 
+use super::call::Meanwhile;
+use super::failure::Notes;
 use super::gpu::Given;
 use super::{Call, Communicator, Message, Order, Posted, Vector};
 use crate::device::cuda::PER_THREAD_STREAM;
 use crate::error::{Error, Result};
-use group::{Action, Entry, Executor, Group, Notes, Work};
+use group::{Action, Entry, Executor, Group, Work};
 use host_stream::Stream;
-use single_thread_group::Meanwhile;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -7,36 +7,9 @@
 //! that it would is left by all, as if it had been refused, and the lists are played by threads.
 
 use super::group::{Executor, List};
+use crate::communicator::call::Meanwhile;
 use crate::error::{Error, Result};
 use std::cell::{Cell, RefCell};
-use std::fmt;
-
-/// What a rank does before it waits for the others of its meeting.
-#[derive(Clone, Copy)]
-pub struct Meanwhile<'a> {
-    come: &'a dyn Fn(),
-    is_apart: &'a Cell<bool>,
-}
-
-impl Meanwhile<'_> {
-    /// Let the other ranks come, which are all on this thread.
-    pub fn come(&self) {
-        (self.come)();
-    }
-
-    /// The ranks would have to wait for each other after the meeting: the error with which all of
-    /// them leave it. It breaks nothing, and nobody is told.
-    pub fn leave(&self) -> Error {
-        self.is_apart.set(true);
-        Error::argument("the ranks of this call wait for each other, which one thread cannot")
-    }
-}
-
-impl fmt::Debug for Meanwhile<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str("the others' calls")
-    }
-}
 
 /// The most ranks of a row: each keeps some kilobytes of the stack until the last has come.
 const MOST: usize = 64;

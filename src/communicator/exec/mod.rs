@@ -4,14 +4,14 @@
 mod host_memory;
 pub(super) mod op_lock;
 
-use super::Message;
 use super::call::portions::Part;
-use super::call::signature::Descriptor;
+use super::call::send_recv::Message;
+use super::call::signature::{Descriptor, SETUP_OPERATIONS};
 use super::call::{self, Call, fingerprint};
 use super::gpu::Gpu;
 use super::health::watchdog::{OperationWatch, Unless, Watched};
 use super::memory::shared_scratch::SharedScratch;
-use super::tuning::context::{Basis, by_messages};
+use super::tuning::context::Basis;
 use super::tuning::plan_cache::{Cache, Ready, Way};
 use super::tuning::probe_backoff::Vain;
 use crate::algorithm::Algorithm;
@@ -33,9 +33,6 @@ use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
 use host_memory::Running;
 use std::sync::Arc;
-
-/// Collectives that a new communicator runs for itself (see [`super::init::calibrate`]).
-pub const SETUP_OPERATIONS: u64 = 2;
 
 pub struct Engine {
     pub links: Links,
@@ -138,7 +135,7 @@ impl Engine {
         let sequence = self.sequence;
         self.sequence += 1;
         let page = watched.pages.mine();
-        let count = if by_messages(call) { call.count } else { ready.descriptor.count };
+        let count = if call.runs_as_messages() { call.count } else { ready.descriptor.count };
         page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
         let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;

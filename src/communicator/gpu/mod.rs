@@ -13,13 +13,12 @@
 #![allow(unsafe_code)]
 
 mod abort;
-mod calls;
 mod capture;
 mod device_map;
 mod fused;
-mod ipc;
+pub(super) mod ipc;
 mod p2p;
-mod staging;
+pub(super) mod staging;
 mod stream_order;
 
 pub use device_map::seat_here;
@@ -30,9 +29,9 @@ pub use staging::send_recv::Posted;
 use super::call::portions::OnHost;
 use super::call::{Call, Extents};
 use super::health::watchdog::OperationWatch;
-use super::init::peer_info::forced_algorithm;
 use super::memory::registration::Memory;
 use super::tuning::plan_cache::Ready;
+use super::tuning::select::forced_algorithm;
 use crate::algorithm::Algorithm;
 use crate::config::Config;
 use crate::device::cuda::{
@@ -67,24 +66,24 @@ pub(super) struct Gpu {
     /// Where this rank's operations were given.
     trail: Mutex<Trail>,
     /// Used by one operation at a time: whoever has the communicator's turn.
-    staging: Mutex<Staging>,
+    pub(super) staging: Mutex<Staging>,
     /// Bytes of a portion of a long call there.
-    portion_bytes: usize,
+    pub(super) portion_bytes: usize,
     /// Of calls whose streams wait for the host.
-    words: Arc<Words>,
+    pub(super) words: Arc<Words>,
     /// Held by who gives a call to its stream and its host's part to the thread.
-    giving: Mutex<Outstanding>,
+    pub(super) giving: Mutex<Outstanding>,
     place: Place,
     /// Calls of this process's ranks that are inside the driver.
-    callers: Arc<Callers>,
+    pub(super) callers: Arc<Callers>,
     /// Since when the host has had its part of what a stream was given, which waits for it.
     on_host_since: Mutex<Option<Instant>>,
     /// Where all ranks meet, if they are threads of this process on devices.
-    desk: Option<Arc<Desk>>,
+    pub(super) desk: Option<Arc<Desk>>,
     /// All ranks are of this machine.
     is_near: bool,
     /// All ranks are on devices of this machine, in several processes.
-    may_share: bool,
+    pub(super) may_share: bool,
     /// Used by whoever has the communicator's turn.
     sharing: Mutex<Sharing>,
     /// Of this rank's kernels that wait for other processes'.
@@ -439,7 +438,7 @@ fn is_fusable(call: &Call, found: &Found) -> bool {
 }
 
 /// Whether a call is of those that only the host does, wherever its buffers are.
-fn is_apart(call: &Call) -> bool {
+pub(super) fn is_apart(call: &Call) -> bool {
     let in_place = call.send == call.recv.cast_const() && !call.send.is_null();
     call.vector.is_some() || call.collective == Collective::AllToAll && in_place
 }

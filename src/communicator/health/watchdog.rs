@@ -188,7 +188,7 @@ impl Watched {
 
 /// Earlier calls that are compared too: ranks that only send may all be through with a call before
 /// one of them can know that it was not the same. As many as a connection has slots.
-const LOOK_BACK: u64 = crate::communicator::tuning::slot_sizing::DEPTH as u64;
+const LOOK_BACK: u64 = crate::transport::DEPTH as u64;
 
 /// How often a rank that has waited so long has told other hosts: first after 50 ms, which is no
 /// ordinary wait any more, at every doubling from there, and at every second.

@@ -6,7 +6,7 @@
 
 use crate::algorithm::select::{Costs, Profile};
 use crate::clock;
-use crate::communicator::exec::SETUP_OPERATIONS;
+use crate::communicator::call::signature::SETUP_OPERATIONS;
 use crate::communicator::health::watchdog::Unless;
 use crate::communicator::{Call, Communicator, Message};
 use crate::config::Config;
@@ -40,7 +40,7 @@ const LONG_BYTES: usize = 64 << 10;
 const LEAST_LONG: usize = 8 << 10;
 
 /// Round trips of long messages, of which the first lap makes the kernel commit the ring's memory.
-const LONG_ROUND_TRIPS: usize = crate::communicator::tuning::slot_sizing::DEPTH + 16;
+const LONG_ROUND_TRIPS: usize = crate::transport::DEPTH + 16;
 
 /// Round trips of each length between hosts: enough for a minimum, few where each is slow.
 const WIRE_ROUND_TRIPS: usize = 16;
@@ -237,8 +237,7 @@ fn measure_copies(
     if communicator.rank == 0 {
         let slot = (long.half_trip_us - short.half_trip_us) / bytes as f64;
         let cross = (slot / 2.0 - costs.copy_us_per_byte).max(0.0);
-        let is_one = long.round_trips > crate::communicator::tuning::slot_sizing::DEPTH
-            && bytes >= LEAST_LONG;
+        let is_one = long.round_trips > crate::transport::DEPTH && bytes >= LEAST_LONG;
         let measured = CROSS.get().or_else(|| is_one.then(|| CROSS.get_or_make(|| cross)));
         costs.cross_us_per_byte = measured.copied().unwrap_or(costs.cross_us_per_byte);
         if let Some(pace) = pace {

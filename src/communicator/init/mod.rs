@@ -11,17 +11,21 @@ pub(super) mod rank_map;
 mod split;
 mod vanished_peers;
 
-use super::Communicator;
 use super::call::portions::portion_bytes;
+use super::call::signature::Descriptor;
 use super::exec::Engine;
 use super::exec::op_lock::Turns;
+use super::gpu::ipc::exchange::Talk;
 use super::gpu::{self, Around, Gpu, Seated};
-use super::health::watchdog::{Unless, Watched};
+use super::health::watchdog::{OperationWatch, Unless, Watched};
 use super::memory::registration::Memory;
 use super::observe::flight_recorder::Flight;
 use super::observe::status_server;
 use super::observe::timeline::Track;
+use super::tuning::select::forced_algorithm;
 use super::tuning::slot_sizing::{buffer_bytes, geometry};
+use super::{Communicator, number_of};
+use crate::algorithm::Algorithm;
 use crate::bootstrap::tcp::{Gate, NetworkConfig};
 use crate::bootstrap::{self, Cause, UniqueId, Unmet};
 use crate::clock;
@@ -35,13 +39,16 @@ use crate::host;
 use crate::plan::topology::Topology;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::transport::fifo::Stamp;
 use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Patience};
+use crate::types::{DataType, ReduceOp};
 use calibrate::Profiled;
+pub use from_launcher::new_id;
 use local::{Assembly, Crowd, Share, Until};
 use multi_host::Outside;
-use peer_info::{Introduction, forced_algorithm};
+use peer_info::Introduction;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -140,14 +147,29 @@ impl Communicator {
         let panicked = |_| Err(Error::Internal("init panicked".into()));
         joined.into_iter().map(|rank| rank.unwrap_or_else(panicked)).collect()
     }
-}
 
-/// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
-pub(super) fn number_of(id: &UniqueId) -> u32 {
-    // Ranks may know the meeting place by different addresses.
-    let derived = id.derive_at(b"number", &[]);
-    let fold = |hash: u64, byte: &u8| super::call::signature::mix(hash ^ u64::from(*byte));
-    derived.as_bytes().iter().fold(0, fold) as u32
+    /// Find out whether the ranks' devices can share memory, where the ranks are several processes
+    /// of one machine.
+    fn survey(&self, unless: Unless) -> Result<()> {
+        let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.may_share) else { return Ok(()) };
+        let mut engine = self.engine.take();
+        let descriptor = Descriptor {
+            collective: None,
+            data_type: DataType::Uint8,
+            op: ReduceOp::Sum,
+            algorithm: Algorithm::OneShot,
+            root: 0,
+            count: 0,
+        };
+        // No call of the user's has the number.
+        let sequence = u64::MAX;
+        let mut watch = OperationWatch::new(&self.watched, unless, descriptor, sequence);
+        watch.makes_communicator = true;
+        let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
+        let engine = &mut *engine;
+        let (links, memory) = (&mut engine.links, &mut engine.memory);
+        gpu.survey(&mut Talk { links, memory, stamp: &stamp, watch: &watch })
+    }
 }
 
 /// What a rank can tell to be wrong before it meets the others.

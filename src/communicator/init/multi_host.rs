@@ -12,7 +12,7 @@ use crate::bootstrap::allgather::meet_unless;
 use crate::bootstrap::tcp::Gate;
 use crate::bootstrap::{UniqueId, Unmet};
 use crate::communicator::Communicator;
-use crate::communicator::control_plane::Engine;
+use crate::communicator::control_plane::{Engine, Post};
 use crate::communicator::failure;
 use crate::communicator::tuning::slot_sizing::{OnHosts, on_hosts, segment_bytes};
 use crate::config::Config;
@@ -36,13 +36,6 @@ pub(super) struct Outside {
     wire: Settings,
 }
 
-/// A rank's part in the network, as long as its communicator lives.
-pub(in crate::communicator) struct Post {
-    pub engine: Engine,
-    pub addresses: Vec<Vec<SocketAddr>>,
-    pub hosts: Vec<usize>,
-}
-
 /// What a rank tells the ranks of all hosts.
 pub(in crate::communicator) struct Card {
     introduction: Introduction,
@@ -50,23 +43,6 @@ pub(in crate::communicator) struct Card {
     pid: u32,
     addresses: Vec<SocketAddr>,
     host_name: String,
-}
-
-impl Post {
-    /// Where a rank's host listens at another port than its gate's.
-    pub fn at_port(&self, rank: usize, port: u16) -> Vec<SocketAddr> {
-        let with_port = |address: &SocketAddr| {
-            let mut address = *address;
-            address.set_port(port);
-            address
-        };
-        self.addresses[rank].iter().map(with_port).collect()
-    }
-
-    /// Whether these ranks are all on one host.
-    pub fn share_a_host(&self, ranks: &[usize]) -> bool {
-        ranks.iter().all(|rank| self.hosts[*rank] == self.hosts[ranks[0]])
-    }
 }
 
 /// Bytes of an address: IP as IPv6, port, scope.

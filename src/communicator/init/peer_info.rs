@@ -3,6 +3,7 @@
 
 use super::calibrate::Profiled;
 use crate::algorithm::Algorithm;
+use crate::communicator::tuning::select::forced_algorithm;
 use crate::communicator::tuning::slot_sizing::buffer_bytes;
 use crate::config::{Config, Protection};
 use crate::error::{Error, Result};
@@ -137,15 +138,4 @@ fn protection(word: u64) -> String {
     let all = [Protection::Clear, Protection::Checksum, Protection::Encrypted];
     let named = all.iter().find(|one| **one as u64 == word);
     named.map_or_else(|| format!("number {word}"), |one| one.name().into())
-}
-
-/// The algorithm that the settings name, if they name one.
-pub(in crate::communicator) fn forced_algorithm(config: &Config) -> Result<Option<Algorithm>> {
-    let named = config.algorithm.as_deref().map(Algorithm::from_name).transpose();
-    named.map_err(|error| match error {
-        Error::InvalidArgument(text) => {
-            Error::argument(format!("RINGCOMM_ALGO or the config's algorithm: {text}"))
-        }
-        other => other,
-    })
 }

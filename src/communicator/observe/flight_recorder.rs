@@ -5,8 +5,8 @@
 
 use crate::bootstrap::rendezvous;
 use crate::clock;
+use crate::communicator::call::signature::SETUP_OPERATIONS;
 use crate::communicator::call::signature::{self, number, state_of};
-use crate::communicator::exec::SETUP_OPERATIONS;
 use crate::error::Operation;
 use crate::executor::control_block::{Control, Life, RECORDS, Record};
 use crate::executor::links::Pages;

@@ -9,7 +9,7 @@ pub(super) mod attempt;
 mod driver;
 
 use super::Communicator;
-use super::call::signature::mix;
+use super::call::fingerprint::mix;
 use super::init::local::Until;
 use super::init::rank_map::Numbering;
 use crate::bootstrap::tcp::{Gate, NetworkConfig};
@@ -292,8 +292,8 @@ mod tests {
     use super::*;
     use crate::bootstrap::UniqueId;
     use crate::bootstrap::tcp::{Greeting, HELLO, Handshake, Purpose, Secret};
-    use crate::communicator::init::number_of;
     use crate::communicator::init::thread_per_rank::all_or_none;
+    use crate::communicator::number_of;
 
     /// The ids of communicators that a rank makes of `of`, each in another way or another time.
     fn descendants(of: &Communicator) -> Vec<UniqueId> {

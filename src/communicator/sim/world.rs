@@ -7,7 +7,7 @@ use crate::bootstrap::sim::Simulated;
 use crate::bootstrap::sim::allgather::Gate;
 use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives};
 use crate::bootstrap::sim::net::{Happening, Net, Shared};
-use crate::communicator::init::number_of;
+use crate::communicator::number_of;
 use crate::error::Error;
 use std::cell::RefCell;
 use std::fmt;

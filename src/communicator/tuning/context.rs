@@ -4,28 +4,15 @@
 //! It is fixed when the communicator is made and nothing that runs changes it, but for a word that
 //! says that no scratch is shared, so whoever asks how a call would run needs no turn.
 
-use super::plan_cache::{Key, Ready, Way};
-use super::select;
+use super::plan_cache::{Ready, Way};
 use super::slot_sizing::{stride, window_bytes};
-use crate::algorithm::select::{Choice, Costs, goes_whole};
-use crate::algorithm::{self, Algorithm, serial_order};
-use crate::communicator::Mapped;
-use crate::communicator::call::portions::Portions;
-use crate::communicator::call::signature::{Descriptor, mix};
-use crate::communicator::call::{Call, Extents};
-use crate::config::Config;
-use crate::device::host::Reduction;
-use crate::error::Result;
-use crate::executor::bind::{Bound, Cut, Shape};
-use crate::executor::direct::program::Direct;
-use crate::executor::layout::Layout;
+use crate::algorithm::Algorithm;
+use crate::algorithm::select::{Costs, goes_whole};
 use crate::executor::links::Links;
-use crate::executor::shm_two_shot::Windows;
+use crate::plan::Collective;
 use crate::plan::topology::Topology;
-use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::transport::fifo::Geometry;
-use crate::types::ReduceOp;
 use std::sync::Arc;
 
 /// The longest message between hosts whose ranks take turns on a machine's cores, as those of tests
@@ -146,131 +133,9 @@ impl Basis {
         }
     }
 
-    /// A call's shape, ready to run. Says nothing of any buffer.
-    #[cold]
-    pub fn bind(&self, call: &Call, config: &Config) -> Result<Ready> {
-        let (rank, nranks) = (self.rank, self.nranks);
-        let key = (Key::new(call), call.extents(rank, nranks)?);
-        if by_messages(call) {
-            return self.bind_messages(call, key, config);
-        }
-        let chosen = select::choose(self, call, config)?;
-        let plan_of = |algorithm: Algorithm, of: usize| {
-            algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root)
-                .expect("only algorithms that exist are chosen")
-        };
-        let layout_for = |plan: &Plan| {
-            Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
-        };
-        let element = call.data_type.size();
-        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
-        let reduction = || Reduction::new(call.data_type, call.op, nranks);
-        let reduction = call.collective.reduces().then(reduction).transpose()?;
-        let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
-        let plan = plan_of(chosen.staged.algorithm, rank).spread(self.stride());
-        let layout = layout_for(&plan);
-        let cut = Cut::new(plans_of(chosen.staged.algorithm), &layout, element);
-        let shape = Shape {
-            layout: &layout,
-            element,
-            reduction,
-            scales,
-            slot_bytes: self.message_bytes((chosen.staged.algorithm, call.collective), cut.whole),
-            pipelined: self.geometry.depth >= PIPELINE_DEPTH,
-            cut,
-        };
-        let staged = Bound::new(&plan, shape)?;
-        let direct = chosen.direct.and_then(|direct| {
-            let plans: Vec<Plan> = plans_of(direct.algorithm).collect();
-            Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
-        });
-        let windows = chosen.windows.and_then(|choice| {
-            let plans: Vec<Plan> = plans_of(choice.algorithm).collect();
-            Windows::new(&plans, rank, (call.count, element), self.window_bytes())
-        });
-        let kernel = chosen.kernel.and_then(|choice| self.reading(call, choice.algorithm));
-        // Between processes it is scratch or the slots unless all ranks' buffers turn out to be
-        // shared, between threads it is the slots where a rank calls in place what that does not
-        // suit.
-        let always = self.one_process && direct.as_ref().is_some_and(|program| program.in_place);
-        let by_kernel = kernel.as_ref().is_some_and(|program| program.in_place);
-        let of_windows = chosen.windows.filter(|_| windows.is_some());
-        let of_kernel = chosen.kernel.filter(|_| by_kernel);
-        let otherwise = of_windows.or(of_kernel).unwrap_or(chosen.staged);
-        let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
-        let descriptor = describe(call, best.algorithm);
-        let fingerprint = descriptor.fingerprint(layout_word(call));
-        let mapped = |(program, choice): (&Direct, Choice)| Mapped {
-            algorithm: choice.algorithm.name(),
-            chunks: plan_of(choice.algorithm, rank).nchunks,
-            in_place: program.in_place,
-            predicted_us: choice.predicted_us,
-        };
-        let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !always).map(mapped);
-        let asks = direct.is_some() || kernel.is_some();
-        let way = direct.map_or(Way::Staged, Way::Direct);
-        let chunks = plan_of(otherwise.algorithm, rank).nchunks;
-        let predicted_us = best.predicted_us;
-        let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
-        (ready.mapped, ready.windows, ready.kernel) = (mapped, windows, kernel);
-        ready.portions = self.portions(call, &ready.extents, config)?;
-        ready.forbears = asks && chosen.forbears(call.collective);
-        Ok(ready)
-    }
-
-    /// How a call is cut, where a rank is on a device: the same on all ranks.
-    pub fn portions(
-        &self,
-        call: &Call,
-        extents: &Extents,
-        config: &Config,
-    ) -> Result<Option<Portions>> {
-        let Some(bytes) = self.portion_bytes else { return Ok(None) };
-        let cut = |parts| Portions::of(call, extents, (self.rank, self.nranks), parts, bytes);
-        match cut(1) {
-            None => Ok(None),
-            whole => match self.parts(call, config)? {
-                1 => Ok(whole),
-                parts => Ok(cut(parts)),
-            },
-        }
-    }
-
-    /// The first portion of a call, ready to run.
-    pub fn bind_portion(&self, call: &Call, portions: &Portions, config: &Config) -> Result<Ready> {
-        let lists = portions.lists(call, 0);
-        self.bind(&portions.call(call, 0, (call.send, call.recv), lists.as_ref()), config)
-    }
-
-    /// Parts of a vector that keep their elements however it is cut: in the algorithms that only
-    /// run where they are asked for, the order of a sum depends on them.
-    fn parts(&self, call: &Call, config: &Config) -> Result<usize> {
-        let has_order = matches!(call.collective, Collective::AllReduce | Collective::Reduce)
-            && !call.op.is_associative(call.data_type);
-        if !has_order || config.algorithm.is_none() {
-            return Ok(1);
-        }
-        let algorithm = select::choose(self, call, config)?.staged.algorithm;
-        let plan =
-            algorithm::plan_on(&self.topology, algorithm, call.collective, self.rank, call.root);
-        let plan = plan.filter(|_| !serial_order(algorithm, call.collective));
-        Ok(plan.map_or(1, |plan| plan.nchunks))
-    }
-
-    /// The program in which every rank only reads what others have.
-    fn reading(&self, call: &Call, algorithm: Algorithm) -> Option<Direct> {
-        let plan =
-            |of| algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root);
-        let plans: Vec<Plan> = (0..self.nranks).map(plan).collect::<Option<_>>()?;
-        let (rank, nchunks) = (self.rank, plans[self.rank].nchunks);
-        let layout =
-            Layout::new(call.collective, rank, self.nranks, nchunks, call.count, call.vector);
-        Direct::reading(&plans, rank, &layout, call.data_type.size())
-    }
-
     /// Slices between two stages of a plan. The order of messages depends on it, so it rests on
     /// what all ranks agree on.
-    fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         stride(self.geometry.depth, self.nranks, self.topology.nhosts(), self.is_crowded())
     }
 
@@ -279,7 +144,7 @@ impl Basis {
     }
 
     /// What a message of a plan has room for, of which the longest has `longest` bytes.
-    fn message_bytes(&self, plan: (Algorithm, Collective), longest: usize) -> usize {
+    pub(super) fn message_bytes(&self, plan: (Algorithm, Collective), longest: usize) -> usize {
         match goes_whole(plan, longest, self.longest_whole()) {
             true => longest,
             false => self.longest_message(),
@@ -299,59 +164,5 @@ impl Basis {
     pub fn longest_whole(&self) -> usize {
         let is_busy = !self.setting_up && self.costs.wire_us_per_byte <= BUSY_WIRE_US_PER_BYTE;
         if is_busy && !self.is_crowded() { self.longest_whole } else { 0 }
-    }
-
-    /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
-    fn bind_messages(&self, call: &Call, key: (Key, Extents), config: &Config) -> Result<Ready> {
-        let descriptor = describe(call, Algorithm::OneShot);
-        let fingerprint = descriptor.fingerprint(layout_word(call));
-        let predicted =
-            select::predicted(self, call, Algorithm::OneShot).unwrap_or(self.costs.alpha_us);
-        let nothing = Bound::empty(call.data_type.size(), self.geometry.slot_bytes);
-        let (rank, chunks) = (self.rank, self.nranks);
-        let layout =
-            Layout::new(call.collective, rank, chunks, chunks * chunks, call.count, call.vector);
-        let way = Way::Messages(layout);
-        let mut ready = Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted);
-        ready.portions = self.portions(call, &ready.extents, config)?;
-        Ok(ready)
-    }
-}
-
-/// Whether the call is a `v` form in which a rank knows only its own blocks.
-pub fn by_messages(call: &Call) -> bool {
-    use Collective::{AllToAll, Gather, Scatter};
-    call.vector.is_some() && matches!(call.collective, AllToAll | Gather | Scatter)
-}
-
-fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
-    Descriptor {
-        collective: Some(call.collective),
-        data_type: call.data_type,
-        op: call.op,
-        algorithm,
-        root: call.root,
-        count: common_count(call),
-    }
-}
-
-/// The count that all ranks agree on: in a `v` form that of all blocks, where all ranks know them.
-fn common_count(call: &Call) -> usize {
-    match call.vector {
-        None => call.count,
-        Some(_) if by_messages(call) => 0,
-        Some(vector) => vector.recv_counts.iter().sum(),
-    }
-}
-
-/// What ranks of a `v` form must agree on: the counts, where all ranks know all of them.
-fn layout_word(call: &Call) -> u64 {
-    use Collective::{AllGather, ReduceScatter};
-    match (call.vector, call.collective) {
-        (None, _) => 0,
-        (Some(v), AllGather | ReduceScatter) => {
-            v.recv_counts.iter().fold(1, |hash, count| mix(hash ^ *count as u64))
-        }
-        (Some(_), _) => 1,
     }
 }

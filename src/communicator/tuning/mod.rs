@@ -1,7 +1,8 @@
 //! Tuning: which algorithm and data path a call takes, bound once and kept in a cache.
 
+mod bind;
 pub(super) mod context;
 pub(super) mod plan_cache;
 pub(super) mod probe_backoff;
-mod select;
+pub(super) mod select;
 pub(super) mod slot_sizing;

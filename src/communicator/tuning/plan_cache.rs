@@ -1,9 +1,9 @@
 //! Bound calls, kept by shape: after its first call a shape costs one comparison.
 
 use crate::algorithm::Algorithm;
-use crate::communicator::Mapped;
+use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::portions::Portions;
-use crate::communicator::call::signature::{Descriptor, mix};
+use crate::communicator::call::signature::Descriptor;
 use crate::communicator::call::{Call, Extents, Vector};
 use crate::executor::bind::Bound;
 use crate::executor::direct::program::Direct;
@@ -16,6 +16,23 @@ use std::sync::Arc;
 
 /// Shapes kept before the cache starts over: a model has tens of bucket sizes, not thousands.
 const MOST: usize = 4096;
+
+/// How a call runs in the ranks' own buffers, where that depends on the buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    pub algorithm: &'static str,
+    pub chunks: usize,
+    /// Whether it also suits a call in place.
+    pub in_place: bool,
+    pub predicted_us: f64,
+}
+
+impl Mapped {
+    /// Of a call in so many portions.
+    pub fn times(self, number: usize) -> Mapped {
+        Mapped { predicted_us: number as f64 * self.predicted_us, ..self }
+    }
+}
 
 /// Everything about a call but its addresses.
 #[derive(Clone, Debug, PartialEq)]

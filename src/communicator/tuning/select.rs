@@ -8,10 +8,9 @@ use crate::algorithm::select::{
     Choice, Costs, Hosts, Question, by_kernel, choose as fastest, in_windows, predict,
 };
 use crate::algorithm::{self, Algorithm, serial_order};
-use crate::communicator::Call;
-use crate::communicator::init::peer_info::forced_algorithm;
+use crate::communicator::call::Call;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Collective;
 
 /// How a call runs: through slots, and directly where all ranks' buffers turn out to be reachable.
@@ -169,6 +168,17 @@ pub fn predicted(basis: &Basis, call: &Call, algorithm: Algorithm) -> Option<f64
         forced: None,
     };
     predict(algorithm, false, &question, &basis.costs)
+}
+
+/// The algorithm that the settings name, if they name one.
+pub(in crate::communicator) fn forced_algorithm(config: &Config) -> Result<Option<Algorithm>> {
+    let named = config.algorithm.as_deref().map(Algorithm::from_name).transpose();
+    named.map_err(|error| match error {
+        Error::InvalidArgument(text) => {
+            Error::argument(format!("RINGCOMM_ALGO or the config's algorithm: {text}"))
+        }
+        other => other,
+    })
 }
 
 #[cfg(test)]

@@ -5,18 +5,13 @@ use crate::config::{Config, DEFAULT_BUFFER_BYTES, Protection};
 use crate::error::{Error, Result};
 use crate::executor::links::SegmentMap;
 use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
+use crate::transport::DEPTH;
 use crate::transport::fifo::Geometry;
 use crate::transport::tcp::{Lengths, Settings};
 
 /// The longest a slot is: a slot, what it is reduced with and the result share the second-level
 /// cache (1 MiB on Zen 4) with as much again of the slice before.
 const LONGEST_SLOT: usize = 128 << 10;
-
-/// Slots of a connection where the buffer size allows; two is the least a ring algorithm needs.
-/// With as many as give a ring of 4 MiB, writers meet lines that both second-level caches have let
-/// go: 64 KiB between two processes take 3.6 us, with a quarter of it 6.1 us, with twice as much no
-/// less (`benches/results/constants-2026-11-21.txt`).
-pub(in crate::communicator) const DEPTH: usize = 32;
 
 /// Bytes of a rank's rings: as configured, else the default, of which more than two ranks take
 /// half, so that all rings together leave room in the last-level cache. With 4 ranks on 2 near

@@ -8,8 +8,8 @@
 
 use super::abi;
 use super::context::Device;
-use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream, TOO_NEW};
 use super::cooperative_order::Turns;
+use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream, TOO_NEW};
 use super::launch_order::between_launches;
 use crate::error::{Error, Result};
 use crate::fork::Shared;

@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringResult_t {
     run(|| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        let id = communicator::new_id(&Config::from_environment()?)?;
+        let id = communicator::init::new_id(&Config::from_environment()?)?;
         out.set(convert::unique_id_to_c(&id));
         Ok(())
     })

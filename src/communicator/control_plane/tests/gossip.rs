@@ -1,7 +1,7 @@
 //! Gossip on a simulated network: one seed gives the delays, the cuts and the deaths.
 
 use super::*;
-use crate::communicator::call::signature::mix;
+use crate::communicator::call::fingerprint::mix;
 use crate::executor::control_block::shrink_board::Announcement;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -8,7 +8,7 @@
 //! [`conclude`]: super::conclude
 
 use super::launch::conclude;
-use crate::communicator::enqueue::single_thread_group::Meanwhile;
+use crate::communicator::call::Meanwhile;
 use crate::communicator::gpu::DeviceStream;
 use crate::communicator::gpu::p2p::peer_access::{self, Probed};
 use crate::communicator::gpu::p2p::select::{Asked, Chosen};
@@ -189,8 +189,8 @@ impl Desk {
 
     /// How kernels that wait do a call, where they do it, in how many channels, and whether in one
     /// launch.
-    pub fn explain(&self, call: &crate::communicator::Call) -> Option<(Chosen, usize, bool)> {
-        let crate::communicator::Call { collective, root, count, data_type, op, .. } = *call;
+    pub fn explain(&self, call: &crate::communicator::call::Call) -> Option<(Chosen, usize, bool)> {
+        let crate::communicator::call::Call { collective, root, count, data_type, op, .. } = *call;
         let call = Call { collective, root, count, data_type, op, is_plain: true };
         let mut state = self.state.lock();
         let company = state.company.as_mut()?;

@@ -18,7 +18,7 @@
 //! every survivor writes in its place.
 #![allow(unsafe_code)]
 
-pub(super) mod exchange;
+pub(in crate::communicator) mod exchange;
 mod exports;
 pub(super) mod imports;
 mod leader;

@@ -10,24 +10,20 @@
 use super::exchange::{Plain, Talk};
 use super::watchdog::Guardian;
 use super::{Buffers, Shared, Within};
-use crate::algorithm::Algorithm;
 use crate::bootstrap;
-use crate::communicator::call::signature::Descriptor;
 use crate::communicator::call::{Call, Order};
 use crate::communicator::gpu::p2p::processes::{Crew, Ground};
 use crate::communicator::gpu::staging::wait_for;
 use crate::communicator::gpu::{Gpu, Sharing};
-use crate::communicator::health::watchdog::{OperationWatch, Unless};
-use crate::communicator::{Communicator, Error};
+use crate::communicator::health::watchdog::OperationWatch;
 use crate::device::cuda::{
     Addresses, Capture, Carrier, Carriers, Device, DeviceMemory, Event, Lasting, OwnedStream,
     Piece, Pinned, Recording, copy,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::executor::links::Links;
 use crate::plan::Collective;
-use crate::transport::fifo::Stamp;
-use crate::types::{DataType, ReduceOp};
+use crate::types::DataType;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,33 +50,9 @@ const BYTES: usize = 20_011;
 /// A call that has not come back by then never will: it takes microseconds.
 const LONGEST: Duration = Duration::from_secs(5);
 
-impl Communicator {
-    /// Find out whether the ranks' devices can share memory, where the ranks are several processes
-    /// of one machine.
-    pub(in crate::communicator) fn survey(&self, unless: Unless) -> Result<()> {
-        let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.may_share) else { return Ok(()) };
-        let mut engine = self.engine.take();
-        let descriptor = Descriptor {
-            collective: None,
-            data_type: DataType::Uint8,
-            op: ReduceOp::Sum,
-            algorithm: Algorithm::OneShot,
-            root: 0,
-            count: 0,
-        };
-        // No call of the user's has the number.
-        let sequence = u64::MAX;
-        let mut watch = OperationWatch::new(&self.watched, unless, descriptor, sequence);
-        watch.makes_communicator = true;
-        let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
-        let engine = &mut *engine;
-        let (links, memory) = (&mut engine.links, &mut engine.memory);
-        gpu.survey(&mut Talk { links, memory, stamp: &stamp, watch: &watch })
-    }
-}
-
 impl Gpu {
-    fn survey(&self, talk: &mut Talk) -> Result<()> {
+    /// Find out whether the ranks' devices can share memory.
+    pub(in crate::communicator) fn survey(&self, talk: &mut Talk) -> Result<()> {
         let all = 0..talk.links.nranks;
         let mut sharing = self.prepare(talk.links, talk.watch);
         let hello = Hello {

@@ -13,16 +13,11 @@
 #![allow(unsafe_code)]
 
 use super::portions;
-use super::send_recv::Posted;
-use super::{Given, Guard, wait_until};
+use super::{Guard, wait_until};
 use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
-use crate::communicator::call::send_recv;
-use crate::communicator::call::{Call, Extents, Order, Ticket};
-use crate::communicator::enqueue::group::{Action, Executor, Work};
-use crate::communicator::enqueue::{Deferred, GivenMessages, OwnedCall};
+use crate::communicator::call::{Call, Extents, Ticket};
 use crate::communicator::gpu::{Found, Gpu, Sharing};
 use crate::communicator::health::watchdog::OperationWatch;
-use crate::communicator::{Communicator, Error};
 use crate::device::cuda::{Device, Lasting, Pinned};
 use crate::error::Result;
 use crate::fork::Shared;
@@ -80,7 +75,7 @@ impl Words {
     }
 
     /// Wait until the input of a call has come.
-    fn wait(&self, ticket: u32, watch: &dyn Guard) -> Result<()> {
+    pub(in crate::communicator) fn wait(&self, ticket: u32, watch: &dyn Guard) -> Result<()> {
         // Acquire: pairs with the stream's write, which comes after its copy.
         wait_until(|| Ok(self.come().load(Acquire).wrapping_sub(ticket) as i32 >= 0), watch)?;
         // An abort before the input came ends the call, too.
@@ -129,32 +124,32 @@ impl Place {
 /// The most that streams are given of messages and of calls in portions that return before they are
 /// done. A driver takes some 1,000 entries of a stream before it makes the caller wait for the
 /// first of them, which may wait for a call that the same caller is yet to make.
-const MOST_ENTRIES: usize = 512;
+pub(in crate::communicator) const MOST_ENTRIES: usize = 512;
 
 /// What streams have been given of these and the host may not have done yet.
 #[derive(Default)]
 pub struct Outstanding {
-    entries: usize,
+    pub(in crate::communicator) entries: usize,
     /// The last of these calls.
-    last: u32,
+    pub(in crate::communicator) last: u32,
 }
 
 impl Outstanding {
     /// Entries, once the host has `done` what has this number.
-    fn of(&self, done: u32) -> usize {
+    pub(in crate::communicator) fn of(&self, done: u32) -> usize {
         if done.wrapping_sub(self.last) as i32 >= 0 { 0 } else { self.entries }
     }
 }
 
 /// Entries of a stream for a call in portions.
-fn entries(call: &Call, portions: &Portions) -> usize {
+pub(in crate::communicator) fn entries(call: &Call, portions: &Portions) -> usize {
     let blocks = portions.blocks(call, Side::Input) + portions.blocks(call, Side::Output);
     portions.number.saturating_mul(blocks + 2)
 }
 
 impl Gpu {
     /// Whether a call returns before the host has done its part.
-    fn is_ahead(&self, found: &Found, extents: &Extents) -> bool {
+    pub(in crate::communicator) fn is_ahead(&self, found: &Found, extents: &Extents) -> bool {
         // What is in host memory is the caller's again when the call returns.
         let is_all_here =
             found.sends == (extents.input > 0) && found.receives == (extents.output > 0);
@@ -162,14 +157,18 @@ impl Gpu {
     }
 
     /// Whether calls of this rank go through the host, and its streams may wait for that.
-    fn may_go_ahead(&self) -> bool {
+    pub(in crate::communicator) fn may_go_ahead(&self) -> bool {
         let goes_through_host =
             self.desk.is_none() && !matches!(*self.sharing.lock(), Sharing::Works(_));
         goes_through_host && !self.place.is_shared()
     }
 
     /// Wait until a stream has come to what it was given; from then on it waits for the host.
-    fn wait_for_input(&self, ticket: u32, watch: &dyn Guard) -> Result<()> {
+    pub(in crate::communicator) fn wait_for_input(
+        &self,
+        ticket: u32,
+        watch: &dyn Guard,
+    ) -> Result<()> {
         *self.on_host_since.lock() = None;
         self.words.wait(ticket, watch)?;
         *self.on_host_since.lock() = Some(Instant::now());
@@ -199,159 +198,6 @@ impl Gpu {
             self.words.finish(ticket);
             Ok(())
         }))
-    }
-}
-
-impl Communicator {
-    /// Give a call to its stream, and the host's part of it to this communicator's thread, where
-    /// the call goes through the host; whether it does.
-    ///
-    /// # Safety
-    /// The buffers of `call` stay valid until its stream has passed it.
-    #[inline]
-    pub unsafe fn give(self: &Arc<Communicator>, call: &Call) -> Result<bool> {
-        match &self.gpu {
-            None => Ok(false),
-            // SAFETY: the caller's promise.
-            Some(gpu) => unsafe { self.give_to(gpu, call) },
-        }
-    }
-
-    /// # Safety
-    /// As for `give`.
-    unsafe fn give_to(self: &Arc<Communicator>, gpu: &Gpu, call: &Call) -> Result<bool> {
-        self.check_process()?;
-        self.check()?;
-        let extents = call.extents(self.rank, self.nranks)?;
-        extents.check(call, self.rank)?;
-        let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
-        let found = gpu.look(call, &extents)?;
-        if !gpu.is_ahead(&found, &extents) {
-            return Ok(false);
-        }
-        let portions = self.basis().portions(call, &extents, &self.config)?;
-        let worker = self.worker()?;
-        // The stream's order is the thread's.
-        let mut giving = gpu.giving.lock();
-        // Relaxed: it only counts.
-        let outstanding = giving.of(gpu.words.done().load(Relaxed));
-        let entries = portions.map_or(0, |portions| entries(call, &portions));
-        if entries > 0 && outstanding.saturating_add(entries) > MOST_ENTRIES {
-            return Ok(false);
-        }
-        let mut staging = gpu.staging.lock();
-        let base = staging.base(0)?;
-        let given = staging.ticket(portions.map_or(1, |portions| portions.number));
-        let last = given.ticket();
-        if entries > 0 {
-            *giving = Outstanding { entries: outstanding + entries, last };
-        }
-        let staged = match &portions {
-            // Its buffers are the call's, which its portions are parts of.
-            Some(portions) => staging.give_portions(call, portions, last).map(|()| call.clone()),
-            None => staging.give(call, &found, &extents, last),
-        };
-        drop((staging, inside));
-        let moved = match staged {
-            Ok(moved) => moved,
-            Err(error) => {
-                let error = self.failed(error);
-                // Calls before this one have their results before their streams go on.
-                self.follow();
-                drop::<Given>(given);
-                return Err(error);
-            }
-        };
-        let order = Order { ticket: Some(Ticket { last, base }), ..Order::default() };
-        let moved = Call { order, ..moved };
-        // SAFETY: pinned memory, which is the stream's and the thread's until both are through.
-        let owned = unsafe { OwnedCall::given(&moved, given) };
-        let owned = Action::Collective(Deferred::Collective(owned));
-        worker.submit(Work::one(Arc::clone(self), owned))?;
-        Ok(true)
-    }
-
-    /// Give messages to their stream, and the host's part of them to this communicator's thread,
-    /// where they have one stream, all of them are of device memory, and the pinned memory has room
-    /// for them; whether that is so.
-    ///
-    /// # Safety
-    /// Every buffer is valid for its count until the stream has passed the messages.
-    pub(in crate::communicator) unsafe fn give_messages(
-        self: &Arc<Communicator>,
-        posted: &[Posted],
-    ) -> Result<bool> {
-        let Some((gpu, first)) = self.gpu.as_ref().zip(posted.first()) else { return Ok(false) };
-        let is_one = |one: &Posted| one.order.stream == first.order.stream && !one.order.settles;
-        if !posted.iter().all(is_one) || !gpu.may_go_ahead() {
-            return Ok(false);
-        }
-        self.check_process()?;
-        self.check()?;
-        send_recv::check(posted, self.rank, self.nranks)?;
-        let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
-        let found = gpu.look_at(posted)?;
-        if !found.is_away || found.bytes > 2 * gpu.portion_bytes {
-            return Ok(false);
-        }
-        let worker = self.worker()?;
-        // The stream's order is the thread's.
-        let mut giving = gpu.giving.lock();
-        // Relaxed: it only counts.
-        let outstanding = giving.of(gpu.words.done().load(Relaxed));
-        // A copy for each, a word to write, one to wait for, and two events.
-        let entries = outstanding + posted.len() + 4;
-        if entries > MOST_ENTRIES {
-            return Ok(false);
-        }
-        let mut staging = gpu.staging.lock();
-        // Memory that was given up comes anew, if it can.
-        staging.base(found.bytes)?;
-        let given = staging.ticket(1);
-        *giving = Outstanding { entries, last: given.ticket() };
-        // SAFETY: the caller's promise.
-        let staged = unsafe { staging.give_messages(posted, found.bytes, given.ticket()) };
-        drop((staging, inside));
-        let messages = match staged {
-            Ok(messages) => messages,
-            Err(error) => {
-                let error = self.failed(error);
-                // Calls before these have their results before their streams go on.
-                self.follow();
-                drop::<Given>(given);
-                return Err(error);
-            }
-        };
-        let given = Deferred::Messages(GivenMessages { messages, given });
-        worker.submit(Work::one(Arc::clone(self), Action::Collective(given)))?;
-        Ok(true)
-    }
-
-    /// The host's part of messages that their stream has.
-    ///
-    /// # Safety
-    /// The memory of the messages is theirs until the stream is told that they are through.
-    pub(in crate::communicator) unsafe fn exchange_given(
-        &self,
-        given: &GivenMessages,
-    ) -> Result<()> {
-        let Some(gpu) = &self.gpu else { return Ok(()) };
-        self.exchanged(|engine| {
-            gpu.wait_for_input(given.given.ticket(), &self.watched)?;
-            let unless = || gpu.jam("its messages");
-            // SAFETY: the caller's promise.
-            unsafe { engine.exchange(&given.messages, &self.watched, Some(&unless), None) }
-        })
-    }
-
-    /// Wait until this communicator's thread has run what it was given before.
-    pub(in crate::communicator) fn follow(&self) {
-        if self.gpu.is_some()
-            && let Some(worker) = self.worker.get()
-        {
-            // Its errors are the communicator's, too. Its own thread does not wait for itself.
-            let _: Result<bool, Error> = worker.mark().and_then(|mark| worker.reached(mark, None));
-        }
     }
 }
 

@@ -12,7 +12,7 @@
 //! have on them.
 #![allow(unsafe_code)]
 
-pub(super) mod async_calls;
+pub(in crate::communicator) mod async_calls;
 mod bounce_buffers;
 pub(super) mod driver_calls;
 mod portions;
@@ -207,7 +207,7 @@ impl Staging {
     }
 
     /// Memory of so many bytes, which copies that were given before may still use.
-    pub(super) fn base(&mut self, bytes: usize) -> Result<*mut u8> {
+    pub(in crate::communicator) fn base(&mut self, bytes: usize) -> Result<*mut u8> {
         self.forsake();
         self.memory(bytes)
     }

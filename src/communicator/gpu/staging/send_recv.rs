@@ -6,9 +6,10 @@
 
 use super::bounce_buffers::Bays;
 use super::{Guard, Staging};
+use crate::communicator::call::Order;
 use crate::communicator::call::portions::LINE;
+use crate::communicator::call::send_recv::Message;
 use crate::communicator::gpu::{Gpu, refuse_capture};
-use crate::communicator::{Message, Order};
 use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy, wait};
 use crate::error::Result;
 use crate::executor::bounce_buffers;
@@ -63,7 +64,7 @@ pub type OnHost<'a> =
     dyn FnMut(&[Message], Option<&mut dyn bounce_buffers::Bays>) -> Result<()> + 'a;
 
 /// What messages were found to name, before anything of them is done.
-pub(in crate::communicator::gpu) struct Found {
+pub(in crate::communicator) struct Found {
     /// Which of them are of device memory.
     staged: Vec<bool>,
     /// Those that order them: not all of it is in host memory, or a stream is named.
@@ -76,7 +77,7 @@ pub(in crate::communicator::gpu) struct Found {
 
 impl Gpu {
     /// Look where messages' buffers are, and whether they can be run at all.
-    pub(super) fn look_at(&self, posted: &[Posted]) -> Result<Found> {
+    pub(in crate::communicator) fn look_at(&self, posted: &[Posted]) -> Result<Found> {
         let (mut staged, mut streams) = (vec![false; posted.len()], Vec::new());
         let (mut bytes, mut on_host): (usize, bool) = (0, false);
         let _current = self.device.enter()?;
@@ -188,7 +189,7 @@ impl Staging {
     ///
     /// # Safety
     /// The buffers are valid until the stream is past the messages.
-    pub(super) unsafe fn give_messages(
+    pub(in crate::communicator) unsafe fn give_messages(
         &mut self,
         posted: &[Posted],
         bytes: usize,

@@ -2,7 +2,7 @@
 //! between them, and in half of the worlds news that travels slowly and past some ranks.
 
 use super::{Act, Agreement, Peer};
-use crate::communicator::call::signature::mix;
+use crate::communicator::call::fingerprint::mix;
 use crate::executor::control_block::shrink_board::{Announcement, RankSet};
 use std::collections::HashMap;
 
