@@ -5,7 +5,7 @@
 //! secret before a byte of theirs is believed. Nothing in the file system, no thread, nothing that
 //! outlives a killed process.
 
-mod admission;
+mod addresses;
 pub mod allgather;
 mod error;
 pub mod local;

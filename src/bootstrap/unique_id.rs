@@ -3,8 +3,8 @@
 //! Its 32-byte secret is the only credential in the library: everything a rank proves, and every
 //! name it meets the others under, is an HMAC-SHA256 of it under a label of its own.
 
+use super::addresses::best_few;
 use super::process::random;
-use super::tcp::best_few;
 use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};

@@ -2,14 +2,12 @@
 
 use crate::bootstrap::local::wire::{Failure, MAX_PAYLOAD};
 use crate::bootstrap::tcp::Refusal;
+use crate::bootstrap::tcp::listener::MOST_ADDRESSES;
 use crate::bootstrap::tcp::secure_frame::MAX_FRAME;
 use crate::bootstrap::unique_id::{decode_address, encode_address};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Addresses of a gate that are told to others; further ones are worse, and a host may have
-/// hundreds.
-pub const MOST_ADDRESSES: usize = 4;
 /// Bytes of an encoded address.
 const ADDRESS: usize = 24;
 /// Bytes of a host's name at most: as many as Linux allows.

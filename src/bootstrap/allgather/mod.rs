@@ -6,7 +6,6 @@ pub(super) mod message;
 pub(super) mod root;
 pub(super) mod tree;
 
-use super::UniqueId;
 use super::error::Unmet;
 use super::local::wire::{Failure, MAX_PAYLOAD};
 use super::process::random;
@@ -15,12 +14,13 @@ use super::tcp::handshake::Secret;
 use super::tcp::hello::{ANYONE, Greeting, Purpose};
 use super::tcp::listener::{Gate, NetworkConfig};
 use super::tcp::socket::{self, Kernel, entry};
+use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::thread_signals;
 use client::Member;
 use driver::{Host, Role};
-pub use message::{Entry, MOST_ADDRESSES, Message, Party, entries};
+pub use message::{Entry, Message, Party, entries};
 use root::Registry;
 use std::time::{Duration, Instant};
 

@@ -21,10 +21,11 @@
 
 pub mod wire;
 
+mod admission;
 mod broadcast;
 mod client;
 mod framing;
-pub(super) mod handshake;
+mod handshake;
 mod root;
 mod socket;
 

@@ -2,13 +2,13 @@
 //!
 //! One thread, one `poll` over every socket, and no call that waits for a particular one of them.
 
+use super::admission::Porch;
 use super::broadcast::{Bulletin, Outbox};
 use super::framing::{Arrived, Inbox};
 use super::handshake::{Candidate, PROOF_TIME, Progress};
 use super::socket::{self, Peer, Socket};
 use super::wire::{self, Failure, Header, Hello, Kind};
 use super::{Meeting, Member, Origin};
-use crate::bootstrap::admission::Porch;
 use crate::bootstrap::error::Unmet;
 use crate::bootstrap::process::out_of_sockets;
 use crate::error::{Error, Result};

@@ -179,7 +179,7 @@ impl Header {
         if length as usize > MAX_PAYLOAD {
             return Err("a frame longer than any can be");
         }
-        if usize::from(fds) > crate::bootstrap::MAX_FDS {
+        if usize::from(fds) > super::MAX_FDS {
             return Err("a frame with more descriptors than any can have");
         }
         Ok(Header {

@@ -7,10 +7,11 @@ use crate::bootstrap::allgather::client::Member;
 use crate::bootstrap::allgather::driver::{Host, Role};
 use crate::bootstrap::allgather::message::Party as Named;
 use crate::bootstrap::allgather::root::Registry;
+use crate::bootstrap::error::Unmet;
 use crate::bootstrap::tcp::handshake::Secret;
 use crate::bootstrap::tcp::hello::{ANYONE, Greeting, Purpose};
 use crate::bootstrap::tcp::pending::{Arrival, Lobby};
-use crate::bootstrap::{UniqueId, Unmet};
+use crate::bootstrap::unique_id::UniqueId;
 use std::net::SocketAddr;
 use std::time::Instant;
 

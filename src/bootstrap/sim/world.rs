@@ -3,7 +3,6 @@
 use super::Simulated;
 use super::crypto::{Seeded, seed as seed_primitives, toy};
 use super::net::{Happening, Line, Net, Party, Port, Shared};
-use crate::bootstrap::UniqueId;
 use crate::bootstrap::allgather::LAST_WORDS;
 use crate::bootstrap::allgather::client::Member;
 use crate::bootstrap::allgather::driver::{Host, Role};
@@ -13,6 +12,7 @@ use crate::bootstrap::tcp::handshake::Secret;
 use crate::bootstrap::tcp::hello::{ANYONE, Greeting, Purpose};
 use crate::bootstrap::tcp::io::{Network, Stream};
 use crate::bootstrap::tcp::pending::Lobby;
+use crate::bootstrap::unique_id::UniqueId;
 use crate::error::Error;
 use std::cell::RefCell;
 use std::fmt;

@@ -8,7 +8,7 @@ use super::hello::{ANYONE, Greeting, Purpose, ROOT};
 use super::io::Network;
 use super::pending::{Arrival, Broken, shake};
 use super::socket::{Kernel, Socket, entry};
-use crate::bootstrap::UniqueId;
+use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, UnexpectedEof};
 use std::net::SocketAddr;

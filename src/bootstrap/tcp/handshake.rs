@@ -19,7 +19,7 @@
 
 use super::Refusal;
 use super::hello::{GREETING, Greeting};
-use crate::bootstrap::UniqueId;
+use crate::bootstrap::unique_id::UniqueId;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use snow::resolvers::{BoxedCryptoResolver, DefaultResolver};

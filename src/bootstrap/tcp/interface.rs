@@ -5,9 +5,9 @@
 //! taken only where there is nothing else: their addresses mean another machine elsewhere.
 #![allow(unsafe_code)]
 
+use crate::bootstrap::addresses::is_link_local;
 use crate::config::Family;
 use crate::error::{Error, Result};
-use std::collections::HashSet;
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -105,13 +105,6 @@ impl<'a> Wish<'a> {
 /// Bridges of containers and virtual machines: every host has one, with the same address.
 const PRIVATE: [&str; 8] = ["docker", "podman", "virbr", "lxcbr", "lxdbr", "veth", "cni", "br-"];
 
-fn is_link_local(address: &SocketAddr) -> bool {
-    match address.ip() {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    }
-}
-
 /// Smaller is better: what reaches furthest comes first, of equals the kernel's order stays.
 fn distance(interface: &Interface) -> (bool, bool, bool, bool) {
     let private = PRIVATE.iter().any(|prefix| interface.name.starts_with(prefix));
@@ -148,23 +141,6 @@ pub fn choose(
         return Err(Error::usage(nothing_left(all, wish, family)));
     }
     Ok(chosen.into_iter().map(|interface| interface.address).collect())
-}
-
-/// The best few of some addresses, best first and each once (several interfaces may have the same):
-/// among them the best of each family, since of two hosts one may have only the other family, but
-/// for one that is worth nothing off its link.
-pub fn best_few(all: &[SocketAddr], most: usize) -> Vec<SocketAddr> {
-    let mut seen = HashSet::new();
-    let all: Vec<SocketAddr> = all.iter().copied().filter(|one| seen.insert(*one)).collect();
-    let (few, rest) = all.split_at(all.len().min(most));
-    let mut few = few.to_vec();
-    let is_hidden = |one: &&SocketAddr| {
-        few.iter().all(|told| told.is_ipv4() != one.is_ipv4()) && !is_link_local(one)
-    };
-    if let (Some(hidden), [_, .., last]) = (rest.iter().find(is_hidden), &mut few[..]) {
-        *last = *hidden;
-    }
-    few
 }
 
 fn nothing_left(all: &[Interface], wish: Option<&str>, family: Option<Family>) -> String {

@@ -2,11 +2,11 @@
 
 use super::connect::Proved;
 use super::handshake::Secret;
-use super::interface::{self, best_few};
+use super::interface;
 use super::pending::{Lobby, Tally};
 use super::socket::{Listener, Socket, entry};
-use crate::bootstrap::UniqueId;
-use crate::bootstrap::allgather::message::MOST_ADDRESSES;
+use crate::bootstrap::addresses::best_few;
+use crate::bootstrap::unique_id::UniqueId;
 use crate::config::{Config, Family};
 use crate::error::{Error, Result};
 use std::io;
@@ -14,6 +14,10 @@ use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Instant;
+
+/// Addresses of a gate that are told to others; further ones are worse, and a host may have
+/// hundreds.
+pub const MOST_ADDRESSES: usize = 4;
 
 /// How ranks reach each other over the network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

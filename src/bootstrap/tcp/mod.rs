@@ -26,10 +26,9 @@ pub(super) mod socket;
 pub use connect::{Dial, Dialling, Proved};
 pub use handshake::{ANSWER, HELLO, Handshake, Keys, PROOF, Secret};
 pub use hello::{ANYONE, GREETING, Greeting, Purpose, ROOT};
-pub(super) use interface::best_few;
 pub use interface::{Interface, interfaces};
 pub use io::{Network, Stream, is_not_yet};
-pub use listener::{Gate, NetworkConfig};
+pub use listener::{Gate, MOST_ADDRESSES, NetworkConfig};
 #[cfg(test)]
 pub use pending::Lobby;
 pub use pending::{Arrival, Tally};

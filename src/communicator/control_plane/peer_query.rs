@@ -5,9 +5,9 @@
 //! failed, that came before it closed anything. Where the gate refuses, the process is gone, and
 //! its neighbours, who have its last words, tell of it.
 
-use super::super::frame::{Item, Opener, Sealer};
 use super::{Aim, Plane};
 use crate::bootstrap::tcp::{Arrival, Network, Stream, is_not_yet};
+use crate::communicator::control_plane::frame::{Item, Opener, Sealer};
 use std::time::Instant;
 
 /// A question whose answer has yet to come.

@@ -266,9 +266,9 @@ impl Outside {
 mod tests {
     use super::*;
     use crate::bootstrap::MAX_PAYLOAD;
-    use crate::bootstrap::allgather::MOST_ADDRESSES;
     use crate::bootstrap::allgather::Root;
     use crate::bootstrap::sim::hundred_thousand_ranks::CARD;
+    use crate::bootstrap::tcp::MOST_ADDRESSES;
     use crate::bootstrap::{Contribution, Doubts, exchange_unless, process_token, rendezvous_name};
     use std::time::Instant;
 

@@ -5,7 +5,7 @@
 //! taken, the oldest connection without a whole hello gives its place up to whoever comes. Only one
 //! that has greeted, for which one needs no secret, keeps its place for [`SETTLED`].
 
-use super::local::handshake::{Candidate, PROOF_TIME};
+use super::handshake::{Candidate, PROOF_TIME};
 use std::time::{Duration, Instant};
 
 /// Most connections that may be proving themselves at one time.
@@ -86,7 +86,7 @@ impl Porch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::local::handshake::tests::{connection, hello, meeting};
+    use super::super::handshake::tests::{connection, hello, meeting};
     use super::*;
     use crate::bootstrap::UniqueId;
     use std::io::Write;
