@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/rooms.rs"]
+mod rooms;
 
 /// A file's length that is no longer read in one sitting.
 const MOST_LINES: usize = 500;
@@ -43,7 +45,8 @@ const LAYERS: [(&str, usize); 21] = [
 
 type Rule = fn(&str, &str) -> Vec<String>;
 
-const RUST_RULES: [Rule; 5] = [layers, locks, safety_comments, function_length, columns];
+const RUST_RULES: [Rule; 6] =
+    [layers, rooms::floors, locks, safety_comments, function_length, columns];
 const TEXT_RULES: [Rule; 3] = [words, paths, file_length];
 
 /// How the names of files of code end.
@@ -290,7 +293,7 @@ fn files() -> Vec<(String, String)> {
 fn the_project_keeps_its_rules() {
     let files = files();
     assert!(files.len() > 30, "the project's files were not found");
-    let mut complaints = Vec::new();
+    let mut complaints = rooms::crowded(files.iter().map(|(path, _)| path.as_str()));
     for (path, text) in &files {
         if path.ends_with(".rs") {
             complaints.extend(RUST_RULES.iter().flat_map(|rule| rule(path, text)));
