@@ -14,11 +14,8 @@ mod agent {
     pub mod status_dir;
 }
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/cli"]
-mod cli {
-    pub mod hosts;
-    pub mod placement;
-}
+#[path = "../../src/bin/ringrun/placement/mod.rs"]
+mod placement;
 #[allow(dead_code, reason = "the program's other parts are its users")]
 #[path = "../../src/bin/ringrun/protocol"]
 mod protocol {

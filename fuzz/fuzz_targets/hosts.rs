@@ -4,12 +4,9 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/cli"]
-mod cli {
-    pub mod hosts;
-    pub mod placement;
-}
-use cli::{hosts, placement};
+#[path = "../../src/bin/ringrun/placement/mod.rs"]
+mod placement;
+use placement::hosts;
 
 /// Ranks to place: more take long and show nothing else.
 const NRANKS: usize = 64;

@@ -10,6 +10,7 @@
 mod agent;
 mod cli;
 mod launcher;
+mod placement;
 mod protocol;
 mod sys;
 mod tools;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 /// Time a connection has for its proof: three messages between processes of one machine take well
 /// under a millisecond, two seconds also cover one that is swapped in.
-pub(in crate::bootstrap) const PROOF_TIME: Duration = Duration::from_secs(2);
+pub(super) const PROOF_TIME: Duration = Duration::from_secs(2);
 
-pub(in crate::bootstrap) struct Candidate {
+pub(super) struct Candidate {
     pub socket: Socket,
     pub peer: Peer,
     pub since: Instant,

@@ -142,10 +142,7 @@ impl Communicator {
     ///
     /// # Safety
     /// The memory of the messages is theirs until the stream is told that they are through.
-    pub(in crate::communicator) unsafe fn exchange_given(
-        &self,
-        given: &GivenMessages,
-    ) -> Result<()> {
+    pub(super) unsafe fn exchange_given(&self, given: &GivenMessages) -> Result<()> {
         let Some(gpu) = &self.gpu else { return Ok(()) };
         self.exchanged(|engine| {
             gpu.wait_for_input(given.given.ticket(), &self.watched)?;

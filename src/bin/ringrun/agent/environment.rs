@@ -4,7 +4,7 @@
 //! which process somebody is are removed; everything else is left alone.
 
 use super::status_dir;
-use crate::cli::placement::Place;
+use crate::placement::Place;
 
 /// A variable, in the bytes that the kernel hands on.
 pub type Variable = (Vec<u8>, Vec<u8>);

@@ -1,6 +1,4 @@
 //! The command line: options, hosts, and which rank is placed where.
 
-pub(super) mod hosts;
 pub(super) mod option_table;
 pub(super) mod options;
-pub(super) mod placement;

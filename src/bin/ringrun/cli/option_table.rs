@@ -1,8 +1,8 @@
 //! The options themselves, in the order of the help text.
 
-use super::hosts;
 use super::options::{Entry, Options, Tagging, Takes};
 use crate::agent::environment;
+use crate::placement::hosts;
 use crate::tools::check_pairs;
 use std::fmt::Write;
 use std::time::Duration;

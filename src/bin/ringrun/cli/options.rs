@@ -2,8 +2,8 @@
 //!
 //! Options end where the program's name begins; everything from there on is the program's.
 
-use super::hosts::Host;
 use super::option_table::OPTIONS;
+use crate::placement::hosts::Host;
 use crate::tools::check;
 use crate::tools::status::Wanted;
 use ringcomm::config::ports;

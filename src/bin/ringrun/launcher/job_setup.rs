@@ -2,9 +2,9 @@
 
 use super::ssh;
 use crate::agent::environment::{self, Facts, Variable};
-use crate::cli::hosts::Host;
 use crate::cli::options::Options;
-use crate::cli::placement::{self, Place};
+use crate::placement::hosts::Host;
+use crate::placement::{self, Place};
 use crate::protocol::messages::{Job, RankJob};
 use crate::tools::check;
 use std::ffi::OsString;

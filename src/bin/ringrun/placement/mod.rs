@@ -1,6 +1,8 @@
 //! Which rank runs where: hosts are filled in the order given, each to its slots.
 
-use super::hosts::Host;
+pub(super) mod hosts;
+
+use hosts::Host;
 
 /// Where one rank runs and what it may call itself there.
 #[derive(Clone, Debug, PartialEq)]
