@@ -46,7 +46,6 @@ mod protocol {
     pub mod messages;
 }
 
-use agent::output_lines;
 use protocol::frame::Greeting;
 use protocol::messages::{Ended, Job, RankJob, ToAgent, ToLauncher};
 
@@ -425,7 +424,7 @@ fn launcher() -> io::Result<()> {
     let to_agent =
         [ToAgent::Job(job), ToAgent::Signal(15), ToAgent::Input(vec![0; 9]), ToAgent::Ping];
     let to_agent: Vec<u8> = to_agent.iter().flat_map(ToAgent::frame).collect();
-    let (stream, ended) = (output_lines::Stream::Error, Ended::Code(3));
+    let (stream, ended) = (protocol::messages::Stream::Error, Ended::Code(3));
     let to_launcher = [
         ToLauncher::Started { rank: 1, pid: 77 },
         ToLauncher::Output { rank: 1, stream, bytes: b"a line\r\nand more".to_vec() },

@@ -17,25 +17,11 @@ mod tools;
 
 use cli::options::{Options, Parsed};
 use launcher::job_setup::Setup;
-use std::io::Write;
 use std::process::ExitCode;
+use sys::terminal::{complain, say};
 
 /// The exit status for a bad option.
 const BAD_OPTION: u8 = 2;
-
-/// Print a text; a reader that has gone away ends the program in peace.
-fn say(text: &str) {
-    if writeln!(std::io::stdout(), "{}", text.trim_end()).is_err() {
-        std::process::exit(0);
-    }
-}
-
-/// Print an error.
-fn complain(text: &str) {
-    // In one piece: the ranks of a check share the standard error. Without one there is nobody to
-    // tell.
-    let _ = std::io::stderr().write_all(format!("ringrun: {text}\n").as_bytes());
-}
 
 fn begin(options: Options) -> u8 {
     let setup = match Setup::new(&options) {

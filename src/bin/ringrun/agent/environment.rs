@@ -5,9 +5,7 @@
 
 use super::status_dir;
 use crate::placement::Place;
-
-/// A variable, in the bytes that the kernel hands on.
-pub type Variable = (Vec<u8>, Vec<u8>);
+use crate::protocol::frame::Variable;
 
 /// Names, or with a star beginnings of names, that an outer launcher gives its processes. Slurm's
 /// description of the allocation (`SLURM_JOB_*`, `SLURM_ARRAY_*`, ...) says nothing of a process

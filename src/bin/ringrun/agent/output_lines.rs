@@ -3,23 +3,8 @@
 //! Only whole lines are let through, so that no line ever holds the output of two ranks. Bytes are
 //! never changed: whatever is not a line end is passed on as it came.
 
+use crate::protocol::messages::Stream;
 use std::io::Write;
-
-/// Which of a process's two outputs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Stream {
-    Output,
-    Error,
-}
-
-impl Stream {
-    pub fn name(self) -> &'static str {
-        match self {
-            Stream::Output => "stdout",
-            Stream::Error => "stderr",
-        }
-    }
-}
 
 /// A line longer than this is cut: what is held of an unfinished line needs a bound, and a megabyte
 /// on one line is no text.

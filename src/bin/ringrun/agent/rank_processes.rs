@@ -2,7 +2,7 @@
 
 use super::children::{self, Orphan};
 use super::environment;
-use super::output_lines::Stream;
+use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, Job, RankJob, ToLauncher};
 use crate::sys::poll::{self, Chunk, Outbox, Watch};
 use std::ffi::OsStr;

@@ -1,10 +1,11 @@
 //! A job before it starts: who runs where, with what, reached how.
 
 use super::ssh;
-use crate::agent::environment::{self, Facts, Variable};
+use crate::agent::environment::{self, Facts};
 use crate::cli::options::Options;
 use crate::placement::hosts::Host;
 use crate::placement::{self, Place};
+use crate::protocol::frame::Variable;
 use crate::protocol::messages::{Job, RankJob};
 use crate::tools::check;
 use std::ffi::OsString;

@@ -3,7 +3,7 @@
 //! Terminal, pipes and files may block for any time; the loop that serves the ranks must not. The
 //! loop asks for room before it takes more output from the ranks.
 
-use crate::agent::output_lines::Stream;
+use crate::protocol::messages::Stream;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};

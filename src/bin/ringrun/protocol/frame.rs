@@ -5,7 +5,8 @@
 //! endian; texts are bytes with their length, because neither arguments nor variables need be
 //! UTF-8.
 
-use crate::agent::environment::Variable;
+/// A variable, in the bytes that the kernel hands on.
+pub type Variable = (Vec<u8>, Vec<u8>);
 
 /// Longest frame. A job's description holds its variables, which the kernel limits to a few
 /// megabytes for every process; anything longer did not come from an agent.

@@ -1,9 +1,23 @@
 //! What the launcher and its agents say to each other.
 
-use super::frame::{Read, Reader, Writer};
-use crate::agent::environment::Variable;
-use crate::agent::output_lines::Stream;
+use super::frame::{Read, Reader, Variable, Writer};
 use std::time::Duration;
+
+/// Which of a process's two outputs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Stream {
+    Output,
+    Error,
+}
+
+impl Stream {
+    pub fn name(self) -> &'static str {
+        match self {
+            Stream::Output => "stdout",
+            Stream::Error => "stderr",
+        }
+    }
+}
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,3 +2,4 @@
 
 pub(super) mod poll;
 pub(super) mod signals;
+pub(super) mod terminal;

@@ -4,6 +4,7 @@
 //! pair is on the wire at a time. A pair that cannot talk ends this, and `pairs` looks at each.
 #![allow(unsafe_code)]
 
+use crate::sys::terminal::{complain, say};
 use ringcomm::bootstrap::rendezvous::detect;
 use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::Config;
@@ -57,7 +58,7 @@ pub fn serve() -> u8 {
     match told.map_err(|error| error.to_string()).and_then(|comm| measure(&comm)) {
         Ok(()) => 0,
         Err(text) => {
-            crate::complain(&format!("check: {text}"));
+            complain(&format!("check: {text}"));
             1
         }
     }
@@ -102,7 +103,7 @@ fn measure(comm: &Communicator) -> Result<(), String> {
         }
     }
     if comm.rank() == 0 {
-        crate::say(&report(&names, &all));
+        say(&report(&names, &all));
     }
     comm.finalize().map_err(|error| error.to_string())
 }

@@ -4,6 +4,7 @@
 //! starts itself once for each pair, and the matrix shows which ones fail.
 
 use super::check::{self, Found};
+use crate::sys::terminal::{complain, say};
 use std::process::{Command, Stdio};
 
 /// Which hosts, by their places in the list.
@@ -21,7 +22,7 @@ pub fn is_finding(status: u8) -> bool {
 /// Check every pair of hosts and print the matrix; the exit status.
 pub fn check(names: &[String]) -> u8 {
     let count = names.len();
-    crate::complain("check: not all ranks can talk; every pair of hosts by itself:");
+    complain("check: not all ranks can talk; every pair of hosts by itself:");
     let mut all = vec![None; count * count];
     let mut failures = Vec::new();
     for low in 0..count {
@@ -41,10 +42,10 @@ pub fn check(names: &[String]) -> u8 {
     for (host, name) in names.iter().enumerate() {
         text += &format!("  host {host}: {name}\n");
     }
-    crate::say(&(text + &check::matrices("host", count, &all)));
-    failures.iter().for_each(|failure| crate::complain(failure));
+    say(&(text + &check::matrices("host", count, &all)));
+    failures.iter().for_each(|failure| complain(failure));
     if failures.is_empty() {
-        crate::complain("check: every two hosts can talk, but not all ranks together");
+        complain("check: every two hosts can talk, but not all ranks together");
     }
     1
 }

@@ -1,11 +1,11 @@
 //! What agents report, and what their silence means.
 
 use super::{Attempt, Rank};
-use crate::agent::output_lines::Stream;
 use crate::launcher::agent_connection::News;
 use crate::launcher::failure_text;
 use crate::launcher::output::Target;
 use crate::launcher::policy::Failure;
+use crate::protocol::messages::Stream;
 use crate::protocol::messages::ToLauncher;
 use std::time::Instant;
 
