@@ -10,6 +10,7 @@ mod cli;
 mod gpu;
 mod measure;
 mod model;
+mod ranks;
 mod report;
 mod run;
 
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
         Ok(Parsed::Run(options)) => {
             // A job that cannot be joined says so when it is.
             let launched =
-                run::job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
+                ranks::job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
             match options.has_its_root(launched) {
                 Ok(()) => begin(&options),
                 Err(text) => {

@@ -13,8 +13,8 @@ mod device_count;
 
 use crate::cli::operation::Operation;
 use crate::cli::options::Options;
+use crate::ranks::job;
 use crate::report::json::{Value, object};
-use crate::run::job;
 use crate::run::worker;
 use crate::run::{Failure, commit};
 use crate::{Status, say};

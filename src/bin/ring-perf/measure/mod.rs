@@ -14,18 +14,19 @@ pub(super) mod arena;
 pub(super) mod buffers;
 pub(super) mod expected_layout;
 pub(super) mod gradient_trace;
-pub(super) mod machine;
+pub(super) mod naive;
 pub(super) mod oracle;
 mod pattern;
 pub(super) mod statistics;
+pub(super) mod time_budget;
 
 use crate::cli::options::{Average, Options};
-use crate::run::shared_state::{Board, Broken, List, SAMPLES};
-use crate::run::time_budget::Budget;
+use crate::ranks::shared_state::{Board, Broken, List, SAMPLES};
 use buffers::Stage;
 use ringcomm::error::Error;
 use statistics::Times;
 use std::time::Instant;
+use time_budget::Budget;
 
 /// Calls longer than this, in seconds, are timed one by one: a hundred times what a small call
 /// takes, so that reading the clock and a start that is not quite together are below the noise.

@@ -6,7 +6,7 @@ use super::table::time;
 use crate::cli::options::Options;
 use crate::measure::buffers::Stage;
 use crate::measure::expected_layout::Cell;
-use crate::run::endpoint::Endpoint;
+use crate::ranks::endpoint::Endpoint;
 use ringcomm::communicator::{Call, Explanation, Mapped, Vector};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;

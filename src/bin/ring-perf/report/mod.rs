@@ -3,6 +3,7 @@
 pub(super) mod compare;
 pub(super) mod explain;
 pub(super) mod json;
+pub(super) mod machine;
 pub(super) mod plot;
 pub(super) mod row;
 pub(super) mod table;

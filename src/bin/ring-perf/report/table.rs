@@ -1,14 +1,14 @@
 //! The table, in nccl-tests' columns, and the same rows as comma-separated values.
 
+use super::machine::Machine;
 use super::row::{Bucket, Course, Row};
 use crate::cli::operation::Operation;
 use crate::cli::option_table::data_type;
 use crate::cli::options::Options;
 use crate::measure::expected_layout::{Cell, Placement, least_traffic};
-use crate::measure::machine::Machine;
+use crate::measure::time_budget::LEAST_ITERATIONS;
 use crate::model::simulate::{MODELLED, SIMULATED};
 use crate::run::launch::{self, Mode};
-use crate::run::time_budget::LEAST_ITERATIONS;
 use ringcomm::algorithm::{Algorithm, host_order, serial_order};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -338,7 +338,7 @@ pub fn csv(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::machine::Bandwidth;
+    use crate::report::machine::Bandwidth;
 
     #[test]
     fn the_share_of_the_memory_is_least_traffic_over_time() {

@@ -6,12 +6,12 @@
 //! while another thread waits for the children: one that dies stops the run, and is named.
 #![allow(unsafe_code)]
 
-use super::job;
-use super::shared_state::Board;
 use super::threads::{self, Sink};
 use super::worker;
 use crate::cli::options::{Child, Options};
 use crate::measure::expected_layout::Cell;
+use crate::ranks::job;
+use crate::ranks::shared_state::Board;
 use crate::report::json::{self, Value, object};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::Root;

@@ -1,13 +1,8 @@
 //! One invocation from the facts of the machine to the last file written.
 
-pub(super) mod endpoint;
-pub(super) mod job;
 pub(super) mod launch;
-mod naive;
 mod progress;
-pub(super) mod shared_state;
 mod threads;
-pub(super) mod time_budget;
 pub(super) mod worker;
 
 use crate::gpu;
@@ -15,11 +10,11 @@ use crate::report::compare;
 
 use crate::cli::options::{Csv, Options};
 use crate::measure::expected_layout::Cell;
-use crate::measure::machine::Machine;
 use crate::model::network::Network;
 use crate::model::simulate;
 use crate::model::tuning_file;
 use crate::report::json::{Value, object};
+use crate::report::machine::Machine;
 use crate::report::plot;
 use crate::report::row::{Bucket, Row};
 use crate::report::table;
@@ -71,7 +66,7 @@ fn run(options: &Options, created: &mut Vec<String>) -> Result<Status, Failure> 
     if options.gpus > 0 {
         return gpu::run(options, options.gpus);
     }
-    let found = job::found(options).transpose()?;
+    let found = crate::ranks::job::found(options).transpose()?;
     let modes = match &found {
         Some(found) => vec![Mode::of_job(found.nranks)],
         None => Mode::chosen(options),

@@ -1,12 +1,12 @@
 //! Ranks as threads of this process. A rank that panics is one that failed: it is named, and the
 //! others leave.
 
-use super::endpoint::{Endpoint, Naive};
 use super::launch::{self, Mode};
-use super::shared_state::Board;
 use super::worker;
 use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
+use crate::ranks::endpoint::{Endpoint, Naive};
+use crate::ranks::shared_state::Board;
 use crate::report::json::Value;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::Communicator;

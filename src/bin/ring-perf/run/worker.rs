@@ -1,8 +1,5 @@
 //! What one rank does: every cell in order, out of place and in place; rank 0 reports.
 
-use super::endpoint::Endpoint;
-use super::shared_state::{Board, Broken};
-use super::time_budget::{Allowance, Budget};
 use crate::cli::options::{Options, Roots};
 use crate::cli::sizes::Sizes;
 use crate::measure::Clock;
@@ -11,6 +8,9 @@ use crate::measure::buffers::{Stage, arena_bytes, kind};
 use crate::measure::expected_layout::{Cell, Layout, Placement};
 use crate::measure::oracle;
 use crate::measure::statistics::Times;
+use crate::measure::time_budget::{Allowance, Budget};
+use crate::ranks::endpoint::Endpoint;
+use crate::ranks::shared_state::{Board, Broken};
 use crate::report::explain::explain;
 use crate::report::json::{Value, object};
 use crate::report::row::Row;

@@ -13,7 +13,7 @@ use super::expected_layout::{Cell, Layout, Placement, partner};
 use super::pattern::{self, Pattern, VARIANTS};
 use crate::cli::operation::Operation;
 use crate::cli::options::Options;
-use crate::run::endpoint::Endpoint;
+use crate::ranks::endpoint::Endpoint;
 use crate::run::launch;
 use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::communicator::{Call, Message};

@@ -9,7 +9,7 @@ use ringcomm::communicator::{Call, Communicator, Explanation, Message, Order, Po
 use ringcomm::error::Result;
 use std::sync::Arc;
 
-pub use super::naive::Naive;
+pub use crate::measure::naive::Naive;
 
 /// The calls of a communicator that are measured or reported.
 pub trait Endpoint: Send {

@@ -2,8 +2,8 @@
 //! its own result from the others' inputs into a copy, and writes it when all have read.
 #![allow(unsafe_code)]
 
-use super::endpoint::Endpoint;
-use crate::measure::oracle;
+use super::oracle;
+use crate::ranks::endpoint::Endpoint;
 use ringcomm::communicator::{Call, Explanation, Message, Vector};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;

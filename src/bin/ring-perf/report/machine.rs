@@ -2,7 +2,7 @@
 //! a cache line takes from one core to another.
 #![allow(unsafe_code)]
 
-use crate::report::json::{Value, object};
+use super::json::{Value, object};
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
