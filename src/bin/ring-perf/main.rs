@@ -15,45 +15,17 @@ mod report;
 mod run;
 
 use cli::options::{Options, Parsed};
-use std::io::Write;
+use cli::outcome::{Failure, Status, complain, say};
 use std::process::ExitCode;
 
-/// What the exit status says.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Status {
-    Fine = 0,
-    Wrong = 1,
-    BadOption = 2,
-    Slower = 3,
-}
-
-/// Print a line; a reader that has gone away ends the program in peace.
-pub fn say(text: &str) {
-    if writeln!(std::io::stdout(), "{text}").is_err() {
-        std::process::exit(0);
-    }
-}
-
-/// Print a line beside an output that is for values alone.
-pub fn say_beside(text: &str) {
-    // As for an error.
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-/// Print an error.
-pub fn complain(text: &str) {
-    // Without a standard error there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "ring-perf: {text}");
-}
-
 fn begin(options: &Options) -> Status {
-    match run::everything(options) {
+    match run::everything(options, gpu::run) {
         Ok(status) => status,
-        Err(run::Failure::Option(text)) => {
+        Err(Failure::Option(text)) => {
             complain(&text);
             Status::BadOption
         }
-        Err(run::Failure::Run(text)) => {
+        Err(Failure::Run(text)) => {
             complain(&text);
             Status::Wrong
         }

@@ -13,11 +13,11 @@ mod device_count;
 
 use crate::cli::operation::Operation;
 use crate::cli::options::Options;
+use crate::cli::outcome::{Failure, Status, say};
 use crate::ranks::job;
 use crate::report::json::{Value, object};
+use crate::report::machine::commit;
 use crate::run::worker;
-use crate::run::{Failure, commit};
-use crate::{Status, say};
 use bench::{Bench, Cell, Times};
 use copy_bandwidth::Bandwidth;
 use device_count::Spread;

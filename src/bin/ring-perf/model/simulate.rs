@@ -8,18 +8,12 @@
 use super::network::Network;
 use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
-use crate::report::row::{Course, Row};
+use crate::report::row::{Course, MODELLED, Row, SIMULATED};
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::Collective;
 use ringcomm::plan::simulate::{Refusal, Wire, simulate, simulate_hosts};
 use ringcomm::plan::topology::Topology;
-
-/// The mode of a row whose time is the clock's.
-pub const SIMULATED: &str = "simulated";
-
-/// The mode of a row whose time is the cost model's.
-pub const MODELLED: &str = "modelled";
 
 fn wire(costs: &Costs) -> Wire {
     Wire {

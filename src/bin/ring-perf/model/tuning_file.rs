@@ -4,8 +4,8 @@
 //! says nothing else than an ordinary start on a quiet machine would. Those of the wire between
 //! hosts are not in it: no wire was there, and who has one measures it.
 
+use crate::cli::outcome::Failure;
 use crate::report::machine::{allowed_cores, bind};
-use crate::run::Failure;
 use ringcomm::algorithm::select::{Costs, Profile};
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;

@@ -271,6 +271,11 @@ fn add(a: &mut [Wide], b: &[Wide], c: &[Wide]) {
     }
 }
 
+/// Where the library's sources were last compiled; see `build.rs`.
+pub fn commit() -> Value {
+    option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

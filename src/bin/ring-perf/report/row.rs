@@ -3,6 +3,12 @@
 
 use super::json::{Value, object};
 
+/// The mode of a row whose time is the clock's.
+pub const SIMULATED: &str = "simulated";
+
+/// The mode of a row whose time is the cost model's.
+pub const MODELLED: &str = "modelled";
+
 /// How a call runs, or several one after the other do: then names are joined by a `+`, and what is
 /// of one call only is 0.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,13 +2,13 @@
 
 use super::machine::Machine;
 use super::row::{Bucket, Course, Row};
+use super::row::{MODELLED, SIMULATED};
+use crate::cli::mode::{self, Mode};
 use crate::cli::operation::Operation;
 use crate::cli::option_table::data_type;
 use crate::cli::options::Options;
 use crate::measure::expected_layout::{Cell, Placement, least_traffic};
 use crate::measure::time_budget::LEAST_ITERATIONS;
-use crate::model::simulate::{MODELLED, SIMULATED};
-use crate::run::launch::{self, Mode};
 use ringcomm::algorithm::{Algorithm, host_order, serial_order};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -32,7 +32,7 @@ pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
 
 /// With `--tcp`: how the ranks reach each other.
 pub fn network(options: &Options) -> Option<String> {
-    let config = launch::config(options).ok().filter(|_| options.tcp)?;
+    let config = mode::config(options).ok().filter(|_| options.tcp)?;
     let sockets = match config.sockets {
         1 => "1 socket".into(),
         several => format!("{several} sockets"),

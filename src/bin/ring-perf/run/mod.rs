@@ -5,7 +5,6 @@ mod progress;
 mod threads;
 pub(super) mod worker;
 
-use crate::gpu;
 use crate::report::compare;
 
 use crate::cli::options::{Csv, Options};
@@ -14,33 +13,22 @@ use crate::model::network::Network;
 use crate::model::simulate;
 use crate::model::tuning_file;
 use crate::report::json::{Value, object};
-use crate::report::machine::Machine;
+use crate::report::machine::{Machine, commit};
 use crate::report::plot;
-use crate::report::row::{Bucket, Row};
+use crate::report::row::{Bucket, MODELLED, Row};
 use crate::report::table;
-use launch::Mode;
 use progress::Progress;
 
+use crate::cli::mode::Mode;
+use crate::cli::outcome::{Failure, Status, complain, say, say_beside};
 use crate::measure::gradient_trace;
-use crate::{Status, complain, say, say_beside};
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Profile;
 use ringcomm::bootstrap::rendezvous::Found;
 use std::time::Instant;
 
-/// Why there is no report.
-pub enum Failure {
-    /// The command line asks for something that cannot be: status 2.
-    Option(String),
-    /// Something broke on the way: status 1.
-    Run(String),
-}
-
-impl From<ringcomm::error::Error> for Failure {
-    fn from(error: ringcomm::error::Error) -> Failure {
-        Failure::Run(error.to_string())
-    }
-}
+/// What measures with so many GPUs.
+type OnGpus = fn(&Options, usize) -> Result<Status, Failure>;
 
 /// The cells of a mode: of the trace, or of the operations and sizes.
 fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
@@ -50,9 +38,9 @@ fn cells(options: &Options, mode: Mode) -> Result<Vec<Cell>, Failure> {
     }
 }
 
-pub fn everything(options: &Options) -> Result<Status, Failure> {
+pub fn everything(options: &Options, on_gpus: OnGpus) -> Result<Status, Failure> {
     let mut created = Vec::new();
-    let outcome = run(options, &mut created);
+    let outcome = run(options, on_gpus, &mut created);
     if let Err(Failure::Option(_)) = outcome {
         // Nothing was run: no empty report is left behind.
         created.iter().for_each(|path| drop(std::fs::remove_file(path)));
@@ -61,10 +49,10 @@ pub fn everything(options: &Options) -> Result<Status, Failure> {
 }
 
 /// `created` takes the names of the files that were made for reports to come.
-fn run(options: &Options, created: &mut Vec<String>) -> Result<Status, Failure> {
+fn run(options: &Options, on_gpus: OnGpus, created: &mut Vec<String>) -> Result<Status, Failure> {
     let begun = Instant::now();
     if options.gpus > 0 {
-        return gpu::run(options, options.gpus);
+        return on_gpus(options, options.gpus);
     }
     let found = crate::ranks::job::found(options).transpose()?;
     let modes = match &found {
@@ -154,7 +142,7 @@ fn simulated(options: &Options, nranks: usize) -> Result<Status, Failure> {
                 say(&table::title(cell.operation, &format!("{nranks} ranks, simulated")));
             }
             say(&table::line(Some(&row), None));
-            if row.mode == simulate::MODELLED {
+            if row.mode == MODELLED {
                 say("#   by the cost model: too many steps to simulate");
             }
             if options.explain {
@@ -306,11 +294,6 @@ fn outputs_are_writable(options: &Options, created: &mut Vec<String>) -> Result<
 
 fn save(path: &str, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|error| Failure::Run(format!("{path}: {error}")))
-}
-
-/// Where the library's sources were last compiled; see `build.rs`.
-pub fn commit() -> Value {
-    option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from)
 }
 
 /// The report for programs: the run's facts, then an object for each row on a line of its own.

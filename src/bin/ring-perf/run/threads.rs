@@ -1,8 +1,9 @@
 //! Ranks as threads of this process. A rank that panics is one that failed: it is named, and the
 //! others leave.
 
-use super::launch::{self, Mode};
+use super::launch;
 use super::worker;
+use crate::cli::mode::{self, Mode};
 use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
 use crate::ranks::endpoint::{Endpoint, Naive};
@@ -27,7 +28,7 @@ fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpo
     if options.parallel_init || options.tcp {
         return Ok(None);
     }
-    let all = Communicator::init_all(nranks, &launch::config(options)?)?.into_iter();
+    let all = Communicator::init_all(nranks, &mode::config(options)?)?.into_iter();
     Ok(Some(all.map(|rank| Box::new(Arc::new(rank)) as Box<dyn Endpoint>).collect()))
 }
 
@@ -49,7 +50,7 @@ pub fn run(
         let none: Vec<Option<Box<dyn Endpoint>>> = (0..mode.threads).map(|_| None).collect();
         none
     });
-    let config = launch::config(options)?;
+    let config = mode::config(options)?;
     let id = match ready.iter().all(Option::is_some) {
         true => None,
         false => Some(UniqueId::from_bytes(&board.unique_id())?),
@@ -58,7 +59,7 @@ pub fn run(
         for (thread, mut endpoint) in ready.drain(..).enumerate() {
             let id = &id;
             let rank = process * mode.threads + thread;
-            let config = launch::config_of(rank, nranks, &config, options);
+            let config = mode::config_of(rank, nranks, &config, options);
             let join = move || -> Result<Box<dyn Endpoint>> {
                 let id = id.as_ref().ok_or_else(|| Error::Internal("no id was made".into()))?;
                 let rank = Communicator::init_rank(nranks, id, rank, &config)?;

@@ -11,10 +11,10 @@ mod check;
 use super::arena::{Arena, Buffer, POISON, taken};
 use super::expected_layout::{Cell, Layout, Placement, partner};
 use super::pattern::{self, Pattern, VARIANTS};
+use crate::cli::mode;
 use crate::cli::operation::Operation;
 use crate::cli::options::Options;
 use crate::ranks::endpoint::Endpoint;
-use crate::run::launch;
 use ringcomm::algorithm::{Algorithm, serial_order};
 use ringcomm::communicator::{Call, Message};
 use ringcomm::error::Result;
@@ -65,7 +65,7 @@ fn buffer_sizes(
 /// Whether the library promises the serial order of every reduction: where it was asked for, and,
 /// unless an algorithm of another order was, on one host and on hosts of one rank each.
 fn is_serial(options: &Options, endpoint: &dyn Endpoint) -> bool {
-    let Ok(config) = launch::config(options) else { return false };
+    let Ok(config) = mode::config(options) else { return false };
     let free = |name: &String| {
         let forced = Algorithm::from_name(name).ok();
         forced.is_none_or(|forced| serial_order(forced, Collective::AllReduce))
