@@ -3,7 +3,7 @@
 //! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
 //! through slots; [`direct::program`] binds and [`direct::run`] runs the plans whose messages can
 //! be loads and stores in the peers' own buffers; [`shm_two_shot`] runs them where these are
-//! copies; [`links::remote`] serves peers on other machines; [`send_recv`] matches point-to-point
+//! copies; `links::remote` serves peers on other machines; [`send_recv`] matches point-to-point
 //! messages at run time, those of memory that the processor does not reach through
 //! [`bounce_buffers`]; [`device_pieces`] cuts a collective into work for devices that address all
 //! ranks' memory, and [`device_p2p`] runs it in kernels that wait for each other. All on the host

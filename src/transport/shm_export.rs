@@ -1,7 +1,7 @@
 //! User memory that other processes can map: a table of regions, each an anonymous file in memory.
 //!
 //! A region is allocated here, or a private range of the user's that is moved into a file in place.
-//! Peers know it by a number and map it from its descriptor (`mailbox`, `imports`). The table
+//! Peers know it by a number and map it from its descriptor (`fd_mailbox`, `shm_import`). The table
 //! changes rarely and is asked in every operation, so each thread keeps a copy of it and looks at
 //! one counter to see whether that is still the last.
 #![allow(unsafe_code)]

@@ -7,11 +7,11 @@
 //!
 //! [`meet`]: super::allgather::meet
 //!
-//! [`meet`]: super::allgather
+//! [`meet`]: super::allgather::meet
 //!
-//! [`meet`]: super::allgather
+//! [`meet`]: super::allgather::meet
 //!
-//! [`meet`]: super::allgather
+//! [`meet`]: super::allgather::meet
 
 pub(super) mod connect;
 pub(super) mod handshake;

@@ -6,7 +6,7 @@
 //! kernels that wait for nothing, between events of every rank's stream. Where ranks are several
 //! processes of one machine whose devices share memory, one process for each device launches
 //! ([`ipc`]), or, with a device each, in graphs and where an algorithm is asked for, each its own
-//! kernels, which wait for each other ([`p2p::captured`]). Everywhere else a call goes through
+//! kernels, which wait for each other (`p2p::captured`). Everywhere else a call goes through
 //! pinned host memory and the collectives of the processor ([`staging`]), which is right with any
 //! mixture of ranks. Only such kernels, and streams that wait for the host
 //! ([`staging::async_calls`]), wait for work that may not be submitted yet.

@@ -169,8 +169,8 @@ impl Assembly {
     }
 
     /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
-    /// share; a `patrol` finds those who never come. Returns what they said of themselves, in the
-    /// same order.
+    /// share; `vanished_peers` finds those who never come. Returns what they said of themselves, in
+    /// the same order.
     pub fn meet_locals(
         &mut self,
         share: Share,

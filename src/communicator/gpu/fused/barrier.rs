@@ -5,7 +5,7 @@
 //! only made to wait for events that are recorded already: with one hardware queue as with many,
 //! whatever else the queue holds, what is waited for comes first.
 //!
-//! [`conclude`]: super::conclude
+//! [`conclude`]: super::launch::conclude
 
 use super::launch::conclude;
 use crate::communicator::call::Meanwhile;
