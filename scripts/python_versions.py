@@ -1,8 +1,6 @@
 """The Python package under every other Python that it runs on and the machine has.
 
-    python_versions.py WHEEL
-
-Each gets the wheel, NumPy and pytest in an environment of its own below target/, and runs the
+Each gets the wheel that scripts/build-wheel made, NumPy and pytest in an environment of its own below target/, and runs the
 package's tests, two at a time: the oldest and the newest all of them, those between the ones of
 `BETWEEN`; those of the programs in the pages run under one Python only. Prints how many passed
 under each.
@@ -94,9 +92,10 @@ def main():
               f"no other Python than 3.{sys.version_info.minor} from 3.{OLDEST} on is here")
         return 0
     # Their tests wait for ranks of their own: with more at once they wait for each other's.
+    [wheel] = (ROOT / "target/python-wheel").glob("*.whl")
     with ThreadPoolExecutor(2) as pool:
         minors = [*found, sys.version_info.minor]
-        results = list(pool.map(lambda item: tested(*item, sys.argv[1], tests_of(item[0], minors)),
+        results = list(pool.map(lambda item: tested(*item, wheel, tests_of(item[0], minors)),
                                 found.items()))
     for (minor, interpreter), (good, text) in zip(found.items(), results):
         summary = PYTEST.search(text)

@@ -17,8 +17,8 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from results import FAILING, count, outcome
-from suites import (LOGS, ROOT, SUITES, TARGET, Command, Lacking, aarch64, asan, examples, fuzz,
-                    kernels, namespaces, torch, training, tsan)
+from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, aarch64, abi, asan, distributed,
+                    examples, fuzz, integration, kernels, namespaces, torch, training, tsan)
 from tools import Missing, nvcc, install_early, tensorflow_venv, torch_venv
 
 # A command that takes longer than this has hung: the slowest, with everything to compile, takes a
@@ -97,8 +97,8 @@ def only_built(command):
     return Command(*words, env=command.env, cwd=command.cwd)
 
 
-# Those that compile into directories of their own, where that keeps nobody waiting.
-APART = [tsan, asan, aarch64, fuzz, examples]
+# Those that are compiled while tests before them wait: into directories of their own, or what comes next.
+APART = [integration, abi, tsan, asan, aarch64, fuzz, examples]
 
 # Those that leave a core to others: the second of each pair begins with the first, and is waited for
 # when its turn comes. Fuzzing is compiled and runs on one core; namespaces wait for slow wires, and
@@ -228,17 +228,18 @@ def short_of_disk():
 
 def main():
     names = {suite.__name__: suite for suite in SUITES}
-    unknown = [name for name in sys.argv[1:] if name not in names]
+    asked = list(names) if sys.argv[1:] == ["all"] else sys.argv[1:]
+    unknown = [name for name in asked if name not in names]
     if unknown:
-        print(f"no suite {', '.join(unknown)}; there are: {' '.join(names)}", file=sys.stderr)
+        print(f"no suite {', '.join(unknown)}; there are: {' '.join(names)}; or all", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
     # Output of the programs is compared and counted: no colours.
     os.environ.update({"CARGO_TERM_COLOR": "never", "NO_COLOR": "1"})
     # Nothing is compiled twice here: what would make the second time faster takes a third more disk.
     os.environ.setdefault("CARGO_INCREMENTAL", "0")
-    chosen = [names[name] for name in sys.argv[1:]] or SUITES
-    if chosen == SUITES:
+    chosen = [names[name] for name in asked] or USUAL
+    if len(chosen) >= len(USUAL):
         short_of_disk()
     if kernels in chosen or (TARGET / "venv-cuda").exists():
         try:
@@ -246,11 +247,13 @@ def main():
         except Missing as reason:
             print(f"no kernels in what follows: {reason}", flush=True)
     # The network has minutes to spare while the first suites compile.
-    large = {torch: [torch_venv], training: [torch_venv, tensorflow_venv]}
+    large = {torch: [torch_venv], distributed: [torch_venv], training: [torch_venv, tensorflow_venv]}
     install_early(dict.fromkeys(make for suite in chosen for make in large.get(suite, [])))
     build_early([suite for suite in chosen[1:] if suite in APART])
+    begun_at = time.monotonic()
     passed, failed = (sum(column) for column in zip(*run_all(chosen)))
-    print(f"{passed} passed, {failed} failed")
+    minutes, seconds = divmod(round(time.monotonic() - begun_at), 60)
+    print(f"{len(chosen)} suites took {minutes} min {seconds} s\n{passed} passed, {failed} failed")
     if skipped:
         print(f"{len(skipped)} suites skipped: {' '.join(skipped)}")
     return 1 if failed or not passed else 0

@@ -73,9 +73,23 @@ def style():
     ]
 
 
+def integration_tests():
+    """The programs of tests/ that need nothing beyond this machine."""
+    found = [path.stem for path in (ROOT / "tests").glob("*.rs")]
+    found += [path.parent.name for path in (ROOT / "tests").glob("*/main.rs")]
+    # Suites of their own.
+    return sorted(set(found) - {"cuda", "kernels", "namespaces"})
+
+
 def unit():
-    """Unit and integration tests, and those of how these are counted."""
-    return [cargo("test", "--no-fail-fast"), Command(sys.executable, "scripts/test_results.py")]
+    """Tests beside the code, of library and programs, and those of how tests are counted."""
+    return [cargo("test", "--no-fail-fast", "--lib", "--bins"), Command(sys.executable, "scripts/test_results.py")]
+
+
+def integration():
+    """The tests of tests/: ranks as threads, processes and hosts, the C interface, the programs."""
+    return [cargo("test", "--no-fail-fast", *tests_named(*integration_tests())),
+            cargo("test", "--no-fail-fast", "--doc")]
 
 
 def loom():
@@ -292,20 +306,40 @@ def peers():
     return [Command(sys.executable, "test_peers.py", cwd=ROOT / "benches/peers")]
 
 
+def package_venv():
+    """The virtual environment in which the Python package is built, checked and tested."""
+    return venv("numpy<3", "ml_dtypes<1", "jax<1", "pytest<10", "mypy<3", "mkdocs<2")
+
+
 def python():
-    """The Python package: its wheel, built and installed; its tests, under every Python that is here;
-    its types and documentation."""
-    tools = venv("numpy<3", "ml_dtypes<1", "jax<1", "pytest<10", "mypy<3", "mkdocs<2")
-    return [Command("scripts/test-python", str(tools)),
+    """The Python package: its wheel, built and installed; its tests, types and documentation."""
+    return [Command("scripts/test-python", str(package_venv()))]
+
+
+def pythons():
+    """The wheel under every other Python that is here."""
+    return [Command("scripts/build-wheel", str(package_venv())),
+            Command(sys.executable, "scripts/python_versions.py"),
             Command(sys.executable, "scripts/test_python_versions.py")]
 
 
-def torch():
-    """The backend of torch.distributed: its types and tests, and PyTorch's own tests of a backend."""
-    interpreter = str(torch_venv() / "bin/python")
+def torch_tests():
+    """What runs the tests of the backend: an interpreter, and the variables for it."""
     env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
            "RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
-    tests = ROOT / "python/tests/torch"
+    return str(torch_venv() / "bin/python"), env
+
+
+def torch():
+    """The backend of torch.distributed: its own tests."""
+    interpreter, env = torch_tests()
+    return [cargo("build", "--release"),
+            Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/torch", env=env)]
+
+
+def distributed():
+    """The backend's types, PyTorch's own tests of a backend, and CUDA tensors on the driver without a GPU."""
+    interpreter, env = torch_tests()
     need("g++")
     return [
         cargo("build", "--release"),
@@ -313,8 +347,7 @@ def torch():
         Command(interpreter, "-m", "mypy", "--config-file=", "--strict", "--cache-dir",
                 str(TARGET / "mypy-cache"), "-p", "ringcomm.torch", "-p", "ringcomm.horovod.torch",
                 cwd=ROOT / "python"),
-        Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), env=env),
-        Command(interpreter, str(tests / "distributed_suite.py"), env=env),
+        Command(interpreter, "python/tests/torch/distributed_suite.py", env=env),
         *build_fake_driver(),
         on_devices(torch_venv(), "cuda_torch", 2, "release/libringcomm.so"),
     ]
@@ -356,5 +389,8 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-SUITES = [style, unit, kernels, loom, tsan, asan, aarch64, abi, examples, fuzz, install, python,
-          torch, training, peers, namespaces, cuda]
+# What `scripts/test` runs: a quarter of an hour on two cores.
+USUAL = [unit, integration, kernels, loom, abi, examples, install, python, torch]
+# What `scripts/test all` runs too.
+LONG_ONES = [style, tsan, asan, aarch64, fuzz, pythons, distributed, training, peers, namespaces, cuda]
+SUITES = [*USUAL, *LONG_ONES]

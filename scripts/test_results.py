@@ -10,7 +10,7 @@ from unittest import mock
 import results
 import run_suites
 from run_suites import BESIDE, only_built
-from suites import CONCURRENT, ROOT, SUITES, Command, Lacking, install, peers, tests_named
+from suites import CONCURRENT, ROOT, SUITES, USUAL, Command, Lacking, install, peers, tests_named
 from tools import Missing
 
 
@@ -92,8 +92,12 @@ class Chosen(unittest.TestCase):
             self.assertEqual(run_suites.main(), 0)
         return suites, said.getvalue().splitlines()[-1]
 
-    def test_all_suites_run_or_those_named(self):
+    def test_the_usual_suites_run_or_those_named(self):
         suites, said = self.ran()
+        self.assertEqual((suites, said), (USUAL, f"{len(USUAL)} passed, 0 failed"))
+
+    def test_all_suites_run_or_those_named(self):
+        suites, said = self.ran("all")
         self.assertEqual(said, f"{len(SUITES)} passed, 0 failed")
         self.assertCountEqual(suites, SUITES)
         # But for those that begin earlier, beside others, in order.
