@@ -108,6 +108,9 @@ BESIDE = {aarch64: fuzz, training: namespaces}
 # The names of suites whose turn has come.
 begun = set()
 
+# What the first suite runs is compiled: who compiles what comes next may have Cargo's lock.
+first_is_compiled = threading.Event()
+
 
 def build_early(suites):
     """Compile what later suites run, with what the tests of earlier ones leave of the cores: many of
@@ -119,6 +122,7 @@ def build_early(suites):
     idle = ["sh", "-c", least, "sh"]
 
     def build():
+        first_is_compiled.wait()
         with (LOGS / "early.log").open("w") as out:
             for suite in suites:
                 try:
@@ -170,6 +174,10 @@ def run(suite):
         with log.open("a") as out:
             out.write(f"$ {line}\n")
             out.flush()
+            if not first_is_compiled.is_set():
+                if compiled := only_built(command):
+                    execute(compiled, out)
+                first_is_compiled.set()
             code = execute(command, out)
         with log.open(errors="replace") as read:
             read.seek(begin)
