@@ -1,5 +1,5 @@
-//! What documents keep: lengths, short sentences and paragraphs, links that lead somewhere, and the
-//! form of the changelog.
+//! What documents keep: lengths, short sentences and paragraphs, links and paths that lead
+//! somewhere, and the form of the changelog.
 //!
 //! Each rule goes from a path and a text to complaints; the tests at the end prove what each
 //! rejects.
@@ -11,24 +11,36 @@ use std::process::Command;
 const MOST_README_LINES: usize = 170;
 const MOST_README_WORDS: usize = 1_100;
 const MOST_CHANGELOG_LINES: usize = 60;
+/// What is read before a first change, and the headings by which a reader finds a place in it.
+const MOST_ARCHITECTURE_WORDS: usize = 3_500;
+const LEAST_ARCHITECTURE_HEADINGS: usize = 20;
+/// What is read about one part of the code, beside its own comments.
+const MOST_INTERNALS_WORDS: usize = 1_000;
 /// A sentence's words, and a paragraph's sentences.
 const MOST_WORDS: usize = 25;
 const MOST_SENTENCES: usize = 5;
 
 /// Documents for users and newcomers, whose paragraphs are short.
-const SHORT_PARAGRAPHS: [&str; 5] = [
+const SHORT_PARAGRAPHS: [&str; 6] = [
     "README.md",
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "docs/c-tutorial.md",
     "docs/configuration.md",
     "docs/performance.md",
 ];
 
+/// Documents whose sentences are short.
+const SHORT_SENTENCES: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
+
+/// How the names of files end that a document about the code names.
+const NAMED: [&str; 5] = [".rs", ".md", ".cu", ".cuh", ".py"];
+
 /// The headings of a release in Keep a Changelog.
 const KINDS: [&str; 6] = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"];
 
 type Rule = fn(&str, &str) -> Vec<String>;
-const RULES: [Rule; 4] = [lengths, sentences, paragraphs, changelog];
+const RULES: [Rule; 5] = [lengths, headings, sentences, paragraphs, changelog];
 
 /// A paragraph's, a list item's or a table cell's line and text. What is in a block of code, a
 /// heading or a table is no prose, nor is an image or a list of links.
@@ -103,23 +115,42 @@ fn split(paragraph: &str) -> Vec<Vec<String>> {
 
 fn lengths(path: &str, text: &str) -> Vec<String> {
     let (lines, words) = (text.lines().count(), text.split_whitespace().count());
-    let most = match path {
-        "README.md" => MOST_README_LINES,
-        "CHANGELOG.md" => MOST_CHANGELOG_LINES,
+    let (most_lines, most_words) = match path {
+        "README.md" => (MOST_README_LINES, MOST_README_WORDS),
+        "CHANGELOG.md" => (MOST_CHANGELOG_LINES, usize::MAX),
+        "ARCHITECTURE.md" => (usize::MAX, MOST_ARCHITECTURE_WORDS),
+        _ if is_internal(path) => (usize::MAX, MOST_INTERNALS_WORDS),
         _ => return Vec::new(),
     };
     let mut complaints = Vec::new();
-    if lines > most {
-        complaints.push(format!("{path}: {lines} lines, {most} at most"));
+    if lines > most_lines {
+        complaints.push(format!("{path}: {lines} lines, {most_lines} at most"));
     }
-    if path == "README.md" && words > MOST_README_WORDS {
-        complaints.push(format!("{path}: {words} words, {MOST_README_WORDS} at most"));
+    if words > most_words {
+        complaints.push(format!("{path}: {words} words, {most_words} at most"));
     }
     complaints
 }
 
+/// Whether it is about a part of the code.
+fn is_internal(path: &str) -> bool {
+    path.starts_with("docs/internals/")
+}
+
+/// A map of the code is looked things up in.
+fn headings(path: &str, text: &str) -> Vec<String> {
+    if path != "ARCHITECTURE.md" {
+        return Vec::new();
+    }
+    let count = outside_code(text).iter().filter(|(_, line)| line.starts_with('#')).count();
+    if count >= LEAST_ARCHITECTURE_HEADINGS {
+        return Vec::new();
+    }
+    vec![format!("{path}: {count} headings, {LEAST_ARCHITECTURE_HEADINGS} at least")]
+}
+
 fn sentences(path: &str, text: &str) -> Vec<String> {
-    if path != "README.md" {
+    if !SHORT_SENTENCES.contains(&path) {
         return Vec::new();
     }
     let all = prose(text).into_iter();
@@ -169,20 +200,27 @@ fn changelog(path: &str, text: &str) -> Vec<String> {
     complaints
 }
 
-/// The targets of links and images outside code, with their lines.
-fn targets(text: &str) -> Vec<(usize, String)> {
+/// The lines that are in no block of code, with their numbers.
+fn outside_code(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut in_code = false;
     for (at, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("```") {
             in_code = !in_code;
+        } else if !in_code {
+            found.push((at + 1, line));
         }
-        if in_code {
-            continue;
-        }
+    }
+    found
+}
+
+/// The targets of links and images outside code, with their lines.
+fn targets(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in outside_code(text) {
         let ends = line.match_indices("](").map(|(from, _)| &line[from + 2..]);
         let named = ends.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
-        found.extend(named.map(|target| (at + 1, target.to_string())));
+        found.extend(named.map(|target| (number, target.to_string())));
     }
     found
 }
@@ -218,6 +256,29 @@ fn links(path: &str, text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String> 
         .collect()
 }
 
+/// Files that a document about the code names, as `folder/file.rs`, are there: from the root or
+/// from src.
+fn named_files(path: &str, text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
+    if path != "ARCHITECTURE.md" && !is_internal(path) {
+        return Vec::new();
+    }
+    let is_file = |name: &str| {
+        let is_one = name.contains('/') && !name.contains(' ');
+        is_one && NAMED.iter().any(|end| name.ends_with(end))
+    };
+    let is_there = |name: &str| exists(Path::new(name)) || exists(&Path::new("src").join(name));
+    let mut complaints = Vec::new();
+    for (number, line) in outside_code(text) {
+        // Every second part stands between backquotes.
+        for name in line.split('`').skip(1).step_by(2) {
+            if is_file(name) && !is_there(name) {
+                complaints.push(format!("{path}:{number}: names {name}, which is not there"));
+            }
+        }
+    }
+    complaints
+}
+
 /// Every document that git has.
 fn documents() -> Vec<(String, String)> {
     let root = super::root();
@@ -247,7 +308,9 @@ fn documents_keep_their_rules() {
         .iter()
         .flat_map(|(path, text)| {
             let kept = RULES.iter().flat_map(move |rule| rule(path, text));
-            kept.chain(links(path, text, &exists))
+            let led =
+                links(path, text, &exists).into_iter().chain(named_files(path, text, &exists));
+            kept.chain(led)
         })
         .collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
@@ -266,6 +329,47 @@ mod of_the_rules {
     }
 
     #[test]
+    fn long_documents_about_the_code_are_seen() {
+        let wrong = |path: &str, words: usize| lengths(path, &"a ".repeat(words)).len();
+        assert_eq!(wrong("ARCHITECTURE.md", 3_501), 1);
+        assert_eq!(wrong("ARCHITECTURE.md", 3_500), 0);
+        assert_eq!(wrong("docs/internals/a.md", 1_001), 1);
+        assert_eq!(wrong("docs/internals/a.md", 1_000), 0);
+        assert_eq!(wrong("docs/a.md", 9_000), 0);
+        assert!(lengths("ARCHITECTURE.md", &"a\n".repeat(500)).is_empty());
+    }
+
+    #[test]
+    fn a_map_with_few_headings_is_seen() {
+        let wrong = |text: &str| headings("ARCHITECTURE.md", text).len();
+        assert_eq!(wrong(&"## A\n\na\n\n".repeat(19)), 1);
+        assert_eq!(wrong(&"## A\n\na\n\n".repeat(20)), 0);
+        // What is in a block of code is none.
+        assert_eq!(wrong(&"```sh\n# a\n```\n".repeat(20)), 1);
+        assert!(headings("README.md", "# A\n").is_empty());
+    }
+
+    #[test]
+    fn files_that_are_not_there_are_seen() {
+        let exists = |path: &Path| {
+            ["src/a/b.rs", "tests/c.rs", "kernels/d.cuh"].iter().any(|one| path == Path::new(one))
+        };
+        let wrong = |text: &str| named_files("ARCHITECTURE.md", text, &exists).len();
+        for broken in ["b/b.rs", "src/c.rs", "docs/e.md", "kernels/d.cu", "f/g.py", "src/d.cuh"] {
+            assert_eq!(wrong(&format!("see `{broken}`, and `a`")), 1, "{broken}");
+        }
+        for good in
+            ["a/b.rs", "src/a/b.rs", "tests/c.rs", "kernels/d.cuh", "c.rs", "a/b", "a b/c.rs"]
+        {
+            assert_eq!(wrong(&format!("see `{good}`, and `a`")), 0, "{good}");
+        }
+        assert_eq!(wrong("| `x/a.rs` | `a/b.rs`, `x/b.rs` |\n- `x/c.rs`"), 3);
+        assert_eq!(wrong("```text\n`x/a.rs`\n```\nx/a.rs"), 0);
+        assert_eq!(named_files("docs/internals/a.md", "`x/a.rs`", &exists).len(), 1);
+        assert!(named_files("README.md", "`x/a.rs`", &exists).is_empty());
+    }
+
+    #[test]
     fn long_sentences_are_seen() {
         let of = |count: usize| format!("Begin {}end.", "word ".repeat(count - 2));
         let wrong = |text: &str| sentences("README.md", text).len();
@@ -281,6 +385,7 @@ mod of_the_rules {
         for around in ["```text\n{}\n```", "| {} |", "# {}"] {
             assert_eq!(wrong(&around.replace("{}", &of(30))), 0, "{around}");
         }
+        assert_eq!(sentences("ARCHITECTURE.md", &of(26)).len(), 1);
         assert!(sentences("docs/a.md", &of(30)).is_empty());
     }
 
@@ -294,6 +399,7 @@ mod of_the_rules {
         assert_eq!(wrong(&"It is so.\n\n".repeat(6)), 0);
         assert_eq!(wrong(&"- It is so.\n".repeat(6)), 0);
         assert_eq!(wrong(&"as 0.1.0 is, e.g. here ".repeat(6)), 0);
+        assert_eq!(paragraphs("ARCHITECTURE.md", &"It is so. ".repeat(6)).len(), 1);
     }
 
     #[test]
