@@ -26,6 +26,22 @@ const SOURCES: [&str; 11] = [
     "comm/explain",
 ];
 
+/// The Rust files of a folder below the root, and of the folders in it.
+pub fn sources(folder: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the root") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => found.push(path),
+            }
+        }
+    }
+    found
+}
+
 /// The text of `include/ringcomm.h`.
 pub fn header() -> String {
     let bindings = root().join("cbindings");

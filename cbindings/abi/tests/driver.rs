@@ -198,10 +198,10 @@ impl Visit<'_> for Constants {
 /// The numbers in the library's files about CUDA.
 fn ours() -> BTreeMap<Named, Vec<i64>> {
     let mut all = BTreeMap::new();
-    let folder = ringcomm_abi::root().join("src/device/cuda");
-    for entry in std::fs::read_dir(folder).expect("src/device/cuda") {
-        let path = entry.expect("an entry").path();
-        let file = path.file_stem().expect("a name").to_string_lossy().into_owned();
+    for path in ringcomm_abi::sources("src/device/cuda") {
+        let is_folders = path.ends_with("mod.rs");
+        let named = if is_folders { path.parent().expect("a folder") } else { path.as_path() };
+        let file = named.file_stem().expect("a name").to_string_lossy().into_owned();
         let mut constants = Constants::default();
         let text = std::fs::read_to_string(&path).expect("a source");
         constants.visit_file(&syn::parse_file(&text).expect("Rust"));
@@ -220,7 +220,7 @@ const OWN: [(&str, &str); 5] = [
     ("event", "PER_THREAD_STREAM"),
     ("fused", "LARGEST_TILE"),
     ("fused", "SMALLEST_TILE"),
-    ("order", "PAGE"),
+    ("launch_order", "PAGE"),
 ];
 
 /// The driver's numbers that the library has, and the header's.
@@ -249,15 +249,15 @@ fn theirs() -> BTreeMap<Named, Vec<i64>> {
         "interface" "RELAXED": sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         "context" "MULTIPROCESSORS": CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         "context" "UNIFIED_ADDRESSING": CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
-        "addresses" "MAPS": CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
-        "addresses" "HAS_DESCRIPTORS":
+        "va_range" "MAPS": CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+        "va_range" "HAS_DESCRIPTORS":
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-        "addresses" "HAS_FABRIC": CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
-        "addresses" "ALLOWED_CARRIERS": CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES;
-        "addresses" "MAPPING_BYTES": CU_POINTER_ATTRIBUTE_MAPPING_SIZE;
-        "addresses" "MAPPING_BASE": CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR;
-        "addresses" "MEMORY_BLOCK": CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
-        "addresses" "READ_AND_WRITE": sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        "va_range" "HAS_FABRIC": CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
+        "va_range" "ALLOWED_CARRIERS": CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES;
+        "va_range" "MAPPING_BYTES": CU_POINTER_ATTRIBUTE_MAPPING_SIZE;
+        "va_range" "MAPPING_BASE": CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR;
+        "va_range" "MEMORY_BLOCK": CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
+        "va_range" "READ_AND_WRITE": sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         "memory" "MEMORY_TYPE": CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
         "memory" "DEVICE_ORDINAL": CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         "memory" "IS_LEGACY_IPC_CAPABLE": CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
@@ -267,16 +267,16 @@ fn theirs() -> BTreeMap<Named, Vec<i64>> {
         "memory" "PORTABLE": sys::CU_MEMHOSTALLOC_PORTABLE;
         "event" "DISABLE_TIMING": sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         "event" "NON_BLOCKING": sys::CUstream_flags::CU_STREAM_NON_BLOCKING;
-        "flag" "PORTABLE_AND_MAPPED":
+        "stream_memops" "PORTABLE_AND_MAPPED":
             sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        "flag" "AT_LEAST": sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ;
-        "pieces" "FABRIC_BYTES": size_of::<sys::CUmemFabricHandle>();
+        "stream_memops" "AT_LEAST": sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ;
+        "vmm" "FABRIC_BYTES": size_of::<sys::CUmemFabricHandle>();
         // One number for two things: a piece's kind, and its place's.
-        "pieces" "ON_DEVICE": sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        "pieces" "LEAST":
+        "vmm" "ON_DEVICE": sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        "vmm" "LEAST":
             sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        "share" "BUFFER_ID": CU_POINTER_ATTRIBUTE_BUFFER_ID;
-        "share" "ENABLE_PEER_ACCESS":
+        "ipc" "BUFFER_ID": CU_POINTER_ATTRIBUTE_BUFFER_ID;
+        "ipc" "ENABLE_PEER_ACCESS":
             sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
     }
 }
@@ -315,7 +315,7 @@ fn every_number_without_a_name_is_the_headers() {
     let timed = CUevent_flags::CU_EVENT_DEFAULT as i64;
     of("event.rs", "Recording::Time { 0 }", 0, timed);
     let device = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i64;
-    of("pieces.rs", "const ON_DEVICE: i32 = 1", 1, device);
+    of("memory/vmm.rs", "const ON_DEVICE: i32 = 1", 1, device);
     let write = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as i64;
-    of("flag.rs", "(device.driver.write_value)(stream, word, value, 0)", 0, write);
+    of("stream_memops.rs", "(device.driver.write_value)(stream, word, value, 0)", 0, write);
 }

@@ -113,8 +113,8 @@ fn signature(of: &syn::Signature) -> String {
 /// Every exported function in `src/ffi`, by name.
 fn exported() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
-    for entry in std::fs::read_dir(ringcomm_abi::root().join("src/ffi")).expect("src/ffi") {
-        let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("a source");
+    for path in ringcomm_abi::sources("src/ffi") {
+        let text = std::fs::read_to_string(path).expect("a source");
         for item in syn::parse_file(&text).expect("Rust").items {
             if let syn::Item::Fn(function) = item
                 && function.sig.abi.is_some()
