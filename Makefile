@@ -33,6 +33,7 @@ test:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --quiet --test cuda --test kernels --test namespaces -- -D warnings
 	$(CARGO) test --quiet --test tidy --test configuration
 	$(CARGO) test --quiet -p ringcomm-abi --test header
 

@@ -61,6 +61,10 @@ def tests_named(*names):
     return words
 
 
+# Programs of tests/ that are suites of their own (Cargo.toml).
+APART = ["cuda", "kernels", "namespaces"]
+
+
 def style():
     """rustfmt and clippy."""
     if shutil.which("rustup"):
@@ -69,6 +73,8 @@ def style():
     return [
         cargo("fmt", "--all", "--check"),
         cargo("clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"),
+        # No target that Cargo takes unasked.
+        cargo("clippy", "--quiet", *tests_named(*APART), "--", "-D", "warnings"),
         cargo("fmt", "--check", cwd=ROOT / "fuzz"),
     ]
 
@@ -77,8 +83,7 @@ def integration_tests():
     """The programs of tests/ that need nothing beyond this machine."""
     found = [path.stem for path in (ROOT / "tests").glob("*.rs")]
     found += [path.parent.name for path in (ROOT / "tests").glob("*/main.rs")]
-    # Suites of their own.
-    return sorted(set(found) - {"cuda", "kernels", "namespaces"})
+    return sorted(set(found) - set(APART))
 
 
 def unit():

@@ -9,7 +9,7 @@ use super::here::{has_devices, has_reach, is_apart, is_on_fake};
 use super::processes::{apart, check_sum, join, transport};
 use super::streams::{Floats, sum};
 use super::support::config;
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, deferred};
+use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Interlocked, Lasting, Registered};
 use ringcomm::error::Error;
@@ -221,7 +221,7 @@ fn what_is_kept_is_used_again_and_freed_at_last() {
 /// A sum in place on the rank's stream, as the C interface makes it.
 fn give(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<(), Error> {
     // SAFETY: the memory lives as long as the test.
-    unsafe { deferred::collective(comm, &sum(floats, bench), None) }
+    unsafe { enqueue::collective(comm, &sum(floats, bench), None) }
 }
 
 /// A message from rank 1 to rank 0, at either end.
@@ -234,7 +234,7 @@ fn message(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<(
     // SAFETY: the memory lives as long as the test.
     unsafe {
         let posted = Posted { message, order: Order::on(bench.stream.raw()) };
-        deferred::message(comm, posted, None)
+        enqueue::message(comm, posted, None)
     }
 }
 

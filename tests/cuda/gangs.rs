@@ -4,7 +4,7 @@ use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::{config, device::Bench, threads};
 use super::{fake, ndevices};
-use ringcomm::communicator::{Call, Communicator, deferred};
+use ringcomm::communicator::{Call, Communicator, enqueue};
 use ringcomm::config::{Config, Seat};
 use ringcomm::device::cuda::{Event, Recording, wait};
 use ringcomm::plan::Collective;
@@ -62,12 +62,12 @@ fn grids_of_one_capture_take_turns() {
     let [first, second] = benches.each_ref().map(|bench| bench.stream.raw());
     let call = |which: usize| {
         let before = fake::calls("cuStreamWaitEvent");
-        deferred::start();
+        enqueue::start();
         for (rank, floats) in all[which].iter().zip(&floats[which]) {
             // SAFETY: the memory lives as long as the graph.
-            unsafe { deferred::collective(rank, &sum(floats, &benches[which]), None) }.unwrap();
+            unsafe { enqueue::collective(rank, &sum(floats, &benches[which]), None) }.unwrap();
         }
-        deferred::end().unwrap();
+        enqueue::end().unwrap();
         fake::calls("cuStreamWaitEvent") - before
     };
     // Two calls of the first, one of the second.
