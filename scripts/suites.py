@@ -393,7 +393,7 @@ def fuzz():
     return [Command("scripts/fuzz")]
 
 
-# What `scripts/test` runs: a quarter of an hour on two cores.
+# What `scripts/test` runs.
 USUAL = [unit, integration, kernels, loom, abi, examples, install, python, torch]
 # What `scripts/test all` runs too.
 LONG_ONES = [style, tsan, asan, aarch64, fuzz, pythons, distributed, training, peers, namespaces, cuda]
