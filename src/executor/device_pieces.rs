@@ -30,6 +30,11 @@ pub struct Shape {
 /// that vectors of sixteen bytes and lines of the cache like.
 const GRAIN: usize = 128;
 
+/// The same in elements of so many bytes.
+pub(super) fn grain(size: usize) -> usize {
+    (GRAIN / size).max(1)
+}
+
 /// Whether the pieces of so many ranks fit launches: a reduction takes all inputs at once.
 pub fn fits(collective: Collective, nranks: usize) -> bool {
     match collective {
@@ -121,11 +126,8 @@ impl Ends {
 
 /// The elements of a block that are this part's: the first, and how many.
 fn share(count: usize, size: usize, part: usize, nparts: usize) -> (usize, usize) {
-    let grain = (GRAIN / size).max(1);
-    let grains = Partition::new(count.div_ceil(grain), nparts).extent(part);
-    let first = (grains.offset * grain).min(count);
-    let end = ((grains.offset + grains.count) * grain).min(count);
-    (first, end - first)
+    let extent = Partition::in_grains(count, nparts, grain(size)).extent(part);
+    (extent.offset, extent.count)
 }
 
 #[cfg(test)]

@@ -61,6 +61,12 @@ impl Layout {
         Layout { collective, rank, nranks, partition, count, stride, first: 0, vector, before }
     }
 
+    /// The same, with a vector's chunks cut at multiples of `grain` elements.
+    pub fn in_grains(self, grain: usize) -> Layout {
+        let Layout { partition, count, .. } = self;
+        Layout { partition: Partition::in_grains(count, partition.parts(), grain), ..self }
+    }
+
     /// The same for one part of a larger call: `first` elements into a vector, or into blocks that
     /// are `stride` elements apart.
     pub fn within(self, first: usize, stride: usize) -> Layout {

@@ -11,17 +11,24 @@ pub struct Extent {
 
 /// A count of elements split into parts: covering, disjoint, ordered and balanced.
 ///
-/// The first `count % parts` parts are one element longer than the rest.
+/// Cuts are at multiples of a grain, which is one element where nobody asks for more. The first
+/// parts are one grain longer than the rest, as many as grains are left over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     count: usize,
     parts: usize,
+    grain: usize,
 }
 
 impl Partition {
     pub fn new(count: usize, parts: usize) -> Partition {
-        assert!(parts > 0, "a partition has at least one part");
-        Partition { count, parts }
+        Partition::in_grains(count, parts, 1)
+    }
+
+    /// Cut at multiples of `grain` elements only.
+    pub fn in_grains(count: usize, parts: usize, grain: usize) -> Partition {
+        assert!(parts > 0 && grain > 0, "a partition has at least one part");
+        Partition { count, parts, grain }
     }
 
     pub fn parts(&self) -> usize {
@@ -31,16 +38,19 @@ impl Partition {
     /// Where part `index` lies.
     pub fn extent(&self, index: usize) -> Extent {
         assert!(index < self.parts, "part {index} of {}", self.parts);
-        let (short, longer) = (self.count / self.parts, self.count % self.parts);
-        Extent {
-            offset: index * short + index.min(longer),
-            count: short + usize::from(index < longer),
-        }
+        let grains = self.count.div_ceil(self.grain);
+        let (short, longer) = (grains / self.parts, grains % self.parts);
+        let cut = |index: usize| {
+            (index * short + index.min(longer)).saturating_mul(self.grain).min(self.count)
+        };
+        let offset = cut(index);
+        Extent { offset, count: cut(index + 1) - offset }
     }
 
     /// Elements in the longest part.
     pub fn longest(&self) -> usize {
-        self.count.div_ceil(self.parts)
+        let grains = self.count.div_ceil(self.grain).div_ceil(self.parts);
+        grains.saturating_mul(self.grain).min(self.count)
     }
 }
 
@@ -65,14 +75,18 @@ mod tests {
         fn parts_cover_in_order_without_overlap_and_are_balanced(
             count in prop_oneof![0..1000usize, Just(usize::MAX / 2)],
             parts in 1..300usize,
+            grain in prop_oneof![Just(1), 1..200usize],
         ) {
-            let partition = Partition::new(count, parts);
+            let partition = Partition::in_grains(count, parts, grain);
             let mut next = 0;
             for part in 0..parts {
-                let Extent { offset, count } = partition.extent(part);
+                let Extent { offset, count: len } = partition.extent(part);
                 prop_assert_eq!(offset, next);
-                prop_assert!(count == partition.longest() || count + 1 == partition.longest());
-                next = offset + count;
+                prop_assert!(offset % grain == 0 || offset == count);
+                prop_assert!(len <= partition.longest());
+                let is_short = offset + len < count && len + grain < partition.longest();
+                prop_assert!(!is_short, "part {} of {:?}", part, partition);
+                next = offset + len;
             }
             prop_assert_eq!(next, count);
         }

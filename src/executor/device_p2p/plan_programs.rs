@@ -10,6 +10,7 @@ use crate::device::cuda::{Address, abi};
 use crate::device::host::Reduction;
 use crate::error::Result;
 use crate::executor::bind::{Bound, BoundStep, Cut, Shape};
+use crate::executor::device_pieces::grain;
 use crate::executor::layout::Layout;
 use crate::plan::partition::Partition;
 use crate::plan::{Collective, End, PIPELINE_DEPTH};
@@ -45,11 +46,14 @@ impl Programs {
         };
         let element = work.data_type.size();
         let channels = channels(work, geometry);
+        // Slots begin at a line: what is cut elsewhere has no alignment with them in common, and
+        // goes element by element.
+        let grain = grain(element);
         let bound = |channel| {
-            let part = Partition::new(work.count, channels).extent(channel);
+            let part = Partition::in_grains(work.count, channels, grain).extent(channel);
             let nchunks = plans[rank].nchunks;
             let layout = Layout::new(work.collective, rank, nranks, nchunks, part.count, None);
-            let layout = layout.within(part.offset, work.count);
+            let layout = layout.in_grains(grain).within(part.offset, work.count);
             let shape = Shape {
                 layout: &layout,
                 element,
