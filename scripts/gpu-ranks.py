@@ -131,12 +131,11 @@ class Ranks:
                 [*range(0, self.size, WHOLLY_CHECKED), self.size - window]]
 
 
-def tile_of(device, size):
+def tile_of(blocks, size):
     """As src/device/cuda/fused.rs."""
-    share, tile = size // device.multiprocessors, 8 << 10
-    while tile < min(share, 32 << 10):
-        tile *= 2
-    return tile // SIZE
+    rounds = max(1, -(-size // (blocks * (32 << 10))))
+    share = -(-size // (blocks * rounds))
+    return min(max(-(-share // 128) * 128, 8 << 10), 32 << 10) // SIZE
 
 
 def typed(ranks, structure, tile=None):
@@ -161,7 +160,7 @@ def add_piece(pieces, index, count, first_end, nranks):
 def fused(ranks):
     """One row, which has everything."""
     device, count = ranks.device, ranks.size // SIZE
-    tile = tile_of(device, ranks.size)
+    tile = tile_of(device.multiprocessors, ranks.size)
     args = typed(ranks, "ringcomm_reduce_args", tile)
     pieces = Block(ranks.layout, "ringcomm_piece")
     add_piece(pieces, 0, count, 0, ranks.nranks)
@@ -179,7 +178,8 @@ def two_shot(ranks):
     device, nranks, count = ranks.device, ranks.nranks, ranks.size // SIZE
     # Whole lines of the cache, as src/executor/device_pieces.rs cuts them.
     share = -(-(-(-count // 32)) // nranks) * 32
-    tile = tile_of(device, ranks.size)
+    blocks = ranks.blocks(-(-share * SIZE // (8 << 10)))
+    tile = tile_of(blocks, share * SIZE)
     pieces = Block(ranks.layout, "ringcomm_piece", nranks)
     calls = Block(ranks.layout, "ringcomm_reduce_call", nranks)
     flags = [device.zeros(MEETING_BLOCKS * nranks * FLAG_BYTES) for _ in range(nranks)]
@@ -201,7 +201,6 @@ def two_shot(ranks):
     args.put("pieces", "Q", device.table(pieces.bytes))
     args.put("ends", "Q", device.table(struct.pack(f"{len(ends)}Q", *ends)))
     args.put("inline_scalars", "16d", *[1.0] * 16)
-    blocks = ranks.blocks(-(-share // tile))
     return lambda rows=nranks: device.launch("ringcomm_reduce_f32", args.bytes, blocks, rows, cooperative=True)
 
 

@@ -19,16 +19,19 @@ pub const MOST_ENDS: usize = abi::INLINE_ENDS;
 /// Sources that may be scaled each by its own factor.
 pub const MOST_SCALED: usize = abi::INLINE_SCALARS;
 
-/// Elements of a tile of pieces of so many bytes on a device.
-pub(crate) fn tile(bytes: usize, multiprocessors: u32, size: usize) -> u32 {
-    let share = bytes / multiprocessors as usize;
-    (share.next_power_of_two().clamp(SMALLEST_TILE, LARGEST_TILE) / size) as u32
+/// Elements of a tile of pieces of so many bytes for so many blocks, of which each has as many
+/// tiles as every other, whole lines of the cache long.
+pub(crate) fn tile(bytes: usize, blocks: u32, size: usize) -> u32 {
+    let rounds = bytes.div_ceil(blocks as usize * LARGEST_TILE).max(1);
+    let share = bytes.div_ceil(blocks as usize * rounds).next_multiple_of(TILE_GRAIN);
+    (share.clamp(SMALLEST_TILE, LARGEST_TILE) / size) as u32
 }
 
 /// Bytes of a tile: a block's threads with sixteen bytes each, four deep, at most, so that the
 /// loads of a tile are all under way at once; and sixteen bytes of every thread at least.
 const LARGEST_TILE: usize = 32 << 10;
 const SMALLEST_TILE: usize = 8 << 10;
+const TILE_GRAIN: usize = 128;
 
 /// Pieces on their way into launches.
 pub struct Fused<'a> {
@@ -39,6 +42,8 @@ pub struct Fused<'a> {
     arguments: abi::ReduceArgs,
     ends: usize,
     flags: u32,
+    /// Of the largest piece.
+    bytes: usize,
     /// Blocks of every launch, where those of all ranks meet.
     meeting_blocks: Option<u32>,
 }
@@ -100,13 +105,14 @@ impl<'a> Fused<'a> {
         arguments.parts = parts as u64;
         arguments.tile = tile(bytes, kernels.device().multiprocessors, size);
         let (ends, meeting_blocks) = (0, None);
-        Fused { kernels, stream, size, data_type, arguments, ends, flags, meeting_blocks }
+        Fused { kernels, stream, size, data_type, arguments, ends, flags, bytes, meeting_blocks }
     }
 
     /// Let every launch begin and end with a meeting of the same blocks of all ranks, which add
     /// pieces of the same ends: a piece of a length of none is one, too.
     pub fn meeting(mut self, meeting: abi::Meeting, blocks: u32) -> Fused<'a> {
         self.arguments.call.meeting = meeting;
+        self.arguments.tile = tile(self.bytes, blocks, self.size);
         self.meeting_blocks = Some(blocks);
         self
     }

@@ -64,7 +64,7 @@ unsafe fn launch_rows(
         }
         Way::Pieces => {
             let blocks = stations[0].meeting_blocks(work);
-            let (data_type, arguments) = pieces_of(stations, kernels, work, stream)?;
+            let (data_type, arguments) = pieces_of(stations, blocks, work, stream)?;
             // SAFETY: as above.
             unsafe { kernels.run((Family::Reduce, data_type), &arguments, grid(blocks), stream)? };
         }
@@ -110,7 +110,7 @@ fn table(station: &mut Station, content: &[u8], stream: Stream) -> Result<Addres
 /// A row for each rank with its part of every block, between two meetings.
 fn pieces_of(
     stations: &mut [Station],
-    kernels: &Kernels,
+    blocks: u32,
     work: &Work,
     stream: Stream,
 ) -> Result<(DataType, abi::ReduceArgs)> {
@@ -120,7 +120,7 @@ fn pieces_of(
     let data_type = work.moved_as();
     let unit = size / data_type.size();
     let bytes = work.count.saturating_mul(size) / nranks;
-    let tile = tile(bytes, kernels.device().multiprocessors, data_type.size());
+    let tile = tile(bytes, blocks, data_type.size());
     let (mut calls, mut all, mut ends) = (Vec::new(), Vec::<abi::Piece>::new(), Vec::new());
     for (rank, station) in stations.iter().enumerate() {
         let first_piece = all.len();
