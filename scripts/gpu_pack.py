@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # All that runs there beside Python.
-PACKED = ["ring-perf", "ringrun", "cuda-tests", "ringcomm.fatbin", "kernels-host.so"]
+PACKED = ["ring-perf", "ringrun", "libringcomm.so", "cuda-tests", "ringcomm.fatbin", "kernels-host.so"]
 # They travel in one file. Most of them have the same kernels in them, seven MiB, and that file has these once:
 # so far back a repetition is found.
 ARCHIVE, WINDOW = "programs.tar.xz", 64 << 20
@@ -24,7 +24,7 @@ MOST_SENT = 64 << 20
 PROFILES = {"release": "release", "dev": "debug"}
 # What the programs are made of, and the scripts that run them.
 SOURCES = ["Cargo.toml", "Cargo.lock", "build.rs", "src", "kernels", "tests/cuda", "tests/support",
-           "tests/arithmetic", "scripts"]
+           "tests/arithmetic", "scripts", "python/ringcomm"]
 
 
 def run(*words, **more):
@@ -99,7 +99,7 @@ def built(profile):
              and "/ringcomm-" in row["out_dir"] and (Path(row["out_dir"]) / "ringcomm.fatbin").exists()]
     place = target() / PROFILES[profile]
     return {"ring-perf": place / "ring-perf", "ringrun": place / "ringrun", "cuda-tests": tests[-1],
-            "ringcomm.fatbin": out / "ringcomm.fatbin"}
+            "libringcomm.so": place / "libringcomm.so", "ringcomm.fatbin": out / "ringcomm.fatbin"}
 
 
 def target():

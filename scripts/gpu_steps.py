@@ -141,6 +141,10 @@ def every_step(folder, dry, scratch):
     yield Step("ranks", 12, *ranks, *([64 << 10] if dry else []), "--times", needs=kernels,
                says=[r'^\{"algorithm": "ring'])
     yield from costs(kernels, dry)
+    if not dry:
+        library = folder / "libringcomm.so"
+        yield Step("frameworks", 20, sys.executable, SCRIPTS / "gpu-frameworks.py", library, needs=[library],
+                   says=[r'"processes": 2, .*"DistributedDataParallel".*"wrong": false'])
     for peer, limit in {} if dry else {"stack": 18, "nccl": 21, "symmetric": 26}.items():
         yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, SECONDS)
     yield from sanitized(kernels)
@@ -186,7 +190,8 @@ def correctness(tests, dry):
     between processes by the driver's descriptors."""
     chosen = DRY_TESTS if dry else ["--skip", "stress::", "--skip", "pieces::"]
     env = {} if dry else {"RINGCOMM_TIMEOUT_MS": 20_000}
-    yield Step("correctness", 50, tests, "--test-threads", 8, *chosen, needs=[tests], says=[TESTED], env=env)
+    yield Step("correctness", 50, sys.executable, SCRIPTS / "gpu-tests.py", tests, *chosen, needs=[tests],
+               says=[TESTED], env=env)
     yield Step("pieces", 10, tests, "pieces::a_piece" if dry else "pieces::", needs=[tests], says=[TESTED])
 
 

@@ -20,7 +20,7 @@ from gpu_steps import FIRST_SECONDS, LONGEST, MOST_SECONDS, Step, allowance, eve
 # What these test has its tests there: they are run from here.
 from test_gpu_goals import A100, CARD, H100, Judge, good_run, report, verdicts
 from test_gpu_pack import Origin, Packed, Programs, loaded
-from test_gpu_runs import Clocking, Driven, Hanging, Retried
+from test_gpu_runs import Clocking, Driven, Hanging
 
 SCRIPTS = Path(__file__).resolve().parent
 
@@ -389,7 +389,7 @@ class Patterns(unittest.TestCase):
 
 
 # Named, as nothing else here does.
-ALSO = [Clocking, Driven, Hanging, Judge, Origin, Packed, Programs, Retried]
+ALSO = [Clocking, Driven, Hanging, Judge, Origin, Packed, Programs]
 
 if __name__ == "__main__":
     unittest.main()

@@ -13,7 +13,6 @@ from unittest import mock
 import gpu_clocks
 import gpu_hang
 import gpu_pack
-import gpu_retry
 from suites import on_fake_driver
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -22,16 +21,13 @@ DEBUG, FAKE = gpu_pack.ROOT / "target/debug", gpu_pack.ROOT / "target/fakecuda"
 BUILT = {"ring-perf": DEBUG / "ring-perf", "ringrun": DEBUG / "ringrun", "kernels-host.so": FAKE / "kernels.so",
          "ringcomm.fatbin": FAKE / "image"}
 FIRST = ["first-bits", "first-fused", "first-cooperative", "first-processes", "first-timed"]
-# Says which tests it has, and ends or hangs as a test program does: one fails, also alone, and one never ends.
+# Says which tests it has, and ends or hangs as a test program does that runs one: one fails, and one never ends.
 TESTS = r"""#!/bin/sh
 case "$*" in
-    *--list*) printf 'a::one_that_fails: test\nb::another: test\nc_hangs_here: test\nc_hangs_here_is_too_long: test\n' ;;
-    *--exact*) echo "alone: $1"; exit 101 ;;
-    *) printf 'test b::another ... ok\ntest a::one_that_fails ... FAILED\n'; exec python3 -c "
-import ctypes, time
-ctypes.CDLL(None).prctl(15, b'c_hangs_here', 0, 0, 0)
-time.sleep(SECONDS)
-raise SystemExit(101)" ;;
+    *--list*) printf 'a::fails: test\nb::passes: test\nc::hangs: test\n' ;;
+    *a::fails*) echo "said: $1"; exit 101 ;;
+    *b::passes*) echo 'skipped: b::passes: not here'; echo 'test result: ok. 1 passed' ;;
+    *) exec sleep 100 ;;
 esac
 """
 # Answers as nvidia-smi does, of a card that is hot; as cuda-gdb, of a kernel that waits and of many threads; and as
@@ -176,15 +172,16 @@ class Driven(unittest.TestCase):
         for words in ["ringcomm_plan_f32 on device 0", f"asked of {process['process']}", "waits in"]:
             self.assertIn(words, said)
 
-    def test_a_test_that_fails_or_hangs_is_run_again_alone(self):
-        for seconds, status in [("0", 101), ("100", "out of time")]:
-            program(self.folder, "cuda-tests", TESTS.replace("SECONDS", seconds))
-            _, said, lines = self.run_of("--only", "correctness", "--seconds", "24")
-            step = lines["correctness"]
-            want = ["a::one_that_fails"] + (["c_hangs_here"] if seconds == "100" else [])
-            self.assertEqual((step["status"], [one["test"] for one in step["alone"]]), (status, want), said)
-            self.assertIn("alone: a::one_that_fails", step["alone"][0]["output"])
-            self.assertIn("alone: a::one_that_fails: 101", said)
+    def test_tests_that_fail_or_hang_hide_no_other(self):
+        program(self.folder, "cuda-tests", TESTS)
+        program(self.tools, "cuda-gdb", GDB)
+        _, said, lines = self.run_of("--only", "correctness", "--seconds", "60")
+        step = lines["correctness"]
+        self.assertEqual((step["status"], step["skipped"]), (101, [["b::passes", "not here"]]), said)
+        for words in ["test a::fails ... FAILED <", "said: a::fails", "test b::passes ... ok <",
+                      "test c::hangs ... FAILED (out of time) <", "Thread 1 main",
+                      "test result: FAILED. 1 passed; 2 failed"]:
+            self.assertIn(words, step["output"])
 
     def test_clocks_that_were_held_down_are_told_of_timed_steps(self):
         program(self.tools, "nvidia-smi", SMI)
@@ -238,24 +235,6 @@ class Hanging(unittest.TestCase):
             lines = gpu_hang.kernel_log()
         self.assertEqual(lines, ["dmesg: not permitted"])
         self.assertEqual(gpu_hang.new_lines(lines, lines), lines)
-
-
-class Retried(unittest.TestCase):
-    def test_failures_are_read_as_libtest_says_them(self):
-        said = "test a::b ... FAILED\ntest c ... ok\ntest d - should panic ... FAILED\n"
-        self.assertEqual(gpu_retry.FAILED.findall(said), ["a::b", "d"])
-
-    def test_a_program_that_is_not_there_is_told(self):
-        [one] = gpu_retry.again(["/nowhere/cuda-tests"], "test a ... FAILED\n", [], time.monotonic() + 9, None)
-        self.assertEqual((one["test"], one["status"]), ("a", "not started"))
-
-    def test_tests_that_have_not_begun_do_not_hang(self):
-        with tempfile.TemporaryDirectory() as scratch:
-            names = "a::same_name_as_x: test\na::same_name_as_y: test\na::same_name_as_z: test\n"
-            words = [program(scratch, "cuda-tests", f"#!/bin/sh\nprintf '{names}'\n")]
-            hang = [{"threads": [{"name": "cuda-tests"}, {"name": "a::same_name_as_"[:15]}]}]
-            self.assertEqual(gpu_retry.hung(words, "test a::same_name_as_x ... ok\n", hang, None),
-                             ["a::same_name_as_y"])
 
 
 class Clocking(unittest.TestCase):
