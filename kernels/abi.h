@@ -65,9 +65,9 @@ typedef struct {
 /* How the host and the kernels of one rank tell each other to stop. In pinned host memory, 128-byte
    aligned, zero at first. */
 typedef struct {
-    /* Not 0: kernels end at once. Written by the host. */
-    uint64_t abort;
-    uint64_t unused[15];
+    /* Not 0: this block of the rank's kernels ends at once. Written by the host. A line for each block:
+       reads of one word of the host's take turns, 1 us each on an H100. */
+    ringcomm_flag abort[RINGCOMM_MEETING_BLOCKS];
     /* Written by the first thread of the rank that gives up. */
     ringcomm_report report;
     uint64_t unused_too[10];

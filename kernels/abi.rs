@@ -47,11 +47,10 @@ pub struct Report {
     pub found: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Control {
-    pub abort: u64,
-    pub unused: [u64; 15],
+    pub abort: [Flag; MEETING_BLOCKS],
     pub report: Report,
     pub unused_too: [u64; 10],
 }

@@ -54,11 +54,16 @@ DEVICE void give_up(const ringcomm_watch &watch, const Waiting &waiting, uint32_
     store_flag32(uint64_t(&report->reason), reason);
 }
 
+/* Where the host calls this block off. */
+DEVICE uint64_t abort_word(const ringcomm_watch &watch, const Waiting &waiting) {
+    return watch.control + waiting.block * sizeof(ringcomm_flag);
+}
+
 /* Whether the rank's kernels are to end: also those that would not have to wait, since their peers
    may have given up and gone on. */
 DEVICE bool is_called_off(const ringcomm_watch &watch, const Waiting &waiting) {
     if (load_flag(watch.stop) != 0) return true;
-    if (load_flag(watch.control) == 0) return false;
+    if (load_flag(abort_word(watch, waiting)) == 0) return false;
     give_up(watch, waiting, RINGCOMM_ABORTED, 0, 0);
     return true;
 }
@@ -70,7 +75,7 @@ DEVICE bool loses_patience(const ringcomm_watch &watch, Patience &patience, cons
     breathe();
     if (patience.polls % POLLS_TO_LOOK != 0) return false;
     if (load_flag(watch.stop) != 0) return true;
-    if (patience.polls % POLLS_TO_ASK == 0 && load_flag(watch.control) != 0) {
+    if (patience.polls % POLLS_TO_ASK == 0 && load_flag(abort_word(watch, waiting)) != 0) {
         give_up(watch, waiting, RINGCOMM_ABORTED, wanted, found);
         return true;
     }

@@ -9,8 +9,9 @@
 #include "fifo.cuh"
 #include "reduce.cuh"
 
-/* Every rank's block of this number, at its `epoch`th meeting. */
-DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch) {
+/* Every rank's block of this number, at its `epoch`th meeting. Who writes after it looks whether the
+   rank was called off: its peers may have given up, and gone on. */
+DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch, bool looks) {
     const uint32_t tid = thread_index(), nthreads = thread_count();
     const uint64_t *flags = at<const uint64_t>(meeting.flags);
     const uint32_t me = meeting.watch.rank, row = block_index() * meeting.nranks;
@@ -29,7 +30,7 @@ DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch) {
         fence_system();
     }
     /* A thread that has no peer, if there is one, so that the look is not on the flags' way. */
-    if (tid == (meeting.nranks < nthreads ? meeting.nranks : 0)) {
+    if (looks && tid == (meeting.nranks < nthreads ? meeting.nranks : 0)) {
         const Waiting waiting = {RINGCOMM_FOR_MEETING, me, block_index(), 0};
         came = came && !is_called_off(meeting.watch, waiting);
     }
@@ -68,10 +69,10 @@ template <class K> DEVICE void reduce_kernel(const ringcomm_reduce_args &args) {
     const bool meets = call.meeting.flags;
     uint64_t *epoch = at<uint64_t>(call.meeting.epochs + block_index() * sizeof(uint64_t));
     const uint64_t before = meets ? *epoch : 0;
-    if (meets && !meet(call.meeting, before + 1)) return;
+    if (meets && !meet(call.meeting, before + 1, true)) return;
     /* The only place, as this is most of the kernel's code. */
     run_pieces<K>(args, call);
-    if (!meets || !meet(call.meeting, before + 2)) return;
+    if (!meets || !meet(call.meeting, before + 2, false)) return;
     if (thread_index() == 0) *epoch = before + 2;
 }
 

@@ -103,10 +103,11 @@ class Ranks:
         return dict(zip(names, struct.unpack("6I", ctypes.string_at(at, 24))))
 
     def call_off(self):
-        """As the host ends kernels: a word of every rank's."""
+        """As the host ends kernels: a word of every block of every rank's."""
         for control in self.controls:
             at = control + self.layout["ringcomm_control", "abort"][0]
-            ctypes.c_uint64.from_address(at).value = 1
+            for block in range(MEETING_BLOCKS):
+                ctypes.c_uint64.from_address(at + block * FLAG_BYTES).value = 1
 
     def check(self):
         """What is wrong with the outputs, or with a wait."""
@@ -131,11 +132,12 @@ class Ranks:
                 [*range(0, self.size, WHOLLY_CHECKED), self.size - window]]
 
 
-def tile_of(blocks, size):
+def tile_of(blocks, nranks, size):
     """As src/device/cuda/fused.rs."""
-    rounds = max(1, -(-size // (blocks * (32 << 10))))
-    share = -(-size // (blocks * rounds))
-    return min(max(-(-share // 128) * 128, 8 << 10), 32 << 10) // SIZE
+    share, tile = size // blocks, 2 << 10
+    while tile < min(share, (16 if nranks == 2 else 32) << 10):
+        tile *= 2
+    return tile // SIZE
 
 
 def typed(ranks, structure, tile=None):
@@ -160,7 +162,7 @@ def add_piece(pieces, index, count, first_end, nranks):
 def fused(ranks):
     """One row, which has everything."""
     device, count = ranks.device, ranks.size // SIZE
-    tile = tile_of(device.multiprocessors, ranks.size)
+    tile = tile_of(device.multiprocessors, ranks.nranks, ranks.size)
     args = typed(ranks, "ringcomm_reduce_args", tile)
     pieces = Block(ranks.layout, "ringcomm_piece")
     add_piece(pieces, 0, count, 0, ranks.nranks)
@@ -178,8 +180,8 @@ def two_shot(ranks):
     device, nranks, count = ranks.device, ranks.nranks, ranks.size // SIZE
     # Whole lines of the cache, as src/executor/device_pieces.rs cuts them.
     share = -(-(-(-count // 32)) // nranks) * 32
-    blocks = ranks.blocks(-(-share * SIZE // (8 << 10)))
-    tile = tile_of(blocks, share * SIZE)
+    blocks = ranks.blocks(-(-share * SIZE // (2 << 10)))
+    tile = tile_of(blocks, nranks, share * SIZE)
     pieces = Block(ranks.layout, "ringcomm_piece", nranks)
     calls = Block(ranks.layout, "ringcomm_reduce_call", nranks)
     flags = [device.zeros(MEETING_BLOCKS * nranks * FLAG_BYTES) for _ in range(nranks)]

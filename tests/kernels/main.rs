@@ -42,7 +42,7 @@ fn mirrored() -> Layout {
         all;
         "ringcomm_flag" Flag: value unused;
         "ringcomm_report" Report: reason waiting rank peer block step wanted found;
-        "ringcomm_control" Control: abort unused report unused_too;
+        "ringcomm_control" Control: abort report unused_too;
         "ringcomm_watch" Watch: control stop timeout_ns rank unused;
         "ringcomm_piece" Piece: count first_tile first_end nsources ntargets flags;
         "ringcomm_meeting" Meeting: flags epochs nranks unused watch;

@@ -77,7 +77,12 @@ pub struct Control {
 
 impl Control {
     pub fn new() -> Control {
-        Control { control: Box::default(), stop: Box::default() }
+        let control = abi::Control {
+            abort: [abi::Flag::default(); abi::MEETING_BLOCKS],
+            report: abi::Report::default(),
+            unused_too: [0; 10],
+        };
+        Control { control: Box::new(control), stop: Box::default() }
     }
 
     pub fn watch(&self, rank: usize, timeout_ns: u64) -> abi::Watch {
@@ -98,10 +103,11 @@ impl Control {
 
     /// As the host does it while kernels run.
     pub fn abort(&self) {
-        // SAFETY: the field is one that others poll with atomic loads, as this store is one.
-        let word =
-            unsafe { &*(&raw const self.control.abort).cast::<std::sync::atomic::AtomicU64>() };
-        // Relaxed: kernels poll it, and nothing else depends on it.
-        word.store(1, std::sync::atomic::Ordering::Relaxed);
+        for flag in &self.control.abort {
+            // SAFETY: the field is one that others poll with atomic loads, as this store is one.
+            let word = unsafe { &*(&raw const flag.value).cast::<std::sync::atomic::AtomicU64>() };
+            // Relaxed: kernels poll it, and nothing else depends on it.
+            word.store(1, std::sync::atomic::Ordering::Relaxed);
+        }
     }
 }

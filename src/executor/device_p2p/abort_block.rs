@@ -19,8 +19,8 @@ unsafe impl Sync for Control {}
 impl Control {
     pub fn new(device: &Arc<Device>) -> Result<Control> {
         let pinned = Lasting::<Pinned>::of(device, size_of::<abi::Control>())?;
-        // SAFETY: fresh memory of as many bytes, page-aligned, of which nobody else knows yet.
-        unsafe { pinned.pointer().cast::<abi::Control>().write(abi::Control::default()) };
+        // SAFETY: fresh memory of as many bytes, of which nobody else knows yet.
+        unsafe { pinned.pointer().write_bytes(0, size_of::<abi::Control>()) };
         Ok(Control { pinned })
     }
 
@@ -38,19 +38,22 @@ impl Control {
         self.pinned.pointer().cast_const().cast()
     }
 
+    /// A word for each block.
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        let flags = self.pinned.pointer().cast_const().cast::<abi::Flag>();
+        // SAFETY: the first thing in the block: as many flags, whose words the kernels only read.
+        (0..abi::MEETING_BLOCKS).map(move |block| unsafe { &*flags.add(block).cast::<AtomicU64>() })
+    }
+
     /// Kernels of the rank end, those that run and those that have not begun.
     pub fn stop(&self) {
-        // SAFETY: a word that the kernels only read.
-        let word = unsafe { &*(&raw const (*self.control()).abort).cast::<AtomicU64>() };
-        // Relaxed: kernels poll it, and nothing else depends on it.
-        word.store(1, Relaxed);
+        // Relaxed: kernels poll them, and nothing else depends on them.
+        self.words().for_each(|word| word.store(1, Relaxed));
     }
 
     pub fn is_stopped(&self) -> bool {
-        // SAFETY: a word that the kernels only read.
-        let word = unsafe { &*(&raw const (*self.control()).abort).cast::<AtomicU64>() };
         // Relaxed: as above.
-        word.load(Relaxed) != 0
+        self.words().next().is_some_and(|word| word.load(Relaxed) != 0)
     }
 
     /// Where and why a kernel of the rank has ended early, if one has.
