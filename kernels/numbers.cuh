@@ -30,8 +30,13 @@ template <class K, int COUNT>
 DEVICE void combine(Code code, typename K::Acc (&to)[COUNT], const typename K::Acc (&next)[COUNT]) {
 #define LANEWISE(OPERATION)                                                                        \
     UNROLL for (int i = 0; i < COUNT; i++) to[i] = K::OPERATION(to[i], next[i])
+    /* By itself: a jump through a table costs small calls 0.1 us at every source. */
+    if (code == SUM) {
+        LANEWISE(sum);
+        return;
+    }
     switch (code) {
-    case SUM: LANEWISE(sum); break;
+    case SUM: break;
     case PROD: LANEWISE(prod); break;
     case MAX: LANEWISE(max); break;
     case MIN: LANEWISE(min); break;

@@ -39,16 +39,31 @@ template <class K> constexpr int BATCH = K::IS_FLOAT && K::SIZE == 1 ? 2 : 4;
    be twice as long, and one vector does not make up for fetching it. */
 constexpr int WIDE = 8;
 
+/* Vectors of a thread at a place, where it asks for those of the next place before it has written
+   these; and the most sources that are read so. With more, the loads of one place are enough. */
+constexpr int AHEAD = 2;
+constexpr uint32_t AHEAD_SOURCES = 4;
+
 /* Whether the value passes unchanged: one source, nothing to do to it. */
 DEVICE bool copies(const Operation &op, const Job &job) {
     return job.nsources == 1 && !job.divides && !op.scales && !op.is_truth;
 }
 
-/* Whether there is more to do than to combine and to multiply by the reciprocal of a power of two,
-   which is the same number: then one vector at a time, for divisions take many registers. */
+/* Whether there is more to do than to combine floats or integers, and to divide floats: then one
+   vector at a time, for divisions of integers take many registers. */
 template <class K> DEVICE bool is_full(const Operation &op, const Job &job) {
-    return op.scales || job.nsources == 1 ||
-           (job.divides && !(K::IS_FLOAT && (op.parts & (op.parts - 1)) == 0));
+    return op.scales || job.nsources == 1 || (job.divides && !K::IS_FLOAT);
+}
+
+/* The end of a mean of floats: to multiply by the reciprocal of a power of two gives the same. */
+template <class K, int COUNT>
+DEVICE void finish(const Operation &op, const Job &job, typename K::Acc (&to)[COUNT]) {
+    if (!job.divides) return;
+    if ((op.parts & (op.parts - 1)) == 0) {
+        halve<K, COUNT>(to, op.shift);
+    } else {
+        divide<K, COUNT>(op, to);
+    }
 }
 
 /* The values that loads give are used from here on, not before: else the compiler would use the
@@ -83,8 +98,46 @@ DEVICE void store_element(uint64_t address, typename BitsOf<K::SIZE>::Type bits)
     UNROLL for (int i = 0; i < K::SIZE; i++) store_scalar(address + i, uint8_t(bits >> 8 * i));
 }
 
+/* Whether every end of a job has aligned elements. */
+template <class K> DEVICE bool are_aligned(const Job &job, uint64_t offset) {
+    uint64_t any = 0;
+    ROLLED for (uint32_t e = 0; e < job.nsources + job.ntargets; e++) any |= job.ends[e] + offset;
+    return any % K::SIZE == 0;
+}
+
+/* One aligned element, which waits for memory once for eight sources. */
+template <class K>
+DEVICE void reduce_aligned(const Operation &op, const Job &job, uint64_t offset) {
+    using Bits = typename BitsOf<K::SIZE>::Type;
+    typename K::Acc to[1] = {};
+    ROLLED for (uint32_t first = 0; first < job.nsources; first += WIDE) {
+        Bits coming[WIDE] = {};
+        UNROLL for (int s = 0; s < WIDE; s++) {
+            if (first + s < job.nsources)
+                coming[s] = load_scalar<Bits>(job.source(first + s) + offset);
+        }
+        const uint32_t end = first + WIDE < job.nsources ? first + WIDE : job.nsources;
+        ROLLED for (uint32_t index = first; index < end; index++) {
+            typename K::Acc next[1] = {K::decode(op, coming[0])};
+            prepare<K, 1>(op, job, index, next);
+            if (index == 0) {
+                to[0] = next[0];
+            } else {
+                combine<K, 1>(op.code, to, next);
+            }
+            UNROLL for (int s = 0; s + 1 < WIDE; s++) coming[s] = coming[s + 1];
+        }
+    }
+    if (job.divides) divide<K, 1>(op, to);
+    const Bits bits = Bits(K::encode(to[0]));
+    ROLLED for (uint32_t t = 0; t < job.ntargets; t++)
+        store_scalar<Bits>(job.target(t) + offset, bits);
+}
+
 template <class K>
 DEVICE void reduce_element(const Operation &op, const Job &job, uint64_t offset) {
+    if (!copies(op, job) && are_aligned<K>(job, offset))
+        return reduce_aligned<K>(op, job, offset);
     using Bits = typename BitsOf<K::SIZE>::Type;
     Bits bits = load_element<K>(job.source(0) + offset);
     if (!copies(op, job)) {
@@ -134,8 +187,7 @@ template <class K> DEVICE void copy_batch(const Job &job, const Vectors &vectors
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
 }
 
-/* The hot path: two sources or more, nothing to multiply, and nothing to divide but by a power of
-   two. */
+/* The hot path: two sources or more, nothing to multiply, and nothing to divide but floats. */
 template <class K>
 DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vectors) {
     constexpr int U = BATCH<K>;
@@ -156,10 +208,50 @@ DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vec
         }
     }
     UNROLL for (int u = 0; u < U; u++) {
-        if (job.divides) halve<K, K::ACCS>(to[u], op.shift);
+        finish<K, K::ACCS>(op, job, to[u]);
         here[u] = K::pack(to[u]);
     }
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+}
+
+/* The same of few sources, and of all vectors of a thread. The first two sources' of the next place
+   are on their way while this one's are added and written. */
+template <class K>
+DEVICE void reduce_ahead(const Operation &op, const Job &job, Vectors vectors) {
+    constexpr int U = AHEAD;
+    Quad first[U] = {}, coming[U] = {};
+    vectors.load(job.source(0), first);
+    vectors.load(job.source(1), coming);
+    ROLLED while (vectors.index < vectors.count) {
+        Vectors after = vectors;
+        after.index += vectors.stride * U;
+        after_loads(first);
+        typename K::Acc to[U][K::ACCS];
+        UNROLL for (int u = 0; u < U; u++) K::unpack(op, first[u], to[u]);
+        ROLLED for (uint32_t s = 1; s < job.nsources; s++) {
+            Quad here[U];
+            after_loads(coming);
+            UNROLL for (int u = 0; u < U; u++) here[u] = coming[u];
+            if (s + 1 < job.nsources) {
+                vectors.load(job.source(s + 1), coming);
+            } else {
+                after.load(job.source(0), first);
+                after.load(job.source(1), coming);
+            }
+            UNROLL for (int u = 0; u < U; u++) {
+                typename K::Acc next[K::ACCS];
+                K::unpack(op, here[u], next);
+                combine<K, K::ACCS>(op.code, to[u], next);
+            }
+        }
+        Quad sums[U];
+        UNROLL for (int u = 0; u < U; u++) {
+            finish<K, K::ACCS>(op, job, to[u]);
+            sums[u] = K::pack(to[u]);
+        }
+        ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), sums);
+        vectors = after;
+    }
 }
 
 /* The same of a thread's only vector, which waits for memory once for eight sources. */
@@ -188,7 +280,7 @@ DEVICE void reduce_wide(const Operation &op, const Job &job, const Vectors &vect
             UNROLL for (int s = 0; s < HALF; s++) coming[s] = coming[HALF + s];
         }
     }
-    if (job.divides) halve<K, K::ACCS>(to, op.shift);
+    finish<K, K::ACCS>(op, job, to);
     const Quad sum[1] = {K::pack(to)};
     ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), sum);
 }
@@ -277,6 +369,8 @@ DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, u
             reduce_full<K>(op, job, vectors);
     } else if (nvectors <= nthreads) {
         if (tid < nvectors) reduce_wide<K>(op, job, vectors);
+    } else if (job.nsources <= AHEAD_SOURCES) {
+        reduce_ahead<K>(op, job, vectors);
     } else {
         ROLLED for (; vectors.index < nvectors; vectors.index += step)
             reduce_batch<K>(op, job, vectors);

@@ -19,19 +19,27 @@ pub const MOST_ENDS: usize = abi::INLINE_ENDS;
 /// Sources that may be scaled each by its own factor.
 pub const MOST_SCALED: usize = abi::INLINE_SCALARS;
 
-/// Elements of a tile of pieces of so many bytes for so many blocks, of which each has as many
-/// tiles as every other, whole lines of the cache long.
-pub(crate) fn tile(bytes: usize, blocks: u32, size: usize) -> u32 {
-    let rounds = bytes.div_ceil(blocks as usize * LARGEST_TILE).max(1);
-    let share = bytes.div_ceil(blocks as usize * rounds).next_multiple_of(TILE_GRAIN);
-    (share.clamp(SMALLEST_TILE, LARGEST_TILE) / size) as u32
+/// Elements of a tile of pieces of so many bytes for so many blocks, of `parts` sources.
+pub(crate) fn tile(bytes: usize, blocks: u32, parts: usize, size: usize) -> u32 {
+    let (share, largest) =
+        (bytes / blocks as usize, if parts == 2 { PAIR_TILE } else { LARGEST_TILE });
+    (share.next_power_of_two().clamp(SMALLEST_TILE, largest) / size) as u32
 }
 
 /// Bytes of a tile: a block's threads with sixteen bytes each, four deep, at most, so that the
-/// loads of a tile are all under way at once; and sixteen bytes of every thread at least.
+/// loads of a tile are all under way at once. A power of two, since memory likes what is aligned to
+/// it: tiles of 31 KiB, of which each block has as many as every other, take 4 % longer on an H100.
 const LARGEST_TILE: usize = 32 << 10;
-const SMALLEST_TILE: usize = 8 << 10;
-const TILE_GRAIN: usize = 128;
+/// The same of two sources, of which a thread asks for those of the next place, too: on an H100 2 %
+/// faster than larger ones, which are 2 % faster with more sources.
+const PAIR_TILE: usize = 16 << 10;
+/// A line of the cache for each of a few warps: for eight ranks, blocks of 2 KiB take 1 us less than
+/// blocks of 8 KiB.
+const SMALLEST_TILE: usize = 2 << 10;
+
+/// Threads that begin and end together; and the fewest of a block.
+const WARP: usize = 32;
+const LEAST_THREADS: usize = 128;
 
 /// Pieces on their way into launches.
 pub struct Fused<'a> {
@@ -103,7 +111,7 @@ impl<'a> Fused<'a> {
         arguments.data_type = data_type as i32;
         arguments.op = op as i32;
         arguments.parts = parts as u64;
-        arguments.tile = tile(bytes, kernels.device().multiprocessors, size);
+        arguments.tile = tile(bytes, kernels.device().multiprocessors, parts, size);
         let (ends, meeting_blocks) = (0, None);
         Fused { kernels, stream, size, data_type, arguments, ends, flags, bytes, meeting_blocks }
     }
@@ -112,7 +120,7 @@ impl<'a> Fused<'a> {
     /// pieces of the same ends: a piece of a length of none is one, too.
     pub fn meeting(mut self, meeting: abi::Meeting, blocks: u32) -> Fused<'a> {
         self.arguments.call.meeting = meeting;
-        self.arguments.tile = tile(self.bytes, blocks, self.size);
+        self.arguments.tile = tile(self.bytes, blocks, self.arguments.parts as usize, self.size);
         self.meeting_blocks = Some(blocks);
         self
     }
@@ -164,7 +172,10 @@ impl<'a> Fused<'a> {
 
     fn send(&self, blocks: u32) -> Result<()> {
         debug_assert!(self.size > 0);
-        let (what, grid) = ((Family::Reduce, self.data_type), Grid::of(blocks));
+        // Each has a vector of a tile at least.
+        let vectors = (self.arguments.tile as usize * self.size).div_ceil(16);
+        let threads = vectors.next_multiple_of(WARP).clamp(LEAST_THREADS, abi::THREADS) as u32;
+        let (what, grid) = ((Family::Reduce, self.data_type), Grid { threads, ..Grid::of(blocks) });
         // SAFETY: this is the kernel's structure; whoever added addresses answers for them.
         unsafe { self.kernels.run(what, &self.arguments, grid, self.stream) }
     }

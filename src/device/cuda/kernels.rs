@@ -67,6 +67,8 @@ pub struct Grid {
     pub blocks: u32,
     /// More than one where several ranks have a row each.
     pub rows: u32,
+    /// Of a block.
+    pub threads: u32,
     /// All blocks are on the device at once, or the driver refuses the launch.
     pub is_cooperative: bool,
 }
@@ -74,7 +76,7 @@ pub struct Grid {
 impl Grid {
     /// Blocks of one rank.
     pub const fn of(blocks: u32) -> Grid {
-        Grid { blocks, rows: 1, is_cooperative: false }
+        Grid { blocks, rows: 1, threads: abi::THREADS as u32, is_cooperative: false }
     }
 }
 
@@ -183,9 +185,10 @@ impl Kernels {
     /// # Safety
     /// The stream is one of this device, and lives.
     pub unsafe fn delay(&self, duration_ns: u64, stream: Stream) -> Result<()> {
-        let arguments = abi::DelayArgs { duration_ns };
+        let (arguments, grid) =
+            (abi::DelayArgs { duration_ns }, Grid { threads: 1, ..Grid::of(1) });
         // SAFETY: this is the kernel's structure, and it points to nothing; the stream is promised.
-        unsafe { self.launch(self.delay, &arguments, (Grid::of(1), 1), stream, "a delay") }
+        unsafe { self.launch(self.delay, &arguments, grid, stream, "a delay") }
     }
 
     /// Launch a kernel of a family for elements of a type. The context is current.
@@ -201,9 +204,8 @@ impl Kernels {
         stream: Stream,
     ) -> Result<()> {
         let function = self.typed[family as usize][kind(data_type)];
-        let shape = (grid, abi::THREADS as u32);
         // SAFETY: the caller's promise.
-        unsafe { self.launch(function, arguments, shape, stream, family.name()) }
+        unsafe { self.launch(function, arguments, grid, stream, family.name()) }
     }
 
     /// # Safety
@@ -212,13 +214,13 @@ impl Kernels {
         &self,
         function: Function,
         arguments: &T,
-        (grid, threads): (Grid, u32),
+        grid: Grid,
         stream: Stream,
         name: &str,
     ) -> Result<()> {
         let mut parameters = [(&raw const *arguments).cast_mut().cast::<c_void>()];
         let (driver, parameters) = (self.device.driver, parameters.as_mut_ptr());
-        let Grid { blocks, rows, is_cooperative } = grid;
+        let Grid { blocks, rows, threads, is_cooperative } = grid;
         // SAFETY: the caller's promise; the driver copies the structure before it returns.
         let code = unsafe {
             if is_cooperative {

@@ -51,7 +51,7 @@ unsafe fn launch_rows(
     stream: Stream,
 ) -> Result<()> {
     let rows = stations.len() as u32;
-    let grid = |blocks| Grid { blocks, rows, is_cooperative: true };
+    let grid = |blocks| Grid { rows, is_cooperative: true, ..Grid::of(blocks) };
     match work.way {
         Way::OneShot => {
             let calls: Vec<_> = stations.iter().map(|station| station.oneshot_call(work)).collect();
@@ -120,7 +120,7 @@ fn pieces_of(
     let data_type = work.moved_as();
     let unit = size / data_type.size();
     let bytes = work.count.saturating_mul(size) / nranks;
-    let tile = tile(bytes, blocks, data_type.size());
+    let tile = tile(bytes, blocks, nranks, data_type.size());
     let (mut calls, mut all, mut ends) = (Vec::new(), Vec::<abi::Piece>::new(), Vec::new());
     for (rank, station) in stations.iter().enumerate() {
         let first_piece = all.len();
