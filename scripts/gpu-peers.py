@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_goals import LARGE, RANKS, SCOPE, SIZES, SLICED, SMALL, TIME_SLICED, calls_of_a_graph
+from gpu_goals import LARGE, RANKS, RANKS_OF, SCOPE, SIZES, SLICED, SMALL, TIME_SLICED, calls_of_a_graph
 
 # What one cell may take, and its most calls: where every call takes a time slice of the device, which
 # processes that wait for each other on it do, few of them are all that there is time for.
@@ -157,12 +157,12 @@ def rank_of(rank, peer, port, end):
     import torch
     clock, distributed = Clock(end), torch.distributed
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
-                       "WORLD_SIZE": str(RANKS[-1])})
+                       "WORLD_SIZE": str(RANKS_OF.get(peer, RANKS)[-1])})
     torch.cuda.set_device(0)
     # The processes talk by gloo; NCCL is asked for nothing before its turn.
     distributed.init_process_group("gloo")
     failed = False
-    for ranks in RANKS:
+    for ranks in RANKS_OF.get(peer, RANKS):
         talk = distributed.new_group(list(range(ranks)), backend="gloo")
         group = nccl_group(torch, ranks) if peer == "nccl" else talk
         if rank >= ranks:
@@ -250,7 +250,7 @@ def processes(torch, peer, end):
         return False
     context = torch.multiprocessing.get_context("spawn")
     all_ranks = [context.Process(target=rank_of, args=(rank, peer, 29600 + os.getpid() % 1000, end))
-                 for rank in range(RANKS[-1])]
+                 for rank in range(RANKS_OF.get(peer, RANKS)[-1])]
     for process in all_ranks:
         process.start()
     for process in all_ranks:

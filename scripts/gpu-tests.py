@@ -40,11 +40,14 @@ def main():
     begun = time.monotonic()
     listed = subprocess.run([program, "--list", *filters], capture_output=True, text=True, check=True).stdout
     tests = LISTED.findall(listed)
-    npassed = 0
+    npassed, failed = 0, []
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         for line, passed, told in pool.map(lambda test: run(program, test), tests):
-            print("\n".join([line, *told]), flush=True)
+            print("\n".join([line, *(told if passed else [])]), flush=True)
             npassed += passed
+            failed += [] if passed else [line, *told]
+    # Last, as of what is long the end is kept.
+    print("\n".join(failed))
     nfailed = len(tests) - npassed
     print(f"test result: {'FAILED' if nfailed else 'ok'}. {npassed} passed; {nfailed} failed; "
           f"finished in {time.monotonic() - begun:.1f}s")

@@ -29,6 +29,8 @@ OPERATIONS = 10_000
 HOPPER, TIMED = re.compile(r"\b(G?H100|G?H200|H800|H20)\b"), re.compile(r"\bH[12]00\b")
 # Peers whose ranks are processes, which take turns on one GPU: a ratio to them is no headline.
 TIME_SLICED = ["nccl", "symmetric"]
+# Processes that wait for each other in kernels take a time slice for every call, 9 ms of two: more say no more.
+RANKS_OF = {"symmetric": [2]}
 # What every row of ring-perf's has that is judged or read here, and those of ranks that one process has on
 # one device.
 EVERYWHERE = ["bytes", "type", "ranks", "hot_us", "rotating_us", "bound_percent", "iterations", "wrong", "busbw",
@@ -164,7 +166,7 @@ def peer_goals():
     """The same of what it is held against others by; a busbw is to another as the times are, turned over.
     torch.stack is one thread's on one stream, and so is what it is held against."""
     for peer in PEERS:
-        for ranks in RANKS:
+        for ranks in RANKS_OF.get(peer, RANKS):
             def bandwidth(r, p=peer, n=ranks):
                 mine = r.values(f"large-{n}-float", "hot_us", LARGE)
                 return min(r.peer(p, n, size, "eager") / one for size, one in zip(LARGE, mine))

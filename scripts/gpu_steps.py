@@ -122,7 +122,7 @@ def every_step(folder, dry, scratch):
     if not dry:
         yield Step("facts", 10, "sh", "-c", facts(), says=[r"Driver Version\s*: [1-9]"])
     # Correctness: each kernel alone, against the host's bits; then calls.
-    yield Step("kernels", 30, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
+    yield Step("kernels", 15, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, needs=kernels,
                says=[r"^ok: \w+: [1-9]\d* launches"])
     # And those that meet, which end, too, where a rank never comes.
     ranks = [sys.executable, SCRIPTS / "gpu-ranks.py", *kernels]
@@ -130,9 +130,9 @@ def every_step(folder, dry, scratch):
                says=[r'"absent": .*"called_off": true, "wrong": null', r'^{"type": "float".*"wrong": null'])
     yield from correctness(folder / "cuda-tests", dry)
     operations = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
-    yield measure("checked-operations", 14, *operations, "-g", 1, "-t", 4, "-b", 8, "-e", most, "-f", 32,
+    yield measure("checked-operations", 8, *operations, "-g", 1, "-t", 4, "-b", 8, "-e", most, "-f", 32,
                   "-n", 3, "-d", "float", lacks=EMPTY)
-    yield measure("checked-types", 10, "all_reduce", "-g", 1, "-t", 3, "-b", "1K", "-e", "1K", "-n", 2,
+    yield measure("checked-types", 8, "all_reduce", "-g", 1, "-t", 3, "-b", "1K", "-e", "1K", "-n", 2,
                   "-d", "all", "-o", "all")
     yield from processes(folder, dry, scratch)
     yield from timing(measure, dry)
@@ -143,7 +143,7 @@ def every_step(folder, dry, scratch):
     yield from costs(kernels, dry)
     if not dry:
         library = folder / "libringcomm.so"
-        yield Step("frameworks", 20, sys.executable, SCRIPTS / "gpu-frameworks.py", library, needs=[library],
+        yield Step("frameworks", 45, sys.executable, SCRIPTS / "gpu-frameworks.py", library, needs=[library],
                    says=[r'"processes": 2, .*"DistributedDataParallel".*"wrong": false'])
     for peer, limit in {} if dry else {"stack": 18, "nccl": 21, "symmetric": 26}.items():
         yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, SECONDS)
@@ -190,7 +190,7 @@ def correctness(tests, dry):
     between processes by the driver's descriptors."""
     chosen = DRY_TESTS if dry else ["--skip", "stress::", "--skip", "pieces::"]
     env = {} if dry else {"RINGCOMM_TIMEOUT_MS": 20_000}
-    yield Step("correctness", 50, sys.executable, SCRIPTS / "gpu-tests.py", tests, *chosen, needs=[tests],
+    yield Step("correctness", 70, sys.executable, SCRIPTS / "gpu-tests.py", tests, *chosen, needs=[tests],
                says=[TESTED], env=env)
     yield Step("pieces", 10, tests, "pieces::a_piece" if dry else "pieces::", needs=[tests], says=[TESTED])
 
@@ -200,7 +200,7 @@ def stress(tests, dry):
     operations = 400 if dry else 50_000
     for queues in [1, 32]:
         # With one thread libtest begins a line for the row.
-        yield Step(f"stress-{queues}-queues", 33, tests, "stress::", "--nocapture", "--test-threads", 2,
+        yield Step(f"stress-{queues}-queues", 25, tests, "stress::", "--nocapture", "--test-threads", 2,
                    needs=[tests], says=[TESTED, rf'^{{"stress": {operations},'],
                    env={"CUDA_DEVICE_MAX_CONNECTIONS": queues, "RINGCOMM_STRESS_SEED": queues,
                         "RINGCOMM_STRESS_OPERATIONS": operations,
@@ -220,9 +220,9 @@ def processes(folder, dry, scratch):
     operation may take a turn of the device for each of them."""
     size = "4K" if dry else LARGE[-1]
     times = 10 if dry else OPERATIONS // (2 * len(PROCESS_SIZES))
-    yield pair(folder, dry, scratch, "processes-many", 30, "-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2,
+    yield pair(folder, dry, scratch, "processes-many", 12, "-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2,
                "-n", times)
-    yield pair(folder, dry, scratch, "processes-large", 12, "-b", size, "-e", size)
+    yield pair(folder, dry, scratch, "processes-large", 8, "-b", size, "-e", size)
 
 
 def found(program):
@@ -275,11 +275,11 @@ def timing(measure, dry):
     fused = {"expects": {"transport": "cuda fused", "wrong": 0}}
     for ranks in RANKS:
         most, factor, times = (512, 64, 5) if dry else (SMALL[-1], 2, 500)
-        yield measure(f"small-{ranks}", 7, "all_reduce", "-g", 1, "-t", ranks, "-b", SMALL[0], "-e", most,
+        yield measure(f"small-{ranks}", 5, "all_reduce", "-g", 1, "-t", ranks, "-b", SMALL[0], "-e", most,
                       "-f", factor, "-d", "float", "-n", times, **fused)
     for ranks in [] if dry else RANKS:
         for kind in KINDS:
-            yield measure(f"large-{ranks}-{kind}", 6, "all_reduce", "-g", 1, "-t", ranks, "-b", "1M",
+            yield measure(f"large-{ranks}-{kind}", 5, "all_reduce", "-g", 1, "-t", ranks, "-b", "1M",
                           "-e", LARGE[-1], "-f", 4, "-d", kind, **fused)
     # A type and operation whose arithmetic is wider than its elements.
     yield measure("avg", 4, "all_reduce", "-g", 1, "-t", 3, "-b", "4K" if dry else LARGE[0],
@@ -295,5 +295,5 @@ def together(measure, dry):
     for algorithm in ["twoshot", "ring"]:
         for ranks in RANKS[:1] if dry else RANKS:
             sizes = ("1K", "4K", 4) if dry else (*LARGE, LARGE[1] // LARGE[0])
-            yield one(algorithm, ranks, 6, *sizes)
+            yield one(algorithm, ranks, 5, *sizes)
     yield one("oneshot", 2 if dry else 8, 4, SMALL[0], 512 if dry else SMALL[-1], 64 if dry else 8192)

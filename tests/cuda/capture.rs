@@ -1,5 +1,6 @@
 //! Calls in CUDA graphs: replayed where they can be, refused with a reason where they cannot.
 
+use super::ahead::add;
 use super::here::{is_apart, may_hold};
 use super::streams::{Floats, sum};
 use super::support::config;
@@ -70,6 +71,11 @@ fn live_beside() {
     let asked = Config { algorithm: Some("ring".into()), ..config() };
     for (seats, config) in [(seats[0], config()), (seats[1], config()), (seats[0], asked)] {
         on_seats(&seats, &config, |comm, bench| {
+            if seats[comm.rank()] == Seat::Host {
+                return [1.0, 2.0].iter().for_each(|value| {
+                    assert_eq!(add(comm, 500, *value).unwrap(), [2.0 * value; 500]);
+                });
+            }
             let floats = Floats::new(bench, &[1.0; 500]);
             for value in [2.0, 4.0] {
                 // SAFETY: the memory lives until it is read.
