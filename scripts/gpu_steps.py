@@ -244,8 +244,8 @@ def costs(kernels, dry):
                    *(word for section in sections for word in ("--section", section)), *script, "--fused", ranks,
                    needs=[profiler, *kernels], says=[r"Duration"])
     if not dry:
-        # The driver without a GPU runs no PTX. A real one takes some 6 s to compile all of it.
-        yield Step("costs-ptx", 8, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, "float", needs=kernels,
+        # The driver without a GPU runs no PTX. A real one takes 8 s to compile all of it.
+        yield Step("costs-ptx", 15, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, "float", needs=kernels,
                    env={"CUDA_FORCE_PTX_JIT": 1}, says=[r"^ok: float: [1-9]\d* launches"])
 
 
