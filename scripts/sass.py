@@ -25,6 +25,9 @@ PORTABLE = "sm_90"
 MOST_REGISTERS = 128
 # Vectors of a thread under way for one source: kernels/reduce.cuh, BATCH.
 BATCH = {kind: 2 if kind in ("e4m3", "e5m2") else 4 for kind in KINDS}
+# The same where a thread asks for those of its next place, too, of two sources: kernels/reduce.cuh, AHEAD. Such a
+# loop asks for the next source, or for both of these.
+AHEAD = 2
 # Sources that a thread with one vector asks for at once: kernels/reduce.cuh, WIDE.
 WIDE = 8
 # Whose conversions are so long there that the compiler begins the first source's before it asks for the
@@ -130,7 +133,8 @@ def late_loads(code, batch, converts_first=False):
         found += [f"{place}: {text}" for text in told or []]
         if told is None:
             found.append(f"{place}: adds nothing")
-        if not converts_first and not loads_before_use(code[:head], batch):
+        before = AHEAD if count == 3 * AHEAD else batch
+        if not converts_first and not loads_before_use(code[:head], before):
             found.append(f"{place}: the first source is used before the second is asked for")
     return found + [f"no loop over sources that moves {what}" for what in sorted(missing)]
 
