@@ -21,8 +21,8 @@ pub const MOST_SCALED: usize = abi::INLINE_SCALARS;
 
 /// Elements of a tile of pieces of so many bytes for so many blocks, of `parts` sources.
 pub(crate) fn tile(bytes: usize, blocks: u32, parts: usize, size: usize) -> u32 {
-    let (share, largest) =
-        (bytes / blocks as usize, if parts == 2 { PAIR_TILE } else { LARGEST_TILE });
+    let largest = if parts == 2 { PAIR_TILE } else { LARGEST_TILE };
+    let share = bytes / blocks as usize;
     (share.next_power_of_two().clamp(SMALLEST_TILE, largest) / size) as u32
 }
 
