@@ -33,8 +33,8 @@ const LARGEST_TILE: usize = 32 << 10;
 /// The same of two sources, of which a thread asks for those of the next place, too: on an H100 2 %
 /// faster than larger ones, which are 2 % faster with more sources.
 const PAIR_TILE: usize = 16 << 10;
-/// A line of the cache for each of a few warps: for eight ranks, blocks of 2 KiB take 1 us less than
-/// blocks of 8 KiB.
+/// A line of the cache for each of a few warps: for eight ranks, blocks of 2 KiB take 1 us less
+/// than blocks of 8 KiB.
 const SMALLEST_TILE: usize = 2 << 10;
 
 /// Threads that begin and end together; and the fewest of a block.
