@@ -5,15 +5,15 @@ use crate::fork::Once;
 use std::time::{Duration, Instant};
 
 /// The counter and the clock, read together once.
-struct Origin {
+struct ClockOrigin {
     ticks: u64,
     instant: Instant,
 }
 
-static ORIGIN: Once<Origin> = Once::new();
+static ORIGIN: Once<ClockOrigin> = Once::new();
 
-fn origin() -> &'static Origin {
-    ORIGIN.get_or_make(|| Origin { ticks: ticks(), instant: Instant::now() })
+fn origin() -> &'static ClockOrigin {
+    ORIGIN.get_or_make(|| ClockOrigin { ticks: ticks(), instant: Instant::now() })
 }
 
 /// Start the clock, so that later readings have a base to be compared with.

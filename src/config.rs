@@ -38,7 +38,7 @@ pub struct Config {
     /// Ports to listen on; `None` takes what the kernel gives.
     pub ports: Option<RangeInclusive<u16>>,
     /// The address family between hosts; `None` uses both.
-    pub family: Option<Family>,
+    pub family: Option<AddressFamily>,
     /// How payloads between hosts are guarded.
     pub protection: Protection,
     /// Sockets to each peer on another host.
@@ -50,14 +50,14 @@ pub struct Config {
     #[doc(hidden)]
     pub hosts: Option<Vec<usize>>,
     /// Where this rank's memory is. Ranks may differ.
-    pub seat: Seat,
+    pub seat: DeviceChoice,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
 
 /// Whose memory a rank's calls may name beside the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Seat {
+pub enum DeviceChoice {
     /// That of the CUDA device which is current on the thread that makes the communicator, if the
     /// program uses CUDA.
     #[default]
@@ -72,7 +72,7 @@ pub enum Seat {
 
 /// An address family, to use it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum AddressFamily {
     V4,
     V6,
 }
@@ -132,7 +132,7 @@ impl Default for Config {
             sockets: 1,
             host_id: None,
             hosts: None,
-            seat: Seat::Current,
+            seat: DeviceChoice::Current,
             debug: 0,
         }
     }
@@ -340,7 +340,7 @@ static VARIABLES: [Variable; 14] = [
         field: "device",
         set: |config, text| {
             let on = number(text, 0)? != 0;
-            config.seat = if on { Seat::Current } else { Seat::Host };
+            config.seat = if on { DeviceChoice::Current } else { DeviceChoice::Host };
             Ok(())
         },
     },
@@ -369,10 +369,10 @@ fn number(text: &str, least: usize) -> std::result::Result<usize, String> {
     if value < least { Err(format!("must be at least {least}")) } else { Ok(value) }
 }
 
-fn family(text: &str) -> std::result::Result<Family, String> {
+fn family(text: &str) -> std::result::Result<AddressFamily, String> {
     match text.trim() {
-        "AF_INET" => Ok(Family::V4),
-        "AF_INET6" => Ok(Family::V6),
+        "AF_INET" => Ok(AddressFamily::V4),
+        "AF_INET6" => Ok(AddressFamily::V6),
         _ => Err("is neither AF_INET nor AF_INET6".into()),
     }
 }

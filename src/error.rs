@@ -40,21 +40,21 @@ impl fmt::Display for Operation {
 
 /// A rank's process, for an error text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct RankProcess {
     pub rank: usize,
     /// The name of its machine; empty where it is not known.
     pub host: Box<str>,
     pub pid: u32,
 }
 
-impl Who {
+impl RankProcess {
     /// A rank of which no more is known.
-    pub fn unmet(rank: usize) -> Who {
-        Who { rank, host: "".into(), pid: 0 }
+    pub fn unmet(rank: usize) -> RankProcess {
+        RankProcess { rank, host: "".into(), pid: 0 }
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for RankProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.pid == 0 {
             // It has not come so far as to say it.
@@ -80,18 +80,35 @@ pub enum Error {
     /// A broken invariant of the library itself.
     Internal(String),
     /// Two ranks made different calls under one sequence number.
-    Mismatch { rank: usize, mine: Operation, peer: Who, theirs: Box<Operation> },
+    Mismatch { rank: usize, mine: Operation, peer: RankProcess, theirs: Box<Operation> },
     /// A peer's process is gone.
-    PeerDied { rank: usize, peer: Who, operation: Option<Operation> },
+    PeerDied { rank: usize, peer: RankProcess, operation: Option<Operation> },
     /// Nobody has reached a peer since the ranks met: its process is gone, or something lies in
     /// between. `by` tried, and `why` is what became of that, after `rank {by} `.
-    Unreached { rank: usize, peer: Who, operation: Option<Operation>, by: usize, why: Box<str> },
+    Unreached {
+        rank: usize,
+        peer: RankProcess,
+        operation: Option<Operation>,
+        by: usize,
+        why: Box<str>,
+    },
     /// The deadline passed while waiting for `peer`.
-    Timeout { rank: usize, peer: Who, operation: Operation, waited_ms: u64, peer_state: Box<str> },
+    Timeout {
+        rank: usize,
+        peer: RankProcess,
+        operation: Operation,
+        waited_ms: u64,
+        peer_state: Box<str>,
+    },
     /// A rank failed first and told the others; `text` is its own error.
-    Remote { rank: usize, peer: Who, operation: Option<Operation>, text: String },
+    Remote { rank: usize, peer: RankProcess, operation: Option<Operation>, text: String },
     /// The connection to a peer that seems to live is gone: reset, or damaged bytes came.
-    Disconnected { rank: Option<usize>, peer: Who, operation: Option<Operation>, why: String },
+    Disconnected {
+        rank: Option<usize>,
+        peer: RankProcess,
+        operation: Option<Operation>,
+        why: String,
+    },
     /// `ringCommAbort` was called on this rank.
     Aborted { rank: usize, operation: Option<Operation> },
     /// The rendezvous did not complete before its deadline: `missing`, and so many `unlisted` ones,
@@ -102,6 +119,9 @@ pub enum Error {
     /// The ranks that were to meet at a place did not; `why` is how far it came.
     NotMet { place: String, why: String, waited_ms: u64 },
 }
+
+/// Why bytes were not what they should have been.
+pub type Refusal = &'static str;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -115,7 +135,7 @@ impl Error {
     /// The same where ranks were counted in another way: `name` gives their own numbers, also for
     /// those that the error's texts name.
     pub fn renumbered(self, name: impl Fn(usize) -> usize) -> Error {
-        let who = |peer: Who| Who { rank: name(peer.rank), ..peer };
+        let who = |peer: RankProcess| RankProcess { rank: name(peer.rank), ..peer };
         let told = |text: &str| retold(text, &name);
         match self {
             Error::PeerDied { rank, peer, operation } => {

@@ -6,17 +6,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 /// Wakes a thread that sleeps in `poll`.
-pub struct Event(OwnedFd);
+pub struct EventFd(OwnedFd);
 
-impl Event {
-    pub fn new() -> Result<Event> {
+impl EventFd {
+    pub fn new() -> Result<EventFd> {
         // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(Error::system("making an eventfd"));
         }
         // SAFETY: the descriptor is new and nobody else's.
-        Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     pub fn raise(&self) {

@@ -109,7 +109,7 @@ impl<T: Send + Sync> Once<T> {
         }
         // Its parent may have made it before the fork and after this thread asked.
         self.get().unwrap_or_else(|| {
-            let attempt = Attempt(&self.maker);
+            let attempt = InitAttempt(&self.maker);
             let value = Box::into_raw(Box::new(make()));
             // Release: pairs with the Acquire in `get`.
             self.value.store(value, Release);
@@ -121,9 +121,9 @@ impl<T: Send + Sync> Once<T> {
 }
 
 /// The making of a value. Where that panics, whoever asks next makes it, and waits for nobody.
-struct Attempt<'a>(&'a AtomicI32);
+struct InitAttempt<'a>(&'a AtomicI32);
 
-impl Drop for Attempt<'_> {
+impl Drop for InitAttempt<'_> {
     fn drop(&mut self) {
         self.0.store(0, Relaxed);
     }
@@ -140,21 +140,21 @@ impl<T: Send + Sync> Default for Once<T> {
 /// A child that is forked while another thread holds it would wait for ever for that thread, which
 /// it does not have, and what that thread was changing may be half changed. So it begins anew.
 /// Communicators and streams need no such lock: a child's calls on them are refused before.
-pub struct Shared<T> {
+pub struct ForkSafeMutex<T> {
     /// 0 while nobody holds it, else one more than the generation of whoever does.
     holder: AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is only reached by the thread that holds the lock.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for ForkSafeMutex<T> {}
 
-impl<T> Shared<T> {
-    pub const fn new(value: T) -> Shared<T> {
-        Shared { holder: AtomicU32::new(0), value: UnsafeCell::new(value) }
+impl<T> ForkSafeMutex<T> {
+    pub const fn new(value: T) -> ForkSafeMutex<T> {
+        ForkSafeMutex { holder: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    pub fn lock(&self) -> Held<'_, T>
+    pub fn lock(&self) -> ForkSafeGuard<'_, T>
     where
         T: Default,
     {
@@ -163,15 +163,15 @@ impl<T> Shared<T> {
 
     /// The value; one that a thread of this process's parent was changing is replaced by what
     /// `anew` makes.
-    pub fn lock_or(&self, anew: impl FnOnce() -> T) -> Held<'_, T> {
+    pub fn lock_or(&self, anew: impl FnOnce() -> T) -> ForkSafeGuard<'_, T> {
         #[cfg(not(loom))]
         count_lock();
         prepare();
         let mine = generation() + 1;
         loop {
-            // Acquire: pairs with the Release in `Held::drop`.
+            // Acquire: pairs with the Release in `ForkSafeGuard::drop`.
             match self.holder.compare_exchange(0, mine, Acquire, Relaxed) {
-                Ok(_) => return Held { lock: self, value: PhantomData },
+                Ok(_) => return ForkSafeGuard { lock: self, value: PhantomData },
                 Err(holder) if holder == mine => std::thread::sleep(PAUSE),
                 // Relaxed: `fork` has copied what its holder wrote.
                 Err(holder) => {
@@ -179,7 +179,7 @@ impl<T> Shared<T> {
                         // SAFETY: no thread of this process holds it. What is there may be half of
                         // a value, so it is not dropped.
                         unsafe { self.value.get().write(anew()) };
-                        return Held { lock: self, value: PhantomData };
+                        return ForkSafeGuard { lock: self, value: PhantomData };
                     }
                 }
             }
@@ -187,14 +187,14 @@ impl<T> Shared<T> {
     }
 }
 
-/// A [`Shared`] that this thread holds.
-pub struct Held<'a, T> {
-    lock: &'a Shared<T>,
+/// A [`ForkSafeMutex`] that this thread holds.
+pub struct ForkSafeGuard<'a, T> {
+    lock: &'a ForkSafeMutex<T>,
     /// Gives it out by reference, so it may be shared between threads only if the value may.
     value: PhantomData<&'a mut T>,
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for ForkSafeGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -203,16 +203,16 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for ForkSafeGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this thread holds the lock.
         unsafe { &mut *self.lock.value.get() }
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for ForkSafeGuard<'_, T> {
     fn drop(&mut self) {
-        // Release: pairs with the Acquire in `Shared::lock_or`.
+        // Release: pairs with the Acquire in `ForkSafeMutex::lock_or`.
         self.lock.holder.store(0, Release);
     }
 }
@@ -332,8 +332,8 @@ mod tests {
 
     #[test]
     fn a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_holds() {
-        static HELD: Shared<Vec<u32>> = Shared::new(Vec::new());
-        static FREE: Shared<Vec<u32>> = Shared::new(Vec::new());
+        static HELD: ForkSafeMutex<Vec<u32>> = ForkSafeMutex::new(Vec::new());
+        static FREE: ForkSafeMutex<Vec<u32>> = ForkSafeMutex::new(Vec::new());
         HELD.lock().push(1);
         FREE.lock().push(1);
         let (begun, has_begun) = std::sync::mpsc::channel();

@@ -25,7 +25,7 @@ const IN_VAIN: u32 = 2;
 
 /// What a kernel says of a socket.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct SocketState {
     unacknowledged: u32,
     /// Since anything came from the other end: an acknowledgement or data.
     quiet: Duration,
@@ -34,7 +34,7 @@ struct Seen {
 
 /// What was seen of a connection before.
 #[derive(Default)]
-pub struct Silence {
+pub struct AckWatch {
     /// What had been sent again when anything was last known to have come.
     sent_again: Option<u32>,
     /// Looks in a row since then at which bytes were on their way. An idle connection is quiet for
@@ -42,17 +42,17 @@ pub struct Silence {
     waiting: u32,
 }
 
-impl Silence {
+impl AckWatch {
     /// Whether nobody is at the other end of the socket any more. Called every [`LOOK`], about.
     pub fn is_at(&mut self, fd: RawFd) -> bool {
         look(fd).is_some_and(|seen| self.is_in(seen))
     }
 
-    fn is_in(&mut self, seen: Seen) -> bool {
+    fn is_in(&mut self, seen: SocketState) -> bool {
         let before = *self.sent_again.get_or_insert(seen.sent_again);
         // Half a look more, for what came just after the one before.
         if seen.unacknowledged == 0 || seen.quiet < LOOK * 3 / 2 {
-            *self = Silence { sent_again: Some(seen.sent_again), waiting: 0 };
+            *self = AckWatch { sent_again: Some(seen.sent_again), waiting: 0 };
             return false;
         }
         self.waiting += 1;
@@ -60,7 +60,7 @@ impl Silence {
     }
 }
 
-fn look(fd: RawFd) -> Option<Seen> {
+fn look(fd: RawFd) -> Option<SocketState> {
     let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     let target = info.as_mut_ptr().cast();
@@ -69,7 +69,7 @@ fn look(fd: RawFd) -> Option<Seen> {
         unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, target, &raw mut length) };
     // SAFETY: it is integers, and zeroes where the kernel wrote none.
     let info = unsafe { info.assume_init() };
-    (result == 0).then(|| Seen {
+    (result == 0).then(|| SocketState {
         unacknowledged: info.tcpi_unacked,
         quiet: Duration::from_millis(info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv).into()),
         sent_again: info.tcpi_total_retrans,
@@ -83,10 +83,10 @@ mod tests {
     /// What is found at looks, one a second, of which each says whether an acknowledgement has come
     /// since the one before and how often bytes have been sent again by then.
     fn found(looks: &[(bool, u32)]) -> Option<usize> {
-        let (mut silence, mut quiet) = (Silence::default(), Duration::ZERO);
+        let (mut silence, mut quiet) = (AckWatch::default(), Duration::ZERO);
         looks.iter().position(|(came, sent_again)| {
             quiet = if *came { Duration::from_millis(10) } else { quiet + LOOK };
-            silence.is_in(Seen { unacknowledged: 1, quiet, sent_again: *sent_again })
+            silence.is_in(SocketState { unacknowledged: 1, quiet, sent_again: *sent_again })
         })
     }
 
@@ -115,23 +115,21 @@ mod tests {
 
     #[test]
     fn a_moments_trouble_after_a_long_rest_is_no_silence() {
-        let mut silence = Silence::default();
+        let mut silence = AckWatch::default();
         let quiet = Duration::from_secs(100);
-        assert!(!silence.is_in(Seen { unacknowledged: 0, quiet, sent_again: 0 }));
+        assert!(!silence.is_in(SocketState { unacknowledged: 0, quiet, sent_again: 0 }));
         // Sent again in the same second, and the answer comes in the third.
         for (sent_again, quiet) in [(2, quiet), (3, quiet), (3, LOOK / 2)] {
-            assert!(!silence.is_in(Seen { unacknowledged: 1, quiet, sent_again }));
+            assert!(!silence.is_in(SocketState { unacknowledged: 1, quiet, sent_again }));
         }
     }
 
     #[test]
     fn nothing_on_its_way_is_the_kernels_to_ask_after() {
-        let mut silence = Silence::default();
+        let mut silence = AckWatch::default();
         let quiet = Duration::from_secs(100);
-        assert!(
-            (0..10).all(|again| {
-                !silence.is_in(Seen { unacknowledged: 0, quiet, sent_again: again })
-            })
-        );
+        assert!((0..10).all(|again| {
+            !silence.is_in(SocketState { unacknowledged: 0, quiet, sent_again: again })
+        }));
     }
 }

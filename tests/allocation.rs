@@ -4,7 +4,7 @@
 mod exported;
 mod support;
 
-use ringcomm::communicator::{Call, Communicator, Message, Vector};
+use ringcomm::communicator::{Call, Communicator, Message, VectorCounts};
 use ringcomm::plan::Collective;
 use ringcomm::sync::{Mutex, locks_taken};
 use ringcomm::types::{DataType, ReduceOp};
@@ -82,7 +82,7 @@ fn repeat_every_shape_in(comm: &Communicator, memory: Memory) {
     for count in COUNTS {
         let blocks = || (0..nranks).map(|_| count).collect::<Vec<_>>();
         let starts = || (0..nranks).map(|rank| rank * count).collect::<Vec<_>>();
-        let vector = Vector {
+        let vector = VectorCounts {
             send_counts: blocks(),
             send_displacements: starts(),
             recv_counts: blocks(),

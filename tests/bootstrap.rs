@@ -374,7 +374,7 @@ fn garbage_is_refused_and_the_job_goes_on() {
     with_strangers(3, |id| {
         let hello = |rank: u32| {
             let nonce = [7; 32];
-            ringcomm::bootstrap::local::wire::Hello { rank, nranks: 3, remaining_ms: 1, nonce }
+            ringcomm::bootstrap::local::wire::LocalHello { rank, nranks: 3, remaining_ms: 1, nonce }
                 .encode()
         };
         let mut guests: Vec<UnixStream> = Vec::new();

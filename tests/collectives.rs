@@ -3,7 +3,7 @@
 mod support;
 
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::communicator::{Call, Communicator, Explanation, Message, Vector};
+use ringcomm::communicator::{Call, Communicator, Explanation, Message, VectorCounts};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
@@ -167,7 +167,7 @@ fn v_forms_by_messages_are_explained_by_their_blocks() {
         let of = |collective: Collective, send: &[usize], recv: &[usize]| {
             let behind_each_other =
                 |counts: &[usize]| (0..counts.len()).map(|at| counts[..at].iter().sum()).collect();
-            let vector = Vector {
+            let vector = VectorCounts {
                 send_counts: send.to_vec(),
                 send_displacements: behind_each_other(send),
                 recv_counts: recv.to_vec(),
@@ -430,7 +430,8 @@ fn a_block_to_oneself_has_one_length() {
         (to[comm.rank()], from[comm.rank()]) = (9, 4);
         let ((send_counts, send_displacements), (recv_counts, recv_displacements)) =
             (lists(to), lists(from));
-        let vector = Vector { send_counts, send_displacements, recv_counts, recv_displacements };
+        let vector =
+            VectorCounts { send_counts, send_displacements, recv_counts, recv_displacements };
         let call = Call {
             send: send.as_ptr().cast(),
             recv: recv.as_mut_ptr().cast(),

@@ -6,7 +6,7 @@ mod support;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::Config;
-use ringcomm::error::{Error, Who};
+use ringcomm::error::{Error, RankProcess};
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
 use std::ffi::CString;
@@ -249,7 +249,7 @@ fn abort_ends_a_wait_and_tells_the_peers() {
             waiting.into_iter().map(|waiting| waiting.join().unwrap()).collect();
         assert!(matches!(errors[0], Error::Aborted { rank: 0, operation: Some(_) }), "{errors:?}");
         assert!(
-            matches!(errors[1], Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. }),
+            matches!(errors[1], Error::Remote { rank: 1, peer: RankProcess { rank: 0, .. }, .. }),
             "{errors:?}"
         );
     });

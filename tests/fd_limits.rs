@@ -7,7 +7,7 @@
 mod files;
 
 use ringcomm::bootstrap::allgather::meet;
-use ringcomm::bootstrap::tcp::{Gate, NetworkConfig};
+use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
 use ringcomm::bootstrap::{Contribution, UniqueId, exchange, process_token, rendezvous_name};
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -102,7 +102,7 @@ fn loopback() -> NetworkConfig {
 fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
     if let Some(secret) = secret() {
         let nowhere = UniqueId::from_secret(secret.as_bytes(), b"", &[]);
-        let mut gate = Gate::open(&nowhere, &loopback()).unwrap().of_root();
+        let mut gate = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
         let id = UniqueId::from_secret(secret.as_bytes(), b"", gate.addresses());
         say(gate.addresses()[0]);
         files::open_few_more(1);
@@ -115,7 +115,7 @@ fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
         let at = first.hear().parse().unwrap();
         let id = UniqueId::from_secret(first.secret.as_bytes(), b"", &[at]);
         first.judge(|rank| {
-            let mut gate = Gate::open(&id, &loopback()).unwrap();
+            let mut gate = AuthListener::open(&id, &loopback()).unwrap();
             let until = Instant::now() + SHORT;
             meet(&id, rank, NRANKS, vec![rank as u8], &mut gate, until).unwrap_err().to_string()
         })
@@ -127,7 +127,7 @@ fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
 fn a_root_on_a_network_with_room_for_nobody_else_still_says_who_has_not_come() {
     if let Some(secret) = secret() {
         let nowhere = UniqueId::from_secret(secret.as_bytes(), b"", &[]);
-        let mut gate = Gate::open(&nowhere, &loopback()).unwrap().of_root();
+        let mut gate = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
         let id = UniqueId::from_secret(secret.as_bytes(), b"", gate.addresses());
         say(gate.addresses()[0]);
         files::open_few_more(1);
@@ -137,7 +137,7 @@ fn a_root_on_a_network_with_room_for_nobody_else_still_says_who_has_not_come() {
     let mut first = First::start(test, 0);
     let at = first.hear().parse().unwrap();
     let id = UniqueId::from_secret(first.secret.as_bytes(), b"", &[at]);
-    let mut gate = Gate::open(&id, &loopback()).unwrap();
+    let mut gate = AuthListener::open(&id, &loopback()).unwrap();
     let until = Instant::now() + SHORT;
     meet(&id, 1, 3, vec![1], &mut gate, until).unwrap_err();
     let text = first.hear();

@@ -2,17 +2,17 @@
 //! killed.
 
 use ringcomm::error::{Error, Result};
-use ringcomm::transport::fifo::{Geometry, Receiver, Sender, Stamp};
+use ringcomm::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
 use ringcomm::transport::pidfd::Liveness;
 use ringcomm::transport::segment::Segment;
-use ringcomm::transport::wait::{Doorbell, Patience, Watch, ring_bell, wait};
+use ringcomm::transport::wait::{Doorbell, SpinPolicy, WaitCheck, ring_bell, wait};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 /// Ends a wait that a defect has made endless; far beyond what a loaded machine needs.
 struct Deadline;
 
-impl Watch for Deadline {
+impl WaitCheck for Deadline {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let late = waited > Duration::from_secs(60);
         if late { Err(Error::usage(format!("waited too long for {peer}"))) } else { Ok(()) }
@@ -23,7 +23,7 @@ impl Watch for Deadline {
 #[derive(Clone, Copy)]
 struct Pair {
     base: *mut u8,
-    geometry: Geometry,
+    geometry: FifoShape,
 }
 
 // SAFETY: the memory holds atomics and slots, which are made for two threads.
@@ -35,18 +35,18 @@ struct Rank<'a> {
     receiver: Receiver,
     bell: &'a Doorbell,
     peer_bell: &'a Doorbell,
-    patience: Patience,
+    patience: SpinPolicy,
     number: usize,
 }
 
 impl Pair {
     const BELLS: usize = 2 * size_of::<Doorbell>();
 
-    fn bytes(geometry: Geometry) -> usize {
+    fn bytes(geometry: FifoShape) -> usize {
         Pair::BELLS + 2 * geometry.bytes().next_multiple_of(128)
     }
 
-    fn rank<'a>(self, number: usize, patience: Patience) -> Rank<'a> {
+    fn rank<'a>(self, number: usize, patience: SpinPolicy) -> Rank<'a> {
         let ring = |sender: usize| {
             let offset = Pair::BELLS + sender * self.geometry.bytes().next_multiple_of(128);
             self.base.wrapping_add(offset)
@@ -80,7 +80,7 @@ fn message(source: usize, index: u64, slot_bytes: usize) -> (Stamp, usize, u64) 
 }
 
 impl Rank<'_> {
-    fn send(&mut self, index: u64, slot_bytes: usize, watch: &dyn Watch) -> Result<()> {
+    fn send(&mut self, index: u64, slot_bytes: usize, watch: &dyn WaitCheck) -> Result<()> {
         let (stamp, length, seed) = message(self.number, index, slot_bytes);
         let sender = &mut self.sender;
         let payload =
@@ -96,7 +96,7 @@ impl Rank<'_> {
         Ok(())
     }
 
-    fn receive(&mut self, index: u64, slot_bytes: usize, watch: &dyn Watch) -> Result<()> {
+    fn receive(&mut self, index: u64, slot_bytes: usize, watch: &dyn WaitCheck) -> Result<()> {
         let peer = 1 - self.number;
         let (stamp, length, seed) = message(peer, index, slot_bytes);
         let receiver = &mut self.receiver;
@@ -114,7 +114,7 @@ impl Rank<'_> {
     }
 
     /// Both ranks send and receive `count` messages, in bursts that fill the ring.
-    fn run(&mut self, count: u64, geometry: Geometry) -> Result<()> {
+    fn run(&mut self, count: u64, geometry: FifoShape) -> Result<()> {
         let burst = geometry.depth as u64;
         for first in (0..count).step_by(geometry.depth) {
             let burst = first..(first + burst).min(count);
@@ -133,15 +133,15 @@ impl Rank<'_> {
 }
 
 /// The usual patience, that of ranks that share cores, and none at all: every wait sleeps.
-fn patiences() -> [Patience; 3] {
-    let sleepy = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
-    [Patience::new(2, 2, None), Patience::new(1000, 2, None), sleepy]
+fn patiences() -> [SpinPolicy; 3] {
+    let sleepy = SpinPolicy { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
+    [SpinPolicy::new(2, 2, None), SpinPolicy::new(1000, 2, None), sleepy]
 }
 
-const GEOMETRIES: [Geometry; 3] = [
-    Geometry { depth: 2, slot_bytes: 64 },
-    Geometry { depth: 3, slot_bytes: 4096 },
-    Geometry { depth: 16, slot_bytes: 128 },
+const GEOMETRIES: [FifoShape; 3] = [
+    FifoShape { depth: 2, slot_bytes: 64 },
+    FifoShape { depth: 3, slot_bytes: 4096 },
+    FifoShape { depth: 16, slot_bytes: 128 },
 ];
 
 /// Messages in each direction: enough to go round the deepest ring hundreds of times.
@@ -209,7 +209,7 @@ fn processes_exchange_messages_whole_and_in_order() {
 /// Ends a wait when the peer's process is gone.
 struct Alive(Liveness);
 
-impl Watch for Alive {
+impl WaitCheck for Alive {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         Deadline.check(peer, waited)?;
         let dead = self.0.dead();
@@ -219,7 +219,7 @@ impl Watch for Alive {
 
 #[test]
 fn a_killed_peer_ends_the_wait_after_what_it_had_sent() {
-    let geometry = Geometry { depth: 4, slot_bytes: 64 };
+    let geometry = FifoShape { depth: 4, slot_bytes: 64 };
     for (round, patience) in patiences().into_iter().cycle().take(30).enumerate() {
         let sent = round as u64 % 4;
         let segment = Segment::create(Pair::bytes(geometry)).unwrap();

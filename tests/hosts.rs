@@ -7,9 +7,9 @@ mod support;
 
 use ringcomm::algorithm::{Algorithm, plan_on};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::tcp::{Gate, NetworkConfig};
+use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
 use ringcomm::communicator::{Communicator, Message};
-use ringcomm::config::{Config, Family, Protection};
+use ringcomm::config::{AddressFamily, Config, Protection};
 use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::DataType;
@@ -66,9 +66,10 @@ fn ipv6_alone_changes_nothing() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         return skip(ipv6_alone_changes_nothing, "this machine has no ::1");
     }
-    let config = Config { family: Some(Family::V6), ..patient(config()) };
+    let config = Config { family: Some(AddressFamily::V6), ..patient(config()) };
     let here = Config { interfaces: Some("lo".into()), ..config.clone() };
-    let gate = Gate::open(&UniqueId::generate().unwrap(), &NetworkConfig::from(&here)).unwrap();
+    let gate =
+        AuthListener::open(&UniqueId::generate().unwrap(), &NetworkConfig::from(&here)).unwrap();
     assert!(gate.addresses().iter().all(|address| address.is_ipv6()), "{:?}", gate.addresses());
     run_samples(&[0, 0, 1, 1], &config, 30);
     run_samples(&[0, 1, 2], &config, 31);

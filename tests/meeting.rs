@@ -3,8 +3,8 @@
 use parking_lot::Mutex;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::{Root, meet};
-use ringcomm::bootstrap::tcp::{Gate, NetworkConfig};
-use ringcomm::config::{Config, Family};
+use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
+use ringcomm::config::{AddressFamily, Config};
 use ringcomm::error::{Error, Result};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
-fn loopback(family: Option<Family>) -> NetworkConfig {
+fn loopback(family: Option<AddressFamily>) -> NetworkConfig {
     NetworkConfig { interfaces: Some("=lo".into()), ports: None, family }
 }
 
@@ -23,7 +23,7 @@ fn payload(rank: usize) -> Vec<u8> {
 
 /// One rank's part, at a root that is somebody else.
 fn join(id: &UniqueId, rank: usize, nranks: usize, patience: Duration) -> Result<Vec<Vec<u8>>> {
-    let mut gate = Gate::open(id, &NetworkConfig::default()).unwrap();
+    let mut gate = AuthListener::open(id, &NetworkConfig::default()).unwrap();
     meet(id, rank, nranks, payload(rank), &mut gate, Instant::now() + patience)
 }
 
@@ -63,14 +63,14 @@ fn one_rank_meets_itself() {
 /// Rank 0 is the root, at its own gate; the others know the place alone.
 fn at_rank_zero(nranks: usize, config: &NetworkConfig) -> Vec<Met> {
     let nowhere = UniqueId::from_secret(b"a secret", b"job 1", &[]);
-    let mut gate = Gate::open(&nowhere, config).unwrap().of_root();
+    let mut gate = AuthListener::open(&nowhere, config).unwrap().of_root();
     let id = UniqueId::from_secret(b"a secret", b"job 1", gate.addresses());
     thread::scope(|scope| {
         let others: Vec<_> = (1..nranks)
             .map(|rank| {
                 let id = id.clone();
                 scope.spawn(move || {
-                    let mut gate = Gate::open(&id, config).unwrap();
+                    let mut gate = AuthListener::open(&id, config).unwrap();
                     meet(&id, rank, nranks, payload(rank), &mut gate, Instant::now() + LONG)
                 })
             })
@@ -90,7 +90,7 @@ fn ranks_meet_at_the_gate_of_rank_zero() {
 
 #[test]
 fn ranks_meet_over_both_families() {
-    for family in [Family::V4, Family::V6] {
+    for family in [AddressFamily::V4, AddressFamily::V6] {
         assert_all_met(at_rank_zero(5, &loopback(Some(family))));
     }
 }
@@ -103,11 +103,12 @@ fn a_root_is_met_at_every_address_of_its_id() {
     let open = |order: [&str; 2], family| {
         let config = NetworkConfig { family, ..NetworkConfig::default() };
         let tries = (0..20).find_map(|_| {
-            let place = Gate::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
+            let place =
+                AuthListener::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
             let port = place.addresses()[0].port();
             drop(place);
             let at = order.map(|ip| SocketAddr::new(ip.parse().unwrap(), port));
-            Some((at, Gate::open_root(&id(&at), &config).ok()?))
+            Some((at, AuthListener::open_root(&id(&at), &config).ok()?))
         });
         tries.unwrap()
     };
@@ -117,20 +118,23 @@ fn a_root_is_met_at_every_address_of_its_id() {
         assert_all_met(everybody(3, |rank| {
             let (reached, mut gate) = match rank {
                 0 => (id(&at), root.lock().take().unwrap()),
-                _ => (id(&at[rank - 1..rank]), Gate::open(&id(&at), &loopback(None)).unwrap()),
+                _ => (
+                    id(&at[rank - 1..rank]),
+                    AuthListener::open(&id(&at), &loopback(None)).unwrap(),
+                ),
             };
             meet(&reached, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
         }));
-        for family in [Family::V4, Family::V6] {
+        for family in [AddressFamily::V4, AddressFamily::V6] {
             let (at, gate) = open(order, Some(family));
-            let is_asked = |at: &SocketAddr| at.is_ipv4() == (family == Family::V4);
+            let is_asked = |at: &SocketAddr| at.is_ipv4() == (family == AddressFamily::V4);
             assert!(gate.addresses().iter().all(is_asked), "{:?}", gate.addresses());
             let asked = at.iter().find(|at| is_asked(at)).unwrap();
             assert!(TcpStream::connect(asked).is_ok(), "{order:?} {family:?}");
         }
     }
     // Nobody would come by a family that the id has no address of.
-    for (ip, family) in [("::1", Family::V4), ("127.0.0.1", Family::V6)] {
+    for (ip, family) in [("::1", AddressFamily::V4), ("127.0.0.1", AddressFamily::V6)] {
         let (at, _gate) = open([ip; 2], Some(family));
         assert!(TcpStream::connect(at[0]).is_ok(), "{ip} {family:?}");
     }
@@ -142,11 +146,12 @@ fn a_place_that_the_user_names_is_served() {
     // Another test may have taken a port that was free.
     let (id, gate) = (0..20)
         .find_map(|_| {
-            let place = Gate::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
+            let place =
+                AuthListener::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
             let at: SocketAddr = (Ipv4Addr::LOCALHOST, place.addresses()[0].port()).into();
             drop(place);
             let id = UniqueId::from_secret(b"s", b"", &[at]);
-            let gate = Gate::open_at(&id, at, &config).ok()?.of_root();
+            let gate = AuthListener::open_at(&id, at, &config).ok()?.of_root();
             Some((id, gate))
         })
         .unwrap();
@@ -154,7 +159,7 @@ fn a_place_that_the_user_names_is_served() {
     let met = everybody(3, |rank| {
         let mut gate = match rank {
             0 => root.lock().take().unwrap(),
-            _ => Gate::open(&id, &config).unwrap(),
+            _ => AuthListener::open(&id, &config).unwrap(),
         };
         meet(&id, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
     });
@@ -162,9 +167,13 @@ fn a_place_that_the_user_names_is_served() {
 }
 
 /// Gates at one port of two addresses.
-fn alike(id: &UniqueId, ips: [&str; 2]) -> [Gate; 2] {
+fn alike(id: &UniqueId, ips: [&str; 2]) -> [AuthListener; 2] {
     let open = |ip: &str, port: u16| {
-        Gate::open_at(id, SocketAddr::new(ip.parse().unwrap(), port), &NetworkConfig::default())
+        AuthListener::open_at(
+            id,
+            SocketAddr::new(ip.parse().unwrap(), port),
+            &NetworkConfig::default(),
+        )
     };
     // Another test may have taken the port at the second.
     let tries = (0..20).find_map(|_| {
@@ -186,7 +195,7 @@ fn a_rank_with_an_address_and_the_port_of_the_roots_is_not_the_root() {
             places.reverse();
         }
         let id = UniqueId::from_secret(b"s", b"alike", &places);
-        let join = |rank: usize, mut gate: Gate| {
+        let join = |rank: usize, mut gate: AuthListener| {
             meet(&id, rank, 2, payload(rank), &mut gate, Instant::now() + LONG)
         };
         let join = &join;

@@ -3,7 +3,7 @@
 
 mod support;
 
-use ringcomm::communicator::{Call, Communicator, Message, Vector};
+use ringcomm::communicator::{Call, Communicator, Message, VectorCounts};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::transport::shm_export;
@@ -62,7 +62,7 @@ fn swaps_by_mapping(comm: &Communicator, buffers: [*mut u8; 2], bytes: usize, v:
     let before = mapped_files();
     let mut counts = vec![bytes; 2];
     counts[rank] = 0;
-    let vector = Vector {
+    let vector = VectorCounts {
         send_counts: counts.clone(),
         send_displacements: vec![0; 2],
         recv_counts: counts,

@@ -4,7 +4,7 @@
 mod support;
 
 use ringcomm::bootstrap::allgather::Root;
-use ringcomm::communicator::{Call, Communicator, Vector};
+use ringcomm::communicator::{Call, Communicator, VectorCounts};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -160,10 +160,10 @@ fn differing_lists(
         counts[2] += longer;
     }
     let gathers = collective == Collective::AllGather;
-    let vector = Vector {
+    let vector = VectorCounts {
         recv_displacements: if gathers { vec![0, 10 * unit, 20 * unit] } else { vec![] },
         recv_counts: counts.clone(),
-        ..Vector::default()
+        ..VectorCounts::default()
     };
     let call = Call { count: counts[rank], ..Call::new(collective, DataType::Float32) };
     let call = Call { vector: Some(&vector), ..call };
@@ -198,7 +198,7 @@ fn differing_lists(
 /// Rank 1 has five elements for rank 2, which takes six from everybody.
 fn differing_blocks(comm: &Communicator, together: &Barrier) -> (Instant, Instant) {
     let rank = comm.rank();
-    let mut vector = Vector {
+    let mut vector = VectorCounts {
         send_counts: vec![6; 3],
         send_displacements: vec![0, 6, 12],
         recv_counts: vec![6; 3],
@@ -238,13 +238,17 @@ fn differing_parts(
     let (counts, displacements) = (vec![ours; 3], vec![0, ours, 2 * ours]);
     let gathers = collective == Collective::Gather;
     let vector = match (rank, gathers) {
-        (0, true) => {
-            Vector { recv_counts: counts, recv_displacements: displacements, ..Vector::default() }
-        }
-        (0, false) => {
-            Vector { send_counts: counts, send_displacements: displacements, ..Vector::default() }
-        }
-        _ => Vector::default(),
+        (0, true) => VectorCounts {
+            recv_counts: counts,
+            recv_displacements: displacements,
+            ..VectorCounts::default()
+        },
+        (0, false) => VectorCounts {
+            send_counts: counts,
+            send_displacements: displacements,
+            ..VectorCounts::default()
+        },
+        _ => VectorCounts::default(),
     };
     let count = if rank == 1 { theirs } else { ours };
     let call = Call { count, ..Call::new(collective, DataType::Float32) };

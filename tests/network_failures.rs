@@ -7,7 +7,7 @@ mod support;
 
 use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::Config;
-use ringcomm::error::{Error, Result, Who};
+use ringcomm::error::{Error, RankProcess, Result};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::path::{Path, PathBuf};
@@ -394,7 +394,7 @@ fn abort_a_wait(comms: &[Communicator], how: &str) -> Timed {
         let ends: Vec<_> = waiting.into_iter().map(|rank| rank.join().unwrap()).collect();
         let [own, told] = [0, 1].map(|rank| &ends[rank].0);
         assert!(matches!(own, Error::Aborted { rank: 0, operation: Some(_) }), "{how}: {own}");
-        let Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. } = told else {
+        let Error::Remote { rank: 1, peer: RankProcess { rank: 0, .. }, .. } = told else {
             panic!("{how}: {told}")
         };
         pace.over(&ends.iter().map(|(_, at)| (aborted, *at)).collect::<Vec<_>>())

@@ -9,7 +9,7 @@ mod support;
 
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, TestCaseError, TestRunner};
-use ringcomm::communicator::{Communicator, Order, Posted, enqueue};
+use ringcomm::communicator::{Communicator, Order, OrderedMessage, enqueue};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
@@ -163,7 +163,7 @@ fn run_group(program: &Program, families: &[Family], random: &mut Random, digest
     for at in 0..=collectives.len() {
         for (_, comm, batch) in batches.iter_mut().filter(|(before, ..)| *before == at) {
             for message in batch.messages() {
-                let posted = Posted { message, order: Order::default() };
+                let posted = OrderedMessage { message, order: Order::default() };
                 // SAFETY: every buffer holds its message, until the group has ended.
                 unsafe { enqueue::message(comm, posted, None) }.unwrap();
             }

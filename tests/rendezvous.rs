@@ -6,7 +6,7 @@
 #[path = "support/skips.rs"]
 mod skips;
 
-use ringcomm::bootstrap::rendezvous::{Found, detect};
+use ringcomm::bootstrap::rendezvous::{LaunchFacts, detect};
 use ringcomm::ffi::calls::collective::ringAllReduce;
 use ringcomm::ffi::comm::launched::{ringCommInitUrl, ringLauncherInfo};
 use ringcomm::ffi::comm::lifecycle::ringCommDestroy;
@@ -404,6 +404,6 @@ fn launcher_info_says_what_was_found() {
     }
     assert_eq!((rank, nranks, local), (1, 4, 1));
     assert_eq!(text.map(|c| c as u8), *b"rank 1 of 4\0");
-    let found: Found = detect(|name| std::env::var(name).ok(), None, None, None).unwrap();
+    let found: LaunchFacts = detect(|name| std::env::var(name).ok(), None, None, None).unwrap();
     assert!(found.found.contains("head (MASTER_ADDR), port 29501"), "{}", found.found);
 }

@@ -1,14 +1,14 @@
 //! Threads of the library leave the program's signals to the program's own.
 
 use ringcomm::bootstrap::allgather::Root;
-use ringcomm::communicator::enqueue::host_stream::{Job, Stream};
+use ringcomm::communicator::enqueue::host_stream::{JobStream, StreamTask};
 use ringcomm::config::Config;
 use ringcomm::error::Result;
 use std::time::{Duration, Instant};
 
 struct Nothing;
 
-impl Job for Nothing {
+impl StreamTask for Nothing {
     fn run(self) -> Result<()> {
         Ok(())
     }
@@ -37,7 +37,7 @@ fn deaf_threads() -> Vec<String> {
 /// A program that waits for a signal itself blocks it in the threads that it knows of.
 #[test]
 fn threads_of_the_library_take_no_signal_of_the_program() {
-    let stream = Stream::<Nothing>::new().unwrap();
+    let stream = JobStream::<Nothing>::new().unwrap();
     let config = Config { interfaces: Some("lo".into()), ..Config::default() };
     let _root = Root::start(&config).unwrap();
     // A thread gives itself its name when it begins.

@@ -3,8 +3,8 @@
 mod support;
 
 use ringcomm::communicator::{Call, Communicator};
-use ringcomm::config::{Config, Family, Protection};
-use ringcomm::error::{Error, Who};
+use ringcomm::config::{AddressFamily, Config, Protection};
+use ringcomm::error::{Error, RankProcess};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ffi::CString;
@@ -95,7 +95,7 @@ fn between_hosts_a_child_listens_where_its_parent_does_and_nowhere_else() {
     let both = joined_hosts(&[0, 1], &config());
     let elsewhere = [
         Config { interfaces: Some("=lo".into()), ..config() },
-        Config { family: Some(Family::V4), ..config() },
+        Config { family: Some(AddressFamily::V4), ..config() },
     ];
     let refused = |made: Result<(), Error>| match made {
         Err(Error::InvalidArgument(text)) => {
@@ -259,7 +259,7 @@ fn an_abort_ends_a_split_and_a_shrink_that_wait_for_others() {
         }
         let error = ended(&hosts, false, |both| both[1].abort());
         assert!(
-            matches!(error, Error::Remote { rank: 0, peer: Who { rank: 1, .. }, .. }),
+            matches!(error, Error::Remote { rank: 0, peer: RankProcess { rank: 1, .. }, .. }),
             "{error}"
         );
     }
@@ -335,7 +335,10 @@ fn an_abort_ends_a_split_and_a_shrink_whose_other_ranks_stop_after_they_met() {
     assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error}");
     // Rank 0 tells rank 1.
     let error = ended_in_the_end(2, split, |both| both[0].abort());
-    assert!(matches!(error, Error::Remote { rank: 1, peer: Who { rank: 0, .. }, .. }), "{error}");
+    assert!(
+        matches!(error, Error::Remote { rank: 1, peer: RankProcess { rank: 0, .. }, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -359,7 +362,8 @@ fn who_is_waited_for_while_a_split_is_made_has_one_number() {
         }
         std::fs::remove_file(&path).unwrap();
         two.join().unwrap();
-        let Error::Timeout { rank: 0, peer: Who { rank: peer @ 1..=2, .. }, .. } = zero else {
+        let Error::Timeout { rank: 0, peer: RankProcess { rank: peer @ 1..=2, .. }, .. } = zero
+        else {
             panic!("{zero}");
         };
         let awaited = format!("rank {peer} is still at the making");

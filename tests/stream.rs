@@ -1,8 +1,10 @@
 //! Host streams and groups, with a mock in the place of the communicator.
 
 use parking_lot::Mutex;
-use ringcomm::communicator::enqueue::group::{self, Action, Entry, Executor, Group, Notes, Work};
-use ringcomm::communicator::enqueue::host_stream::{Job, Stream};
+use ringcomm::communicator::enqueue::group::{
+    self, Group, GroupAction, GroupCall, GroupMember, Notes, StreamJob,
+};
+use ringcomm::communicator::enqueue::host_stream::{JobStream, StreamTask};
 use ringcomm::error::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
@@ -47,7 +49,7 @@ fn failure(text: &str) -> Error {
 #[test]
 fn jobs_run_in_order_though_the_queue_is_shorter() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     for index in 0..2000 {
         let seen = Arc::clone(&seen);
@@ -67,7 +69,7 @@ fn two_streams_run_at_the_same_time() {
     let _alone = ALONE.lock();
     // Each job waits for the other: one thread for both would never end.
     let both = Arc::new(Barrier::new(2));
-    let streams = [Stream::<Boxed>::new().unwrap(), Stream::new().unwrap()];
+    let streams = [JobStream::<Boxed>::new().unwrap(), JobStream::new().unwrap()];
     for stream in &streams {
         let both = Arc::clone(&both);
         stream
@@ -83,7 +85,7 @@ fn two_streams_run_at_the_same_time() {
 #[test]
 fn the_first_error_surfaces_once_and_later_jobs_still_run() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let ran = Arc::new(AtomicU64::new(0));
     for index in 0..5 {
         let ran = Arc::clone(&ran);
@@ -103,7 +105,7 @@ fn the_first_error_surfaces_once_and_later_jobs_still_run() {
 #[test]
 fn query_tells_progress_and_keeps_the_error() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let gate = Arc::new(Barrier::new(2));
     let theirs = Arc::clone(&gate);
     stream
@@ -125,7 +127,7 @@ fn query_tells_progress_and_keeps_the_error() {
 #[test]
 fn a_mark_is_reached_while_later_jobs_run() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let gates: [Arc<Barrier>; 2] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
     let marks = gates.each_ref().map(|gate| {
         let theirs = Arc::clone(gate);
@@ -150,7 +152,7 @@ fn a_mark_is_reached_while_later_jobs_run() {
 #[test]
 fn a_mark_tells_the_errors_of_the_jobs_before_it_alone() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let marks: Vec<u64> = (0..4)
         .map(|index| {
             let result = if index == 1 || index == 2 { Err(failure("a job")) } else { Ok(()) };
@@ -168,7 +170,7 @@ fn a_mark_tells_the_errors_of_the_jobs_before_it_alone() {
 #[test]
 fn destroy_runs_what_was_submitted_and_then_refuses() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let ran = Arc::new(AtomicU64::new(0));
     for _ in 0..100 {
         let ran = Arc::clone(&ran);
@@ -189,7 +191,7 @@ fn destroy_runs_what_was_submitted_and_then_refuses() {
 #[test]
 fn many_threads_submit_and_wait() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     let ran = Arc::new(AtomicU64::new(0));
     std::thread::scope(|scope| {
         // Joined one by one: ThreadSanitizer does not see how a scope waits for its threads.
@@ -218,7 +220,7 @@ fn many_threads_submit_and_wait() {
 #[test]
 fn a_forked_child_is_told_that_the_stream_is_not_its_own() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Boxed>::new().unwrap();
+    let stream = JobStream::<Boxed>::new().unwrap();
     // SAFETY: the child allocates a little, which glibc permits after fork, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -241,7 +243,7 @@ fn a_forked_child_is_told_that_the_stream_is_not_its_own() {
 /// A job without a box, as the library's own.
 struct Add(Arc<AtomicU64>);
 
-impl Job for Add {
+impl StreamTask for Add {
     fn run(self) -> Result<()> {
         self.0.fetch_add(1, SeqCst);
         Ok(())
@@ -265,7 +267,7 @@ fn never_allocates(mut work: impl FnMut()) {
 #[test]
 fn submitting_allocates_nothing() {
     let _alone = ALONE.lock();
-    let stream = Stream::<Add>::new().unwrap();
+    let stream = JobStream::<Add>::new().unwrap();
     let count = Arc::new(AtomicU64::new(0));
     never_allocates(|| {
         (0..10).for_each(|_| stream.submit(Add(Arc::clone(&count))).unwrap());
@@ -280,7 +282,7 @@ struct Mock {
     name: &'static str,
     log: Log,
     meet: Option<Arc<Barrier>>,
-    worker: OnceLock<Arc<Stream<Work<Mock>>>>,
+    worker: OnceLock<Arc<JobStream<StreamJob<Mock>>>>,
     notes: Notes,
 }
 
@@ -291,7 +293,7 @@ impl Mock {
     }
 }
 
-impl Executor for Mock {
+impl GroupMember for Mock {
     /// 0 is silent, 13 fails.
     type Call = u32;
     type Message = u32;
@@ -313,8 +315,8 @@ impl Executor for Mock {
         Ok(())
     }
 
-    fn worker(&self) -> Result<Arc<Stream<Work<Mock>>>> {
-        Ok(Arc::clone(self.worker.get_or_init(|| Stream::new().unwrap())))
+    fn worker(&self) -> Result<Arc<JobStream<StreamJob<Mock>>>> {
+        Ok(Arc::clone(self.worker.get_or_init(|| JobStream::new().unwrap())))
     }
 
     fn notes(&self) -> &Notes {
@@ -324,16 +326,26 @@ impl Executor for Mock {
 
 type State = RefCell<Group<Mock>>;
 
-fn call(state: &State, on: &Arc<Mock>, stream: Option<&Arc<Stream<Work<Mock>>>>, number: u32) {
+fn call(
+    state: &State,
+    on: &Arc<Mock>,
+    stream: Option<&Arc<JobStream<StreamJob<Mock>>>>,
+    number: u32,
+) {
     let (communicator, stream) = (Arc::clone(on), stream.cloned());
-    let entry = Entry { communicator, stream, action: Action::Collective(number), is_tied: false };
+    let entry =
+        GroupCall { communicator, stream, action: GroupAction::Collective(number), is_tied: false };
     state.borrow_mut().defer(entry).unwrap();
 }
 
 fn send(state: &State, on: &Arc<Mock>, number: u32) {
     let communicator = Arc::clone(on);
-    let entry =
-        Entry { communicator, stream: None, action: Action::Message(number), is_tied: false };
+    let entry = GroupCall {
+        communicator,
+        stream: None,
+        action: GroupAction::Message(number),
+        is_tied: false,
+    };
     state.borrow_mut().defer(entry).unwrap();
 }
 
@@ -355,7 +367,12 @@ fn a_nested_group_runs_at_the_outermost_end_with_messages_in_batches() {
     assert!(!state.borrow().is_open());
     assert_eq!(*log.lock(), ["a3", "a5", "a[1, 2, 4]"]);
     assert!(group::end(&state).unwrap_err().to_string().contains("never started"));
-    let entry = Entry { communicator: a, stream: None, action: Action::Message(1), is_tied: false };
+    let entry = GroupCall {
+        communicator: a,
+        stream: None,
+        action: GroupAction::Message(1),
+        is_tied: false,
+    };
     assert!(state.borrow_mut().defer(entry).is_err());
 }
 
@@ -410,14 +427,14 @@ fn a_bad_call_drops_the_group() {
     assert_eq!(group::end(&state), Err(failure("first")));
     assert!(log.lock().is_empty());
     // Two streams for one communicator have no order.
-    let streams = [Stream::new().unwrap(), Stream::new().unwrap()];
+    let streams = [JobStream::new().unwrap(), JobStream::new().unwrap()];
     state.borrow_mut().start();
     call(&state, &a, Some(&streams[0]), 1);
     let stream = Some(Arc::clone(&streams[1]));
-    let entry = Entry {
+    let entry = GroupCall {
         communicator: Arc::clone(&a),
         stream,
-        action: Action::Collective(2),
+        action: GroupAction::Collective(2),
         is_tied: false,
     };
     assert!(state.borrow_mut().defer(entry).unwrap_err().to_string().contains("two streams"));
@@ -435,7 +452,7 @@ fn calls_with_streams_are_left_to_them() {
     // `a` and `b` share one stream and wait for each other, `c` has its own and waits for both.
     let meet = Arc::new(Barrier::new(3));
     let all = ["a", "b", "c"].map(|name| Mock::new(name, &log, Some(&meet)));
-    let streams = [Stream::new().unwrap(), Stream::new().unwrap()];
+    let streams = [JobStream::new().unwrap(), JobStream::new().unwrap()];
     state.borrow_mut().start();
     for number in [1, 13] {
         for (index, mock) in all.iter().enumerate() {
@@ -453,7 +470,7 @@ fn a_group_that_was_seen_before_allocates_nothing() {
     let _alone = ALONE.lock();
     let (log, state) = (Log::default(), State::default());
     let all = ["a", "b", "c"].map(|name| Mock::new(name, &log, None));
-    let stream = Stream::new().unwrap();
+    let stream = JobStream::new().unwrap();
     never_allocates(|| {
         state.borrow_mut().start();
         for (index, mock) in all.iter().enumerate() {
@@ -461,7 +478,7 @@ fn a_group_that_was_seen_before_allocates_nothing() {
         }
         (0..4).for_each(|_| send(&state, &all[0], 0));
         group::end(&state).unwrap();
-        stream.submit(Work::one(Arc::clone(&all[0]), Action::Collective(0))).unwrap();
+        stream.submit(StreamJob::one(Arc::clone(&all[0]), GroupAction::Collective(0))).unwrap();
         stream.synchronize().unwrap();
     });
 }

@@ -1,7 +1,7 @@
 //! Exported memory across `fork`. The only test of its process: no thread holds a lock meanwhile.
 
 use ringcomm::transport::segment::Segment;
-use ringcomm::transport::shm_export::{self, Imports, Mailbox, MailboxSender};
+use ringcomm::transport::shm_export::{self, Mailbox, MailboxSender, ShmImports};
 use std::io::{Read, Write};
 
 #[test]
@@ -70,7 +70,7 @@ fn a_child_that_frees_does_not_take_the_memory_from_its_parent() {
     let (mailbox, sender) = Mailbox::pair().unwrap();
     MailboxSender::new(sender).send(region).unwrap();
     let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
-    let mut imports = Imports::default();
+    let mut imports = ShmImports::default();
     imports.import(number, descriptor, bytes).unwrap();
     // SAFETY: the child frees one region and leaves.
     let pid = unsafe { libc::fork() };

@@ -4,7 +4,7 @@
 
 use ringcomm::transport::pidfd::{Liveness, own_descriptor};
 use ringcomm::transport::segment::Segment;
-use ringcomm::transport::shm_export::{self, Imports, Mailbox, MailboxSender};
+use ringcomm::transport::shm_export::{self, Mailbox, MailboxSender, ShmImports};
 
 const PAGE: usize = 4096;
 
@@ -37,7 +37,7 @@ fn round(buffer: *mut u8) {
     let sender = MailboxSender::new(sender);
     let allocated = shm_export::allocate(32 << 20).unwrap();
     let handle = shm_export::register(buffer, 4 * PAGE).unwrap();
-    let mut imports = Imports::default();
+    let mut imports = ShmImports::default();
     for address in [allocated, buffer] {
         let region = shm_export::find(address, 1).unwrap().region;
         sender.send(region).unwrap();

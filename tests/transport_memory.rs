@@ -1,7 +1,7 @@
 //! Exported memory: allocated, registered, sent to a peer, used there and given up.
 
 use ringcomm::transport::segment::Segment;
-use ringcomm::transport::shm_export::{self, Imports, Mailbox, MailboxSender};
+use ringcomm::transport::shm_export::{self, Mailbox, MailboxSender, ShmImports};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 const PAGE: usize = 4096;
@@ -19,11 +19,11 @@ fn bytes_at<'a>(address: *mut u8, bytes: usize) -> &'a mut [u8] {
 }
 
 /// What a peer gets that is sent the region of `address`: its mappings and the number.
-fn imported(address: *mut u8) -> (Imports, u64) {
+fn imported(address: *mut u8) -> (ShmImports, u64) {
     let region = shm_export::find(address, 1).unwrap().region;
     let (mailbox, sender) = Mailbox::pair().unwrap();
     MailboxSender::new(sender).send(region).unwrap();
-    let mut imports = Imports::default();
+    let mut imports = ShmImports::default();
     let (number, bytes, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
     assert_eq!(number, region);
     imports.import(number, descriptor, bytes).unwrap();
@@ -232,7 +232,7 @@ fn a_region_of_another_size_than_announced_is_refused() {
     for claim in [0, 1, PAGE, 2 * PAGE - 1, 3 * PAGE, usize::MAX] {
         sender.send(region).unwrap();
         let (number, _, descriptor) = mailbox.receive().unwrap().unwrap().region().unwrap();
-        assert!(Imports::default().import(number, descriptor, claim).is_err(), "{claim}");
+        assert!(ShmImports::default().import(number, descriptor, claim).is_err(), "{claim}");
     }
     shm_export::release(address).unwrap();
 }

@@ -3,15 +3,15 @@
 
 use proptest::prelude::*;
 use ringcomm::config::Protection;
-use ringcomm::error::{Error, Result as Outcome, Who};
+use ringcomm::error::{Error, RankProcess, Result as Outcome};
 use ringcomm::executor::links::{Links, Reach, SegmentMap};
-use ringcomm::executor::send_recv::{self, Lending, Transfer};
-use ringcomm::transport::fifo::{Geometry, Stamp};
+use ringcomm::executor::send_recv::{self, Transfer, ZeroCopyPolicy};
+use ringcomm::transport::fifo::{FifoShape, Stamp};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::tcp::{
-    Connect, FRAME_BYTES, Frame, Inbox, LaneKeys, Lengths, Network, NewLane, Settings,
+    Connect, FRAME_BYTES, Frame, LaneKeys, Lengths, NewLane, Settings, SocketInbox, TcpEndpoint,
 };
-use ringcomm::transport::wait::{Patience, Watch};
+use ringcomm::transport::wait::{SpinPolicy, WaitCheck};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Makes no connections, and knows nothing of those that end.
-struct Nobody(Arc<Inbox>);
+struct Nobody(Arc<SocketInbox>);
 
 impl Connect for Nobody {
     fn connect(&self, _peer: usize) {}
@@ -30,7 +30,7 @@ impl Connect for Nobody {
     }
 }
 
-const GEOMETRY: Geometry = Geometry { depth: 4, slot_bytes: 1024 };
+const GEOMETRY: FifoShape = FifoShape { depth: 4, slot_bytes: 1024 };
 const LENGTHS: Lengths = Lengths { cut: 1024, whole: 0 };
 
 fn settings(protection: Protection, lanes: usize) -> Settings {
@@ -55,9 +55,9 @@ fn lane(peer: usize, socket: TcpStream) -> NewLane {
 }
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
-fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Network; 2] {
+fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [TcpEndpoint; 2] {
     let settings = settings(protection, sockets.len());
-    let inboxes = [0, 1].map(|_| Arc::new(Inbox::new().unwrap()));
+    let inboxes = [0, 1].map(|_| Arc::new(SocketInbox::new().unwrap()));
     for (first, second) in sockets {
         inboxes[0].push(lane(1, first));
         inboxes[1].push(lane(0, second));
@@ -65,7 +65,7 @@ fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [Networ
     let mut ranks = [0, 1].into_iter().zip(inboxes);
     [(); 2].map(|()| {
         let (rank, inbox) = ranks.next().unwrap();
-        Network::new(rank, 2, settings, inbox.clone(), Box::new(Nobody(inbox)))
+        TcpEndpoint::new(rank, 2, settings, inbox.clone(), Box::new(Nobody(inbox)))
     })
 }
 
@@ -93,7 +93,7 @@ fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
 type Way = (usize, bool, bool);
 
 /// Send every message from rank 0 to rank 1 and compare it there.
-fn transfer(ranks: &mut [Network; 2], messages: &[Way]) {
+fn transfer(ranks: &mut [TcpEndpoint; 2], messages: &[Way]) {
     let [sender, receiver] = ranks;
     let contents: Vec<Vec<u8>> = messages
         .iter()
@@ -209,12 +209,12 @@ fn read_positions(socket: &mut TcpStream, rest: &mut Vec<u8>, positions: &mut Ve
 fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after() {
     let ((full, unread), (free, mut read)) = (pair(), pair());
     read.set_nonblocking(true).unwrap();
-    let inbox = Arc::new(Inbox::new().unwrap());
+    let inbox = Arc::new(SocketInbox::new().unwrap());
     // The one that is asked first fills up.
     inbox.push(lane(1, full));
     inbox.push(lane(1, free));
     let settings = settings(Protection::Clear, 2);
-    let mut network = Network::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
+    let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
     let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
     until(|| {
@@ -304,11 +304,11 @@ impl Connect for Asked {
 #[test]
 fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_answer() {
     let (first, second) = pair();
-    let (inbox, asked) = (Arc::new(Inbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
+    let (inbox, asked) = (Arc::new(SocketInbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
     inbox.push(lane(1, first));
     let settings = settings(Protection::Checksum, 1);
     let connect = Box::new(Asked(asked.clone()));
-    let mut network = Network::new(0, 2, settings, inbox.clone(), connect);
+    let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), connect);
     drop(second);
     until(|| {
         assert!(network.connection(1).try_wait().is_none());
@@ -325,7 +325,7 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
 /// Gives up after half a minute, as an operation does at its deadline.
 struct Deadline;
 
-impl Watch for Deadline {
+impl WaitCheck for Deadline {
     fn check(&self, _: usize, waited: Duration) -> Outcome<()> {
         match waited < Duration::from_secs(30) {
             true => Ok(()),
@@ -340,7 +340,7 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     let segments = [map.bytes(), SegmentMap::mirror_bytes()]
         .map(|bytes| Arc::new(Segment::anonymous(bytes).unwrap()));
     let reach = [Reach::Process, Reach::Network];
-    let mut links = Links::new(0, map, segments.to_vec(), &reach, Patience::new(2, 2, None));
+    let mut links = Links::new(0, map, segments.to_vec(), &reach, SpinPolicy::new(2, 2, None));
     let [mine, theirs] = ends(vec![pair()], Protection::Clear);
     links.attach(mine);
     // The sockets of the other end close.
@@ -356,11 +356,14 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
             &mut lanes,
             &mut links,
             &mut (),
-            Lending::LEAST,
+            ZeroCopyPolicy::LEAST,
             &mut (),
             &Deadline,
         )
     };
     let error = outcome.expect_err("nobody receives");
-    assert!(matches!(error, Error::Disconnected { peer: Who { rank: 1, .. }, .. }), "{error}");
+    assert!(
+        matches!(error, Error::Disconnected { peer: RankProcess { rank: 1, .. }, .. }),
+        "{error}"
+    );
 }

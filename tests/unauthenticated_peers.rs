@@ -19,7 +19,7 @@ use pace::{Pace, Timed, assert_kept};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::meet;
 use ringcomm::bootstrap::tcp::{
-    ANYONE, Dial, Gate, Greeting, HELLO, NetworkConfig, Proved, Purpose, ROOT,
+    ANYONE, AuthListener, Dial, HELLO, Hello, NetworkConfig, Proved, Purpose, ROOT,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -39,8 +39,8 @@ fn loopback() -> NetworkConfig {
     NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() }
 }
 
-fn greeting(rank: u32, to: u32) -> Greeting {
-    Greeting { purpose: Purpose::Data, rank, to, nranks: 4, lane: 1, note: 9 }
+fn greeting(rank: u32, to: u32) -> Hello {
+    Hello { purpose: Purpose::Data, rank, to, nranks: 4, lane: 1, note: 9 }
 }
 
 /// A gate that is open while `run` runs, with everybody that it let in.
@@ -52,10 +52,10 @@ struct Guarded {
 }
 
 /// Open a gate, run `run` beside it, and return what it let in and refused.
-fn guarded(run: impl FnOnce(&Guarded)) -> (usize, Gate) {
+fn guarded(run: impl FnOnce(&Guarded)) -> (usize, AuthListener) {
     let _together = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
     let id = UniqueId::generate().unwrap();
-    let mut gate = Gate::open(&id, &loopback()).unwrap();
+    let mut gate = AuthListener::open(&id, &loopback()).unwrap();
     gate.set_rank(0);
     let at = gate.addresses()[0];
     let (proved, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
@@ -105,14 +105,14 @@ impl Guarded {
     }
 }
 
-fn dial(id: &UniqueId, at: SocketAddr, greeting: Greeting) -> Result<Proved, String> {
+fn dial(id: &UniqueId, at: SocketAddr, greeting: Hello) -> Result<Proved, String> {
     dial_within(id, at, greeting, LONG)
 }
 
 fn dial_within(
     id: &UniqueId,
     at: SocketAddr,
-    greeting: Greeting,
+    greeting: Hello,
     patience: Duration,
 ) -> Result<Proved, String> {
     let mut dial = Dial::new(id, &[at], greeting, Instant::now() + patience);
@@ -168,7 +168,7 @@ fn another_secret_is_refused_on_both_sides() {
     let (count, gate) = guarded(|guarded| {
         let other = UniqueId::generate().unwrap();
         let patience = Duration::from_secs(2);
-        let to_meet = Greeting { purpose: Purpose::Meet, ..greeting(1, 0) };
+        let to_meet = Hello { purpose: Purpose::Meet, ..greeting(1, 0) };
         let error = dial_within(&other, guarded.at, to_meet, patience).err().unwrap();
         assert!(error.contains(&guarded.at.to_string()), "{error}");
         assert!(error.contains("RINGCOMM_SECRET") && error.contains("unique id"), "{error}");
@@ -278,17 +278,17 @@ fn silent_half_open_and_slow_callers_lose_their_place() {
 }
 
 /// Rank 0's gate, and the id of a meeting there.
-fn first_gate() -> (Gate, UniqueId) {
+fn first_gate() -> (AuthListener, UniqueId) {
     let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
-    let first = Gate::open(&nowhere, &loopback()).unwrap().of_root();
+    let first = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
     let id = UniqueId::from_secret(b"secret", b"", first.addresses());
     (first, id)
 }
 
 /// Eight ranks meet at this gate of the first; the last comes once `before_last` is over.
-fn meet_at(first: &mut Gate, id: &UniqueId, before_last: impl FnOnce()) {
+fn meet_at(first: &mut AuthListener, id: &UniqueId, before_last: impl FnOnce()) {
     let join = |rank: usize| {
-        let mut gate = Gate::open(id, &loopback()).unwrap();
+        let mut gate = AuthListener::open(id, &loopback()).unwrap();
         meet(id, rank, 8, vec![rank as u8], &mut gate, Instant::now() + LONG)
     };
     thread::scope(|scope| {
@@ -378,7 +378,7 @@ fn an_early_data_connection_is_kept_for_later() {
     thread::scope(|scope| {
         let early = scope.spawn(|| {
             dial(&id, at, greeting(1, 0)).unwrap();
-            let mut gate = Gate::open(&id, &loopback()).unwrap();
+            let mut gate = AuthListener::open(&id, &loopback()).unwrap();
             meet(&id, 1, 2, vec![1], &mut gate, Instant::now() + LONG).unwrap()
         });
         meet(&id, 0, 2, vec![0], &mut first, Instant::now() + LONG).unwrap();
@@ -395,7 +395,7 @@ fn the_interface_and_the_ports_are_the_users_choice() {
     let id = UniqueId::generate().unwrap();
     let on = |interfaces: &str| {
         let interfaces = Some(interfaces.to_string());
-        Gate::open(&id, &NetworkConfig { interfaces, ..NetworkConfig::default() })
+        AuthListener::open(&id, &NetworkConfig { interfaces, ..NetworkConfig::default() })
     };
     let lo = on("=lo").unwrap();
     assert!(lo.addresses().iter().all(|address| address.ip().is_loopback()));
@@ -404,11 +404,11 @@ fn the_interface_and_the_ports_are_the_users_choice() {
     assert!(error.contains("nosuch") && error.contains("\"lo\""), "{error}");
     if let Ok(gate) = on("^lo") {
         assert!(gate.addresses().iter().all(|address| !address.ip().is_loopback()));
-        let default = Gate::open(&id, &NetworkConfig::default()).unwrap();
+        let default = AuthListener::open(&id, &NetworkConfig::default()).unwrap();
         assert!(default.addresses().iter().all(|address| !address.ip().is_loopback()));
     }
     let port = lo.addresses()[0].port();
-    let ports = |ports| Gate::open(&id, &NetworkConfig { ports, ..loopback() });
+    let ports = |ports| AuthListener::open(&id, &NetworkConfig { ports, ..loopback() });
     let taken = ports(Some(port..=port)).err().unwrap().to_string();
     assert!(taken.contains("RINGCOMM_PORT_RANGE"), "{taken}");
     // Of ten ports one is free, unless the machine is full of listeners.

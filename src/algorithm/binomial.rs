@@ -31,7 +31,7 @@ pub(super) fn plan(
     nranks: usize,
     root: usize,
 ) -> Option<Plan> {
-    let node = Node { number: (rank + nranks - root) % nranks, nranks, root };
+    let node = BinomialNode { number: (rank + nranks - root) % nranks, nranks, root };
     match collective {
         Broadcast => Some(broadcast(rank, &node)),
         Reduce => Some(reduce(rank, &node)),
@@ -42,13 +42,13 @@ pub(super) fn plan(
 }
 
 /// A rank's place in the tree, numbered from the root.
-struct Node {
+struct BinomialNode {
     number: usize,
     nranks: usize,
     root: usize,
 }
 
-impl Node {
+impl BinomialNode {
     fn rank_of(&self, number: usize) -> usize {
         (number + self.root) % self.nranks
     }
@@ -80,7 +80,7 @@ impl Node {
     }
 }
 
-fn broadcast(rank: usize, node: &Node) -> Plan {
+fn broadcast(rank: usize, node: &BinomialNode) -> Plan {
     let mut plan = Plan::new(rank, node.nranks, 1);
     // The largest subtree first: it has the furthest to go.
     let mut targets = vec![End::Output];
@@ -90,7 +90,7 @@ fn broadcast(rank: usize, node: &Node) -> Plan {
     plan
 }
 
-fn reduce(rank: usize, node: &Node) -> Plan {
+fn reduce(rank: usize, node: &BinomialNode) -> Plan {
     let mut plan = Plan::new(rank, node.nranks, 1);
     let mut sources = vec![End::Input];
     sources.extend(node.children().map(|child| End::Peer(node.rank_of(child))));
@@ -99,7 +99,7 @@ fn reduce(rank: usize, node: &Node) -> Plan {
     plan
 }
 
-fn gather(rank: usize, node: &Node) -> Plan {
+fn gather(rank: usize, node: &BinomialNode) -> Plan {
     let mut plan = Plan::new(rank, node.nranks, node.nranks);
     let mine = Span::one(rank);
     if node.size(node.number) == 1 {
@@ -121,7 +121,7 @@ fn gather(rank: usize, node: &Node) -> Plan {
     plan
 }
 
-fn scatter(rank: usize, node: &Node) -> Plan {
+fn scatter(rank: usize, node: &BinomialNode) -> Plan {
     let mut plan = Plan::new(rank, node.nranks, node.nranks);
     let mine = Span::one(rank);
     if node.size(node.number) == 1 {

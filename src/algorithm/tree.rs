@@ -48,14 +48,14 @@ pub(super) fn plan(
 
 /// One rank's place in one tree, as ranks.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-struct Place {
+struct TreePosition {
     parent: Option<usize>,
     /// The subtree of the places before this one, and of those after.
     lower: Option<usize>,
     higher: Option<usize>,
 }
 
-impl Place {
+impl TreePosition {
     fn children(&self) -> Vec<usize> {
         self.lower.into_iter().chain(self.higher).collect()
     }
@@ -68,7 +68,7 @@ impl Place {
 }
 
 /// The places of the in-order tree over 1..=size: the lowest set bit of a place is its height.
-fn in_order(place: usize, size: usize) -> Place {
+fn in_order(place: usize, size: usize) -> TreePosition {
     let height = 1 << place.trailing_zeros();
     let up = |place: usize| {
         let height = 1 << place.trailing_zeros();
@@ -83,11 +83,11 @@ fn in_order(place: usize, size: usize) -> Place {
     });
     let after = (height - 1).min(size - place);
     let higher = (after > 0).then(|| place + (1 << after.ilog2()));
-    Place { parent, lower: (height > 1).then(|| place - height / 2), higher }
+    TreePosition { parent, lower: (height > 1).then(|| place - height / 2), higher }
 }
 
 /// The place of `member` of 0..size in tree 0 or 1, its relatives as members.
-fn place(tree: usize, member: usize, size: usize) -> Place {
+fn place(tree: usize, member: usize, size: usize) -> TreePosition {
     // Members count from 0, places from 1: inner places are even, members there odd.
     let moved = |member: usize| match (tree, size % 2) {
         (0, _) => member,
@@ -101,7 +101,7 @@ fn place(tree: usize, member: usize, size: usize) -> Place {
     };
     let place = in_order(moved(member) + 1, size);
     let member = |place: usize| back(place - 1);
-    Place {
+    TreePosition {
         parent: place.parent.map(member),
         lower: place.lower.map(member),
         higher: place.higher.map(member),
@@ -109,12 +109,12 @@ fn place(tree: usize, member: usize, size: usize) -> Place {
 }
 
 /// The order in which a rank serves the trees on the way up: its leaf's part before its inner one.
-fn upwards(places: &[Place; 2]) -> [usize; 2] {
+fn upwards(places: &[TreePosition; 2]) -> [usize; 2] {
     if places[0].children().is_empty() { [0, 1] } else { [1, 0] }
 }
 
 /// The order on the way down: inner part first. A leaf of both keeps the order of the chunks.
-fn downwards(places: &[Place; 2]) -> [usize; 2] {
+fn downwards(places: &[TreePosition; 2]) -> [usize; 2] {
     if places[1].children().is_empty() { [0, 1] } else { [1, 0] }
 }
 
@@ -146,12 +146,12 @@ fn all_reduce(rank: usize, nranks: usize) -> Plan {
 }
 
 /// The two places of a rank that is not the root, in trees over all ranks but the root.
-fn below_root(rank: usize, nranks: usize, root: usize) -> [Place; 2] {
+fn below_root(rank: usize, nranks: usize, root: usize) -> [TreePosition; 2] {
     let member = (rank + nranks - root) % nranks - 1;
     let rank_of = |member: usize| (member + 1 + root) % nranks;
     [0, 1].map(|tree| {
         let place = place(tree, member, nranks - 1);
-        Place {
+        TreePosition {
             parent: Some(place.parent.map_or(root, rank_of)),
             lower: place.lower.map(rank_of),
             higher: place.higher.map(rank_of),
@@ -220,7 +220,8 @@ mod tests {
     #[test]
     fn parents_and_children_agree_and_one_top_is_above_all() {
         for (size, tree) in (1..=130).flat_map(|size| [(size, 0), (size, 1)]) {
-            let places: Vec<Place> = (0..size).map(|member| place(tree, member, size)).collect();
+            let places: Vec<TreePosition> =
+                (0..size).map(|member| place(tree, member, size)).collect();
             assert_eq!(places.iter().filter(|place| place.parent.is_none()).count(), 1);
             for (member, own) in places.iter().enumerate() {
                 for child in own.children() {

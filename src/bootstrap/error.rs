@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// On whose account a meeting failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum Blame {
     /// This rank can go no further, whatever the others do.
     Here,
     /// Another rank has ended, cannot be reached or has gone no further; or the first of the ranks
@@ -21,31 +21,31 @@ pub enum Cause {
 
 /// A meeting that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unmet {
+pub struct BootstrapError {
     pub error: Error,
-    pub cause: Cause,
+    pub cause: Blame,
 }
 
-impl Unmet {
+impl BootstrapError {
     /// For what another rank did or did not do.
-    pub fn there(error: Error) -> Unmet {
-        Unmet { error, cause: Cause::There }
+    pub fn there(error: Error) -> BootstrapError {
+        BootstrapError { error, cause: Blame::There }
     }
 
-    pub fn late(error: Error) -> Unmet {
-        Unmet { error, cause: Cause::Late }
+    pub fn late(error: Error) -> BootstrapError {
+        BootstrapError { error, cause: Blame::Late }
     }
 }
 
 /// What fails outside of the talk with other ranks fails here.
-impl From<Error> for Unmet {
-    fn from(error: Error) -> Unmet {
-        Unmet { error, cause: Cause::Here }
+impl From<Error> for BootstrapError {
+    fn from(error: Error) -> BootstrapError {
+        BootstrapError { error, cause: Blame::Here }
     }
 }
 
-impl From<Unmet> for Error {
-    fn from(unmet: Unmet) -> Error {
+impl From<BootstrapError> for Error {
+    fn from(unmet: BootstrapError) -> Error {
         unmet.error
     }
 }

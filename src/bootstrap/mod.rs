@@ -16,10 +16,11 @@ pub mod sim;
 pub mod tcp;
 mod unique_id;
 
-pub use error::{Cause, Unmet};
+pub use error::{Blame, BootstrapError};
 pub use local::wire::MAX_PAYLOAD;
 pub use local::{
-    Absent, Contribution, Doubts, MAX_FDS, Member, exchange, exchange_unless, rendezvous_name,
+    Contribution, LivenessProbe, MAX_FDS, Member, VanishedPeer, exchange, exchange_unless,
+    rendezvous_name,
 };
 pub use process::process_token;
 pub use unique_id::UniqueId;

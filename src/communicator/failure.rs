@@ -40,7 +40,7 @@ impl Communicator {
         self.tell(&error);
         // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
         self.watched.aborted.store(true, Release);
-        self.see_visitors_off();
+        self.wait_for_remote_access();
         error
     }
 
@@ -49,7 +49,7 @@ impl Communicator {
     ///
     /// A visit is a copy and waits for nobody; a visitor that died has ended it, and one that is
     /// stopped is given up on.
-    fn see_visitors_off(&self) {
+    fn wait_for_remote_access(&self) {
         let started = Instant::now();
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
@@ -126,7 +126,7 @@ impl Communicator {
     pub fn async_error(&self) -> Option<Error> {
         let failure = self.failure.lock().clone();
         let late = || self.watched.lateness(self.gpu.as_ref());
-        failure.or_else(late).or_else(|| self.watched.trouble())
+        failure.or_else(late).or_else(|| self.watched.peer_error())
     }
 }
 

@@ -1,53 +1,53 @@
 //! Doors for the fuzz targets to what takes a peer's words, and is nobody else's to call.
 
-use super::call::signature::Descriptor;
-use super::health::watchdog::{OperationWatch, Watched};
-use super::init::multi_host::Card;
-use super::init::peer_info::Introduction;
-use super::memory::registration::Memory;
+use super::call::signature::CallSignature;
+use super::health::watchdog::{CommHealth, OpWatchdog};
+use super::init::multi_host::HostPeerInfo;
+use super::init::peer_info::PeerInfo;
+use super::memory::registration::Registrations;
 use crate::algorithm::Algorithm;
 use crate::error::Result;
 use crate::executor::direct::program::Used;
-use crate::executor::direct::run::{Base, Invitation};
+use crate::executor::direct::run::{Base, BufferAddresses};
 use crate::executor::links::Pages;
 use crate::plan::Collective;
 use crate::sync::atomic::AtomicBool;
 use crate::transport::pidfd::Liveness;
 use crate::transport::shm_export::Mailbox;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use crate::types::{DataType, ReduceOp};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// A rank that has been sent memory, by peers in other processes.
-pub struct Importer(Memory);
+pub struct Importer(Registrations);
 
 impl Importer {
     /// The rank, and the end of its mailbox that its peers post into.
     pub fn new() -> Result<(Importer, OwnedFd)> {
         let (mailbox, sender) = Mailbox::pair()?;
-        Ok((Importer(Memory::new(false, Some(mailbox), Vec::new())), sender))
+        Ok((Importer(Registrations::new(false, Some(mailbox), Vec::new())), sender))
     }
 
-    /// See [`Memory::resolve`].
-    pub fn resolve(&mut self, invitation: &Invitation, used: &Used) -> Option<Base> {
+    /// See [`Registrations::resolve`].
+    pub fn resolve(&mut self, invitation: &BufferAddresses, used: &Used) -> Option<Base> {
         self.0.resolve(invitation, used).ok().flatten()
     }
 }
 
 /// What a rank says of itself at the rendezvous, read and written again.
 pub fn introduction(bytes: &[u8]) -> Option<Vec<u8>> {
-    Introduction::unpack(bytes).ok().map(|introduction| introduction.pack())
+    PeerInfo::unpack(bytes).ok().map(|introduction| introduction.pack())
 }
 
 /// What a rank tells the ranks of all hosts, read and written again.
 pub fn card(bytes: &[u8]) -> Option<Vec<u8>> {
-    Card::unpack(bytes).map(|card| card.pack())
+    HostPeerInfo::unpack(bytes).map(|card| card.pack())
 }
 
 /// What a rank that waits for rank 1 in collective `sequence` finds on everybody's page.
 pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
-    let watched = Watched {
+    let watched = CommHealth {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
         publisher: None,
@@ -58,10 +58,10 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         timeout: Duration::from_secs(1),
         meeting: Duration::from_secs(1),
     };
-    if let Some(error) = watched.trouble() {
+    if let Some(error) = watched.peer_error() {
         return Err(error);
     }
-    let descriptor = Descriptor {
+    let descriptor = CallSignature {
         collective: Some(Collective::AllReduce),
         data_type: DataType::Float32,
         op: ReduceOp::Sum,
@@ -69,5 +69,5 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         root: 0,
         count: 1,
     };
-    OperationWatch::new(&watched, None, descriptor, sequence).check(1, waited)
+    OpWatchdog::new(&watched, None, descriptor, sequence).check(1, waited)
 }

@@ -25,7 +25,7 @@ mod tuning;
 use crate::algorithm::{self, select::Costs};
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
-use crate::device::cuda::Kind;
+use crate::device::cuda::PointerKind;
 use crate::error::{Error, Result};
 use crate::executor::control_block::Life;
 use crate::fork;
@@ -33,20 +33,20 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::shm_export;
 pub use call::send_recv::Message;
-pub use call::{Call, Order, Vector};
+pub use call::{Call, Order, VectorCounts};
 use exec::Engine;
-use exec::op_lock::Turns;
+use exec::op_lock::OpLock;
 use failure::Unwinding;
 use gpu::Gpu;
-pub use gpu::Posted;
-use health::watchdog::{Unless, Watched};
-use observe::flight_recorder::Flight;
+pub use gpu::OrderedMessage;
+use health::watchdog::{CancelCheck, CommHealth};
+use observe::flight_recorder::FlightRecorder;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tuning::context::Basis;
+use tuning::context::PlanContext;
+use tuning::plan_cache::BoundCall;
 pub use tuning::plan_cache::Mapped;
-use tuning::plan_cache::Ready;
 
 /// One rank's end of a communicator. Calls from several threads take turns.
 pub struct Communicator {
@@ -54,10 +54,10 @@ pub struct Communicator {
     nranks: usize,
     id: UniqueId,
     config: Config,
-    engine: Turns<Engine>,
+    engine: OpLock<Engine>,
     /// That of the engine, from when it stays as it is, for whoever has no turn.
-    basis: OnceLock<Arc<Basis>>,
-    watched: Watched,
+    basis: OnceLock<Arc<PlanContext>>,
+    watched: CommHealth,
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
     last_error: failure::Notes,
@@ -76,11 +76,11 @@ pub struct Communicator {
     /// Its device, if it is on one.
     gpu: Option<Gpu>,
     /// Its part in the network, where ranks are on several hosts.
-    outside: Option<control_plane::Post>,
+    outside: Option<control_plane::RemoteLinks>,
     /// Finalized: takes no more calls.
     finalized: AtomicBool,
     /// Its place among what onlookers of this process see.
-    exhibit: Option<observe::status_server::Exhibit>,
+    exhibit: Option<observe::status_server::StatusEntry>,
     /// The process it was made in, as [`fork::generation`] tells them apart.
     born: u32,
 }
@@ -144,7 +144,7 @@ impl Communicator {
     /// As for [`Communicator::run`].
     #[allow(unsafe_code)]
     #[inline]
-    unsafe fn run_unless(&self, call: &Call, unless: Unless) -> Result<()> {
+    unsafe fn run_unless(&self, call: &Call, unless: CancelCheck) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run_on(call, None, unless) }
     }
@@ -152,7 +152,7 @@ impl Communicator {
     /// # Safety
     /// As for `run`.
     #[allow(unsafe_code)]
-    unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, unless: Unless) -> Result<()> {
+    unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, unless: CancelCheck) -> Result<()> {
         self.check_process()?;
         self.follow();
         let mut engine = self.engine.take();
@@ -190,7 +190,7 @@ impl Communicator {
     /// As for [`Communicator::exchange`].
     #[allow(unsafe_code)]
     #[inline]
-    unsafe fn exchange_unless(&self, messages: &[Message], unless: Unless) -> Result<()> {
+    unsafe fn exchange_unless(&self, messages: &[Message], unless: CancelCheck) -> Result<()> {
         // SAFETY: the caller's promise.
         self.exchanged(|engine| unsafe { engine.exchange(messages, &self.watched, unless, None) })
     }
@@ -225,7 +225,7 @@ impl Communicator {
     /// # Safety
     /// Every buffer is valid for its count, until its stream is past the messages.
     #[allow(unsafe_code)]
-    pub unsafe fn post(&self, posted: &[Posted]) -> Result<()> {
+    pub unsafe fn post(&self, posted: &[OrderedMessage]) -> Result<()> {
         self.exchanged(|engine| {
             let Some(gpu) = &self.gpu else {
                 // SAFETY: the caller's promise.
@@ -244,8 +244,8 @@ impl Communicator {
         let Some(gpu) = &self.gpu else { return Ok(()) };
         let _current = gpu.device.enter()?;
         match gpu.device.kind(pointer)? {
-            Kind::Host => Ok(()),
-            Kind::Device { .. } => Err(Error::argument(format!(
+            PointerKind::Host => Ok(()),
+            PointerKind::Device { .. } => Err(Error::argument(format!(
                 "{what} is in the memory of a CUDA device; it is read on the host"
             ))),
         }
@@ -381,7 +381,7 @@ impl Communicator {
     }
 
     /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
-    fn lanes(&self, basis: &Basis, ready: &Ready) -> usize {
+    fn lanes(&self, basis: &PlanContext, ready: &BoundCall) -> usize {
         let sockets = if basis.one_machine { 1 } else { self.config.sockets };
         algorithm::lanes(&basis.topology, ready.algorithm) * sockets
     }
@@ -397,7 +397,7 @@ impl Communicator {
     }
 
     /// What its calls are bound by, which no call changes.
-    fn basis(&self) -> Arc<Basis> {
+    fn basis(&self) -> Arc<PlanContext> {
         let settled = self.basis.get().cloned();
         // While it is made there is nobody to wait for.
         settled.unwrap_or_else(|| self.engine.take().basis.clone())
@@ -421,8 +421,8 @@ impl Communicator {
         observe::flight_recorder::trace(&self.flight().events())
     }
 
-    fn flight(&self) -> Flight {
-        Flight { pages: self.watched.pages.clone(), number: number_of(&self.id) }
+    fn flight(&self) -> FlightRecorder {
+        FlightRecorder { pages: self.watched.pages.clone(), number: number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other

@@ -66,7 +66,7 @@ pub struct Bound {
 }
 
 /// What binding needs to know beside the plan.
-pub struct Shape<'a> {
+pub struct BindShape<'a> {
     pub layout: &'a Layout,
     /// Bytes of an element.
     pub element: usize,
@@ -122,7 +122,7 @@ impl Bound {
         }
     }
 
-    pub fn new(plan: &Plan, shape: Shape) -> Result<Bound> {
+    pub fn new(plan: &Plan, shape: BindShape) -> Result<Bound> {
         let Cut { widest, whole } = shape.cut;
         // When every message fits a slot there is one slice, however the chunks are spread.
         let slice_bytes = if whole <= shape.slot_bytes {
@@ -200,7 +200,7 @@ struct ScratchMap {
 }
 
 impl ScratchMap {
-    fn new(plan: &Plan, shape: &Shape, slice_bytes: usize, one_slice: bool) -> ScratchMap {
+    fn new(plan: &Plan, shape: &BindShape, slice_bytes: usize, one_slice: bool) -> ScratchMap {
         let used = |step: &&crate::plan::Step| {
             step.targets.contains(&End::Scratch) || step.sources.contains(&End::Scratch)
         };
@@ -229,7 +229,7 @@ impl ScratchMap {
 fn pieces(
     rank: usize,
     step: &crate::plan::Step,
-    shape: &Shape,
+    shape: &BindShape,
     scratch: &ScratchMap,
     slice_bytes: usize,
 ) -> Result<Box<[Piece]>> {

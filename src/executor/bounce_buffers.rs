@@ -9,9 +9,9 @@
 
 use super::host::move_bytes;
 use super::links::Links;
-use super::send_recv::{LOAN_BYTES, Loan, Shared, State, Transfer, after, take_loan};
+use super::send_recv::{LOAN_BYTES, Loan, MessageState, SharedBuffers, Transfer, after, take_loan};
 use crate::error::Result;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::time::Duration;
 
 /// The longest sleep between two looks at something that rings no bell, as a device's copy: a
@@ -20,7 +20,7 @@ pub const NAP: Duration = Duration::from_micros(200);
 
 /// Where a message goes on.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct MessageCursor {
     pub address: *mut u8,
     /// Bytes of the message that have moved before.
     pub done: usize,
@@ -29,14 +29,19 @@ pub struct Place {
 }
 
 /// The bays of a batch's messages, which are named by their places in the batch.
-pub trait Bays {
+pub trait BounceBuffers {
     /// Whether a message goes through one.
     fn has(&self, message: usize) -> bool;
 
     /// Where the next bytes of a message are, or belong; `None` while copies are under way. There
     /// are as many as the message has, or a multiple of `chunk`, which stays the same for all of a
     /// message. One message for each peer and direction is asked for until all of it has moved.
-    fn at(&mut self, message: usize, chunk: usize, links: &mut Links) -> Result<Option<Place>>;
+    fn at(
+        &mut self,
+        message: usize,
+        chunk: usize,
+        links: &mut Links,
+    ) -> Result<Option<MessageCursor>>;
 
     /// So many of the bytes at the place have been read, or written.
     fn moved(&mut self, message: usize, bytes: usize) -> Result<()>;
@@ -49,12 +54,12 @@ pub trait Bays {
 }
 
 /// Every buffer is memory of the processor's.
-impl Bays for () {
+impl BounceBuffers for () {
     fn has(&self, _: usize) -> bool {
         false
     }
 
-    fn at(&mut self, _: usize, _: usize, _: &mut Links) -> Result<Option<Place>> {
+    fn at(&mut self, _: usize, _: usize, _: &mut Links) -> Result<Option<MessageCursor>> {
         unreachable!("no message goes through a bay")
     }
 
@@ -74,9 +79,9 @@ impl Bays for () {
 /// What messages go through bays with.
 pub(super) struct Passage<'a> {
     pub links: &'a mut Links,
-    pub memory: &'a mut dyn Shared,
-    pub bays: &'a mut dyn Bays,
-    pub watch: &'a dyn Watch,
+    pub memory: &'a mut dyn SharedBuffers,
+    pub bays: &'a mut dyn BounceBuffers,
+    pub watch: &'a dyn WaitCheck,
 }
 
 /// Move what can move now of a message that goes through a bay; whether anything did.
@@ -94,7 +99,7 @@ pub(super) unsafe fn advance(
         false => passage.links.geometry.slot_bytes,
     };
     let mut moved = false;
-    while transfer.state != State::Done {
+    while transfer.state != MessageState::Done {
         let Some(place) = passage.bays.at(message, chunk, passage.links)? else { break };
         // SAFETY: the caller's promise.
         let bytes = unsafe {
@@ -116,7 +121,7 @@ pub(super) unsafe fn advance(
 /// Post what is in a bay; how many bytes, if there was a slot.
 unsafe fn send(
     transfer: &mut Transfer,
-    place: Place,
+    place: MessageCursor,
     chunk: usize,
     links: &mut Links,
 ) -> Option<usize> {
@@ -133,19 +138,19 @@ unsafe fn send(
 /// then taken piece by piece.
 unsafe fn receive(
     transfer: &mut Transfer,
-    place: Place,
+    place: MessageCursor,
     chunk: usize,
     passage: &mut Passage,
 ) -> Result<Option<usize>> {
     let Passage { links, memory, watch, .. } = passage;
     let Transfer { peer, stamp, .. } = *transfer;
-    if let State::Taking(loan) = transfer.state {
+    if let MessageState::Taking(loan) = transfer.state {
         let offset = loan.offset.wrapping_add(place.done as u64);
         let piece = Transfer { address: place.address, bytes: place.bytes, ..*transfer };
         // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects.
         unsafe { take_loan(&piece, &Loan { offset, ..loan }, links, *memory, *watch)? };
         if place.done + place.bytes == transfer.bytes {
-            transfer.state = State::Done;
+            transfer.state = MessageState::Done;
             links.free(peer);
         }
         return Ok(Some(place.bytes));
@@ -157,7 +162,7 @@ unsafe fn receive(
     let Some((payload, length)) = come else { return Ok(None) };
     if length != bytes {
         // SAFETY: a message of this length is a loan, which stays until it is freed.
-        transfer.state = State::Taking(unsafe { payload.cast::<Loan>().read_unaligned() });
+        transfer.state = MessageState::Taking(unsafe { payload.cast::<Loan>().read_unaligned() });
         return Ok(Some(0));
     }
     // SAFETY: the message and the bay hold `bytes`.
@@ -171,7 +176,7 @@ unsafe fn receive(
 /// what comes from one in a bay; how many bytes, if any.
 unsafe fn over_the_network(
     transfer: &mut Transfer,
-    place: Place,
+    place: MessageCursor,
     chunk: usize,
     passage: &mut Passage,
 ) -> Result<Option<usize>> {

@@ -12,14 +12,14 @@ use crate::plan::partition::Partition;
 
 /// Where a rank's buffers are.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Place {
+pub struct RankBuffers {
     pub input: Address,
     pub output: Address,
 }
 
 /// A collective on equal blocks of `count` elements of `size` bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct PieceShape {
     pub collective: Collective,
     pub root: usize,
     pub count: usize,
@@ -49,12 +49,12 @@ pub fn fits(collective: Collective, nranks: usize) -> bool {
 ///
 /// A target that is its own only source is left out: nothing is to be done.
 pub fn pieces(
-    shape: &Shape,
-    places: &[Place],
+    shape: &PieceShape,
+    places: &[RankBuffers],
     (part, nparts): (usize, usize),
     mut add: impl FnMut(&[Address], &[Address], usize) -> Result<()>,
 ) -> Result<()> {
-    let Shape { collective, root, count, size } = *shape;
+    let PieceShape { collective, root, count, size } = *shape;
     let nranks = places.len();
     let (first, len) = share(count, size, part, nparts);
     let at = |base: Address, block: usize| base + ((block * count + first) * size) as Address;
@@ -145,10 +145,12 @@ mod tests {
                 memory[1000 * rank + index] = (1 << (8 * rank)) * (index as u64 % 13 + 1);
             }
         }
-        let place =
-            |rank: usize| Place { input: 1000 * rank as u64, output: 1000 * rank as u64 + 500 };
-        let places: Vec<Place> = (0..NRANKS).map(place).collect();
-        let shape = Shape { collective, root: 2, count, size: 1 };
+        let place = |rank: usize| RankBuffers {
+            input: 1000 * rank as u64,
+            output: 1000 * rank as u64 + 500,
+        };
+        let places: Vec<RankBuffers> = (0..NRANKS).map(place).collect();
+        let shape = PieceShape { collective, root: 2, count, size: 1 };
         let mut written = vec![0; memory.len()];
         for part in 0..nparts {
             pieces(&shape, &places, (part, nparts), |sources, targets, len| {
@@ -206,10 +208,11 @@ mod tests {
 
     #[test]
     fn nothing_is_copied_onto_itself() {
-        let places = [Place { input: 100, output: 100 }, Place { input: 210, output: 200 }];
+        let places =
+            [RankBuffers { input: 100, output: 100 }, RankBuffers { input: 210, output: 200 }];
         let mut copies = 0;
         for collective in [Collective::AllGather, Collective::Broadcast] {
-            let shape = Shape { collective, root: 0, count: 10, size: 1 };
+            let shape = PieceShape { collective, root: 0, count: 10, size: 1 };
             pieces(&shape, &places, (0, 1), |sources, targets, _| {
                 assert!(!targets.contains(&sources[0]));
                 copies += targets.len();

@@ -8,16 +8,16 @@
 
 use super::bind::{Bound, BoundStep, Piece};
 use super::links::Links;
-use super::progress::Progress;
+use super::progress::CountedWait;
 use crate::device::host::{Job, copy};
 use crate::error::Result;
 use crate::plan::End;
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 
 /// The memory one call works on.
 #[derive(Clone, Copy, Debug)]
-pub struct Buffers {
+pub struct CallBuffers {
     pub input: *const u8,
     pub output: *mut u8,
     pub scratch: *mut u8,
@@ -77,15 +77,15 @@ impl Pointers {
 /// `buffers` cover what the call that `bound` was made for says, and nothing else uses them.
 pub unsafe fn run(
     bound: &Bound,
-    buffers: &Buffers,
+    buffers: &CallBuffers,
     links: &mut Links,
     pointers: &mut Pointers,
     stamp: &Stamp,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<()> {
     let steps = || bound.steps.iter().map(|step| step.slices).sum();
-    let progress = Progress::new(watch, &steps);
-    let run = Run { bound, buffers, stamp, watch: &progress };
+    let progress = CountedWait::new(watch, &steps);
+    let run = HostRun { bound, buffers, stamp, watch: &progress };
     if bound.is_whole && links.one_machine() {
         // Most small calls.
         for step in &bound.steps {
@@ -116,7 +116,12 @@ pub unsafe fn run(
 /// A step that copies one piece to or from other machines, without slots where there are none in
 /// between; whether it was one.
 #[cold]
-unsafe fn copy_step(run: &Run, step: &BoundStep, slice: usize, links: &mut Links) -> Result<bool> {
+unsafe fn copy_step(
+    run: &HostRun,
+    step: &BoundStep,
+    slice: usize,
+    links: &mut Links,
+) -> Result<bool> {
     let ([piece], [source], true) = (&*step.pieces, &*step.sources, step.copies) else {
         return Ok(false);
     };
@@ -167,14 +172,14 @@ unsafe fn copy_step(run: &Run, step: &BoundStep, slice: usize, links: &mut Links
 }
 
 /// What every step of a call shares.
-struct Run<'a> {
+struct HostRun<'a> {
     bound: &'a Bound,
-    buffers: &'a Buffers,
+    buffers: &'a CallBuffers,
     stamp: &'a Stamp,
-    watch: &'a dyn Watch,
+    watch: &'a dyn WaitCheck,
 }
 
-impl Run<'_> {
+impl HostRun<'_> {
     /// The scratch that a slice has to itself: those under way at once differ by less than `lives`.
     fn scratch(&self, slice: usize) -> *mut u8 {
         self.buffers.scratch.wrapping_add(slice % self.bound.lives * self.bound.scratch_share)
@@ -187,7 +192,7 @@ const BASE: Piece = Piece { input: 0, output: 0, scratch: 0, bytes: 0 };
 /// One slice of a step; of a plan that is `WHOLE`, the step itself, between ranks of one machine.
 #[inline]
 unsafe fn run_step<const WHOLE: bool>(
-    run: &Run,
+    run: &HostRun,
     step: &BoundStep,
     slice: usize,
     links: &mut Links,
@@ -258,14 +263,14 @@ unsafe fn run_step<const WHOLE: bool>(
 
 /// Whether what a step writes to its output leaves for other machines from there, while it is in
 /// the cache, and not through a slot as well.
-fn lends_output(run: &Run, step: &BoundStep, links: &Links) -> bool {
+fn lends_output(run: &HostRun, step: &BoundStep, links: &Links) -> bool {
     let is_kept = step.pieces.len() == 1 && step.targets.contains(&End::Output);
     is_kept && !run.bound.streaming && links.lends()
 }
 
 /// Take back what is lent of the output that a step is about to write.
 #[cold]
-fn settle(run: &Run, step: &BoundStep, slice: usize, links: &mut Links) {
+fn settle(run: &HostRun, step: &BoundStep, slice: usize, links: &mut Links) {
     let slice_bytes = run.bound.slice_bytes;
     for piece in &step.pieces {
         let output = run.buffers.output.wrapping_add(piece.output + slice * slice_bytes);
@@ -275,7 +280,7 @@ fn settle(run: &Run, step: &BoundStep, slice: usize, links: &mut Links) {
 
 /// Move every piece of a step; `pointers` hold the base of each end.
 #[cold]
-unsafe fn move_pieces(run: &Run, step: &BoundStep, slice: usize, pointers: &mut Pointers) {
+unsafe fn move_pieces(run: &HostRun, step: &BoundStep, slice: usize, pointers: &mut Pointers) {
     let slice_bytes = run.bound.slice_bytes;
     let mut packed = 0;
     for piece in &step.pieces {
@@ -299,7 +304,7 @@ unsafe fn move_pieces(run: &Run, step: &BoundStep, slice: usize, pointers: &mut 
 /// `targets <- reduce(sources)` for `bytes` bytes, so many of the targets past the cache.
 #[inline(always)]
 unsafe fn move_piece(
-    run: &Run,
+    run: &HostRun,
     step: &BoundStep,
     bytes: usize,
     (targets, streaming): (&[*mut u8], usize),

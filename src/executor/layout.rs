@@ -12,7 +12,7 @@ use crate::plan::partition::Partition;
 /// AllGather and Gather use `recv_*`, ReduceScatter uses `recv_counts` (rank r's block follows the
 /// blocks of the ranks before it in the send buffer), Scatter uses `send_*`, AllToAll uses all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Vector {
+pub struct VectorCounts {
     pub send_counts: Vec<usize>,
     pub send_displacements: Vec<usize>,
     pub recv_counts: Vec<usize>,
@@ -32,7 +32,7 @@ pub struct Layout {
     /// where there are no blocks.
     stride: usize,
     first: usize,
-    vector: Option<Vector>,
+    vector: Option<VectorCounts>,
     /// ReduceScatterv: elements before each rank's block.
     before: Vec<usize>,
 }
@@ -44,7 +44,7 @@ impl Layout {
         nranks: usize,
         nchunks: usize,
         count: usize,
-        vector: Option<&Vector>,
+        vector: Option<&VectorCounts>,
     ) -> Layout {
         let mut before = Vec::new();
         if let (Collective::ReduceScatter, Some(vector)) = (collective, vector) {
@@ -193,8 +193,11 @@ mod tests {
 
     #[test]
     fn a_peers_displacements_are_private() {
-        let vector =
-            Vector { recv_counts: vec![2, 3], recv_displacements: vec![7, 1], ..Vector::default() };
+        let vector = VectorCounts {
+            recv_counts: vec![2, 3],
+            recv_displacements: vec![7, 1],
+            ..VectorCounts::default()
+        };
         let layout = Layout::new(Collective::AllGather, 0, 2, 2, 2, Some(&vector));
         assert_eq!((layout.output(0, 1), layout.output(1, 1)), (Some(1), None));
         assert_eq!(layout.count(1), 3);

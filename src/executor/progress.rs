@@ -5,21 +5,21 @@
 
 use crate::error::{Error, Result};
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::cell::Cell;
 use std::time::Duration;
 
 /// The watch of an operation that counts.
-pub struct Progress<'a> {
-    watch: &'a dyn Watch,
+pub struct CountedWait<'a> {
+    watch: &'a dyn WaitCheck,
     /// All steps; asked for in a long wait only.
     of: &'a dyn Fn() -> usize,
     done: Cell<usize>,
 }
 
-impl<'a> Progress<'a> {
-    pub fn new(watch: &'a dyn Watch, of: &'a dyn Fn() -> usize) -> Progress<'a> {
-        Progress { watch, of, done: Cell::new(0) }
+impl<'a> CountedWait<'a> {
+    pub fn new(watch: &'a dyn WaitCheck, of: &'a dyn Fn() -> usize) -> CountedWait<'a> {
+        CountedWait { watch, of, done: Cell::new(0) }
     }
 
     /// One more step is done.
@@ -35,7 +35,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-impl Watch for Progress<'_> {
+impl WaitCheck for CountedWait<'_> {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         self.watch.progress(self.done.get(), (self.of)());
         self.watch.check(peer, waited)

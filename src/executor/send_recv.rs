@@ -12,17 +12,17 @@
 //! lands in.
 #![allow(unsafe_code)]
 
-use super::bounce_buffers::{self, Bays, Passage};
+use super::bounce_buffers::{self, BounceBuffers, Passage};
 use super::direct::run::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
-use super::progress::Progress;
+use super::progress::CountedWait;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::{self, OnBell, Waiting, Watch};
+use crate::transport::wait::{self, OnBell, WaitCheck, Waiting};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -37,14 +37,14 @@ pub struct Transfer {
     pub address: *mut u8,
     pub bytes: usize,
     pub stamp: Stamp,
-    pub(super) state: State,
+    pub(super) state: MessageState,
 }
 
 // SAFETY: the address is only used during the call that owns the buffer.
 unsafe impl Send for Transfer {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum MessageState {
     /// Bytes moved so far.
     Moving(usize),
     /// The peer is to be told where it lies.
@@ -58,16 +58,16 @@ pub(super) enum State {
 
 impl Transfer {
     pub fn new(sends: bool, peer: usize, address: *mut u8, bytes: usize, stamp: Stamp) -> Transfer {
-        let (is_away, state) = (false, State::Moving(0));
+        let (is_away, state) = (false, MessageState::Moving(0));
         Transfer { sends, is_away, peer, address, bytes, stamp, state }
     }
 
     /// Bytes of it that have moved.
     fn done(&self) -> usize {
         match self.state {
-            State::Moving(done) => done,
-            State::Lending(_) | State::Lent | State::Taking(_) => 0,
-            State::Done => self.bytes,
+            MessageState::Moving(done) => done,
+            MessageState::Lending(_) | MessageState::Lent | MessageState::Taking(_) => 0,
+            MessageState::Done => self.bytes,
         }
     }
 }
@@ -85,7 +85,7 @@ pub struct Loan {
 pub(super) const LOAN_BYTES: usize = size_of::<Loan>();
 
 /// The memory that processes share, as far as messages need it.
-pub trait Shared {
+pub trait SharedBuffers {
     /// Where a buffer of this rank lies for a peer, which has been sent what it needs for that.
     fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan;
 
@@ -95,7 +95,7 @@ pub trait Shared {
 }
 
 /// Nothing is shared.
-impl Shared for () {
+impl SharedBuffers for () {
     fn offer(&mut self, _: usize, _: *const u8, _: usize) -> Loan {
         Loan { region: NOWHERE, offset: 0 }
     }
@@ -107,21 +107,21 @@ impl Shared for () {
 
 /// What is lent: messages from so many bytes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lending {
+pub struct ZeroCopyPolicy {
     /// From memory that the receiver reaches.
     pub reached: usize,
     /// From other memory of another process, which the kernel reads.
     pub by_kernel: usize,
 }
 
-impl Lending {
+impl ZeroCopyPolicy {
     /// Only what no slot holds, and only what is reached.
-    pub const LEAST: Lending = Lending { reached: usize::MAX, by_kernel: usize::MAX };
+    pub const LEAST: ZeroCopyPolicy = ZeroCopyPolicy { reached: usize::MAX, by_kernel: usize::MAX };
 
-    /// As [`Lending`] says, for a batch whose sends `wait` for others or not.
-    fn of(self, slot: usize, wait: bool) -> Lending {
+    /// As [`ZeroCopyPolicy`] says, for a batch whose sends `wait` for others or not.
+    fn of(self, slot: usize, wait: bool) -> ZeroCopyPolicy {
         let least = if wait { LOAN_BYTES + 1 } else { slot + 1 };
-        Lending {
+        ZeroCopyPolicy {
             reached: self.reached.min(slot + 1).max(least),
             by_kernel: self.by_kernel.max(least),
         }
@@ -129,7 +129,7 @@ impl Lending {
 }
 
 /// By peer: whether an earlier message to it (1) or from it (0) is still under way.
-pub type Lanes = Vec<[bool; 2]>;
+pub type PendingByPeer = Vec<[bool; 2]>;
 
 /// Run the batch to its end. `lanes` has an entry for each rank; it only saves an allocation.
 ///
@@ -140,12 +140,12 @@ pub type Lanes = Vec<[bool; 2]>;
 /// its bay is.
 pub unsafe fn run(
     batch: &mut [Transfer],
-    lanes: &mut Lanes,
+    lanes: &mut PendingByPeer,
     links: &mut Links,
-    memory: &mut dyn Shared,
-    lending: Lending,
-    bays: &mut dyn Bays,
-    watch: &dyn Watch,
+    memory: &mut dyn SharedBuffers,
+    lending: ZeroCopyPolicy,
+    bays: &mut dyn BounceBuffers,
+    watch: &dyn WaitCheck,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { run_local(batch, links.rank, bays)? };
@@ -154,11 +154,12 @@ pub unsafe fn run(
     // Where all are empty there still is something to be done.
     let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
     let all = || all;
-    let watch = &Progress::new(watch, &all);
+    let watch = &CountedWait::new(watch, &all);
     loop {
         // Until the wait is over nothing moves.
         watch.at(batch.iter().map(Transfer::done).sum());
-        let Some(waiting) = batch.iter().find(|transfer| transfer.state != State::Done) else {
+        let Some(waiting) = batch.iter().find(|transfer| transfer.state != MessageState::Done)
+        else {
             return links.flush(watch);
         };
         let (peer, patience) = (waiting.peer, links.patience);
@@ -177,10 +178,10 @@ pub unsafe fn run(
 struct Moves<'a> {
     batch: &'a mut [Transfer],
     links: &'a mut Links,
-    lanes: &'a mut Lanes,
-    memory: &'a mut dyn Shared,
-    bays: &'a mut dyn Bays,
-    watch: &'a dyn Watch,
+    lanes: &'a mut PendingByPeer,
+    memory: &'a mut dyn SharedBuffers,
+    bays: &'a mut dyn BounceBuffers,
+    watch: &'a dyn WaitCheck,
 }
 
 impl Waiting for Moves<'_> {
@@ -208,10 +209,16 @@ impl Waiting for Moves<'_> {
 }
 
 /// Copy the messages that a rank sends itself, in order; the caller has seen that they match.
-unsafe fn run_local(batch: &mut [Transfer], rank: usize, bays: &mut dyn Bays) -> Result<()> {
+unsafe fn run_local(
+    batch: &mut [Transfer],
+    rank: usize,
+    bays: &mut dyn BounceBuffers,
+) -> Result<()> {
     loop {
         let open = |sends: bool| {
-            batch.iter().position(|t| t.peer == rank && t.sends == sends && t.state != State::Done)
+            batch
+                .iter()
+                .position(|t| t.peer == rank && t.sends == sends && t.state != MessageState::Done)
         };
         let (Some(send), Some(recv)) = (open(true), open(false)) else {
             assert_eq!(open(true), open(false), "a message to itself has two ends");
@@ -225,8 +232,8 @@ unsafe fn run_local(batch: &mut [Transfer], rank: usize, bays: &mut dyn Bays) ->
             // SAFETY: the caller's promise.
             unsafe { move_bytes(target, source, batch[send].bytes, false) };
         }
-        batch[send].state = State::Done;
-        batch[recv].state = State::Done;
+        batch[send].state = MessageState::Done;
+        batch[recv].state = MessageState::Done;
     }
 }
 
@@ -244,7 +251,12 @@ fn meets(message: &Transfer, range: &Range<usize>) -> bool {
 }
 
 /// Decide what is lent.
-fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending: Lending) {
+fn lend(
+    batch: &mut [Transfer],
+    links: &Links,
+    memory: &mut dyn SharedBuffers,
+    lending: ZeroCopyPolicy,
+) {
     let slot = links.geometry.slot_bytes;
     let receives = |one: &&Transfer| !one.sends && one.peer != links.rank;
     let sends = |one: &&Transfer| one.sends && one.peer != links.rank;
@@ -287,7 +299,7 @@ fn lend(batch: &mut [Transfer], links: &Links, memory: &mut dyn Shared, lending:
             Reach::Network => continue,
         };
         if loan.region != NOWHERE {
-            transfer.state = State::Lending(loan);
+            transfer.state = MessageState::Lending(loan);
         }
     }
 }
@@ -297,7 +309,7 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
     let Moves { batch, links, lanes, memory, bays, watch } = moves;
     lanes.fill([false; 2]);
     let mut moved = false;
-    let open = |(_, transfer): &(usize, &mut Transfer)| transfer.state != State::Done;
+    let open = |(_, transfer): &(usize, &mut Transfer)| transfer.state != MessageState::Done;
     for (index, transfer) in batch.iter_mut().enumerate().filter(open) {
         let lane = &mut lanes[transfer.peer][usize::from(transfer.sends)];
         if *lane {
@@ -321,7 +333,7 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
             }
         };
         let is_run = transfer.sends && transfer.bytes >= LONGEST_RUN;
-        *lane = transfer.state != State::Done || is_run && links.is_remote(transfer.peer);
+        *lane = transfer.state != MessageState::Done || is_run && links.is_remote(transfer.peer);
     }
     Ok(moved)
 }
@@ -332,7 +344,7 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
     let mut moved = false;
     loop {
         match transfer.state {
-            State::Moving(done) => {
+            MessageState::Moving(done) => {
                 let bytes = (transfer.bytes - done).min(slot);
                 let Some(payload) = links.try_reserve(peer, bytes) else { break };
                 // SAFETY: the slot and the buffer hold `bytes`.
@@ -343,15 +355,15 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
                 links.post(peer, &transfer.stamp, bytes);
                 transfer.state = after(done + bytes, transfer.bytes);
             }
-            State::Lending(loan) => {
+            MessageState::Lending(loan) => {
                 let Some(payload) = links.try_reserve(peer, LOAN_BYTES) else { break };
                 // SAFETY: the slot holds `LOAN_BYTES`.
                 unsafe { payload.cast::<Loan>().write_unaligned(loan) };
                 links.post(peer, &transfer.stamp, LOAN_BYTES);
-                transfer.state = State::Lent;
+                transfer.state = MessageState::Lent;
             }
-            State::Lent if links.freed_all(peer) => transfer.state = State::Done,
-            State::Lent | State::Taking(_) | State::Done => break,
+            MessageState::Lent if links.freed_all(peer) => transfer.state = MessageState::Done,
+            MessageState::Lent | MessageState::Taking(_) | MessageState::Done => break,
         }
         moved = true;
     }
@@ -359,20 +371,20 @@ unsafe fn advance_send(transfer: &mut Transfer, links: &mut Links) -> bool {
 }
 
 /// The state of a message of which `done` bytes have moved.
-pub(super) fn after(done: usize, bytes: usize) -> State {
-    if done == bytes { State::Done } else { State::Moving(done) }
+pub(super) fn after(done: usize, bytes: usize) -> MessageState {
+    if done == bytes { MessageState::Done } else { MessageState::Moving(done) }
 }
 
 unsafe fn advance_recv(
     transfer: &mut Transfer,
     links: &mut Links,
-    memory: &mut dyn Shared,
-    watch: &dyn Watch,
+    memory: &mut dyn SharedBuffers,
+    watch: &dyn WaitCheck,
 ) -> Result<bool> {
     let slot = links.geometry.slot_bytes;
     let Transfer { peer, address, stamp, .. } = *transfer;
     let mut moved = false;
-    while let State::Moving(done) = transfer.state {
+    while let MessageState::Moving(done) = transfer.state {
         let bytes = (transfer.bytes - done).min(slot);
         let may_be_lent = done == 0 && transfer.bytes > LOAN_BYTES;
         let other = if may_be_lent { LOAN_BYTES } else { bytes };
@@ -387,7 +399,7 @@ unsafe fn advance_recv(
             let loan = unsafe { payload.cast::<Loan>().read_unaligned() };
             // SAFETY: the stamp proves that the sender lends as many bytes as this rank expects.
             unsafe { take_loan(transfer, &loan, links, memory, watch)? };
-            transfer.state = State::Done;
+            transfer.state = MessageState::Done;
         }
         links.free(peer);
         moved = true;
@@ -400,8 +412,8 @@ pub(super) unsafe fn take_loan(
     transfer: &Transfer,
     loan: &Loan,
     links: &Links,
-    memory: &mut dyn Shared,
-    watch: &dyn Watch,
+    memory: &mut dyn SharedBuffers,
+    watch: &dyn WaitCheck,
 ) -> Result<()> {
     let Transfer { peer, address, bytes, .. } = *transfer;
     if loan.region == KERNEL {
@@ -414,12 +426,12 @@ pub(super) unsafe fn take_loan(
         _ => memory.find(loan, bytes),
     };
     let source = reached(source, links, peer, watch)?;
-    links.visit(&[peer], watch)?;
+    links.begin_remote_access(&[peer], watch)?;
     // Every rank may have such a buffer.
     let streaming = bytes.saturating_mul(links.nranks) > streaming_threshold();
     // SAFETY: the caller's promise for what is lent here; other memory was found to hold it all.
     unsafe { move_bytes(address, source, bytes, streaming) };
-    links.end_visit();
+    links.end_remote_access();
     Ok(())
 }
 
@@ -428,15 +440,15 @@ unsafe fn read_loan(
     transfer: &Transfer,
     loan: &Loan,
     links: &Links,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<()> {
     let Transfer { peer, address, bytes, .. } = *transfer;
     let process = links.control(peer).pid.load(Relaxed);
-    links.visit(&[peer], watch)?;
+    links.begin_remote_access(&[peer], watch)?;
     let go_on = &mut || watch.check(peer, Duration::ZERO);
     // SAFETY: the caller's promise.
     let read = unsafe { cma::read_on(process, address, loan.offset, bytes, go_on) };
-    links.end_visit();
+    links.end_remote_access();
     read.map_err(|why| Unread { peer, why }.error(links, watch))?;
     // The peer has not died meanwhile, so the number was its own.
     watch.check(peer, Duration::ZERO)
@@ -452,11 +464,11 @@ const LONGEST_RUN: usize = 1 << 20;
 unsafe fn advance_remote(
     transfer: &mut Transfer,
     links: &mut Links,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<bool> {
     let Transfer { peer, stamp, .. } = *transfer;
     let (mut moved, mut sent) = (false, 0);
-    while let State::Moving(done) = transfer.state {
+    while let MessageState::Moving(done) = transfer.state {
         if sent >= LONGEST_RUN {
             break;
         }
@@ -474,8 +486,8 @@ unsafe fn advance_remote(
         }
         moved = true;
         transfer.state = match done + bytes == transfer.bytes {
-            true => State::Done,
-            false => State::Moving(done + bytes),
+            true => MessageState::Done,
+            false => MessageState::Moving(done + bytes),
         };
         sent += if transfer.sends { bytes } else { 0 };
     }

@@ -10,17 +10,17 @@
 //! own rank.
 #![allow(unsafe_code)]
 
-use super::direct::processes::{self, Programs};
+use super::direct::processes::{self, DirectPrograms};
 use super::direct::program::{Direct, Used};
-use super::direct::run::{self, Bases, Invitation, NOWHERE, Resolve, Work};
-use super::host::{Buffers, move_bytes};
+use super::direct::run::{self, Arithmetic, Bases, BufferAddresses, NOWHERE, Resolve};
+use super::host::{CallBuffers, move_bytes};
 use super::layout::Layout;
 use super::links::Links;
-use super::progress::Progress;
+use super::progress::CountedWait;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Plan};
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::ops::Range;
 
 /// A piece of the vector, and what this rank does with it.
@@ -34,25 +34,25 @@ struct Window {
 /// Find out with all other ranks whether each reaches `bytes` of the scratch of all: each says
 /// where its own is, tries the others', and says how that went. All come to the same answer.
 pub fn open(
-    mine: &Invitation,
+    mine: &BufferAddresses,
     bytes: usize,
     resolve: &mut Resolve,
     links: &mut Links,
     stamp: &Stamp,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<bool> {
     let nranks = links.nranks;
     let steps = || 2 * (nranks - 1);
-    let watch = &Progress::new(watch, &steps);
+    let watch = &CountedWait::new(watch, &steps);
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != NOWHERE;
-    run::tell(mine, links, stamp, watch, &mut |_, _, theirs| {
+    run::send_addresses(mine, links, stamp, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != NOWHERE && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
     run::others(links).for_each(|peer| links.free(peer));
-    let verdict = if all { *mine } else { Invitation::default() };
-    run::tell(&verdict, links, stamp, watch, &mut |_, _, theirs| {
+    let verdict = if all { *mine } else { BufferAddresses::default() };
+    run::send_addresses(&verdict, links, stamp, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != NOWHERE;
         Ok(())
     })?;
@@ -61,14 +61,14 @@ pub fn open(
 }
 
 /// An all-reduce in windows.
-pub struct Windows {
+pub struct ShmTwoShot {
     whole: Window,
     /// The last one, where it is shorter.
     rest: Option<Window>,
     total: usize,
 }
 
-impl Windows {
+impl ShmTwoShot {
     /// `plans` are those of all ranks, in which each finishes the chunk of its number; `None` where
     /// they need slots. A window has `bytes` at most.
     pub fn new(
@@ -76,7 +76,7 @@ impl Windows {
         rank: usize,
         (count, element): (usize, usize),
         bytes: usize,
-    ) -> Option<Windows> {
+    ) -> Option<ShmTwoShot> {
         let most = (bytes / element).max(1);
         let window = |count: usize| {
             let layout =
@@ -87,7 +87,7 @@ impl Windows {
             program.in_place.then_some(Window { program, bytes: count * element, own })
         };
         let rest = count % most;
-        Some(Windows {
+        Some(ShmTwoShot {
             whole: window(most.min(count))?,
             rest: if count > most && rest > 0 { Some(window(rest)?) } else { None },
             total: count * element,
@@ -111,28 +111,28 @@ impl Windows {
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn run(
         &self,
-        work: &Work,
-        buffers: &Buffers,
-        (scratch, invitation): (*mut u8, &Invitation),
+        work: &Arithmetic,
+        buffers: &CallBuffers,
+        (scratch, invitation): (*mut u8, &BufferAddresses),
         resolve: &mut Resolve,
         links: &mut Links,
         room: &mut Bases,
         stamp: &Stamp,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<()> {
         // A rank's own output is a step's first target; the others are scratch, and read at once.
-        let work = &Work { streamed: work.streamed.min(1), ..*work };
+        let work = &Arithmetic { streamed: work.streamed.min(1), ..*work };
         let streams = work.streamed > 0;
         let windows = || self.count();
         // Who looks on is told of windows.
-        let watch = &Progress::new(watch, &windows);
+        let watch = &CountedWait::new(watch, &windows);
         let mut begin = 0;
         while begin < self.total {
             let window = match &self.rest {
                 Some(rest) if self.total - begin < self.whole.bytes => rest,
                 _ => &self.whole,
             };
-            let here = Buffers {
+            let here = CallBuffers {
                 input: buffers.input.wrapping_add(begin),
                 output: buffers.output.wrapping_add(begin),
                 ..*buffers
@@ -144,7 +144,7 @@ impl Windows {
                     move_bytes(target, source.wrapping_add(part.start), part.len(), false);
                 }
                 processes::try_run(
-                    Programs { mapped: Some(&window.program), kernel: None },
+                    DirectPrograms { mapped: Some(&window.program), kernel: None },
                     work,
                     &here,
                     invitation,
@@ -185,16 +185,16 @@ mod tests {
     use super::*;
     use crate::executor::direct::run::Base;
     use crate::executor::links::{Reach, SegmentMap};
-    use crate::transport::fifo::Geometry;
+    use crate::transport::fifo::FifoShape;
     use crate::transport::segment::Segment;
-    use crate::transport::wait::Patience;
+    use crate::transport::wait::SpinPolicy;
     use std::sync::Arc;
     use std::time::Duration;
 
     /// Nobody fails.
     struct Calm;
 
-    impl Watch for Calm {
+    impl WaitCheck for Calm {
         fn check(&self, peer: usize, waited: Duration) -> Result<()> {
             assert!(waited < Duration::from_secs(20), "rank {peer} does not come");
             Ok(())
@@ -204,16 +204,19 @@ mod tests {
     /// What three ranks make of it where rank 1 `has` scratch or not, and rank 2 `reaches` it.
     fn opened(has: bool, reaches: bool) -> [bool; 3] {
         const BYTES: usize = 4096;
-        let map = SegmentMap::new(3, Geometry { depth: 2, slot_bytes: 64 });
+        let map = SegmentMap::new(3, FifoShape { depth: 2, slot_bytes: 64 });
         let segments: Vec<_> =
             (0..3).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
         let open_on = |rank: usize| {
-            let patience = Patience::new(3, 2, None);
+            let patience = SpinPolicy::new(3, 2, None);
             let mut links = Links::new(rank, map, segments.clone(), &[Reach::Machine; 3], patience);
             let region = if has || rank != 1 { rank as u64 + 1 } else { NOWHERE };
-            let mine =
-                Invitation { input_region: region, output_region: region, ..Invitation::default() };
-            let mut resolve = |theirs: &Invitation, used: &Used| {
+            let mine = BufferAddresses {
+                input_region: region,
+                output_region: region,
+                ..BufferAddresses::default()
+            };
+            let mut resolve = |theirs: &BufferAddresses, used: &Used| {
                 assert_eq!((used.input, used.output), (BYTES, BYTES));
                 let found = reaches || rank != 2 || theirs.output_region != 2;
                 Ok(found.then_some(Base::NULL))

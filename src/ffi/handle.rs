@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::fork::{Held, Once, Shared};
+use crate::fork::{ForkSafeGuard, ForkSafeMutex, Once};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// zeros there: no pointer equals a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Kind {
+pub enum HandleKind {
     Communicator = 0x5201,
     Stream = 0x5202,
     Registration = 0x5203,
@@ -58,18 +58,18 @@ enum Entrance {
 /// One place for a value. Aligned to two cache lines: ranks that are threads of one process enter
 /// their own slots at every call and must not share a line, nor the pair that is prefetched.
 #[repr(align(128))]
-struct Slot<T> {
+struct HandleSlot<T> {
     state: AtomicU64,
     value: UnsafeCell<Option<T>>,
 }
 
 // SAFETY: the value is written only while the slot is free and owned through the free list, read
 // only by calls inside, and taken only when none is; `T: Send + Sync` lets those be any threads.
-unsafe impl<T: Send + Sync> Sync for Slot<T> {}
+unsafe impl<T: Send + Sync> Sync for HandleSlot<T> {}
 
-impl<T> Slot<T> {
-    fn new() -> Slot<T> {
-        Slot { state: AtomicU64::new(FREE), value: UnsafeCell::new(None) }
+impl<T> HandleSlot<T> {
+    fn new() -> HandleSlot<T> {
+        HandleSlot { state: AtomicU64::new(FREE), value: UnsafeCell::new(None) }
     }
 
     /// Put a value into a free slot that the caller owns; returns its generation.
@@ -149,19 +149,19 @@ impl<T> Slot<T> {
 }
 
 /// All handles of one kind.
-pub struct Table<T: 'static> {
-    kind: Kind,
-    segments: [Once<Box<[Slot<T>]>>; SEGMENTS],
+pub struct HandleTable<T: 'static> {
+    kind: HandleKind,
+    segments: [Once<Box<[HandleSlot<T>]>>; SEGMENTS],
     /// Slots to use next, and how many were ever used. Taken at creation and destruction only.
-    free: Shared<(Vec<usize>, usize)>,
+    free: ForkSafeMutex<(Vec<usize>, usize)>,
 }
 
 /// A call inside a slot: the value stays until this is dropped.
-pub struct Inside<T: 'static> {
-    slot: &'static Slot<T>,
+pub struct InsideCall<T: 'static> {
+    slot: &'static HandleSlot<T>,
 }
 
-impl<T> Deref for Inside<T> {
+impl<T> Deref for InsideCall<T> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: a slot that was entered holds a value, and nobody takes it before leave().
@@ -169,7 +169,7 @@ impl<T> Deref for Inside<T> {
     }
 }
 
-impl<T> Drop for Inside<T> {
+impl<T> Drop for InsideCall<T> {
     fn drop(&mut self) {
         self.slot.leave();
     }
@@ -177,8 +177,8 @@ impl<T> Drop for Inside<T> {
 
 /// A barred slot whose value is still there: ordinary calls are refused, abort is not.
 pub struct Closing<T: 'static> {
-    table: &'static Table<T>,
-    slot: &'static Slot<T>,
+    table: &'static HandleTable<T>,
+    slot: &'static HandleSlot<T>,
     generation: u64,
     index: usize,
 }
@@ -216,27 +216,27 @@ impl<T: Send + Sync> Closing<T> {
     }
 }
 
-impl<T: Send + Sync> Table<T> {
-    pub const fn new(kind: Kind) -> Table<T> {
-        Table {
+impl<T: Send + Sync> HandleTable<T> {
+    pub const fn new(kind: HandleKind) -> HandleTable<T> {
+        HandleTable {
             kind,
             segments: [const { Once::new() }; SEGMENTS],
-            free: Shared::new((Vec::new(), 0)),
+            free: ForkSafeMutex::new((Vec::new(), 0)),
         }
     }
 
     /// The slots to use next. A child that cannot know which were used goes on behind all of them.
-    fn free(&'static self) -> Held<'static, (Vec<usize>, usize)> {
+    fn free(&'static self) -> ForkSafeGuard<'static, (Vec<usize>, usize)> {
         let used = || self.segments.iter().filter(|segment| segment.get().is_some()).count();
         self.free.lock_or(|| (Vec::new(), used() * SEGMENT))
     }
 
-    fn slot(&'static self, index: usize) -> Option<&'static Slot<T>> {
+    fn slot(&'static self, index: usize) -> Option<&'static HandleSlot<T>> {
         self.segments[index / SEGMENT].get().map(|segment| &segment[index % SEGMENT])
     }
 
     /// The slot and the generation a handle names, if it has the form of one of this kind.
-    fn locate(&'static self, handle: *mut c_void) -> Option<(&'static Slot<T>, u64, usize)> {
+    fn locate(&'static self, handle: *mut c_void) -> Option<(&'static HandleSlot<T>, u64, usize)> {
         let bits = handle.addr() as u64;
         let index = (bits & ((1 << INDEX_BITS) - 1)) as usize;
         let generation = bits >> INDEX_BITS & LAST_GENERATION;
@@ -259,7 +259,8 @@ impl<T: Send + Sync> Table<T> {
                 }
             }
         };
-        self.segments[index / SEGMENT].get_or_make(|| (0..SEGMENT).map(|_| Slot::new()).collect());
+        self.segments[index / SEGMENT]
+            .get_or_make(|| (0..SEGMENT).map(|_| HandleSlot::new()).collect());
         let generation = self.slot(index).expect("just made").open(value);
         let bits = (self.kind as u64) << 48 | generation << INDEX_BITS | index as u64;
         Ok(std::ptr::without_provenance_mut(bits as usize))
@@ -267,20 +268,20 @@ impl<T: Send + Sync> Table<T> {
 
     /// Enter for an ordinary call.
     #[inline]
-    pub fn enter(&'static self, handle: *mut c_void) -> Option<Inside<T>> {
+    pub fn enter(&'static self, handle: *mut c_void) -> Option<InsideCall<T>> {
         self.enter_by(handle, Entrance::WhileOpen)
     }
 
     /// Enter to abort, which is possible until the value is gone.
-    pub fn enter_alive(&'static self, handle: *mut c_void) -> Option<Inside<T>> {
+    pub fn enter_alive(&'static self, handle: *mut c_void) -> Option<InsideCall<T>> {
         self.enter_by(handle, Entrance::WhileAlive)
     }
 
     #[inline]
-    fn enter_by(&'static self, handle: *mut c_void, entrance: Entrance) -> Option<Inside<T>> {
+    fn enter_by(&'static self, handle: *mut c_void, entrance: Entrance) -> Option<InsideCall<T>> {
         let (slot, generation, _) = self.locate(handle)?;
-        // Lazily: an `Inside` that was made has entered, and leaves when it is dropped.
-        slot.enter(generation, entrance).then(|| Inside { slot })
+        // Lazily: an `InsideCall` that was made has entered, and leaves when it is dropped.
+        slot.enter(generation, entrance).then(|| InsideCall { slot })
     }
 
     /// Bar the entrance. `None` where the handle is none, or another thread is closing it.
@@ -327,7 +328,7 @@ mod loom_tests {
     #[test]
     fn a_value_is_never_taken_while_a_call_is_inside() {
         loom::model(|| {
-            let slot = Arc::new(Slot::new());
+            let slot = Arc::new(HandleSlot::new());
             let generation = slot.open(Canary(loom::cell::UnsafeCell::new(7)));
             let caller = {
                 let slot = slot.clone();
@@ -351,7 +352,7 @@ mod loom_tests {
         });
     }
 
-    impl<T> Slot<T> {
+    impl<T> HandleSlot<T> {
         fn state_is_closing(&self) -> bool {
             self.state.load(Ordering::Relaxed) & PHASE == CLOSING
         }

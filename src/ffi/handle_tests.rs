@@ -4,13 +4,13 @@ use super::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-fn table<T: Send + Sync>(kind: Kind) -> &'static Table<T> {
-    Box::leak(Box::new(Table::new(kind)))
+fn table<T: Send + Sync>(kind: HandleKind) -> &'static HandleTable<T> {
+    Box::leak(Box::new(HandleTable::new(kind)))
 }
 
 #[test]
 fn a_handle_leads_to_its_value_until_it_is_closed() {
-    let table = table(Kind::Communicator);
+    let table = table(HandleKind::Communicator);
     let (first, second) = (table.insert("one").unwrap(), table.insert("two").unwrap());
     assert!(!first.is_null() && first != second);
     assert_eq!((*table.enter(first).unwrap(), *table.enter(second).unwrap()), ("one", "two"));
@@ -22,7 +22,7 @@ fn a_handle_leads_to_its_value_until_it_is_closed() {
 
 #[test]
 fn the_next_tenant_of_a_slot_is_not_reached_by_the_old_handle() {
-    let table = table(Kind::Communicator);
+    let table = table(HandleKind::Communicator);
     let old = table.insert(1).unwrap();
     table.close(old).unwrap();
     let new = table.insert(2).unwrap();
@@ -33,8 +33,8 @@ fn the_next_tenant_of_a_slot_is_not_reached_by_the_old_handle() {
 
 #[test]
 fn null_garbage_and_other_kinds_are_refused() {
-    let table = table(Kind::Communicator);
-    let streams = super::tests::table(Kind::Stream);
+    let table = table(HandleKind::Communicator);
+    let streams = super::tests::table(HandleKind::Stream);
     let (stream, handle) = (streams.insert(1).unwrap(), table.insert(1).unwrap());
     assert!(table.enter(stream).is_none() && streams.enter(handle).is_none());
     let local = 5;
@@ -52,7 +52,7 @@ fn null_garbage_and_other_kinds_are_refused() {
 
 #[test]
 fn closing_waits_for_the_call_inside_and_lets_abort_in() {
-    let table = table(Kind::Communicator);
+    let table = table(HandleKind::Communicator);
     let handle = table.insert(AtomicBool::new(false)).unwrap().addr();
     let pointer = |bits| std::ptr::without_provenance_mut(bits);
     let inside = table.enter(pointer(handle)).unwrap();
@@ -82,7 +82,7 @@ impl Drop for Counted {
 
 #[test]
 fn callers_and_destroyers_of_the_same_handle_never_meet_a_dead_value() {
-    let table = table::<Counted>(Kind::Communicator);
+    let table = table::<Counted>(HandleKind::Communicator);
     let dropped = Arc::new(AtomicUsize::new(0));
     for round in 1..=200 {
         let value = Counted(dropped.clone(), [round; 8]);
@@ -107,7 +107,7 @@ fn callers_and_destroyers_of_the_same_handle_never_meet_a_dead_value() {
 
 #[test]
 fn more_handles_than_one_segment_holds() {
-    let table = table(Kind::Registration);
+    let table = table(HandleKind::Registration);
     let handles: Vec<_> = (0..SEGMENT * 2 + 3).map(|i| table.insert(i).unwrap()).collect();
     for (i, handle) in handles.iter().enumerate() {
         assert_eq!(*table.enter(*handle).unwrap(), i);

@@ -3,7 +3,7 @@
 use super::calls::reduction::Reductions;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::ffi::handle::{Inside, Kind, Table};
+use crate::ffi::handle::{HandleKind, HandleTable, InsideCall};
 use crate::ffi::types::{ringComm_t, ringStream_t};
 use crate::sync::Mutex;
 use std::collections::HashSet;
@@ -57,13 +57,14 @@ pub struct Registration {
     pub key: u64,
 }
 
-pub static COMMUNICATORS: Table<Comm> = Table::new(Kind::Communicator);
-pub static STREAMS: Table<super::calls::enqueue::HostStream> = Table::new(Kind::Stream);
-pub static REGISTRATIONS: Table<Registration> = Table::new(Kind::Registration);
+pub static COMMUNICATORS: HandleTable<Comm> = HandleTable::new(HandleKind::Communicator);
+pub static STREAMS: HandleTable<super::calls::enqueue::StreamHandle> =
+    HandleTable::new(HandleKind::Stream);
+pub static REGISTRATIONS: HandleTable<Registration> = HandleTable::new(HandleKind::Registration);
 
 /// Enter a communicator, or say what the handle is instead.
 #[inline]
-pub fn enter(comm: ringComm_t) -> Result<Inside<Comm>> {
+pub fn enter(comm: ringComm_t) -> Result<InsideCall<Comm>> {
     let inside = COMMUNICATORS.enter(comm.cast());
     let inside = inside.ok_or_else(|| not_a("communicator", comm.cast()))?;
     inside.communicator.check_process()?;
@@ -71,7 +72,9 @@ pub fn enter(comm: ringComm_t) -> Result<Inside<Comm>> {
 }
 
 /// Enter a host stream, or say what the handle is instead.
-pub fn enter_stream(stream: ringStream_t) -> Result<Inside<super::calls::enqueue::HostStream>> {
+pub fn enter_stream(
+    stream: ringStream_t,
+) -> Result<InsideCall<super::calls::enqueue::StreamHandle>> {
     STREAMS.enter(stream).ok_or_else(|| not_a("stream", stream))
 }
 

@@ -90,7 +90,7 @@ impl Sample {
 }
 
 /// Where a range that was found lendable begins, its bytes, and when that was.
-type Found = Option<(usize, usize, Instant)>;
+type LendableRange = Option<(usize, usize, Instant)>;
 
 /// How long such a finding holds. Finding out takes a microsecond, a quarter of a short call. A
 /// program that gives memory back and has a device's mapped at the same place within this time gets
@@ -101,7 +101,7 @@ const HOLDS: Duration = Duration::from_micros(200);
 const FOUND: usize = 16;
 
 thread_local! {
-    static RANGES: Cell<[Found; FOUND]> = const { Cell::new([None; FOUND]) };
+    static RANGES: Cell<[LendableRange; FOUND]> = const { Cell::new([None; FOUND]) };
 }
 
 /// Whether the kernel reads this memory of this process for others, by its ends. What a device has

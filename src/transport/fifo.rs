@@ -22,21 +22,21 @@ pub const INLINE: usize = 24;
 
 /// The shape of a ring. Both ends must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct FifoShape {
     /// Slots; at least 2.
     pub depth: usize,
     /// Payload bytes of a slot, a multiple of 64.
     pub slot_bytes: usize,
 }
 
-impl Geometry {
+impl FifoShape {
     /// Bytes of a ring. Zeroed memory of that many bytes, 128-byte aligned, is an empty one.
     pub fn bytes(&self) -> usize {
         size_of::<Freed>() + self.depth * self.stride()
     }
 
     fn stride(&self) -> usize {
-        size_of::<Header>() + self.slot_bytes
+        size_of::<SlotHeader>() + self.slot_bytes
     }
 }
 
@@ -80,7 +80,7 @@ impl Label {
         // SAFETY: fields of a reference.
         unsafe {
             (&raw mut label.length).write_volatile(length);
-            // See `Message::matches`.
+            // See `ReceivedMessage::matches`.
             if !cfg!(ringcomm_unchecked) {
                 (&raw mut label.communicator).write_volatile(stamp.communicator);
                 (&raw mut label.epoch).write_volatile(stamp.epoch);
@@ -94,7 +94,7 @@ impl Label {
 
 /// The first line of a slot.
 #[repr(C, align(64))]
-struct Header {
+struct SlotHeader {
     /// The position of the message in this slot plus one; 0 before the first.
     posted: AtomicU64,
     label: UnsafeCell<Label>,
@@ -106,7 +106,7 @@ struct Header {
 struct Freed(AtomicU64);
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Header>() == 64 && size_of::<Freed>() == 128);
+const _: () = assert!(size_of::<SlotHeader>() == 64 && size_of::<Freed>() == 128);
 
 /// Payload bytes from which going round the whole ring pays: the first line then comes from the
 /// shared cache, which takes longer, and every further one saves a little of that: these 32
@@ -126,7 +126,7 @@ const AHEAD_LEAST: usize = 256;
 
 /// How far an end has come.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct FifoPosition {
     /// Messages posted, or freed.
     position: u64,
     /// The slot of the next message.
@@ -137,12 +137,12 @@ struct Place {
 
 /// A ring's memory, from one of its ends.
 #[derive(Clone, Copy)]
-struct Ring {
+struct FifoMemory {
     base: *mut u8,
-    geometry: Geometry,
+    geometry: FifoShape,
 }
 
-impl Ring {
+impl FifoMemory {
     #[inline]
     fn freed(&self) -> &AtomicU64 {
         // SAFETY: the ring starts with the counter and outlives its ends (`Sender::new`).
@@ -150,10 +150,10 @@ impl Ring {
     }
 
     #[inline]
-    fn header(&self, index: usize) -> &Header {
+    fn header(&self, index: usize) -> &SlotHeader {
         let offset = size_of::<Freed>() + index * self.geometry.stride();
         // SAFETY: `index` is below the depth, so the slot lies in the ring.
-        unsafe { &*self.base.add(offset).cast::<Header>() }
+        unsafe { &*self.base.add(offset).cast::<SlotHeader>() }
     }
 
     /// Where a payload of `length` bytes lies in a slot.
@@ -162,24 +162,24 @@ impl Ring {
     /// the ring, so that messages of any such size go round all of its memory: a line that both
     /// caches have let go is written and read faster than one that the reader has just read.
     #[inline]
-    fn payload(&self, place: &Place, length: usize) -> *mut u8 {
+    fn payload(&self, place: &FifoPosition, length: usize) -> *mut u8 {
         let header = std::ptr::from_ref(self.header(place.index)).cast_mut().cast::<u8>();
         // SAFETY: both offsets lie in the slot: `lap % rooms` payloads fit before this one.
         unsafe {
             if length <= INLINE {
-                return header.add(std::mem::offset_of!(Header, inline));
+                return header.add(std::mem::offset_of!(SlotHeader, inline));
             }
             if length < MOVING_LEAST {
-                return header.add(size_of::<Header>());
+                return header.add(size_of::<SlotHeader>());
             }
             let room = length.next_multiple_of(LINE) as u32;
             let rooms = (self.geometry.slot_bytes as u32 / room).max(1);
-            header.add(size_of::<Header>() + (place.lap % rooms * room) as usize)
+            header.add(size_of::<SlotHeader>() + (place.lap % rooms * room) as usize)
         }
     }
 
     #[inline]
-    fn advance(&self, place: &mut Place) {
+    fn advance(&self, place: &mut FifoPosition) {
         place.position += 1;
         place.index += 1;
         if place.index == self.geometry.depth {
@@ -191,16 +191,16 @@ impl Ring {
 
 /// The writing end.
 pub struct Sender {
-    ring: Ring,
-    place: Place,
+    ring: FifoMemory,
+    place: FifoPosition,
     /// `freed` as last read; the truth is at least this.
     freed: u64,
 }
 
 /// The reading end.
 pub struct Receiver {
-    ring: Ring,
-    place: Place,
+    ring: FifoMemory,
+    place: FifoPosition,
 }
 
 // SAFETY: an end is used by one thread at a time (`&mut self`), and the ring is made for two
@@ -211,14 +211,14 @@ unsafe impl Send for Receiver {}
 
 /// A message that has come and is not freed yet.
 #[derive(Clone, Copy, Debug)]
-pub struct Message {
+pub struct ReceivedMessage {
     pub payload: *const u8,
     /// Payload bytes, never more than a slot holds.
     pub length: usize,
     pub stamp: Stamp,
 }
 
-impl Message {
+impl ReceivedMessage {
     /// Whether the message is the one of `length` bytes that the operation expects; its source is
     /// known from the connection.
     #[inline]
@@ -239,8 +239,8 @@ impl Sender {
     /// # Safety
     /// `base` is 128-byte aligned and points to `geometry.bytes()` bytes that were zero when the
     /// ring was made, outlive this end, and have no other sender.
-    pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Sender {
-        Sender { ring: Ring { base, geometry }, place: Place::default(), freed: 0 }
+    pub unsafe fn new(base: *mut u8, geometry: FifoShape) -> Sender {
+        Sender { ring: FifoMemory { base, geometry }, place: FifoPosition::default(), freed: 0 }
     }
 
     /// Where to write the next message of `length` bytes, or `None` while the ring is full.
@@ -310,13 +310,13 @@ impl Receiver {
     ///
     /// # Safety
     /// As [`Sender::new`], with no other receiver.
-    pub unsafe fn new(base: *mut u8, geometry: Geometry) -> Receiver {
-        Receiver { ring: Ring { base, geometry }, place: Place::default() }
+    pub unsafe fn new(base: *mut u8, geometry: FifoShape) -> Receiver {
+        Receiver { ring: FifoMemory { base, geometry }, place: FifoPosition::default() }
     }
 
     /// The next message, if it has come. It stays until it is freed.
     #[inline]
-    pub fn try_wait(&mut self) -> Option<Message> {
+    pub fn try_wait(&mut self) -> Option<ReceivedMessage> {
         if !self.has_come() {
             return None;
         }
@@ -325,7 +325,7 @@ impl Receiver {
         let label = header.label.with(|cell| unsafe { *cell });
         // A peer's length is a claim: it is never believed beyond the slot.
         let length = (label.length as usize).min(self.ring.geometry.slot_bytes);
-        Some(Message {
+        Some(ReceivedMessage {
             payload: self.ring.payload(&self.place, length),
             length,
             stamp: Stamp {
@@ -366,14 +366,14 @@ impl Receiver {
 
 /// Make an empty ring where zeroed memory is not one.
 #[cfg(loom)]
-pub unsafe fn construct(base: *mut u8, geometry: Geometry) {
-    let ring = Ring { base, geometry };
+pub unsafe fn construct(base: *mut u8, geometry: FifoShape) {
+    let ring = FifoMemory { base, geometry };
     // SAFETY: the caller gives `geometry.bytes()` aligned bytes.
     unsafe {
         base.cast::<Freed>().write(Freed(AtomicU64::new(0)));
         for index in 0..geometry.depth {
             let header = std::ptr::from_ref(ring.header(index)).cast_mut();
-            header.write(Header {
+            header.write(SlotHeader {
                 posted: AtomicU64::new(0),
                 label: UnsafeCell::new(Label::default()),
                 inline: UnsafeCell::new([0; INLINE]),
@@ -386,7 +386,7 @@ pub unsafe fn construct(base: *mut u8, geometry: Geometry) {
 mod tests {
     use super::*;
 
-    const GEOMETRY: Geometry = Geometry { depth: 2, slot_bytes: 128 };
+    const GEOMETRY: FifoShape = FifoShape { depth: 2, slot_bytes: 128 };
 
     fn ring() -> (Sender, Receiver, Vec<u128>) {
         let mut memory = vec![0u128; GEOMETRY.bytes() / 16 + 8];
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn long_payloads_move_through_their_slots_and_arrive() {
-        let geometry = Geometry { depth: 3, slot_bytes: 3 * MOVING_LEAST };
+        let geometry = FifoShape { depth: 3, slot_bytes: 3 * MOVING_LEAST };
         let mut memory = vec![0u128; geometry.bytes() / 16 + 8];
         let base = memory.as_mut_ptr().cast::<u8>();
         let base = base.wrapping_add(base.align_offset(128));

@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 pub use super::fd_mailbox::{Mailbox, MailboxSender, Sent};
-pub use super::shm_import::Imports;
+pub use super::shm_import::ShmImports;
 
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};
-use crate::fork::{self, Shared};
+use crate::fork::{self, ForkSafeMutex};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -39,10 +39,10 @@ struct Region {
     owner: u32,
     /// Of the process, before the region was mapped: children of later ones map it, too.
     forks: u64,
-    kind: Kind,
+    kind: RegionKind,
 }
 
-enum Kind {
+enum RegionKind {
     /// By [`allocate`]; goes with [`release`].
     Allocated,
     /// By [`register`]; goes with its last [`deregister`].
@@ -55,7 +55,7 @@ impl Region {
         start: *mut u8,
         bytes: usize,
         file: OwnedFd,
-        kind: Kind,
+        kind: RegionKind,
     ) -> Region {
         let (start, owner) = (start.expose_provenance(), std::process::id());
         Region { number, start, bytes, file: File::from(file), owner, forks, kind }
@@ -64,13 +64,13 @@ impl Region {
     /// Whether a child that maps it is to keep its content: memory that was the user's before, and
     /// of which no parent of a child expects that it goes.
     fn is_childs_too(&self) -> bool {
-        matches!(self.kind, Kind::Adopted) && self.forks != fork::forks()
+        matches!(self.kind, RegionKind::Adopted) && self.forks != fork::forks()
     }
 }
 
 /// All regions of this process and their registrations.
 #[derive(Default)]
-struct Table {
+struct RegionTable {
     /// Sorted by address.
     regions: Vec<Region>,
     /// Registrations: (handle, region).
@@ -78,14 +78,14 @@ struct Table {
 }
 
 /// What `find` and `address` need of a region: start, bytes, number.
-type Entry = (usize, usize, u64);
+type RegionEntry = (usize, usize, u64);
 
-static TABLE: Shared<Option<Table>> = Shared::new(None);
+static TABLE: ForkSafeMutex<Option<RegionTable>> = ForkSafeMutex::new(None);
 
 /// Held while a range is looked up and then moved: two that overlap would be mapped over each
 /// other. Not the table's lock, since moving takes long and calls on other memory ask the table
 /// meanwhile.
-static MOVING: Shared<()> = Shared::new(());
+static MOVING: ForkSafeMutex<()> = ForkSafeMutex::new(());
 
 /// Counts changes of the table.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
@@ -95,7 +95,7 @@ static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
     /// This thread's copy of the table, sorted by start, and the number of changes then.
-    static SEEN: RefCell<(u64, Vec<Entry>)> = RefCell::default();
+    static SEEN: RefCell<(u64, Vec<RegionEntry>)> = RefCell::default();
 }
 
 pub(super) fn page() -> usize {
@@ -108,7 +108,7 @@ pub(super) fn file_bytes(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(page())?.checked_add(page())
 }
 
-impl Table {
+impl RegionTable {
     /// The region that covers the range.
     fn covering(&self, start: usize, bytes: usize) -> Option<&Region> {
         let index = self.regions.partition_point(|region| region.start <= start).checked_sub(1)?;
@@ -135,7 +135,7 @@ pub(super) fn contains(start: usize, bytes: usize, inner: usize, inner_bytes: us
     inner >= start && inner - start <= bytes && inner_bytes <= bytes - (inner - start)
 }
 
-fn with_table<T>(body: impl FnOnce(&mut Table) -> T) -> T {
+fn with_table<T>(body: impl FnOnce(&mut RegionTable) -> T) -> T {
     let anew = || {
         count_change();
         None
@@ -150,7 +150,7 @@ fn count_change() {
 }
 
 /// Look something up in the present table, without a lock unless it has just changed.
-fn with_entries<T>(body: impl FnOnce(&[Entry]) -> Option<T>) -> Option<T> {
+fn with_entries<T>(body: impl FnOnce(&[RegionEntry]) -> Option<T>) -> Option<T> {
     // Acquire: pairs with the Release in `count_change`; the caller's own order with the thread
     // that exported its buffer does the rest.
     let changes = CHANGES.load(Acquire);
@@ -215,7 +215,7 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
     let file = sealed_file(c"ringcomm-user", file_bytes(bytes).ok_or_else(too_many)?)?;
     // SAFETY: the kernel chooses a place that nothing uses.
     let start = unsafe { map_at(null_mut(), Some(&file), bytes)? };
-    with_table(|table| table.insert(Region::new(name, start, bytes, file, Kind::Allocated)));
+    with_table(|table| table.insert(Region::new(name, start, bytes, file, RegionKind::Allocated)));
     Ok(start)
 }
 
@@ -236,8 +236,8 @@ pub fn release(address: *mut u8) -> Result<()> {
     let region = with_table(|table| {
         let found = table.covering(start, 0).filter(|region| region.start == start);
         match found.map(|region| (&region.kind, region.number)) {
-            Some((Kind::Allocated, number)) => Ok(table.remove(number)),
-            Some((Kind::Adopted, _)) => Err(Error::argument(
+            Some((RegionKind::Allocated, number)) => Ok(table.remove(number)),
+            Some((RegionKind::Adopted, _)) => Err(Error::argument(
                 "this memory was registered, not allocated here; deregister it instead",
             )),
             None => Err(Error::argument(format!(
@@ -322,7 +322,7 @@ unsafe fn adopt(address: *mut u8, bytes: usize) -> Result<Region> {
     let file = OwnedFd::from(file);
     // SAFETY: whole pages of the user's, whose content the file has.
     unsafe { map_at(address, Some(&file), bytes)? };
-    Ok(Region::new(name, address, bytes, file, Kind::Adopted))
+    Ok(Region::new(name, address, bytes, file, RegionKind::Adopted))
 }
 
 /// Refuse a range that is not private writable memory from end to end.
@@ -404,7 +404,7 @@ pub fn deregister(handle: u64) -> Result<()> {
         let adopted = table
             .regions
             .iter()
-            .any(|region| region.number == number && matches!(region.kind, Kind::Adopted));
+            .any(|region| region.number == number && matches!(region.kind, RegionKind::Adopted));
         Ok(if adopted && !used { table.remove(number) } else { None })
     })?;
     let Some(region) = last else { return Ok(()) };

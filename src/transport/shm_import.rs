@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 
 /// The regions that one communicator's peers have sent.
 #[derive(Default)]
-pub struct Imports {
+pub struct ShmImports {
     regions: BTreeMap<u64, Import>,
 }
 
@@ -33,7 +33,7 @@ impl Import {
     }
 }
 
-impl Imports {
+impl ShmImports {
     /// Map a region that a peer sent. One that is mapped already stays as it is.
     pub fn import(&mut self, region: u64, descriptor: OwnedFd, bytes: usize) -> Result<()> {
         if self.regions.contains_key(&region) {
@@ -63,7 +63,7 @@ impl Imports {
         inside.then(|| unsafe { import.segment.address().add(offset) })
     }
 
-    /// Unmap what its owners have given up. Addresses that [`Imports::resolve`] returned may be
+    /// Unmap what its owners have given up. Addresses that [`ShmImports::resolve`] returned may be
     /// among it, so this is for when none of them is in use.
     pub fn forget_withdrawn(&mut self) {
         self.regions.retain(|_, import| !import.is_withdrawn());

@@ -3,7 +3,7 @@
 //! A waiting rank polls for a short while, then yields its core between polls (not before a peer
 //! that is at work on another core has had time for it), then sleeps in the kernel on its doorbell,
 //! which every peer that posts or frees looks at. From the second phase on, and in a first one
-//! that is long, it consults its [`Watch`] regularly, so every wait sees an abort, a failure, a
+//! that is long, it consults its [`WaitCheck`] regularly, so every wait sees an abort, a failure, a
 //! death and the deadline.
 //!
 //! The poster must not pay for the sleeper: between its store and its look at the doorbell it has
@@ -15,7 +15,7 @@
 #![allow(unsafe_code)]
 
 use super::fifo::Stamp;
-use crate::error::{Error, Result, Who};
+use crate::error::{Error, RankProcess, Result};
 use crate::sync::Site;
 use crate::sync::atomic::{AtomicU32, Ordering::*, fence};
 use std::cell::Cell;
@@ -39,7 +39,7 @@ impl Doorbell {
 }
 
 /// What a long wait looks at beside its condition.
-pub trait Watch {
+pub trait WaitCheck {
     /// Why the wait for `peer` must end, if it must. Called on the slow path only.
     fn check(&self, peer: usize, waited: Duration) -> Result<()>;
 
@@ -48,7 +48,7 @@ pub trait Watch {
 
     /// The error for a connection to `peer` that is of no more use.
     fn broken(&self, peer: usize, why: &str) -> Error {
-        let peer = Who::unmet(peer);
+        let peer = RankProcess::unmet(peer);
         Error::Disconnected { rank: None, peer, operation: None, why: why.to_string() }
     }
 
@@ -60,7 +60,7 @@ pub trait Watch {
 
 /// How long to poll and to yield before sleeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct SpinPolicy {
     /// Polls before the first yield.
     pub spins: u32,
     /// Time of yielding before the first sleep.
@@ -116,12 +116,12 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 /// Bounds what a lost wake-up or an unnoticed death can cost.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
-impl Patience {
+impl SpinPolicy {
     /// For `ranks` ranks on `cores` cores; `spins` overrides the polls.
-    pub fn new(ranks: usize, cores: usize, spins: Option<u32>) -> Patience {
+    pub fn new(ranks: usize, cores: usize, spins: Option<u32>) -> SpinPolicy {
         let usual = |threads: usize| if threads > cores { SPINS_SHARED } else { SPINS };
         asymmetric::prepare();
-        Patience {
+        SpinPolicy {
             spins: spins.unwrap_or(usual(ranks)),
             yielding: YIELDING,
             crossing: CROSSING,
@@ -130,8 +130,8 @@ impl Patience {
     }
 
     /// As the thread that asks is to have it.
-    fn here(self) -> Patience {
-        if BESIDE.get() { Patience { spins: self.beside, ..self } } else { self }
+    fn here(self) -> SpinPolicy {
+        if BESIDE.get() { SpinPolicy { spins: self.beside, ..self } } else { self }
     }
 }
 
@@ -195,10 +195,10 @@ impl<T, F: FnMut() -> Option<T>> Waiting for OnBell<'_, F> {
 /// the second is that of `peer`.
 #[inline]
 pub fn wait<T>(
-    patience: Patience,
+    patience: SpinPolicy,
     (bell, theirs): (&Doorbell, &Doorbell),
     peer: usize,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
     poll: impl FnMut() -> Option<T>,
 ) -> Result<T> {
     wait_on(patience, peer, watch, &mut OnBell { bell, theirs: Some(theirs), poll })
@@ -207,9 +207,9 @@ pub fn wait<T>(
 /// Wait for `peer` in any way.
 #[inline]
 pub fn wait_on<T>(
-    patience: Patience,
+    patience: SpinPolicy,
     peer: usize,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
     waiting: &mut impl Waiting<Value = T>,
 ) -> Result<T> {
     for _ in 0..patience.spins.min(EAGER) {
@@ -229,9 +229,9 @@ pub fn wait_on<T>(
 
 #[cold]
 fn wait_long<T>(
-    patience: Patience,
+    patience: SpinPolicy,
     peer: usize,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
     waiting: &mut dyn Waiting<Value = T>,
 ) -> Result<T> {
     let started = Instant::now();

@@ -2,7 +2,7 @@ use super::*;
 
 struct Deadline(Duration);
 
-impl Watch for Deadline {
+impl WaitCheck for Deadline {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         let late = waited >= self.0;
         if late { Err(Error::usage(format!("gave up on {peer}"))) } else { Ok(()) }
@@ -40,7 +40,7 @@ fn a_sleeper_is_woken() {
 
 #[test]
 fn a_wait_ends_though_its_wake_up_is_lost() {
-    let patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
+    let patience = SpinPolicy { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
     let (bell, condition) = (bell(), AtomicU32::new(0));
     let poll = || (condition.load(SeqCst) == 1).then_some(());
     std::thread::scope(|scope| {
@@ -57,7 +57,7 @@ fn a_wait_ends_though_its_wake_up_is_lost() {
 
 #[test]
 fn a_wait_ends_with_the_watch() {
-    let patience = Patience::new(2, 2, Some(10));
+    let patience = SpinPolicy::new(2, 2, Some(10));
     let watch = Deadline(Duration::from_millis(20));
     let error = wait(patience, (&bell(), &bell()), 7, &watch, || None::<()>).unwrap_err();
     assert_eq!(error, Error::usage("gave up on 7"));
@@ -66,7 +66,7 @@ fn a_wait_ends_with_the_watch() {
 #[test]
 fn many_polls_end_with_the_watch_too() {
     // So many take longer than the deadline on any machine.
-    let patience = Patience::new(2, 2, Some(1 << 24));
+    let patience = SpinPolicy::new(2, 2, Some(1 << 24));
     let (watch, polls) = (Deadline(Duration::from_millis(1)), std::cell::Cell::new(0));
     let poll = || {
         polls.set(polls.get() + 1);
@@ -81,12 +81,12 @@ fn many_polls_end_with_the_watch_too() {
 fn what_comes_during_many_polls_is_had_without_giving_the_core_away() {
     let watch = Deadline(Duration::from_secs(60));
     let (spins, last) = (3 * UNWATCHED, 3 * UNWATCHED - 1);
-    let patience = Patience { spins, yielding: Duration::from_secs(60), crossing: 0, beside: 0 };
+    let patience = SpinPolicy { spins, yielding: Duration::from_secs(60), crossing: 0, beside: 0 };
     let mut waiting = Counting { last, is_peer_at_work: false, polls: 0, given_away: 0 };
     wait_on(patience, 0, &watch, &mut waiting).unwrap();
     assert_eq!((waiting.polls, waiting.given_away), (last, 0));
     // And what comes after them, while it yields as long as ever.
-    let patience = Patience { spins: UNWATCHED + 1, ..patience };
+    let patience = SpinPolicy { spins: UNWATCHED + 1, ..patience };
     let mut waiting = Counting { last, is_peer_at_work: false, polls: 0, given_away: 0 };
     wait_on(patience, 0, &watch, &mut waiting).unwrap();
     assert!(waiting.given_away > 0);
@@ -94,15 +94,15 @@ fn what_comes_during_many_polls_is_had_without_giving_the_core_away() {
 
 #[test]
 fn a_thread_beside_its_rank_leaves_the_core_to_it() {
-    let (two, four) = (Patience::new(2, 2, None), Patience::new(2, 4, None));
+    let (two, four) = (SpinPolicy::new(2, 2, None), SpinPolicy::new(2, 4, None));
     assert_eq!((two.spins, two.beside), (SPINS, SPINS_SHARED));
     assert_eq!((four.spins, four.beside), (SPINS, SPINS));
-    assert_eq!(Patience::new(2, 2, Some(7)).beside, 7);
+    assert_eq!(SpinPolicy::new(2, 2, Some(7)).beside, 7);
     let watch = Deadline(Duration::from_secs(60));
     let given_away = || {
         let (last, is_peer_at_work) = (SPINS / 2, false);
         let mut waiting = Counting { last, is_peer_at_work, polls: 0, given_away: 0 };
-        let patience = Patience { yielding: Duration::from_secs(60), ..two };
+        let patience = SpinPolicy { yielding: Duration::from_secs(60), ..two };
         wait_on(patience, 0, &watch, &mut waiting).unwrap();
         waiting.given_away
     };
@@ -152,7 +152,7 @@ fn a_core_is_kept_for_a_peer_that_is_at_work_on_another() {
     let watch = Deadline(Duration::from_secs(60));
     let given_away = |is_peer_at_work: bool, crossing: u32| {
         let yielding = Duration::from_secs(60);
-        let patience = Patience { spins: 4, yielding, crossing, beside: 4 };
+        let patience = SpinPolicy { spins: 4, yielding, crossing, beside: 4 };
         let mut waiting = Counting { last: 20, is_peer_at_work, polls: 0, given_away: 0 };
         wait_on(patience, 0, &watch, &mut waiting).unwrap();
         waiting.given_away
@@ -180,7 +180,7 @@ fn what_came_before_the_end_counts() {
     // The condition becomes true between the last poll and the watch's refusal.
     let polls = std::cell::Cell::new(0);
     let watch = Deadline(Duration::ZERO);
-    let patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
+    let patience = SpinPolicy { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
     let got = wait(patience, (&bell(), &bell()), 0, &watch, || {
         polls.set(polls.get() + 1);
         (watch.0 == Duration::ZERO && polls.get() > 1).then_some(5)

@@ -5,8 +5,8 @@ use super::here::{hold, is_apart, may_hold, release};
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, ndevices};
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::communicator::{Call, Communicator, Message, Order, OrderedMessage, enqueue};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::{scope, yield_now};
 use std::time::Duration;
 
-fn ranks(seats: &[Seat], timeout_ms: u64) -> Vec<Arc<Communicator>> {
+fn ranks(seats: &[DeviceChoice], timeout_ms: u64) -> Vec<Arc<Communicator>> {
     let config = Config { timeout_ms, ..config() };
     let all = Communicator::init_all_on(seats, &config).unwrap();
     all.into_iter().map(Arc::new).collect()
@@ -46,7 +46,7 @@ fn a_call_returns_before_its_stream_has_come_to_it_and_is_in_the_streams_order()
     ) {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0), Seat::Host], 20_000);
+    let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 20_000);
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[0.0; 3000]);
     let [before, between] = [1.0, 5.0].map(|value| Floats::new(&bench, &[value; 3000]));
@@ -73,8 +73,9 @@ fn calls_on_changing_streams_have_the_communicators_order() {
         return;
     }
     let ndevices = ndevices().min(3);
-    let mut seats: Vec<Seat> = (0..ndevices).map(|one| Seat::Device(one as i32)).collect();
-    seats.push(Seat::Host);
+    let mut seats: Vec<DeviceChoice> =
+        (0..ndevices).map(|one| DeviceChoice::Device(one as i32)).collect();
+    seats.push(DeviceChoice::Host);
     let ranks = ranks(&seats, 60_000);
     let nranks = seats.len() as f32;
     let rounds = [1, 1000, 40_000, 7, 2_000_000, 1000, 64];
@@ -108,7 +109,8 @@ fn ranks_that_share_a_device_wait_on_the_host() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0), Seat::Device(0), Seat::Host], 60_000);
+    let ranks =
+        ranks(&[DeviceChoice::Device(0), DeviceChoice::Device(0), DeviceChoice::Host], 60_000);
     scope(|scope| {
         for comm in &ranks[..2] {
             scope.spawn(move || {
@@ -138,7 +140,10 @@ fn a_stream_that_never_comes_is_told_later_and_goes_on() {
         return;
     }
     for aborts in [false, true] {
-        let ranks = ranks(&[Seat::Device(0), Seat::Host], if aborts { 60_000 } else { 4000 });
+        let ranks = ranks(
+            &[DeviceChoice::Device(0), DeviceChoice::Host],
+            if aborts { 60_000 } else { 4000 },
+        );
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
         // Longer than the deadline, if there is one.
@@ -165,7 +170,7 @@ fn a_peer_that_aborts_lets_the_stream_go_on() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+    let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 60_000);
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 16]);
     give(&ranks[0], &floats, &bench).unwrap();
@@ -181,7 +186,7 @@ fn a_copy_that_is_refused_is_told_at_once_and_holds_no_stream() {
     }
     // To the host, and back.
     for nth in [1, 2] {
-        let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+        let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 60_000);
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
         fake::fail("cuMemcpyAsync", nth, 1);
@@ -202,7 +207,7 @@ fn message(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench, sends: bool
     };
     // SAFETY: the memory lives as long as the test.
     unsafe {
-        let posted = Posted { message, order: Order::on(bench.stream.raw()) };
+        let posted = OrderedMessage { message, order: Order::on(bench.stream.raw()) };
         enqueue::message(comm, posted, None)
     }
 }
@@ -226,7 +231,7 @@ fn messages_return_before_their_stream_has_come_to_them_and_are_in_its_order() {
     }
     // Shorter and longer than a slot; in groups, too.
     for (count, is_group) in [(300, false), (300, true), (200_000, false), (200_000, true)] {
-        let ranks = ranks(&[Seat::Device(0), Seat::Host], 20_000);
+        let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 20_000);
         let bench = Bench::new(0);
         let new = |value| Floats::new(&bench, &vec![value; count]);
         let [sent, come, first, second] = [0.0, 9.0, 1.0, 2.0].map(new);
@@ -267,7 +272,7 @@ fn messages_of_several_communicators_in_a_group_do_not_wait_for_each_other_on_on
         return;
     }
     const COUNT: usize = 200_000;
-    let pairs = [(); 2].map(|()| ranks(&[Seat::Device(0), Seat::Host], 20_000));
+    let pairs = [(); 2].map(|()| ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 20_000));
     let bench = Bench::new(0);
     let come = [(); 2].map(|()| Floats::new(&bench, &vec![9.0; COUNT]));
     // Which of the two a stream would have first is a matter of threads.
@@ -298,7 +303,7 @@ fn messages_between_collectives_and_more_than_streams_take_keep_their_order() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+    let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 60_000);
     let rounds = 300;
     scope(|scope| {
         scope.spawn(|| {
@@ -328,7 +333,10 @@ fn messages_that_end_in_an_error_are_told_later_and_their_stream_goes_on() {
         return;
     }
     for (aborts, sends) in [(true, true), (false, true), (false, false)] {
-        let ranks = ranks(&[Seat::Device(0), Seat::Host], if sends { 4000 } else { 60_000 });
+        let ranks = ranks(
+            &[DeviceChoice::Device(0), DeviceChoice::Host],
+            if sends { 4000 } else { 60_000 },
+        );
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
         if sends {
@@ -358,7 +366,7 @@ fn a_copy_of_a_message_that_is_refused_is_told_at_once_and_holds_no_stream() {
         return;
     }
     for sends in [true, false] {
-        let ranks = ranks(&[Seat::Device(0), Seat::Host], 60_000);
+        let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host], 60_000);
         let bench = Bench::new(0);
         let floats = Floats::new(&bench, &[1.0; 16]);
         fake::fail("cuMemcpyAsync", 1, 1);

@@ -6,7 +6,7 @@ use super::support::{config, threads};
 use super::together::Together;
 use super::{Bench, fake};
 use ringcomm::communicator::{Call, Communicator};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 
@@ -31,7 +31,7 @@ const TAKES: [&str; 16] = [
 ];
 
 /// What ranks on these seats take in calls of several shapes, from the first one on.
-fn check(seats: &[Seat], algorithm: Option<&str>, transport: &str, launch: &str) {
+fn check(seats: &[DeviceChoice], algorithm: Option<&str>, transport: &str, launch: &str) {
     let config = Config { algorithm: algorithm.map(Into::into), ..config() };
     let ranks = Communicator::init_all_on(seats, &config).unwrap();
     let together = Together::of(seats.len());
@@ -69,8 +69,9 @@ fn a_call_takes_nothing_from_the_driver_that_was_not_there_before() {
     if !is_apart(test, &two) {
         return;
     }
-    let (one, each) = ([Seat::Device(0); 2], [Seat::Device(0), Seat::Device(1)]);
-    let mixed = [Seat::Device(0), Seat::Device(1), Seat::Device(0)];
+    let (one, each) =
+        ([DeviceChoice::Device(0); 2], [DeviceChoice::Device(0), DeviceChoice::Device(1)]);
+    let mixed = [DeviceChoice::Device(0), DeviceChoice::Device(1), DeviceChoice::Device(0)];
     check(&one, None, "cuda fused", "cuLaunchKernel");
     check(&mixed, None, "cuda fused", "cuLaunchKernel");
     for algorithm in [None, Some("oneshot"), Some("twoshot"), Some("ring"), Some("tree")] {

@@ -3,7 +3,7 @@
 use super::support::samples::operations;
 use super::support::{Case, Data, Prepared, config, on_threads};
 use super::{ndevices, on_seats, spread};
-use ringcomm::config::Seat;
+use ringcomm::config::DeviceChoice;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 
@@ -28,7 +28,7 @@ fn devices_and_the_processor_agree_bit_for_bit() {
         let on_host = on_threads(nranks, &config(), |comm| {
             cases.iter().map(|case| case.outcome(comm).unwrap()).collect::<Vec<_>>()
         });
-        for seats in [vec![Seat::Device(0); nranks], spread(nranks)] {
+        for seats in [vec![DeviceChoice::Device(0); nranks], spread(nranks)] {
             let on_devices = on_seats(&seats, &config(), |comm, bench| {
                 let run = |case: &Prepared| case.outcome_on(comm, Some(bench)).unwrap();
                 cases.iter().map(run).collect::<Vec<_>>()

@@ -5,7 +5,7 @@ use super::support::samples::{operations, sample};
 use super::support::{Case, Prepared, config, small_slots};
 use super::{Bench, ndevices, on_seats, spread};
 use ringcomm::communicator::Communicator;
-use ringcomm::config::Seat;
+use ringcomm::config::DeviceChoice;
 use ringcomm::device::cuda::Device;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -29,9 +29,9 @@ fn check(case: &Prepared, comm: &Communicator, bench: &Bench) {
 }
 
 /// Whether the devices of these seats let each other in: one does always.
-fn is_within_reach(seats: &[Seat]) -> bool {
-    let device = |seat: &Seat| match seat {
-        Seat::Device(ordinal) => Device::of_ordinal(*ordinal).unwrap(),
+fn is_within_reach(seats: &[DeviceChoice]) -> bool {
+    let device = |seat: &DeviceChoice| match seat {
+        DeviceChoice::Device(ordinal) => Device::of_ordinal(*ordinal).unwrap(),
         _ => unreachable!("ranks on devices"),
     };
     let devices: Vec<_> = seats.iter().map(device).collect();
@@ -40,11 +40,11 @@ fn is_within_reach(seats: &[Seat]) -> bool {
 }
 
 /// Whether each of several ranks has a device of its own.
-fn is_alone(seats: &[Seat]) -> bool {
+fn is_alone(seats: &[DeviceChoice]) -> bool {
     seats.len() > 1 && seats.iter().enumerate().all(|(rank, seat)| !seats[..rank].contains(seat))
 }
 
-fn run(seats: &[Seat], seed: u64) {
+fn run(seats: &[DeviceChoice], seed: u64) {
     let nranks = seats.len();
     let cases = cases(nranks, seed);
     on_seats(seats, &small_slots(nranks, 4096), |comm, bench| {
@@ -60,7 +60,7 @@ fn run(seats: &[Seat], seed: u64) {
 fn several_ranks_of_one_device() {
     if ndevices() > 0 {
         for nranks in [1, 2, 3, 8] {
-            run(&vec![Seat::Device(0); nranks], 100 + nranks as u64);
+            run(&vec![DeviceChoice::Device(0); nranks], 100 + nranks as u64);
         }
     }
 }
@@ -68,7 +68,7 @@ fn several_ranks_of_one_device() {
 #[test]
 fn sixteen_ranks_of_one_device() {
     if ndevices() > 0 {
-        run(&[Seat::Device(0); 16], 116);
+        run(&[DeviceChoice::Device(0); 16], 116);
     }
 }
 
@@ -111,7 +111,8 @@ fn ranks_of_the_host_and_of_devices_together() {
     if ndevices() == 0 {
         return;
     }
-    let seats = [Seat::Host, Seat::Device(0), Seat::Host, Seat::Device(0)];
+    let seats =
+        [DeviceChoice::Host, DeviceChoice::Device(0), DeviceChoice::Host, DeviceChoice::Device(0)];
     let cases = cases(seats.len(), 300);
     on_seats(&seats, &small_slots(seats.len(), 4096), |comm, bench| {
         for case in &cases {
@@ -147,7 +148,7 @@ fn all_ranks_may_share_a_stream() {
     let shared = Bench::new(0);
     let (device, stream) = (shared.device.clone(), shared.stream.clone());
     let cases = cases(4, 500);
-    on_seats(&[Seat::Device(0); 4], &config(), |comm, bench| {
+    on_seats(&[DeviceChoice::Device(0); 4], &config(), |comm, bench| {
         let mut own = Bench::beside(bench);
         (own.device, own.stream) = (device.clone(), stream.clone());
         cases.iter().step_by(4).for_each(|case| check(case, comm, &own));

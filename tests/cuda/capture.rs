@@ -6,13 +6,15 @@ use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, fake, ndevices, on_seats};
 use ringcomm::communicator::{Communicator, enqueue};
-use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{DeviceMemory, Event, OwnedStream, Piece, Pinned, Recording, wait};
+use ringcomm::config::{Config, DeviceChoice};
+use ringcomm::device::cuda::{
+    DeviceMemory, Event, OwnedStream, PhysicalPiece, Pinned, Recording, wait,
+};
 use ringcomm::error::Error;
 use std::any::Any;
 use std::sync::Arc;
 
-fn ranks(seats: &[Seat]) -> Vec<Arc<Communicator>> {
+fn ranks(seats: &[DeviceChoice]) -> Vec<Arc<Communicator>> {
     let all = Communicator::init_all_on(seats, &config()).unwrap();
     all.into_iter().map(Arc::new).collect()
 }
@@ -21,7 +23,7 @@ fn ranks(seats: &[Seat]) -> Vec<Arc<Communicator>> {
 fn on_two_streams() -> (Vec<Arc<Communicator>>, [Bench; 2], [Floats; 2]) {
     let benches = [Bench::new(0), Bench::new(0)];
     let floats = [Floats::new(&benches[0], &[1.0; 50]), Floats::new(&benches[1], &[2.0; 50])];
-    (ranks(&[Seat::Device(0); 2]), benches, floats)
+    (ranks(&[DeviceChoice::Device(0); 2]), benches, floats)
 }
 
 /// Two ranks of a device, on one stream, with five hundred ones each.
@@ -29,7 +31,7 @@ fn on_one_stream() -> (Vec<Arc<Communicator>>, [Bench; 2], [Floats; 2]) {
     let first = Bench::new(0);
     let second = Bench::beside(&first);
     let floats = [Floats::new(&first, &[1.0; 500]), Floats::new(&second, &[1.0; 500])];
-    (ranks(&[Seat::Device(0); 2]), [first, second], floats)
+    (ranks(&[DeviceChoice::Device(0); 2]), [first, second], floats)
 }
 
 /// Call every rank in a group.
@@ -67,11 +69,14 @@ fn a_capture_that_forbids_all_threads_is_not_broken_by_calls_beside_it() {
 
 /// Whole lives of communicators: fused, through the host, in one cooperative launch.
 fn live_beside() {
-    let seats = [[Seat::Device(0), Seat::Device(0)], [Seat::Device(0), Seat::Host]];
+    let seats = [
+        [DeviceChoice::Device(0), DeviceChoice::Device(0)],
+        [DeviceChoice::Device(0), DeviceChoice::Host],
+    ];
     let asked = Config { algorithm: Some("ring".into()), ..config() };
     for (seats, config) in [(seats[0], config()), (seats[1], config()), (seats[0], asked)] {
         on_seats(&seats, &config, |comm, bench| {
-            if seats[comm.rank()] == Seat::Host {
+            if seats[comm.rank()] == DeviceChoice::Host {
                 return [1.0, 2.0].iter().for_each(|value| {
                     assert_eq!(add(comm, 500, *value).unwrap(), [2.0 * value; 500]);
                 });
@@ -111,7 +116,7 @@ fn a_graph_outlives_the_communicators_that_it_was_captured_from() {
     let second = Bench::beside(&first);
     let floats = [Floats::new(&first, &[1.0; 500]), Floats::new(&second, &[1.0; 500])];
     let replay = {
-        let ranks = ranks(&[Seat::Device(0); 2]);
+        let ranks = ranks(&[DeviceChoice::Device(0); 2]);
         let parts = [(&floats[0], &first), (&floats[1], &second)];
         first.stream.capture(|| call_all(&ranks, &parts)).unwrap()
     };
@@ -167,7 +172,7 @@ fn a_call_through_the_host_cannot_be_captured() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0), Seat::Host]);
+    let ranks = ranks(&[DeviceChoice::Device(0), DeviceChoice::Host]);
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 50]);
     // SAFETY: the memory lives; nothing is run.
@@ -184,7 +189,7 @@ fn a_call_in_a_capture_that_has_failed_says_so() {
     if ndevices() == 0 {
         return;
     }
-    let ranks = ranks(&[Seat::Device(0); 2]);
+    let ranks = ranks(&[DeviceChoice::Device(0); 2]);
     let first = Bench::new(0);
     let second = Bench::beside(&first);
     let floats = [Floats::new(&first, &[1.0; 50]), Floats::new(&second, &[2.0; 50])];
@@ -225,7 +230,7 @@ fn what_goes_goes_in_its_context_and_beside_captures() {
         ("cuStreamDestroy_v2", Box::new(OwnedStream::new(device).unwrap())),
         ("cuMemFree_v2", Box::new(DeviceMemory::new(device, 64).unwrap())),
         ("cuMemFreeHost", Box::new(Pinned::new(device, 64).unwrap())),
-        ("cuMemRelease", Box::new(Piece::new(device, 1, None).unwrap())),
+        ("cuMemRelease", Box::new(PhysicalPiece::new(device, 1, None).unwrap())),
     ];
     for (symbol, one) in all {
         fake::fail("", 0, 0);

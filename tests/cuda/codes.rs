@@ -6,9 +6,9 @@ use super::support::config;
 use super::{Bench, closing, gate};
 use ringcomm::communicator::Communicator;
 use ringcomm::device::cuda::{
-    Addresses, Capture, Carrier, Device, DeviceMemory, Driver, Event, Family, Grid, Imported,
-    Kernels, Mapping, OwnedStream, Piece, Pinned, Recording, Registered, abi, copy, fill, wait,
-    wait_value, write_value,
+    Addresses, Capture, Carrier, Device, DeviceMemory, Driver, Event, Grid, Imported, KernelFamily,
+    Kernels, Mapping, OwnedStream, PhysicalPiece, Pinned, Recording, Registered, abi, copy, fill,
+    wait, wait_value, write_value,
 };
 use ringcomm::error::Result;
 use ringcomm::types::DataType;
@@ -101,8 +101,10 @@ fn devices_and_contexts() {
     };
     let together = || {
         let _current = device.enter()?;
-        let (kernel, grid) =
-            ((Family::Reduce, DataType::Float32), Grid { is_cooperative: true, ..Grid::of(1) });
+        let (kernel, grid) = (
+            (KernelFamily::Reduce, DataType::Float32),
+            Grid { is_cooperative: true, ..Grid::of(1) },
+        );
         // SAFETY: nothing to do, and the bench's own stream.
         unsafe { kernels.run(kernel, &abi::ReduceArgs::default(), grid, bench.stream.raw()) }
     };
@@ -265,13 +267,14 @@ fn memory_that_is_shared() {
     let address = memory.pointer().addr() as u64;
     let allocation = device.allocation(address).unwrap().expect("it is there");
     let handle = device.export(&allocation).unwrap().expect("it is plain");
-    let piece = Piece::new(device, 1, Some(Carrier::Descriptor)).unwrap();
+    let piece = PhysicalPiece::new(device, 1, Some(Carrier::Descriptor)).unwrap();
     let mapped = Addresses::of(device, std::slice::from_ref(&piece)).unwrap();
     let mapping = Mapping { base: mapped.start(), bytes: piece.bytes, block: 0 };
     let packed = piece.pack(Carrier::Descriptor).unwrap().expect("made to travel");
     let map = || Addresses::of(device, std::slice::from_ref(&piece)).map(drop);
-    let make = || Piece::new(device, 1, None).map(drop);
-    let unpack = || Piece::unpack(device, (piece.bytes, &packed), Carrier::Descriptor).map(drop);
+    let make = || PhysicalPiece::new(device, 1, None).map(drop);
+    let unpack =
+        || PhysicalPiece::unpack(device, (piece.bytes, &packed), Carrier::Descriptor).map(drop);
     let words = Registered::new(device, page(), 4096).unwrap();
     let word = words.address(0);
     // What no driver lets travel is no error.
@@ -281,7 +284,7 @@ fn memory_that_is_shared() {
         ("cuIpcGetMemHandle", unfit, &|| device.export(&allocation).map(drop)),
         ("cuMemGetAllocationGranularity", &[], &make),
         ("cuMemCreate", &[], &make),
-        ("cuMemRetainAllocationHandle", unmade, &|| Piece::at(device, &mapping).map(drop)),
+        ("cuMemRetainAllocationHandle", unmade, &|| PhysicalPiece::at(device, &mapping).map(drop)),
         ("cuMemExportToShareableHandle", unmade, &|| piece.pack(Carrier::Descriptor).map(drop)),
         ("cuMemImportFromShareableHandle", &[], &unpack),
         ("cuMemAddressReserve", &[], &map),
@@ -325,7 +328,7 @@ fn what_lets_go_is_silent_and_the_next_is_good() {
     let device = &bench.device;
     let _current = device.enter().unwrap();
     let map = || {
-        let piece = Piece::new(device, 1, None)?;
+        let piece = PhysicalPiece::new(device, 1, None)?;
         Addresses::of(device, &[piece]).map(drop)
     };
     let register = || register(device);

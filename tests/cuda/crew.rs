@@ -9,7 +9,7 @@ use super::support::processes::{Ranks, Seat as Place};
 use super::support::{HARD_DEADLINE_S, config, small_slots};
 use super::{Bench, ndevices};
 use ringcomm::communicator::{Call, Communicator};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::Replay;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -413,7 +413,7 @@ fn an_error_while_kernels_of_processes_are_tried_ends_in_words() {
 }
 
 fn made(place: &Place) -> ringcomm::error::Result<Communicator> {
-    let seat = Seat::Device(place.rank as i32);
+    let seat = DeviceChoice::Device(place.rank as i32);
     let config = Config { seat, timeout_ms: 20_000, ..place.config.clone() };
     Communicator::init_rank(place.nranks, &place.id, place.rank, &config)
 }

@@ -4,11 +4,11 @@ use super::here::is_apart;
 use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, fake};
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted};
-use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::Stream;
+use ringcomm::communicator::{Call, Communicator, Message, Order, OrderedMessage};
+use ringcomm::config::{Config, DeviceChoice};
+use ringcomm::device::cuda::RawStream;
 use ringcomm::error::Error;
-use ringcomm::executor::layout::Vector;
+use ringcomm::executor::layout::VectorCounts;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ptr::null_mut;
@@ -22,14 +22,14 @@ fn is_alone(test: &str) -> bool {
 /// A rank of the device, whose calls go through the host, and one of the host.
 fn ranks(timeout_ms: u64) -> Vec<Communicator> {
     let config = Config { timeout_ms, ..config() };
-    Communicator::init_all_on(&[Seat::Device(0), Seat::Host], &config).unwrap()
+    Communicator::init_all_on(&[DeviceChoice::Device(0), DeviceChoice::Host], &config).unwrap()
 }
 
 /// What begins with a copy to the host, on a stream that never comes to it.
 fn give_up(comm: &Communicator, floats: &Floats, bench: &Bench, is_message: bool) {
     let buffer = floats.memory.pointer();
     let message = Message::Send { buffer, count: 16, data_type: DataType::Float32, peer: 1 };
-    let posted = [Posted { message, order: Order::on(bench.stream.raw()) }];
+    let posted = [OrderedMessage { message, order: Order::on(bench.stream.raw()) }];
     // SAFETY: the memory lives until the end of the test.
     let ended =
         unsafe { if is_message { comm.post(&posted) } else { comm.call(&sum(floats, bench)) } };
@@ -110,7 +110,7 @@ fn messages_of_any_length_take_no_memory() {
         for (mib, floats) in sizes.iter().zip(&all) {
             let (buffer, count) = (floats.memory.pointer().cast_const(), mib << 18);
             let message = Message::Send { buffer, count, data_type: DataType::Float32, peer: 1 };
-            let posted = [Posted { message, order: Order::on(bench.stream.raw()) }];
+            let posted = [OrderedMessage { message, order: Order::on(bench.stream.raw()) }];
             // SAFETY: the memory lives until it has been copied.
             unsafe { ranks[0].post(&posted) }.unwrap();
         }
@@ -119,7 +119,7 @@ fn messages_of_any_length_take_no_memory() {
 }
 
 /// Gather a byte of every rank in host memory; `send` is where the own one is, if not here.
-fn gather(comm: &Communicator, send: Option<&Floats>, stream: Stream) -> Result<(), Error> {
+fn gather(comm: &Communicator, send: Option<&Floats>, stream: RawStream) -> Result<(), Error> {
     let (own, mut all) = ([1u8], [0u8; 2]);
     let call = Call {
         send: send.map_or(own.as_ptr(), |floats| floats.memory.pointer()),
@@ -141,8 +141,11 @@ fn the_first_of_two_copies_is_waited_for_though_the_second_was_refused() {
     let ranks = ranks(20_000);
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 16]);
-    let vector =
-        Vector { recv_counts: vec![4, 4], recv_displacements: vec![4, 12], ..Vector::default() };
+    let vector = VectorCounts {
+        recv_counts: vec![4, 4],
+        recv_displacements: vec![4, 12],
+        ..VectorCounts::default()
+    };
     let call = |send, recv, stream| Call {
         send,
         recv,

@@ -8,7 +8,7 @@ use super::support::config;
 use super::{Bench, spread};
 use super::{closing, codes};
 use ringcomm::communicator::{Call, Communicator, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::{Device, Driver};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -22,7 +22,7 @@ type Counts = Vec<(&'static str, u64)>;
 /// What is done while something fails: a communicator is made, and every rank makes two calls.
 /// Returns how often every entry point was called before all of it is taken apart, and whether a
 /// probe of the devices is said to have failed.
-fn scenario(seats: &[Seat]) -> Result<(Counts, bool), String> {
+fn scenario(seats: &[DeviceChoice]) -> Result<(Counts, bool), String> {
     let config = Config { timeout_ms: 20_000, ..config() };
     let ranks = Communicator::init_all_on(seats, &config).map_err(|error| error.to_string())?;
     let ends: Vec<Result<_, String>> = std::thread::scope(|scope| {
@@ -50,7 +50,7 @@ fn is_probe_told(comm: &Communicator) -> Result<bool, String> {
 fn graph() -> Result<(Counts, bool), String> {
     let algorithm = Some("twoshot".into());
     let config = Config { timeout_ms: 20_000, algorithm, ..config() };
-    let ranks = Communicator::init_all_on(&[Seat::Device(0); 2], &config);
+    let ranks = Communicator::init_all_on(&[DeviceChoice::Device(0); 2], &config);
     let ranks: Vec<_> =
         ranks.map_err(|error| error.to_string())?.into_iter().map(Arc::new).collect();
     let bench = Bench::new(0);
@@ -158,7 +158,7 @@ fn every_failure(these: &[&str], scene: &dyn Fn() -> Result<(Counts, bool), Stri
 }
 
 /// What the ranks say of a call in which the first call of `symbol` answers `code`.
-fn told(seats: &[Seat], symbol: &str, code: i32) -> String {
+fn told(seats: &[DeviceChoice], symbol: &str, code: i32) -> String {
     let config = Config { timeout_ms: 20_000, ..config() };
     let ranks = Communicator::init_all_on(seats, &config).unwrap();
     let prepare = |comm: &Communicator| {
@@ -198,9 +198,9 @@ const THROUGH_HOST: [(&str, i32); 3] =
 /// Every code that drivers have today.
 fn every_code() {
     type Errors<'a> = &'a [(&'a str, i32)];
-    let seats: [(&[Seat], Errors); 2] = [
-        (&[Seat::Device(0), Seat::Device(0)], &FUSED),
-        (&[Seat::Device(0), Seat::Host], &THROUGH_HOST),
+    let seats: [(&[DeviceChoice], Errors); 2] = [
+        (&[DeviceChoice::Device(0), DeviceChoice::Device(0)], &FUSED),
+        (&[DeviceChoice::Device(0), DeviceChoice::Host], &THROUGH_HOST),
     ];
     let mut ntold = 0;
     for code in codes::all() {
@@ -229,12 +229,12 @@ fn an_error_of_any_entry_point_ends_in_words() {
     quietly(|| {
         every_code();
         every_failure(&SCENES[..2], &|| scenario(&spread(2)));
-        every_failure(&SCENES[..2], &|| scenario(&[Seat::Device(0), Seat::Host]));
+        every_failure(&SCENES[..2], &|| scenario(&[DeviceChoice::Device(0), DeviceChoice::Host]));
         every_failure(&SCENES[2..3], &graph);
         // Where the program's own context says which device it is.
         let device = Device::of_ordinal(0).unwrap();
         let _current = device.enter().unwrap();
-        let seats = [Seat::Context(device.token()), Seat::Current];
+        let seats = [DeviceChoice::Context(device.token()), DeviceChoice::Current];
         every_failure(&SCENES[3..4], &|| scenario(&seats));
     });
 }

@@ -6,7 +6,7 @@ use super::support::samples::{COPYING, REDUCING, operations};
 use super::support::{Case, Data, Prepared, Random, config, on_threads, small_slots, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
 use ringcomm::communicator::{Call, Communicator, Order, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::{Event, Kernels, Recording, wait};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
@@ -36,7 +36,7 @@ pub fn cases(nranks: usize, seed: u64) -> Vec<Prepared> {
     cases.into_iter().map(Prepared::new).collect()
 }
 
-fn check_all(seats: &[Seat], transport: &str, config: &Config, seed: u64) {
+fn check_all(seats: &[DeviceChoice], transport: &str, config: &Config, seed: u64) {
     let cases = cases(seats.len(), seed);
     on_seats(seats, config, |comm, bench| {
         let mut went = 0;
@@ -53,7 +53,7 @@ fn check_all(seats: &[Seat], transport: &str, config: &Config, seed: u64) {
 }
 
 /// As many as there are devices.
-fn alone() -> Option<Vec<Seat>> {
+fn alone() -> Option<Vec<DeviceChoice>> {
     (has_devices(2) && has_reach(2)).then(|| spread(ndevices()))
 }
 
@@ -77,7 +77,12 @@ fn every_algorithm_in_one_launch() {
         let nranks = [2, 3, 8][index % 3];
         let slots = small_slots(nranks, [40_000, 1024, 4096][index % 3]);
         let config = Config { algorithm: Some(name.into()), ..slots };
-        check_all(&vec![Seat::Device(0); nranks], "cuda cooperative", &config, index as u64 + 1);
+        check_all(
+            &vec![DeviceChoice::Device(0); nranks],
+            "cuda cooperative",
+            &config,
+            index as u64 + 1,
+        );
     }
 }
 
@@ -87,19 +92,19 @@ fn a_fused_call_is_explained_as_what_it_is() {
     if ndevices() == 0 {
         return;
     }
-    let check = |seats: &[Seat], config: &Config, want: &str| {
+    let check = |seats: &[DeviceChoice], config: &Config, want: &str| {
         let ranks = Communicator::init_all_on(seats, config).unwrap();
         let call = Call { count: 100, ..Call::new(Collective::AllReduce, DataType::Float32) };
         let answer = ranks[0].explain(&call).unwrap();
         assert_eq!((answer.algorithm, answer.transport, answer.channels), ("fused", want, 1));
         assert_eq!(answer.predicted_us, 0.0);
     };
-    check(&[Seat::Device(0); 3], &config(), "cuda fused");
+    check(&[DeviceChoice::Device(0); 3], &config(), "cuda fused");
     if alone().is_some() {
         // Neither all on one device nor each on its own: no kernels that wait.
         let ring = Config { algorithm: Some("ring".into()), ..config() };
         check(
-            &[Seat::Device(0), Seat::Device(0), Seat::Device(1)],
+            &[DeviceChoice::Device(0), DeviceChoice::Device(0), DeviceChoice::Device(1)],
             &ring,
             "cuda fused, not as asked",
         );
@@ -239,7 +244,7 @@ fn is_on_two(test: &str) -> bool {
 }
 
 pub fn two(timeout_ms: u64, algorithm: &str) -> (Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>) {
-    let seats = [Seat::Device(0), Seat::Device(1)];
+    let seats = [DeviceChoice::Device(0), DeviceChoice::Device(1)];
     let algorithm = Some(algorithm.into());
     let config = Config { timeout_ms, algorithm, ..config() };
     let ranks = Communicator::init_all_on(&seats, &config).unwrap();
@@ -411,7 +416,7 @@ fn a_call_without_room_for_its_tables_is_refused_alone() {
 
 fn fill_tables(algorithm: &str) {
     let config = Config { algorithm: Some(algorithm.into()), ..config() };
-    let ranks = Communicator::init_all_on(&[Seat::Device(0); 4], &config).unwrap();
+    let ranks = Communicator::init_all_on(&[DeviceChoice::Device(0); 4], &config).unwrap();
     let ranks: Vec<Arc<Communicator>> = ranks.into_iter().map(Arc::new).collect();
     let bench = Bench::new(0);
     let floats: Vec<Floats> = (0..4).map(|_| Floats::new(&bench, &[1.0; 3000])).collect();

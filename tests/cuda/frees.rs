@@ -9,9 +9,9 @@ use super::here::{has_devices, has_reach, is_apart, is_on_fake};
 use super::processes::{apart, check_sum, join, transport};
 use super::streams::{Floats, sum};
 use super::support::config;
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, enqueue};
-use ringcomm::config::{Config, Seat};
-use ringcomm::device::cuda::{Interlocked, Lasting, Registered};
+use ringcomm::communicator::{Call, Communicator, Message, Order, OrderedMessage, enqueue};
+use ringcomm::config::{Config, DeviceChoice};
+use ringcomm::device::cuda::{DeferredFree, Registered, SpinKernelsActive};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -52,7 +52,7 @@ fn called(all: &(Vec<Arc<Communicator>>, Vec<Bench>, Vec<Floats>)) -> Result<(),
 
 /// A communicator that has memory of its own beside others.
 fn alone() -> Communicator {
-    Communicator::init_all_on(&[Seat::Device(0)], &config()).unwrap().remove(0)
+    Communicator::init_all_on(&[DeviceChoice::Device(0)], &config()).unwrap().remove(0)
 }
 
 const FREES: [&str; 2] = ["cuMemFreeHost", "cuMemFree_v2"];
@@ -140,7 +140,7 @@ fn no_kernel_waits_while_an_earlier_free_goes_on() {
         return;
     }
     let call = Call { count: 3000, ..Call::new(Collective::AllReduce, DataType::Float32) };
-    let seats = [Seat::Device(0), Seat::Device(1)];
+    let seats = [DeviceChoice::Device(0), DeviceChoice::Device(1)];
     for waits in [true, false] {
         let going = alone();
         // Half of it, at most, is spent on that.
@@ -185,7 +185,7 @@ fn what_is_kept_is_used_again_and_freed_at_last() {
     let come_and_go = || {
         drop(two(20_000, "ring").0);
         // A rank of the host makes the other one's calls go through pinned memory.
-        let seats = [Seat::Device(0), Seat::Host];
+        let seats = [DeviceChoice::Device(0), DeviceChoice::Host];
         let ranks = Communicator::init_all_on(&seats, &config()).unwrap();
         scope(|scope| {
             let host = &ranks[1];
@@ -233,7 +233,7 @@ fn message(comm: &Arc<Communicator>, floats: &Floats, bench: &Bench) -> Result<(
     };
     // SAFETY: the memory lives as long as the test.
     unsafe {
-        let posted = Posted { message, order: Order::on(bench.stream.raw()) };
+        let posted = OrderedMessage { message, order: Order::on(bench.stream.raw()) };
         enqueue::message(comm, posted, None)
     }
 }
@@ -249,7 +249,7 @@ fn a_free_that_keeps_another_ranks_call_from_the_driver_is_told_before_the_deadl
     }
     // Half of it is waited.
     let config = Config { timeout_ms: 16_000, ..config() };
-    let seats = [Seat::Device(0), Seat::Device(1), Seat::Host];
+    let seats = [DeviceChoice::Device(0), DeviceChoice::Device(1), DeviceChoice::Host];
     for messages in [false, true] {
         let ranks = Communicator::init_all_on(&seats, &config).unwrap();
         let ranks: Vec<Arc<Communicator>> = ranks.into_iter().map(Arc::new).collect();
@@ -320,11 +320,11 @@ fn registered_memory_outlasts_kernels_that_wait() {
     let device = Bench::new(0).device;
     fake::fail("", 0, 0);
     let start = std::ptr::from_ref(&*page).cast_mut().cast();
-    let register = || Lasting::new(|| Registered::new(&device, start, 4096)).unwrap();
+    let register = || DeferredFree::new(|| Registered::new(&device, start, 4096)).unwrap();
     let first = register();
     drop(first);
     assert_eq!(fake::calls("cuMemHostUnregister"), 1);
-    let waiting = [(); 2].map(|()| Interlocked::begin(LONGEST).unwrap());
+    let waiting = [(); 2].map(|()| SpinKernelsActive::begin(LONGEST).unwrap());
     let second = register();
     drop(second);
     let [one, other] = waiting;

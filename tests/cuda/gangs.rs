@@ -5,7 +5,7 @@ use super::streams::{Floats, sum};
 use super::support::{config, device::Bench, threads};
 use super::{fake, ndevices};
 use ringcomm::communicator::{Call, Communicator, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::{Event, Recording, wait};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -24,7 +24,8 @@ fn grids_of_several_communicators_take_turns() {
     const COUNT: usize = 20_000;
     let work = |name: &str, nranks: usize| {
         let config = Config { algorithm: Some(name.into()), ..config() };
-        let ranks = Communicator::init_all_on(&vec![Seat::Device(0); nranks], &config).unwrap();
+        let ranks =
+            Communicator::init_all_on(&vec![DeviceChoice::Device(0); nranks], &config).unwrap();
         let call = Call { count: COUNT, ..Call::new(Collective::AllReduce, DataType::Float32) };
         assert_eq!(ranks[0].explain(&call).unwrap().transport, "cuda cooperative");
         threads::run_all(&ranks, |comm| {
@@ -52,7 +53,7 @@ fn grids_of_one_capture_take_turns() {
     }
     let config = Config { algorithm: Some("ring".into()), ..config() };
     let communicator = || -> Vec<Arc<Communicator>> {
-        let ranks = Communicator::init_all_on(&[Seat::Device(0); 2], &config).unwrap();
+        let ranks = Communicator::init_all_on(&[DeviceChoice::Device(0); 2], &config).unwrap();
         ranks.into_iter().map(Arc::new).collect()
     };
     let all = [communicator(), communicator()];

@@ -7,7 +7,7 @@ use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, codes, fake, ndevices, on_seats};
 use ringcomm::communicator::Communicator;
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::{Driver, Kernels};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ fn a_rank_on_a_device_says_why_not() {
     if !is_child() {
         return;
     }
-    let made = Communicator::init_all_on(&[Seat::Device(0)], &Config::default());
+    let made = Communicator::init_all_on(&[DeviceChoice::Device(0)], &Config::default());
     println!("told: {}", made.err().map_or("nothing".into(), |error| error.to_string()));
     // Nobody who does not ask for a device is told anything.
     let made = Communicator::init_all(2, &Config::default());
@@ -111,7 +111,7 @@ fn a_driver_that_does_not_start_is_said() {
 fn a_device_that_is_not_there_is_named() {
     let ndevices = ndevices();
     if ndevices > 0 {
-        let seats = [Seat::Device(ndevices as i32)];
+        let seats = [DeviceChoice::Device(ndevices as i32)];
         let error = Communicator::init_all_on(&seats, &Config::default()).err().expect("none");
         let text = error.to_string();
         assert!(text.contains(&format!("there is no CUDA device {ndevices}")), "{text}");
@@ -186,7 +186,7 @@ fn a_device_that_is_too_old_for_the_kernels_says_so() {
         return;
     }
     let config = Config { debug: 1, ..config() };
-    let said = on_seats(&[Seat::Device(0); 2], &config, |comm, bench| {
+    let said = on_seats(&[DeviceChoice::Device(0); 2], &config, |comm, bench| {
         let floats = Floats::new(bench, &[1.5; 70]);
         // SAFETY: the memory lives until it is read.
         unsafe { comm.call(&sum(&floats, bench)) }.unwrap();

@@ -5,7 +5,7 @@ use super::fake;
 use super::here::is_on_fake;
 use super::processes::{SHARED, check_sum, join, transport};
 use super::support::config;
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 
 /// What a rank has open of the others' memory.
 fn open() -> u64 {
@@ -62,7 +62,7 @@ fn a_ground_that_a_peer_has_open_outlives_a_crew_that_comes_to_nothing() {
         const OPENED: &str = "cuIpcOpenMemHandle_v2";
         let (parent, bench) = join(place);
         let held = || fake::calls("cuMemAlloc_v2") - fake::calls("cuMemFree_v2");
-        let seat = Seat::Device(place.rank as i32);
+        let seat = DeviceChoice::Device(place.rank as i32);
         let split = |color: usize| {
             let (key, config) = (place.rank as i32, Config { seat, ..asking("ring") });
             parent.split(color as i32, key, Some(&config)).unwrap().expect("a color")

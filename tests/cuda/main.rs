@@ -36,7 +36,7 @@ mod support;
 mod together;
 
 use ringcomm::communicator::Communicator;
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::Driver;
 use std::io::{Write, stderr};
 use std::sync::Once;
@@ -69,22 +69,22 @@ fn has_none(text: &str) -> bool {
 }
 
 /// Ranks spread over the devices, in turn.
-fn spread(nranks: usize) -> Vec<Seat> {
+fn spread(nranks: usize) -> Vec<DeviceChoice> {
     let ndevices = ndevices().max(1);
-    (0..nranks).map(|rank| Seat::Device((rank % ndevices) as i32)).collect()
+    (0..nranks).map(|rank| DeviceChoice::Device((rank % ndevices) as i32)).collect()
 }
 
 /// Run `body` on every rank of a communicator on these seats; it is given the rank's bench, on the
 /// first device for ranks of the host.
 fn on_seats<T: Send>(
-    seats: &[Seat],
+    seats: &[DeviceChoice],
     config: &Config,
     body: impl Fn(&Communicator, &Bench) -> T + Sync,
 ) -> Vec<T> {
     let ranks = Communicator::init_all_on(seats, config).expect("a communicator");
     threads::run_all(&ranks, |comm| {
         let bench = match seats[comm.rank()] {
-            Seat::Device(ordinal) => Bench::new(ordinal),
+            DeviceChoice::Device(ordinal) => Bench::new(ordinal),
             _ => Bench::new(0),
         };
         body(comm, &bench)

@@ -11,8 +11,8 @@ use super::support::{
 };
 use super::together::Together;
 use super::{Bench, fake, ndevices, on_seats, spread};
-use ringcomm::communicator::{Communicator, Message, Order, Posted};
-use ringcomm::config::{Config, Protection, Seat};
+use ringcomm::communicator::{Communicator, Message, Order, OrderedMessage};
+use ringcomm::config::{Config, DeviceChoice, Protection};
 use ringcomm::device::cuda::{DeviceMemory, copy};
 use ringcomm::error::Error;
 use ringcomm::types::DataType;
@@ -41,7 +41,7 @@ fn try_run(
     for (index, message) in messages.into_iter().enumerate() {
         let order = Order::on(streams[index % 2].raw());
         if index % 4 == shift {
-            posted.push(Posted { message, order });
+            posted.push(OrderedMessage { message, order });
             continue;
         }
         let _current = bench.device.enter()?;
@@ -62,7 +62,7 @@ fn try_run(
                 back.push((memory, Some((target, bytes, order.stream))));
             }
         }
-        posted.push(Posted { message: moved, order });
+        posted.push(OrderedMessage { message: moved, order });
     }
     // SAFETY: every buffer holds its message.
     let outcome = unsafe { comm.post(&posted) };
@@ -140,7 +140,12 @@ fn batches_of_any_length_between_threads_allocate_nothing() {
         return;
     }
     let devices = ndevices() as i32;
-    let mixed = [Seat::Device(0), Seat::Host, Seat::Device(1 % devices), Seat::Host];
+    let mixed = [
+        DeviceChoice::Device(0),
+        DeviceChoice::Host,
+        DeviceChoice::Device(1 % devices),
+        DeviceChoice::Host,
+    ];
     for seats in [&spread(1), &spread(2), &spread(3), &mixed[..2], &mixed[..]] {
         for slot_bytes in [64, 256, 1024] {
             let all = Together::of(seats.len());
@@ -165,7 +170,7 @@ fn batches_of_any_length_go_over_the_network() {
         for slot_bytes in [256, 16 << 10] {
             let narrow = small_slots(3, slot_bytes);
             let room = 2 * narrow.buffer_bytes.unwrap();
-            let config = Config { seat: Seat::Device(0), protection, ..narrow };
+            let config = Config { seat: DeviceChoice::Device(0), protection, ..narrow };
             let all = Together::of(3);
             threads::run_all(&joined_hosts(&hosts, &config), |comm| {
                 run_long(comm, &Bench::new(0), room.max(LEAST), Some(&all));
@@ -182,8 +187,8 @@ fn long_messages_of_ranks_on_hosts_of_their_own_are_cut_alike() {
     }
     for nranks in [2, 3, 17] {
         let hosts: Vec<usize> = (0..nranks).collect();
-        let seats = [Seat::Device(0), Seat::Host, Seat::Device(0)];
-        let seats: Vec<Seat> = seats.into_iter().cycle().take(nranks).collect();
+        let seats = [DeviceChoice::Device(0), DeviceChoice::Host, DeviceChoice::Device(0)];
+        let seats: Vec<DeviceChoice> = seats.into_iter().cycle().take(nranks).collect();
         threads::run_all(&seated_hosts(&hosts, &seats, &config()), |comm| {
             let (mut random, mut plan) = (Random(comm.rank() as u64), Random(nranks as u64));
             // Together more than the pinned memory, in pieces around those that go whole.
@@ -207,7 +212,7 @@ fn what_waits_for_a_socket_is_not_overwritten() {
     if ndevices() == 0 {
         return;
     }
-    let config = Config { seat: Seat::Device(0), ..small_slots(2, 16 << 10) };
+    let config = Config { seat: DeviceChoice::Device(0), ..small_slots(2, 16 << 10) };
     threads::run_all(&joined_hosts(&[0, 1], &config), |comm| {
         // More than sockets hold.
         let batch = [Planned { from: 0, to: 1, ..floats(24) }];
@@ -221,7 +226,7 @@ fn what_waits_for_a_socket_is_not_overwritten() {
 /// A rank, the last one on the host.
 fn join(place: &Place) -> (Communicator, Bench) {
     let device = (place.rank % ndevices()) as i32;
-    let seat = if place.rank == 2 { Seat::Host } else { Seat::Device(device) };
+    let seat = if place.rank == 2 { DeviceChoice::Host } else { DeviceChoice::Device(device) };
     let config = Config { seat, ..place.config.clone() };
     let comm = Communicator::init_rank(place.nranks, &place.id, place.rank, &config).unwrap();
     (comm, Bench::new(device))
@@ -317,7 +322,9 @@ fn what_is_refused_in_a_long_batch_ends_it() {
     for sends in [true, false] {
         for (symbol, freed) in [("cuMemcpyAsync", 2), ("cuStreamWriteValue32_v2", 0)] {
             let config = Config { buffer_bytes: Some(64 << 10), ..config() };
-            let ranks = Communicator::init_all_on(&[Seat::Device(0), Seat::Host], &config).unwrap();
+            let ranks =
+                Communicator::init_all_on(&[DeviceChoice::Device(0), DeviceChoice::Host], &config)
+                    .unwrap();
             let bench = Bench::new(0);
             let memory = DeviceMemory::new(&bench.device, 1 << 20).unwrap();
             let (buffer, count, data_type, peer) = (memory.pointer(), 1 << 20, DataType::Uint8, 1);
@@ -337,7 +344,7 @@ fn what_is_refused_in_a_long_batch_ends_it() {
                     // SAFETY: as many bytes. All may have been sent when the copy is refused.
                     let _ = unsafe { ranks[1].exchange(&[message]) };
                 });
-                let posted = [Posted { message, order: Order::on(bench.stream.raw()) }];
+                let posted = [OrderedMessage { message, order: Order::on(bench.stream.raw()) }];
                 // SAFETY: the memory lives until the end of the test.
                 let error = unsafe { ranks[0].post(&posted) }.unwrap_err().to_string();
                 assert!(error.contains("4711"), "{error}");

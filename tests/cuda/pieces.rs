@@ -5,7 +5,7 @@ use super::processes::{SHARED, apart, check_sum, is_within_reach, join, transpor
 use super::streams::{Floats, sum};
 use super::{Bench, fake};
 use ringcomm::communicator::{Call, Communicator, Order};
-use ringcomm::device::cuda::{Addresses, Carrier, Piece, copy};
+use ringcomm::device::cuda::{Addresses, Carrier, PhysicalPiece, copy};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 
@@ -18,15 +18,15 @@ pub struct Mapped {
 
 impl Mapped {
     pub fn new(bench: &Bench, npieces: usize, carrier: Option<Carrier>) -> Mapped {
-        let piece = |_| Piece::new(&bench.device, 1, carrier).unwrap();
-        let pieces: Vec<Piece> = (0..npieces).map(piece).collect();
+        let piece = |_| PhysicalPiece::new(&bench.device, 1, carrier).unwrap();
+        let pieces: Vec<PhysicalPiece> = (0..npieces).map(piece).collect();
         let addresses = Addresses::of(&bench.device, &pieces).unwrap();
         Mapped { addresses, piece_bytes: pieces[0].bytes, carrier }
     }
 
     /// Other memory at the same addresses.
     fn replace(&mut self, bench: &Bench, index: usize) {
-        let fresh = Piece::new(&bench.device, 1, self.carrier).unwrap();
+        let fresh = PhysicalPiece::new(&bench.device, 1, self.carrier).unwrap();
         self.addresses.unmap(index * self.piece_bytes);
         self.addresses.map(index * self.piece_bytes, &fresh).unwrap();
     }

@@ -6,8 +6,8 @@ use super::streams::{Floats, sum};
 use super::support::samples::{long_cases, mixed, v_cases};
 use super::support::{Prepared, Random, joined_hosts, small_slots, threads};
 use super::{Bench, fake, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, Order, Vector, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::communicator::{Call, Communicator, Order, VectorCounts, enqueue};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -26,7 +26,8 @@ fn narrow(nranks: usize) -> Config {
 
 /// A rank on the device, and one of the host.
 fn two(config: &Config) -> Vec<Arc<Communicator>> {
-    let ranks = Communicator::init_all_on(&[Seat::Device(0), Seat::Host], config).unwrap();
+    let ranks =
+        Communicator::init_all_on(&[DeviceChoice::Device(0), DeviceChoice::Host], config).unwrap();
     ranks.into_iter().map(Arc::new).collect()
 }
 
@@ -51,7 +52,8 @@ fn ranks_of_the_host_and_of_devices_cut_alike() {
     if ndevices() == 0 {
         return;
     }
-    let seats = [Seat::Host, Seat::Device(0), Seat::Host, Seat::Device(0)];
+    let seats =
+        [DeviceChoice::Host, DeviceChoice::Device(0), DeviceChoice::Host, DeviceChoice::Device(0)];
     let cases = cases(seats.len(), 301);
     on_seats(&seats, &narrow(seats.len()), |comm, bench| {
         for case in &cases {
@@ -89,7 +91,7 @@ fn portions_go_over_the_network() {
     cases.extend(long_cases(3).into_iter().step_by(3));
     cases.extend(v_cases(3, 1, &mut Random(501)));
     let cases: Vec<_> = cases.into_iter().map(Prepared::new).collect();
-    let config = Config { seat: Seat::Device(0), ..narrow(3) };
+    let config = Config { seat: DeviceChoice::Device(0), ..narrow(3) };
     threads::run_all(&joined_hosts(&hosts, &config), |comm| {
         let bench = Bench::new(0);
         cases.iter().for_each(|case| check(case, comm, &bench));
@@ -112,7 +114,7 @@ fn numbers(count: usize, rank: usize) -> Vec<f32> {
 }
 
 /// The sum of `numbers` on ranks that sit there, as the first rank has it.
-fn summed(seats: &[Seat], config: &Config, count: usize) -> Vec<u32> {
+fn summed(seats: &[DeviceChoice], config: &Config, count: usize) -> Vec<u32> {
     let all = on_seats(seats, config, |comm, bench| {
         let mut values = numbers(count, comm.rank());
         if comm.device().is_some() {
@@ -142,8 +144,8 @@ fn portions_have_the_bits_of_the_whole_call() {
     if ndevices() == 0 {
         return;
     }
-    let hosts = [Seat::Host; 3];
-    let some = [Seat::Host, Seat::Device(0), Seat::Host];
+    let hosts = [DeviceChoice::Host; 3];
+    let some = [DeviceChoice::Host, DeviceChoice::Device(0), DeviceChoice::Host];
     for algorithm in [None, Some("ring"), Some("halving"), Some("tree")] {
         let config = Config { algorithm: algorithm.map(Into::into), ..narrow(3) };
         for count in [SHARE * 3, 10_007] {
@@ -368,7 +370,7 @@ fn a_block_of_another_count_is_told() {
     for counts in [[3000, 600], [600, 3000], [480, 240]] {
         let ranks = two(&narrow(2));
         let call_with = |comm: &Communicator, count: usize, memory: *mut u8, order: Order| {
-            let mut vector = Vector {
+            let mut vector = VectorCounts {
                 send_counts: vec![0; 2],
                 send_displacements: vec![0; 2],
                 recv_counts: vec![0; 2],

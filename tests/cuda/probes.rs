@@ -5,7 +5,7 @@ use super::streams::{Floats, sum};
 use super::support::{config, threads};
 use super::{Bench, fake};
 use ringcomm::communicator::{Call, Communicator};
-use ringcomm::config::Seat;
+use ringcomm::config::DeviceChoice;
 use ringcomm::device::cuda::{Fused, Kernels};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -17,7 +17,7 @@ const DEVICES: [(&str, &str); 3] =
 
 /// Make ranks on two devices, and have them call.
 fn check() {
-    let seats = [Seat::Device(0), Seat::Device(1)];
+    let seats = [DeviceChoice::Device(0), DeviceChoice::Device(1)];
     let ranks = Communicator::init_all_on(&seats, &config()).unwrap();
     fake::release();
     threads::run_all(&ranks, |comm| {
@@ -65,7 +65,7 @@ fn what_arrives_wrong_is_found_before_a_call_relies_on_it() {
     if !is_apart("probes::what_arrives_wrong_is_found_before_a_call_relies_on_it", &DEVICES) {
         return;
     }
-    let seats = [Seat::Device(0), Seat::Device(1)];
+    let seats = [DeviceChoice::Device(0), DeviceChoice::Device(1)];
     let mut found = Vec::new();
     for symbol in ["cuLaunchKernel", "cuMemcpyAsync"] {
         for nth in 1..40 {

@@ -9,7 +9,7 @@ use super::support::samples::sample;
 use super::support::{HARD_DEADLINE_S, Prepared, config};
 use super::{Bench, ndevices};
 use ringcomm::communicator::{Call, Communicator};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::fs::File;
@@ -28,7 +28,7 @@ pub fn join(place: &Place) -> (Communicator, Bench) {
 }
 
 fn join_as(place: &Place, rank: usize, nranks: usize) -> (Communicator, Bench) {
-    let seat = Seat::Device((rank % ndevices()) as i32);
+    let seat = DeviceChoice::Device((rank % ndevices()) as i32);
     let config = Config { seat, ..place.config.clone() };
     let comm = Communicator::init_rank(nranks, &place.id, rank, &config).expect("a rank");
     let bench = Bench::new(comm.device().expect("it is on one"));
@@ -413,7 +413,7 @@ fn with_failure(place: &Place, words: &[&str]) -> String {
     if number(2) == place.rank as u64 {
         fake::fail(words[0], number(1), number(3) as i32);
     }
-    let seat = Seat::Device((place.rank % ndevices()) as i32);
+    let seat = DeviceChoice::Device((place.rank % ndevices()) as i32);
     let config = Config { seat, timeout_ms: 20_000, ..place.config.clone() };
     let comm = match Communicator::init_rank(place.nranks, &place.id, place.rank, &config) {
         Ok(comm) => comm,

@@ -6,7 +6,7 @@ use super::streams::{Floats, sum};
 use super::support::config;
 use super::{Bench, fake, ndevices};
 use ringcomm::communicator::{Call, Communicator, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ struct Group {
 
 impl Group {
     fn of(nranks: usize, config: &Config) -> Group {
-        let all = Communicator::init_all_on(&vec![Seat::Device(0); nranks], config).unwrap();
+        let all =
+            Communicator::init_all_on(&vec![DeviceChoice::Device(0); nranks], config).unwrap();
         let benches: Vec<Bench> = (0..nranks).map(|_| Bench::new(0)).collect();
         let floats = benches.iter().map(|bench| Floats::new(bench, &[1.0; 70])).collect();
         Group { ranks: all.into_iter().map(Arc::new).collect(), benches, floats }

@@ -4,8 +4,8 @@ use super::here::{has_reach, hold, may_hold, release};
 use super::support::{config, threads};
 use super::together::Together;
 use super::{Bench, ndevices, on_seats, spread};
-use ringcomm::communicator::{Call, Communicator, Message, Order, Posted, enqueue};
-use ringcomm::config::{Config, Seat};
+use ringcomm::communicator::{Call, Communicator, Message, Order, OrderedMessage, enqueue};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::{DeviceMemory, Event, Pinned, Recording, copy, fill};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
@@ -167,12 +167,17 @@ fn operations_follow_each_other_whatever_streams_they_come_from() {
 }
 
 /// What is sent to the next rank, and received of the one before.
-fn exchange(comm: &Communicator, mine: &Floats, theirs: &Floats, order: Order) -> [Posted; 2] {
+fn exchange(
+    comm: &Communicator,
+    mine: &Floats,
+    theirs: &Floats,
+    order: Order,
+) -> [OrderedMessage; 2] {
     let (next, last) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
     let (count, data_type) = (mine.count, DataType::Float32);
     let send = Message::Send { buffer: mine.memory.pointer(), count, data_type, peer: next };
     let recv = Message::Recv { buffer: theirs.memory.pointer(), count, data_type, peer: last };
-    [send, recv].map(|message| Posted { message, order })
+    [send, recv].map(|message| OrderedMessage { message, order })
 }
 
 fn ranks(nranks: usize, config: &Config) -> Vec<Arc<Communicator>> {
@@ -225,7 +230,7 @@ fn the_threads_own_stream_is_refused_where_another_thread_would_use_its_own() {
     assert!(enqueue::end().is_err());
     // One communicator's calls run here.
     let config = config();
-    let alone = Communicator::init_all_on(&[Seat::Device(0)], &config).unwrap().remove(0);
+    let alone = Communicator::init_all_on(&[DeviceChoice::Device(0)], &config).unwrap().remove(0);
     let alone = Arc::new(alone);
     enqueue::start();
     for _ in 0..2 {
@@ -301,11 +306,11 @@ fn the_thread_that_made_a_rank_is_told_at_the_deadline() {
     let bench = Bench::new(0);
     let floats = Floats::new(&bench, &[1.0; 8]);
     let mut memory = [1f32; 8];
-    for seats in [spread(2), vec![Seat::Host, Seat::Device(0)]] {
+    for seats in [spread(2), vec![DeviceChoice::Host, DeviceChoice::Device(0)]] {
         let ranks = Communicator::init_all_on(&seats, &config).unwrap();
         let in_host_memory = memory.as_mut_ptr().cast::<u8>();
         let call = match seats[0] {
-            Seat::Host => {
+            DeviceChoice::Host => {
                 let call = Call::new(Collective::AllReduce, DataType::Float32);
                 Call { send: in_host_memory, recv: in_host_memory, count: 8, ..call }
             }
@@ -362,7 +367,7 @@ fn a_stream_that_never_comes_ends_in_an_error_and_an_abort_ends_it_sooner() {
     for aborts in [false, true] {
         // A rank of the host makes the others wait for their streams.
         let timeout_ms = if aborts { 60_000 } else { 5000 };
-        let seats = [Seat::Device(0), Seat::Host];
+        let seats = [DeviceChoice::Device(0), DeviceChoice::Host];
         let config = Config { timeout_ms, ..config() };
         let ranks = Communicator::init_all_on(&seats, &config).unwrap();
         let bench = Bench::new(0);
@@ -421,7 +426,7 @@ fn what_was_given_to_the_stream_before_a_call_is_done_before_it() {
     if ndevices() == 0 {
         return;
     }
-    for seats in [spread(2), vec![Seat::Device(0), Seat::Host]] {
+    for seats in [spread(2), vec![DeviceChoice::Device(0), DeviceChoice::Host]] {
         on_seats(&seats, &config(), |comm, bench| {
             let floats = Floats::new(bench, &[0.0; 20_000]);
             for round in 0..10u8 {

@@ -11,7 +11,7 @@ use super::support::samples::{COPYING, REDUCING, operations, v_cases};
 use super::support::{Case, Data, Prepared, Random, config, small_slots, threads};
 use super::{Bench, ndevices, spread};
 use ringcomm::communicator::{Call, Communicator, Order};
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::{DeviceMemory, Kernels, copy, fill};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -45,7 +45,7 @@ fn number(name: &str, default: usize) -> usize {
 
 /// A communicator of the stress.
 struct Member {
-    seats: Vec<Seat>,
+    seats: Vec<DeviceChoice>,
     algorithm: Option<&'static str>,
     transport: &'static str,
 }
@@ -53,7 +53,7 @@ struct Member {
 impl Member {
     fn all() -> Vec<Member> {
         let together = TOGETHER.map(|(nranks, algorithm)| Member {
-            seats: vec![Seat::Device(0); nranks],
+            seats: vec![DeviceChoice::Device(0); nranks],
             algorithm,
             transport: if algorithm.is_some() { "cuda cooperative" } else { "cuda fused" },
         });

@@ -8,7 +8,7 @@ use crate::reference::{Memory, reference};
 use crate::wires::{Control, Wires};
 use ringcomm::algorithm::{Algorithm, plan};
 use ringcomm::device::host::Reduction;
-use ringcomm::executor::bind::{Bound, Cut, Shape};
+use ringcomm::executor::bind::{BindShape, Bound, Cut};
 use ringcomm::executor::device_p2p::Programs;
 use ringcomm::executor::layout::Layout;
 use ringcomm::plan::Collective;
@@ -55,7 +55,7 @@ impl Case {
         let reduction = Reduction::new(rule.data_type, rule.op, nranks).unwrap();
         let mut bound = Bound::new(
             &own,
-            Shape {
+            BindShape {
                 layout: &layout,
                 element,
                 reduction: collective.reduces().then_some(reduction),

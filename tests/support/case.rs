@@ -4,7 +4,7 @@ use super::data::{self, Data, Random};
 use super::device::Bench;
 use super::guarded::{Guarded, Memory, UNTOUCHED};
 use super::oracle::{Rule, reduce};
-use ringcomm::communicator::{Call, Communicator, Vector};
+use ringcomm::communicator::{Call, Communicator, VectorCounts};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::{DataType, ReduceOp};
@@ -226,13 +226,13 @@ impl Case {
         want
     }
 
-    fn vector(&self, rank: usize) -> Option<Vector> {
+    fn vector(&self, rank: usize) -> Option<VectorCounts> {
         use Collective::*;
         self.blocks.as_ref()?;
         let lists = |side: Option<Side>| {
             side.map(|side| side.blocks.into_iter().unzip()).unwrap_or_default()
         };
-        let mut vector = Vector::default();
+        let mut vector = VectorCounts::default();
         if matches!(self.collective, Scatter | AllToAll) {
             (vector.send_displacements, vector.send_counts) = lists(self.send_side(rank));
         }
@@ -259,7 +259,7 @@ struct Part {
     /// What the receive buffer must hold.
     recv: Option<Vec<u8>>,
     joint: Option<Joint>,
-    vector: Option<Vector>,
+    vector: Option<VectorCounts>,
 }
 
 /// The one buffer of an in-place call.

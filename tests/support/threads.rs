@@ -5,7 +5,7 @@ use super::pace::{Pace, Timed};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::Root;
 use ringcomm::communicator::Communicator;
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Barrier;
@@ -57,7 +57,7 @@ pub fn joined_hosts(hosts: &[usize], config: &Config) -> Vec<Communicator> {
 }
 
 /// As `joined_hosts`, where each rank has a seat of its own.
-pub fn seated_hosts(hosts: &[usize], seats: &[Seat], config: &Config) -> Vec<Communicator> {
+pub fn seated_hosts(hosts: &[usize], seats: &[DeviceChoice], config: &Config) -> Vec<Communicator> {
     let config = Config { interfaces: Some("lo".into()), ..config.clone() };
     let id = Root::start(&config).expect("an id");
     thread::scope(|scope| {

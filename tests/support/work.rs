@@ -3,7 +3,7 @@
 use super::data::Random;
 use super::samples::WITH_V_FORM;
 use super::scratch::{Scratch, run};
-use ringcomm::communicator::{Call, Communicator, Message, Vector};
+use ringcomm::communicator::{Call, Communicator, Message, VectorCounts};
 use ringcomm::error::{Error, Result};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -49,7 +49,7 @@ fn run_any(comm: &Communicator, call: Call, random: &mut Random) -> Result<()> {
     }
     let counts = vec![call.count; nranks];
     let displacements: Vec<usize> = (0..nranks).map(|rank| rank * call.count).collect();
-    let vector = Vector {
+    let vector = VectorCounts {
         send_counts: counts.clone(),
         send_displacements: displacements.clone(),
         recv_counts: counts,

@@ -3,11 +3,11 @@
 //! The ranks of a host share this work in turns, a round of one block for each of them, so that
 //! nobody is more than a message ahead of the others.
 
-use super::Place;
+use super::HostPosition;
 use crate::plan::{End, Plan, Span};
 
 /// The part of a host's ranks goes straight to the rank whose block it is.
-pub(super) fn reduce_scatter(place: &Place) -> Plan {
+pub(super) fn reduce_scatter(place: &HostPosition) -> Plan {
     let nranks = place.topology.nranks();
     let mut plan = Plan::new(place.rank, nranks, nranks);
     for host in place.elsewhere() {
@@ -35,7 +35,7 @@ pub(super) fn reduce_scatter(place: &Place) -> Plan {
 }
 
 /// A block goes to one rank of every other host, which passes it on there.
-pub(super) fn all_gather(place: &Place) -> Plan {
+pub(super) fn all_gather(place: &HostPosition) -> Plan {
     let nranks = place.topology.nranks();
     let mut plan = Plan::new(place.rank, nranks, nranks);
     let here = |first: End| {
@@ -64,12 +64,12 @@ pub(super) fn all_gather(place: &Place) -> Plan {
 }
 
 /// The ranks of `host`, as many at a time as there are ranks here: the i-th is the i-th's work.
-fn rounds<'a>(place: &Place<'a>, host: usize) -> std::slice::Chunks<'a, usize> {
+fn rounds<'a>(place: &HostPosition<'a>, host: usize) -> std::slice::Chunks<'a, usize> {
     place.topology.ranks(host).chunks(place.locals().len())
 }
 
 /// Who on `host` works for the rank at `index` of its own host: see [`rounds`].
-fn worker_of(place: &Place, index: usize, host: usize) -> usize {
+fn worker_of(place: &HostPosition, index: usize, host: usize) -> usize {
     let ranks = place.topology.ranks(host);
     ranks[index % ranks.len()]
 }

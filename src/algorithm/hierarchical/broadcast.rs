@@ -3,10 +3,10 @@
 //! With a chunk for each host, the root's host sends each of them to its host alone, which passes
 //! it on to the others: no host sends much more than the vector.
 
-use super::Place;
+use super::HostPosition;
 use crate::plan::{End, Plan};
 
-pub(super) fn plan(place: &Place, root: usize) -> Plan {
+pub(super) fn plan(place: &HostPosition, root: usize) -> Plan {
     let mut plan = place.vector_plan();
     let topology = place.topology;
     let spread = Spread { place, root, home: topology.host(root), first: topology.place(root) };
@@ -27,7 +27,7 @@ pub(super) fn plan(place: &Place, root: usize) -> Plan {
 }
 
 struct Spread<'a> {
-    place: &'a Place<'a>,
+    place: &'a HostPosition<'a>,
     root: usize,
     /// The root's host, and its place there.
     home: usize,

@@ -41,7 +41,7 @@ pub(super) fn plan(
 ) -> Option<Plan> {
     let lanes = topology.least();
     let rounds = if topology.nhosts() == 2 { Rounds::One } else { Rounds::Two };
-    let place = Place::new(rank, topology, lanes, rounds)?;
+    let place = HostPosition::new(rank, topology, lanes, rounds)?;
     match collective {
         AllReduce => Some(reduction::plan(&place, None)),
         Reduce => Some(reduction::plan(&place, Some(root))),
@@ -59,7 +59,7 @@ pub(super) fn leaders(
     topology: &Topology,
     root: usize,
 ) -> Option<Plan> {
-    let place = Place::new(rank, topology, 1, Rounds::One)?;
+    let place = HostPosition::new(rank, topology, 1, Rounds::One)?;
     match collective {
         AllReduce | Barrier => Some(reduction::plan(&place, None)),
         Reduce => Some(reduction::plan(&place, Some(root))),
@@ -78,7 +78,7 @@ enum Rounds {
 }
 
 /// One rank's place among hosts and lanes.
-struct Place<'a> {
+struct HostPosition<'a> {
     topology: &'a Topology,
     rank: usize,
     host: usize,
@@ -89,11 +89,16 @@ struct Place<'a> {
     groups: usize,
 }
 
-impl<'a> Place<'a> {
-    fn new(rank: usize, topology: &'a Topology, lanes: usize, rounds: Rounds) -> Option<Place<'a>> {
+impl<'a> HostPosition<'a> {
+    fn new(
+        rank: usize,
+        topology: &'a Topology,
+        lanes: usize,
+        rounds: Rounds,
+    ) -> Option<HostPosition<'a>> {
         let (host, index) = (topology.host(rank), topology.place(rank));
         let groups = if rounds == Rounds::One { 1 } else { topology.nhosts() };
-        let place = Place { topology, rank, host, index, lanes, groups };
+        let place = HostPosition { topology, rank, host, index, lanes, groups };
         topology.is_nested().then_some(place)
     }
 

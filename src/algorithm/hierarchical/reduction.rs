@@ -1,12 +1,12 @@
 //! AllReduce, Reduce and Barrier: parts on each host, then the whole, then to whoever keeps it.
 
-use super::Place;
+use super::HostPosition;
 use crate::plan::{End, Plan};
 
 /// `root` is the only rank that keeps the result; `None` if all do.
-pub(super) fn plan(place: &Place, root: Option<usize>) -> Plan {
+pub(super) fn plan(place: &HostPosition, root: Option<usize>) -> Plan {
     let mut plan = place.vector_plan();
-    let reduction = Reduction { place, root };
+    let reduction = HierarchicalReduction { place, root };
     reduction.make_parts(&mut plan);
     plan.next_stage();
     reduction.complete(&mut plan);
@@ -15,12 +15,12 @@ pub(super) fn plan(place: &Place, root: Option<usize>) -> Plan {
     plan
 }
 
-struct Reduction<'a> {
-    place: &'a Place<'a>,
+struct HierarchicalReduction<'a> {
+    place: &'a HostPosition<'a>,
     root: Option<usize>,
 }
 
-impl Reduction<'_> {
+impl HierarchicalReduction<'_> {
     fn keeps(&self, rank: usize) -> bool {
         self.root.is_none_or(|root| root == rank)
     }

@@ -42,17 +42,18 @@ fn a_root_and_its_leaf_each_wait_for_their_own_lines() {
 #[test]
 fn messages_are_lent_from_where_that_wins_back_the_wait() {
     let near = costs(2);
-    let [reached, by_kernel] = lent_from(&near);
+    let [reached, by_kernel] = zero_copy_from(&near);
     let won = near.alpha_us + 2.0 * near.message_us;
     assert!((reached as f64 * near.copy_us_per_byte - won).abs() < near.copy_us_per_byte);
     // Nobody may; a kernel that is as slow as a slot; one that is as fast as the processor.
     assert_eq!(by_kernel, usize::MAX);
     let slot = 2.0 * near.copy_us_per_byte;
-    let with = |kernel_us_per_byte| lent_from(&Costs { kernel_us_per_byte, ..near.clone() })[1];
+    let with =
+        |kernel_us_per_byte| zero_copy_from(&Costs { kernel_us_per_byte, ..near.clone() })[1];
     assert_eq!(with(slot), usize::MAX);
     assert_eq!(with(near.copy_us_per_byte), reached);
     let begun = Costs { kernel_us: won, kernel_us_per_byte: near.copy_us_per_byte, ..near };
-    assert!(lent_from(&begun)[1].abs_diff(2 * reached) <= 1);
+    assert!(zero_copy_from(&begun)[1].abs_diff(2 * reached) <= 1);
 }
 
 /// Where a second operand costs next to nothing, as on cores that wait for the lines of others.

@@ -5,7 +5,7 @@
 //! is the work, between two meetings: at the first all say that their inputs are ready, at the
 //! second that they are done with each other's memory.
 
-use super::form::{Form, Work, work};
+use super::form::{CostTerms, Form, work};
 use crate::algorithm::Algorithm::{self, *};
 use crate::plan::Collective::{self, *};
 
@@ -54,8 +54,8 @@ pub(super) fn form(
     };
     // At each meeting a rank tells every other one, and hears it.
     let messages = 4.0 * others;
-    let path = Work { crossed, ..work(messages, 0.0, copied, reduced) };
-    let total = Work { messages: messages * n, ..path.times(busy) };
+    let path = CostTerms { crossed, ..work(messages, 0.0, copied, reduced) };
+    let total = CostTerms { messages: messages * n, ..path.times(busy) };
     Some(Form { alphas: 2.0, path, period: None, total })
 }
 
@@ -64,12 +64,12 @@ pub(super) const READS: Algorithm = OneShot;
 
 /// As [`form`] of [`READS`], where nothing is reduced and the kernel copies what others have: those
 /// bytes are only crossed, and only the own ones copied.
-pub(super) fn by_kernel(collective: Collective, nranks: usize, b: f64) -> Option<Form> {
+pub(super) fn by_cma(collective: Collective, nranks: usize, b: f64) -> Option<Form> {
     if collective.reduces() || collective == Barrier {
         return None;
     }
     let form = form(READS, collective, nranks, b, false)?;
-    let own = |work: Work| Work { copied: work.copied - work.crossed, ..work };
+    let own = |work: CostTerms| CostTerms { copied: work.copied - work.crossed, ..work };
     Some(Form { path: own(form.path), total: own(form.total), ..form })
 }
 
@@ -88,7 +88,7 @@ pub(super) fn windowed(
     let n = nranks as f64;
     let moved = 2.0 * (n - 1.0) * b / n;
     // What is copied there was last read by others, what is copied back was written by them.
-    let with = |work: Work, ranks: f64| Work {
+    let with = |work: CostTerms, ranks: f64| CostTerms {
         copied: work.copied + moved * ranks,
         crossed: work.crossed + moved * ranks,
         ..work

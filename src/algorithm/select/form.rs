@@ -9,7 +9,7 @@ use crate::plan::Collective::{self, *};
 
 /// Things done by one rank after the other, or by all: they add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Work {
+pub(super) struct CostTerms {
     /// Messages posted and taken.
     pub messages: f64,
     /// Bytes put into slots.
@@ -23,7 +23,7 @@ pub(super) struct Work {
     pub crossed: f64,
 }
 
-impl Work {
+impl CostTerms {
     pub fn time(&self, costs: &Costs) -> f64 {
         self.messages * costs.message_us
             + (self.sent + self.copied) * costs.copy_us_per_byte
@@ -31,8 +31,8 @@ impl Work {
             + (2.0 * self.sent + self.crossed) * costs.cross_us_per_byte
     }
 
-    pub fn times(self, factor: f64) -> Work {
-        Work {
+    pub fn times(self, factor: f64) -> CostTerms {
+        CostTerms {
             messages: self.messages * factor,
             sent: self.sent * factor,
             copied: self.copied * factor,
@@ -42,19 +42,19 @@ impl Work {
     }
 }
 
-pub(super) fn work(messages: f64, sent: f64, copied: f64, reduced: f64) -> Work {
-    Work { messages, sent, copied, reduced, crossed: 0.0 }
+pub(super) fn work(messages: f64, sent: f64, copied: f64, reduced: f64) -> CostTerms {
+    CostTerms { messages, sent, copied, reduced, crossed: 0.0 }
 }
 
-impl Work {
+impl CostTerms {
     /// Of a rank that sends and takes nothing: it gets every line of a slot once, as its peer does.
-    fn only_sent(self) -> Work {
-        Work { crossed: self.crossed - self.sent, ..self }
+    fn only_sent(self) -> CostTerms {
+        CostTerms { crossed: self.crossed - self.sent, ..self }
     }
 
     /// Of a rank that takes so many bytes out of slots and sends nothing.
-    fn only_taken(self, bytes: f64) -> Work {
-        Work { crossed: self.crossed + bytes, ..self }
+    fn only_taken(self, bytes: f64) -> CostTerms {
+        CostTerms { crossed: self.crossed + bytes, ..self }
     }
 }
 
@@ -64,11 +64,11 @@ pub(super) struct Form {
     /// Messages whose latency the critical path waits for.
     pub alphas: f64,
     /// The work on the critical path.
-    pub path: Work,
+    pub path: CostTerms,
     /// The busiest rank's work, where slices stream one behind the other.
-    pub period: Option<Work>,
+    pub period: Option<CostTerms>,
     /// The work of all ranks.
-    pub total: Work,
+    pub total: CostTerms,
 }
 
 /// Chunks of the widest message, of which each has its share of a slot.
@@ -128,12 +128,12 @@ impl Form {
     }
 
     /// All ranks do the same work, and none can start its next slice before the last one's end.
-    fn alike(n: f64, alphas: f64, path: Work) -> Option<Form> {
+    fn alike(n: f64, alphas: f64, path: CostTerms) -> Option<Form> {
         Some(Form { alphas, path, period: None, total: path.times(n) })
     }
 
     /// As [`Form::alike`] for plans in stages, whose slices follow each other without a wait.
-    fn staged(n: f64, alphas: f64, path: Work) -> Option<Form> {
+    fn staged(n: f64, alphas: f64, path: CostTerms) -> Option<Form> {
         Some(Form { alphas, path, period: Some(path), total: path.times(n) })
     }
 }
@@ -196,7 +196,7 @@ fn blocks(algorithm: Algorithm, collective: Collective, n: f64, c: f64) -> Optio
     };
     let few = matches!(algorithm, Halving | Doubling);
     let messages = if few { 2.0 * rounds } else { path.messages };
-    Form::alike(n, rounds, Work { messages, ..path })
+    Form::alike(n, rounds, CostTerms { messages, ..path })
 }
 
 /// One vector of `b` bytes from or to a root.
@@ -240,7 +240,7 @@ fn vector(algorithm: Algorithm, collective: Collective, nranks: usize, b: f64) -
 }
 
 /// The double tree of [`vector`]: alphas, path and period.
-fn tree(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
+fn tree(nranks: usize, b: f64, broadcast: bool) -> (f64, CostTerms, CostTerms) {
     let hops = if nranks == 2 { 1.0 } else { floor_log2(nranks - 1) + 1.0 };
     let h = b / 2.0;
     // An inner node of one tree has two children there, and is a leaf of the other.
@@ -257,7 +257,7 @@ fn tree(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
 }
 
 /// The binomial tree of [`vector`]: alphas, path and period.
-fn binomial(nranks: usize, b: f64, broadcast: bool) -> (f64, Work, Work) {
+fn binomial(nranks: usize, b: f64, broadcast: bool) -> (f64, CostTerms, CostTerms) {
     let levels = ceil_log2(nranks as f64);
     if broadcast {
         let root = work(levels, levels * b, b, 0.0).only_sent();

@@ -1,12 +1,12 @@
 //! Closed forms of the hierarchical plans, for a lane's rank on the largest host.
 
-use super::form::{Form, Work, work};
-use super::hosts::{Hosts, Wire};
+use super::form::{CostTerms, Form, work};
+use super::hosts::{HostTraffic, Hosts};
 use crate::algorithm::Algorithm::{self, *};
 use crate::plan::Collective::{self, *};
 
 /// The numbers that the forms are made of.
-struct Shape {
+struct HierarchyShape {
     hosts: f64,
     /// Ranks on the largest host.
     local: f64,
@@ -16,7 +16,7 @@ struct Shape {
 }
 
 /// `None` where there is no such plan.
-fn shape(algorithm: Algorithm, collective: Collective, hosts: Hosts) -> Option<Shape> {
+fn shape(algorithm: Algorithm, collective: Collective, hosts: Hosts) -> Option<HierarchyShape> {
     let does = match algorithm {
         Hierarchical => {
             matches!(collective, AllReduce | Reduce | Broadcast | ReduceScatter | AllGather)
@@ -26,7 +26,7 @@ fn shape(algorithm: Algorithm, collective: Collective, hosts: Hosts) -> Option<S
     let leaders = algorithm == Leaders;
     let groups = if leaders || hosts.count == 2 { 1 } else { hosts.count };
     let nested = hosts.count > 1 && hosts.most > 1;
-    (does && nested).then_some(Shape {
+    (does && nested).then_some(HierarchyShape {
         hosts: hosts.count as f64,
         local: hosts.most as f64,
         lanes: if leaders { 1.0 } else { hosts.least as f64 },
@@ -68,7 +68,7 @@ pub(super) fn form(
     let on_hosts = if matches!(collective, ReduceScatter | AllGather) { 1.0 } else { 2.0 };
     Some(Form {
         alphas: on_hosts + wire.alphas,
-        path: Work { messages: path.messages + wire.messages, ..path },
+        path: CostTerms { messages: path.messages + wire.messages, ..path },
         period: Some(path),
         total: path.times(nranks as f64),
     })
@@ -81,8 +81,8 @@ pub(super) fn wire(
     hosts: Hosts,
     n: f64,
     b: f64,
-) -> Wire {
-    let Some(shape) = shape(algorithm, collective, hosts) else { return Wire::default() };
+) -> HostTraffic {
+    let Some(shape) = shape(algorithm, collective, hosts) else { return HostTraffic::default() };
     let (others, two_rounds) = (shape.hosts - 1.0, shape.groups > 1.0);
     let c = b / n;
     let (least, most) = (hosts.least as f64, hosts.most as f64);
@@ -104,12 +104,12 @@ pub(super) fn wire(
         _ => shape.hosts,
     };
     let of_all = (messages * busy * shape.lanes, bytes * busy);
-    Wire { alphas, messages, bytes, of_all, ..Wire::default() }
+    HostTraffic { alphas, messages, bytes, of_all, ..HostTraffic::default() }
 }
 
 /// Without the wire's messages; a lane's chunks are `c` bytes, one of their groups `g`.
-fn all_reduce(shape: &Shape, b: f64) -> Work {
-    let Shape { hosts, local, lanes, groups } = shape;
+fn all_reduce(shape: &HierarchyShape, b: f64) -> CostTerms {
+    let HierarchyShape { hosts, local, lanes, groups } = shape;
     let (c, g) = (b / lanes, b / lanes / groups);
     let wire = if *groups > 1.0 { 2.0 * (hosts - 1.0) * g } else { (hosts - 1.0) * c };
     let messages = 2.0 * groups * ((lanes - 1.0) + (local - 1.0));
@@ -117,15 +117,15 @@ fn all_reduce(shape: &Shape, b: f64) -> Work {
     work(messages, sent, g + b, (local - 1.0) * c + (hosts - 1.0) * g)
 }
 
-fn reduce(shape: &Shape, b: f64) -> Work {
-    let Shape { hosts, local, lanes, groups } = shape;
+fn reduce(shape: &HierarchyShape, b: f64) -> CostTerms {
+    let HierarchyShape { hosts, local, lanes, groups } = shape;
     let (c, g) = (b / lanes, b / lanes / groups);
     let messages = groups * (2.0 * (lanes - 1.0) + (local - 1.0));
     work(messages, (lanes - 1.0) * c + c, g + b, (local - 1.0) * c + (hosts - 1.0) * g)
 }
 
-fn broadcast(shape: &Shape, b: f64) -> Work {
-    let Shape { hosts, local, lanes, groups } = shape;
+fn broadcast(shape: &HierarchyShape, b: f64) -> CostTerms {
+    let HierarchyShape { hosts, local, lanes, groups } = shape;
     let c = b / lanes;
     let wire = if *groups > 1.0 { 2.0 * (hosts - 1.0) / hosts * c } else { (hosts - 1.0) * c };
     let messages = groups * (2.0 * (lanes - 1.0) + (local - 1.0));
@@ -133,7 +133,7 @@ fn broadcast(shape: &Shape, b: f64) -> Work {
 }
 
 /// Blocks of `c` bytes. A rank works for its share of the other hosts' blocks.
-fn blocks(shape: &Shape, collective: Collective, n: f64, c: f64) -> Work {
+fn blocks(shape: &HierarchyShape, collective: Collective, n: f64, c: f64) -> CostTerms {
     let local = shape.local;
     let (share, companions) = (n / local, local - 1.0);
     let messages = 2.0 * companions * share;

@@ -4,7 +4,7 @@
 //! all bytes that leave a host share its way out. A flat algorithm is judged by its busiest rank
 //! and host; where the closed form does not say which of its messages cross, the worst is taken.
 
-use super::form::{Form, Work};
+use super::form::{CostTerms, Form};
 use super::{Costs, Question, hierarchy};
 use crate::algorithm::Algorithm::{self, *};
 use crate::plan::Collective::{self, *};
@@ -39,7 +39,7 @@ impl Hosts {
 
 /// What crosses between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Wire {
+pub(super) struct HostTraffic {
     /// Of the form's latencies.
     pub alphas: f64,
     /// Of the messages on the form's path.
@@ -54,12 +54,12 @@ pub(super) struct Wire {
     pub landed: f64,
 }
 
-impl Wire {
+impl HostTraffic {
     /// For one slice of `bytes` bytes.
-    pub fn of(algorithm: Algorithm, question: &Question, form: &Form, bytes: f64) -> Wire {
+    pub fn of(algorithm: Algorithm, question: &Question, form: &Form, bytes: f64) -> HostTraffic {
         let hosts = question.hosts;
         if hosts.count == 1 {
-            return Wire::default();
+            return HostTraffic::default();
         }
         let n = question.nranks as f64;
         let (least, most) = (hosts.least as f64, hosts.most as f64);
@@ -74,7 +74,7 @@ impl Wire {
                 true => of_messages,
                 false => (hosts.count as f64 * bytes / form.total.sent).min(1.0),
             };
-            Wire {
+            HostTraffic {
                 alphas: form.alphas * alphas,
                 messages: form.path.messages * of_messages,
                 bytes,
@@ -104,7 +104,7 @@ impl Wire {
             Hierarchical | Leaders => {
                 hierarchy::wire(algorithm, question.collective, hosts, n, bytes)
             }
-            Local => Wire::default(),
+            Local => HostTraffic::default(),
         }
     }
 
@@ -123,12 +123,12 @@ impl Wire {
     /// What is the kernel's work, of all ranks together.
     pub fn total(&self, costs: &Costs) -> f64 {
         let (messages, bytes) = self.of_all;
-        let all = Wire { messages, bytes, ..*self };
+        let all = HostTraffic { messages, bytes, ..*self };
         all.messages(costs) + all.bytes(costs)
     }
 
     /// What it does not do of this work.
-    pub fn spared(&self, work: &Work, costs: &Costs) -> f64 {
+    pub fn spared(&self, work: &CostTerms, costs: &Costs) -> f64 {
         (self.lent * work.sent + self.landed * work.copied) * costs.copy_us_per_byte
     }
 }

@@ -22,9 +22,9 @@ mod hosts;
 use super::{Algorithm, host_order, serial_order};
 use crate::plan::Collective;
 pub use costs::{Costs, Profile};
-use form::{Form, Work};
+use form::{CostTerms, Form};
+use hosts::HostTraffic;
 pub use hosts::Hosts;
-use hosts::Wire;
 
 /// A call, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +56,7 @@ pub struct Question {
 
 /// The answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub struct AlgorithmChoice {
     pub algorithm: Algorithm,
     /// Use the peers' buffers instead of going through slots.
     pub direct: bool,
@@ -64,7 +64,7 @@ pub struct Choice {
 }
 
 /// The fastest algorithm that is allowed, by the model.
-pub fn choose(question: &Question, costs: &Costs) -> Choice {
+pub fn choose(question: &Question, costs: &Costs) -> AlgorithmChoice {
     match asked(question) {
         Some(forced) => fastest(vec![forced], question, costs),
         None => fastest(candidates(question), question, costs),
@@ -99,13 +99,13 @@ fn candidates(question: &Question) -> Vec<Algorithm> {
     }
 }
 
-fn fastest(candidates: Vec<Algorithm>, question: &Question, costs: &Costs) -> Choice {
+fn fastest(candidates: Vec<Algorithm>, question: &Question, costs: &Costs) -> AlgorithmChoice {
     let choices = candidates
         .into_iter()
         .flat_map(|algorithm| [(algorithm, false), (algorithm, true)])
         .filter_map(|(algorithm, direct)| {
             let predicted_us = predict(algorithm, direct, question, costs)?;
-            Some(Choice { algorithm, direct, predicted_us })
+            Some(AlgorithmChoice { algorithm, direct, predicted_us })
         });
     // The first of equals wins: the order of Algorithm::ALL is part of the answer.
     choices
@@ -144,10 +144,10 @@ pub fn predict(
             };
         (self::form(algorithm, question, bytes / slices)?, slices)
     };
-    let wire = Wire::of(algorithm, question, &form, bytes / slices);
+    let wire = HostTraffic::of(algorithm, question, &form, bytes / slices);
     // The kernel's part of the wire is work of the same core: it adds to what a rank does itself.
     let crossing = wire.messages(costs) + wire.bytes(costs);
-    let work = |work: &Work| work.time(costs) - wire.spared(work, costs) + crossing;
+    let work = |work: &CostTerms| work.time(costs) - wire.spared(work, costs) + crossing;
     let first = form.alphas * costs.alpha_us + wire.alphas(costs) + work(&form.path);
     // Each further slice follows at the pace of the busiest rank where slices stream, else it goes
     // the whole way.
@@ -174,7 +174,7 @@ pub fn goes_whole(
 /// A two-shot all-reduce of ranks of one host that goes through scratch of theirs, `window` bytes
 /// at a time; `None` where the call is not one, or the user wants another algorithm. It is in
 /// serial order, which any call may be in on one host.
-pub fn in_windows(question: &Question, window: usize, costs: &Costs) -> Option<Choice> {
+pub fn shm_two_shot(question: &Question, window: usize, costs: &Costs) -> Option<AlgorithmChoice> {
     let algorithm = Algorithm::TwoShot;
     let asks_else = asked(question).is_some_and(|asked| asked != algorithm);
     if asks_else || question.hosts.count > 1 || question.bytes == 0 {
@@ -186,20 +186,20 @@ pub fn in_windows(question: &Question, window: usize, costs: &Costs) -> Option<C
     let first = form.alphas * costs.alpha_us + form.path.time(costs);
     let times = (windows * first, form.total.time(costs));
     let predicted_us = crowded(&form, times, windows, question.nranks, costs);
-    Some(Choice { algorithm, direct: false, predicted_us })
+    Some(AlgorithmChoice { algorithm, direct: false, predicted_us })
 }
 
 /// A collective between processes of one host of which each reads what it needs where it lies,
 /// through the kernel; `None` where the call is none for that, or the user wants another algorithm.
 /// In place, too, but for an all-to-all, which the caller has to know.
-pub fn by_kernel(question: &Question, costs: &Costs) -> Option<Choice> {
+pub fn by_cma(question: &Question, costs: &Costs) -> Option<AlgorithmChoice> {
     let algorithm = direct::READS;
     let asks_else = asked(question).is_some_and(|asked| asked != algorithm);
     let copies = costs.kernel_us_per_byte.is_finite();
     if !copies || asks_else || question.hosts.count > 1 || question.bytes == 0 {
         return None;
     }
-    let form = direct::by_kernel(question.collective, question.nranks, question.bytes as f64)?;
+    let form = direct::by_cma(question.collective, question.nranks, question.bytes as f64)?;
     // Every block is a call of the system.
     let costs = Costs { cross_us_per_byte: costs.kernel_us_per_byte, ..costs.clone() };
     let blocks = match question.collective {
@@ -210,13 +210,13 @@ pub fn by_kernel(question: &Question, costs: &Costs) -> Option<Choice> {
         form.alphas * costs.alpha_us + form.path.time(&costs) + blocks as f64 * costs.kernel_us;
     let times = (time, form.total.time(&costs));
     let predicted_us = crowded(&form, times, 1.0, question.nranks, &costs);
-    Some(Choice { algorithm, direct: false, predicted_us })
+    Some(AlgorithmChoice { algorithm, direct: false, predicted_us })
 }
 
 /// From how many bytes on a message between two ranks that both wait for it takes no longer where
 /// the receiver copies it from where it lies than through a slot: as one process's memory is read,
 /// and as the kernel reads another's.
-pub fn lent_from(costs: &Costs) -> [usize; 2] {
+pub fn zero_copy_from(costs: &Costs) -> [usize; 2] {
     let slot = 2.0 * (costs.copy_us_per_byte + costs.cross_us_per_byte);
     let from = |begin_us: f64, us_per_byte: f64| {
         let gained = slot - us_per_byte;

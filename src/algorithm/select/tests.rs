@@ -3,7 +3,7 @@
 use super::*;
 use crate::algorithm::{plan, plan_on};
 use crate::plan::PIPELINE_DEPTH;
-use crate::plan::simulate::{Machine, Wire, simulate, simulate_hosts};
+use crate::plan::simulate::{HostWire, Machine, simulate, simulate_hosts};
 use crate::plan::topology::Topology;
 
 const SLOT_BYTES: usize = 64 << 10;
@@ -98,7 +98,7 @@ fn hierarchical_forms_agree_with_the_simulated_clock() {
         depth: PIPELINE_DEPTH,
         slot_bytes: SLOT_BYTES,
     };
-    let wire = Wire {
+    let wire = HostWire {
         alpha_us: costs.wire_alpha_us,
         message_us: costs.wire_message_us,
         us_per_byte: costs.wire_us_per_byte,
@@ -380,7 +380,7 @@ fn one_host_stands_for_all() {
         depth: PIPELINE_DEPTH,
         slot_bytes: SLOT_BYTES,
     };
-    let wire = Wire { alpha_us: 5.0, message_us: 0.3, us_per_byte: 1e-3 };
+    let wire = HostWire { alpha_us: 5.0, message_us: 0.3, us_per_byte: 1e-3 };
     let (hosts, local) = (5, 4);
     let in_order = Topology::new(&(0..hosts * local).map(|rank| rank / local).collect::<Vec<_>>());
     let mixed = Topology::new(&(0..hosts * local).map(|rank| rank % hosts).collect::<Vec<_>>());
@@ -411,12 +411,12 @@ fn one_host_stands_for_all() {
 fn windows_are_for_long_sums_of_ranks_that_share_cores() {
     let (costs, window) = (costs(2), 512 << 10);
     let asked = Question { element: 4, ..question(Collective::AllReduce, 4, 16 << 20) };
-    let found = in_windows(&asked, window, &costs).unwrap();
+    let found = shm_two_shot(&asked, window, &costs).unwrap();
     assert_eq!((found.algorithm, found.direct), (Algorithm::TwoShot, false));
     let staged = Question { associative: false, ..asked };
     assert!(found.predicted_us < choose(&staged, &costs).predicted_us);
     // Shorter windows are more meetings.
-    assert!(found.predicted_us < in_windows(&asked, window / 8, &costs).unwrap().predicted_us);
+    assert!(found.predicted_us < shm_two_shot(&asked, window / 8, &costs).unwrap().predicted_us);
     let others = [
         Question { collective: Collective::Broadcast, ..asked },
         Question { forced: Some(Algorithm::Ring), ..asked },
@@ -425,12 +425,12 @@ fn windows_are_for_long_sums_of_ranks_that_share_cores() {
         Question { nranks: 1, ..asked },
     ];
     for other in others {
-        assert_eq!(in_windows(&other, window, &costs), None, "{other:?}");
+        assert_eq!(shm_two_shot(&other, window, &costs), None, "{other:?}");
     }
     // Two-shot is in serial order, and was asked for or is as good as what was.
     let serial = Question { deterministic: true, associative: false, ..asked };
     for forced in [None, Some(Algorithm::TwoShot), Some(Algorithm::Ring)] {
-        assert_eq!(in_windows(&Question { forced, ..serial }, window, &costs), Some(found));
+        assert_eq!(shm_two_shot(&Question { forced, ..serial }, window, &costs), Some(found));
     }
 }
 
@@ -446,7 +446,7 @@ fn the_kernel_copies_what_takes_longer_through_slots() {
         (Collective::Scatter, 1),
     ];
     for collective in Collective::ALL {
-        let found = by_kernel(&asked(collective, 16 << 20), &free);
+        let found = by_cma(&asked(collective, 16 << 20), &free);
         let Some((_, calls)) = copying.iter().find(|(copies, _)| *copies == collective) else {
             assert_eq!(found, None, "{collective:?}");
             continue;
@@ -456,10 +456,10 @@ fn the_kernel_copies_what_takes_longer_through_slots() {
         assert!(found.predicted_us < choose(&asked(collective, 16 << 20), &free).predicted_us);
         // Each peer's block is a call of the system.
         let dear = Costs { kernel_us: 101.0, ..free.clone() };
-        let dear = by_kernel(&asked(collective, 16 << 20), &dear).unwrap();
+        let dear = by_cma(&asked(collective, 16 << 20), &dear).unwrap();
         let more = dear.predicted_us - found.predicted_us;
         assert!((more - 100.0 * f64::from(*calls)).abs() < 1e-6, "{collective:?}: {more}");
-        let small = by_kernel(&asked(collective, 64), &free).unwrap();
+        let small = by_cma(&asked(collective, 64), &free).unwrap();
         assert!(small.predicted_us > choose(&asked(collective, 64), &free).predicted_us);
         let nothing = [
             (Question { bytes: 0, ..asked(collective, 8) }, free.clone()),
@@ -475,7 +475,7 @@ fn the_kernel_copies_what_takes_longer_through_slots() {
         ];
         for (question, costs) in nothing {
             let takes_pairwise = plan(Algorithm::Pairwise, collective, 0, 4, 0).is_some();
-            let found = by_kernel(&question, &costs);
+            let found = by_cma(&question, &costs);
             assert_eq!(found.is_some(), question.forced.is_some() && !takes_pairwise);
         }
     }

@@ -1,12 +1,14 @@
 //! A rank that is not the root: contact the root, find its place in the tree, give and take.
 
-use super::message::{Entry, Message, Party, entries, entry_bytes, push_entry};
+use super::message::{
+    AllgatherMessage, PeerId, RankContribution, entries, entry_bytes, push_entry,
+};
 use super::root::margin;
 use super::tree::{
-    Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn,
-    own_failure, refused,
+    Branches, ConnectionId, PeerTable, TreeAction, TreeEvent, died, garbled, into_unmet, name,
+    out_of_turn, own_failure, refused,
 };
-use crate::bootstrap::error::{Cause, Unmet};
+use crate::bootstrap::error::{Blame, BootstrapError};
 use crate::bootstrap::local::wire::Failure;
 use crate::error::{Error, Result};
 use crate::host;
@@ -15,24 +17,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How far a rank has come.
-enum Stage {
+enum ClientStage {
     /// Dialling the root; `again` after it had hung up once.
     Contacting,
     /// The root knows us and has to say where we belong.
-    Placing { contact: Link },
+    Placing { contact: ConnectionId },
     /// Dialling the parent; the contact stays open until we have it.
-    Joining { contact: Link, root: Party, parent: Party },
+    Joining { contact: ConnectionId, root: PeerId, parent: PeerId },
     /// The parent has let us in and has to take us.
-    Greeting { contact: Link, root: Party, up: Link, parent: Party },
+    Greeting { contact: ConnectionId, root: PeerId, up: ConnectionId, parent: PeerId },
     /// In the tree.
-    Placed { up: Link, parent: Party, depth: u32 },
+    Placed { up: ConnectionId, parent: PeerId, depth: u32 },
     /// Everybody has everything, or the meeting has failed.
     Over,
 }
 
 /// A meeting as one rank sees it.
-pub struct Member {
-    me: Party,
+pub struct AllgatherClient {
+    me: PeerId,
     nranks: usize,
     gate: Vec<SocketAddr>,
     root: Vec<SocketAddr>,
@@ -40,34 +42,34 @@ pub struct Member {
     deadline: Instant,
     /// How long before the deadline the root speaks.
     margin: Duration,
-    stage: Stage,
+    stage: ClientStage,
     below: Branches,
     /// Through the gate, and not yet asked to join.
-    visitors: Vec<(Link, Party)>,
+    visitors: Vec<(ConnectionId, PeerId)>,
     /// For the parent, until there is one.
-    upward: Vec<Message>,
+    upward: Vec<AllgatherMessage>,
     /// The table, in parts as they came, and how many ranks that is.
     parts: Vec<Arc<[u8]>>,
     received: usize,
-    actions: Vec<Action>,
-    outcome: Option<Result<(), Unmet>>,
+    actions: Vec<TreeAction>,
+    outcome: Option<Result<(), BootstrapError>>,
 }
 
-impl Member {
+impl AllgatherClient {
     pub fn new(
-        me: Party,
+        me: PeerId,
         nranks: usize,
         mine: &[u8],
         gate: &[SocketAddr],
         root: &[SocketAddr],
         now: Instant,
         deadline: Instant,
-    ) -> Member {
+    ) -> AllgatherClient {
         let mut body = Vec::with_capacity(entry_bytes(mine));
-        push_entry(&mut body, &Entry { from: me, payload: mine });
+        push_entry(&mut body, &RankContribution { from: me, payload: mine });
         let (to, rank, until) = (root.to_vec(), crate::bootstrap::tcp::hello::ROOT, deadline);
-        let dial = Action::Dial { to, rank, was_open: false, until };
-        Member {
+        let dial = TreeAction::Dial { to, rank, was_open: false, until };
+        AllgatherClient {
             me,
             nranks,
             gate: gate.to_vec(),
@@ -75,10 +77,10 @@ impl Member {
             started: now,
             deadline,
             margin: margin(deadline.saturating_duration_since(now)),
-            stage: Stage::Contacting,
+            stage: ClientStage::Contacting,
             below: Branches::default(),
             visitors: Vec::new(),
-            upward: vec![Message::Offers(Arc::from(body))],
+            upward: vec![AllgatherMessage::Offers(Arc::from(body))],
             parts: Vec::new(),
             received: 0,
             actions: vec![dial],
@@ -86,7 +88,7 @@ impl Member {
         }
     }
 
-    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
+    pub fn outcome(&self) -> Option<&Result<(), BootstrapError>> {
         self.outcome.as_ref()
     }
 
@@ -96,7 +98,7 @@ impl Member {
         self.received == self.nranks
     }
 
-    pub fn take_table(&mut self) -> Table {
+    pub fn take_table(&mut self) -> PeerTable {
         let mut table = Vec::with_capacity(self.received);
         for part in std::mem::take(&mut self.parts) {
             let found = entries(&part).expect("decoding looked at it");
@@ -105,20 +107,20 @@ impl Member {
         table
     }
 
-    pub fn take_actions(&mut self) -> Vec<Action> {
+    pub fn take_actions(&mut self) -> Vec<TreeAction> {
         std::mem::take(&mut self.actions)
     }
 
     pub fn next_deadline(&self) -> Instant {
         match self.stage {
-            Stage::Joining { .. } | Stage::Greeting { .. } => self.verdict(0),
-            Stage::Placed { depth, .. } => self.verdict(depth),
+            ClientStage::Joining { .. } | ClientStage::Greeting { .. } => self.verdict(0),
+            ClientStage::Placed { depth, .. } => self.verdict(depth),
             _ => self.deadline,
         }
     }
 
-    fn say(&mut self, link: Link, message: Message) {
-        self.actions.push(Action::Say { link, message });
+    fn say(&mut self, link: ConnectionId, message: AllgatherMessage) {
+        self.actions.push(TreeAction::Say { link, message });
     }
 
     pub fn tick(&mut self, now: Instant) {
@@ -128,10 +130,10 @@ impl Member {
         // Below a rank that is stuck all wait, and speak from the top down: the first that does
         // names its parent.
         let who = match &self.stage {
-            Stage::Joining { parent, .. }
-            | Stage::Greeting { parent, .. }
-            | Stage::Placed { parent, .. } => *parent,
-            _ => Party { rank: super::message::NO_RANK, pid: 0 },
+            ClientStage::Joining { parent, .. }
+            | ClientStage::Greeting { parent, .. }
+            | ClientStage::Placed { parent, .. } => *parent,
+            _ => PeerId { rank: super::message::NO_RANK, pid: 0 },
         };
         self.stuck(who, now);
     }
@@ -147,9 +149,9 @@ impl Member {
     }
 
     /// `who` has come and does not go on.
-    fn stuck(&mut self, who: Party, now: Instant) {
+    fn stuck(&mut self, who: PeerId, now: Instant) {
         let waited_ms = now.saturating_duration_since(self.started).as_millis() as u64;
-        let Party { rank, pid } = who;
+        let PeerId { rank, pid } = who;
         if rank == super::message::NO_RANK {
             let what = format!(
                 "rank {} waited {waited_ms} ms for {} other ranks, and the root at {:?} did not \
@@ -159,79 +161,83 @@ impl Member {
                 self.root
             );
             let failure = refused(self.me, libc::ETIMEDOUT, what);
-            self.fail_waiting(failure, Cause::Late);
+            self.fail_waiting(failure, Blame::Late);
         } else {
             self.fail(Failure::Stuck { rank, pid, host: "".into(), waited_ms }, None);
         }
     }
 
     /// The meeting is over: tell everybody but the one who told us.
-    fn fail(&mut self, failure: Failure, except: Option<Link>) {
+    fn fail(&mut self, failure: Failure, except: Option<ConnectionId>) {
         if self.outcome.is_some() {
             return;
         }
-        let stage = std::mem::replace(&mut self.stage, Stage::Over);
+        let stage = std::mem::replace(&mut self.stage, ClientStage::Over);
         let own = match stage {
-            Stage::Contacting | Stage::Over => [None, None],
-            Stage::Placing { contact } | Stage::Joining { contact, .. } => [Some(contact), None],
-            Stage::Greeting { contact, up, .. } => [Some(contact), Some(up)],
-            Stage::Placed { up, .. } => [Some(up), None],
+            ClientStage::Contacting | ClientStage::Over => [None, None],
+            ClientStage::Placing { contact } | ClientStage::Joining { contact, .. } => {
+                [Some(contact), None]
+            }
+            ClientStage::Greeting { contact, up, .. } => [Some(contact), Some(up)],
+            ClientStage::Placed { up, .. } => [Some(up), None],
         };
         let visitors = self.visitors.iter().map(|(link, _)| *link);
         let all = own.into_iter().flatten().chain(self.below.links()).chain(visitors);
         for link in all.filter(|link| Some(*link) != except) {
-            let message = Message::Failure(failure.clone());
-            self.actions.push(Action::Say { link, message });
+            let message = AllgatherMessage::Failure(failure.clone());
+            self.actions.push(TreeAction::Say { link, message });
         }
         self.outcome = Some(Err(into_unmet(failure, self.me.rank, self.nranks)));
     }
 
-    /// As [`Member::fail`], where this rank's own words are for what it waited for in vain.
-    fn fail_waiting(&mut self, failure: Failure, cause: Cause) {
+    /// As [`AllgatherClient::fail`], where this rank's own words are for what it waited for in vain.
+    fn fail_waiting(&mut self, failure: Failure, cause: Blame) {
         self.fail(failure, None);
         if let Some(Err(unmet)) = &mut self.outcome {
             unmet.cause = cause;
         }
     }
 
-    pub fn on(&mut self, event: Event, now: Instant) {
+    pub fn on(&mut self, event: TreeEvent, now: Instant) {
         if self.outcome.is_some() {
             return;
         }
         match event {
-            Event::Came { link, greeting, .. } => {
-                let who = Party { rank: greeting.rank, pid: greeting.lane };
+            TreeEvent::Came { link, greeting, .. } => {
+                let who = PeerId { rank: greeting.rank, pid: greeting.lane };
                 self.visitors.push((link, who));
             }
-            Event::Reached { link } => self.reached(link, now),
-            Event::Unreachable { error } => match self.stage {
-                Stage::Joining { parent, .. } if is_time(&error) => self.stuck(parent, now),
-                _ => self.fail_waiting(own_failure(self.me, &error), Cause::There),
+            TreeEvent::Reached { link } => self.reached(link, now),
+            TreeEvent::Unreachable { error } => match self.stage {
+                ClientStage::Joining { parent, .. } if is_time(&error) => self.stuck(parent, now),
+                _ => self.fail_waiting(own_failure(self.me, &error), Blame::There),
             },
-            Event::Said { link, message } => self.heard(link, message),
-            Event::Lost { link } => self.lost(link),
-            Event::Garbled { link, why } => {
+            TreeEvent::Said { link, message } => self.heard(link, message),
+            TreeEvent::Lost { link } => self.lost(link),
+            TreeEvent::Garbled { link, why } => {
                 let failure = garbled(self.me, &self.called(link), why);
                 self.fail(failure, Some(link));
             }
         }
     }
 
-    fn who(&self, link: Link) -> Party {
+    fn who(&self, link: ConnectionId) -> PeerId {
         let visitor = self.visitors.iter().find(|(other, _)| *other == link);
         let below = self.below.who(link).or(visitor.map(|(_, who)| *who));
         below.unwrap_or(match self.stage {
-            Stage::Greeting { up, parent, .. } | Stage::Placed { up, parent, .. } if up == link => {
+            ClientStage::Greeting { up, parent, .. } | ClientStage::Placed { up, parent, .. }
+                if up == link =>
+            {
                 parent
             }
-            _ => Party { rank: super::message::NO_RANK, pid: 0 },
+            _ => PeerId { rank: super::message::NO_RANK, pid: 0 },
         })
     }
 
     /// Who is at the other end, for a text: of a root that is no rank the place is known.
-    fn called(&self, link: Link) -> String {
+    fn called(&self, link: ConnectionId) -> String {
         match self.who(link) {
-            Party { rank: super::message::NO_RANK, .. } => {
+            PeerId { rank: super::message::NO_RANK, .. } => {
                 let places: Vec<String> = self.root.iter().map(SocketAddr::to_string).collect();
                 format!("the root at {}", places.join(", "))
             }
@@ -239,52 +245,55 @@ impl Member {
         }
     }
 
-    fn reached(&mut self, link: Link, now: Instant) {
+    fn reached(&mut self, link: ConnectionId, now: Instant) {
         match self.stage {
-            Stage::Contacting => {
+            ClientStage::Contacting => {
                 let remaining = self.deadline.saturating_duration_since(now);
                 let remaining_ms = remaining.as_millis().min(u32::MAX.into()) as u32;
                 let (pid, addresses) = (self.me.pid, self.gate.clone());
                 let host = host::name().into();
-                self.say(link, Message::Here { pid, remaining_ms, host, addresses });
-                self.stage = Stage::Placing { contact: link };
+                self.say(link, AllgatherMessage::Here { pid, remaining_ms, host, addresses });
+                self.stage = ClientStage::Placing { contact: link };
             }
-            Stage::Joining { contact, root, parent } => {
-                self.say(link, Message::Join { pid: self.me.pid });
-                self.stage = Stage::Greeting { contact, root, up: link, parent };
+            ClientStage::Joining { contact, root, parent } => {
+                self.say(link, AllgatherMessage::Join { pid: self.me.pid });
+                self.stage = ClientStage::Greeting { contact, root, up: link, parent };
             }
-            _ => self.actions.push(Action::Hang { link }),
+            _ => self.actions.push(TreeAction::Hang { link }),
         }
     }
 
-    fn lost(&mut self, link: Link) {
-        if let Some(Party { rank, pid }) = self.below.who(link) {
-            return self.fail(died(Party { rank, pid }), Some(link));
+    fn lost(&mut self, link: ConnectionId) {
+        if let Some(PeerId { rank, pid }) = self.below.who(link) {
+            return self.fail(died(PeerId { rank, pid }), Some(link));
         }
         // Whoever was not taken yet has its contact with the root, which sees what becomes of it.
         self.visitors.retain(|(other, _)| *other != link);
         match self.stage {
-            Stage::Placing { contact } if contact == link => {
+            ClientStage::Placing { contact } if contact == link => {
                 // Perhaps the contact was cut off while it was made: the root tells, or is gone.
                 let (to, rank) = (self.root.clone(), crate::bootstrap::tcp::hello::ROOT);
                 let until = self.deadline;
-                self.actions.push(Action::Dial { to, rank, was_open: true, until });
-                self.stage = Stage::Contacting;
+                self.actions.push(TreeAction::Dial { to, rank, was_open: true, until });
+                self.stage = ClientStage::Contacting;
             }
-            Stage::Joining { contact, root, .. } | Stage::Greeting { contact, root, .. }
+            ClientStage::Joining { contact, root, .. }
+            | ClientStage::Greeting { contact, root, .. }
                 if contact == link =>
             {
                 self.fail(died(root), Some(link));
             }
-            Stage::Greeting { up, parent, .. } | Stage::Placed { up, parent, .. } if up == link => {
+            ClientStage::Greeting { up, parent, .. } | ClientStage::Placed { up, parent, .. }
+                if up == link =>
+            {
                 self.fail(died(parent), Some(link));
             }
             _ => {}
         }
     }
 
-    fn heard(&mut self, link: Link, message: Message) {
-        if let Message::Failure(failure) = message {
+    fn heard(&mut self, link: ConnectionId, message: AllgatherMessage) {
+        if let AllgatherMessage::Failure(failure) = message {
             return self.fail(failure, Some(link));
         }
         if let Some(at) = self.visitors.iter().position(|(other, _)| *other == link) {
@@ -294,69 +303,76 @@ impl Member {
             return self.heard_child(link, message);
         }
         match (&self.stage, message) {
-            (Stage::Placing { contact }, Message::Adopted { parent, depth })
+            (ClientStage::Placing { contact }, AllgatherMessage::Adopted { parent, depth })
                 if *contact == link =>
             {
                 self.placed(link, parent, depth);
             }
-            (Stage::Placing { contact }, Message::Place { root, parent, addresses })
-                if *contact == link =>
-            {
+            (
+                ClientStage::Placing { contact },
+                AllgatherMessage::Place { root, parent, addresses },
+            ) if *contact == link => {
                 // A parent that is gone is told by the root, which knows whether it died.
                 let (to, rank, until) = (addresses, parent.rank, self.verdict(0));
-                self.actions.push(Action::Dial { to, rank, was_open: false, until });
-                self.stage = Stage::Joining { contact: link, root, parent };
+                self.actions.push(TreeAction::Dial { to, rank, was_open: false, until });
+                self.stage = ClientStage::Joining { contact: link, root, parent };
             }
-            (Stage::Greeting { contact, up, .. }, Message::Adopted { parent, depth })
-                if *up == link =>
-            {
+            (
+                ClientStage::Greeting { contact, up, .. },
+                AllgatherMessage::Adopted { parent, depth },
+            ) if *up == link => {
                 let contact = *contact;
-                self.say(contact, Message::Attached);
-                self.actions.push(Action::Hang { link: contact });
+                self.say(contact, AllgatherMessage::Attached);
+                self.actions.push(TreeAction::Hang { link: contact });
                 self.placed(link, parent, depth);
             }
-            (Stage::Placed { up, .. }, Message::Table { first, count, body }) if *up == link => {
+            (ClientStage::Placed { up, .. }, AllgatherMessage::Table { first, count, body })
+                if *up == link =>
+            {
                 self.take_part(first, count, body);
             }
-            (Stage::Placed { up, .. }, Message::Go)
+            (ClientStage::Placed { up, .. }, AllgatherMessage::Go)
                 if *up == link && self.received == self.nranks =>
             {
-                self.below.say(&Message::Go, &mut self.actions);
-                self.stage = Stage::Over;
+                self.below.say(&AllgatherMessage::Go, &mut self.actions);
+                self.stage = ClientStage::Over;
                 self.outcome = Some(Ok(()));
             }
             _ => self.fail(out_of_turn(&self.called(link)), None),
         }
     }
 
-    fn heard_visitor(&mut self, at: usize, message: Message) {
+    fn heard_visitor(&mut self, at: usize, message: AllgatherMessage) {
         let (link, who) = self.visitors.remove(at);
         match message {
-            Message::Join { .. } => {
+            AllgatherMessage::Join { .. } => {
                 self.below.add(link, who);
-                if let Stage::Placed { depth, .. } = self.stage {
-                    self.say(link, Message::Adopted { parent: self.me, depth: depth + 1 });
+                if let ClientStage::Placed { depth, .. } = self.stage {
+                    self.say(link, AllgatherMessage::Adopted { parent: self.me, depth: depth + 1 });
                 }
             }
             _ => self.fail(out_of_turn(&name(who)), None),
         }
     }
 
-    fn heard_child(&mut self, link: Link, message: Message) {
+    fn heard_child(&mut self, link: ConnectionId, message: AllgatherMessage) {
         match (&message, &self.stage) {
-            (Message::Offers(_) | Message::Done { .. }, Stage::Placed { up, .. }) => {
+            (
+                AllgatherMessage::Offers(_) | AllgatherMessage::Done { .. },
+                ClientStage::Placed { up, .. },
+            ) => {
                 self.say(*up, message);
             }
-            (Message::Offers(_), _) => self.upward.push(message),
+            (AllgatherMessage::Offers(_), _) => self.upward.push(message),
             _ => self.fail(out_of_turn(&self.called(link)), None),
         }
     }
 
-    fn placed(&mut self, up: Link, parent: Party, depth: u32) {
-        self.stage = Stage::Placed { up, parent, depth };
+    fn placed(&mut self, up: ConnectionId, parent: PeerId, depth: u32) {
+        self.stage = ClientStage::Placed { up, parent, depth };
         for child in self.below.links() {
-            let message = Message::Adopted { parent: self.me, depth: depth + 1 };
-            self.actions.push(Action::Say { link: child, message });
+            let message = AllgatherMessage::Adopted { parent: self.me, depth: depth + 1 };
+            self.actions.push(TreeAction::Say { link: child, message });
         }
         for message in std::mem::take(&mut self.upward) {
             self.say(up, message);
@@ -370,9 +386,10 @@ impl Member {
             return self.fail(Failure::Usage { text }, None);
         }
         self.parts.push(body.clone());
-        self.below.say(&Message::Table { first, count, body }, &mut self.actions);
-        if let (true, Stage::Placed { up, .. }) = (self.received == self.nranks, &self.stage) {
-            self.say(*up, Message::Done { rank: self.me.rank });
+        self.below.say(&AllgatherMessage::Table { first, count, body }, &mut self.actions);
+        if let (true, ClientStage::Placed { up, .. }) = (self.received == self.nranks, &self.stage)
+        {
+            self.say(*up, AllgatherMessage::Done { rank: self.me.rank });
         }
     }
 }

@@ -3,30 +3,30 @@
 //! No call waits and none asks for the time: whoever drives a host, a loop around `poll` or a
 //! simulation, calls [`Host::advance`] when something may have come or a deadline has passed.
 
-use super::client::Member;
-use super::message::Message;
-use super::root::Registry;
-use super::tree::{Action, Event, Link, Table};
-use crate::bootstrap::error::Unmet;
-use crate::bootstrap::tcp::connect::Dialling;
-use crate::bootstrap::tcp::handshake::Secret;
-use crate::bootstrap::tcp::hello::{Greeting, Purpose};
+use super::client::AllgatherClient;
+use super::message::AllgatherMessage;
+use super::root::AllgatherRoot;
+use super::tree::{ConnectionId, PeerTable, TreeAction, TreeEvent};
+use crate::bootstrap::error::BootstrapError;
+use crate::bootstrap::tcp::connect::Connecting;
+use crate::bootstrap::tcp::handshake::SharedSecret;
+use crate::bootstrap::tcp::hello::{Hello, Purpose};
 use crate::bootstrap::tcp::io::Network;
-use crate::bootstrap::tcp::pending::Arrival;
-use crate::bootstrap::tcp::secure_frame::{End, Framed};
+use crate::bootstrap::tcp::pending::ProvenConnection;
+use crate::bootstrap::tcp::secure_frame::{Framed, StreamEnd};
 use crate::error::Result;
-use crate::tcp_liveness::{LOOK, Silence};
+use crate::tcp_liveness::{AckWatch, LOOK};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 /// What a rank is in the meeting.
 pub enum Role {
-    Root(Registry),
-    Member(Member),
+    Root(AllgatherRoot),
+    Member(AllgatherClient),
 }
 
 impl Role {
-    fn on(&mut self, event: Event, now: Instant) {
+    fn on(&mut self, event: TreeEvent, now: Instant) {
         match self {
             Role::Root(registry) => registry.on(event, now),
             Role::Member(member) => member.on(event, now),
@@ -40,14 +40,14 @@ impl Role {
         }
     }
 
-    fn take_actions(&mut self) -> Vec<Action> {
+    fn take_actions(&mut self) -> Vec<TreeAction> {
         match self {
             Role::Root(registry) => registry.take_actions(),
             Role::Member(member) => member.take_actions(),
         }
     }
 
-    fn outcome(&self) -> Option<&Result<(), Unmet>> {
+    fn outcome(&self) -> Option<&Result<(), BootstrapError>> {
         match self {
             Role::Root(registry) => registry.outcome(),
             Role::Member(member) => member.outcome(),
@@ -55,50 +55,50 @@ impl Role {
     }
 }
 
-struct Wire<S> {
+struct DriverConnection<S> {
     framed: Framed<S>,
-    queue: VecDeque<Message>,
+    queue: VecDeque<AllgatherMessage>,
     /// To be closed once everything has left.
     hanging: bool,
-    silence: Silence,
+    silence: AckWatch,
 }
 
 /// One rank's meeting.
 pub struct Host<N: Network> {
     network: N,
-    secret: Secret,
+    secret: SharedSecret,
     /// What it says when it dials.
-    greeting: Greeting,
+    greeting: Hello,
     role: Role,
-    wires: BTreeMap<Link, Wire<N::Stream>>,
-    dial: Option<Dialling<N::Stream>>,
-    next: Link,
+    wires: BTreeMap<ConnectionId, DriverConnection<N::Stream>>,
+    dial: Option<Connecting<N::Stream>>,
+    next: ConnectionId,
     /// When to see again whether somebody is at the other ends, where there are any.
     next_look: Option<Instant>,
 }
 
 impl<N: Network> Host<N> {
-    pub fn new(network: N, secret: Secret, greeting: Greeting, role: Role) -> Host<N> {
+    pub fn new(network: N, secret: SharedSecret, greeting: Hello, role: Role) -> Host<N> {
         let wires = BTreeMap::new();
         Host { network, secret, greeting, role, wires, dial: None, next: 1, next_look: None }
     }
 
     /// Somebody came through the gate for the meeting.
-    pub fn admit(&mut self, arrival: Arrival<N::Stream>, now: Instant) {
+    pub fn admit(&mut self, arrival: ProvenConnection<N::Stream>, now: Instant) {
         debug_assert_eq!(arrival.greeting.purpose, Purpose::Meet);
         let (greeting, took) = (arrival.greeting.clone(), arrival.took);
         let link = self.connect(arrival, now);
-        self.role.on(Event::Came { link, greeting, took }, now);
+        self.role.on(TreeEvent::Came { link, greeting, took }, now);
     }
 
-    fn connect(&mut self, arrival: Arrival<N::Stream>, now: Instant) -> Link {
+    fn connect(&mut self, arrival: ProvenConnection<N::Stream>, now: Instant) -> ConnectionId {
         let link = self.next;
         self.next += 1;
         self.network.ask(&arrival.stream);
         self.next_look.get_or_insert(now + LOOK);
         let framed = Framed::new(arrival.stream, &arrival.keys);
-        let (queue, silence) = (VecDeque::new(), Silence::default());
-        self.wires.insert(link, Wire { framed, queue, hanging: false, silence });
+        let (queue, silence) = (VecDeque::new(), AckWatch::default());
+        self.wires.insert(link, DriverConnection { framed, queue, hanging: false, silence });
         link
     }
 
@@ -132,14 +132,15 @@ impl<N: Network> Host<N> {
         }
         self.next_look = Some(now + LOOK);
         let network = &self.network;
-        let is_silent =
-            |wire: &mut Wire<N::Stream>| network.is_silent(&wire.framed.stream, &mut wire.silence);
+        let is_silent = |wire: &mut DriverConnection<N::Stream>| {
+            network.is_silent(&wire.framed.stream, &mut wire.silence)
+        };
         let wires = self.wires.iter_mut();
-        let silent: Vec<Link> =
+        let silent: Vec<ConnectionId> =
             wires.filter_map(|(link, wire)| is_silent(wire).then_some(*link)).collect();
         for link in silent {
             self.wires.remove(&link);
-            self.role.on(Event::Lost { link }, now);
+            self.role.on(TreeEvent::Lost { link }, now);
         }
     }
 
@@ -150,22 +151,24 @@ impl<N: Network> Host<N> {
             Ok(Some(arrival)) => {
                 self.dial = None;
                 let link = self.connect(arrival, now);
-                self.role.on(Event::Reached { link }, now);
+                self.role.on(TreeEvent::Reached { link }, now);
             }
             Err(error) => {
                 self.dial = None;
-                self.role.on(Event::Unreachable { error }, now);
+                self.role.on(TreeEvent::Unreachable { error }, now);
             }
         }
     }
 
     /// Take what has come on every connection.
     fn listen(&mut self, now: Instant) {
-        let links: Vec<Link> = self.wires.keys().copied().collect();
+        let links: Vec<ConnectionId> = self.wires.keys().copied().collect();
         for link in links {
             while let Some(event) = self.hear(link) {
                 let last = match &event {
-                    Event::Said { message, .. } => matches!(message, Message::Failure(_)),
+                    TreeEvent::Said { message, .. } => {
+                        matches!(message, AllgatherMessage::Failure(_))
+                    }
                     _ => true,
                 };
                 if last {
@@ -179,36 +182,36 @@ impl<N: Network> Host<N> {
         }
     }
 
-    fn hear(&mut self, link: Link) -> Option<Event> {
+    fn hear(&mut self, link: ConnectionId) -> Option<TreeEvent> {
         let wire = self.wires.get_mut(&link)?;
         match wire.framed.pull() {
             Ok(None) => None,
-            Ok(Some(frame)) => Some(match Message::decode(&frame) {
-                Ok(message) => Event::Said { link, message },
-                Err(why) => Event::Garbled { link, why },
+            Ok(Some(frame)) => Some(match AllgatherMessage::decode(&frame) {
+                Ok(message) => TreeEvent::Said { link, message },
+                Err(why) => TreeEvent::Garbled { link, why },
             }),
-            Err(End::Closed(_)) => Some(Event::Lost { link }),
-            Err(End::Garbled(why)) => Some(Event::Garbled { link, why }),
+            Err(StreamEnd::Closed(_)) => Some(TreeEvent::Lost { link }),
+            Err(StreamEnd::Garbled(why)) => Some(TreeEvent::Garbled { link, why }),
         }
     }
 
-    fn act(&mut self, action: Action, now: Instant) {
+    fn act(&mut self, action: TreeAction, now: Instant) {
         match action {
-            Action::Say { link, message } => {
+            TreeAction::Say { link, message } => {
                 if let Some(wire) = self.wires.get_mut(&link) {
                     wire.queue.push_back(message);
                 }
             }
-            Action::Hang { link } => {
+            TreeAction::Hang { link } => {
                 if let Some(wire) = self.wires.get_mut(&link) {
                     wire.hanging = true;
                 }
             }
-            Action::Dial { to, rank, was_open, until } => {
-                let greeting = Greeting { to: rank, ..self.greeting.clone() };
+            TreeAction::Dial { to, rank, was_open, until } => {
+                let greeting = Hello { to: rank, ..self.greeting.clone() };
                 let secret = self.secret.clone();
                 let to = self.network.routes(&to);
-                let dial = Dialling::new(secret, &to, greeting, now, until);
+                let dial = Connecting::new(secret, &to, greeting, now, until);
                 self.dial = Some(if was_open { dial.where_open() } else { dial });
             }
         }
@@ -241,7 +244,7 @@ impl<N: Network> Host<N> {
         }
     }
 
-    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
+    pub fn outcome(&self) -> Option<&Result<(), BootstrapError>> {
         self.role.outcome()
     }
 
@@ -249,7 +252,8 @@ impl<N: Network> Host<N> {
     /// hung up, since what they had still sent would take our last words with it.
     pub fn is_quiet(&self) -> bool {
         let failed = self.outcome().is_some_and(|outcome| outcome.is_err());
-        let busy = |wire: &Wire<N::Stream>| wire.framed.is_sending() || !wire.queue.is_empty();
+        let busy =
+            |wire: &DriverConnection<N::Stream>| wire.framed.is_sending() || !wire.queue.is_empty();
         if failed { self.wires.is_empty() } else { !self.wires.values().any(busy) }
     }
 
@@ -262,7 +266,7 @@ impl<N: Network> Host<N> {
         }
     }
 
-    pub fn take_table(&mut self) -> Table {
+    pub fn take_table(&mut self) -> PeerTable {
         match &mut self.role {
             Role::Root(registry) => registry.take_table(),
             Role::Member(member) => member.take_table(),
@@ -271,7 +275,7 @@ impl<N: Network> Host<N> {
 
     /// When [`Host::advance`] has something to do though nothing arrives; `None` if never.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let dial = self.dial.as_ref().map(Dialling::next_deadline);
+        let dial = self.dial.as_ref().map(Connecting::next_deadline);
         let role = match &self.role {
             Role::Root(registry) => registry.next_deadline(),
             Role::Member(member) => Some(member.next_deadline()),
@@ -282,6 +286,6 @@ impl<N: Network> Host<N> {
     /// Every stream, with whether it has something to send.
     pub fn streams(&self) -> impl Iterator<Item = (&N::Stream, bool)> {
         let wires = self.wires.values().map(|wire| (&wire.framed.stream, wire.framed.is_sending()));
-        wires.chain(self.dial.iter().filter_map(Dialling::stream))
+        wires.chain(self.dial.iter().filter_map(Connecting::stream))
     }
 }

@@ -21,7 +21,7 @@ const _: () = assert!(ENTRY + MAX_PAYLOAD <= MAX_BODY);
 
 /// A rank's process, or the root's that is no rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Party {
+pub struct PeerId {
     /// [`NO_RANK`] for a root that is no rank.
     pub rank: u32,
     pub pid: u32,
@@ -31,17 +31,17 @@ pub struct Party {
 pub const NO_RANK: u32 = u32::MAX;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum AllgatherMessage {
     /// A rank to the root: I am here, on this host, and my gate is there. `remaining_ms`: how long
     /// I wait.
     Here { pid: u32, remaining_ms: u32, host: Box<str>, addresses: Vec<SocketAddr> },
     /// The root to a rank: `parent` is above you in the tree, dial it.
-    Place { root: Party, parent: Party, addresses: Vec<SocketAddr> },
+    Place { root: PeerId, parent: PeerId, addresses: Vec<SocketAddr> },
     /// A rank to its parent.
     Join { pid: u32 },
     /// A parent, or the root itself, to a rank: I am above you, and you are so deep in the tree;
     /// this connection stays.
-    Adopted { parent: Party, depth: u32 },
+    Adopted { parent: PeerId, depth: u32 },
     /// A rank to the root: I am in the tree, this contact can end.
     Attached,
     /// Up: contributions of the tree below.
@@ -58,14 +58,14 @@ pub enum Message {
 
 /// One rank's contribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
-    pub from: Party,
+pub struct RankContribution<'a> {
+    pub from: PeerId,
     pub payload: &'a [u8],
 }
 
 /// Append a contribution to the body of a message.
-pub fn push_entry(body: &mut Vec<u8>, entry: &Entry) {
-    let Party { rank, pid } = entry.from;
+pub fn push_entry(body: &mut Vec<u8>, entry: &RankContribution) {
+    let PeerId { rank, pid } = entry.from;
     for word in [rank, pid, entry.payload.len() as u32] {
         body.extend(word.to_le_bytes());
     }
@@ -78,7 +78,7 @@ pub fn entry_bytes(payload: &[u8]) -> usize {
 }
 
 /// The contributions in a message.
-pub fn entries(body: &[u8]) -> Result<Vec<Entry<'_>>, Refusal> {
+pub fn entries(body: &[u8]) -> Result<Vec<RankContribution<'_>>, Refusal> {
     let (mut found, mut rest) = (Vec::new(), body);
     while !rest.is_empty() {
         let (head, after) = rest.split_at_checked(ENTRY).ok_or("a contribution cut short")?;
@@ -87,15 +87,15 @@ pub fn entries(body: &[u8]) -> Result<Vec<Entry<'_>>, Refusal> {
             return Err("a contribution longer than any can be");
         }
         let (payload, after) = after.split_at_checked(length).ok_or("a contribution cut short")?;
-        let from = Party { rank: word(head, 0)?, pid: word(head, 4)? };
-        found.push(Entry { from, payload });
+        let from = PeerId { rank: word(head, 0)?, pid: word(head, 4)? };
+        found.push(RankContribution { from, payload });
         rest = after;
     }
     Ok(found)
 }
 
 /// A part of the table, if it is one: at least one rank, and none left out.
-fn table(body: Arc<[u8]>) -> Result<Message, Refusal> {
+fn table(body: Arc<[u8]>) -> Result<AllgatherMessage, Refusal> {
     let found = entries(&body)?;
     let first = found.first().ok_or("an empty part of the table")?.from.rank;
     let mut ranks = (first..=u32::MAX).zip(&found);
@@ -103,7 +103,7 @@ fn table(body: Arc<[u8]>) -> Result<Message, Refusal> {
     if first.checked_add(count).is_none() || ranks.any(|(rank, entry)| entry.from.rank != rank) {
         return Err("a table out of order");
     }
-    Ok(Message::Table { first, count, body })
+    Ok(AllgatherMessage::Table { first, count, body })
 }
 
 fn word(bytes: &[u8], at: usize) -> Result<u32, Refusal> {
@@ -111,8 +111,8 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Refusal> {
     Ok(u32::from_le_bytes(cell.try_into().expect("four bytes")))
 }
 
-fn party(bytes: &[u8], at: usize) -> Result<Party, Refusal> {
-    Ok(Party { rank: word(bytes, at)?, pid: word(bytes, at + 4)? })
+fn party(bytes: &[u8], at: usize) -> Result<PeerId, Refusal> {
+    Ok(PeerId { rank: word(bytes, at)?, pid: word(bytes, at + 4)? })
 }
 
 fn addresses(bytes: &[u8], at: usize) -> Result<Vec<SocketAddr>, Refusal> {
@@ -149,19 +149,19 @@ fn exactly(bytes: &[u8], length: usize) -> Result<(), Refusal> {
     if bytes.len() == length { Ok(()) } else { Err("a message of wrong length") }
 }
 
-impl Message {
+impl AllgatherMessage {
     fn kind(&self) -> u8 {
         match self {
-            Message::Here { .. } => 1,
-            Message::Place { .. } => 2,
-            Message::Join { .. } => 3,
-            Message::Adopted { .. } => 4,
-            Message::Attached => 5,
-            Message::Offers(_) => 6,
-            Message::Table { .. } => 7,
-            Message::Done { .. } => 8,
-            Message::Go => 9,
-            Message::Failure(_) => 10,
+            AllgatherMessage::Here { .. } => 1,
+            AllgatherMessage::Place { .. } => 2,
+            AllgatherMessage::Join { .. } => 3,
+            AllgatherMessage::Adopted { .. } => 4,
+            AllgatherMessage::Attached => 5,
+            AllgatherMessage::Offers(_) => 6,
+            AllgatherMessage::Table { .. } => 7,
+            AllgatherMessage::Done { .. } => 8,
+            AllgatherMessage::Go => 9,
+            AllgatherMessage::Failure(_) => 10,
         }
     }
 
@@ -174,42 +174,44 @@ impl Message {
             bytes.extend(addresses.iter().take(MOST_ADDRESSES).flat_map(encode_address));
         };
         match self {
-            Message::Here { pid, remaining_ms, host, addresses } => {
+            AllgatherMessage::Here { pid, remaining_ms, host, addresses } => {
                 words(&mut bytes, &[*pid, *remaining_ms]);
                 push_name(&mut bytes, host);
                 places(&mut bytes, addresses);
             }
-            Message::Place { root, parent, addresses } => {
+            AllgatherMessage::Place { root, parent, addresses } => {
                 words(&mut bytes, &[root.rank, root.pid, parent.rank, parent.pid]);
                 places(&mut bytes, addresses);
             }
-            Message::Join { pid: number } | Message::Done { rank: number } => {
+            AllgatherMessage::Join { pid: number } | AllgatherMessage::Done { rank: number } => {
                 words(&mut bytes, &[*number]);
             }
-            Message::Adopted { parent, depth } => {
+            AllgatherMessage::Adopted { parent, depth } => {
                 words(&mut bytes, &[parent.rank, parent.pid, *depth]);
             }
-            Message::Offers(body) | Message::Table { body, .. } => bytes.extend(&body[..]),
-            Message::Failure(failure) => bytes.extend(failure.encode()),
-            Message::Attached | Message::Go => {}
+            AllgatherMessage::Offers(body) | AllgatherMessage::Table { body, .. } => {
+                bytes.extend(&body[..])
+            }
+            AllgatherMessage::Failure(failure) => bytes.extend(failure.encode()),
+            AllgatherMessage::Attached | AllgatherMessage::Go => {}
         }
         bytes
     }
 
     /// The message in a frame.
-    pub fn decode(frame: &[u8]) -> Result<Message, Refusal> {
+    pub fn decode(frame: &[u8]) -> Result<AllgatherMessage, Refusal> {
         let (kind, body) = frame.split_first().ok_or("an empty message")?;
         Ok(match kind {
             1 => {
                 let (host, rest) = name(body, 8)?;
-                Message::Here {
+                AllgatherMessage::Here {
                     pid: word(body, 0)?,
                     remaining_ms: word(body, 4)?,
                     host,
                     addresses: addresses(rest, 0)?,
                 }
             }
-            2 => Message::Place {
+            2 => AllgatherMessage::Place {
                 root: party(body, 0)?,
                 parent: party(body, 8)?,
                 addresses: addresses(body, 16)?,
@@ -218,24 +220,24 @@ impl Message {
                 exactly(body, 4)?;
                 let number = word(body, 0)?;
                 if *kind == 3 {
-                    Message::Join { pid: number }
+                    AllgatherMessage::Join { pid: number }
                 } else {
-                    Message::Done { rank: number }
+                    AllgatherMessage::Done { rank: number }
                 }
             }
             4 => {
                 exactly(body, 12)?;
-                Message::Adopted { parent: party(body, 0)?, depth: word(body, 8)? }
+                AllgatherMessage::Adopted { parent: party(body, 0)?, depth: word(body, 8)? }
             }
             6 => {
                 entries(body)?;
-                Message::Offers(body.into())
+                AllgatherMessage::Offers(body.into())
             }
             7 => table(body.into())?,
-            10 => Message::Failure(Failure::decode(body)?),
+            10 => AllgatherMessage::Failure(Failure::decode(body)?),
             5 | 9 => {
                 exactly(body, 0)?;
-                if *kind == 5 { Message::Attached } else { Message::Go }
+                if *kind == 5 { AllgatherMessage::Attached } else { AllgatherMessage::Go }
             }
             _ => return Err("a message of unknown kind"),
         })
@@ -247,32 +249,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn samples() -> Vec<Message> {
-        let (one, two) = (Party { rank: 1, pid: 20 }, Party { rank: 2, pid: 30 });
-        let apart = Party { rank: NO_RANK, pid: 40 };
+    fn samples() -> Vec<AllgatherMessage> {
+        let (one, two) = (PeerId { rank: 1, pid: 20 }, PeerId { rank: 2, pid: 30 });
+        let apart = PeerId { rank: NO_RANK, pid: 40 };
         let addresses: Vec<SocketAddr> =
             vec!["10.0.0.1:5".parse().unwrap(), "[fe80::1%3]:6".parse().unwrap()];
         let mut body = Vec::new();
-        push_entry(&mut body, &Entry { from: one, payload: b"abc" });
-        push_entry(&mut body, &Entry { from: two, payload: b"" });
+        push_entry(&mut body, &RankContribution { from: one, payload: b"abc" });
+        push_entry(&mut body, &RankContribution { from: two, payload: b"" });
         let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2], unlisted: 0 };
         vec![
-            Message::Here {
+            AllgatherMessage::Here {
                 pid: 7,
                 remaining_ms: 900,
                 host: "node7".into(),
                 addresses: addresses.clone(),
             },
-            Message::Here { pid: 7, remaining_ms: 0, host: "".into(), addresses: Vec::new() },
-            Message::Place { root: apart, parent: one, addresses },
-            Message::Join { pid: 8 },
-            Message::Adopted { parent: one, depth: 3 },
-            Message::Attached,
-            Message::Offers(body.clone().into()),
-            Message::Table { first: 1, count: 2, body: body.into() },
-            Message::Done { rank: 2 },
-            Message::Go,
-            Message::Failure(failure),
+            AllgatherMessage::Here {
+                pid: 7,
+                remaining_ms: 0,
+                host: "".into(),
+                addresses: Vec::new(),
+            },
+            AllgatherMessage::Place { root: apart, parent: one, addresses },
+            AllgatherMessage::Join { pid: 8 },
+            AllgatherMessage::Adopted { parent: one, depth: 3 },
+            AllgatherMessage::Attached,
+            AllgatherMessage::Offers(body.clone().into()),
+            AllgatherMessage::Table { first: 1, count: 2, body: body.into() },
+            AllgatherMessage::Done { rank: 2 },
+            AllgatherMessage::Go,
+            AllgatherMessage::Failure(failure),
         ]
     }
 
@@ -280,9 +287,9 @@ mod tests {
     fn messages_survive_and_cut_ones_are_refused() {
         for message in samples() {
             let bytes = message.encode();
-            assert_eq!(Message::decode(&bytes), Ok(message.clone()));
+            assert_eq!(AllgatherMessage::decode(&bytes), Ok(message.clone()));
             for cut in 0..bytes.len() {
-                assert_ne!(Message::decode(&bytes[..cut]), Ok(message.clone()));
+                assert_ne!(AllgatherMessage::decode(&bytes[..cut]), Ok(message.clone()));
             }
         }
     }
@@ -290,9 +297,16 @@ mod tests {
     #[test]
     fn a_name_that_is_too_long_is_cut_between_two_letters() {
         let host = "é".repeat(40) + "x";
-        let here = Message::Here { pid: 7, remaining_ms: 0, host: host.into(), addresses: vec![] };
-        let read = Message::decode(&here.encode());
-        assert!(matches!(read, Ok(Message::Here { host, .. }) if *host == *"é".repeat(32)));
+        let here = AllgatherMessage::Here {
+            pid: 7,
+            remaining_ms: 0,
+            host: host.into(),
+            addresses: vec![],
+        };
+        let read = AllgatherMessage::decode(&here.encode());
+        assert!(
+            matches!(read, Ok(AllgatherMessage::Here { host, .. }) if *host == *"é".repeat(32))
+        );
     }
 
     #[test]
@@ -300,10 +314,10 @@ mod tests {
         let encoded = |ranks: &[u32]| {
             let mut bytes = vec![7];
             for rank in ranks {
-                let from = Party { rank: *rank, pid: 1 };
-                push_entry(&mut bytes, &Entry { from, payload: b"x" });
+                let from = PeerId { rank: *rank, pid: 1 };
+                push_entry(&mut bytes, &RankContribution { from, payload: b"x" });
             }
-            Message::decode(&bytes)
+            AllgatherMessage::decode(&bytes)
         };
         assert!(encoded(&[4, 5, 6]).is_ok());
         for wrong in [&[][..], &[5, 4], &[4, 6], &[4, 4], &[u32::MAX]] {
@@ -313,7 +327,7 @@ mod tests {
 
     #[test]
     fn contributions_keep_their_order() {
-        let Message::Offers(body) = &samples()[6] else { panic!() };
+        let AllgatherMessage::Offers(body) = &samples()[6] else { panic!() };
         let found = entries(body).unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].from.rank, found[0].payload), (1, &b"abc"[..]));
@@ -325,8 +339,8 @@ mod tests {
         fn whatever_decodes_survives(kind in 0u8..12, mut bytes: Vec<u8>, cells in 0usize..5) {
             bytes.insert(0, kind);
             bytes.resize(1 + cells * 24 + 8 * usize::from(kind < 3) * usize::from(kind), 0);
-            if let Ok(message) = Message::decode(&bytes) {
-                prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
+            if let Ok(message) = AllgatherMessage::decode(&bytes) {
+                prop_assert_eq!(AllgatherMessage::decode(&message.encode()), Ok(message));
             }
         }
     }

@@ -6,22 +6,22 @@ pub(super) mod message;
 pub(super) mod root;
 pub(super) mod tree;
 
-use super::error::Unmet;
+use super::error::BootstrapError;
 use super::local::wire::{Failure, MAX_PAYLOAD};
 use super::process::random;
 use super::tcp::connect::Proved;
-use super::tcp::handshake::Secret;
-use super::tcp::hello::{ANYONE, Greeting, Purpose};
-use super::tcp::listener::{Gate, NetworkConfig};
-use super::tcp::socket::{self, Kernel, entry};
+use super::tcp::handshake::SharedSecret;
+use super::tcp::hello::{ANYONE, Hello, Purpose};
+use super::tcp::listener::{AuthListener, NetworkConfig};
+use super::tcp::socket::{self, KernelNetwork, entry};
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::thread_signals;
-use client::Member;
+use client::AllgatherClient;
 use driver::{Host, Role};
-pub use message::{Entry, Message, Party, entries};
-use root::Registry;
+pub use message::{AllgatherMessage, PeerId, RankContribution, entries};
+use root::AllgatherRoot;
 use std::time::{Duration, Instant};
 
 /// How long a rank whose meeting is over stays to tell the others. Only one that does not read
@@ -32,19 +32,19 @@ pub const LAST_WORDS: Duration = Duration::from_millis(250);
 const GLANCE: Duration = Duration::from_millis(2);
 
 /// Meet the other ranks of `id` over the network and return what every rank brought, in order of
-/// rank. The root is this rank if its gate is the root's ([`Gate::of_root`]), else whoever listens
+/// rank. The root is this rank if its gate is the root's ([`AuthListener::of_root`]), else whoever listens
 /// at the id's address.
 ///
 /// A rank that returns success knows that every rank had received everything. Otherwise every
 /// living rank returns an error at `deadline`, or a quarter of a second after it, that names who is
 /// missing, who died, or who disagrees. Connections for other purposes that come through the gate
-/// meanwhile are given out by its next [`Gate::advance`].
+/// meanwhile are given out by its next [`AuthListener::advance`].
 pub fn meet(
     id: &UniqueId,
     rank: usize,
     nranks: usize,
     mine: Vec<u8>,
-    gate: &mut Gate,
+    gate: &mut AuthListener,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>> {
     Ok(meet_unless(id, rank, nranks, mine, gate, deadline, None)?)
@@ -56,24 +56,32 @@ pub fn meet_unless(
     rank: usize,
     nranks: usize,
     mine: Vec<u8>,
-    gate: &mut Gate,
+    gate: &mut AuthListener,
     deadline: Instant,
     is_called_off: Option<&dyn Fn() -> bool>,
-) -> Result<Vec<Vec<u8>>, Unmet> {
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
     check(rank, nranks, &mine)?;
     gate.set_rank(rank);
     if nranks == 1 {
         return Ok(vec![mine]);
     }
     let now = Instant::now();
-    let me = Party { rank: rank as u32, pid: std::process::id() };
+    let me = PeerId { rank: rank as u32, pid: std::process::id() };
     let role = if gate.is_root() {
-        Role::Root(Registry::of(me, nranks, &mine, now, deadline))
+        Role::Root(AllgatherRoot::of(me, nranks, &mine, now, deadline))
     } else {
         let root = id.addresses();
-        Role::Member(Member::new(me, nranks, &mine, gate.addresses(), &root, now, deadline))
+        Role::Member(AllgatherClient::new(
+            me,
+            nranks,
+            &mine,
+            gate.addresses(),
+            &root,
+            now,
+            deadline,
+        ))
     };
-    let mut host = Host::new(Kernel, Secret::new(id), greeting(me, nranks)?, role);
+    let mut host = Host::new(KernelNetwork, SharedSecret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
     let interrupt = || match is_called_off {
         Some(is_called_off) if is_called_off() => {
@@ -81,17 +89,18 @@ pub fn meet_unless(
         }
         _ => Ok(()),
     };
-    let interrupt: Option<&dyn Fn() -> Result<(), Unmet>> = is_called_off.map(|_| &interrupt as _);
+    let interrupt: Option<&dyn Fn() -> Result<(), BootstrapError>> =
+        is_called_off.map(|_| &interrupt as _);
     let met = run(&mut host, gate, nranks as u32, &mut others, interrupt);
     gate.keep(others);
     met?;
     Ok(host.take_table().into_iter().map(|(_, payload)| payload).collect())
 }
 
-fn greeting(me: Party, nranks: usize) -> Result<Greeting> {
+fn greeting(me: PeerId, nranks: usize) -> Result<Hello> {
     let mut note = [0; 8];
     random(&mut note)?;
-    Ok(Greeting {
+    Ok(Hello {
         purpose: Purpose::Meet,
         rank: me.rank,
         to: ANYONE,
@@ -124,12 +133,12 @@ fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
 /// What comes meanwhile from one of `nranks` ranks for another purpose is for `others`; who is no
 /// rank only asks whether anybody is there, and is hung up on.
 fn run(
-    host: &mut Host<Kernel>,
-    gate: &mut Gate,
+    host: &mut Host<KernelNetwork>,
+    gate: &mut AuthListener,
     nranks: u32,
     others: &mut Vec<Proved>,
-    interrupt: Option<&dyn Fn() -> Result<(), Unmet>>,
-) -> Result<(), Unmet> {
+    interrupt: Option<&dyn Fn() -> Result<(), BootstrapError>>,
+) -> Result<(), BootstrapError> {
     let mut entries = Vec::new();
     let mut over: Option<Instant> = None;
     loop {
@@ -173,7 +182,7 @@ impl Root {
     /// timeout, in which it tells every further rank why the meeting failed.
     pub fn start(config: &Config) -> Result<UniqueId> {
         let secret = UniqueId::generate()?;
-        let gate = Gate::open(&secret, &NetworkConfig::from(config))?.of_root();
+        let gate = AuthListener::open(&secret, &NetworkConfig::from(config))?.of_root();
         let id = secret.moved_to(gate.addresses());
         let patience = config.meeting();
         let own = id.clone();
@@ -187,12 +196,12 @@ impl Root {
     }
 }
 
-fn serve(id: &UniqueId, mut gate: Gate, patience: Duration) {
-    let me = Party { rank: message::NO_RANK, pid: std::process::id() };
+fn serve(id: &UniqueId, mut gate: AuthListener, patience: Duration) {
+    let me = PeerId { rank: message::NO_RANK, pid: std::process::id() };
     let now = Instant::now();
-    let role = Role::Root(Registry::apart(me.pid, now, patience));
+    let role = Role::Root(AllgatherRoot::apart(me.pid, now, patience));
     let Ok(greeting) = greeting(me, 0) else { return };
-    let mut host = Host::new(Kernel, Secret::new(id), greeting, role);
+    let mut host = Host::new(KernelNetwork, SharedSecret::new(id), greeting, role);
     // A thread has no use for what is for a rank.
     if run(&mut host, &mut gate, 0, &mut Vec::new(), None).is_ok() {
         return;

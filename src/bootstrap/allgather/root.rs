@@ -1,14 +1,14 @@
 //! The root of a meeting: it knows who has come, gives every rank its place, and holds the table.
 
-use super::message::{Entry, Message, NO_RANK, Party, entries};
+use super::message::{AllgatherMessage, NO_RANK, PeerId, RankContribution, entries};
 use super::tree::{
-    ARITY, Action, Branches, Event, Link, Table, died, garbled, into_unmet, name, out_of_turn,
-    refused, table_messages,
+    ARITY, Branches, ConnectionId, PeerTable, TreeAction, TreeEvent, died, garbled, into_unmet,
+    name, out_of_turn, refused, table_messages,
 };
-use crate::bootstrap::error::Unmet;
+use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::local::wire::Failure;
 use crate::bootstrap::process::out_of_sockets;
-use crate::bootstrap::tcp::hello::Greeting;
+use crate::bootstrap::tcp::hello::Hello;
 use crate::error::Result;
 use crate::host;
 use std::collections::BTreeMap;
@@ -25,14 +25,14 @@ fn return_time(handshake: Duration) -> Duration {
 }
 
 /// What the root knows of a rank that has come.
-struct Known {
-    who: Party,
+struct ArrivedRank {
+    who: PeerId,
     /// Drawn by the rank's process, so that a second process under its number is found out.
     note: u64,
-    link: Link,
+    link: ConnectionId,
     /// How long its handshake took.
     took: Duration,
-    state: State,
+    state: MemberState,
     /// Empty before it has said so.
     host: Box<str>,
     gate: Vec<SocketAddr>,
@@ -44,7 +44,7 @@ struct Known {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum MemberState {
     /// Proved, and has not said that it is here.
     Greeted,
     /// Told its place, and not there yet.
@@ -54,11 +54,11 @@ enum State {
 }
 
 /// A meeting as its root sees it.
-pub struct Registry {
-    me: Party,
+pub struct AllgatherRoot {
+    me: PeerId,
     nranks: Option<usize>,
-    known: BTreeMap<u32, Known>,
-    links: BTreeMap<Link, u32>,
+    known: BTreeMap<u32, ArrivedRank>,
+    links: BTreeMap<ConnectionId, u32>,
     /// Ranks in the order of their places.
     order: Vec<u32>,
     offered: usize,
@@ -72,18 +72,18 @@ pub struct Registry {
     suspects: Vec<(Instant, u32)>,
     /// Why somebody who has come cannot be let in.
     shortage: Option<i32>,
-    table: Table,
-    actions: Vec<Action>,
+    table: PeerTable,
+    actions: Vec<TreeAction>,
     failure: Option<Failure>,
-    outcome: Option<Result<(), Unmet>>,
+    outcome: Option<Result<(), BootstrapError>>,
 }
 
-impl Registry {
+impl AllgatherRoot {
     /// A root that is no rank; it learns the number of ranks from the first that comes, and from
     /// then on waits for `patience` at most.
-    pub fn apart(pid: u32, now: Instant, patience: Duration) -> Registry {
-        Registry {
-            me: Party { rank: NO_RANK, pid },
+    pub fn apart(pid: u32, now: Instant, patience: Duration) -> AllgatherRoot {
+        AllgatherRoot {
+            me: PeerId { rank: NO_RANK, pid },
             nranks: None,
             known: BTreeMap::new(),
             links: BTreeMap::new(),
@@ -104,15 +104,21 @@ impl Registry {
     }
 
     /// A rank that is the root.
-    pub fn of(me: Party, nranks: usize, mine: &[u8], now: Instant, deadline: Instant) -> Registry {
+    pub fn of(
+        me: PeerId,
+        nranks: usize,
+        mine: &[u8],
+        now: Instant,
+        deadline: Instant,
+    ) -> AllgatherRoot {
         let patience = deadline.saturating_duration_since(now);
-        let mut root = Registry::apart(me.pid, now, patience);
-        let own = Known {
+        let mut root = AllgatherRoot::apart(me.pid, now, patience);
+        let own = ArrivedRank {
             who: me,
             note: 0,
             link: 0,
             took: Duration::ZERO,
-            state: State::Attached,
+            state: MemberState::Attached,
             host: host::name().into(),
             gate: Vec::new(),
             order: 0,
@@ -120,7 +126,7 @@ impl Registry {
             done: true,
         };
         root.known.insert(me.rank, own);
-        Registry {
+        AllgatherRoot {
             me,
             nranks: Some(nranks),
             offered: 1,
@@ -130,7 +136,7 @@ impl Registry {
         }
     }
 
-    pub fn outcome(&self) -> Option<&Result<(), Unmet>> {
+    pub fn outcome(&self) -> Option<&Result<(), BootstrapError>> {
         self.outcome.as_ref()
     }
 
@@ -140,11 +146,11 @@ impl Registry {
         Some(self.table.len()) == self.nranks
     }
 
-    pub fn take_table(&mut self) -> Table {
+    pub fn take_table(&mut self) -> PeerTable {
         std::mem::take(&mut self.table)
     }
 
-    pub fn take_actions(&mut self) -> Vec<Action> {
+    pub fn take_actions(&mut self) -> Vec<TreeAction> {
         std::mem::take(&mut self.actions)
     }
 
@@ -159,8 +165,8 @@ impl Registry {
         self.shortage = errno;
     }
 
-    fn say(&mut self, link: Link, message: Message) {
-        self.actions.push(Action::Say { link, message });
+    fn say(&mut self, link: ConnectionId, message: AllgatherMessage) {
+        self.actions.push(TreeAction::Say { link, message });
     }
 
     pub fn tick(&mut self, now: Instant) {
@@ -175,14 +181,14 @@ impl Registry {
             return;
         }
         if let Some(errno) = self.shortage {
-            let what = out_of_sockets(&name(Party { pid: 0, ..self.me }), errno);
+            let what = out_of_sockets(&name(PeerId { pid: 0, ..self.me }), errno);
             return self.fail(refused(self.me, errno, what));
         }
         let waited_ms = now.saturating_duration_since(self.started).as_millis() as u64;
         let missing: Vec<u32> =
             (0..nranks as u32).filter(|rank| !self.known.contains_key(rank)).collect();
         if missing.is_empty() {
-            let Party { rank, pid } = self.stuck();
+            let PeerId { rank, pid } = self.stuck();
             let host = "".into();
             self.fail(Failure::Stuck { rank, pid, host, waited_ms });
         } else {
@@ -191,10 +197,10 @@ impl Registry {
     }
 
     /// Who holds up a meeting that all have come to.
-    fn stuck(&self) -> Party {
+    fn stuck(&self) -> PeerId {
         // Of the ranks whose contribution is not here, the one that is highest in the tree; of
         // those that have not taken the table, if all have contributed.
-        let highest = |silent: fn(&&Known) -> bool| {
+        let highest = |silent: fn(&&ArrivedRank) -> bool| {
             self.known.values().filter(silent).min_by_key(|known| known.order)
         };
         let mute = highest(|known| known.payload.is_none());
@@ -203,7 +209,7 @@ impl Registry {
         };
         match highest.state {
             // It gave its contribution to its parent, which has not passed it on.
-            State::Attached if highest.order >= ARITY && highest.payload.is_none() => {
+            MemberState::Attached if highest.order >= ARITY && highest.payload.is_none() => {
                 self.parent(highest.order).who
             }
             _ => highest.who,
@@ -211,7 +217,7 @@ impl Registry {
     }
 
     /// The parent of the rank in a place that is not directly below the root.
-    fn parent(&self, order: usize) -> &Known {
+    fn parent(&self, order: usize) -> &ArrivedRank {
         &self.known[&self.order[order / ARITY - 1]]
     }
 
@@ -220,8 +226,8 @@ impl Registry {
             return;
         }
         let failure = self.with_host(failure);
-        let message = Message::Failure(failure.clone());
-        let open: Vec<Link> = self.links.keys().copied().collect();
+        let message = AllgatherMessage::Failure(failure.clone());
+        let open: Vec<ConnectionId> = self.links.keys().copied().collect();
         for link in open {
             self.say(link, message.clone());
         }
@@ -240,11 +246,11 @@ impl Registry {
         failure
     }
 
-    pub fn on(&mut self, event: Event, now: Instant) {
+    pub fn on(&mut self, event: TreeEvent, now: Instant) {
         if let Some(failure) = &self.failure {
             // Whoever comes late is told why at once.
-            if let Event::Came { link, .. } = event {
-                let message = Message::Failure(failure.clone());
+            if let TreeEvent::Came { link, .. } = event {
+                let message = AllgatherMessage::Failure(failure.clone());
                 self.say(link, message);
             }
             return;
@@ -253,25 +259,27 @@ impl Registry {
             return;
         }
         match event {
-            Event::Came { link, greeting, took } => self.came(link, &greeting, took, now),
-            Event::Said { link, message } => self.heard(link, message, now),
-            Event::Lost { link } => self.lost(link, now),
-            Event::Garbled { link, why } => {
+            TreeEvent::Came { link, greeting, took } => self.came(link, &greeting, took, now),
+            TreeEvent::Said { link, message } => self.heard(link, message, now),
+            TreeEvent::Lost { link } => self.lost(link, now),
+            TreeEvent::Garbled { link, why } => {
                 let Some(who) = self.who(link) else { return };
                 self.fail(garbled(self.me, &name(who), why));
             }
-            Event::Reached { .. } | Event::Unreachable { .. } => unreachable!("nobody is dialled"),
+            TreeEvent::Reached { .. } | TreeEvent::Unreachable { .. } => {
+                unreachable!("nobody is dialled")
+            }
         }
     }
 
-    fn who(&self, link: Link) -> Option<Party> {
+    fn who(&self, link: ConnectionId) -> Option<PeerId> {
         let rank = self.links.get(&link)?;
         self.known.get(rank).map(|known| known.who)
     }
 
-    fn came(&mut self, link: Link, greeting: &Greeting, took: Duration, now: Instant) {
+    fn came(&mut self, link: ConnectionId, greeting: &Hello, took: Duration, now: Instant) {
         let (rank, note) = (greeting.rank, greeting.note);
-        let who = Party { rank, pid: greeting.lane };
+        let who = PeerId { rank, pid: greeting.lane };
         self.links.insert(link, rank);
         if let Some(failure) = self.refusal(who, greeting) {
             return self.fail(failure);
@@ -287,11 +295,11 @@ impl Registry {
             let old = std::mem::replace(&mut before.link, link);
             self.suspects.retain(|(_, suspect)| *suspect != rank);
             self.links.remove(&old);
-            self.actions.push(Action::Hang { link: old });
+            self.actions.push(TreeAction::Hang { link: old });
             return;
         }
-        let (state, order) = (State::Greeted, usize::MAX);
-        let known = Known {
+        let (state, order) = (MemberState::Greeted, usize::MAX);
+        let known = ArrivedRank {
             who,
             note,
             link,
@@ -307,7 +315,7 @@ impl Registry {
     }
 
     /// Why a rank cannot be one of ours.
-    fn refusal(&self, who: Party, greeting: &Greeting) -> Option<Failure> {
+    fn refusal(&self, who: PeerId, greeting: &Hello) -> Option<Failure> {
         let theirs = greeting.nranks as usize;
         let text = if let Some(nranks) = self.nranks.filter(|nranks| *nranks != theirs) {
             let other = self.known.values().map(|known| known.who).min_by_key(|who| who.rank);
@@ -332,46 +340,48 @@ impl Registry {
         Some(Failure::Usage { text })
     }
 
-    fn lost(&mut self, link: Link, now: Instant) {
+    fn lost(&mut self, link: ConnectionId, now: Instant) {
         let Some(rank) = self.links.remove(&link) else { return };
         let Some(known) = self.known.get_mut(&rank).filter(|known| known.link == link) else {
             return;
         };
         let who = known.who;
         match known.state {
-            State::Greeted => self.suspects.push((now + return_time(known.took), rank)),
-            State::Sent => self.fail(died(who)),
-            State::Attached if self.below.who(link).is_some() => self.fail(died(who)),
-            State::Attached => {}
+            MemberState::Greeted => self.suspects.push((now + return_time(known.took), rank)),
+            MemberState::Sent => self.fail(died(who)),
+            MemberState::Attached if self.below.who(link).is_some() => self.fail(died(who)),
+            MemberState::Attached => {}
         }
     }
 
-    fn heard(&mut self, link: Link, message: Message, now: Instant) {
+    fn heard(&mut self, link: ConnectionId, message: AllgatherMessage, now: Instant) {
         let Some(rank) = self.links.get(&link).copied() else { return };
         let Some(who) = self.who(link) else { return };
         let below = self.below.who(link).is_some();
         match message {
-            Message::Failure(failure) => self.fail(failure),
-            Message::Here { pid, remaining_ms, host, addresses } => {
+            AllgatherMessage::Failure(failure) => self.fail(failure),
+            AllgatherMessage::Here { pid, remaining_ms, host, addresses } => {
                 let remaining = Duration::from_millis(remaining_ms.into());
                 let until = now + remaining - margin(remaining);
                 self.deadline = Some(self.deadline.map_or(until, |known| known.min(until)));
                 self.known.get_mut(&rank).expect("its link is known").host = host;
                 self.place(rank, pid, addresses);
             }
-            Message::Attached => {
+            AllgatherMessage::Attached => {
                 let known = self.known.get_mut(&rank).expect("its link is known");
-                known.state = State::Attached;
+                known.state = MemberState::Attached;
                 self.links.remove(&link);
-                self.actions.push(Action::Hang { link });
+                self.actions.push(TreeAction::Hang { link });
             }
-            Message::Offers(body) if below && self.table.is_empty() => {
-                for Entry { from, payload } in entries(&body).expect("decoding looked at it") {
+            AllgatherMessage::Offers(body) if below && self.table.is_empty() => {
+                for RankContribution { from, payload } in
+                    entries(&body).expect("decoding looked at it")
+                {
                     self.offer(from, payload);
                 }
                 self.spread();
             }
-            Message::Done { rank } if below && !self.table.is_empty() => self.finish(rank),
+            AllgatherMessage::Done { rank } if below && !self.table.is_empty() => self.finish(rank),
             _ => self.fail(out_of_turn(&name(who))),
         }
     }
@@ -386,23 +396,23 @@ impl Registry {
         (known.who.pid, known.gate) = (pid, gate);
         let (order, link, who) = (known.order, known.link, known.who);
         if order < ARITY {
-            known.state = State::Attached;
+            known.state = MemberState::Attached;
             self.below.add(link, who);
             let parent = self.me;
-            return self.say(link, Message::Adopted { parent, depth: 1 });
+            return self.say(link, AllgatherMessage::Adopted { parent, depth: 1 });
         }
-        known.state = State::Sent;
+        known.state = MemberState::Sent;
         let above = self.parent(order);
         let (parent, addresses) = (above.who, above.gate.clone());
-        self.say(link, Message::Place { root: self.me, parent, addresses });
+        self.say(link, AllgatherMessage::Place { root: self.me, parent, addresses });
     }
 
-    fn offer(&mut self, from: Party, payload: &[u8]) {
+    fn offer(&mut self, from: PeerId, payload: &[u8]) {
         match self.known.get_mut(&from.rank) {
             Some(known) if known.payload.is_none() => {
                 // Its contact may still have to say so.
-                if known.state == State::Sent {
-                    known.state = State::Attached;
+                if known.state == MemberState::Sent {
+                    known.state = MemberState::Attached;
                 }
                 known.payload = Some(payload.to_vec());
                 self.offered += 1;
@@ -431,11 +441,11 @@ impl Registry {
     fn finish(&mut self, rank: u32) {
         match self.known.get_mut(&rank).filter(|known| !known.done) {
             Some(known) => known.done = true,
-            None => return self.fail(out_of_turn(&name(Party { rank, pid: 0 }))),
+            None => return self.fail(out_of_turn(&name(PeerId { rank, pid: 0 }))),
         }
         self.finished += 1;
         if Some(self.finished) == self.nranks {
-            self.below.say(&Message::Go, &mut self.actions);
+            self.below.say(&AllgatherMessage::Go, &mut self.actions);
             self.outcome = Some(Ok(()));
         }
     }

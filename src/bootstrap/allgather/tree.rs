@@ -22,11 +22,13 @@
 //! A connection of the tree that ends before its time is a death: both sides tell their own part of
 //! the tree at once, and the failure names the rank that the first of them lost.
 
-use super::message::{Entry, MAX_BODY, Message, Party, entry_bytes, push_entry};
-use crate::bootstrap::error::Unmet;
+use super::message::{
+    AllgatherMessage, MAX_BODY, PeerId, RankContribution, entry_bytes, push_entry,
+};
+use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::local::wire::Failure;
 use crate::bootstrap::tcp::Refusal;
-use crate::bootstrap::tcp::hello::Greeting;
+use crate::bootstrap::tcp::hello::Hello;
 use crate::error::Error;
 use crate::host;
 use std::net::SocketAddr;
@@ -38,45 +40,45 @@ use std::time::{Duration, Instant};
 pub const ARITY: usize = 8;
 
 /// One connection of this rank's, by a number of its own.
-pub type Link = u64;
+pub type ConnectionId = u64;
 
 /// What happened.
-pub enum Event {
+pub enum TreeEvent {
     /// Somebody came through the gate.
     Came {
-        link: Link,
-        greeting: Greeting,
+        link: ConnectionId,
+        greeting: Hello,
         /// How long its handshake took.
         took: Duration,
     },
     /// What was dialled let us in.
     Reached {
-        link: Link,
+        link: ConnectionId,
     },
     /// What was dialled did not.
     Unreachable {
         error: Error,
     },
     Said {
-        link: Link,
-        message: Message,
+        link: ConnectionId,
+        message: AllgatherMessage,
     },
     /// The connection ended.
     Lost {
-        link: Link,
+        link: ConnectionId,
     },
     /// What came over the connection makes no sense.
     Garbled {
-        link: Link,
+        link: ConnectionId,
         why: Refusal,
     },
 }
 
 /// What is to be done.
-pub enum Action {
+pub enum TreeAction {
     Say {
-        link: Link,
-        message: Message,
+        link: ConnectionId,
+        message: AllgatherMessage,
     },
     /// Connect; of one dial at a time, the last that was asked for counts. `was_open`: whoever
     /// does not listen there any more is gone. It is given up at `until`.
@@ -88,15 +90,15 @@ pub enum Action {
     },
     /// End a connection once what was said has left.
     Hang {
-        link: Link,
+        link: ConnectionId,
     },
 }
 
 /// What every rank leaves with: all contributions in order of rank.
-pub type Table = Vec<(Party, Vec<u8>)>;
+pub type PeerTable = Vec<(PeerId, Vec<u8>)>;
 
 /// A failure as the text of one's own error, where its own kind cannot carry it.
-pub fn own_failure(me: Party, error: &Error) -> Failure {
+pub fn own_failure(me: PeerId, error: &Error) -> Failure {
     match error {
         Error::System { what, errno } => refused(me, *errno, what.clone()),
         other => refused(me, libc::EPROTO, other.to_string()),
@@ -104,19 +106,19 @@ pub fn own_failure(me: Party, error: &Error) -> Failure {
 }
 
 /// What a rank could not do, in its own words.
-pub fn refused(me: Party, errno: i32, what: String) -> Failure {
-    let Party { rank, pid } = me;
+pub fn refused(me: PeerId, errno: i32, what: String) -> Failure {
+    let PeerId { rank, pid } = me;
     Failure::System { rank, pid, host: host::name().into(), errno, what }
 }
 
 /// A rank was lost. The root knows the hosts of the ranks, and adds them for those that it tells.
-pub fn died(who: Party) -> Failure {
+pub fn died(who: PeerId) -> Failure {
     Failure::Died { rank: who.rank, pid: who.pid, host: "".into() }
 }
 
 /// What came from a party with this name made no sense.
-pub fn garbled(me: Party, from: &str, why: Refusal) -> Failure {
-    let what = format!("{} got {why} from {from}", name(Party { pid: 0, ..me }));
+pub fn garbled(me: PeerId, from: &str, why: Refusal) -> Failure {
+    let what = format!("{} got {why} from {from}", name(PeerId { pid: 0, ..me }));
     refused(me, libc::EBADMSG, what)
 }
 
@@ -125,8 +127,8 @@ pub fn out_of_turn(from: &str) -> Failure {
 }
 
 /// A party for a text.
-pub fn name(party: Party) -> String {
-    let Party { rank, pid } = party;
+pub fn name(party: PeerId) -> String {
+    let PeerId { rank, pid } = party;
     match (rank, pid) {
         (super::message::NO_RANK, _) => "the root".into(),
         (_, 0) => format!("rank {rank}"),
@@ -135,31 +137,33 @@ pub fn name(party: Party) -> String {
 }
 
 /// What the failure of a meeting is to one rank.
-pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> Unmet {
+pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> BootstrapError {
     match failure {
-        Failure::Died { rank: super::message::NO_RANK, pid, .. } => Unmet::there(Error::System {
-            what: format!(
-                "the process that made the unique id (pid {pid}) ended or hung up before all \
+        Failure::Died { rank: super::message::NO_RANK, pid, .. } => {
+            BootstrapError::there(Error::System {
+                what: format!(
+                    "the process that made the unique id (pid {pid}) ended or hung up before all \
                  {nranks} ranks had met"
-            ),
-            errno: libc::ECONNRESET,
-        }),
+                ),
+                errno: libc::ECONNRESET,
+            })
+        }
         Failure::System { rank: super::message::NO_RANK, pid, host, errno, what } => {
             let what =
                 format!("the process that made the unique id (host {host}, pid {pid}): {what}");
-            Unmet::there(Error::System { what, errno })
+            BootstrapError::there(Error::System { what, errno })
         }
         // What was damaged on its way says nothing against this rank: another meeting may go well.
         Failure::System { errno: libc::EBADMSG, .. } => {
-            Unmet::there(failure.into_error(me as usize, nranks))
+            BootstrapError::there(failure.into_error(me as usize, nranks))
         }
         other => other.into_unmet(me as usize, nranks),
     }
 }
 
 struct Child {
-    link: Link,
-    who: Party,
+    link: ConnectionId,
+    who: PeerId,
 }
 
 /// The ranks directly below.
@@ -167,37 +171,37 @@ struct Child {
 pub struct Branches(Vec<Child>);
 
 impl Branches {
-    pub fn add(&mut self, link: Link, who: Party) {
+    pub fn add(&mut self, link: ConnectionId, who: PeerId) {
         self.0.push(Child { link, who });
     }
 
-    pub fn who(&self, link: Link) -> Option<Party> {
+    pub fn who(&self, link: ConnectionId) -> Option<PeerId> {
         self.0.iter().find(|child| child.link == link).map(|child| child.who)
     }
 
-    pub fn links(&self) -> impl Iterator<Item = Link> {
+    pub fn links(&self) -> impl Iterator<Item = ConnectionId> {
         self.0.iter().map(|child| child.link)
     }
 
-    pub fn say(&self, message: &Message, actions: &mut Vec<Action>) {
+    pub fn say(&self, message: &AllgatherMessage, actions: &mut Vec<TreeAction>) {
         for link in self.links() {
-            actions.push(Action::Say { link, message: message.clone() });
+            actions.push(TreeAction::Say { link, message: message.clone() });
         }
     }
 }
 
 /// A table as messages.
-pub fn table_messages(table: &Table) -> Vec<Message> {
+pub fn table_messages(table: &PeerTable) -> Vec<AllgatherMessage> {
     let (mut messages, mut body, mut first) = (Vec::new(), Vec::new(), 0);
     for (rank, (from, payload)) in (0..).zip(table) {
         if body.len() + entry_bytes(payload) > MAX_BODY {
             let full = Arc::from(std::mem::take(&mut body));
-            messages.push(Message::Table { first, count: rank - first, body: full });
+            messages.push(AllgatherMessage::Table { first, count: rank - first, body: full });
             first = rank;
         }
-        push_entry(&mut body, &Entry { from: *from, payload });
+        push_entry(&mut body, &RankContribution { from: *from, payload });
     }
     let count = table.len() as u32 - first;
-    messages.push(Message::Table { first, count, body: Arc::from(body) });
+    messages.push(AllgatherMessage::Table { first, count, body: Arc::from(body) });
     messages
 }

@@ -5,7 +5,7 @@
 //! taken, the oldest connection without a whole hello gives its place up to whoever comes. Only one
 //! that has greeted, for which one needs no secret, keeps its place for [`SETTLED`].
 
-use super::handshake::{Candidate, PROOF_TIME};
+use super::handshake::{LocalHandshake, PROOF_TIME};
 use std::time::{Duration, Instant};
 
 /// Most connections that may be proving themselves at one time.
@@ -19,15 +19,15 @@ const SETTLED: Duration = Duration::from_millis(100);
 const EXHAUSTED: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
-pub(super) struct Porch {
+pub(super) struct Admission {
     /// In the order in which they came.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<LocalHandshake>,
     paused_until: Option<Instant>,
     /// Why the last that came could not be taken.
     shortage: Option<i32>,
 }
 
-impl Porch {
+impl Admission {
     /// Whether a newcomer would be taken now.
     pub fn is_open(&self, now: Instant) -> bool {
         !self.is_pausing(now)
@@ -45,7 +45,7 @@ impl Porch {
     }
 
     /// Give a newcomer a place; who gave it up for that, if anybody.
-    pub fn admit(&mut self, newcomer: Candidate, now: Instant) -> Option<Candidate> {
+    pub fn admit(&mut self, newcomer: LocalHandshake, now: Instant) -> Option<LocalHandshake> {
         let full = self.candidates.len() >= MAX_CANDIDATES;
         let evicted = full.then(|| self.least_worthy(now)).flatten();
         let evicted = evicted.map(|index| self.candidates.remove(index));
@@ -58,7 +58,7 @@ impl Porch {
     pub fn pause(&mut self, errno: i32, now: Instant) -> bool {
         let is_passing = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM].contains(&errno);
         if is_passing {
-            self.candidates.retain(Candidate::is_challenged);
+            self.candidates.retain(LocalHandshake::is_challenged);
             (self.paused_until, self.shortage) = (Some(now + EXHAUSTED), Some(errno));
         }
         is_passing
@@ -93,7 +93,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     /// A connection that says nothing, or half a hello.
-    fn silent(words: &[u8]) -> (UnixStream, Candidate) {
+    fn silent(words: &[u8]) -> (UnixStream, LocalHandshake) {
         let (mut theirs, mut ours) = connection();
         theirs.write_all(words).unwrap();
         ours.advance(&meeting(&UniqueId::generate().unwrap()));
@@ -101,7 +101,7 @@ mod tests {
         (theirs, ours)
     }
 
-    fn greeted() -> (UnixStream, Candidate) {
+    fn greeted() -> (UnixStream, LocalHandshake) {
         let (mut theirs, mut ours) = connection();
         theirs.write_all(&hello(1)).unwrap();
         ours.advance(&meeting(&UniqueId::generate().unwrap()));
@@ -109,8 +109,10 @@ mod tests {
         (theirs, ours)
     }
 
-    fn full(of: impl Fn() -> (UnixStream, Candidate)) -> (Porch, Vec<UnixStream>, Instant) {
-        let mut porch = Porch::default();
+    fn full(
+        of: impl Fn() -> (UnixStream, LocalHandshake),
+    ) -> (Admission, Vec<UnixStream>, Instant) {
+        let mut porch = Admission::default();
         let streams = (0..MAX_CANDIDATES).map(|_| {
             let (stream, candidate) = of();
             assert!(porch.is_open(candidate.since));
@@ -153,7 +155,7 @@ mod tests {
 
     #[test]
     fn out_of_descriptors_the_silent_go_and_the_others_are_tried_again_soon() {
-        let mut porch = Porch::default();
+        let mut porch = Admission::default();
         let now = Instant::now();
         let ((_one, stranger), (_two, rank)) = (silent(b""), greeted());
         porch.admit(stranger, now);

@@ -4,13 +4,13 @@
 //! process has no use for copies of them. So a member's stream is the shared bytes, sent in pieces
 //! that begin where descriptors have to be attached.
 
-use super::socket::{Socket, is_not_yet};
-use super::wire::{self, Header, Kind};
-use super::{Member, Origin};
+use super::socket::{UnixSocket, is_not_yet};
+use super::wire::{self, FrameHeader, FrameKind};
+use super::{Member, ProcessOrigin};
 use std::io;
 use std::os::fd::OwnedFd;
 
-pub(super) struct Bulletin<'a> {
+pub(super) struct TableBroadcast<'a> {
     bytes: Vec<u8>,
     /// Where each rank's frame begins.
     starts: Vec<usize>,
@@ -26,13 +26,13 @@ pub(super) struct Outbox {
     last_at: usize,
 }
 
-impl<'a> Bulletin<'a> {
-    pub fn new(members: &'a [Member]) -> Bulletin<'a> {
+impl<'a> TableBroadcast<'a> {
+    pub fn new(members: &'a [Member]) -> TableBroadcast<'a> {
         let (mut bytes, mut starts) = (Vec::new(), Vec::new());
         for (rank, member) in members.iter().enumerate() {
             starts.push(bytes.len());
-            let header = Header {
-                kind: Kind::Member,
+            let header = FrameHeader {
+                kind: FrameKind::Member,
                 fds: member.fds.len() as u16,
                 bytes: 0,
                 process: member.process,
@@ -41,16 +41,16 @@ impl<'a> Bulletin<'a> {
             };
             bytes.extend(wire::frame(header, &member.payload));
         }
-        Bulletin { bytes, starts, members }
+        TableBroadcast { bytes, starts, members }
     }
 
-    fn has_fds_for(&self, rank: usize, reader: Origin) -> bool {
+    fn has_fds_for(&self, rank: usize, reader: ProcessOrigin) -> bool {
         let member = &self.members[rank];
         !member.origin().is(reader) && !member.fds.is_empty()
     }
 
     /// The piece that begins at `at`, for the member `reader`, and its descriptors.
-    fn piece(&self, at: usize, end: usize, reader: Origin) -> (&[u8], &[OwnedFd]) {
+    fn piece(&self, at: usize, end: usize, reader: ProcessOrigin) -> (&[u8], &[OwnedFd]) {
         // The first frame that begins at or after `at`.
         let next = self.starts.partition_point(|start| *start < at);
         let mut fds: &[OwnedFd] = &[];
@@ -69,12 +69,12 @@ impl<'a> Bulletin<'a> {
 
 impl Outbox {
     /// Send the whole bulletin.
-    pub fn publish(&mut self, bulletin: &Bulletin) {
+    pub fn publish(&mut self, bulletin: &TableBroadcast) {
         self.end = bulletin.bytes.len();
     }
 
     /// Stop after the frame being sent, and then send `frame`.
-    pub fn finish_with(&mut self, bulletin: Option<&Bulletin>, frame: &[u8]) {
+    pub fn finish_with(&mut self, bulletin: Option<&TableBroadcast>, frame: &[u8]) {
         if let Some(bulletin) = bulletin {
             let next = bulletin.starts.partition_point(|start| *start < self.at);
             self.end = bulletin.starts.get(next).map_or(self.end, |start| (*start).min(self.end));
@@ -89,9 +89,9 @@ impl Outbox {
     /// Send what the socket takes. True: too many descriptors are under way, try again soon.
     pub fn push(
         &mut self,
-        socket: &Socket,
-        bulletin: Option<&Bulletin>,
-        reader: Origin,
+        socket: &UnixSocket,
+        bulletin: Option<&TableBroadcast>,
+        reader: ProcessOrigin,
     ) -> io::Result<bool> {
         while !self.is_empty() {
             let (piece, fds) = match bulletin {

@@ -1,10 +1,10 @@
 //! A rank that is not the coordinator: prove, offer, receive, confirm.
 
-use super::framing::{Arrived, Inbox};
-use super::socket::{self, Socket, is_not_yet};
-use super::wire::{self, CHALLENGE, Challenge, Failure, Header, Hello, Kind};
-use super::{COORDINATOR, Contribution, MEMBER, Meeting, Member, nonce};
-use crate::bootstrap::error::Unmet;
+use super::framing::{Arrived, FrameReader};
+use super::socket::{self, UnixSocket, is_not_yet};
+use super::wire::{self, CHALLENGE, Challenge, Failure, FrameHeader, FrameKind, LocalHello};
+use super::{COORDINATOR, Contribution, LocalRendezvous, MEMBER, Member, nonce};
+use crate::bootstrap::error::BootstrapError;
 use crate::error::{Error, Result};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,25 +14,25 @@ use std::time::{Duration, Instant};
 /// every rank's deadline and speaks at the first; a second covers a machine that is busy.
 const GRACE: Duration = Duration::from_secs(1);
 
-pub(in crate::bootstrap) enum Outcome {
+pub(in crate::bootstrap) enum JoinOutcome {
     Received(Vec<Member>),
     /// The listener was not the coordinator, or had no place; try again.
     Retry,
 }
 
 /// The coordinator, once it has proved itself.
-struct Coordinator {
+struct ProvenCoordinator {
     rank: u32,
     pid: u32,
 }
 
-impl Coordinator {
-    fn died(&self, meeting: &Meeting) -> Unmet {
+impl ProvenCoordinator {
+    fn died(&self, meeting: &LocalRendezvous) -> BootstrapError {
         let failure = Failure::died_here(self.rank, self.pid);
         failure.into_unmet(meeting.rank, meeting.nranks)
     }
 
-    fn stuck(&self, meeting: &Meeting) -> Unmet {
+    fn stuck(&self, meeting: &LocalRendezvous) -> BootstrapError {
         let waited_ms = meeting.waited_ms();
         let failure = Failure::stuck_here(self.rank, self.pid, waited_ms);
         failure.into_unmet(meeting.rank, meeting.nranks)
@@ -41,15 +41,15 @@ impl Coordinator {
 
 /// One connection to whoever listens under the name.
 pub(super) fn join(
-    meeting: &Meeting,
-    socket: Socket,
+    meeting: &LocalRendezvous,
+    socket: UnixSocket,
     mine: &Contribution,
-) -> Result<Outcome, Unmet> {
+) -> Result<JoinOutcome, BootstrapError> {
     let Some((coordinator, proof)) = authenticate(meeting, &socket)? else {
-        return Ok(Outcome::Retry);
+        return Ok(JoinOutcome::Retry);
     };
-    let offer = Header {
-        kind: Kind::Offer,
+    let offer = FrameHeader {
+        kind: FrameKind::Offer,
         fds: mine.fds.len() as u16,
         bytes: 0,
         process: mine.process,
@@ -60,7 +60,7 @@ pub(super) fn join(
     let _ = send(meeting, &socket, &proof, &[]);
     let _ = send(meeting, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
     let result = receive(meeting, &socket, &coordinator, mine.process);
-    if let Err(Unmet { error: Error::System { what, errno }, .. }) = &result {
+    if let Err(BootstrapError { error: Error::System { what, errno }, .. }) = &result {
         let failure = Failure::system_here(meeting.rank as u32, *errno, what.as_str());
         let _ = send(meeting, &socket, &wire::failure_frame(&failure), &[]);
     }
@@ -70,15 +70,15 @@ pub(super) fn join(
 /// Greet, check the coordinator's proof, and make our own. `None`: whoever listens is not it, or it
 /// hung up before it had proved anything.
 fn authenticate(
-    meeting: &Meeting,
-    socket: &Socket,
-) -> Result<Option<(Coordinator, [u8; 32])>, Unmet> {
+    meeting: &LocalRendezvous,
+    socket: &UnixSocket,
+) -> Result<Option<(ProvenCoordinator, [u8; 32])>, BootstrapError> {
     let Ok(peer) = socket.peer() else { return Ok(None) };
     if !peer.is_ours() {
         return Ok(None);
     }
     let remaining = meeting.deadline.saturating_duration_since(Instant::now());
-    let hello = Hello {
+    let hello = LocalHello {
         rank: meeting.rank as u32,
         nranks: meeting.nranks as u32,
         remaining_ms: remaining.as_millis().min(u32::MAX.into()) as u32,
@@ -108,12 +108,17 @@ fn authenticate(
     if !meeting.proves(COORDINATOR, &hello, &head, &challenge.tag) {
         return Ok(None);
     }
-    let coordinator = Coordinator { rank: challenge.rank, pid: peer.pid };
+    let coordinator = ProvenCoordinator { rank: challenge.rank, pid: peer.pid };
     Ok(Some((coordinator, meeting.tag(MEMBER, &hello, &head))))
 }
 
 /// Send all of `bytes`; an error means that the other end is gone or the deadline has passed.
-fn send(meeting: &Meeting, socket: &Socket, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+fn send(
+    meeting: &LocalRendezvous,
+    socket: &UnixSocket,
+    bytes: &[u8],
+    fds: &[OwnedFd],
+) -> io::Result<()> {
     let (mut sent, mut fds) = (0, fds);
     while sent < bytes.len() {
         match socket.send(&bytes[sent..], fds) {
@@ -139,13 +144,13 @@ fn send(meeting: &Meeting, socket: &Socket, bytes: &[u8], fds: &[OwnedFd]) -> io
 
 /// Collect every rank's contribution, confirm, and wait for the others to confirm.
 fn receive(
-    meeting: &Meeting,
-    socket: &Socket,
-    coordinator: &Coordinator,
+    meeting: &LocalRendezvous,
+    socket: &UnixSocket,
+    coordinator: &ProvenCoordinator,
     process_of_mine: u64,
-) -> Result<Outcome, Unmet> {
+) -> Result<JoinOutcome, BootstrapError> {
     let until = meeting.deadline + GRACE;
-    let mut inbox = Inbox::new();
+    let mut inbox = FrameReader::new();
     let (mut members, mut counts) = (Vec::<Member>::new(), Vec::<usize>::new());
     loop {
         let Arrived { header, body, fds } = match inbox.advance(socket) {
@@ -164,27 +169,29 @@ fn receive(
             Err(_) => return Err(coordinator.died(meeting)),
         };
         match header.kind {
-            Kind::Member if header.rank as usize == members.len() => {
+            FrameKind::Member if header.rank as usize == members.len() => {
                 if members.len() >= meeting.nranks {
                     return Err(confused(coordinator).into());
                 }
-                let Header { pid, process, .. } = header;
+                let FrameHeader { pid, process, .. } = header;
                 members.push(Member { payload: body, pid, process, fds });
                 counts.push(header.fds.into());
                 if members.len() == meeting.nranks {
                     if !is_plausible(meeting, coordinator, process_of_mine, &members, &counts) {
                         return Err(confused(coordinator).into());
                     }
-                    let done = Header::bare(Kind::Done).encode();
+                    let done = FrameHeader::bare(FrameKind::Done).encode();
                     let _ = send(meeting, socket, &done, &[]);
                 }
             }
-            Kind::Failure => {
+            FrameKind::Failure => {
                 let failure = Failure::decode(&body).map_err(|_| confused(coordinator))?;
                 return Err(failure.into_unmet(meeting.rank, meeting.nranks));
             }
-            Kind::Retry => return Ok(Outcome::Retry),
-            Kind::Go if members.len() == meeting.nranks => return Ok(Outcome::Received(members)),
+            FrameKind::Retry => return Ok(JoinOutcome::Retry),
+            FrameKind::Go if members.len() == meeting.nranks => {
+                return Ok(JoinOutcome::Received(members));
+            }
             _ => return Err(confused(coordinator).into()),
         }
     }
@@ -193,8 +200,8 @@ fn receive(
 /// Whether descriptors came with the members of other processes, and with no others; and whether
 /// the coordinator is in this process if it says so.
 fn is_plausible(
-    meeting: &Meeting,
-    coordinator: &Coordinator,
+    meeting: &LocalRendezvous,
+    coordinator: &ProvenCoordinator,
     process: u64,
     members: &[Member],
     counts: &[usize],
@@ -210,7 +217,7 @@ fn is_plausible(
         })
 }
 
-fn confused(coordinator: &Coordinator) -> Error {
+fn confused(coordinator: &ProvenCoordinator) -> Error {
     Error::Internal(format!(
         "rank {} (pid {}) coordinates the rendezvous and sent something out of turn",
         coordinator.rank, coordinator.pid

@@ -3,36 +3,36 @@
 //! It never asks the socket for a byte beyond the frame it is reading, so descriptors, which travel
 //! with the first byte of their frame, always arrive with the frame they belong to.
 
-use super::socket::{Socket, is_not_yet};
-use super::wire::{HEADER, Header};
+use super::socket::{UnixSocket, is_not_yet};
+use super::wire::{FrameHeader, HEADER};
 use std::io;
 use std::os::fd::OwnedFd;
 
 /// A frame that arrived whole.
 pub(in crate::bootstrap) struct Arrived {
-    pub header: Header,
+    pub header: FrameHeader,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
 /// The frame being read from one proven peer.
-pub(super) struct Inbox {
+pub(super) struct FrameReader {
     head: [u8; HEADER],
-    header: Option<Header>,
+    header: Option<FrameHeader>,
     /// Bytes of the head, or of the body once the header is known.
     have: usize,
     body: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
-impl Inbox {
-    pub fn new() -> Inbox {
-        Inbox { head: [0; HEADER], header: None, have: 0, body: Vec::new(), fds: Vec::new() }
+impl FrameReader {
+    pub fn new() -> FrameReader {
+        FrameReader { head: [0; HEADER], header: None, have: 0, body: Vec::new(), fds: Vec::new() }
     }
 
     /// The next frame; `None` if the rest of it has not come yet. The end of the stream and a frame
     /// that cannot be one are errors.
-    pub fn advance(&mut self, socket: &Socket) -> io::Result<Option<Arrived>> {
+    pub fn advance(&mut self, socket: &UnixSocket) -> io::Result<Option<Arrived>> {
         loop {
             let target = match self.header {
                 None => &mut self.head[self.have..],
@@ -48,13 +48,13 @@ impl Inbox {
             }
             match self.header {
                 None if self.have == HEADER => {
-                    let header = Header::decode(&self.head)
+                    let header = FrameHeader::decode(&self.head)
                         .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
                     self.body = vec![0; header.bytes as usize];
                     (self.header, self.have) = (Some(header), 0);
                 }
                 Some(header) if self.have == self.body.len() => {
-                    let done = std::mem::replace(self, Inbox::new());
+                    let done = std::mem::replace(self, FrameReader::new());
                     return Ok(Some(Arrived { header, body: done.body, fds: done.fds }));
                 }
                 _ => {}

@@ -1,17 +1,17 @@
 //! A connection that has proved nothing yet: bounded in bytes and in time.
 
-use super::socket::{Peer, Socket, is_not_yet};
-use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, Hello, PROOF};
-use super::{COORDINATOR, MEMBER, Meeting, nonce};
+use super::socket::{PeerCredentials, UnixSocket, is_not_yet};
+use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, LocalHello, PROOF};
+use super::{COORDINATOR, LocalRendezvous, MEMBER, nonce};
 use std::time::{Duration, Instant};
 
 /// Time a connection has for its proof: three messages between processes of one machine take well
 /// under a millisecond, two seconds also cover one that is swapped in.
 pub(super) const PROOF_TIME: Duration = Duration::from_secs(2);
 
-pub(super) struct Candidate {
-    pub socket: Socket,
-    pub peer: Peer,
+pub(super) struct LocalHandshake {
+    pub socket: UnixSocket,
+    pub peer: PeerCredentials,
     pub since: Instant,
     bytes: [u8; HELLO],
     have: usize,
@@ -20,24 +20,24 @@ pub(super) struct Candidate {
 
 /// A handshake in which the coordinator has given its proof.
 struct Challenged {
-    hello: Hello,
+    hello: LocalHello,
     said: [u8; HELLO],
     answered: [u8; CHALLENGE_HEAD],
 }
 
-pub(in crate::bootstrap) enum Progress {
+pub(in crate::bootstrap) enum HandshakeProgress {
     Waiting,
-    Proved(Hello),
+    Proved(LocalHello),
     /// It cannot prove itself, or it hung up.
     Refused,
 }
 
-impl Candidate {
+impl LocalHandshake {
     /// `None` if the kernel says that it runs under another user.
-    pub fn new(socket: Socket) -> Option<Candidate> {
-        let peer = socket.peer().ok().filter(Peer::is_ours)?;
+    pub fn new(socket: UnixSocket) -> Option<LocalHandshake> {
+        let peer = socket.peer().ok().filter(PeerCredentials::is_ours)?;
         let since = Instant::now();
-        Some(Candidate { socket, peer, since, bytes: [0; HELLO], have: 0, challenged: None })
+        Some(LocalHandshake { socket, peer, since, bytes: [0; HELLO], have: 0, challenged: None })
     }
 
     /// Whether it has our challenge, and so would understand a frame.
@@ -46,14 +46,14 @@ impl Candidate {
     }
 
     /// Read what has come and answer it.
-    pub fn advance(&mut self, meeting: &Meeting) -> Progress {
+    pub fn advance(&mut self, meeting: &LocalRendezvous) -> HandshakeProgress {
         loop {
             let need = if self.challenged.is_some() { PROOF } else { HELLO };
             match self.socket.receive(&mut self.bytes[self.have..need], None) {
-                Ok(0) => return Progress::Refused,
+                Ok(0) => return HandshakeProgress::Refused,
                 Ok(got) => self.have += got,
-                Err(error) if is_not_yet(&error) => return Progress::Waiting,
-                Err(_) => return Progress::Refused,
+                Err(error) if is_not_yet(&error) => return HandshakeProgress::Waiting,
+                Err(_) => return HandshakeProgress::Refused,
             }
             if self.have < need {
                 continue;
@@ -61,21 +61,23 @@ impl Candidate {
             self.have = 0;
             let Some(challenged) = &self.challenged else {
                 if !self.challenge(meeting) {
-                    return Progress::Refused;
+                    return HandshakeProgress::Refused;
                 }
                 continue;
             };
             let tag = self.bytes[..PROOF].try_into().expect("a proof's length");
             if !meeting.proves(MEMBER, &challenged.said, &challenged.answered, tag) {
-                return Progress::Refused;
+                return HandshakeProgress::Refused;
             }
-            return Progress::Proved(challenged.hello.clone());
+            return HandshakeProgress::Proved(challenged.hello.clone());
         }
     }
 
     /// Answer the hello with a challenge; false if it was none.
-    fn challenge(&mut self, meeting: &Meeting) -> bool {
-        let (Ok(hello), Ok(nonce)) = (Hello::decode(&self.bytes), nonce()) else { return false };
+    fn challenge(&mut self, meeting: &LocalRendezvous) -> bool {
+        let (Ok(hello), Ok(nonce)) = (LocalHello::decode(&self.bytes), nonce()) else {
+            return false;
+        };
         let (rank, nranks) = (meeting.rank as u32, meeting.nranks as u32);
         let mut challenge = Challenge { rank, nranks, nonce, tag: [0; 32] };
         let (said, answered) = (self.bytes, challenge.head());
@@ -91,28 +93,35 @@ impl Candidate {
 pub(in crate::bootstrap) mod tests {
     use super::*;
     use crate::bootstrap::local::wire::CHALLENGE;
-    use crate::bootstrap::{Doubts, UniqueId};
+    use crate::bootstrap::{LivenessProbe, UniqueId};
     use proptest::prelude::*;
     use std::io::{Read, Write, stderr};
     use std::os::unix::net::UnixStream;
 
-    pub fn meeting(id: &UniqueId) -> Meeting<'_> {
+    pub fn meeting(id: &UniqueId) -> LocalRendezvous<'_> {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(5);
-        Meeting { id, rank: 0, nranks: 3, started: now, deadline, doubts: Doubts::default() }
+        LocalRendezvous {
+            id,
+            rank: 0,
+            nranks: 3,
+            started: now,
+            deadline,
+            doubts: LivenessProbe::default(),
+        }
     }
 
-    pub fn connection() -> (UnixStream, Candidate) {
+    pub fn connection() -> (UnixStream, LocalHandshake) {
         let (theirs, ours) = UnixStream::pair().unwrap();
-        (theirs, Candidate::new(Socket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
+        (theirs, LocalHandshake::new(UnixSocket::from(std::os::fd::OwnedFd::from(ours))).unwrap())
     }
 
     #[test]
     fn a_connection_of_another_user_is_refused() {
         let me = crate::bootstrap::process::user();
-        assert!(Candidate::new(Socket::of_user(me).expect("no change")).is_some());
-        match Socket::of_user(me + 1) {
-            Some(socket) => assert!(Candidate::new(socket).is_none()),
+        assert!(LocalHandshake::new(UnixSocket::of_user(me).expect("no change")).is_some());
+        match UnixSocket::of_user(me + 1) {
+            Some(socket) => assert!(LocalHandshake::new(socket).is_none()),
             None => {
                 // Past the harness, which keeps what a test prints that passes.
                 let test = "a_connection_of_another_user_is_refused";
@@ -123,19 +132,19 @@ pub(in crate::bootstrap) mod tests {
     }
 
     pub fn hello(nonce: u8) -> [u8; HELLO] {
-        Hello { rank: 1, nranks: 3, remaining_ms: 5000, nonce: [nonce; 32] }.encode()
+        LocalHello { rank: 1, nranks: 3, remaining_ms: 5000, nonce: [nonce; 32] }.encode()
     }
 
     /// Greet, have `tamper` change the proof, and see what comes of it.
     fn handshake(
-        meeting: &Meeting,
+        meeting: &LocalRendezvous,
         said: &[u8; HELLO],
         proof_of: &[u8; HELLO],
         tamper: impl FnOnce(&mut [u8; PROOF]),
-    ) -> Progress {
+    ) -> HandshakeProgress {
         let (mut stream, mut candidate) = connection();
         stream.write_all(said).unwrap();
-        assert!(matches!(candidate.advance(meeting), Progress::Waiting));
+        assert!(matches!(candidate.advance(meeting), HandshakeProgress::Waiting));
         let mut bytes = [0; CHALLENGE];
         stream.read_exact(&mut bytes).unwrap();
         let challenge = Challenge::decode(&bytes).unwrap();
@@ -151,10 +160,12 @@ pub(in crate::bootstrap) mod tests {
         let (id, other) = (UniqueId::generate().unwrap(), UniqueId::generate().unwrap());
         let (meeting, stranger) = (meeting(&id), self::meeting(&other));
         let said = hello(1);
-        let Progress::Proved(known) = handshake(&meeting, &said, &said, |_| {}) else { panic!() };
+        let HandshakeProgress::Proved(known) = handshake(&meeting, &said, &said, |_| {}) else {
+            panic!()
+        };
         assert_eq!((known.rank, known.nranks), (1, 3));
         let forged = |proof: &mut [u8; PROOF]| *proof = stranger.tag(MEMBER, &said, &[0; 52]);
-        assert!(matches!(handshake(&meeting, &said, &said, forged), Progress::Refused));
+        assert!(matches!(handshake(&meeting, &said, &said, forged), HandshakeProgress::Refused));
     }
 
     #[test]
@@ -165,7 +176,7 @@ pub(in crate::bootstrap) mod tests {
         let mut recorded = [0; PROOF];
         handshake(&meeting, &said, &said, |proof| recorded = *proof);
         let replay = |proof: &mut [u8; PROOF]| *proof = recorded;
-        assert!(matches!(handshake(&meeting, &said, &said, replay), Progress::Refused));
+        assert!(matches!(handshake(&meeting, &said, &said, replay), HandshakeProgress::Refused));
         // The coordinator's own tag, sent back to it.
         let (mut stream, mut candidate) = connection();
         stream.write_all(&said).unwrap();
@@ -173,7 +184,7 @@ pub(in crate::bootstrap) mod tests {
         let mut bytes = [0; CHALLENGE];
         stream.read_exact(&mut bytes).unwrap();
         stream.write_all(&bytes[CHALLENGE_HEAD..]).unwrap();
-        assert!(matches!(candidate.advance(&meeting), Progress::Refused));
+        assert!(matches!(candidate.advance(&meeting), HandshakeProgress::Refused));
     }
 
     proptest! {
@@ -187,18 +198,18 @@ pub(in crate::bootstrap) mod tests {
             if at < HELLO {
                 arrived[at] ^= flip;
             }
-            if Hello::decode(&arrived).is_ok() {
+            if LocalHello::decode(&arrived).is_ok() {
                 let tamper = |proof: &mut [u8; PROOF]| {
                     if at >= HELLO {
                         proof[at - HELLO] ^= flip;
                     }
                 };
                 let progress = handshake(&meeting, &arrived, &said, tamper);
-                prop_assert!(matches!(progress, Progress::Refused));
+                prop_assert!(matches!(progress, HandshakeProgress::Refused));
             } else {
                 let (mut stream, mut candidate) = connection();
                 stream.write_all(&arrived).unwrap();
-                prop_assert!(matches!(candidate.advance(&meeting), Progress::Refused));
+                prop_assert!(matches!(candidate.advance(&meeting), HandshakeProgress::Refused));
             }
         }
 
@@ -208,7 +219,7 @@ pub(in crate::bootstrap) mod tests {
             let (mut stream, mut candidate) = connection();
             stream.write_all(&bytes).unwrap();
             drop(stream);
-            prop_assert!(!matches!(candidate.advance(&meeting(&id)), Progress::Proved(_)));
+            prop_assert!(!matches!(candidate.advance(&meeting(&id)), HandshakeProgress::Proved(_)));
         }
     }
 }

@@ -29,12 +29,12 @@ mod handshake;
 mod root;
 mod socket;
 
-use super::error::Unmet;
+use super::error::BootstrapError;
 use super::process::random;
 use super::unique_id::UniqueId;
 use crate::error::{Error, Result};
-use client::{Outcome, join};
-use root::Coordinator;
+use client::{JoinOutcome, join};
+use root::LocalRoot;
 use socket::Connected;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -71,56 +71,56 @@ impl Member {
         self.origin().is(other.origin())
     }
 
-    pub(super) fn origin(&self) -> Origin {
-        Origin { process: self.process, pid: self.pid }
+    pub(super) fn origin(&self) -> ProcessOrigin {
+        ProcessOrigin { process: self.process, pid: self.pid }
     }
 }
 
 /// Which process a rank lives in: what it says, and the process id that the kernel gives. Any rank
 /// learns the others' tokens, so a token alone proves nothing.
 #[derive(Clone, Copy)]
-pub(super) struct Origin {
+pub(super) struct ProcessOrigin {
     pub process: u64,
     pub pid: u32,
 }
 
-impl Origin {
+impl ProcessOrigin {
     /// Whether both are one process. The kernel gives 0 for those that the coordinator's container
     /// cannot see: they may be any.
-    pub fn is(self, other: Origin) -> bool {
+    pub fn is(self, other: ProcessOrigin) -> bool {
         self.process == other.process && self.pid == other.pid && self.pid != 0
     }
 }
 
 /// What all parts of one rank's rendezvous know.
-pub(super) struct Meeting<'a> {
+pub(super) struct LocalRendezvous<'a> {
     pub id: &'a UniqueId,
     pub rank: usize,
     pub nranks: usize,
     pub started: Instant,
     pub deadline: Instant,
     /// Says that the rendezvous has no point any more; asked now and then.
-    pub doubts: Doubts<'a>,
+    pub doubts: LivenessProbe<'a>,
 }
 
 /// A rank that will never come, and its process where that was here.
-pub type Absent = (usize, Option<u32>);
+pub type VanishedPeer = (usize, Option<u32>);
 
 /// What a rank may learn from elsewhere while it waits for the others.
 #[derive(Clone, Copy, Default)]
-pub struct Doubts<'a> {
+pub struct LivenessProbe<'a> {
     /// Whether the rendezvous has no point any more.
     pub is_called_off: Option<&'a dyn Fn() -> bool>,
     /// Asked by who waits for ranks to come: the coordinator tells the others, whose own word would
     /// look like their death.
-    pub absent: Option<&'a dyn Fn() -> Vec<Absent>>,
+    pub absent: Option<&'a dyn Fn() -> Vec<VanishedPeer>>,
 }
 
 /// Between two looks at whether the rendezvous is called off: what a rank may take longer to notice
 /// another's death in the middle of it, little beside the time of a rendezvous.
 const GLANCE: Duration = Duration::from_millis(2);
 
-impl Meeting<'_> {
+impl LocalRendezvous<'_> {
     pub fn waited_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
@@ -134,12 +134,12 @@ impl Meeting<'_> {
         Ok(if asks { until.min(Instant::now() + GLANCE) } else { until })
     }
 
-    /// As [`Meeting::glance`], for a rank that is not the coordinator.
-    pub fn pause(&self, until: Instant) -> Result<Instant, Unmet> {
+    /// As [`LocalRendezvous::glance`], for a rank that is not the coordinator.
+    pub fn pause(&self, until: Instant) -> Result<Instant, BootstrapError> {
         self.glance(until).map_err(|failure| failure.into_unmet(self.rank, self.nranks))
     }
 
-    /// As [`Meeting::glance`], for the coordinator while it waits for ranks to come.
+    /// As [`LocalRendezvous::glance`], for the coordinator while it waits for ranks to come.
     pub fn look_around(&self, until: Instant) -> Result<Instant, Failure> {
         let until = self.glance(until)?;
         let Some(absent) = self.doubts.absent else { return Ok(until) };
@@ -185,7 +185,7 @@ pub fn exchange(
     mine: Contribution,
     deadline: Instant,
 ) -> Result<Vec<Member>> {
-    Ok(exchange_unless(id, rank, nranks, mine, deadline, Doubts::default())?)
+    Ok(exchange_unless(id, rank, nranks, mine, deadline, LivenessProbe::default())?)
 }
 
 /// As [`exchange`], ended soon with an error where `doubts` say so.
@@ -195,11 +195,11 @@ pub fn exchange_unless(
     nranks: usize,
     mine: Contribution,
     deadline: Instant,
-    doubts: Doubts,
-) -> Result<Vec<Member>, Unmet> {
+    doubts: LivenessProbe,
+) -> Result<Vec<Member>, BootstrapError> {
     check(rank, nranks, &mine)?;
     let started = Instant::now();
-    let meeting = Meeting { id, rank, nranks, started, deadline, doubts };
+    let meeting = LocalRendezvous { id, rank, nranks, started, deadline, doubts };
     if nranks == 1 {
         return Ok(vec![own(mine)]);
     }
@@ -207,15 +207,15 @@ pub fn exchange_unless(
     loop {
         match socket::connect(&name)? {
             Connected::Yes(socket) => match join(&meeting, socket, &mine)? {
-                Outcome::Received(mut members) => {
+                JoinOutcome::Received(mut members) => {
                     members[rank].fds = mine.fds;
                     return Ok(members);
                 }
-                Outcome::Retry => {}
+                JoinOutcome::Retry => {}
             },
             Connected::Nobody => {
                 if let Some(listener) = socket::listen(&name)? {
-                    return Coordinator::new(meeting, listener, own(mine)).run();
+                    return LocalRoot::new(meeting, listener, own(mine)).run();
                 }
             }
             Connected::Busy => {}

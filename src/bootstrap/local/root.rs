@@ -2,14 +2,14 @@
 //!
 //! One thread, one `poll` over every socket, and no call that waits for a particular one of them.
 
-use super::admission::Porch;
-use super::broadcast::{Bulletin, Outbox};
-use super::framing::{Arrived, Inbox};
-use super::handshake::{Candidate, PROOF_TIME, Progress};
-use super::socket::{self, Peer, Socket};
-use super::wire::{self, Failure, Header, Hello, Kind};
-use super::{Meeting, Member, Origin};
-use crate::bootstrap::error::Unmet;
+use super::admission::Admission;
+use super::broadcast::{Outbox, TableBroadcast};
+use super::framing::{Arrived, FrameReader};
+use super::handshake::{HandshakeProgress, LocalHandshake, PROOF_TIME};
+use super::socket::{self, PeerCredentials, UnixSocket};
+use super::wire::{self, Failure, FrameHeader, FrameKind, LocalHello};
+use super::{LocalRendezvous, Member, ProcessOrigin};
+use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::process::out_of_sockets;
 use crate::error::{Error, Result};
 use std::io;
@@ -23,48 +23,48 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 const THROTTLE: Duration = Duration::from_millis(1);
 
 /// A step of the rendezvous, or why it failed for everybody.
-type Attempt = Result<(), Failure>;
+type StepResult = Result<(), Failure>;
 
 /// A member: a connection that has proved itself.
-struct Seat {
-    socket: Socket,
+struct ProvenMember {
+    socket: UnixSocket,
     rank: u32,
-    peer: Peer,
+    peer: PeerCredentials,
     process: u64,
-    inbox: Inbox,
+    inbox: FrameReader,
     outbox: Outbox,
     done: bool,
 }
 
-impl Seat {
-    fn origin(&self) -> Origin {
-        Origin { process: self.process, pid: self.peer.pid }
+impl ProvenMember {
+    fn origin(&self) -> ProcessOrigin {
+        ProcessOrigin { process: self.process, pid: self.peer.pid }
     }
 }
 
-pub(super) struct Coordinator<'a> {
-    meeting: Meeting<'a>,
-    listener: Option<Socket>,
-    porch: Porch,
-    seats: Vec<Seat>,
+pub(super) struct LocalRoot<'a> {
+    meeting: LocalRendezvous<'a>,
+    listener: Option<UnixSocket>,
+    porch: Admission,
+    seats: Vec<ProvenMember>,
     /// Contributions, by rank.
     gathered: Vec<Option<Member>>,
     /// The first deadline of all members known.
     deadline: Instant,
 }
 
-impl<'a> Coordinator<'a> {
-    pub fn new(meeting: Meeting<'a>, listener: Socket, mine: Member) -> Coordinator<'a> {
+impl<'a> LocalRoot<'a> {
+    pub fn new(meeting: LocalRendezvous<'a>, listener: UnixSocket, mine: Member) -> LocalRoot<'a> {
         let mut gathered: Vec<Option<Member>> = Vec::new();
         gathered.resize_with(meeting.nranks, || None);
         gathered[meeting.rank] = Some(mine);
         let deadline = meeting.deadline;
-        let (porch, seats) = (Porch::default(), Vec::new());
-        Coordinator { meeting, listener: Some(listener), porch, seats, gathered, deadline }
+        let (porch, seats) = (Admission::default(), Vec::new());
+        LocalRoot { meeting, listener: Some(listener), porch, seats, gathered, deadline }
     }
 
     /// Meet everybody.
-    pub fn run(mut self) -> Result<Vec<Member>, Unmet> {
+    pub fn run(mut self) -> Result<Vec<Member>, BootstrapError> {
         let (rank, nranks) = (self.meeting.rank, self.meeting.nranks);
         if let Err(failure) = self.gather() {
             self.announce(&failure, None);
@@ -73,7 +73,7 @@ impl<'a> Coordinator<'a> {
         self.close_door();
         let gathered = std::mem::take(&mut self.gathered);
         let mut members: Vec<Member> = gathered.into_iter().flatten().collect();
-        let bulletin = Bulletin::new(&members);
+        let bulletin = TableBroadcast::new(&members);
         if let Err(failure) = self.deliver(&bulletin) {
             self.announce(&failure, Some(&bulletin));
             return Err(failure.into_unmet(rank, nranks));
@@ -93,7 +93,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Wait until something can be done: at most to the deadline.
-    fn poll(&self, entries: &mut [libc::pollfd], until: Instant) -> Attempt {
+    fn poll(&self, entries: &mut [libc::pollfd], until: Instant) -> StepResult {
         let until = until.min(self.deadline);
         let is_waiting = self.listener.is_some();
         let meeting = &self.meeting;
@@ -105,7 +105,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Admit members until every rank's contribution is here.
-    fn gather(&mut self) -> Attempt {
+    fn gather(&mut self) -> StepResult {
         while self.gathered.iter().any(Option::is_none) {
             let now = Instant::now();
             if now >= self.deadline {
@@ -150,13 +150,13 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Let one connection in.
-    fn admit(&mut self) -> Attempt {
+    fn admit(&mut self) -> StepResult {
         let door = self.listener.as_ref().expect("open while gathering");
         let now = Instant::now();
         match door.accept() {
             Ok(accepted) => {
                 self.porch.has_all();
-                let candidate = accepted.and_then(Candidate::new);
+                let candidate = accepted.and_then(LocalHandshake::new);
                 let evicted = candidate.and_then(|candidate| self.porch.admit(candidate, now));
                 if let Some(evicted) = evicted {
                     dismiss(evicted, &retry());
@@ -169,35 +169,40 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Go on with every handshake that can, and end those that take too long.
-    fn examine(&mut self, ready: &[bool]) -> Attempt {
+    fn examine(&mut self, ready: &[bool]) -> StepResult {
         let candidates = std::mem::take(&mut self.porch.candidates);
         let mut result = Ok(());
         for (index, mut candidate) in candidates.into_iter().enumerate() {
             let expired = candidate.since.elapsed() >= PROOF_TIME;
-            let progress =
-                if ready[index] { candidate.advance(&self.meeting) } else { Progress::Waiting };
+            let progress = if ready[index] {
+                candidate.advance(&self.meeting)
+            } else {
+                HandshakeProgress::Waiting
+            };
             match progress {
-                Progress::Waiting if expired => dismiss(candidate, &retry()),
-                Progress::Waiting => self.porch.candidates.push(candidate),
-                Progress::Refused => {}
-                Progress::Proved(hello) => result = result.and(self.seat(candidate, &hello)),
+                HandshakeProgress::Waiting if expired => dismiss(candidate, &retry()),
+                HandshakeProgress::Waiting => self.porch.candidates.push(candidate),
+                HandshakeProgress::Refused => {}
+                HandshakeProgress::Proved(hello) => {
+                    result = result.and(self.seat(candidate, &hello))
+                }
             }
         }
         result
     }
 
     /// Give a proven rank its seat, if it is one that is missing.
-    fn seat(&mut self, candidate: Candidate, hello: &Hello) -> Attempt {
+    fn seat(&mut self, candidate: LocalHandshake, hello: &LocalHello) -> StepResult {
         let (rank, nranks) = (hello.rank as usize, self.meeting.nranks);
         let pid = candidate.peer.pid;
         let before = self.holder(hello.rank);
-        let Candidate { socket, peer, .. } = candidate;
-        self.seats.push(Seat {
+        let LocalHandshake { socket, peer, .. } = candidate;
+        self.seats.push(ProvenMember {
             socket,
             rank: hello.rank,
             peer,
             process: 0,
-            inbox: Inbox::new(),
+            inbox: FrameReader::new(),
             outbox: Outbox::default(),
             done: false,
         });
@@ -233,7 +238,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Take what a member says.
-    fn hear(&mut self, index: usize) -> Attempt {
+    fn hear(&mut self, index: usize) -> StepResult {
         loop {
             let seat = &mut self.seats[index];
             let (rank, pid) = (seat.rank, seat.peer.pid);
@@ -247,12 +252,12 @@ impl<'a> Coordinator<'a> {
             };
             let offer = self.gathered.get_mut(rank as usize);
             match (header.kind, offer) {
-                (Kind::Offer, Some(slot @ None)) if fds.len() == usize::from(header.fds) => {
+                (FrameKind::Offer, Some(slot @ None)) if fds.len() == usize::from(header.fds) => {
                     seat.process = header.process;
                     *slot = Some(Member { payload: body, pid, process: header.process, fds });
                 }
-                (Kind::Done, _) => seat.done = true,
-                (Kind::Failure, _) => {
+                (FrameKind::Done, _) => seat.done = true,
+                (FrameKind::Failure, _) => {
                     let died = |_| Failure::died_here(rank, pid);
                     return Err(Failure::decode(&body).unwrap_or_else(died));
                 }
@@ -273,7 +278,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Send everything to everybody, wait until all have it, and release them.
-    fn deliver(&mut self, bulletin: &Bulletin) -> Attempt {
+    fn deliver(&mut self, bulletin: &TableBroadcast) -> StepResult {
         self.seats.iter_mut().for_each(|seat| seat.outbox.publish(bulletin));
         while let Some(slow) = self.seats.iter().find(|seat| !seat.done) {
             if Instant::now() >= self.deadline {
@@ -292,7 +297,7 @@ impl<'a> Coordinator<'a> {
         }
         // Every member has read all there was, so these few bytes fit. One that died since is found
         // by the first operation.
-        let go = Header::bare(Kind::Go).encode();
+        let go = FrameHeader::bare(FrameKind::Go).encode();
         for seat in &self.seats {
             let _ = seat.socket.send(&go, &[]);
         }
@@ -301,7 +306,7 @@ impl<'a> Coordinator<'a> {
 
     /// Send what the members' sockets take. A failure to send is left to `hear`, which finds the
     /// member's last words or its end. True: try again soon.
-    fn push_all(&mut self, bulletin: Option<&Bulletin>) -> bool {
+    fn push_all(&mut self, bulletin: Option<&TableBroadcast>) -> bool {
         self.seats.iter_mut().fold(false, |throttled, seat| {
             let pushed = seat.outbox.push(&seat.socket, bulletin, seat.origin());
             pushed.unwrap_or(false) || throttled
@@ -309,7 +314,7 @@ impl<'a> Coordinator<'a> {
     }
 
     fn entries(&self, throttled: bool) -> Vec<libc::pollfd> {
-        let events = |seat: &Seat| {
+        let events = |seat: &ProvenMember| {
             let sending = !throttled && !seat.outbox.is_empty();
             libc::POLLIN | if sending { libc::POLLOUT } else { 0 }
         };
@@ -317,7 +322,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Tell everybody who came why it failed.
-    fn announce(&mut self, failure: &Failure, bulletin: Option<&Bulletin>) {
+    fn announce(&mut self, failure: &Failure, bulletin: Option<&TableBroadcast>) {
         self.listener = None;
         let frame = wire::failure_frame(failure);
         self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
@@ -339,11 +344,11 @@ impl<'a> Coordinator<'a> {
 }
 
 fn retry() -> [u8; wire::HEADER] {
-    Header::bare(Kind::Retry).encode()
+    FrameHeader::bare(FrameKind::Retry).encode()
 }
 
 /// Part from a candidate, with a frame if it is far enough to understand one.
-fn dismiss(candidate: Candidate, frame: &[u8]) {
+fn dismiss(candidate: LocalHandshake, frame: &[u8]) {
     if candidate.is_challenged() {
         let _ = candidate.socket.send(frame, &[]);
     }

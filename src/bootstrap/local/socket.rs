@@ -15,16 +15,16 @@ use std::time::Instant;
 /// Control bytes for the most descriptors that a message may carry, in words for their alignment.
 const CONTROL_WORDS: usize = 8;
 
-pub(in crate::bootstrap) struct Socket(OwnedFd);
+pub(in crate::bootstrap) struct UnixSocket(OwnedFd);
 
 /// Who is at the other end, as the kernel recorded it when the connection was made.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::bootstrap) struct Peer {
+pub(in crate::bootstrap) struct PeerCredentials {
     pub pid: u32,
     uid: u32,
 }
 
-impl Peer {
+impl PeerCredentials {
     /// Ranks run under one user; root may join anybody.
     pub fn is_ours(&self) -> bool {
         // SAFETY: no arguments, cannot fail.
@@ -34,14 +34,14 @@ impl Peer {
 
 /// What a try to connect came to.
 pub(super) enum Connected {
-    Yes(Socket),
+    Yes(UnixSocket),
     /// Nobody listens under the name.
     Nobody,
     /// The listener's queue is full.
     Busy,
 }
 
-impl Drop for Socket {
+impl Drop for UnixSocket {
     fn drop(&mut self) {
         // SAFETY: the descriptor is open; a failure only means that the peer is gone already.
         unsafe { libc::shutdown(self.raw(), libc::SHUT_RDWR) };
@@ -70,18 +70,18 @@ fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
     (address, length as libc::socklen_t)
 }
 
-fn socket() -> Result<Socket> {
+fn socket() -> Result<UnixSocket> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers.
     let fd = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
         .map_err(|error| system("making a socket for the rendezvous", &error))?;
     fork::let_go_in_child(fd);
     // SAFETY: the descriptor is new and nobody else's.
-    Ok(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(UnixSocket(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// Listen under `name`; `None` if somebody does already.
-pub(super) fn listen(name: &[u8]) -> Result<Option<Socket>> {
+pub(super) fn listen(name: &[u8]) -> Result<Option<UnixSocket>> {
     let socket = socket()?;
     let (address, length) = address(name);
     // SAFETY: the address is live and `length` bytes of it are set.
@@ -111,16 +111,16 @@ pub(super) fn connect(name: &[u8]) -> Result<Connected> {
 }
 
 #[cfg(test)]
-impl From<OwnedFd> for Socket {
-    fn from(fd: OwnedFd) -> Socket {
-        Socket(fd)
+impl From<OwnedFd> for UnixSocket {
+    fn from(fd: OwnedFd) -> UnixSocket {
+        UnixSocket(fd)
     }
 }
 
 #[cfg(test)]
-impl Socket {
+impl UnixSocket {
     /// A connection whose other end is of this user; none where this one may not act as it.
-    pub fn of_user(user: libc::uid_t) -> Option<Socket> {
+    pub fn of_user(user: libc::uid_t) -> Option<UnixSocket> {
         let act = move || {
             let unchanged = libc::uid_t::MAX;
             // SAFETY: no pointers. The call itself, unlike the C library's function of this name,
@@ -128,19 +128,19 @@ impl Socket {
             let changed =
                 unsafe { libc::syscall(libc::SYS_setresuid, unchanged, user, unchanged) == 0 };
             let pair = std::os::unix::net::UnixStream::pair;
-            changed.then(|| Socket(OwnedFd::from(pair().expect("a pair").0)))
+            changed.then(|| UnixSocket(OwnedFd::from(pair().expect("a pair").0)))
         };
         std::thread::spawn(act).join().expect("no panic")
     }
 }
 
-impl Socket {
+impl UnixSocket {
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
     /// The next connection in the queue, if there is one.
-    pub fn accept(&self) -> io::Result<Option<Socket>> {
+    pub fn accept(&self) -> io::Result<Option<UnixSocket>> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let none = std::ptr::null_mut();
         // SAFETY: accept4 permits NULL where the address is not wanted.
@@ -148,7 +148,7 @@ impl Socket {
             Ok(fd) => {
                 fork::let_go_in_child(fd);
                 // SAFETY: the descriptor is new and nobody else's.
-                Ok(Some(Socket(unsafe { OwnedFd::from_raw_fd(fd) })))
+                Ok(Some(UnixSocket(unsafe { OwnedFd::from_raw_fd(fd) })))
             }
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED) => Ok(None),
@@ -157,7 +157,7 @@ impl Socket {
         }
     }
 
-    pub fn peer(&self) -> io::Result<Peer> {
+    pub fn peer(&self) -> io::Result<PeerCredentials> {
         // SAFETY: all zeroes is a valid credential record.
         let mut cred: libc::ucred = unsafe { zeroed() };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -165,7 +165,7 @@ impl Socket {
         let target = (&raw mut cred).cast();
         // SAFETY: `cred` is live and `length` is its size.
         checked(unsafe { libc::getsockopt(self.raw(), level, option, target, &raw mut length) })?;
-        Ok(Peer { pid: cred.pid as u32, uid: cred.uid })
+        Ok(PeerCredentials { pid: cred.pid as u32, uid: cred.uid })
     }
 
     /// Send what fits now of `bytes`, with `fds` attached to the first of them.
@@ -273,12 +273,12 @@ pub(super) fn poll(entries: &mut [libc::pollfd], until: Instant) -> Result<()> {
 }
 
 /// One socket to wait for.
-pub(super) fn entry(socket: &Socket, events: libc::c_short) -> libc::pollfd {
+pub(super) fn entry(socket: &UnixSocket, events: libc::c_short) -> libc::pollfd {
     libc::pollfd { fd: socket.raw(), events, revents: 0 }
 }
 
 /// Sleep until one socket is ready or `until` has come.
-pub(super) fn wait(socket: &Socket, events: libc::c_short, until: Instant) -> Result<()> {
+pub(super) fn wait(socket: &UnixSocket, events: libc::c_short, until: Instant) -> Result<()> {
     poll(&mut [entry(socket, events)], until)
 }
 
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn ranks_of_this_user_and_of_root_are_ours() {
         let me = crate::bootstrap::process::user();
-        let is_ours = |uid| Peer { pid: 1, uid }.is_ours();
+        let is_ours = |uid| PeerCredentials { pid: 1, uid }.is_ours();
         assert!(is_ours(me) && is_ours(0));
         assert!(!is_ours(me + 1) && !is_ours(u32::MAX - 1));
     }

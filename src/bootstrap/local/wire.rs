@@ -4,8 +4,8 @@
 //! does a length mean anything, and even then none above [`MAX_PAYLOAD`] is believed. Everything
 //! here is pure, so that it can be fuzzed.
 
-use crate::bootstrap::error::{Cause, Unmet};
-use crate::error::{Error, Operation, Who, cut};
+use crate::bootstrap::error::{Blame, BootstrapError};
+use crate::error::{Error, Operation, RankProcess, cut};
 use crate::host;
 
 /// Most bytes of a rank's contribution, and so of any frame's body.
@@ -23,12 +23,11 @@ const HELLO_MAGIC: [u8; 8] = *b"ringhelo";
 const CHALLENGE_MAGIC: [u8; 8] = *b"ringchal";
 const VERSION: u32 = 1;
 
-/// Why bytes were not what they should have been.
-pub type Refusal = &'static str;
+pub use crate::error::Refusal;
 
 /// The first words of whoever connects. Nothing in it is believed before the proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct LocalHello {
     pub rank: u32,
     pub nranks: u32,
     /// Milliseconds that this rank will still wait.
@@ -48,7 +47,7 @@ pub struct Challenge {
 /// What a frame after the handshake is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Kind {
+pub enum FrameKind {
     /// A rank's contribution, to the coordinator.
     Offer = 1,
     /// One rank's contribution, from the coordinator.
@@ -65,8 +64,8 @@ pub enum Kind {
 
 /// The fixed part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    pub kind: Kind,
+pub struct FrameHeader {
+    pub kind: FrameKind,
     /// Descriptors that the rank contributes.
     pub fds: u16,
     /// Bytes of the body that follows.
@@ -91,7 +90,7 @@ fn start(bytes: &mut [u8], magic: &[u8; 8], words: &[u32]) {
     }
 }
 
-impl Hello {
+impl LocalHello {
     pub fn encode(&self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
         start(&mut bytes, &HELLO_MAGIC, &[VERSION, self.rank, self.nranks, self.remaining_ms]);
@@ -99,9 +98,9 @@ impl Hello {
         bytes
     }
 
-    pub fn decode(bytes: &[u8; HELLO]) -> Result<Hello, Refusal> {
+    pub fn decode(bytes: &[u8; HELLO]) -> Result<LocalHello, Refusal> {
         check_start(bytes, &HELLO_MAGIC)?;
-        Ok(Hello {
+        Ok(LocalHello {
             rank: word(bytes, 12),
             nranks: word(bytes, 16),
             remaining_ms: word(bytes, 20),
@@ -147,10 +146,10 @@ impl Challenge {
     }
 }
 
-impl Header {
+impl FrameHeader {
     /// A frame without body or descriptors.
-    pub fn bare(kind: Kind) -> Header {
-        Header { kind, fds: 0, bytes: 0, process: 0, rank: 0, pid: 0 }
+    pub fn bare(kind: FrameKind) -> FrameHeader {
+        FrameHeader { kind, fds: 0, bytes: 0, process: 0, rank: 0, pid: 0 }
     }
 
     pub fn encode(&self) -> [u8; HEADER] {
@@ -164,14 +163,14 @@ impl Header {
         bytes
     }
 
-    pub fn decode(bytes: &[u8; HEADER]) -> Result<Header, Refusal> {
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<FrameHeader, Refusal> {
         let kind = match u16::from_le_bytes([bytes[0], bytes[1]]) {
-            1 => Kind::Offer,
-            2 => Kind::Member,
-            3 => Kind::Failure,
-            4 => Kind::Done,
-            5 => Kind::Go,
-            6 => Kind::Retry,
+            1 => FrameKind::Offer,
+            2 => FrameKind::Member,
+            3 => FrameKind::Failure,
+            4 => FrameKind::Done,
+            5 => FrameKind::Go,
+            6 => FrameKind::Retry,
             _ => return Err("a frame of unknown kind"),
         };
         let fds = u16::from_le_bytes([bytes[2], bytes[3]]);
@@ -182,7 +181,7 @@ impl Header {
         if usize::from(fds) > super::MAX_FDS {
             return Err("a frame with more descriptors than any can have");
         }
-        Ok(Header {
+        Ok(FrameHeader {
             kind,
             fds,
             bytes: length,
@@ -327,24 +326,24 @@ impl Failure {
     }
 
     /// On whose account it is, as rank `me` sees it.
-    fn cause(&self, me: usize) -> Cause {
+    fn cause(&self, me: usize) -> Blame {
         match self {
-            Failure::Missing { .. } | Failure::Stuck { .. } => Cause::Late,
-            Failure::CalledOff { rank, .. } if *rank > 0 => Cause::CalledOff,
-            Failure::Died { .. } | Failure::CalledOff { .. } => Cause::There,
-            Failure::System { rank, .. } if *rank as usize != me => Cause::There,
-            Failure::System { .. } | Failure::Usage { .. } => Cause::Here,
+            Failure::Missing { .. } | Failure::Stuck { .. } => Blame::Late,
+            Failure::CalledOff { rank, .. } if *rank > 0 => Blame::CalledOff,
+            Failure::Died { .. } | Failure::CalledOff { .. } => Blame::There,
+            Failure::System { rank, .. } if *rank as usize != me => Blame::There,
+            Failure::System { .. } | Failure::Usage { .. } => Blame::Here,
         }
     }
 
     /// What it is to rank `me` of `nranks`.
-    pub fn into_unmet(self, me: usize, nranks: usize) -> Unmet {
-        Unmet { cause: self.cause(me), error: self.into_error(me, nranks) }
+    pub fn into_unmet(self, me: usize, nranks: usize) -> BootstrapError {
+        BootstrapError { cause: self.cause(me), error: self.into_error(me, nranks) }
     }
 
     pub fn into_error(self, me: usize, nranks: usize) -> Error {
         let operation = || Operation::aside("in the rendezvous");
-        let who = |rank, pid, host| Who { rank: rank as usize, host, pid };
+        let who = |rank, pid, host| RankProcess { rank: rank as usize, host, pid };
         match self {
             Failure::Missing { waited_ms, missing, unlisted } => {
                 let mut missing: Vec<usize> = missing.into_iter().map(|r| r as usize).collect();
@@ -389,14 +388,14 @@ impl Failure {
 }
 
 /// A whole frame: a header with the right length, and its body.
-pub fn frame(mut header: Header, body: &[u8]) -> Vec<u8> {
+pub fn frame(mut header: FrameHeader, body: &[u8]) -> Vec<u8> {
     header.bytes = u32::try_from(body.len()).expect("bodies are bounded");
     [&header.encode()[..], body].concat()
 }
 
 /// The frame that reports a failure.
 pub fn failure_frame(failure: &Failure) -> Vec<u8> {
-    frame(Header::bare(Kind::Failure), &failure.encode())
+    frame(FrameHeader::bare(FrameKind::Failure), &failure.encode())
 }
 
 #[cfg(test)]
@@ -413,8 +412,8 @@ mod tests {
             nonce: [u8; 32],
             tag: [u8; 32],
         ) {
-            let hello = Hello { rank, nranks, remaining_ms: ms, nonce };
-            prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+            let hello = LocalHello { rank, nranks, remaining_ms: ms, nonce };
+            prop_assert_eq!(LocalHello::decode(&hello.encode()).unwrap(), hello);
             let challenge = Challenge { rank, nranks, nonce, tag };
             prop_assert_eq!(Challenge::decode(&challenge.encode()).unwrap(), challenge);
         }
@@ -428,7 +427,7 @@ mod tests {
         ) {
             (bytes[0], bytes[1], bytes[2], bytes[3]) = (kind, 0, bytes[2] % 6, 0);
             bytes[4..8].copy_from_slice(&len.to_le_bytes());
-            if let Ok(header) = Header::decode(&bytes) {
+            if let Ok(header) = FrameHeader::decode(&bytes) {
                 prop_assert_eq!(header.encode(), bytes);
                 prop_assert!(len as usize <= MAX_PAYLOAD);
                 prop_assert!(bytes[2] as usize <= crate::bootstrap::MAX_FDS);

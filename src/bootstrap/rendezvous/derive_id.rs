@@ -4,13 +4,13 @@
 //! before, so that one environment serves any number of communicators, made in the same order on
 //! all ranks.
 
-use super::file::{self, Meeting, Published};
-use super::secret::{self, ADVICE, Secret};
-use super::{Found, Place};
+use super::file::{self, FileRendezvous, Published};
+use super::secret::{self, ADVICE, SecretSource};
+use super::{LaunchFacts, RendezvousPlace};
 use crate::bootstrap::process;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -24,7 +24,7 @@ const NAMES_APPEAR: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// What is known of the network, and what it does where ranks meet through a file.
-pub trait Network {
+pub trait NetworkFacts {
     /// This rank's user says which host it is on: others may be on another one of this machine.
     fn hosts_are_named(&self) -> bool;
     /// A new id that leads to this process, for rank 0 to leave in the file.
@@ -35,7 +35,7 @@ pub trait Network {
 
 /// All that a rank needs to meet the others.
 #[derive(Debug)]
-pub struct Invitation {
+pub struct JoinTicket {
     pub rank: usize,
     pub nranks: usize,
     pub local_rank: Option<usize>,
@@ -45,12 +45,12 @@ pub struct Invitation {
     /// may lead this machine to its own loopback, and the others to an address that they can use.
     pub hosts_root: bool,
     pub found: String,
-    turn: Turn,
+    turn: JoinKey,
     /// Until the ranks have met, or this rank gives up.
     _published: Option<Published>,
 }
 
-impl Invitation {
+impl JoinTicket {
     /// The ranks have met: the place is free for their next meeting.
     pub fn met(self) {
         *TURNS.lock().entry(self.turn).or_default() += 1;
@@ -58,10 +58,10 @@ impl Invitation {
 }
 
 /// A place, a job and a rank, which is a thread of this process or all of it.
-type Turn = (String, String, usize);
+type JoinKey = (String, String, usize);
 
 /// Meetings so far.
-static TURNS: Shared<BTreeMap<Turn, u64>> = Shared::new(BTreeMap::new());
+static TURNS: ForkSafeMutex<BTreeMap<JoinKey, u64>> = ForkSafeMutex::new(BTreeMap::new());
 
 /// Where the ranks meet, as far as it is the same for all of them.
 struct Target {
@@ -72,20 +72,24 @@ struct Target {
 }
 
 /// Make the id that leads this rank to the others. Waits where rank 0 has yet to write a file.
-pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result<Invitation> {
+pub fn invite(
+    found: &LaunchFacts,
+    network: &dyn NetworkFacts,
+    deadline: Instant,
+) -> Result<JoinTicket> {
     let job = match (&found.place, found.job.is_empty()) {
-        (Place::Machine, true) => process::launcher(),
+        (RendezvousPlace::Machine, true) => process::launcher(),
         _ => found.job.clone(),
     };
     // Hosts that are played on one machine meet as hosts do.
-    let are_several = network.hosts_are_named() && found.secret != Secret::None;
+    let are_several = network.hosts_are_named() && found.secret != SecretSource::None;
     let place = match (&found.place, &found.address) {
-        (Place::Machine, Some(address)) if are_several => address,
+        (RendezvousPlace::Machine, Some(address)) if are_several => address,
         (place, _) => place,
     };
-    let key: Turn = (place.to_string(), job.clone(), found.rank);
+    let key: JoinKey = (place.to_string(), job.clone(), found.rank);
     let turn = TURNS.lock().get(&key).copied().unwrap_or(0);
-    let invitation = |id: UniqueId, published| Invitation {
+    let invitation = |id: UniqueId, published| JoinTicket {
         rank: found.rank,
         nranks: found.nranks,
         local_rank: found.local_rank,
@@ -100,8 +104,8 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
     }
     let secret = found.secret.text()?;
     let target = match place {
-        Place::File(path) => {
-            let meeting = Meeting::new(&job, found.nranks, turn);
+        RendezvousPlace::File(path) => {
+            let meeting = FileRendezvous::new(&job, found.nranks, turn);
             if found.rank == 0 {
                 let id = network.new_id()?;
                 let published = file::publish(path, &meeting, &id)?;
@@ -111,8 +115,8 @@ pub fn invite(found: &Found, network: &dyn Network, deadline: Instant) -> Result
             let id = file::await_id(path, &meeting, &answers, deadline)?;
             return Ok(invitation(id, None));
         }
-        Place::Machine => Target { place: place.to_string(), addresses: Vec::new() },
-        Place::Address { host, port } => {
+        RendezvousPlace::Machine => Target { place: place.to_string(), addresses: Vec::new() },
+        RendezvousPlace::Address { host, port } => {
             let port = port_of_turn(*port, turn)?;
             let meeting = match (secret.is_some(), network.hosts_are_named()) {
                 (false, _) => Meets::Here,
@@ -205,7 +209,7 @@ mod tests {
     /// A network without anybody. Whether hosts have names on it.
     struct Nobody(bool);
 
-    impl Network for Nobody {
+    impl NetworkFacts for Nobody {
         fn hosts_are_named(&self) -> bool {
             self.0
         }
@@ -219,7 +223,7 @@ mod tests {
         }
     }
 
-    fn invited(url: &str, rank: usize, secret: Option<&str>) -> Result<Invitation> {
+    fn invited(url: &str, rank: usize, secret: Option<&str>) -> Result<JoinTicket> {
         invited_on(&Nobody(false), url, rank, secret)
     }
 
@@ -228,7 +232,7 @@ mod tests {
         url: &str,
         rank: usize,
         secret: Option<&str>,
-    ) -> Result<Invitation> {
+    ) -> Result<JoinTicket> {
         let lookup = |name: &str| secret.filter(|_| name == "RINGCOMM_SECRET").map(str::to_string);
         let found = detect(lookup, Some(url), Some(rank), Some(2)).unwrap();
         invite(&found, network, Instant::now())

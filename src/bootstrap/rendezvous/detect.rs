@@ -1,9 +1,9 @@
 //! Who this rank is and where it meets the others: the first complete answer, never a mixture.
 
-use super::launcher_env::{FAMILIES, Lookup, Reading, Who, master};
-use super::secret::Secret;
-use super::url::{self, Request};
-use super::{Found, Launched, Place};
+use super::launcher_env::{FAMILIES, LauncherRank, Lookup, Reading, master};
+use super::secret::SecretSource;
+use super::url::{self, JoinUrl};
+use super::{LaunchFacts, Launched, RendezvousPlace};
 use crate::error::{Error, Result};
 
 /// Find out from arguments, URL and variables, in that order.
@@ -16,10 +16,10 @@ pub fn detect(
     url: Option<&str>,
     rank: Option<usize>,
     nranks: Option<usize>,
-) -> Result<Found> {
+) -> Result<LaunchFacts> {
     let lookup = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
     let lookup: Lookup = &lookup;
-    let none = Request { place: None, only: None, rank: None, nranks: None };
+    let none = JoinUrl { place: None, only: None, rank: None, nranks: None };
     let request = url.map_or(Ok(none), url::parse)?;
     let rank = agreeing("rank", rank, request.rank)?;
     let nranks = agreeing("the number of ranks", nranks, request.nranks)?;
@@ -59,25 +59,25 @@ pub fn detect(
 /// What the environment says of this rank; where the ranks meet may be left to a URL.
 pub fn launched(lookup: impl Fn(&str) -> Option<String>) -> Result<Launched> {
     let refused = match detect(&lookup, None, None, None) {
-        Ok(Found { rank, nranks, local_rank, found, .. }) => {
+        Ok(LaunchFacts { rank, nranks, local_rank, found, .. }) => {
             return Ok(Launched { rank, nranks, local_rank, found });
         }
         Err(refused) => refused,
     };
     let lookup = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
-    let anywhere = (Place::Machine, String::new());
+    let anywhere = (RendezvousPlace::Machine, String::new());
     match of_environment(&lookup, None, Some(&anywhere)) {
         // The ranks are known, so it was the place that was missing.
-        Ok((Who { rank, nranks, local_rank, .. }, ..)) => {
+        Ok((LauncherRank { rank, nranks, local_rank, .. }, ..)) => {
             Ok(Launched { rank, nranks, local_rank, found: refused.to_string() })
         }
         Err(_) => Err(refused),
     }
 }
 
-fn found(lookup: Lookup, who: Who, place: Place, said: String) -> Found {
-    let secret = Secret::of(lookup);
-    let carried = matches!(place, Place::File(_));
+fn found(lookup: Lookup, who: LauncherRank, place: RendezvousPlace, said: String) -> LaunchFacts {
+    let secret = SecretSource::of(lookup);
+    let carried = matches!(place, RendezvousPlace::File(_));
     let known = if carried { "the file carries the secret".into() } else { secret.said() };
     let local = who.local_rank.map_or(String::new(), |local| format!(", local rank {local}"));
     let text =
@@ -87,7 +87,7 @@ fn found(lookup: Lookup, who: Who, place: Place, said: String) -> Found {
         .into_iter()
         .filter_map(|name| lookup(name).map(|value| format!("{name}={value}")));
     let job: Vec<String> = named.chain([who.job]).filter(|part| !part.is_empty()).collect();
-    Found {
+    LaunchFacts {
         rank: who.rank,
         nranks: who.nranks,
         local_rank: who.local_rank,
@@ -115,8 +115,8 @@ fn of_arguments(
     lookup: Lookup,
     rank: usize,
     nranks: usize,
-    place: Option<(Place, String)>,
-) -> Result<(Who, Place, String)> {
+    place: Option<(RendezvousPlace, String)>,
+) -> Result<(LauncherRank, RendezvousPlace, String)> {
     if rank >= nranks {
         return Err(Error::argument(format!(
             "rank {rank} of {nranks}: ranks are 0 to nranks - 1, and there is at least one"
@@ -131,7 +131,7 @@ fn of_arguments(
             ))
         })?,
     };
-    let who = Who {
+    let who = LauncherRank {
         rank,
         nranks,
         local_rank: None,
@@ -148,10 +148,10 @@ fn of_arguments(
 fn of_environment(
     lookup: Lookup,
     only: Option<&str>,
-    place: Option<&(Place, String)>,
-) -> Result<(Who, Place, String)> {
+    place: Option<&(RendezvousPlace, String)>,
+) -> Result<(LauncherRank, RendezvousPlace, String)> {
     let mut incomplete = Vec::new();
-    let mut placeless: Option<(&str, Who, String)> = None;
+    let mut placeless: Option<(&str, LauncherRank, String)> = None;
     for family in FAMILIES.iter().filter(|family| only.is_none_or(|only| only == family.name)) {
         match family.read(lookup, place)? {
             Reading::Absent => {}
@@ -164,7 +164,8 @@ fn of_environment(
                 }
             }
             Reading::Complete { who, place, said } => {
-                let counted = |first: &Who| (first.rank, first.nranks) == (who.rank, who.nranks);
+                let counted =
+                    |first: &LauncherRank| (first.rank, first.nranks) == (who.rank, who.nranks);
                 if placeless.as_ref().is_none_or(|(_, first, _)| counted(first)) {
                     let ignored: String =
                         incomplete.iter().map(|text| format!("; ignored: {text}")).collect();

@@ -25,7 +25,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 
 /// Which meeting a file is for: all of it must be the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Meeting {
+pub(super) struct FileRendezvous {
     /// In one line, as a file has it.
     job: String,
     nranks: usize,
@@ -33,9 +33,9 @@ pub(super) struct Meeting {
     turn: u64,
 }
 
-impl Meeting {
-    pub fn new(job: &str, nranks: usize, turn: u64) -> Meeting {
-        Meeting { job: plain(job), nranks, turn }
+impl FileRendezvous {
+    pub fn new(job: &str, nranks: usize, turn: u64) -> FileRendezvous {
+        FileRendezvous { job: plain(job), nranks, turn }
     }
 }
 
@@ -47,7 +47,7 @@ fn plain(text: &str) -> String {
 /// What a file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
-    meeting: Meeting,
+    meeting: FileRendezvous,
     writer: Writer,
     id: UniqueId,
 }
@@ -105,7 +105,7 @@ impl Note {
         let mut lines = text.strip_suffix('\n')?.split('\n');
         (lines.next()? == TITLE).then_some(())?;
         let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix('=');
-        let meeting = Meeting {
+        let meeting = FileRendezvous {
             job: field("job")?.to_string(),
             nranks: field("nranks")?.parse().ok()?,
             turn: field("turn")?.parse().ok()?,
@@ -163,7 +163,7 @@ fn failed(path: &Path, what: &str, error: &std::io::Error) -> Error {
 }
 
 /// Leave `id` at `path`, in the place of whatever is there.
-pub(super) fn publish(path: &Path, meeting: &Meeting, id: &UniqueId) -> Result<Published> {
+pub(super) fn publish(path: &Path, meeting: &FileRendezvous, id: &UniqueId) -> Result<Published> {
     let note = Note { meeting: meeting.clone(), writer: Writer::this()?, id: id.clone() };
     let text = note.write();
     let mut draw = [0; 8];
@@ -200,7 +200,7 @@ enum Look {
 /// on whichever host it is.
 pub(super) fn await_id(
     path: &Path,
-    meeting: &Meeting,
+    meeting: &FileRendezvous,
     answers: &dyn Fn(&UniqueId) -> Result<bool>,
     deadline: Instant,
 ) -> Result<UniqueId> {
@@ -225,7 +225,7 @@ pub(super) fn await_id(
 
 fn look(
     path: &Path,
-    meeting: &Meeting,
+    meeting: &FileRendezvous,
     answers: &dyn Fn(&UniqueId) -> Result<bool>,
 ) -> Result<Look> {
     let not_yet = |why: String| Ok(Look::NotYet(why));
@@ -287,12 +287,12 @@ mod tests {
         std::env::temp_dir().join(format!("ringcomm-{name}-{}", std::process::id()))
     }
 
-    fn meeting() -> Meeting {
-        Meeting::new("a job\nof two lines", 2, 0)
+    fn meeting() -> FileRendezvous {
+        FileRendezvous::new("a job\nof two lines", 2, 0)
     }
 
     /// One try, asking nobody.
-    fn try_once(path: &Path, meeting: &Meeting) -> std::result::Result<UniqueId, String> {
+    fn try_once(path: &Path, meeting: &FileRendezvous) -> std::result::Result<UniqueId, String> {
         let never =
             |_: &UniqueId| -> Result<bool> { panic!("asked about a process of this machine") };
         await_id(path, meeting, &never, Instant::now()).map_err(|error| error.to_string())
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn a_note_survives_its_text_and_no_other_text_is_one() {
         let note = Note {
-            meeting: Meeting { job: "x=y z".into(), ..meeting() },
+            meeting: FileRendezvous { job: "x=y z".into(), ..meeting() },
             writer: Writer::this().unwrap(),
             id: UniqueId::generate().unwrap(),
         };
@@ -338,11 +338,11 @@ mod tests {
     #[test]
     fn a_file_of_another_meeting_or_a_dead_writer_is_waited_out() {
         let (path, id) = (path("stale"), UniqueId::generate().unwrap());
-        let mine = Meeting { job: "mine".into(), nranks: 2, turn: 1 };
+        let mine = FileRendezvous { job: "mine".into(), nranks: 2, turn: 1 };
         for other in [
-            Meeting { job: "theirs".into(), ..mine.clone() },
-            Meeting { nranks: 3, ..mine.clone() },
-            Meeting { turn: 0, ..mine.clone() },
+            FileRendezvous { job: "theirs".into(), ..mine.clone() },
+            FileRendezvous { nranks: 3, ..mine.clone() },
+            FileRendezvous { turn: 0, ..mine.clone() },
         ] {
             let _published = publish(&path, &other, &id).unwrap();
             let text = try_once(&path, &mine).unwrap_err();
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn files_that_others_could_have_written_are_not_believed() {
         let (path, id) = (path("mode"), UniqueId::generate().unwrap());
-        let mine = Meeting { job: String::new(), ..meeting() };
+        let mine = FileRendezvous { job: String::new(), ..meeting() };
         let _published = publish(&path, &mine, &id).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         let text = try_once(&path, &mine).unwrap_err();

@@ -3,7 +3,7 @@
 //! A family is a row of names. Rank and number of ranks always come from one family; a place may be
 //! named apart, and only where it is not does the family's own count.
 
-use super::Place;
+use super::RendezvousPlace;
 use super::slurm_nodelist;
 use super::url::{self, SLURM, TORCH};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Variables that say the same, the preferred one first.
 type Names = &'static [&'static str];
 
-pub(super) struct Family {
+pub(super) struct LauncherKind {
     pub name: &'static str,
     rank: Names,
     nranks: Names,
@@ -32,7 +32,7 @@ pub(super) struct Family {
 
 /// Where a family says that the ranks meet.
 enum Where {
-    Known { place: Place, said: String },
+    Known { place: RendezvousPlace, said: String },
     Unknown { missing: String },
 }
 
@@ -45,32 +45,32 @@ pub(super) enum Reading {
     },
     /// Rank and number of ranks are known, but not where they meet.
     Placeless {
-        who: Who,
+        who: LauncherRank,
         missing: String,
     },
     Complete {
-        who: Who,
-        place: Place,
+        who: LauncherRank,
+        place: RendezvousPlace,
         said: String,
     },
 }
 
 /// Who this rank is.
 #[derive(Clone, Debug)]
-pub(super) struct Who {
+pub(super) struct LauncherRank {
     pub rank: usize,
     pub nranks: usize,
     pub local_rank: Option<usize>,
     pub local_size: Option<usize>,
     /// Where its ranks would meet, were they not all on this machine.
-    pub address: Option<Place>,
+    pub address: Option<RendezvousPlace>,
     pub job: String,
     /// The variables and their values, for the message.
     pub said: String,
 }
 
-pub(super) const FAMILIES: [Family; 6] = [
-    Family {
+pub(super) const FAMILIES: [LauncherKind; 6] = [
+    LauncherKind {
         name: "RINGCOMM_*",
         rank: &["RINGCOMM_RANK"],
         nranks: &["RINGCOMM_NRANKS"],
@@ -81,7 +81,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         place: of_master,
         proof: None,
     },
-    Family {
+    LauncherKind {
         name: TORCH,
         rank: &["RANK"],
         nranks: &["WORLD_SIZE"],
@@ -94,7 +94,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         place: of_master,
         proof: None,
     },
-    Family {
+    LauncherKind {
         name: "HOROVOD_*",
         rank: &["HOROVOD_RANK"],
         nranks: &["HOROVOD_SIZE"],
@@ -106,7 +106,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         place: nowhere,
         proof: None,
     },
-    Family {
+    LauncherKind {
         name: "OMPI_COMM_WORLD_*",
         rank: &["OMPI_COMM_WORLD_RANK"],
         nranks: &["OMPI_COMM_WORLD_SIZE"],
@@ -117,7 +117,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         place: nowhere,
         proof: None,
     },
-    Family {
+    LauncherKind {
         name: "PMI_*",
         rank: &["PMI_RANK"],
         nranks: &["PMI_SIZE"],
@@ -129,7 +129,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         place: nowhere,
         proof: None,
     },
-    Family {
+    LauncherKind {
         name: SLURM,
         rank: &["SLURM_PROCID"],
         nranks: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"],
@@ -160,9 +160,13 @@ fn number(lookup: Lookup, names: Names) -> Result<Option<(&'static str, usize)>>
     }
 }
 
-impl Family {
+impl LauncherKind {
     /// Read the family's variables; `place` is where the ranks meet, if somebody else said it.
-    pub fn read(&self, lookup: Lookup, place: Option<&(Place, String)>) -> Result<Reading> {
+    pub fn read(
+        &self,
+        lookup: Lookup,
+        place: Option<&(RendezvousPlace, String)>,
+    ) -> Result<Reading> {
         let (rank, nranks) = (number(lookup, self.rank)?, number(lookup, self.nranks)?);
         let missing = |name: &str| Reading::Incomplete { missing: format!("{name} is not set") };
         let (rank, nranks) = match (rank, nranks) {
@@ -189,7 +193,7 @@ impl Family {
         };
         let job = self.job(lookup, local_size == Some(nranks));
         let address = None;
-        let who = Who { rank, nranks, local_rank, local_size, address, job, said };
+        let who = LauncherRank { rank, nranks, local_rank, local_size, address, job, said };
         if let Some((place, said)) = place {
             return Ok(Reading::Complete { who, place: place.clone(), said: said.clone() });
         }
@@ -201,7 +205,11 @@ impl Family {
                     Where::Unknown { .. } => (who.job.clone(), None),
                 };
                 let said = "all ranks are on this machine".into();
-                Reading::Complete { who: Who { job, address, ..who }, place: Place::Machine, said }
+                Reading::Complete {
+                    who: LauncherRank { job, address, ..who },
+                    place: RendezvousPlace::Machine,
+                    said,
+                }
             }
             Where::Known { place, said } => Reading::Complete { who, place, said },
             Where::Unknown { missing } => Reading::Placeless { who, missing },
@@ -235,21 +243,23 @@ fn of_master(lookup: Lookup) -> Result<Where> {
 }
 
 /// What MASTER_ADDR and MASTER_PORT say, or what is missing.
-pub(super) fn master(lookup: Lookup) -> Result<std::result::Result<(Place, String), String>> {
+pub(super) fn master(
+    lookup: Lookup,
+) -> Result<std::result::Result<(RendezvousPlace, String), String>> {
     let missing = |name: &str| Ok(Err(format!("{name} is not set, nor is RINGCOMM_ADDRESS")));
     let Some(host) = lookup("MASTER_ADDR") else { return missing("MASTER_ADDR") };
     let Some(port) = lookup("MASTER_PORT") else { return missing("MASTER_PORT") };
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host };
     let text = format!("{bracketed}:{}", port.trim());
     let place = url::place(&text, &format!("MASTER_ADDR:MASTER_PORT={text}"))?;
-    let Place::Address { host, port } = place else { unreachable!("without a scheme") };
+    let RendezvousPlace::Address { host, port } = place else { unreachable!("without a scheme") };
     let is_drawn = lookup("TORCHELASTIC_RUN_ID").is_some() && port >= FIRST_OF_CONNECTIONS;
     let (port, why) = match is_drawn {
         true => (quiet(port.into()), "by MASTER_PORT"),
         false => (next(port), "next to MASTER_PORT"),
     };
     let said = format!("they meet at {host} (MASTER_ADDR), port {port} ({why})");
-    Ok(Ok((Place::Address { host, port }, said)))
+    Ok(Ok((RendezvousPlace::Address { host, port }, said)))
 }
 
 /// The port beside `port`.
@@ -284,7 +294,7 @@ fn of_slurm(lookup: Lookup) -> Result<Where> {
     let port = quiet(mixed);
     let host = hosts.into_iter().next().expect("a list has a first");
     let said = format!("they meet at {host} (first of {name}={nodes}), port {port} (of the job)");
-    Ok(Where::Known { place: Place::Address { host, port }, said })
+    Ok(Where::Known { place: RendezvousPlace::Address { host, port }, said })
 }
 
 /// The tasks of this step on this node.

@@ -24,7 +24,7 @@ pub(super) const ADVICE: &str = "set RINGCOMM_SECRET to the same text on every r
 
 /// Where the secret of a job comes from.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Secret {
+pub enum SecretSource {
     /// The text of RINGCOMM_SECRET.
     Text(String),
     /// The file that RINGCOMM_SECRET_FILE names.
@@ -33,42 +33,42 @@ pub enum Secret {
     None,
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretSource {
     /// Where it comes from; never the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Secret::Text(_) => write!(f, "Text(..)"),
-            Secret::File(path) => write!(f, "File({})", path.display()),
-            Secret::None => write!(f, "None"),
+            SecretSource::Text(_) => write!(f, "Text(..)"),
+            SecretSource::File(path) => write!(f, "File({})", path.display()),
+            SecretSource::None => write!(f, "None"),
         }
     }
 }
 
-impl Secret {
+impl SecretSource {
     /// What the environment says. The text's own variable counts first: a launcher sets it.
-    pub(super) fn of(lookup: impl Fn(&str) -> Option<String>) -> Secret {
+    pub(super) fn of(lookup: impl Fn(&str) -> Option<String>) -> SecretSource {
         match (lookup("RINGCOMM_SECRET"), lookup("RINGCOMM_SECRET_FILE")) {
-            (Some(text), _) => Secret::Text(text),
-            (None, Some(path)) => Secret::File(path.into()),
-            (None, None) => Secret::None,
+            (Some(text), _) => SecretSource::Text(text),
+            (None, Some(path)) => SecretSource::File(path.into()),
+            (None, None) => SecretSource::None,
         }
     }
 
     /// How the message says it.
     pub(super) fn said(&self) -> String {
         match self {
-            Secret::Text(_) => "the secret is that of RINGCOMM_SECRET".into(),
-            Secret::File(path) => format!("the secret is in {}", path.display()),
-            Secret::None => "there is no secret, so only this machine is served".into(),
+            SecretSource::Text(_) => "the secret is that of RINGCOMM_SECRET".into(),
+            SecretSource::File(path) => format!("the secret is in {}", path.display()),
+            SecretSource::None => "there is no secret, so only this machine is served".into(),
         }
     }
 
     /// The text, checked; `None` where nobody gave one.
     pub(super) fn text(&self) -> Result<Option<String>> {
         let (text, from) = match self {
-            Secret::None => return Ok(None),
-            Secret::Text(text) => (text.clone(), "RINGCOMM_SECRET".to_string()),
-            Secret::File(path) => (read(path)?, path.display().to_string()),
+            SecretSource::None => return Ok(None),
+            SecretSource::Text(text) => (text.clone(), "RINGCOMM_SECRET".to_string()),
+            SecretSource::File(path) => (read(path)?, path.display().to_string()),
         };
         let text = text.trim();
         let characters = text.chars().count();
@@ -127,11 +127,11 @@ mod tests {
 
     #[test]
     fn a_short_secret_is_refused_and_never_printed() {
-        let secret = Secret::Text(" 0123456789abcde\n".into());
+        let secret = SecretSource::Text(" 0123456789abcde\n".into());
         let error = secret.text().unwrap_err().to_string();
         assert!(error.contains("15 characters") && !error.contains("0123"), "{error}");
         assert!(!format!("{secret:?} {}", secret.said()).contains("0123"));
-        let secret = Secret::Text("0123456789abcdef\n".into());
+        let secret = SecretSource::Text("0123456789abcdef\n".into());
         assert_eq!(secret.text().unwrap().unwrap(), "0123456789abcdef");
     }
 
@@ -141,7 +141,7 @@ mod tests {
         std::fs::write(&path, "a secret of many letters\n").unwrap();
         let with = |mode| {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            Secret::File(path.clone()).text()
+            SecretSource::File(path.clone()).text()
         };
         for mode in [0o644, 0o640, 0o604, 0o620] {
             let error = with(mode).unwrap_err().to_string();
@@ -155,9 +155,9 @@ mod tests {
             assert!(error.contains("belongs to user"), "{error}");
         }
         std::fs::remove_file(&path).unwrap();
-        let error = Secret::File(path.clone()).text().unwrap_err().to_string();
+        let error = SecretSource::File(path.clone()).text().unwrap_err().to_string();
         assert!(error.contains("No such file") && error.contains("ringcomm-secret"), "{error}");
-        let error = Secret::File(std::env::temp_dir()).text().unwrap_err().to_string();
+        let error = SecretSource::File(std::env::temp_dir()).text().unwrap_err().to_string();
         assert!(error.contains("no regular file"), "{error}");
     }
 

@@ -12,12 +12,12 @@ fn with(
     url: Option<&str>,
     rank: Option<usize>,
     nranks: Option<usize>,
-) -> Result<Found> {
+) -> Result<LaunchFacts> {
     let all: HashMap<&str, &str> = variables.iter().copied().collect();
     detect(|name| all.get(name).map(|value| value.to_string()), url, rank, nranks)
 }
 
-fn of(variables: &[(&str, &str)]) -> Result<Found> {
+fn of(variables: &[(&str, &str)]) -> Result<LaunchFacts> {
     with(variables, None, None, None)
 }
 
@@ -25,12 +25,12 @@ fn refusal(variables: &[(&str, &str)]) -> String {
     of(variables).unwrap_err().to_string()
 }
 
-fn address(host: &str, port: u16) -> Place {
-    Place::Address { host: host.into(), port }
+fn address(host: &str, port: u16) -> RendezvousPlace {
+    RendezvousPlace::Address { host: host.into(), port }
 }
 
 /// A family's name, its variables for rank 2 of 4 on two machines, and where its ranks meet.
-fn families() -> Vec<(&'static str, Variables, Place)> {
+fn families() -> Vec<(&'static str, Variables, RendezvousPlace)> {
     let master = [("MASTER_ADDR", "head"), ("MASTER_PORT", "29500")];
     let own = [("RINGCOMM_ADDRESS", "head:5000")];
     let family = |names: [&'static str; 4]| -> Variables {
@@ -165,7 +165,7 @@ fn ranks_of_one_machine_need_no_address() {
         variables.retain(|(name, _)| *name != "RINGCOMM_ADDRESS");
         variables[3].1 = "4";
         let found = of(&variables).unwrap();
-        assert_eq!(found.place, Place::Machine, "{family}");
+        assert_eq!(found.place, RendezvousPlace::Machine, "{family}");
     }
     // Of two jobs at once, the address still tells which.
     let torch = |port| {
@@ -319,7 +319,7 @@ fn the_message_says_where_the_secret_is_and_not_what() {
     assert!(text.contains("RINGCOMM_SECRET") && !text.contains("abcdef"), "{text}");
     assert!(said(&[("RINGCOMM_SECRET_FILE", "/x/y")]).contains("/x/y"));
     let found = with(&torch, Some("file:///shared/f"), None, None).unwrap();
-    assert_eq!(found.place, Place::File("/shared/f".into()));
+    assert_eq!(found.place, RendezvousPlace::File("/shared/f".into()));
     assert!(found.found.contains("the file carries the secret"), "{}", found.found);
 }
 

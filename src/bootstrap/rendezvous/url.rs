@@ -3,15 +3,15 @@
 //! `env://`, `slurm://`, `tcp://host:port`, `file:///path`; each may end in
 //! `?rank=..&world_size=..`, as PyTorch spells it.
 
-use super::Place;
+use super::RendezvousPlace;
 use crate::error::{Error, Result};
 use std::path::PathBuf;
 
 /// What a URL asks for.
 #[derive(Debug, PartialEq)]
-pub(super) struct Request {
+pub(super) struct JoinUrl {
     /// The place that it names.
-    pub place: Option<Place>,
+    pub place: Option<RendezvousPlace>,
     /// The one family that is to be asked, by name; else all in order.
     pub only: Option<&'static str>,
     pub rank: Option<usize>,
@@ -22,14 +22,14 @@ pub(super) const TORCH: &str = "RANK/WORLD_SIZE";
 pub(super) const SLURM: &str = "SLURM_*";
 
 /// Read a URL.
-pub(super) fn parse(url: &str) -> Result<Request> {
+pub(super) fn parse(url: &str) -> Result<JoinUrl> {
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
     let (place, only) = match base {
         "env://" => (None, Some(TORCH)),
         "slurm://" => (None, Some(SLURM)),
         _ => (Some(place(base, url)?), None),
     };
-    let mut request = Request { place, only, rank: None, nranks: None };
+    let mut request = JoinUrl { place, only, rank: None, nranks: None };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let field = match key {
@@ -51,10 +51,10 @@ pub(super) fn parse(url: &str) -> Result<Request> {
 }
 
 /// A place as `tcp://host:port`, `file:///path`, or `host:port`; `whole` is what the user wrote.
-pub(super) fn place(text: &str, whole: &str) -> Result<Place> {
+pub(super) fn place(text: &str, whole: &str) -> Result<RendezvousPlace> {
     if let Some(address) = text.strip_prefix("tcp://") {
         let (host, port) = host_and_port(address, whole)?;
-        return Ok(Place::Address { host, port });
+        return Ok(RendezvousPlace::Address { host, port });
     }
     if let Some(path) = text.strip_prefix("file://") {
         if !path.starts_with('/') || path.len() == 1 {
@@ -62,7 +62,7 @@ pub(super) fn place(text: &str, whole: &str) -> Result<Place> {
                 "{whole:?}: after file:// comes an absolute path, as in file:///shared/job-7"
             )));
         }
-        return Ok(Place::File(PathBuf::from(decoded(path, whole)?)));
+        return Ok(RendezvousPlace::File(PathBuf::from(decoded(path, whole)?)));
     }
     if text.contains("://") {
         return Err(Error::argument(format!(
@@ -71,7 +71,7 @@ pub(super) fn place(text: &str, whole: &str) -> Result<Place> {
         )));
     }
     let (host, port) = host_and_port(text, whole)?;
-    Ok(Place::Address { host, port })
+    Ok(RendezvousPlace::Address { host, port })
 }
 
 /// `host:port`, `[v6]:port`.
@@ -124,8 +124,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn address(host: &str, port: u16) -> Option<Place> {
-        Some(Place::Address { host: host.into(), port })
+    fn address(host: &str, port: u16) -> Option<RendezvousPlace> {
+        Some(RendezvousPlace::Address { host: host.into(), port })
     }
 
     #[test]
@@ -134,8 +134,8 @@ mod tests {
         assert_eq!(of("tcp://10.0.0.1:29500"), address("10.0.0.1", 29500));
         assert_eq!(of("tcp://node-1.example:1"), address("node-1.example", 1));
         assert_eq!(of("tcp://[fe80::1%eth0]:65535"), address("fe80::1%eth0", 65535));
-        assert_eq!(of("file:///a/b"), Some(Place::File("/a/b".into())));
-        assert_eq!(of("file:///a%20b%3f?rank=1"), Some(Place::File("/a b?".into())));
+        assert_eq!(of("file:///a/b"), Some(RendezvousPlace::File("/a/b".into())));
+        assert_eq!(of("file:///a%20b%3f?rank=1"), Some(RendezvousPlace::File("/a b?".into())));
         assert_eq!(parse("env://").unwrap().only, Some(TORCH));
         assert_eq!(parse("slurm://").unwrap().only, Some(SLURM));
         assert_eq!(of("slurm://"), None);

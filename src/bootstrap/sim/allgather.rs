@@ -3,14 +3,14 @@
 use super::crypto::toy;
 use super::net::{Line, Party, Port, Shared};
 use crate::bootstrap::allgather::LAST_WORDS;
-use crate::bootstrap::allgather::client::Member;
+use crate::bootstrap::allgather::client::AllgatherClient;
 use crate::bootstrap::allgather::driver::{Host, Role};
-use crate::bootstrap::allgather::message::Party as Named;
-use crate::bootstrap::allgather::root::Registry;
-use crate::bootstrap::error::Unmet;
-use crate::bootstrap::tcp::handshake::Secret;
-use crate::bootstrap::tcp::hello::{ANYONE, Greeting, Purpose};
-use crate::bootstrap::tcp::pending::{Arrival, Lobby};
+use crate::bootstrap::allgather::message::PeerId as Named;
+use crate::bootstrap::allgather::root::AllgatherRoot;
+use crate::bootstrap::error::BootstrapError;
+use crate::bootstrap::tcp::handshake::SharedSecret;
+use crate::bootstrap::tcp::hello::{ANYONE, Hello, Purpose};
+use crate::bootstrap::tcp::pending::{PendingPeers, ProvenConnection};
 use crate::bootstrap::unique_id::UniqueId;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -19,17 +19,17 @@ use std::time::Instant;
 pub struct Gate {
     pub port: Port,
     pub address: SocketAddr,
-    pub secret: Secret,
-    lobby: Lobby<Line>,
+    pub secret: SharedSecret,
+    lobby: PendingPeers<Line>,
     /// Who came for another purpose while the ranks met.
-    kept: Vec<Arrival<Line>>,
+    kept: Vec<ProvenConnection<Line>>,
 }
 
 impl Gate {
     pub fn open(net: &Shared, owner: Party, address: SocketAddr, id: &UniqueId) -> Gate {
         net.borrow_mut().open_door(owner, address);
-        let (secret, port) = (Secret::with(id, toy), Port { net: net.clone(), owner });
-        Gate { port, address, lobby: Lobby::new(secret.clone()), secret, kept: Vec::new() }
+        let (secret, port) = (SharedSecret::with(id, toy), Port { net: net.clone(), owner });
+        Gate { port, address, lobby: PendingPeers::new(secret.clone()), secret, kept: Vec::new() }
     }
 
     /// A port of its owner's for connections that it makes.
@@ -37,7 +37,7 @@ impl Gate {
         Port { net: self.port.net.clone(), owner: self.port.owner }
     }
 
-    pub fn advance(&mut self, now: Instant) -> Vec<Arrival<Line>> {
+    pub fn advance(&mut self, now: Instant) -> Vec<ProvenConnection<Line>> {
         let mut arrivals = std::mem::take(&mut self.kept);
         arrivals.extend(self.lobby.advance(now, || Ok(self.port.accept())));
         arrivals
@@ -79,14 +79,14 @@ impl Meeting {
         let me = Named { rank: rank as u32, pid: note as u32 };
         let (own, is_root) = ([gate.address], root.is_none());
         let role = match root {
-            None => Role::Root(Registry::of(me, nranks, &mine, now, deadline)),
+            None => Role::Root(AllgatherRoot::of(me, nranks, &mine, now, deadline)),
             Some(root) => {
-                Role::Member(Member::new(me, nranks, &mine, &own, &[root], now, deadline))
+                Role::Member(AllgatherClient::new(me, nranks, &mine, &own, &[root], now, deadline))
             }
         };
         let (purpose, to) = (Purpose::Meet, ANYONE);
         let (nranks, lane) = (nranks as u32, me.pid);
-        let greeting = Greeting { purpose, rank: me.rank, to, nranks, lane, note };
+        let greeting = Hello { purpose, rank: me.rank, to, nranks, lane, note };
         gate.lobby.set_rank(me.rank);
         if is_root {
             gate.lobby.set_root();
@@ -96,7 +96,7 @@ impl Meeting {
     }
 
     /// Go on; once it is over, what all have brought.
-    pub fn advance(&mut self, now: Instant) -> Option<Result<Vec<Vec<u8>>, Unmet>> {
+    pub fn advance(&mut self, now: Instant) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
         for arrival in self.gate.advance(now) {
             match arrival.greeting.purpose {
                 Purpose::Meet => self.host.admit(arrival, now),

@@ -5,12 +5,12 @@
 //! every exchange of keys would take an hour. Every rank has one core and one network interface,
 //! and both do one thing after the other; this is what makes the root the narrow place.
 
-use crate::bootstrap::allgather::client::Member;
-use crate::bootstrap::allgather::message::{Message, NO_RANK, Party};
-use crate::bootstrap::allgather::root::Registry;
-use crate::bootstrap::allgather::tree::{Action, Event, Link};
+use crate::bootstrap::allgather::client::AllgatherClient;
+use crate::bootstrap::allgather::message::{AllgatherMessage, NO_RANK, PeerId};
+use crate::bootstrap::allgather::root::AllgatherRoot;
+use crate::bootstrap::allgather::tree::{ConnectionId, TreeAction, TreeEvent};
 use crate::bootstrap::tcp::handshake::{ANSWER, HELLO, PROOF};
-use crate::bootstrap::tcp::hello::{ANYONE, Greeting, Purpose};
+use crate::bootstrap::tcp::hello::{ANYONE, Hello, Purpose};
 use crate::bootstrap::tcp::secure_frame::OVERHEAD;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -32,8 +32,8 @@ const BYTE: u64 = 1;
 pub const CARD: usize = 270;
 
 enum Core {
-    Root(Box<Registry>),
-    Member(Box<Member>),
+    Root(Box<AllgatherRoot>),
+    Member(Box<AllgatherClient>),
 }
 
 enum What {
@@ -41,16 +41,16 @@ enum What {
     /// A call's hello; the number is the caller's link.
     Call {
         from: usize,
-        link: Link,
+        link: ConnectionId,
     },
     Reached {
-        link: Link,
+        link: ConnectionId,
         peer: usize,
-        theirs: Link,
+        theirs: ConnectionId,
     },
     Said {
-        link: Link,
-        message: Message,
+        link: ConnectionId,
+        message: AllgatherMessage,
     },
 }
 
@@ -59,8 +59,8 @@ struct Rank {
     /// When the core, and the interface outwards, have done what they were given.
     core_free: u64,
     line_free: u64,
-    links: BTreeMap<Link, (usize, Link)>,
-    next: Link,
+    links: BTreeMap<ConnectionId, (usize, ConnectionId)>,
+    next: ConnectionId,
     bytes: u64,
 }
 
@@ -86,9 +86,9 @@ fn rank_at(address: &SocketAddr) -> usize {
     }
 }
 
-fn length(message: &Message) -> usize {
+fn length(message: &AllgatherMessage) -> usize {
     let length = match message {
-        Message::Offers(body) | Message::Table { body, .. } => 1 + body.len(),
+        AllgatherMessage::Offers(body) | AllgatherMessage::Table { body, .. } => 1 + body.len(),
         other => other.encode().len(),
     };
     length + OVERHEAD
@@ -157,20 +157,20 @@ impl Job {
                 let (purpose, to) = (Purpose::Meet, ANYONE);
                 let nranks = self.ranks.len() as u32;
                 let (rank, lane, note) = (from as u32, from as u32, from as u64);
-                let greeting = Greeting { purpose, rank, to, nranks, lane, note };
-                self.feed(whom, Event::Came { link: theirs, greeting, took: Duration::ZERO });
+                let greeting = Hello { purpose, rank, to, nranks, lane, note };
+                self.feed(whom, TreeEvent::Came { link: theirs, greeting, took: Duration::ZERO });
             }
             What::Reached { link, peer, theirs } => {
                 self.compute(whom, HANDSHAKE);
                 self.ranks[whom].bytes += (HELLO + PROOF + ANSWER + PROOF) as u64;
                 self.ranks[whom].links.insert(link, (peer, theirs));
-                self.feed(whom, Event::Reached { link });
+                self.feed(whom, TreeEvent::Reached { link });
             }
             What::Said { link, message } => {
                 let bytes = length(&message) as u64;
                 self.ranks[whom].bytes += bytes;
                 self.compute(whom, MESSAGE + bytes * BYTE);
-                self.feed(whom, Event::Said { link, message });
+                self.feed(whom, TreeEvent::Said { link, message });
             }
         }
     }
@@ -178,20 +178,22 @@ impl Job {
     fn start(&mut self, rank: usize) {
         let (now, nranks) = (self.time(), self.ranks.len());
         let deadline = now + Duration::from_secs(3600);
-        let me = Party { rank: rank as u32, pid: rank as u32 };
+        let me = PeerId { rank: rank as u32, pid: rank as u32 };
         let mine = [rank as u8; CARD];
         let core = if rank == 0 {
-            Core::Root(Box::new(Registry::of(me, nranks, &mine, now, deadline)))
+            Core::Root(Box::new(AllgatherRoot::of(me, nranks, &mine, now, deadline)))
         } else {
             let (own, root) = ([address(rank)], [address(0)]);
-            Core::Member(Box::new(Member::new(me, nranks, &mine, &own, &root, now, deadline)))
+            Core::Member(Box::new(AllgatherClient::new(
+                me, nranks, &mine, &own, &root, now, deadline,
+            )))
         };
         assert_ne!(me.rank, NO_RANK);
         self.ranks[rank].core = Some(core);
         self.act(rank);
     }
 
-    fn feed(&mut self, rank: usize, event: Event) {
+    fn feed(&mut self, rank: usize, event: TreeEvent) {
         let now = self.time();
         match &mut self.ranks[rank].core {
             Some(Core::Root(registry)) => registry.on(event, now),
@@ -209,7 +211,7 @@ impl Job {
         let over = outcome.map(|outcome| outcome.clone().expect("nothing fails here"));
         for action in actions {
             match action {
-                Action::Say { link, message } => {
+                TreeAction::Say { link, message } => {
                     let bytes = length(&message) as u64;
                     let work = self.compute(rank, MESSAGE + bytes * BYTE);
                     let this = &mut self.ranks[rank];
@@ -219,7 +221,7 @@ impl Job {
                     let at = this.line_free + LATENCY;
                     self.schedule(at, peer, What::Said { link: theirs, message });
                 }
-                Action::Dial { to, .. } => {
+                TreeAction::Dial { to, .. } => {
                     let link = self.ranks[rank].next;
                     self.ranks[rank].next += 1;
                     // Three ways to connect and say hello.
@@ -227,7 +229,7 @@ impl Job {
                     self.schedule(at, rank_at(&to[0]), What::Call { from: rank, link });
                 }
                 // What was said is on its way, and nobody here loses a connection.
-                Action::Hang { .. } => {}
+                TreeAction::Hang { .. } => {}
             }
         }
         if over.is_some() {

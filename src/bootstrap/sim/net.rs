@@ -4,9 +4,9 @@
 //! and a reset takes what the other end has not read yet with it.
 
 use super::crypto::Seeded;
-use crate::bootstrap::tcp::io::{Network, Stream, ended};
+use crate::bootstrap::tcp::io::{ByteStream, Network, ended};
 use crate::bootstrap::tcp::socket::{KEEPALIVE_S, USER_TIMEOUT};
-use crate::tcp_liveness::Silence;
+use crate::tcp_liveness::AckWatch;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -449,14 +449,14 @@ impl Network for Port {
     }
 
     /// As the looks of a second each come to it, about.
-    fn is_silent(&self, line: &Line, _: &mut Silence) -> bool {
+    fn is_silent(&self, line: &Line, _: &mut AckWatch) -> bool {
         let net = self.net.borrow();
         let since = net.pipes[line.pipe].sides[line.side].unacknowledged;
         since.is_some_and(|since| net.now - since >= USER_TIMEOUT)
     }
 }
 
-impl Stream for Line {
+impl ByteStream for Line {
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         if bytes.is_empty() {
             return Err(ended());

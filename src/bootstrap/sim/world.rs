@@ -4,14 +4,14 @@ use super::Simulated;
 use super::crypto::{Seeded, seed as seed_primitives, toy};
 use super::net::{Happening, Line, Net, Party, Port, Shared};
 use crate::bootstrap::allgather::LAST_WORDS;
-use crate::bootstrap::allgather::client::Member;
+use crate::bootstrap::allgather::client::AllgatherClient;
 use crate::bootstrap::allgather::driver::{Host, Role};
-use crate::bootstrap::allgather::message::{NO_RANK, Party as Named};
-use crate::bootstrap::allgather::root::Registry;
-use crate::bootstrap::tcp::handshake::Secret;
-use crate::bootstrap::tcp::hello::{ANYONE, Greeting, Purpose};
-use crate::bootstrap::tcp::io::{Network, Stream};
-use crate::bootstrap::tcp::pending::Lobby;
+use crate::bootstrap::allgather::message::{NO_RANK, PeerId as Named};
+use crate::bootstrap::allgather::root::AllgatherRoot;
+use crate::bootstrap::tcp::handshake::SharedSecret;
+use crate::bootstrap::tcp::hello::{ANYONE, Hello, Purpose};
+use crate::bootstrap::tcp::io::{ByteStream, Network};
+use crate::bootstrap::tcp::pending::PendingPeers;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::Error;
 use std::cell::RefCell;
@@ -57,7 +57,7 @@ type Outcome = Result<Vec<Vec<u8>>, Error>;
 
 struct Actor {
     address: SocketAddr,
-    lobby: Lobby<Line>,
+    lobby: PendingPeers<Line>,
     host: Option<Host<Port>>,
     fate: Fate,
     stopped: bool,
@@ -76,7 +76,7 @@ pub struct World {
     nranks: usize,
     faults: Vec<Fault>,
     actors: Vec<Actor>,
-    secret: Secret,
+    secret: SharedSecret,
     /// The actor that the others contact: a rank, or one past them.
     root: usize,
     begin: Instant,
@@ -96,13 +96,13 @@ impl World {
         let nranks = 2 + numbers.below(if numbers.clone().chance(10) { 60 } else { 14 }) as usize;
         let apart = numbers.chance(50);
         let id = UniqueId::from_secret(&seed.to_le_bytes(), b"simulation", &[]);
-        let secret = Secret::with(&id, toy);
+        let secret = SharedSecret::with(&id, toy);
         let net = Rc::new(RefCell::new(Net::new(numbers.draw(), begin)));
         let root = if apart { nranks } else { 0 };
         let address = |actor: usize| SocketAddr::from(([10, 0, 0, actor as u8 + 1], 4000));
         let actors = (0..nranks + usize::from(apart)).map(|actor| Actor {
             address: address(actor),
-            lobby: Lobby::new(secret.clone()),
+            lobby: PendingPeers::new(secret.clone()),
             host: None,
             fate: Fate::Lives,
             stopped: false,
@@ -236,16 +236,16 @@ impl World {
         let (nranks, mine) = (self.nranks, payload(actor));
         let own = [self.actors[actor].address];
         let role = if apart {
-            Role::Root(Registry::apart(pid, now, PATIENCE))
+            Role::Root(AllgatherRoot::apart(pid, now, PATIENCE))
         } else if actor == self.root {
-            Role::Root(Registry::of(me, nranks, &mine, now, deadline))
+            Role::Root(AllgatherRoot::of(me, nranks, &mine, now, deadline))
         } else {
             let root = self.root_for_a_rank();
-            Role::Member(Member::new(me, nranks, &mine, &own, &root, now, deadline))
+            Role::Member(AllgatherClient::new(me, nranks, &mine, &own, &root, now, deadline))
         };
         let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
         let (nranks, lane, note) = (nranks as u32, pid, self.numbers.draw());
-        let greeting = Greeting { purpose, rank, to, nranks, lane, note };
+        let greeting = Hello { purpose, rank, to, nranks, lane, note };
         let host = Host::new(self.port(actor), self.secret.clone(), greeting, role);
         let this = &mut self.actors[actor];
         if !apart {
@@ -278,7 +278,7 @@ impl World {
         }
         this.stopped = true;
         this.host = None;
-        this.lobby = Lobby::new(self.secret.clone());
+        this.lobby = PendingPeers::new(self.secret.clone());
         self.net.borrow_mut().close_door(actor);
     }
 
@@ -350,7 +350,7 @@ impl World {
                 if !(failed && apart) {
                     this.host = None;
                     if failed {
-                        this.lobby = Lobby::new(self.secret.clone());
+                        this.lobby = PendingPeers::new(self.secret.clone());
                         net.borrow_mut().close_door(actor);
                         return;
                     }

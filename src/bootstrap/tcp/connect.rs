@@ -3,11 +3,11 @@
 //! A gate may be late, full, or reached by another address than the first: every way in which one
 //! attempt can fail leads to the next. What failed last is in the error.
 
-use super::handshake::{Handshake, Keys, Secret};
-use super::hello::{ANYONE, Greeting, Purpose, ROOT};
+use super::handshake::{Handshake, Keys, SharedSecret};
+use super::hello::{ANYONE, Hello, Purpose, ROOT};
 use super::io::Network;
-use super::pending::{Arrival, Broken, shake};
-use super::socket::{Kernel, Socket, entry};
+use super::pending::{HandshakeBroken, ProvenConnection, shake};
+use super::socket::{KernelNetwork, TcpSocket, entry};
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, UnexpectedEof};
@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// A socket whose other end holds the secret, and knows that this end does.
-pub type Proved = Arrival<Socket>;
+pub type Proved = ProvenConnection<TcpSocket>;
 
 /// The longest that one attempt takes in the first round, where there are other addresses to try: a
 /// connection over a wide network and its handshake take a third. It doubles with every round,
@@ -39,16 +39,16 @@ const SILENCE: Duration = Duration::from_secs(7);
 /// one that had been answered.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
-enum State<S> {
+enum DialState<S> {
     Pausing { until: Instant },
     Shaking { stream: S, handshake: Box<Handshake>, since: Instant },
 }
 
 /// A dial without its sockets.
-pub struct Dialling<S> {
-    secret: Secret,
+pub struct Connecting<S> {
+    secret: SharedSecret,
     to: Vec<SocketAddr>,
-    greeting: Greeting,
+    greeting: Hello,
     started: Instant,
     deadline: Instant,
     /// The peer was listening: where every address refuses, it is gone.
@@ -59,26 +59,26 @@ pub struct Dialling<S> {
     /// Since when there has been no round with an answer: what answered before may have fallen
     /// silent.
     unheard: Option<Instant>,
-    state: State<S>,
+    state: DialState<S>,
     attempts: usize,
     pause: Duration,
     /// Addresses of this round that were refused.
     refused: usize,
     /// Why the last attempt failed.
-    last: Option<(SocketAddr, Broken)>,
+    last: Option<(SocketAddr, HandshakeBroken)>,
     /// Hung up on us without a word at the last attempt there: it may not have our secret.
     hung_up: Option<SocketAddr>,
 }
 
-impl<S: super::io::Stream> Dialling<S> {
+impl<S: super::io::ByteStream> Connecting<S> {
     pub fn new(
-        secret: Secret,
+        secret: SharedSecret,
         to: &[SocketAddr],
-        greeting: Greeting,
+        greeting: Hello,
         now: Instant,
         deadline: Instant,
-    ) -> Dialling<S> {
-        Dialling {
+    ) -> Connecting<S> {
+        Connecting {
             secret,
             to: to.to_vec(),
             greeting,
@@ -88,7 +88,7 @@ impl<S: super::io::Stream> Dialling<S> {
             answered: false,
             round_began: now,
             unheard: Some(now),
-            state: State::Pausing { until: now },
+            state: DialState::Pausing { until: now },
             attempts: 0,
             pause: FIRST_PAUSE,
             refused: 0,
@@ -97,8 +97,8 @@ impl<S: super::io::Stream> Dialling<S> {
         }
     }
 
-    pub fn where_open(self) -> Dialling<S> {
-        Dialling { was_open: true, ..self }
+    pub fn where_open(self) -> Connecting<S> {
+        Connecting { was_open: true, ..self }
     }
 
     /// Go on; the connection once the other end has let us in.
@@ -106,16 +106,16 @@ impl<S: super::io::Stream> Dialling<S> {
         &mut self,
         now: Instant,
         network: &mut impl Network<Stream = S>,
-    ) -> Result<Option<Arrival<S>>> {
+    ) -> Result<Option<ProvenConnection<S>>> {
         loop {
             if now >= self.deadline || self.to.is_empty() {
                 return Err(self.failure(now));
             }
             let (may_change, patience) = (self.may_change(), self.patience());
             match &mut self.state {
-                State::Pausing { until } if now < *until => return Ok(None),
-                State::Pausing { .. } => self.begin(now, network)?,
-                State::Shaking { stream, handshake, since } => match shake(stream, handshake) {
+                DialState::Pausing { until } if now < *until => return Ok(None),
+                DialState::Pausing { .. } => self.begin(now, network)?,
+                DialState::Shaking { stream, handshake, since } => match shake(stream, handshake) {
                     Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
                     Ok(None) => {
                         // Once it has our proof, the gate takes the connection for made: it is not
@@ -132,7 +132,10 @@ impl<S: super::io::Stream> Dialling<S> {
                         if !gives_up {
                             return Ok(None);
                         }
-                        self.next(now, Broken::Network(std::io::ErrorKind::TimedOut.into()))?;
+                        self.next(
+                            now,
+                            HandshakeBroken::Network(std::io::ErrorKind::TimedOut.into()),
+                        )?;
                     }
                     Err(broken) => self.next(now, broken)?,
                 },
@@ -186,23 +189,23 @@ impl<S: super::io::Stream> Dialling<S> {
                 let handshake = Handshake::caller(&self.secret, &self.greeting)
                     .map_err(|why| Error::Internal(why.into()))?;
                 let handshake = Box::new(handshake);
-                self.state = State::Shaking { stream, handshake, since: now };
+                self.state = DialState::Shaking { stream, handshake, since: now };
                 Ok(())
             }
-            Err(error) => self.next(now, Broken::Network(error)),
+            Err(error) => self.next(now, HandshakeBroken::Network(error)),
         }
     }
 
     /// The attempt failed: the next address, or a pause after the last.
-    fn next(&mut self, now: Instant, broken: Broken) -> Result<()> {
+    fn next(&mut self, now: Instant, broken: HandshakeBroken) -> Result<()> {
         self.note_answer(now, &broken);
-        if let Broken::Network(error) = &broken {
+        if let HandshakeBroken::Network(error) = &broken {
             self.refused += usize::from(error.raw_os_error() == Some(libc::ECONNREFUSED));
         }
         let at = self.current();
         match &broken {
             // Who comes for another purpose has met the others, and has their secret.
-            Broken::Network(error)
+            HandshakeBroken::Network(error)
                 if error.kind() == UnexpectedEof
                     && self.greeting.purpose == Purpose::Meet
                     && !self.is_proved() =>
@@ -228,19 +231,19 @@ impl<S: super::io::Stream> Dialling<S> {
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
             (self.answered, self.round_began) = (false, until);
         }
-        self.state = State::Pausing { until };
+        self.state = DialState::Pausing { until };
         Ok(())
     }
 
     /// Note what a failed attempt says of whether anybody is there.
-    fn note_answer(&mut self, now: Instant, broken: &Broken) {
+    fn note_answer(&mut self, now: Instant, broken: &HandshakeBroken) {
         match broken {
-            Broken::Network(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
+            HandshakeBroken::Network(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
                 // The kernel has tried for seconds.
                 self.unheard.get_or_insert(now + LAST_TRY - SILENCE);
                 self.answered = false;
             }
-            Broken::Network(error)
+            HandshakeBroken::Network(error)
                 if !matches!(error.kind(), ConnectionRefused | ConnectionReset | UnexpectedEof) => {
             }
             _ => (self.answered, self.unheard) = (true, None),
@@ -249,22 +252,22 @@ impl<S: super::io::Stream> Dialling<S> {
 
     /// Whether the gate of the attempt under way has shown that it holds the secret.
     fn is_proved(&self) -> bool {
-        matches!(&self.state, State::Shaking { handshake, .. } if handshake.is_proved())
+        matches!(&self.state, DialState::Shaking { handshake, .. } if handshake.is_proved())
     }
 
-    fn through(&mut self, now: Instant, keys: Keys) -> Arrival<S> {
+    fn through(&mut self, now: Instant, keys: Keys) -> ProvenConnection<S> {
         let address = self.current();
-        let pausing = State::Pausing { until: now };
+        let pausing = DialState::Pausing { until: now };
         let shaken = std::mem::replace(&mut self.state, pausing);
-        let State::Shaking { stream, since, .. } = shaken else {
+        let DialState::Shaking { stream, since, .. } = shaken else {
             unreachable!("keys come from a handshake")
         };
         let took = now.saturating_duration_since(since);
-        Arrival { stream, greeting: self.greeting.clone(), keys, address, took }
+        ProvenConnection { stream, greeting: self.greeting.clone(), keys, address, took }
     }
 
     fn failure(&self, now: Instant) -> Error {
-        let Greeting { rank, to, .. } = self.greeting;
+        let Hello { rank, to, .. } = self.greeting;
         let whom = match to {
             ROOT | ANYONE => "the root".into(),
             to => format!("rank {to}"),
@@ -292,7 +295,7 @@ impl<S: super::io::Stream> Dialling<S> {
         }
         let waited_ms = now.saturating_duration_since(self.started).as_millis();
         let last = match &self.last {
-            Some((at, Broken::Network(error))) if error.raw_os_error().is_some() => {
+            Some((at, HandshakeBroken::Network(error))) if error.raw_os_error().is_some() => {
                 format!(" (the last attempt, at {at}, ended with: {error})")
             }
             _ => String::new(),
@@ -303,8 +306,10 @@ impl<S: super::io::Stream> Dialling<S> {
     /// What the attempts came to.
     fn why(&self) -> (String, i32) {
         let (last, errno) = match &self.last {
-            Some((at, Broken::Refused(why))) => (format!("; at {at} there is {why}"), libc::EPROTO),
-            Some((at, Broken::Network(error))) => match error.raw_os_error() {
+            Some((at, HandshakeBroken::Refused(why))) => {
+                (format!("; at {at} there is {why}"), libc::EPROTO)
+            }
+            Some((at, HandshakeBroken::Network(error))) => match error.raw_os_error() {
                 Some(errno) => (format!("; last tried {at}"), errno),
                 None if self.hung_up == Some(*at) => (String::new(), libc::ETIMEDOUT),
                 None => {
@@ -326,35 +331,35 @@ impl<S: super::io::Stream> Dialling<S> {
     /// The stream of the attempt that is under way, with whether it has something to send.
     pub fn stream(&self) -> Option<(&S, bool)> {
         match &self.state {
-            State::Shaking { stream, handshake, .. } => {
+            DialState::Shaking { stream, handshake, .. } => {
                 Some((stream, !handshake.outgoing().is_empty()))
             }
-            State::Pausing { .. } => None,
+            DialState::Pausing { .. } => None,
         }
     }
 
-    /// When [`Dialling::advance`] has something to do though nothing arrives.
+    /// When [`Connecting::advance`] has something to do though nothing arrives.
     pub fn next_deadline(&self) -> Instant {
         match &self.state {
-            State::Pausing { until } => (*until).min(self.deadline),
-            State::Shaking { since, handshake, .. }
+            DialState::Pausing { until } => (*until).min(self.deadline),
+            DialState::Shaking { since, handshake, .. }
                 if self.may_change() && !handshake.is_proved() =>
             {
                 (*since + self.patience()).min(self.silent_at())
             }
-            State::Shaking { .. } => self.silent_at(),
+            DialState::Shaking { .. } => self.silent_at(),
         }
     }
 }
 
 /// A non-blocking connection to a gate.
-pub struct Dial(Dialling<Socket>);
+pub struct Dial(Connecting<TcpSocket>);
 
 impl Dial {
     /// Dial `to`, best address first, and retry until `deadline`.
-    pub fn new(id: &UniqueId, to: &[SocketAddr], greeting: Greeting, deadline: Instant) -> Dial {
-        let to = Kernel.routes(to);
-        Dial(Dialling::new(Secret::new(id), &to, greeting, Instant::now(), deadline))
+    pub fn new(id: &UniqueId, to: &[SocketAddr], greeting: Hello, deadline: Instant) -> Dial {
+        let to = KernelNetwork.routes(to);
+        Dial(Connecting::new(SharedSecret::new(id), &to, greeting, Instant::now(), deadline))
     }
 
     /// The gate is known to have been open: an error at once where every address refuses, since
@@ -375,7 +380,7 @@ impl Dial {
 
     /// Go on; the connection once the other end has let us in, an error at the deadline.
     pub fn advance(&mut self) -> Result<Option<Proved>> {
-        self.0.advance(Instant::now(), &mut Kernel)
+        self.0.advance(Instant::now(), &mut KernelNetwork)
     }
 }
 

@@ -18,7 +18,7 @@
 //! due, so that what follows a handshake on the wire stays there.
 
 use super::Refusal;
-use super::hello::{GREETING, Greeting};
+use super::hello::{GREETING, Hello};
 use crate::bootstrap::unique_id::UniqueId;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -55,18 +55,18 @@ pub(crate) type Primitives = fn() -> BoxedCryptoResolver;
 
 /// The key that all handshakes of one unique id share.
 #[derive(Clone)]
-pub struct Secret {
+pub struct SharedSecret {
     key: [u8; 32],
     primitives: Primitives,
 }
 
-impl Secret {
-    pub fn new(id: &UniqueId) -> Secret {
-        Secret::with(id, || Box::new(DefaultResolver))
+impl SharedSecret {
+    pub fn new(id: &UniqueId) -> SharedSecret {
+        SharedSecret::with(id, || Box::new(DefaultResolver))
     }
 
-    pub(crate) fn with(id: &UniqueId, primitives: Primitives) -> Secret {
-        Secret { key: id.mac("network handshake", &[]), primitives }
+    pub(crate) fn with(id: &UniqueId, primitives: Primitives) -> SharedSecret {
+        SharedSecret { key: id.mac("network handshake", &[]), primitives }
     }
 
     fn builder(&self) -> Builder<'_> {
@@ -142,7 +142,7 @@ enum Awaited {
 pub struct Handshake {
     awaited: Awaited,
     /// At the gate: from the hello, believed only when the proof has come.
-    greeting: Option<Greeting>,
+    greeting: Option<Hello>,
     arrived: [u8; HELLO],
     have: usize,
     leaving: [u8; HELLO],
@@ -152,7 +152,7 @@ pub struct Handshake {
 
 impl Handshake {
     /// The end that dials.
-    pub fn caller(secret: &Secret, greeting: &Greeting) -> Result<Handshake, Refusal> {
+    pub fn caller(secret: &SharedSecret, greeting: &Hello) -> Result<Handshake, Refusal> {
         let built = secret.builder().build_initiator();
         let mut noise = built.map_err(|_| "the random generator failed")?;
         let mut handshake = Handshake::waiting(Awaited::Nothing);
@@ -166,7 +166,7 @@ impl Handshake {
     }
 
     /// The end that is dialled.
-    pub fn gate(secret: &Secret) -> Result<Handshake, Refusal> {
+    pub fn gate(secret: &SharedSecret) -> Result<Handshake, Refusal> {
         let noise = secret.builder().build_responder();
         let noise = noise.map_err(|_| "the random generator failed")?;
         Ok(Handshake::waiting(Awaited::Hello(Box::new(noise))))
@@ -223,7 +223,7 @@ impl Handshake {
                 noise
                     .read_message(&self.arrived[PREAMBLE..HELLO], &mut payload)
                     .map_err(|_| "a caller that does not hold the secret")?;
-                self.greeting = Some(Greeting::decode(&payload)?);
+                self.greeting = Some(Hello::decode(&payload)?);
                 noise
                     .write_message(&[], &mut self.leaving)
                     .map_err(|_| "the random generator failed")?;
@@ -282,7 +282,7 @@ impl Handshake {
     }
 
     /// At the gate: the greeting, to be believed only with the keys.
-    pub fn greeting(&self) -> Option<&Greeting> {
+    pub fn greeting(&self) -> Option<&Hello> {
         self.greeting.as_ref()
     }
 

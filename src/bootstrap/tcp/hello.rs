@@ -16,7 +16,7 @@ pub enum Purpose {
 
 /// Who calls and what for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Greeting {
+pub struct Hello {
     pub purpose: Purpose,
     pub rank: u32,
     /// The rank that is meant, [`ROOT`] or [`ANYONE`]: hosts may share an address that is private
@@ -35,7 +35,7 @@ pub const ANYONE: u32 = u32::MAX;
 /// Addressed to whoever introduces the ranks, whatever its number. No rank has this one.
 pub const ROOT: u32 = u32::MAX - 1;
 
-impl Greeting {
+impl Hello {
     pub fn encode(&self) -> [u8; GREETING] {
         let mut bytes = [0; GREETING];
         let words = [self.purpose as u32, self.rank, self.to, self.nranks, self.lane];
@@ -46,7 +46,7 @@ impl Greeting {
         bytes
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Greeting, Refusal> {
+    pub fn decode(bytes: &[u8]) -> Result<Hello, Refusal> {
         let bytes: &[u8; GREETING] = bytes.try_into().map_err(|_| "a greeting of wrong length")?;
         let word = |at: usize| {
             u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))
@@ -57,7 +57,7 @@ impl Greeting {
             3 => Purpose::Data,
             _ => return Err("a greeting of unknown purpose"),
         };
-        Ok(Greeting {
+        Ok(Hello {
             purpose,
             rank: word(1),
             to: word(2),
@@ -78,11 +78,11 @@ mod tests {
         #[test]
         fn a_greeting_is_refused_or_exact(mut bytes: [u8; GREETING], purpose in 0u8..5) {
             bytes[..4].copy_from_slice(&[purpose, 0, 0, 0]);
-            match Greeting::decode(&bytes) {
+            match Hello::decode(&bytes) {
                 Ok(greeting) => prop_assert_eq!(greeting.encode(), bytes),
                 Err(_) => prop_assert!(!(1..=3).contains(&purpose)),
             }
-            prop_assert!(Greeting::decode(&bytes[1..]).is_err());
+            prop_assert!(Hello::decode(&bytes[1..]).is_err());
         }
     }
 }

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::bootstrap::addresses::is_link_local;
-use crate::config::Family;
+use crate::config::AddressFamily;
 use crate::error::{Error, Result};
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -77,20 +77,20 @@ pub(super) unsafe fn socket_address(address: *const libc::sockaddr) -> Option<So
 
 /// A wish in NCCL's syntax: `eth,ib` begins with one of these, `=eth0,eth1` is one of these, a `^`
 /// in front turns it round.
-struct Wish<'a> {
+struct InterfaceFilter<'a> {
     excluding: bool,
     exact: bool,
     names: Vec<&'a str>,
 }
 
-impl<'a> Wish<'a> {
-    fn parse(text: &'a str) -> Wish<'a> {
+impl<'a> InterfaceFilter<'a> {
+    fn parse(text: &'a str) -> InterfaceFilter<'a> {
         let rest = text.trim();
         let (excluding, rest) = rest.strip_prefix('^').map_or((false, rest), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
         // NCCL permits a port after the name, which only InfiniBand uses.
         let names = rest.split(',').map(|name| name.split(':').next().unwrap_or("").trim());
-        Wish { excluding, exact, names: names.filter(|name| !name.is_empty()).collect() }
+        InterfaceFilter { excluding, exact, names: names.filter(|name| !name.is_empty()).collect() }
     }
 
     fn allows(&self, interface: &str) -> bool {
@@ -116,13 +116,13 @@ fn distance(interface: &Interface) -> (bool, bool, bool, bool) {
 pub fn choose(
     all: &[Interface],
     wish: Option<&str>,
-    family: Option<Family>,
+    family: Option<AddressFamily>,
 ) -> Result<Vec<SocketAddr>> {
-    let parsed = wish.map(Wish::parse);
+    let parsed = wish.map(InterfaceFilter::parse);
     let of_family = |interface: &&Interface| match family {
         None => true,
-        Some(Family::V4) => interface.address.is_ipv4(),
-        Some(Family::V6) => interface.address.is_ipv6(),
+        Some(AddressFamily::V4) => interface.address.is_ipv4(),
+        Some(AddressFamily::V6) => interface.address.is_ipv6(),
     };
     let wished =
         |interface: &&Interface| parsed.as_ref().is_none_or(|wish| wish.allows(&interface.name));
@@ -143,13 +143,13 @@ pub fn choose(
     Ok(chosen.into_iter().map(|interface| interface.address).collect())
 }
 
-fn nothing_left(all: &[Interface], wish: Option<&str>, family: Option<Family>) -> String {
+fn nothing_left(all: &[Interface], wish: Option<&str>, family: Option<AddressFamily>) -> String {
     let mut names: Vec<&str> = all.iter().map(|interface| interface.name.as_str()).collect();
     names.dedup();
     let of_family = match family {
         None => "",
-        Some(Family::V4) => " with an IPv4 address",
-        Some(Family::V6) => " with an IPv6 address",
+        Some(AddressFamily::V4) => " with an IPv4 address",
+        Some(AddressFamily::V6) => " with an IPv6 address",
     };
     match wish {
         Some(wish) => format!(
@@ -210,7 +210,7 @@ mod tests {
         ]
     }
 
-    fn chosen(wish: Option<&str>, family: Option<Family>) -> Vec<String> {
+    fn chosen(wish: Option<&str>, family: Option<AddressFamily>) -> Vec<String> {
         let found = choose(&machine(), wish, family).unwrap();
         found.iter().map(|address| address.ip().to_string()).collect()
     }
@@ -235,10 +235,10 @@ mod tests {
     fn wishes_are_read_as_nccl_reads_them() {
         assert_eq!(chosen(Some("ib"), None), ["10.0.0.2"]);
         assert_eq!(chosen(Some("ib,eth1"), None), ["198.51.100.2", "10.0.0.2"]);
-        assert_eq!(chosen(Some("=eth0"), Some(Family::V4)), ["192.0.2.2"]);
+        assert_eq!(chosen(Some("=eth0"), Some(AddressFamily::V4)), ["192.0.2.2"]);
         assert_eq!(chosen(Some("^eth,docker"), None), ["10.0.0.2"]);
         assert_eq!(chosen(Some("^=eth0"), None), ["198.51.100.2", "10.0.0.2"]);
-        assert_eq!(chosen(Some("eth0"), Some(Family::V6)), ["2001:db8::2", "fe80::1"]);
+        assert_eq!(chosen(Some("eth0"), Some(AddressFamily::V6)), ["2001:db8::2", "fe80::1"]);
         assert_eq!(chosen(Some("lo"), None), ["127.0.0.1", "::1"]);
         assert_eq!(chosen(Some("docker0"), None), ["172.17.0.1"]);
     }
@@ -248,7 +248,7 @@ mod tests {
         let error = |wish, family| choose(&machine(), wish, family).unwrap_err().to_string();
         let text = error(Some("=eth"), None);
         assert!(text.contains("RINGCOMM_SOCKET_IFNAME=\"=eth\"") && text.contains("docker0"));
-        let text = error(Some("ib"), Some(Family::V6));
+        let text = error(Some("ib"), Some(AddressFamily::V6));
         assert!(text.contains("IPv6"), "{text}");
         assert!(choose(&[], None, None).is_err());
     }

@@ -1,11 +1,11 @@
 //! A connection as a protocol sees it, whether a socket or a simulated one.
 
-use crate::tcp_liveness::Silence;
+use crate::tcp_liveness::AckWatch;
 use std::io;
 use std::net::SocketAddr;
 
 /// Bytes in both directions; no call waits.
-pub trait Stream {
+pub trait ByteStream {
     /// What is there now, at most the length of `bytes`; 0 is the end of the stream, and
     /// `WouldBlock` means that nothing is there yet.
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize>;
@@ -19,7 +19,7 @@ pub trait Stream {
 
 /// Where connections come from.
 pub trait Network {
-    type Stream: Stream;
+    type Stream: ByteStream;
 
     /// Begin to connect; a refusal may be told by the stream's first use.
     fn connect(&mut self, to: &SocketAddr) -> io::Result<Self::Stream>;
@@ -39,7 +39,7 @@ pub trait Network {
 
     /// Whether nobody acknowledges what is on its way, by this look and those before it, one every
     /// [`LOOK`](crate::tcp_liveness::LOOK).
-    fn is_silent(&self, stream: &Self::Stream, before: &mut Silence) -> bool;
+    fn is_silent(&self, stream: &Self::Stream, before: &mut AckWatch) -> bool;
 }
 
 /// Whether a call should simply be made again later.

@@ -1,13 +1,13 @@
 //! A rank's gate: the listener that its peers come to.
 
 use super::connect::Proved;
-use super::handshake::Secret;
+use super::handshake::SharedSecret;
 use super::interface;
-use super::pending::{Lobby, Tally};
-use super::socket::{Listener, Socket, entry};
+use super::pending::{AdmissionStats, PendingPeers};
+use super::socket::{Listener, TcpSocket, entry};
 use crate::bootstrap::addresses::best_few;
 use crate::bootstrap::unique_id::UniqueId;
-use crate::config::{Config, Family};
+use crate::config::{AddressFamily, Config};
 use crate::error::{Error, Result};
 use std::io;
 use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
@@ -27,7 +27,7 @@ pub struct NetworkConfig {
     /// `RINGCOMM_PORT_RANGE`.
     pub ports: Option<RangeInclusive<u16>>,
     /// `RINGCOMM_SOCKET_FAMILY`.
-    pub family: Option<Family>,
+    pub family: Option<AddressFamily>,
 }
 
 impl From<&Config> for NetworkConfig {
@@ -41,19 +41,19 @@ impl From<&Config> for NetworkConfig {
 }
 
 /// Listeners, and the callers that have not proved themselves yet. It never waits on one of them.
-pub struct Gate {
+pub struct AuthListener {
     /// At the same port each.
     listeners: Vec<Listener>,
     addresses: Vec<SocketAddr>,
-    lobby: Lobby<Socket>,
+    lobby: PendingPeers<TcpSocket>,
     /// Proved, and not yet taken by the one they are for.
     kept: Vec<Proved>,
 }
 
-impl Gate {
+impl AuthListener {
     /// Listen for holders of the id's secret, at the best few of the chosen interfaces' addresses
     /// and nowhere else.
-    pub fn open(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
+    pub fn open(id: &UniqueId, config: &NetworkConfig) -> Result<AuthListener> {
         let all = interface::interfaces()?;
         let wish = config.interfaces.as_deref();
         let mut chosen = interface::choose(&all, wish, config.family)?;
@@ -61,47 +61,47 @@ impl Gate {
             // One leads to as many as all do.
             chosen.truncate(1);
         }
-        Gate::among(id, &chosen, config.ports.clone())
+        AuthListener::among(id, &chosen, config.ports.clone())
     }
 
     fn among(
         id: &UniqueId,
         chosen: &[SocketAddr],
         ports: Option<RangeInclusive<u16>>,
-    ) -> Result<Gate> {
+    ) -> Result<AuthListener> {
         let (listeners, reached) = listen(&best_few(chosen, MOST_ADDRESSES), ports)?;
-        Ok(Gate::with(id, listeners, &reached))
+        Ok(AuthListener::with(id, listeners, &reached))
     }
 
     /// Listen at one address, for a rendezvous at a place that the user names. An unspecified IP
     /// serves every address of the machine.
-    pub fn open_at(id: &UniqueId, at: SocketAddr, config: &NetworkConfig) -> Result<Gate> {
+    pub fn open_at(id: &UniqueId, at: SocketAddr, config: &NetworkConfig) -> Result<AuthListener> {
         let listener = Listener::bind(&at).map_err(|error| refused_port(&at, &error))?;
         let reached = if at.ip().is_unspecified() {
             let all = interface::interfaces()?;
-            let family = at.is_ipv4().then_some(Family::V4).or(config.family);
+            let family = at.is_ipv4().then_some(AddressFamily::V4).or(config.family);
             interface::choose(&all, config.interfaces.as_deref(), family)?
         } else {
             vec![at]
         };
-        Ok(Gate::with(id, vec![listener], &reached))
+        Ok(AuthListener::with(id, vec![listener], &reached))
     }
 
-    fn with(id: &UniqueId, listeners: Vec<Listener>, reached: &[SocketAddr]) -> Gate {
+    fn with(id: &UniqueId, listeners: Vec<Listener>, reached: &[SocketAddr]) -> AuthListener {
         let port = listeners[0].port();
         let with_port = |mut address: SocketAddr| {
             address.set_port(port);
             address
         };
         let addresses = best_few(reached, MOST_ADDRESSES).into_iter().map(with_port).collect();
-        let lobby = Lobby::new(Secret::new(id));
-        Gate { listeners, addresses, lobby, kept: Vec::new() }
+        let lobby = PendingPeers::new(SharedSecret::new(id));
+        AuthListener { listeners, addresses, lobby, kept: Vec::new() }
     }
 
     /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
     /// Addresses do not say who that is: hosts may share one that is private to each (a container
     /// bridge's), and listen at the same port.
-    pub fn of_root(mut self) -> Gate {
+    pub fn of_root(mut self) -> AuthListener {
         self.lobby.set_root();
         self
     }
@@ -125,26 +125,27 @@ impl Gate {
     /// not know of itself (a service's, a translator's), or that others know it by and it does not
     /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for each family
     /// that the id has an address of, or for the one of them that the user names.
-    pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<Gate> {
+    pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<AuthListener> {
         let addresses = id.addresses();
         let Some(first) = addresses.first() else {
             return Err(Error::Internal("an id without an address has no root".into()));
         };
         let at = |anywhere: IpAddr| SocketAddr::new(anywhere, first.port());
         let [v4, v6] = [at(Ipv4Addr::UNSPECIFIED.into()), at(Ipv6Addr::UNSPECIFIED.into())];
-        let has =
-            |family| addresses.iter().any(|address| address.is_ipv6() == (family == Family::V6));
+        let has = |family| {
+            addresses.iter().any(|address| address.is_ipv6() == (family == AddressFamily::V6))
+        };
         let gate = match config.family.filter(|family| has(*family)) {
-            Some(Family::V4) => Gate::open_at(id, v4, config),
-            Some(Family::V6) => Gate::open_at(id, v6, config),
+            Some(AddressFamily::V4) => AuthListener::open_at(id, v4, config),
+            Some(AddressFamily::V6) => AuthListener::open_at(id, v6, config),
             // It serves both families, but on a machine where IPv6 is switched off.
-            None if has(Family::V6) && knows_v6() => Gate::open_at(id, v6, config),
-            None => Gate::open_at(id, v4, config),
+            None if has(AddressFamily::V6) && knows_v6() => AuthListener::open_at(id, v6, config),
+            None => AuthListener::open_at(id, v4, config),
         };
         Ok(gate?.of_root())
     }
 
-    /// What to poll before the next [`Gate::advance`].
+    /// What to poll before the next [`AuthListener::advance`].
     pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
         if self.lobby.is_open(Instant::now()) {
             into.extend(self.listeners.iter().map(|one| entry(one.raw(), libc::POLLIN)));
@@ -154,7 +155,7 @@ impl Gate {
         }));
     }
 
-    /// When [`Gate::advance`] has something to do though nothing arrives.
+    /// When [`AuthListener::advance`] has something to do though nothing arrives.
     pub fn next_deadline(&self) -> Option<Instant> {
         let now = Instant::now();
         if self.kept.is_empty() { self.lobby.next_deadline(now) } else { Some(now) }
@@ -167,7 +168,7 @@ impl Gate {
     /// names the peer.
     pub fn advance(&mut self) -> Vec<Proved> {
         let mut proved = std::mem::take(&mut self.kept);
-        let Gate { listeners, lobby, .. } = self;
+        let AuthListener { listeners, lobby, .. } = self;
         let mut next = 0;
         let accept = || {
             // In turn, so that a flood at one address does not keep those of another out.
@@ -189,13 +190,13 @@ impl Gate {
         self.lobby.shortage()
     }
 
-    /// Keep what is for somebody else; the next [`Gate::advance`] gives it out again.
+    /// Keep what is for somebody else; the next [`AuthListener::advance`] gives it out again.
     pub(in crate::bootstrap) fn keep(&mut self, proved: Vec<Proved>) {
         self.kept.extend(proved);
     }
 
     /// How many callers were let in, refused and put out so far.
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> AdmissionStats {
         self.lobby.tally
     }
 }
@@ -278,7 +279,7 @@ mod tests {
         let id = UniqueId::generate().unwrap();
         let at = SocketAddr::from(([127, 0, 0, 1], 0));
         let many: Vec<_> = (0..200).map(|last| SocketAddr::from(([10, 0, 0, last], 0))).collect();
-        let gate = Gate::with(&id, vec![Listener::bind(&at).unwrap()], &many);
+        let gate = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
         let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
         let best: Vec<IpAddr> =
             (0..MOST_ADDRESSES as u8).map(|last| [10, 0, 0, last].into()).collect();
@@ -293,7 +294,7 @@ mod tests {
             let many = (0..200).map(|last| format!("10.0.0.{last}"));
             let many = many.chain(more.iter().map(|ip| ip.to_string()));
             let many: Vec<_> = many.map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
-            let gate = Gate::with(&id, vec![Listener::bind(&at).unwrap()], &many);
+            let gate = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
             gate.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
         };
         let three = ["10.0.0.0", "10.0.0.1", "10.0.0.2"];
@@ -307,7 +308,7 @@ mod tests {
     fn nobody_is_let_in_at_an_address_that_was_not_chosen() {
         let id = UniqueId::generate().unwrap();
         let chosen = ["127.0.0.1:0", "127.0.0.3:0"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let mut gate = Gate::among(&id, &chosen, None).unwrap();
+        let mut gate = AuthListener::among(&id, &chosen, None).unwrap();
         let port = gate.addresses()[0].port();
         let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), port);
         assert_eq!(gate.addresses(), [at("127.0.0.1"), at("127.0.0.3")]);
@@ -321,10 +322,11 @@ mod tests {
             std::thread::yield_now();
         }
         // As another rank of this host would, which must not get a port that is free at one only.
-        let taken = Gate::among(&id, &chosen[1..], Some(port..=port)).err().unwrap().to_string();
+        let taken =
+            AuthListener::among(&id, &chosen[1..], Some(port..=port)).err().unwrap().to_string();
         assert!(taken.contains("127.0.0.3") && taken.contains("RINGCOMM_PORT_RANGE"), "{taken}");
         let both = ["127.0.0.2:0", "127.0.0.3:0"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let next = Gate::among(&id, &both, Some(port..=port.saturating_add(20))).unwrap();
+        let next = AuthListener::among(&id, &both, Some(port..=port.saturating_add(20))).unwrap();
         assert_ne!(next.addresses()[0].port(), port);
         assert_eq!(next.addresses()[0].port(), next.addresses()[1].port());
     }
@@ -333,7 +335,7 @@ mod tests {
     fn an_address_of_two_interfaces_is_listened_at_once() {
         let id = UniqueId::generate().unwrap();
         let chosen = ["127.0.0.1:0"; 2].map(|at| at.parse::<SocketAddr>().unwrap());
-        let gate = Gate::among(&id, &chosen, None).unwrap();
+        let gate = AuthListener::among(&id, &chosen, None).unwrap();
         assert_eq!((gate.addresses().len(), gate.listeners.len()), (1, 1));
     }
 
@@ -342,10 +344,10 @@ mod tests {
         let id = UniqueId::generate().unwrap();
         // Set aside for documents: no machine's.
         let chosen = ["203.0.113.1:0", "127.0.0.1:0"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let gate = Gate::among(&id, &chosen, None).unwrap();
+        let gate = AuthListener::among(&id, &chosen, None).unwrap();
         let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
         assert_eq!(told, [chosen[1].ip()]);
-        let error = Gate::among(&id, &chosen[..1], None).err().unwrap().to_string();
+        let error = AuthListener::among(&id, &chosen[..1], None).err().unwrap().to_string();
         assert!(error.starts_with("listening at 203.0.113.1:0: "), "{error}");
     }
 }

@@ -6,9 +6,9 @@
 //! recordings of a rank's hello hold a place for longer, and they for [`SETTLED`].
 
 use super::Refusal;
-use super::handshake::{Handshake, Keys, Secret};
-use super::hello::{ANYONE, Greeting, ROOT};
-use super::io::{Stream, ended, is_not_yet};
+use super::handshake::{Handshake, Keys, SharedSecret};
+use super::hello::{ANYONE, Hello, ROOT};
+use super::io::{ByteStream, ended, is_not_yet};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -31,9 +31,9 @@ const MOST_AT_ONCE: usize = 1024;
 const EXHAUSTED: Duration = Duration::from_millis(10);
 
 /// A connection whose other end has proved itself.
-pub struct Arrival<S> {
+pub struct ProvenConnection<S> {
     pub stream: S,
-    pub greeting: Greeting,
+    pub greeting: Hello,
     pub keys: Keys,
     pub address: SocketAddr,
     /// How long its handshake took.
@@ -49,7 +49,7 @@ struct Caller<S> {
 
 /// Counts of what came, for tests and dumps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct AdmissionStats {
     pub proved: u64,
     /// Hung up on because of what they sent.
     pub refused: u64,
@@ -57,8 +57,8 @@ pub struct Tally {
     pub evicted: u64,
 }
 
-pub struct Lobby<S> {
-    secret: Secret,
+pub struct PendingPeers<S> {
+    secret: SharedSecret,
     callers: Vec<Caller<S>>,
     /// The rank that lives here, once it is known.
     rank: Option<u32>,
@@ -67,14 +67,14 @@ pub struct Lobby<S> {
     paused_until: Option<Instant>,
     /// Why the last that came could not be taken.
     shortage: Option<i32>,
-    pub tally: Tally,
+    pub tally: AdmissionStats,
 }
 
-impl<S: Stream> Lobby<S> {
-    pub fn new(secret: Secret) -> Lobby<S> {
-        let (callers, tally) = (Vec::with_capacity(MOST_UNPROVED), Tally::default());
+impl<S: ByteStream> PendingPeers<S> {
+    pub fn new(secret: SharedSecret) -> PendingPeers<S> {
+        let (callers, tally) = (Vec::with_capacity(MOST_UNPROVED), AdmissionStats::default());
         let (rank, paused_until, shortage) = (None, None, None);
-        Lobby { secret, callers, rank, is_root: false, paused_until, shortage, tally }
+        PendingPeers { secret, callers, rank, is_root: false, paused_until, shortage, tally }
     }
 
     /// From now on callers that mean another rank are turned away.
@@ -96,7 +96,7 @@ impl<S: Stream> Lobby<S> {
         &mut self,
         now: Instant,
         mut accept: impl FnMut() -> io::Result<Option<(S, SocketAddr)>>,
-    ) -> Vec<Arrival<S>> {
+    ) -> Vec<ProvenConnection<S>> {
         let mut proved = Vec::new();
         for caller in std::mem::take(&mut self.callers) {
             self.examine(caller, now, &mut proved);
@@ -143,7 +143,7 @@ impl<S: Stream> Lobby<S> {
         stream: S,
         address: SocketAddr,
         now: Instant,
-        proved: &mut Vec<Arrival<S>>,
+        proved: &mut Vec<ProvenConnection<S>>,
     ) {
         let Ok(handshake) = Handshake::gate(&self.secret) else { return };
         if self.callers.len() >= MOST_UNPROVED {
@@ -161,7 +161,12 @@ impl<S: Stream> Lobby<S> {
     }
 
     /// One caller's turn: it stays, is through, or is gone.
-    fn examine(&mut self, mut caller: Caller<S>, now: Instant, proved: &mut Vec<Arrival<S>>) {
+    fn examine(
+        &mut self,
+        mut caller: Caller<S>,
+        now: Instant,
+        proved: &mut Vec<ProvenConnection<S>>,
+    ) {
         let shaken = shake(&mut caller.stream, &mut caller.handshake);
         match shaken {
             Ok(_) if self.is_elsewhere(&caller.handshake) => self.tally.refused += 1,
@@ -171,7 +176,7 @@ impl<S: Stream> Lobby<S> {
                 self.tally.proved += 1;
                 let Caller { stream, address, since, .. } = caller;
                 let took = now.saturating_duration_since(since);
-                proved.push(Arrival { stream, greeting, keys, address, took });
+                proved.push(ProvenConnection { stream, greeting, keys, address, took });
             }
             Ok(None) if now >= caller.since + PROOF_TIME => self.tally.evicted += 1,
             Ok(None) => self.callers.push(caller),
@@ -195,7 +200,7 @@ impl<S: Stream> Lobby<S> {
         self.callers.iter().map(move |caller| (&caller.stream, sending(caller)))
     }
 
-    /// When [`Lobby::advance`] has something to do though nothing arrives.
+    /// When [`PendingPeers::advance`] has something to do though nothing arrives.
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let resumed = self.paused_until.filter(|until| now < *until);
         let first = self.callers.first().map(|caller| caller.since);
@@ -208,19 +213,22 @@ impl<S: Stream> Lobby<S> {
 
 /// Why a handshake ended without keys.
 #[derive(Debug)]
-pub enum Broken {
+pub enum HandshakeBroken {
     Refused(Refusal),
     Network(io::Error),
 }
 
 /// Move what can be moved between a stream and a handshake; the keys once it is done.
-pub fn shake(stream: &mut impl Stream, handshake: &mut Handshake) -> Result<Option<Keys>, Broken> {
+pub fn shake(
+    stream: &mut impl ByteStream,
+    handshake: &mut Handshake,
+) -> Result<Option<Keys>, HandshakeBroken> {
     loop {
         while !handshake.outgoing().is_empty() {
             match stream.send(handshake.outgoing()) {
                 Ok(sent) => handshake.sent(sent),
                 Err(error) if is_not_yet(&error) => return Ok(None),
-                Err(error) => return Err(Broken::Network(error)),
+                Err(error) => return Err(HandshakeBroken::Network(error)),
             }
         }
         if let Some(keys) = handshake.keys() {
@@ -228,10 +236,10 @@ pub fn shake(stream: &mut impl Stream, handshake: &mut Handshake) -> Result<Opti
         }
         let mut bytes = [0; super::handshake::HELLO];
         match stream.receive(&mut bytes[..handshake.wanted()]) {
-            Ok(0) => return Err(Broken::Network(ended())),
-            Ok(got) => handshake.feed(&bytes[..got]).map_err(Broken::Refused)?,
+            Ok(0) => return Err(HandshakeBroken::Network(ended())),
+            Ok(got) => handshake.feed(&bytes[..got]).map_err(HandshakeBroken::Refused)?,
             Err(error) if is_not_yet(&error) => return Ok(None),
-            Err(error) => return Err(Broken::Network(error)),
+            Err(error) => return Err(HandshakeBroken::Network(error)),
         }
     }
 }
@@ -246,7 +254,7 @@ mod tests {
     /// Says its words, hears nothing, and stays.
     struct Line(Vec<u8>);
 
-    impl Stream for Line {
+    impl ByteStream for Line {
         fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
             let got = bytes.len().min(self.0.len());
             bytes[..got].copy_from_slice(&self.0[..got]);
@@ -262,19 +270,19 @@ mod tests {
     }
 
     struct Scene {
-        lobby: Lobby<Line>,
+        lobby: PendingPeers<Line>,
         hello: Vec<u8>,
         now: Instant,
     }
 
     impl Scene {
         fn new() -> Scene {
-            let secret = Secret::new(&UniqueId::generate().unwrap());
+            let secret = SharedSecret::new(&UniqueId::generate().unwrap());
             let (purpose, rank, to) = (Purpose::Meet, 1, ANYONE);
-            let greeting = Greeting { purpose, rank, to, nranks: 2, lane: 0, note: 0 };
+            let greeting = Hello { purpose, rank, to, nranks: 2, lane: 0, note: 0 };
             let hello = Handshake::caller(&secret, &greeting).unwrap().outgoing().to_vec();
             assert_eq!(hello.len(), HELLO);
-            Scene { lobby: Lobby::new(secret), hello, now: Instant::now() }
+            Scene { lobby: PendingPeers::new(secret), hello, now: Instant::now() }
         }
 
         fn greeted(&self) -> usize {

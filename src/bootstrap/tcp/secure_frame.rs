@@ -10,7 +10,7 @@
 
 use super::Refusal;
 use super::handshake::Keys;
-use super::io::{Stream, ended, is_not_yet};
+use super::io::{ByteStream, ended, is_not_yet};
 use snow::params::CipherChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::Cipher;
@@ -103,14 +103,14 @@ pub struct Framed<S> {
 
 /// Why a stream of frames ended.
 #[derive(Debug)]
-pub enum End {
+pub enum StreamEnd {
     /// The other end closed, or the network cut it off.
     Closed(io::Error),
     /// What came is not what was sent.
     Garbled(Refusal),
 }
 
-impl<S: Stream> Framed<S> {
+impl<S: ByteStream> Framed<S> {
     pub fn new(stream: S, keys: &Keys) -> Framed<S> {
         let (sealer, opener) = (Sealer::new(&keys.send), Opener::new(&keys.receive));
         let (arrived, leaving) = (Vec::new(), Vec::new());
@@ -131,28 +131,28 @@ impl<S: Stream> Framed<S> {
     }
 
     /// Send what fits now; true when nothing is left of the frame.
-    pub fn push(&mut self) -> Result<bool, End> {
+    pub fn push(&mut self) -> Result<bool, StreamEnd> {
         while self.is_sending() {
             match self.stream.send(&self.leaving[self.sent..]) {
                 Ok(sent) => self.sent += sent,
                 Err(error) if is_not_yet(&error) => return Ok(false),
-                Err(error) => return Err(End::Closed(error)),
+                Err(error) => return Err(StreamEnd::Closed(error)),
             }
         }
         Ok(true)
     }
 
     /// The next frame, if all of it has come.
-    pub fn pull(&mut self) -> Result<Option<Vec<u8>>, End> {
+    pub fn pull(&mut self) -> Result<Option<Vec<u8>>, StreamEnd> {
         loop {
             let due = match self.arrived.first_chunk::<LENGTH>() {
                 None => LENGTH,
-                Some(length) => LENGTH + Opener::rest(*length).map_err(End::Garbled)?,
+                Some(length) => LENGTH + Opener::rest(*length).map_err(StreamEnd::Garbled)?,
             };
             let have = self.arrived.len();
             if have == due {
                 let (length, sealed) = self.arrived.split_first_chunk().expect("it is there");
-                let bytes = self.opener.open(*length, sealed).map_err(End::Garbled)?;
+                let bytes = self.opener.open(*length, sealed).map_err(StreamEnd::Garbled)?;
                 self.arrived.clear();
                 return Ok(Some(bytes));
             }
@@ -160,10 +160,10 @@ impl<S: Stream> Framed<S> {
             let got = self.stream.receive(&mut self.arrived[have..]);
             self.arrived.truncate(have + *got.as_ref().unwrap_or(&0));
             match got {
-                Ok(0) => return Err(End::Closed(ended())),
+                Ok(0) => return Err(StreamEnd::Closed(ended())),
                 Ok(_) => {}
                 Err(error) if is_not_yet(&error) => return Ok(None),
-                Err(error) => return Err(End::Closed(error)),
+                Err(error) => return Err(StreamEnd::Closed(error)),
             }
         }
     }

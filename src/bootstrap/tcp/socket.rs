@@ -4,10 +4,10 @@
 #![allow(unsafe_code)]
 
 use super::interface::{reachable, socket_address};
-use super::io::{Network, Stream};
+use super::io::{ByteStream, Network};
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::tcp_liveness::Silence;
+use crate::tcp_liveness::AckWatch;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
@@ -28,10 +28,10 @@ pub const KEEPALIVE_S: libc::c_int = 2;
 const DATA_QUESTIONS: libc::c_int = 5;
 
 /// A connection.
-pub struct Socket(OwnedFd);
+pub struct TcpSocket(OwnedFd);
 
 /// The kernel's network.
-pub struct Kernel;
+pub struct KernelNetwork;
 
 /// A system call's result, or what it failed with.
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -95,10 +95,10 @@ fn socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-impl Network for Kernel {
-    type Stream = Socket;
+impl Network for KernelNetwork {
+    type Stream = TcpSocket;
 
-    fn connect(&mut self, to: &SocketAddr) -> io::Result<Socket> {
+    fn connect(&mut self, to: &SocketAddr) -> io::Result<TcpSocket> {
         let fd = socket(to)?;
         set(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
         let (address, length) = raw_address(to);
@@ -106,7 +106,7 @@ impl Network for Kernel {
         match checked(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) })
         {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-            _ => Ok(Socket(fd)),
+            _ => Ok(TcpSocket(fd)),
         }
     }
 
@@ -114,7 +114,7 @@ impl Network for Kernel {
         reachable(to)
     }
 
-    fn watch(&self, socket: &Socket) {
+    fn watch(&self, socket: &TcpSocket) {
         let options = [
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE_S),
@@ -124,16 +124,16 @@ impl Network for Kernel {
         set_all(socket.raw(), &options);
     }
 
-    fn ask(&self, socket: &Socket) {
+    fn ask(&self, socket: &TcpSocket) {
         socket.ask();
     }
 
-    fn is_silent(&self, socket: &Socket, before: &mut Silence) -> bool {
+    fn is_silent(&self, socket: &TcpSocket, before: &mut AckWatch) -> bool {
         before.is_at(socket.raw())
     }
 }
 
-impl Socket {
+impl TcpSocket {
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -181,7 +181,7 @@ impl Socket {
     }
 }
 
-impl Stream for Socket {
+impl ByteStream for TcpSocket {
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let flags = libc::MSG_DONTWAIT;
         // SAFETY: the pointer and length are those of a live slice.
@@ -296,7 +296,7 @@ impl Listener {
     }
 
     /// The next connection in the queue, if there is one, and where it comes from.
-    pub fn accept(&self) -> io::Result<Option<(Socket, SocketAddr)>> {
+    pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         // SAFETY: all zeroes is a valid address.
         let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
         let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -311,7 +311,7 @@ impl Listener {
             Err(error) => return Err(error),
         };
         // SAFETY: the descriptor is new and nobody else's.
-        let socket = Socket(unsafe { OwnedFd::from_raw_fd(fd) });
+        let socket = TcpSocket(unsafe { OwnedFd::from_raw_fd(fd) });
         fork::let_go_in_child(fd);
         // SAFETY: the kernel wrote an address.
         let from = unsafe { socket_address((&raw const storage).cast()) };

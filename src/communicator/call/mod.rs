@@ -6,9 +6,9 @@ pub(super) mod fingerprint;
 pub(super) mod portions;
 pub(super) mod send_recv;
 
-use crate::device::cuda::Stream;
+use crate::device::cuda::RawStream;
 use crate::error::{Error, Result};
-pub use crate::executor::layout::Vector;
+pub use crate::executor::layout::VectorCounts;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::cell::Cell;
@@ -18,17 +18,17 @@ use std::fmt;
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     /// The stream of a rank on a device that orders the call; NULL is the default stream.
-    pub stream: Stream,
+    pub stream: RawStream,
     /// The call is done only when its stream is past it: it was given to a stream of the host.
     pub settles: bool,
     /// The stream has all of the call but the host's part.
-    pub(super) ticket: Option<Ticket>,
+    pub(super) ticket: Option<StreamTicket>,
 }
 
 /// Under which number a stream has a call, or the last portion of one; those before it have the
 /// numbers before that.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket {
+pub(super) struct StreamTicket {
     pub last: u32,
     /// The pinned memory that it goes through.
     pub base: *mut u8,
@@ -36,7 +36,7 @@ pub(super) struct Ticket {
 
 impl Order {
     /// On a stream of the device's.
-    pub fn on(stream: Stream) -> Order {
+    pub fn on(stream: RawStream) -> Order {
         Order { stream, settles: false, ticket: None }
     }
 }
@@ -49,12 +49,12 @@ impl Default for Order {
 
 /// What a rank does before it waits for the others of its meeting.
 #[derive(Clone, Copy)]
-pub struct Meanwhile<'a> {
+pub struct NextRank<'a> {
     pub(super) come: &'a dyn Fn(),
     pub(super) is_apart: &'a Cell<bool>,
 }
 
-impl Meanwhile<'_> {
+impl NextRank<'_> {
     /// Let the other ranks come, which are all on this thread.
     pub fn come(&self) {
         (self.come)();
@@ -68,7 +68,7 @@ impl Meanwhile<'_> {
     }
 }
 
-impl fmt::Debug for Meanwhile<'_> {
+impl fmt::Debug for NextRank<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
         formatter.write_str("the others' calls")
     }
@@ -92,10 +92,10 @@ pub struct Call<'a> {
     /// The factor of [`ReduceOp::PreMulSum`] on this rank.
     pub scalar: f64,
     pub root: usize,
-    pub vector: Option<&'a Vector>,
+    pub vector: Option<&'a VectorCounts>,
     pub order: Order,
     /// This thread makes the other ranks' calls, too.
-    pub meanwhile: Option<Meanwhile<'a>>,
+    pub meanwhile: Option<NextRank<'a>>,
 }
 
 impl Call<'_> {

@@ -7,7 +7,7 @@
 //! a sum depends on that, so the bits are those of the whole call.
 #![allow(unsafe_code)]
 
-use super::{Call, Extents, Order, Vector};
+use super::{Call, Extents, Order, VectorCounts};
 use crate::error::Result;
 use crate::plan::Collective;
 use crate::plan::partition::{Extent, Partition};
@@ -21,14 +21,14 @@ pub enum Side {
 
 /// How much of a call in host memory is to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum CallExtent {
     Whole,
     /// The portion of this number, which is packed.
     Portion(usize),
 }
 
 /// Runs a call, or a part of one, whose buffers are in host memory.
-pub type OnHost<'a> = dyn FnMut(&Call, Part) -> Result<()> + 'a;
+pub type RunOnHost<'a> = dyn FnMut(&Call, CallExtent) -> Result<()> + 'a;
 
 /// How a call is cut on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Portions {
 
 /// A run of bytes of a portion: where it is in the buffer, and where it is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ByteRun {
     pub offset: usize,
     pub at: usize,
     pub bytes: usize,
@@ -154,12 +154,12 @@ impl Portions {
         call: &'a Call,
         side: Side,
         index: usize,
-    ) -> impl Iterator<Item = Run> + 'a {
+    ) -> impl Iterator<Item = ByteRun> + 'a {
         let size = call.data_type.size();
         let taken = move |block| self.taken(index, self.block(call, side, block));
         let all = (0..self.blocks(call, side)).map(taken);
         let packed = move |at: &mut usize, extent: Extent| {
-            let run = Run { offset: extent.offset * size, at: *at, bytes: extent.count * size };
+            let run = ByteRun { offset: extent.offset * size, at: *at, bytes: extent.count * size };
             *at += run.bytes;
             Some(run)
         };
@@ -173,7 +173,7 @@ impl Portions {
     }
 
     /// The counts of a portion of a `v` form, whose blocks are packed.
-    pub fn lists(&self, call: &Call, index: usize) -> Option<Vector> {
+    pub fn lists(&self, call: &Call, index: usize) -> Option<VectorCounts> {
         let vector = call.vector?;
         let take = |counts: &[usize]| -> Vec<usize> {
             let block = |count: &usize| Extent { offset: 0, count: *count };
@@ -186,7 +186,7 @@ impl Portions {
         };
         let (send_counts, recv_counts) = (take(&vector.send_counts), take(&vector.recv_counts));
         let (send_displacements, recv_displacements) = (pack(&send_counts), pack(&recv_counts));
-        Some(Vector { send_counts, send_displacements, recv_counts, recv_displacements })
+        Some(VectorCounts { send_counts, send_displacements, recv_counts, recv_displacements })
     }
 
     /// A portion as a call of its own, with the buffers and the `lists` of a `v` form that it has.
@@ -195,7 +195,7 @@ impl Portions {
         call: &Call,
         index: usize,
         (send, recv): (*const u8, *mut u8),
-        lists: Option<&'a Vector>,
+        lists: Option<&'a VectorCounts>,
     ) -> Call<'a> {
         use Collective::{AllReduce, Broadcast, Reduce};
         let own = Extent { offset: 0, count: call.count };
@@ -325,7 +325,7 @@ mod tests {
         let far = vec![0, 100, 9000, 5000];
         for collective in [AllGather, ReduceScatter, Gather, Scatter, AllToAll] {
             for (rank, count) in counts.iter().enumerate() {
-                let mut vector = Vector::default();
+                let mut vector = VectorCounts::default();
                 if !matches!(collective, Scatter) {
                     vector.recv_counts = counts.clone();
                     vector.recv_displacements = far.clone();
@@ -352,7 +352,7 @@ mod tests {
     fn blocks_that_fit_where_they_are_packed_are_whole_portions() {
         let recv_counts = vec![500, 500];
         let recv_displacements = vec![0, 3000];
-        let vector = Vector { recv_counts, recv_displacements, ..Vector::default() };
+        let vector = VectorCounts { recv_counts, recv_displacements, ..VectorCounts::default() };
         let call = Call {
             count: 500,
             vector: Some(&vector),
@@ -361,7 +361,7 @@ mod tests {
         (0..2).for_each(|rank| check(&call, rank, 2, 1, 4096));
         assert_eq!(cut(&call, 0, 2, 1, 4096).unwrap().number, 1);
         // Another rank's lie close, and it makes the whole call.
-        let close = Vector { recv_displacements: vec![0, 500], ..vector.clone() };
+        let close = VectorCounts { recv_displacements: vec![0, 500], ..vector.clone() };
         assert_eq!(cut(&Call { vector: Some(&close), ..call }, 0, 2, 1, 4096), None);
     }
 

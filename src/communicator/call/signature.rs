@@ -3,7 +3,7 @@
 use super::fingerprint;
 use crate::algorithm::Algorithm;
 use crate::error::Operation;
-use crate::executor::control_block::{Control, Life, Record};
+use crate::executor::control_block::{ControlBlock, Life, Record};
 use crate::plan::Collective;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::{DataType, ReduceOp};
@@ -15,7 +15,7 @@ pub const SETUP_OPERATIONS: u64 = 2;
 
 /// What a rank did or does, short of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor {
+pub struct CallSignature {
     /// `None` is a batch of point-to-point messages.
     pub collective: Option<Collective>,
     pub data_type: DataType,
@@ -28,8 +28,8 @@ pub struct Descriptor {
 /// The collective byte of a point-to-point batch.
 const BATCH: u64 = 255;
 
-impl Descriptor {
-    /// Everything but the count, for [`Control::begin`].
+impl CallSignature {
+    /// Everything but the count, for [`ControlBlock::begin`].
     pub fn pack(&self) -> u64 {
         self.collective.map_or(BATCH, |collective| collective as u64)
             | (self.data_type as u64 & 0xff) << 8
@@ -38,15 +38,15 @@ impl Descriptor {
             | (self.root as u64) << 32
     }
 
-    /// What [`Descriptor::pack`] packed; `None` where it cannot have.
-    pub fn unpack(what: u64, count: u64) -> Option<Descriptor> {
+    /// What [`CallSignature::pack`] packed; `None` where it cannot have.
+    pub fn unpack(what: u64, count: u64) -> Option<CallSignature> {
         let collective = match what & 0xff {
             BATCH => None,
             byte => Some(*Collective::ALL.iter().find(|c| **c as u64 == byte)?),
         };
         let op_byte = what >> 16 & 0xff;
         let ops = ReduceOp::ALL.into_iter().chain([ReduceOp::PreMulSum]);
-        Some(Descriptor {
+        Some(CallSignature {
             collective,
             data_type: DataType::from_raw((what >> 8 & 0xff) as i32)?,
             op: ops.into_iter().find(|op| *op as u64 == op_byte)?,
@@ -92,7 +92,7 @@ pub fn number(sequence: u64) -> u64 {
 /// The operation in a record, as an error names it.
 pub fn operation(record: &Record) -> Operation {
     let sequence = record.sequence.load(Relaxed).saturating_sub(1);
-    match Descriptor::unpack(record.what.load(Relaxed), record.count.load(Relaxed)) {
+    match CallSignature::unpack(record.what.load(Relaxed), record.count.load(Relaxed)) {
         Some(descriptor) if descriptor.collective.is_none() => {
             Operation { call: descriptor.text(), sequence: Some(sequence) }
         }
@@ -102,7 +102,7 @@ pub fn operation(record: &Record) -> Operation {
 }
 
 /// The point-to-point batch that a rank is in, as text.
-fn open_batch(control: &Control, rank: usize) -> Option<String> {
+fn open_batch(control: &ControlBlock, rank: usize) -> Option<String> {
     let record = control.open_batch()?;
     let operation = operation(record);
     Some(match record.waiting_for() {
@@ -112,7 +112,7 @@ fn open_batch(control: &Control, rank: usize) -> Option<String> {
 }
 
 /// What a rank is doing, in a sentence without its full stop.
-pub fn state_of(control: &Control, rank: usize) -> String {
+pub fn state_of(control: &ControlBlock, rank: usize) -> String {
     let completed = control.completed();
     match control.life() {
         Life::Failed => return format!("rank {rank} has failed: {}", control.failure().1),

@@ -6,12 +6,11 @@
 
 use super::status::{CALLS, Status};
 use crate::executor::control_block::shrink_board::{Announcement, MOST_RANKS, Phase, RankSet};
-use crate::executor::control_block::{HOST_BYTES, Life, Seen, TEXT_BYTES};
+use crate::executor::control_block::{HOST_BYTES, Life, OperationRecord, TEXT_BYTES};
 use aes_gcm::aead::AeadInPlace;
 use aes_gcm::{Aes256Gcm, KeyInit, Nonce, Tag};
 
-/// Why bytes were not what they should have been.
-pub type Refusal = &'static str;
+pub use crate::error::Refusal;
 
 /// Something to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,7 +166,7 @@ fn put_rank(rank: Option<u32>, out: &mut Vec<u8>) {
     out.extend(rank.map_or(0, |rank| rank.wrapping_add(1)).to_le_bytes());
 }
 
-fn encode_seen(seen: &Seen, out: &mut Vec<u8>) {
+fn encode_seen(seen: &OperationRecord, out: &mut Vec<u8>) {
     for word in [seen.sequence, seen.fingerprint, seen.count, seen.what, seen.waited_ms] {
         out.extend(word.to_le_bytes());
     }
@@ -213,8 +212,8 @@ impl Reader<'_> {
         String::from_utf8(text.to_vec()).map_err(|_| "a text that is none")
     }
 
-    fn seen(&mut self) -> Result<Seen, Refusal> {
-        Ok(Seen {
+    fn seen(&mut self) -> Result<OperationRecord, Refusal> {
+        Ok(OperationRecord {
             sequence: match self.long()? {
                 u64::MAX => return Err("a sequence number without a next one"),
                 sequence => sequence,
@@ -229,14 +228,14 @@ impl Reader<'_> {
 }
 
 /// One direction of a connection: a key and the number of the next frame.
-struct Cipher {
+struct FrameCipher {
     key: Box<Aes256Gcm>,
     next: u64,
 }
 
-impl Cipher {
-    fn new(key: &[u8; 32]) -> Cipher {
-        Cipher { key: Box::new(Aes256Gcm::new(key.into())), next: 0 }
+impl FrameCipher {
+    fn new(key: &[u8; 32]) -> FrameCipher {
+        FrameCipher { key: Box::new(Aes256Gcm::new(key.into())), next: 0 }
     }
 
     /// Every frame has a number of its own, every direction of every connection a key.
@@ -249,11 +248,11 @@ impl Cipher {
 }
 
 /// Turns items into frames.
-pub struct Sealer(Cipher);
+pub struct ControlSealer(FrameCipher);
 
-impl Sealer {
-    pub fn new(key: &[u8; 32]) -> Sealer {
-        Sealer(Cipher::new(key))
+impl ControlSealer {
+    pub fn new(key: &[u8; 32]) -> ControlSealer {
+        ControlSealer(FrameCipher::new(key))
     }
 
     pub fn seal(&mut self, item: &Item, into: &mut Vec<u8>) {
@@ -271,15 +270,15 @@ impl Sealer {
 }
 
 /// Turns frames, as they come in pieces, into items.
-pub struct Opener {
-    cipher: Cipher,
+pub struct ControlOpener {
+    cipher: FrameCipher,
     /// At most one frame and what came with its end.
     bytes: Vec<u8>,
 }
 
-impl Opener {
-    pub fn new(key: &[u8; 32]) -> Opener {
-        Opener { cipher: Cipher::new(key), bytes: Vec::new() }
+impl ControlOpener {
+    pub fn new(key: &[u8; 32]) -> ControlOpener {
+        ControlOpener { cipher: FrameCipher::new(key), bytes: Vec::new() }
     }
 
     /// Take what has come, and give every item that is whole to `take`.

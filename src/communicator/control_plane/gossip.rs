@@ -10,7 +10,7 @@
 //! No sockets and no clock in here: connections, bytes and verdicts come in as calls, bytes and
 //! changes go out.
 
-use super::frame::{Item, Opener, Refusal, Sealer};
+use super::frame::{ControlOpener, ControlSealer, Item, Refusal};
 use super::status::Status;
 use crate::error::cut;
 use crate::executor::control_block::shrink_board::Phase;
@@ -24,44 +24,44 @@ const AHEAD: u64 = 16 << 10;
 
 /// What is known of a rank.
 #[derive(Default)]
-struct Known {
+struct KnownRank {
     version: u64,
     status: Option<Box<Status>>,
     /// The news that it is gone, as it is passed on. The first stays.
     end: Option<Item>,
 }
 
-impl Known {
+impl KnownRank {
     /// It has said goodbye: the end of its connections is no news.
     fn has_left(&self) -> bool {
         self.status.as_deref().is_some_and(|status| status.board.phase == Phase::Closed)
     }
 
     /// When news of it is told. What is bad stays bad.
-    fn turn(&self) -> Turn {
+    fn turn(&self) -> SpreadOrder {
         let has_failed = self.status.as_deref().is_some_and(|status| status.life == Life::Failed);
-        if self.end.is_some() || has_failed { Turn::First } else { Turn::Later }
+        if self.end.is_some() || has_failed { SpreadOrder::First } else { SpreadOrder::Later }
     }
 }
 
 /// When a neighbour is told the news of a rank.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
-enum Turn {
+enum SpreadOrder {
     Never,
     Later,
     First,
 }
 
 /// A connection to a neighbour.
-struct Link {
-    sealer: Sealer,
-    opener: Opener,
+struct NeighbourLink {
+    sealer: ControlSealer,
+    opener: ControlOpener,
     /// Ranks that there is news of, in order; one that has moved to the front is still at its old
     /// place, which counts for nothing.
     first: VecDeque<u32>,
     later: VecDeque<u32>,
     /// By rank: which of the two it is in.
-    turns: Vec<Turn>,
+    turns: Vec<SpreadOrder>,
     /// Sealed and not yet the socket's.
     outgoing: Vec<u8>,
     /// Bytes that were ever sealed, and how many of them the neighbour says it has read.
@@ -72,14 +72,14 @@ struct Link {
     told: u64,
 }
 
-impl Link {
-    fn new(send: &[u8; 32], receive: &[u8; 32], nranks: usize) -> Link {
-        Link {
-            sealer: Sealer::new(send),
-            opener: Opener::new(receive),
+impl NeighbourLink {
+    fn new(send: &[u8; 32], receive: &[u8; 32], nranks: usize) -> NeighbourLink {
+        NeighbourLink {
+            sealer: ControlSealer::new(send),
+            opener: ControlOpener::new(receive),
             first: VecDeque::new(),
             later: VecDeque::new(),
-            turns: vec![Turn::Never; nranks],
+            turns: vec![SpreadOrder::Never; nranks],
             outgoing: Vec::new(),
             sealed: 0,
             was_read: 0,
@@ -114,10 +114,10 @@ impl Link {
         Ok(())
     }
 
-    fn queue(&mut self, rank: usize, turn: Turn) {
+    fn queue(&mut self, rank: usize, turn: SpreadOrder) {
         if turn > self.turns[rank] {
             self.turns[rank] = turn;
-            let queue = if turn == Turn::First { &mut self.first } else { &mut self.later };
+            let queue = if turn == SpreadOrder::First { &mut self.first } else { &mut self.later };
             queue.push_back(rank as u32);
         }
     }
@@ -128,9 +128,9 @@ impl Link {
         let turns = &mut self.turns;
         let next = self.first.pop_front().or_else(|| {
             std::iter::from_fn(|| later.pop_front())
-                .find(|rank| turns[*rank as usize] == Turn::Later)
+                .find(|rank| turns[*rank as usize] == SpreadOrder::Later)
         })?;
-        turns[next as usize] = Turn::Never;
+        turns[next as usize] = SpreadOrder::Never;
         Some(next as usize)
     }
 }
@@ -145,8 +145,8 @@ pub enum News {
 
 pub struct Gossip {
     rank: usize,
-    known: Vec<Known>,
-    links: Vec<Option<Link>>,
+    known: Vec<KnownRank>,
+    links: Vec<Option<NeighbourLink>>,
     news: Vec<News>,
     /// These are the last words.
     parts: bool,
@@ -156,7 +156,7 @@ impl Gossip {
     pub fn new(rank: usize, nranks: usize) -> Gossip {
         Gossip {
             rank,
-            known: (0..nranks).map(|_| Known::default()).collect(),
+            known: (0..nranks).map(|_| KnownRank::default()).collect(),
             links: (0..nranks).map(|_| None).collect(),
             news: Vec::new(),
             parts: false,
@@ -226,8 +226,8 @@ impl Gossip {
     /// keys, never used for another.
     pub fn connected(&mut self, neighbour: usize, send: &[u8; 32], receive: &[u8; 32]) {
         let nranks = self.known.len();
-        let mut link = Link::new(send, receive, nranks);
-        let told = |known: &Known| known.end.is_some() || known.status.is_some();
+        let mut link = NeighbourLink::new(send, receive, nranks);
+        let told = |known: &KnownRank| known.end.is_some() || known.status.is_some();
         for (rank, known) in self.known.iter().enumerate().filter(|(_, known)| told(known)) {
             link.queue(rank, known.turn());
         }

@@ -1,14 +1,14 @@
 //! The control thread of a communicator, as the rest of it sees it.
 //!
 //! Whoever wants something leaves an order and wakes the thread; what comes of it shows on the
-//! mirrors and in the data plane's inbox. The thread ends with the [`Engine`], after it has told
+//! mirrors and in the data plane's inbox. The thread ends with the [`ControlThread`], after it has told
 //! the neighbours this rank's last words.
 
 use super::thread::Worker;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::tcp::Gate;
+use crate::bootstrap::tcp::AuthListener;
 use crate::error::{Error, Result};
-use crate::eventfd::Event;
+use crate::eventfd::EventFd;
 use crate::executor::links::Pages;
 use crate::fork;
 use crate::sync::Mutex;
@@ -24,13 +24,13 @@ use std::time::Duration;
 pub struct Start {
     pub rank: usize,
     pub id: UniqueId,
-    pub gate: Gate,
+    pub gate: AuthListener,
     /// Where each rank's gate is.
     pub addresses: Vec<Vec<SocketAddr>>,
     /// By rank: on another machine, its page is a mirror.
     pub remote: Vec<bool>,
     pub pages: Pages,
-    pub inbox: Arc<tcp::Inbox>,
+    pub inbox: Arc<tcp::SocketInbox>,
     /// Data sockets to a peer.
     pub lanes: usize,
     /// The longest that a data socket may take to come about.
@@ -38,7 +38,7 @@ pub struct Start {
 }
 
 /// What the thread is told, from any thread.
-pub(super) struct Orders {
+pub(super) struct Commands {
     /// Peers to connect the data plane with.
     pub connect: Mutex<Vec<usize>>,
     /// Peers to ask why their connection of the data plane has ended.
@@ -46,14 +46,14 @@ pub(super) struct Orders {
     /// This rank's page has news.
     pub publish: AtomicBool,
     pub stop: AtomicBool,
-    pub event: Event,
+    pub event: EventFd,
     /// What a test does to the thread.
     #[cfg(test)]
-    pub harm: Mutex<Option<Harm>>,
+    pub harm: Mutex<Option<ConnectionFault>>,
 }
 
 #[cfg(test)]
-pub(super) enum Harm {
+pub(super) enum ConnectionFault {
     /// End without a word, as a killed process does.
     Vanish,
     /// Break every connection with a neighbour.
@@ -64,7 +64,7 @@ pub(super) enum Harm {
 
 /// Tells the other ranks that this rank's page has news.
 #[derive(Clone)]
-pub struct Publisher(Arc<Orders>);
+pub struct Publisher(Arc<Commands>);
 
 impl Publisher {
     pub fn publish(&self) {
@@ -74,7 +74,7 @@ impl Publisher {
     }
 }
 
-struct Connector(Arc<Orders>);
+struct Connector(Arc<Commands>);
 
 impl tcp::Connect for Connector {
     fn connect(&self, peer: usize) {
@@ -89,21 +89,21 @@ impl tcp::Connect for Connector {
 }
 
 /// The control thread. Dropping it says goodbye to the neighbours and ends it.
-pub struct Engine {
-    orders: Arc<Orders>,
+pub struct ControlThread {
+    orders: Arc<Commands>,
     thread: Option<JoinHandle<()>>,
     /// The process it was made in: a forked child has no such thread.
     born: u32,
 }
 
-impl Engine {
-    pub fn start(start: Start) -> Result<Engine> {
-        let orders = Arc::new(Orders {
+impl ControlThread {
+    pub fn start(start: Start) -> Result<ControlThread> {
+        let orders = Arc::new(Commands {
             connect: Mutex::default(),
             ask: Mutex::default(),
             publish: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            event: Event::new()?,
+            event: EventFd::new()?,
             #[cfg(test)]
             harm: Mutex::default(),
         });
@@ -113,7 +113,7 @@ impl Engine {
             what: "starting the control thread".into(),
             errno: error.raw_os_error().unwrap_or(0),
         })?;
-        Ok(Engine { orders, thread: Some(thread), born: fork::generation() })
+        Ok(ControlThread { orders, thread: Some(thread), born: fork::generation() })
     }
 
     /// What the data plane asks for its connections.
@@ -132,14 +132,14 @@ impl Engine {
 }
 
 #[cfg(test)]
-impl Engine {
-    pub(super) fn harm(&self, harm: Harm) {
+impl ControlThread {
+    pub(super) fn harm(&self, harm: ConnectionFault) {
         *self.orders.harm.lock() = Some(harm);
         self.orders.event.raise();
     }
 }
 
-impl Drop for Engine {
+impl Drop for ControlThread {
     fn drop(&mut self) {
         if self.born != fork::generation() {
             std::mem::forget(self.thread.take());
@@ -156,13 +156,13 @@ impl Drop for Engine {
 }
 
 /// A rank's part in the network, as long as its communicator lives.
-pub(in crate::communicator) struct Post {
-    pub engine: Engine,
+pub(in crate::communicator) struct RemoteLinks {
+    pub engine: ControlThread,
     pub addresses: Vec<Vec<SocketAddr>>,
     pub hosts: Vec<usize>,
 }
 
-impl Post {
+impl RemoteLinks {
     /// Where a rank's host listens at another port than its gate's.
     pub fn at_port(&self, rank: usize, port: u16) -> Vec<SocketAddr> {
         let with_port = |address: &SocketAddr| {

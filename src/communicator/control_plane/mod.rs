@@ -16,5 +16,5 @@ mod simulation;
 pub(super) mod state_machine;
 mod thread;
 
-pub(super) use handle::Post;
-pub use handle::{Engine, Publisher, Start};
+pub(super) use handle::RemoteLinks;
+pub use handle::{ControlThread, Publisher, Start};

@@ -6,15 +6,15 @@
 //! its neighbours, who have its last words, tell of it.
 
 use super::{Aim, Plane};
-use crate::bootstrap::tcp::{Arrival, Network, Stream, is_not_yet};
-use crate::communicator::control_plane::frame::{Item, Opener, Sealer};
+use crate::bootstrap::tcp::{ByteStream, Network, ProvenConnection, is_not_yet};
+use crate::communicator::control_plane::frame::{ControlOpener, ControlSealer, Item};
 use std::time::Instant;
 
 /// A question whose answer has yet to come.
-struct Question<S> {
+struct PendingQuery<S> {
     peer: usize,
     stream: S,
-    opener: Opener,
+    opener: ControlOpener,
 }
 
 /// An answer that has yet to leave.
@@ -24,13 +24,13 @@ struct Answer<S> {
 }
 
 pub(super) struct Inquiries<S> {
-    questions: Vec<Question<S>>,
+    questions: Vec<PendingQuery<S>>,
     answers: Vec<Answer<S>>,
     /// Peers that have said what they know.
     explained: Vec<usize>,
 }
 
-impl<S: Stream> Inquiries<S> {
+impl<S: ByteStream> Inquiries<S> {
     pub fn new() -> Inquiries<S> {
         Inquiries { questions: Vec::new(), answers: Vec::new(), explained: Vec::new() }
     }
@@ -59,15 +59,15 @@ impl<N: Network> Plane<N> {
     }
 
     /// A peer that was called takes the question.
-    pub(super) fn await_answer(&mut self, peer: usize, arrival: Arrival<N::Stream>) {
-        let (stream, opener) = (arrival.stream, Opener::new(&arrival.keys.receive));
-        self.inquiries.questions.push(Question { peer, stream, opener });
+    pub(super) fn await_answer(&mut self, peer: usize, arrival: ProvenConnection<N::Stream>) {
+        let (stream, opener) = (arrival.stream, ControlOpener::new(&arrival.keys.receive));
+        self.inquiries.questions.push(PendingQuery { peer, stream, opener });
     }
 
     /// Answer whoever has come to ask.
-    pub(super) fn answer(&mut self, arrival: Arrival<N::Stream>) {
+    pub(super) fn answer(&mut self, arrival: ProvenConnection<N::Stream>) {
         self.publish();
-        let (mut sealer, mut bytes) = (Sealer::new(&arrival.keys.send), Vec::new());
+        let (mut sealer, mut bytes) = (ControlSealer::new(&arrival.keys.send), Vec::new());
         self.gossip.report().iter().for_each(|item| sealer.seal(item, &mut bytes));
         self.inquiries.answers.push(Answer { stream: arrival.stream, bytes });
     }
@@ -97,7 +97,7 @@ impl<N: Network> Plane<N> {
     }
 
     /// Whether the whole answer has come; `None` if it never will.
-    fn listen(&mut self, question: &mut Question<N::Stream>) -> Option<bool> {
+    fn listen(&mut self, question: &mut PendingQuery<N::Stream>) -> Option<bool> {
         let mut bytes = [0; 4 << 10];
         loop {
             let count = match question.stream.receive(&mut bytes) {

@@ -5,7 +5,7 @@
 //! and both are short.
 
 use super::Plane;
-use crate::bootstrap::tcp::{Network, Stream, is_not_yet};
+use crate::bootstrap::tcp::{ByteStream, Network, is_not_yet};
 use std::time::{Duration, Instant};
 
 /// The longest that a rank which ends waits for its neighbours to have read its last words.
@@ -17,7 +17,7 @@ const LATE_LINKS: Duration = Duration::from_secs(1);
 
 /// How far a rank is with its end.
 #[derive(Clone, Copy)]
-pub(super) enum Stage {
+pub(super) enum ShutdownStage {
     Working,
     /// It ends, and may still miss connections.
     Linking {
@@ -36,28 +36,28 @@ impl<N: Network> Plane<N> {
     /// take it for dead, so they get a little time; who has gone itself is not waited for.
     pub fn leave(&mut self, now: Instant) {
         self.publish();
-        self.stage = Stage::Linking { until: now + LATE_LINKS };
+        self.stage = ShutdownStage::Linking { until: now + LATE_LINKS };
     }
 
     pub fn is_leaving(&self) -> bool {
-        !matches!(self.stage, Stage::Working)
+        !matches!(self.stage, ShutdownStage::Working)
     }
 
     pub fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Over)
+        matches!(self.stage, ShutdownStage::Over)
     }
 
     /// Whether who comes is let in, and what comes is read.
     pub fn receives(&self) -> bool {
-        matches!(self.stage, Stage::Working | Stage::Linking { .. })
+        matches!(self.stage, ShutdownStage::Working | ShutdownStage::Linking { .. })
     }
 
     pub(super) fn links_until(&self) -> Option<Instant> {
-        if let Stage::Linking { until } = self.stage { Some(until) } else { None }
+        if let ShutdownStage::Linking { until } = self.stage { Some(until) } else { None }
     }
 
     pub(super) fn farewell_until(&self) -> Option<Instant> {
-        if let Stage::Parting { until, .. } = self.stage { Some(until) } else { None }
+        if let ShutdownStage::Parting { until, .. } = self.stage { Some(until) } else { None }
     }
 
     pub(super) fn advance_farewell(&mut self) {
@@ -66,17 +66,17 @@ impl<N: Network> Plane<N> {
         if self.links_until().is_some_and(|until| self.now >= until || !self.misses_links()) {
             self.publish();
             self.gossip.part();
-            self.stage = Stage::Parting { until: self.now + FAREWELL, has_said: false };
+            self.stage = ShutdownStage::Parting { until: self.now + FAREWELL, has_said: false };
         }
-        let Stage::Parting { until, has_said } = self.stage else { return };
+        let ShutdownStage::Parting { until, has_said } = self.stage else { return };
         if !has_said && self.write_all() {
-            self.stage = Stage::Parting { until, has_said: true };
+            self.stage = ShutdownStage::Parting { until, has_said: true };
             let streams = self.neighbours.iter_mut().filter_map(|n| n.stream.as_mut());
-            streams.for_each(Stream::finish);
+            streams.for_each(ByteStream::finish);
         }
         self.read_out();
         if self.now >= until || self.neighbours.iter().all(|n| n.stream.is_none()) {
-            self.stage = Stage::Over;
+            self.stage = ShutdownStage::Over;
         }
     }
 

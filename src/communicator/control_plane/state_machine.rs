@@ -13,7 +13,9 @@
 
 use super::gossip::{Gossip, News};
 use super::status::Status;
-use crate::bootstrap::tcp::{Arrival, Dialling, Greeting, Network, Purpose, Secret, Stream};
+use crate::bootstrap::tcp::{
+    ByteStream, Connecting, Hello, Network, ProvenConnection, Purpose, SharedSecret,
+};
 use crate::error::Result;
 use crate::executor::links::Pages;
 use crate::transport::wait;
@@ -28,7 +30,7 @@ mod shutdown;
 #[path = "stranger.rs"]
 mod stranger;
 use peer_query::Inquiries;
-use shutdown::Stage;
+use shutdown::ShutdownStage;
 
 /// How long a rank whose connection broke may take to answer: a new connection over a wide network
 /// takes a tenth, with a lost first packet (sent again after a second) half of it.
@@ -62,8 +64,8 @@ impl Aim {
     }
 }
 
-struct Call<S> {
-    dial: Dialling<S>,
+struct OutgoingConnection<S> {
+    dial: Connecting<S>,
     peer: usize,
     aim: Aim,
 }
@@ -91,9 +93,9 @@ impl<S> Default for Neighbour<S> {
 }
 
 /// Who a rank is, and what it knows of the others from their meeting.
-pub struct Seat {
+pub struct ControlIdentity {
     pub rank: usize,
-    pub secret: Secret,
+    pub secret: SharedSecret,
     /// Where each rank's gate is.
     pub addresses: Vec<Vec<SocketAddr>>,
     /// By rank: on another machine, its page is a mirror.
@@ -104,23 +106,23 @@ pub struct Seat {
 }
 
 /// A connection for the data plane, or why there is none.
-pub struct Lane<S> {
+pub struct DataConnection<S> {
     pub peer: usize,
-    pub outcome: Result<Arrival<S>>,
+    pub outcome: Result<ProvenConnection<S>>,
 }
 
 pub struct Plane<N: Network> {
-    seat: Seat,
+    seat: ControlIdentity,
     network: N,
     gossip: Gossip,
     neighbours: Vec<Neighbour<N::Stream>>,
-    calls: Vec<Call<N::Stream>>,
-    lanes: Vec<Lane<N::Stream>>,
+    calls: Vec<OutgoingConnection<N::Stream>>,
+    lanes: Vec<DataConnection<N::Stream>>,
     inquiries: Inquiries<N::Stream>,
     next_beat: Instant,
     /// When the current pass began.
     now: Instant,
-    stage: Stage,
+    stage: ShutdownStage,
     /// Somebody's life has changed in the current pass.
     wakes: bool,
 }
@@ -131,7 +133,7 @@ const PROBE: u32 = 1;
 const ASK: u32 = 2;
 
 impl<N: Network> Plane<N> {
-    pub fn new(seat: Seat, network: N, now: Instant) -> Plane<N> {
+    pub fn new(seat: ControlIdentity, network: N, now: Instant) -> Plane<N> {
         let nranks = seat.pages.nranks();
         Plane {
             gossip: Gossip::new(seat.rank, nranks),
@@ -141,7 +143,7 @@ impl<N: Network> Plane<N> {
             inquiries: Inquiries::new(),
             next_beat: now + BEAT,
             now,
-            stage: Stage::Working,
+            stage: ShutdownStage::Working,
             wakes: false,
             seat,
             network,
@@ -153,7 +155,7 @@ impl<N: Network> Plane<N> {
     pub fn advance(
         &mut self,
         now: Instant,
-        arrivals: Vec<Arrival<N::Stream>>,
+        arrivals: Vec<ProvenConnection<N::Stream>>,
         readable: &[usize],
     ) -> bool {
         self.now = now;
@@ -196,7 +198,7 @@ impl<N: Network> Plane<N> {
     }
 
     /// What has become of connections for the data plane.
-    pub fn take_lanes(&mut self) -> Vec<Lane<N::Stream>> {
+    pub fn take_lanes(&mut self) -> Vec<DataConnection<N::Stream>> {
         std::mem::take(&mut self.lanes)
     }
 
@@ -234,7 +236,7 @@ impl<N: Network> Plane<N> {
         if matches!(aim, Aim::Link { .. }) {
             neighbour.number += 1;
         }
-        let greeting = Greeting {
+        let greeting = Hello {
             purpose,
             rank: self.seat.rank as u32,
             to: peer as u32,
@@ -250,12 +252,12 @@ impl<N: Network> Plane<N> {
             _ => all,
         };
         let (to, secret) = (self.network.routes(to), self.seat.secret.clone());
-        let dial = Dialling::new(secret, &to, greeting, self.now, self.now + patience);
-        self.calls.push(Call { dial: dial.where_open(), peer, aim });
+        let dial = Connecting::new(secret, &to, greeting, self.now, self.now + patience);
+        self.calls.push(OutgoingConnection { dial: dial.where_open(), peer, aim });
     }
 
     /// Take in those who have proved themselves at the gate.
-    fn admit(&mut self, arrivals: Vec<Arrival<N::Stream>>) {
+    fn admit(&mut self, arrivals: Vec<ProvenConnection<N::Stream>>) {
         let (rank, nranks) = (self.seat.rank, self.seat.pages.nranks());
         for arrival in arrivals {
             let greeting = &arrival.greeting;
@@ -263,7 +265,7 @@ impl<N: Network> Plane<N> {
             let fits = greeting.nranks as usize == nranks && peer < nranks && peer != rank;
             match (greeting.purpose, greeting.lane) {
                 (Purpose::Data, _) if fits => {
-                    self.lanes.push(Lane { peer, outcome: Ok(arrival) });
+                    self.lanes.push(DataConnection { peer, outcome: Ok(arrival) });
                 }
                 (Purpose::Control, LINK) if fits && peer < rank => self.link(peer, arrival),
                 (Purpose::Control, ASK) if fits => self.answer(arrival),
@@ -281,8 +283,8 @@ impl<N: Network> Plane<N> {
         }
     }
 
-    fn link(&mut self, peer: usize, arrival: Arrival<N::Stream>) {
-        let Arrival { stream, greeting, keys, address, .. } = arrival;
+    fn link(&mut self, peer: usize, arrival: ProvenConnection<N::Stream>) {
+        let ProvenConnection { stream, greeting, keys, address, .. } = arrival;
         if self.gossip.is_linked(peer) && greeting.note < self.neighbours[peer].number {
             // Made before the one that there is, and let in after it.
             return;
@@ -304,7 +306,7 @@ impl<N: Network> Plane<N> {
             match (call.dial.advance(self.now, &mut self.network), aim) {
                 (Ok(None), _) => self.calls.push(call),
                 (Ok(Some(arrival)), Aim::Data { .. }) => {
-                    self.lanes.push(Lane { peer, outcome: Ok(arrival) });
+                    self.lanes.push(DataConnection { peer, outcome: Ok(arrival) });
                 }
                 (Ok(Some(arrival)), Aim::Ask) => self.await_answer(peer, arrival),
                 // Where its process is gone the others tell.
@@ -315,7 +317,7 @@ impl<N: Network> Plane<N> {
                     self.neighbours[peer].probe_at = Some(self.now + FIRST_LINK);
                 }
                 (Err(why), Aim::Data { .. }) => {
-                    self.lanes.push(Lane { peer, outcome: Err(why) });
+                    self.lanes.push(DataConnection { peer, outcome: Err(why) });
                 }
                 (Err(why), Aim::Link { suspected: false } | Aim::Probe { suspected: false }) => {
                     self.called_in_vain(&call, &why);

@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::error::cut;
 use crate::executor::control_block::shrink_board::Announcement;
-use crate::executor::control_block::{Control, HOST_BYTES, Life, Seen, TEXT_BYTES};
+use crate::executor::control_block::{ControlBlock, HOST_BYTES, Life, OperationRecord, TEXT_BYTES};
 use crate::sync::atomic::Ordering::Relaxed;
 
 /// Calls that a status tells of: the one at hand and the last before it. Ranks that wait for each
@@ -21,14 +21,14 @@ pub struct Status {
     pub host: String,
     pub completed: u64,
     /// At most [`CALLS`].
-    pub calls: Vec<Seen>,
-    pub batch: Option<Seen>,
+    pub calls: Vec<OperationRecord>,
+    pub batch: Option<OperationRecord>,
     pub board: Announcement,
 }
 
 impl Status {
     /// What a page says now.
-    pub fn of(page: &Control) -> Status {
+    pub fn of(page: &ControlBlock) -> Status {
         // The life first: who sees a failure sees what came before it.
         let life = page.life();
         let (culprit, text) = match life {
@@ -53,7 +53,7 @@ impl Status {
     }
 
     /// Make a mirror say the same; whether its owner's life has changed by that.
-    pub fn reflect(&self, mirror: &Control) -> bool {
+    pub fn reflect(&self, mirror: &ControlBlock) -> bool {
         // Its first words may be on their way while it has yet to say who it is.
         if self.pid != 0 {
             mirror.introduce(self.pid, &self.host);
@@ -78,7 +78,7 @@ impl Status {
 
 /// The page's announcement. Its writer takes less than a microsecond; one that is stopped in the
 /// middle publishes again when it goes on.
-fn board(page: &Control) -> Announcement {
+fn board(page: &ControlBlock) -> Announcement {
     let tries = std::iter::repeat_with(|| page.board.read());
     tries.take(1000).flatten().next().unwrap_or(Announcement::NOTHING)
 }
@@ -90,12 +90,13 @@ mod tests {
 
     #[test]
     fn words_that_come_before_a_name_leave_the_name() {
-        let segments = [(); 2].map(|()| Segment::anonymous(size_of::<Control>()).unwrap());
+        let segments = [(); 2].map(|()| Segment::anonymous(size_of::<ControlBlock>()).unwrap());
         #[allow(unsafe_code)]
         // SAFETY: zeroed memory is a page, and each segment holds one.
-        let [page, mirror] =
-            segments.each_ref().map(|segment| unsafe { &*segment.address().cast::<Control>() });
-        let said = |mirror: &Control| (mirror.pid.load(Relaxed), mirror.host());
+        let [page, mirror] = segments
+            .each_ref()
+            .map(|segment| unsafe { &*segment.address().cast::<ControlBlock>() });
+        let said = |mirror: &ControlBlock| (mirror.pid.load(Relaxed), mirror.host());
         mirror.introduce(7, "its card says");
         Status::of(page).reflect(mirror);
         assert_eq!(said(mirror), (7, "its card says".into()));

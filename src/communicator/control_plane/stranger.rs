@@ -4,7 +4,7 @@
 //! something between the two lets nothing through, and nobody answers. So what is told of it says
 //! both, and what happened: who has seen the rank die tells that, and what is heard first stays.
 
-use super::{Call, FIRST_LINK, Plane};
+use super::{FIRST_LINK, OutgoingConnection, Plane};
 use crate::bootstrap::tcp::Network;
 use crate::error::Error;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const NEWS: Duration = Duration::from_millis(40);
 
 impl<N: Network> Plane<N> {
     /// A call to such a rank has failed.
-    pub(super) fn called_in_vain(&mut self, call: &Call<N::Stream>, why: &Error) {
+    pub(super) fn called_in_vain(&mut self, call: &OutgoingConnection<N::Stream>, why: &Error) {
         let (now, peer) = (self.now, call.peer);
         let neighbour = &mut self.neighbours[peer];
         let is_refused = matches!(why, Error::System { errno: libc::ECONNREFUSED, .. });

@@ -1,42 +1,49 @@
 //! The control thread: one `poll` over the gate, the connections of its [`Plane`] and its orders.
 
-use super::handle::{Orders, Start};
-use super::state_machine::{Plane, Seat};
-use crate::bootstrap::tcp::{Gate, Kernel, Secret};
+use super::handle::{Commands, Start};
+use super::state_machine::{ControlIdentity, Plane};
+use crate::bootstrap::tcp::{AuthListener, KernelNetwork, SharedSecret};
 use crate::eventfd::poll;
 use crate::sync::atomic::Ordering::*;
-use crate::transport::tcp::{Inbox, LaneKeys, NewLane};
+use crate::transport::tcp::{LaneKeys, NewLane, SocketInbox};
 use std::sync::Arc;
 use std::time::Instant;
 
 pub struct Worker {
-    plane: Plane<Kernel>,
-    gate: Gate,
-    inbox: Arc<Inbox>,
+    plane: Plane<KernelNetwork>,
+    gate: AuthListener,
+    inbox: Arc<SocketInbox>,
     /// Data sockets to a peer.
     lanes: usize,
-    orders: Arc<Orders>,
+    orders: Arc<Commands>,
     /// What is polled, and the neighbours whose sockets are the last of it.
     entries: Vec<libc::pollfd>,
     polled: Vec<usize>,
 }
 
 impl Worker {
-    pub(super) fn new(start: Start, orders: Arc<Orders>) -> Worker {
+    pub(super) fn new(start: Start, orders: Arc<Commands>) -> Worker {
         let Start { rank, id, gate, addresses, remote, pages, inbox, lanes, timeout } = start;
-        let seat = Seat { rank, secret: Secret::new(&id), addresses, remote, pages, timeout };
-        let plane = Plane::new(seat, Kernel, Instant::now());
+        let seat = ControlIdentity {
+            rank,
+            secret: SharedSecret::new(&id),
+            addresses,
+            remote,
+            pages,
+            timeout,
+        };
+        let plane = Plane::new(seat, KernelNetwork, Instant::now());
         Worker { plane, gate, inbox, lanes, orders, entries: Vec::new(), polled: Vec::new() }
     }
 
     pub(super) fn run(mut self) {
         loop {
-            self.obey();
+            self.run_commands();
             #[cfg(test)]
             match self.orders.harm.lock().take() {
-                Some(super::handle::Harm::Vanish) => return,
-                Some(super::handle::Harm::Cut) => self.plane.cut(),
-                Some(super::handle::Harm::Stop(time)) => {
+                Some(super::handle::ConnectionFault::Vanish) => return,
+                Some(super::handle::ConnectionFault::Cut) => self.plane.cut(),
+                Some(super::handle::ConnectionFault::Stop(time)) => {
                     // Doubled by the kernel to what it gives unless it is told otherwise.
                     self.plane.links().for_each(|(_, socket, _)| socket.narrow(64 << 10));
                     std::thread::sleep(time);
@@ -57,7 +64,7 @@ impl Worker {
     }
 
     /// Do what was ordered.
-    fn obey(&mut self) {
+    fn run_commands(&mut self) {
         self.orders.event.lower();
         if self.plane.is_leaving() {
             return;

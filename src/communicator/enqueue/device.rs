@@ -2,13 +2,13 @@
 //! which this communicator's thread runs.
 #![allow(unsafe_code)]
 
-use super::group::{Action, Executor, Work};
+use super::group::{GroupAction, GroupMember, StreamJob};
 use super::{Deferred, GivenMessages, OwnedCall};
 use crate::communicator::Communicator;
-use crate::communicator::call::{Call, Order, Ticket, send_recv};
-use crate::communicator::gpu::staging::Given;
+use crate::communicator::call::{Call, Order, StreamTicket, send_recv};
+use crate::communicator::gpu::staging::EnqueuedCall;
 use crate::communicator::gpu::staging::async_calls::{MOST_ENTRIES, Outstanding, entries};
-use crate::communicator::gpu::{Gpu, Posted};
+use crate::communicator::gpu::{Gpu, OrderedMessage};
 use crate::error::Result;
 use crate::sync::atomic::Ordering::*;
 use std::sync::Arc;
@@ -69,16 +69,16 @@ impl Communicator {
                 let error = self.failed(error);
                 // Calls before this one have their results before their streams go on.
                 self.follow();
-                drop::<Given>(given);
+                drop::<EnqueuedCall>(given);
                 return Err(error);
             }
         };
-        let order = Order { ticket: Some(Ticket { last, base }), ..Order::default() };
+        let order = Order { ticket: Some(StreamTicket { last, base }), ..Order::default() };
         let moved = Call { order, ..moved };
         // SAFETY: pinned memory, which is the stream's and the thread's until both are through.
         let owned = unsafe { OwnedCall::given(&moved, given) };
-        let owned = Action::Collective(Deferred::Collective(owned));
-        worker.submit(Work::one(Arc::clone(self), owned))?;
+        let owned = GroupAction::Collective(Deferred::Collective(owned));
+        worker.submit(StreamJob::one(Arc::clone(self), owned))?;
         Ok(true)
     }
 
@@ -90,10 +90,11 @@ impl Communicator {
     /// Every buffer is valid for its count until the stream has passed the messages.
     pub(in crate::communicator) unsafe fn give_messages(
         self: &Arc<Communicator>,
-        posted: &[Posted],
+        posted: &[OrderedMessage],
     ) -> Result<bool> {
         let Some((gpu, first)) = self.gpu.as_ref().zip(posted.first()) else { return Ok(false) };
-        let is_one = |one: &Posted| one.order.stream == first.order.stream && !one.order.settles;
+        let is_one =
+            |one: &OrderedMessage| one.order.stream == first.order.stream && !one.order.settles;
         if !posted.iter().all(is_one) || !gpu.may_go_ahead() {
             return Ok(false);
         }
@@ -129,12 +130,12 @@ impl Communicator {
                 let error = self.failed(error);
                 // Calls before these have their results before their streams go on.
                 self.follow();
-                drop::<Given>(given);
+                drop::<EnqueuedCall>(given);
                 return Err(error);
             }
         };
         let given = Deferred::Messages(GivenMessages { messages, given });
-        worker.submit(Work::one(Arc::clone(self), Action::Collective(given)))?;
+        worker.submit(StreamJob::one(Arc::clone(self), GroupAction::Collective(given)))?;
         Ok(true)
     }
 

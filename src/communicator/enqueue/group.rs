@@ -10,16 +10,16 @@
 //! Where all ranks of a call are in the group and only meet, one thread plays them all
 //! ([`super::single_thread_group`]): no other thread has to be woken.
 
-use super::host_stream::{Job, Stream};
-use super::single_thread_group::Row;
-use crate::communicator::call::Meanwhile;
+use super::host_stream::{JobStream, StreamTask};
+use super::single_thread_group::SingleThreadCall;
+use crate::communicator::call::NextRank;
 pub use crate::communicator::failure::Notes;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// What runs the entries of a group: a communicator.
-pub trait Executor: Send + Sync + 'static {
+pub trait GroupMember: Send + Sync + 'static {
     /// A collective that owns all it needs but its buffers.
     type Call: Send + 'static;
     type Message: Send + Copy + 'static;
@@ -31,7 +31,7 @@ pub trait Executor: Send + Sync + 'static {
         None
     }
     /// As `run`, for a call that has a meeting: before it waits there it does something else.
-    fn run_first(&self, call: &Self::Call, _meanwhile: Meanwhile) -> Result<()> {
+    fn run_first(&self, call: &Self::Call, _meanwhile: NextRank) -> Result<()> {
         self.run(call)
     }
     /// Run sends and receives together.
@@ -51,7 +51,7 @@ pub trait Executor: Send + Sync + 'static {
         Ok(false)
     }
     /// The executor's own thread, made when first asked for and kept.
-    fn worker(&self) -> Result<Arc<Stream<Work<Self>>>>
+    fn worker(&self) -> Result<Arc<JobStream<StreamJob<Self>>>>
     where
         Self: Sized;
     /// Where to write why a group or a call on a stream has failed.
@@ -67,36 +67,36 @@ pub trait Executor: Send + Sync + 'static {
 }
 
 /// What one call asks for.
-pub enum Action<E: Executor> {
+pub enum GroupAction<E: GroupMember> {
     Collective(E::Call),
     Message(E::Message),
 }
 
 /// One call of a group.
-pub struct Entry<E: Executor> {
+pub struct GroupCall<E: GroupMember> {
     pub communicator: Arc<E>,
     /// Where to run it; `None` is the caller, who waits in `end`.
-    pub stream: Option<Arc<Stream<Work<E>>>>,
-    pub action: Action<E>,
+    pub stream: Option<Arc<JobStream<StreamJob<E>>>>,
+    pub action: GroupAction<E>,
     /// Whether it names what is another thing on another thread: the thread's own device stream.
     pub is_tied: bool,
 }
 
 /// What one communicator has to do: the collectives in order, then the messages together.
-pub(super) struct Program<E: Executor> {
+pub(super) struct Program<E: GroupMember> {
     collectives: Vec<E::Call>,
     messages: Vec<E::Message>,
 }
 
-impl<E: Executor> Program<E> {
+impl<E: GroupMember> Program<E> {
     fn new() -> Program<E> {
         Program { collectives: Vec::new(), messages: Vec::new() }
     }
 
-    fn push(&mut self, action: Action<E>) {
+    fn push(&mut self, action: GroupAction<E>) {
         match action {
-            Action::Collective(call) => self.collectives.push(call),
-            Action::Message(message) => self.messages.push(message),
+            GroupAction::Collective(call) => self.collectives.push(call),
+            GroupAction::Message(message) => self.messages.push(message),
         }
     }
 
@@ -126,49 +126,51 @@ impl<E: Executor> Program<E> {
 }
 
 /// A job for a stream.
-pub struct Work<E: Executor>(Kind<E>);
+pub struct StreamJob<E: GroupMember>(JobKind<E>);
 
-enum Kind<E: Executor> {
+enum JobKind<E: GroupMember> {
     /// A call outside of any group: no list, and so no allocation.
-    One(Arc<E>, Action<E>),
-    List(Arc<E>, Program<E>, Ticket<E>),
+    One(Arc<E>, GroupAction<E>),
+    List(Arc<E>, Program<E>, ListTicket<E>),
     /// Lists of several communicators that were given the same stream: they may have to wait for
     /// each other, so they run as a group of their own.
-    Group(Batch<E>),
+    Group(GroupBatch<E>),
 }
 
-impl<E: Executor> Work<E> {
+impl<E: GroupMember> StreamJob<E> {
     /// One call, for a stream.
-    pub fn one(communicator: Arc<E>, action: Action<E>) -> Work<E> {
-        Work(Kind::One(communicator, action))
+    pub fn one(communicator: Arc<E>, action: GroupAction<E>) -> StreamJob<E> {
+        StreamJob(JobKind::One(communicator, action))
     }
 }
 
-impl<E: Executor> Job for Work<E> {
+impl<E: GroupMember> StreamTask for StreamJob<E> {
     fn run(self) -> Result<()> {
         match self.0 {
-            Kind::One(communicator, action) => {
+            JobKind::One(communicator, action) => {
                 let result = match action {
-                    Action::Collective(call) => communicator.run(&call),
-                    Action::Message(message) => communicator.exchange(&[message]),
+                    GroupAction::Collective(call) => communicator.run(&call),
+                    GroupAction::Message(message) => communicator.exchange(&[message]),
                 };
                 noted(result, std::slice::from_ref(communicator.notes()))
             }
-            Kind::List(communicator, program, ticket) => {
+            JobKind::List(communicator, program, ticket) => {
                 let result = program.play(&communicator, false);
                 let result = noted(result, std::slice::from_ref(communicator.notes()));
                 // The communicator's last handle must not outlive the wait of its user.
                 drop(communicator);
                 ticket.report(result, program)
             }
-            Kind::Group(mut batch) => batch.run(),
+            JobKind::Group(mut batch) => batch.run(),
         }
     }
 
     fn given_up(&self) -> Option<Error> {
         match &self.0 {
-            Kind::One(communicator, _) | Kind::List(communicator, ..) => communicator.broken(),
-            Kind::Group(batch) => batch.lists.iter().find_map(|list| list.communicator.broken()),
+            JobKind::One(communicator, _) | JobKind::List(communicator, ..) => {
+                communicator.broken()
+            }
+            JobKind::Group(batch) => batch.lists.iter().find_map(|list| list.communicator.broken()),
         }
     }
 }
@@ -180,19 +182,19 @@ fn noted(result: Result<()>, notes: &[Notes]) -> Result<()> {
 
 /// The place of a list in its group. Dropped without a report (a panic, a stream that would not
 /// take the job), it reports that.
-struct Ticket<E: Executor> {
+struct ListTicket<E: GroupMember> {
     latch: Arc<Latch<E>>,
     /// Its place in the group if the group waits for it; else the stream keeps the result.
     waited: Option<usize>,
 }
 
 /// Where the lists of a thread's groups come from and go to.
-struct Latch<E: Executor> {
-    state: Mutex<Running<E>>,
+struct Latch<E: GroupMember> {
+    state: Mutex<RunningGroup<E>>,
     done: Condvar,
 }
 
-struct Running<E: Executor> {
+struct RunningGroup<E: GroupMember> {
     /// Lists that the group waits for.
     left: usize,
     /// By position in the group, so that it does not depend on who fails first.
@@ -201,7 +203,7 @@ struct Running<E: Executor> {
     spare: Vec<Program<E>>,
 }
 
-impl<E: Executor> Ticket<E> {
+impl<E: GroupMember> ListTicket<E> {
     /// Give the list back, and the result to whoever waits for it; the rest is the stream's.
     fn report(mut self, result: Result<()>, program: Program<E>) -> Result<()> {
         self.latch.give_back(program);
@@ -215,7 +217,7 @@ impl<E: Executor> Ticket<E> {
     }
 }
 
-impl<E: Executor> Drop for Ticket<E> {
+impl<E: GroupMember> Drop for ListTicket<E> {
     fn drop(&mut self) {
         if let Some(position) = self.waited.take() {
             let error = Error::Internal("a call of a group ended without a result".into());
@@ -224,15 +226,15 @@ impl<E: Executor> Drop for Ticket<E> {
     }
 }
 
-impl<E: Executor> Latch<E> {
+impl<E: GroupMember> Latch<E> {
     fn new() -> Arc<Latch<E>> {
-        let state = Running { left: 0, failure: None, spare: Vec::new() };
+        let state = RunningGroup { left: 0, failure: None, spare: Vec::new() };
         Arc::new(Latch { state: Mutex::new(state), done: Condvar::new() })
     }
 
-    fn ticket(self: &Arc<Self>, waited: Option<usize>) -> Ticket<E> {
+    fn ticket(self: &Arc<Self>, waited: Option<usize>) -> ListTicket<E> {
         self.state.lock().left += usize::from(waited.is_some());
-        Ticket { latch: Arc::clone(self), waited }
+        ListTicket { latch: Arc::clone(self), waited }
     }
 
     fn give_back(&self, mut program: Program<E>) {
@@ -263,17 +265,17 @@ impl<E: Executor> Latch<E> {
 }
 
 /// What one communicator has to do in a group.
-pub(super) struct List<E: Executor> {
+pub(super) struct List<E: GroupMember> {
     pub communicator: Arc<E>,
-    stream: Option<Arc<Stream<Work<E>>>>,
+    stream: Option<Arc<JobStream<StreamJob<E>>>>,
     /// Empty where its stream has it.
     pub program: Program<E>,
-    /// What [`Executor::kept`] gave, until the group's end.
+    /// What [`GroupMember::kept`] gave, until the group's end.
     kept: Option<Arc<()>>,
 }
 
 /// The group of one thread: how deep it is nested, and what it has collected.
-pub struct Group<E: Executor> {
+pub struct Group<E: GroupMember> {
     depth: usize,
     lists: Vec<List<E>>,
     /// Those of the lists' communicators.
@@ -282,14 +284,14 @@ pub struct Group<E: Executor> {
     latch: Arc<Latch<E>>,
 }
 
-impl<E: Executor> Default for Group<E> {
+impl<E: GroupMember> Default for Group<E> {
     fn default() -> Group<E> {
         let (lists, notes) = (Vec::new(), Vec::new());
         Group { depth: 0, lists, notes, failure: None, latch: Latch::new() }
     }
 }
 
-impl<E: Executor> Group<E> {
+impl<E: GroupMember> Group<E> {
     pub fn is_open(&self) -> bool {
         self.depth > 0
     }
@@ -305,8 +307,8 @@ impl<E: Executor> Group<E> {
     }
 
     /// Keep a call for the end of the group.
-    pub fn defer(&mut self, entry: Entry<E>) -> Result<()> {
-        let Entry { communicator, stream, action, is_tied } = entry;
+    pub fn defer(&mut self, entry: GroupCall<E>) -> Result<()> {
+        let GroupCall { communicator, stream, action, is_tied } = entry;
         if !self.is_open() {
             return Err(Error::usage("a call was deferred outside of a group"));
         }
@@ -349,7 +351,7 @@ impl<E: Executor> Group<E> {
     }
 
     /// Leave one level. At the outermost: what there is to run.
-    pub fn leave(&mut self) -> Result<Option<Batch<E>>> {
+    pub fn leave(&mut self) -> Result<Option<GroupBatch<E>>> {
         if self.depth == 0 {
             return Err(Error::usage("the end of a group that was never started"));
         }
@@ -362,13 +364,13 @@ impl<E: Executor> Group<E> {
         let notes = std::mem::take(&mut self.notes);
         match self.failure.take() {
             Some(error) => noted(Err(error), &notes).map(|()| None),
-            None => Ok(Some(Batch { lists, notes, latch: Arc::clone(&self.latch) })),
+            None => Ok(Some(GroupBatch { lists, notes, latch: Arc::clone(&self.latch) })),
         }
     }
 
     /// Take back the memory of a batch that has run.
-    fn recycle(&mut self, batch: Batch<E>) {
-        let Batch { lists, mut notes, .. } = batch;
+    fn recycle(&mut self, batch: GroupBatch<E>) {
+        let GroupBatch { lists, mut notes, .. } = batch;
         notes.clear();
         if self.lists.capacity() < lists.capacity() && self.lists.is_empty() {
             (self.lists, self.notes) = (lists, notes);
@@ -377,13 +379,13 @@ impl<E: Executor> Group<E> {
 }
 
 /// A complete group, taken out of its thread's state so that what it runs may use groups again.
-pub struct Batch<E: Executor> {
+pub struct GroupBatch<E: GroupMember> {
     lists: Vec<List<E>>,
     notes: Vec<Notes>,
     latch: Arc<Latch<E>>,
 }
 
-impl<E: Executor> Batch<E> {
+impl<E: GroupMember> GroupBatch<E> {
     /// Start everything, wait for what has no stream, and return the first error, which all
     /// communicators of the group get to know.
     pub fn run(&mut self) -> Result<()> {
@@ -409,7 +411,7 @@ impl<E: Executor> Batch<E> {
                 mine = Some((self.latch.ticket(Some(position)), communicator, program));
             } else {
                 let ticket = self.latch.ticket(Some(position));
-                let work = Work(Kind::List(Arc::clone(&communicator), program, ticket));
+                let work = StreamJob(JobKind::List(Arc::clone(&communicator), program, ticket));
                 let worker = communicator.worker();
                 result = result.and(worker.and_then(|worker| worker.submit(work)));
             }
@@ -426,7 +428,7 @@ impl<E: Executor> Batch<E> {
     fn run_rows(&mut self) -> Result<()> {
         let mut nth = 0;
         let mut played = Ok(());
-        while let Some(row) = Row::of(&self.lists, nth) {
+        while let Some(row) = SingleThreadCall::of(&self.lists, nth) {
             played = row.play();
             if row.is_apart() {
                 played = Ok(());
@@ -451,7 +453,7 @@ impl<E: Executor> Batch<E> {
     }
 
     /// Hand the list at `position` to its stream, together with those after it that have the same.
-    fn submit(&mut self, stream: &Arc<Stream<Work<E>>>, position: usize) -> Result<()> {
+    fn submit(&mut self, stream: &Arc<JobStream<StreamJob<E>>>, position: usize) -> Result<()> {
         let take = |list: &mut List<E>| std::mem::replace(&mut list.program, Program::new());
         let same =
             |list: &List<E>| list.stream.as_ref().is_some_and(|own| Arc::ptr_eq(own, stream));
@@ -459,7 +461,7 @@ impl<E: Executor> Batch<E> {
         let (communicator, program) = (Arc::clone(&first.communicator), take(first));
         if !self.lists.iter().any(same) {
             let ticket = self.latch.ticket(None);
-            return stream.submit(Work(Kind::List(communicator, program, ticket)));
+            return stream.submit(StreamJob(JobKind::List(communicator, program, ticket)));
         }
         let mut notes = vec![Arc::clone(communicator.notes())];
         let mut lists = vec![List { communicator, stream: None, program, kept: None }];
@@ -469,13 +471,13 @@ impl<E: Executor> Batch<E> {
             notes.push(Arc::clone(communicator.notes()));
             lists.push(List { communicator, stream: None, program: take(list), kept: None });
         }
-        stream.submit(Work(Kind::Group(Batch { lists, notes, latch: Latch::new() })))
+        stream.submit(StreamJob(JobKind::Group(GroupBatch { lists, notes, latch: Latch::new() })))
     }
 }
 
 /// Leave one level of a group that lives in `state`, and run it if that was the outermost one. The
 /// state is not borrowed while it runs.
-pub fn end<E: Executor>(state: &std::cell::RefCell<Group<E>>) -> Result<()> {
+pub fn end<E: GroupMember>(state: &std::cell::RefCell<Group<E>>) -> Result<()> {
     let batch = state.borrow_mut().leave()?;
     let Some(mut batch) = batch else { return Ok(()) };
     let result = batch.run();

@@ -10,34 +10,34 @@ pub mod host_stream;
 
 pub(super) mod single_thread_group;
 
-use super::call::Meanwhile;
+use super::call::NextRank;
 use super::failure::Notes;
-use super::gpu::Given;
-use super::{Call, Communicator, Message, Order, Posted, Vector};
+use super::gpu::EnqueuedCall;
+use super::{Call, Communicator, Message, Order, OrderedMessage, VectorCounts};
 use crate::device::cuda::PER_THREAD_STREAM;
 use crate::error::{Error, Result};
-use group::{Action, Entry, Executor, Group, Work};
-use host_stream::Stream;
+use group::{Group, GroupAction, GroupCall, GroupMember, StreamJob};
+use host_stream::JobStream;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The streams of the C API.
-pub type HostStream = Stream<Work<Communicator>>;
+pub type HostStream = JobStream<StreamJob<Communicator>>;
 
 /// A call that outlives the caller's frame: its layout is its own, its buffers are promised.
 pub struct OwnedCall {
     call: Call<'static>,
-    vector: Option<Vector>,
+    vector: Option<VectorCounts>,
     /// Its stream waits until this is dropped.
-    _given: Option<Given>,
+    _given: Option<EnqueuedCall>,
 }
 
 // SAFETY: whoever made it promised that the buffers stay valid until it has run, on any thread.
 unsafe impl Send for OwnedCall {}
 
 // SAFETY: as for `OwnedCall`: a message that leaves its thread comes from `message` below.
-unsafe impl Send for Posted {}
+unsafe impl Send for OrderedMessage {}
 
 impl OwnedCall {
     /// # Safety
@@ -52,7 +52,7 @@ impl OwnedCall {
     ///
     /// # Safety
     /// As for `new`.
-    pub(super) unsafe fn given(call: &Call, given: Given) -> OwnedCall {
+    pub(super) unsafe fn given(call: &Call, given: EnqueuedCall) -> OwnedCall {
         // SAFETY: the caller's promise.
         OwnedCall { _given: Some(given), ..unsafe { OwnedCall::new(call) } }
     }
@@ -66,7 +66,7 @@ impl OwnedCall {
 pub struct GivenMessages {
     pub(super) messages: Vec<Message>,
     /// Their stream waits until this is dropped.
-    pub(super) given: Given,
+    pub(super) given: EnqueuedCall,
 }
 
 // SAFETY: the memory is pinned, and this thread's until the stream is told that it is through.
@@ -78,9 +78,9 @@ pub enum Deferred {
     Messages(GivenMessages),
 }
 
-impl Executor for Communicator {
+impl GroupMember for Communicator {
     type Call = Deferred;
-    type Message = Posted;
+    type Message = OrderedMessage;
 
     fn run(&self, call: &Deferred) -> Result<()> {
         // SAFETY: promised when the call was made owned; messages lie in pinned memory.
@@ -99,9 +99,9 @@ impl Executor for Communicator {
         }
     }
 
-    fn run_first(&self, call: &Deferred, meanwhile: Meanwhile) -> Result<()> {
+    fn run_first(&self, call: &Deferred, meanwhile: NextRank) -> Result<()> {
         let Deferred::Collective(call) = call else {
-            return Executor::run(self, call);
+            return GroupMember::run(self, call);
         };
         let call = Call { meanwhile: Some(meanwhile), ..call.call() };
         // SAFETY: promised when the call was made owned.
@@ -116,12 +116,12 @@ impl Executor for Communicator {
         }
     }
 
-    fn give(self: &Arc<Communicator>, messages: &[Posted]) -> Result<bool> {
+    fn give(self: &Arc<Communicator>, messages: &[OrderedMessage]) -> Result<bool> {
         // SAFETY: promised to `message`, the only maker of deferred messages.
         unsafe { self.give_messages(messages) }
     }
 
-    fn exchange(&self, messages: &[Posted]) -> Result<()> {
+    fn exchange(&self, messages: &[OrderedMessage]) -> Result<()> {
         // SAFETY: promised to `message`, the only maker of deferred messages.
         unsafe { Communicator::post(self, messages) }
     }
@@ -130,7 +130,7 @@ impl Executor for Communicator {
         if let Some(worker) = self.worker.get() {
             return Ok(Arc::clone(worker));
         }
-        let fresh = Stream::new()?;
+        let fresh = JobStream::new()?;
         Ok(Arc::clone(self.worker.get_or_init(|| fresh)))
     }
 
@@ -239,7 +239,7 @@ unsafe fn postpone(
     extents.check(call, rank).map_err(refuse)?;
     // SAFETY: the caller's promise.
     let owned = unsafe { OwnedCall::new(call) };
-    later(communicator, stream, Action::Collective(Deferred::Collective(owned)))
+    later(communicator, stream, GroupAction::Collective(Deferred::Collective(owned)))
 }
 
 /// Make a point-to-point call.
@@ -248,7 +248,7 @@ unsafe fn postpone(
 /// As for [`collective`].
 pub unsafe fn message(
     communicator: &Arc<Communicator>,
-    posted: Posted,
+    posted: OrderedMessage,
     stream: Option<&Arc<HostStream>>,
 ) -> Result<()> {
     if stream.is_none() && !is_open() {
@@ -262,25 +262,25 @@ pub unsafe fn message(
         };
     }
     posted.message.check(communicator.nranks()).map_err(refuse)?;
-    later(communicator, stream, Action::Message(posted))
+    later(communicator, stream, GroupAction::Message(posted))
 }
 
 fn later(
     communicator: &Arc<Communicator>,
     stream: Option<&Arc<HostStream>>,
-    action: Action<Communicator>,
+    action: GroupAction<Communicator>,
 ) -> Result<()> {
     let communicator = Arc::clone(communicator);
     let order = match &action {
-        Action::Collective(Deferred::Collective(owned)) => owned.call.order,
+        GroupAction::Collective(Deferred::Collective(owned)) => owned.call.order,
         // Their stream has them.
-        Action::Collective(Deferred::Messages(_)) => Order::default(),
-        Action::Message(posted) => posted.order,
+        GroupAction::Collective(Deferred::Messages(_)) => Order::default(),
+        GroupAction::Message(posted) => posted.order,
     };
     let is_tied = order.stream.addr() == PER_THREAD_STREAM && communicator.device().is_some();
     GROUP.with_borrow_mut(|group| match stream {
-        Some(stream) if !group.is_open() => stream.submit(Work::one(communicator, action)),
-        _ => group.defer(Entry { communicator, stream: stream.cloned(), action, is_tied }),
+        Some(stream) if !group.is_open() => stream.submit(StreamJob::one(communicator, action)),
+        _ => group.defer(GroupCall { communicator, stream: stream.cloned(), action, is_tied }),
     })
 }
 
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn ranks_overlap_on_their_streams_and_on_a_shared_one() {
         let all = ranks(2);
-        let streams: [Arc<HostStream>; 2] = [Stream::new().unwrap(), Stream::new().unwrap()];
+        let streams: [Arc<HostStream>; 2] = [JobStream::new().unwrap(), JobStream::new().unwrap()];
         let inputs = [vec![1f32; 100], vec![2f32; 100]];
         for shared in [false, true] {
             let mut outputs = vec![vec![0f32; 100]; 2];

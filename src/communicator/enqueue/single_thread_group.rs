@@ -6,8 +6,8 @@
 //! for another rank, which may be below it on the stack. A call of which only the meeting shows
 //! that it would is left by all, as if it had been refused, and the lists are played by threads.
 
-use super::group::{Executor, List};
-use crate::communicator::call::Meanwhile;
+use super::group::{GroupMember, List};
+use crate::communicator::call::NextRank;
 use crate::error::{Error, Result};
 use std::cell::{Cell, RefCell};
 
@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 const MOST: usize = 64;
 
 /// The calls of one number in all lists of a group that are no stream's.
-pub(super) struct Row<'a, E: Executor> {
+pub(super) struct SingleThreadCall<'a, E: GroupMember> {
     lists: &'a [List<E>],
     nth: usize,
     /// The list that is played next.
@@ -25,9 +25,9 @@ pub(super) struct Row<'a, E: Executor> {
     is_apart: Cell<bool>,
 }
 
-impl<'a, E: Executor> Row<'a, E> {
+impl<'a, E: GroupMember> SingleThreadCall<'a, E> {
     /// Number `nth`, if all ranks of its meeting are in it, and nobody else.
-    pub fn of(lists: &'a [List<E>], nth: usize) -> Option<Row<'a, E>> {
+    pub fn of(lists: &'a [List<E>], nth: usize) -> Option<SingleThreadCall<'a, E>> {
         let mut place = None;
         let mut count = 0;
         for list in lists.iter().filter(|list| !list.program.is_empty()) {
@@ -40,7 +40,7 @@ impl<'a, E: Executor> Row<'a, E> {
         }
         let (_, nranks) = place?;
         let (failure, is_apart) = (RefCell::new(None), Cell::new(false));
-        let row = Row { lists, nth, next: Cell::new(0), failure, is_apart };
+        let row = SingleThreadCall { lists, nth, next: Cell::new(0), failure, is_apart };
         (count == nranks && nranks <= MOST).then_some(row)
     }
 
@@ -62,7 +62,7 @@ impl<'a, E: Executor> Row<'a, E> {
             let Some(call) = list.program.only_calls().and_then(|calls| calls.get(self.nth)) else {
                 continue;
             };
-            let meanwhile = Meanwhile { come: &|| self.come(), is_apart: &self.is_apart };
+            let meanwhile = NextRank { come: &|| self.come(), is_apart: &self.is_apart };
             if let Err(error) = list.communicator.run_first(call, meanwhile) {
                 let mut failure = self.failure.borrow_mut();
                 if failure.as_ref().is_none_or(|(first, _)| position < *first) {

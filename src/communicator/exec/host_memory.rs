@@ -4,9 +4,9 @@
 use super::Engine;
 use crate::communicator::call::Call;
 use crate::communicator::call::fingerprint;
-use crate::communicator::call::portions::{Part, Portions, Side};
-use crate::communicator::health::watchdog::OperationWatch;
-use crate::communicator::tuning::plan_cache::{Ready, Way};
+use crate::communicator::call::portions::{CallExtent, Portions, Side};
+use crate::communicator::health::watchdog::OpWatchdog;
+use crate::communicator::tuning::plan_cache::{BoundCall, DataPath};
 use crate::config::Config;
 use crate::error::Result;
 use crate::executor::layout::Layout;
@@ -15,10 +15,10 @@ use crate::plan::Collective;
 use crate::transport::fifo::Stamp;
 
 /// The operation that a call is run in.
-pub struct Running<'a> {
+pub struct RunningCall<'a> {
     pub config: &'a Config,
     pub stamp: &'a Stamp,
-    pub watch: &'a OperationWatch<'a>,
+    pub watch: &'a OpWatchdog<'a>,
 }
 
 impl Engine {
@@ -29,17 +29,17 @@ impl Engine {
     pub unsafe fn on_host(
         &mut self,
         call: &Call,
-        part: Part,
-        ready: &Ready,
-        running: &Running,
+        part: CallExtent,
+        ready: &BoundCall,
+        running: &RunningCall,
     ) -> Result<()> {
         // SAFETY: the caller's promise, for all of these.
         unsafe {
             match (part, &ready.portions) {
-                (Part::Portion(index), Some(portions)) => {
+                (CallExtent::Portion(index), Some(portions)) => {
                     self.run_portion(call, (portions, index), ready, running)
                 }
-                (Part::Whole, Some(portions)) if portions.number > 1 => {
+                (CallExtent::Whole, Some(portions)) if portions.number > 1 => {
                     self.in_portions(call, portions, ready, running)
                 }
                 _ => {
@@ -55,8 +55,8 @@ impl Engine {
         &mut self,
         call: &Call,
         portions: &Portions,
-        ready: &Ready,
-        running: &Running,
+        ready: &BoundCall,
+        running: &RunningCall,
     ) -> Result<()> {
         let mut room = std::mem::take(&mut self.portion_room);
         let is_whole = |side| portions.blocks(call, side) < 2;
@@ -97,17 +97,17 @@ impl Engine {
         &mut self,
         call: &Call,
         (portions, index): (&Portions, usize),
-        of: &Ready,
-        running: &Running,
+        of: &BoundCall,
+        running: &RunningCall,
     ) -> Result<()> {
-        let Running { config, stamp, watch } = running;
+        let RunningCall { config, stamp, watch } = running;
         let ready = self.ready(call, config)?;
         watch.portion(index, portions.number);
         let in_place = ready.extents.check(call, self.links.rank)?;
         // SAFETY: the caller's promise.
         let ran = unsafe {
             match (&ready.way, &of.way) {
-                (Way::Messages(layout), Way::Messages(whole)) => {
+                (DataPath::Messages(layout), DataPath::Messages(whole)) => {
                     self.run_messages(call, (layout, whole), index > 0, stamp, watch)
                 }
                 _ => self.execute(call, in_place, &ready, stamp, watch),
@@ -128,7 +128,7 @@ impl Engine {
         (layout, whole): (&Layout, &Layout),
         later: bool,
         stamp: &Stamp,
-        watch: &OperationWatch,
+        watch: &OpWatchdog,
     ) -> Result<()> {
         let (rank, nranks) = (self.links.rank, self.links.nranks);
         let size = call.data_type.size();

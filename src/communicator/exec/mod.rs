@@ -4,41 +4,41 @@
 mod host_memory;
 pub(super) mod op_lock;
 
-use super::call::portions::Part;
+use super::call::portions::CallExtent;
 use super::call::send_recv::Message;
-use super::call::signature::{Descriptor, SETUP_OPERATIONS};
+use super::call::signature::{CallSignature, SETUP_OPERATIONS};
 use super::call::{self, Call, fingerprint};
 use super::gpu::Gpu;
-use super::health::watchdog::{OperationWatch, Unless, Watched};
+use super::health::watchdog::{CancelCheck, CommHealth, OpWatchdog};
 use super::memory::shared_scratch::SharedScratch;
-use super::tuning::context::Basis;
-use super::tuning::plan_cache::{Cache, Ready, Way};
-use super::tuning::probe_backoff::Vain;
+use super::tuning::context::PlanContext;
+use super::tuning::plan_cache::{BoundCall, Cache, DataPath};
+use super::tuning::probe_backoff::ProbeBackoff;
 use crate::algorithm::Algorithm;
-use crate::algorithm::select::{Costs, lent_from};
+use crate::algorithm::select::{Costs, zero_copy_from};
 use crate::clock;
 use crate::config::Config;
 use crate::error::Result;
-use crate::executor::bounce_buffers::Bays;
-use crate::executor::direct::processes::{self, Programs};
+use crate::executor::bounce_buffers::BounceBuffers;
+use crate::executor::direct::processes::{self, DirectPrograms};
 use crate::executor::direct::program::Used;
-use crate::executor::direct::run::{self, Bases, Invitation, KERNEL, NOWHERE, Work};
-use crate::executor::host::{self, Buffers, Pointers};
+use crate::executor::direct::run::{self, Arithmetic, Bases, BufferAddresses, KERNEL, NOWHERE};
+use crate::executor::host::{self, CallBuffers, Pointers};
 use crate::executor::links::Links;
-use crate::executor::send_recv::{self, Lanes, Lending, Transfer};
-use crate::executor::shm_two_shot::Windows;
+use crate::executor::send_recv::{self, PendingByPeer, Transfer, ZeroCopyPolicy};
+use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::topology::Topology;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
 use crate::types::{DataType, ReduceOp};
-use host_memory::Running;
+use host_memory::RunningCall;
 use std::sync::Arc;
 
 pub struct Engine {
     pub links: Links,
     /// What its calls are bound by.
-    pub basis: Arc<Basis>,
-    pub memory: super::memory::registration::Memory,
+    pub basis: Arc<PlanContext>,
+    pub memory: super::memory::registration::Registrations,
     /// What every message carries of its communicator and its rank.
     pub origin: Stamp,
     cache: Cache,
@@ -57,10 +57,10 @@ pub struct Engine {
     sent: Vec<u64>,
     received: Vec<u64>,
     pub(super) transfers: Vec<Transfer>,
-    lanes: Lanes,
-    vain: Vain,
+    lanes: PendingByPeer,
+    vain: ProbeBackoff,
     /// Which messages are lent.
-    lending: Lending,
+    lending: ZeroCopyPolicy,
     /// The constants are not agreed yet.
     pub setting_up: bool,
     /// Messages that this rank sent until they were.
@@ -71,7 +71,7 @@ pub struct Engine {
 impl Engine {
     pub fn new(
         links: Links,
-        memory: super::memory::registration::Memory,
+        memory: super::memory::registration::Registrations,
         topology: Topology,
         (communicator, epoch): (u32, u32),
         portion_bytes: Option<usize>,
@@ -79,7 +79,7 @@ impl Engine {
         let nranks = links.nranks;
         assert_eq!(topology.nranks(), nranks);
         let source = links.rank as u32;
-        let mut basis = Basis::new(&links, topology);
+        let mut basis = PlanContext::new(&links, topology);
         basis.portion_bytes = portion_bytes;
         let basis = Arc::new(basis);
         let origin = Stamp { communicator, epoch, source, ..Stamp::default() };
@@ -100,8 +100,8 @@ impl Engine {
             received: vec![0; nranks],
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
-            vain: Vain::default(),
-            lending: Lending::LEAST,
+            vain: ProbeBackoff::default(),
+            lending: ZeroCopyPolicy::LEAST,
             setting_up: true,
             #[cfg(test)]
             setup_messages: 0,
@@ -116,9 +116,9 @@ impl Engine {
         &mut self,
         call: &Call,
         config: &Config,
-        watched: &Watched,
+        watched: &CommHealth,
         gpu: Option<&Gpu>,
-        unless: Unless,
+        unless: CancelCheck,
     ) -> Result<()> {
         let ready = self.ready(call, config)?;
         let checked = ready.extents.check(call, self.links.rank).and_then(|in_place| {
@@ -137,7 +137,7 @@ impl Engine {
         let page = watched.pages.mine();
         let count = if call.runs_as_messages() { call.count } else { ready.descriptor.count };
         page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
-        let mut watch = OperationWatch::new(watched, unless, ready.descriptor, sequence);
+        let mut watch = OpWatchdog::new(watched, unless, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;
         let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
@@ -145,7 +145,7 @@ impl Engine {
         {
             track.begun(record);
         }
-        let running = Running { config, stamp: &stamp, watch: &watch };
+        let running = RunningCall { config, stamp: &stamp, watch: &watch };
         let outcome = match elsewhere {
             // Most small calls: they need nothing of what the other ways set up.
             // SAFETY: the caller's promise.
@@ -155,7 +155,7 @@ impl Engine {
                 self.execute(call, in_place, &ready, &stamp, &watch)
             },
             // SAFETY: the caller's promise.
-            None => unsafe { self.on_host(call, Part::Whole, &ready, &running) },
+            None => unsafe { self.on_host(call, CallExtent::Whole, &ready, &running) },
             Some((gpu, found)) => {
                 let (links, memory) = (&mut self.links, &mut self.memory);
                 let followed = gpu.follow(call, &found);
@@ -180,7 +180,7 @@ impl Engine {
 
     /// Keep a bound call at hand, unless its own run has shown that it is bound for what is not.
     #[inline]
-    pub(super) fn keep(&mut self, ready: Arc<Ready>) {
+    pub(super) fn keep(&mut self, ready: Arc<BoundCall>) {
         if ready.windows.is_none() || self.basis.shares_scratch() {
             self.cache.put_back(ready);
         }
@@ -190,16 +190,16 @@ impl Engine {
         &mut self,
         call: &Call,
         in_place: bool,
-        ready: &Ready,
+        ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OperationWatch,
+        watch: &OpWatchdog,
     ) -> Result<()> {
         let buffers = self.buffers(call);
-        if let Way::Messages(layout) = &ready.way {
+        if let DataPath::Messages(layout) = &ready.way {
             // SAFETY: the caller's promise.
             return unsafe { self.run_messages(call, (layout, layout), false, stamp, watch) };
         }
-        if let Way::Direct(program) = &ready.way
+        if let DataPath::Direct(program) = &ready.way
             && self.links.one_process()
             && program.in_place
         {
@@ -210,35 +210,37 @@ impl Engine {
             };
         }
         // SAFETY: the caller's promise.
-        if unsafe { self.ask(call, in_place, ready, stamp, watch)? } {
+        if unsafe { self.probe_direct(call, in_place, ready, stamp, watch)? } {
             return Ok(());
         }
         if let Some(windows) = &ready.windows
             && self.has_scratch(stamp, watch)?
         {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_windows(windows, &buffers, &work_of(ready), stamp, watch) };
+            return unsafe {
+                self.run_shm_two_shot(windows, &buffers, &work_of(ready), stamp, watch)
+            };
         }
         // SAFETY: the caller's promise.
         unsafe { self.run_staged(call, ready, stamp, watch) }
     }
 
     /// As `run_in_buffers`, but for calls that had better not ask.
-    unsafe fn ask(
+    unsafe fn probe_direct(
         &mut self,
         call: &Call,
         in_place: bool,
-        ready: &Ready,
+        ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OperationWatch,
+        watch: &OpWatchdog,
     ) -> Result<bool> {
-        if ready.forbears && !self.vain.asks(ready.fingerprint) {
+        if ready.forbears && !self.vain.should_probe(ready.fingerprint) {
             return Ok(false);
         }
         // SAFETY: the caller's promise.
         let ran = unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? };
         if ready.forbears {
-            self.vain.learn(ready.fingerprint, ran);
+            self.vain.record(ready.fingerprint, ran);
         }
         Ok(ran)
     }
@@ -248,20 +250,20 @@ impl Engine {
         &mut self,
         call: &Call,
         in_place: bool,
-        ready: &Ready,
+        ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OperationWatch,
+        watch: &OpWatchdog,
     ) -> Result<bool> {
         let mapped = match &ready.way {
-            Way::Direct(program) => Some(program),
+            DataPath::Direct(program) => Some(program),
             _ => None,
         };
-        let programs = Programs { mapped, kernel: ready.kernel.as_ref() };
+        let programs = DirectPrograms { mapped, kernel: ready.kernel.as_ref() };
         if programs.mapped.is_none() && programs.kernel.is_none() {
             return Ok(false);
         }
         let buffers = self.buffers(call);
-        let mut invitation = self.memory.invite(call, &ready.extents, in_place)?;
+        let mut invitation = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
         if programs.kernel.is_some()
             && invitation.input_region == NOWHERE
             && cma::is_lendable(call.send, ready.extents.input)
@@ -270,7 +272,7 @@ impl Engine {
             invitation.input_offset = call.send.expose_provenance() as u64;
         }
         let memory = &mut self.memory;
-        let mut resolve = |theirs: &Invitation, used: &Used| memory.resolve(theirs, used);
+        let mut resolve = |theirs: &BufferAddresses, used: &Used| memory.resolve(theirs, used);
         // SAFETY: the caller's promise.
         unsafe {
             processes::try_run(
@@ -291,9 +293,9 @@ impl Engine {
     unsafe fn run_staged(
         &mut self,
         call: &Call,
-        ready: &Ready,
+        ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OperationWatch,
+        watch: &OpWatchdog,
     ) -> Result<()> {
         let buffers = self.buffers(call);
         let (links, pointers) = (&mut self.links, &mut self.pointers);
@@ -302,8 +304,8 @@ impl Engine {
     }
 
     #[inline]
-    fn buffers(&mut self, call: &Call) -> Buffers {
-        Buffers {
+    fn buffers(&mut self, call: &Call) -> CallBuffers {
+        CallBuffers {
             input: call.send,
             output: call.recv,
             scratch: self.scratch.as_mut_ptr(),
@@ -314,7 +316,7 @@ impl Engine {
     /// Whether the ranks share scratch, which the first call that would go through it finds out.
     /// Where that is given up, all of them bind calls for slots from then on.
     #[inline]
-    fn has_scratch(&mut self, stamp: &Stamp, watch: &OperationWatch) -> Result<bool> {
+    fn has_scratch(&mut self, stamp: &Stamp, watch: &OpWatchdog) -> Result<bool> {
         if self.shared.is_open() {
             return Ok(true);
         }
@@ -328,18 +330,18 @@ impl Engine {
         Ok(is_open)
     }
 
-    unsafe fn run_windows(
+    unsafe fn run_shm_two_shot(
         &mut self,
-        windows: &Windows,
-        buffers: &Buffers,
-        work: &Work,
+        windows: &ShmTwoShot,
+        buffers: &CallBuffers,
+        work: &Arithmetic,
         stamp: &Stamp,
-        watch: &OperationWatch,
+        watch: &OpWatchdog,
     ) -> Result<()> {
-        let (invitation, scratch) = self.shared.invite(buffers.scalar);
+        let (invitation, scratch) = self.shared.scratch_addresses(buffers.scalar);
         let Engine { memory, links, bases, .. } = self;
         memory.begin();
-        let mut resolve = |theirs: &Invitation, used: &Used| memory.resolve(theirs, used);
+        let mut resolve = |theirs: &BufferAddresses, used: &Used| memory.resolve(theirs, used);
         // SAFETY: the caller's promise; the scratch is the communicator's, as long as any window.
         unsafe {
             windows.run(
@@ -357,7 +359,7 @@ impl Engine {
 
     /// The bound call, made at the first call of its shape.
     #[inline]
-    pub fn ready(&mut self, call: &Call, config: &Config) -> Result<Arc<Ready>> {
+    pub fn ready(&mut self, call: &Call, config: &Config) -> Result<Arc<BoundCall>> {
         if let Some(ready) = self.cache.take(call) {
             return Ok(ready);
         }
@@ -371,8 +373,8 @@ impl Engine {
 
     /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
     pub fn settle(&mut self, costs: Costs) {
-        let [reached, by_kernel] = lent_from(&costs);
-        self.lending = Lending { reached, by_kernel };
+        let [reached, by_kernel] = zero_copy_from(&costs);
+        self.lending = ZeroCopyPolicy { reached, by_kernel };
         self.basis = Arc::new(self.basis.settled(costs));
         self.setting_up = false;
         self.cache = Cache::default();
@@ -391,8 +393,8 @@ impl Engine {
     /// Run the messages that `transfers` lists.
     pub(super) unsafe fn run_transfers(
         &mut self,
-        bays: &mut dyn Bays,
-        watch: &OperationWatch,
+        bays: &mut dyn BounceBuffers,
+        watch: &OpWatchdog,
     ) -> Result<()> {
         self.memory.begin();
         let Engine { transfers, lanes, links, memory, lending, .. } = self;
@@ -407,15 +409,15 @@ impl Engine {
     pub unsafe fn exchange<M: AsRef<Message>>(
         &mut self,
         messages: &[M],
-        watched: &Watched,
-        unless: Unless,
-        bays: Option<&mut dyn Bays>,
+        watched: &CommHealth,
+        unless: CancelCheck,
+        bays: Option<&mut dyn BounceBuffers>,
     ) -> Result<()> {
         // A refused batch must not have numbered a message.
         self.check_messages(messages)?;
         let batch = self.batches;
         self.batches += 1;
-        let descriptor = Descriptor {
+        let descriptor = CallSignature {
             collective: None,
             data_type: DataType::Uint8,
             op: ReduceOp::Sum,
@@ -431,7 +433,7 @@ impl Engine {
             self.transfers.push(transfer);
         }
         let mut none = ();
-        let bays: &mut dyn Bays = match bays {
+        let bays: &mut dyn BounceBuffers = match bays {
             None => &mut none,
             Some(bays) => {
                 let all = self.transfers.iter_mut().enumerate();
@@ -439,7 +441,7 @@ impl Engine {
                 bays
             }
         };
-        let mut watch = OperationWatch::new(watched, unless, descriptor, batch);
+        let mut watch = OpWatchdog::new(watched, unless, descriptor, batch);
         watch.makes_communicator = self.setting_up;
         let track = watched.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
@@ -471,8 +473,8 @@ impl Engine {
 }
 
 /// How the arithmetic of a call is done in its ranks' memory.
-fn work_of(ready: &Ready) -> Work<'_> {
-    Work {
+fn work_of(ready: &BoundCall) -> Arithmetic<'_> {
+    Arithmetic {
         reduction: ready.staged.reduction.as_ref(),
         element: ready.staged.element,
         streamed: if ready.staged.streaming { usize::MAX } else { 0 },

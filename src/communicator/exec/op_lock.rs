@@ -15,26 +15,26 @@ use std::time::{Duration, Instant};
 /// is not to be kept busy so long.
 const SHORT: Duration = Duration::from_micros(200);
 
-pub struct Turns<T> {
+pub struct OpLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached through a `Turn`, of which there is one at a time.
-unsafe impl<T: Send> Sync for Turns<T> {}
+// SAFETY: the value is only reached through a `OpGuard`, of which there is one at a time.
+unsafe impl<T: Send> Sync for OpLock<T> {}
 
-impl<T> Turns<T> {
-    pub fn new(value: T) -> Turns<T> {
-        Turns { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+impl<T> OpLock<T> {
+    pub fn new(value: T) -> OpLock<T> {
+        OpLock { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     #[inline]
-    pub fn take(&self) -> Turn<'_, T> {
-        // Acquire: pairs with the Release in `Turn::drop`.
+    pub fn take(&self) -> OpGuard<'_, T> {
+        // Acquire: pairs with the Release in `OpGuard::drop`.
         if self.taken.swap(true, Acquire) {
             self.wait();
         }
-        Turn { turns: self }
+        OpGuard { turns: self }
     }
 
     #[cold]
@@ -52,11 +52,11 @@ impl<T> Turns<T> {
     }
 }
 
-pub struct Turn<'a, T> {
-    turns: &'a Turns<T>,
+pub struct OpGuard<'a, T> {
+    turns: &'a OpLock<T>,
 }
 
-impl<T> Deref for Turn<'_, T> {
+impl<T> Deref for OpGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -66,7 +66,7 @@ impl<T> Deref for Turn<'_, T> {
     }
 }
 
-impl<T> DerefMut for Turn<'_, T> {
+impl<T> DerefMut for OpGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this is the only turn.
@@ -74,7 +74,7 @@ impl<T> DerefMut for Turn<'_, T> {
     }
 }
 
-impl<T> Drop for Turn<'_, T> {
+impl<T> Drop for OpGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `take`.
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_is_waited_for_counts_as_a_lock() {
-        let turns = Turns::new(0);
+        let turns = OpLock::new(0);
         let before = locks_taken();
         *turns.take() += 1;
         assert_eq!(locks_taken(), before);

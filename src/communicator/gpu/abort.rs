@@ -2,10 +2,10 @@
 //! rank is told of those that have ended so.
 
 use super::Gpu;
-use super::staging::{Guard, NAP};
-use crate::communicator::health::watchdog::{OperationWatch, Watched};
+use super::staging::{NAP, StreamWaitCheck};
+use crate::communicator::health::watchdog::{CommHealth, OpWatchdog};
 use crate::error::{Error, Operation, Result};
-use crate::executor::device_p2p::{Control, Ending};
+use crate::executor::device_p2p::{AbortBlock, Ending};
 use crate::sync::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 /// What ends a rank's kernels that wait for other processes' in vain. Empty as long as there are no
 /// such kernels.
 #[derive(Default)]
-pub struct Stopper(Mutex<Option<Arc<Control>>>);
+pub struct Stopper(Mutex<Option<Arc<AbortBlock>>>);
 
 impl Stopper {
     /// From here on there are kernels.
-    pub fn appoint(&self, control: Arc<Control>) {
+    pub fn appoint(&self, control: Arc<AbortBlock>) {
         *self.0.lock() = Some(control);
     }
 
@@ -53,7 +53,7 @@ impl Gpu {
     }
 
     /// The kernels of a call that is through have come to their end, or why not.
-    pub(super) fn check_whole(&self, watch: &OperationWatch) -> Result<()> {
+    pub(super) fn check_whole(&self, watch: &OpWatchdog) -> Result<()> {
         /// Whoever stops kernels says why in a moment.
         const LONGEST: Duration = Duration::from_secs(1);
         watch.watched.lateness(Some(self)).map_or(Ok(()), Err)?;
@@ -64,14 +64,14 @@ impl Gpu {
         while started.elapsed() < LONGEST {
             watch.look(Duration::ZERO)?;
             // Also what this rank's own page says of others.
-            watch.watched.trouble().map_or(Ok(()), Err)?;
+            watch.watched.peer_error().map_or(Ok(()), Err)?;
             std::thread::sleep(NAP);
         }
         Err(Error::Aborted { rank: self.rank, operation: Some(watch.operation()) })
     }
 }
 
-impl Watched {
+impl CommHealth {
     /// The error of a kernel of this rank's that waited too long.
     #[inline]
     pub(in super::super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {

@@ -1,13 +1,13 @@
 //! Which ranks of a communicator are on which devices.
 
-use crate::config::{Config, Seat};
+use crate::config::{Config, DeviceChoice};
 use crate::device::cuda::Device;
 use crate::error::Result;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
 /// Which ranks of a communicator there are beside this one.
-pub struct Around {
+pub struct PeerSummary {
     pub nranks: usize,
     /// All are threads of this process.
     pub together: bool,
@@ -21,18 +21,18 @@ pub struct Around {
 
 /// Settle on which device a communicator is made that another thread will put together.
 pub fn seat_here(config: &mut Config) {
-    if config.seat == Seat::Current {
-        config.seat = Device::current().map_or(Seat::Host, Seat::Context);
+    if config.seat == DeviceChoice::Current {
+        config.seat = Device::current().map_or(DeviceChoice::Host, DeviceChoice::Context);
     }
 }
 
 /// The device that a configuration asks for.
 pub fn device(config: &Config) -> Result<Option<Arc<Device>>> {
     match config.seat {
-        Seat::Host => Ok(None),
-        Seat::Current => Device::current().map(Device::of_context).transpose(),
-        Seat::Context(token) => Device::of_context(token).map(Some),
-        Seat::Device(ordinal) => Device::of_ordinal(ordinal).map(Some),
+        DeviceChoice::Host => Ok(None),
+        DeviceChoice::Current => Device::current().map(Device::of_context).transpose(),
+        DeviceChoice::Context(token) => Device::of_context(token).map(Some),
+        DeviceChoice::Device(ordinal) => Device::of_ordinal(ordinal).map(Some),
     }
 }
 

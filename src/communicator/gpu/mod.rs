@@ -22,23 +22,23 @@ pub(super) mod staging;
 mod stream_order;
 
 pub use device_map::seat_here;
-pub(super) use device_map::{Around, Seated, device};
-pub use staging::Given;
-pub use staging::send_recv::Posted;
+pub(super) use device_map::{PeerSummary, Seated, device};
+pub use staging::EnqueuedCall;
+pub use staging::send_recv::OrderedMessage;
 
-use super::call::portions::OnHost;
+use super::call::portions::RunOnHost;
 use super::call::{Call, Extents};
-use super::health::watchdog::OperationWatch;
-use super::memory::registration::Memory;
-use super::tuning::plan_cache::Ready;
+use super::health::watchdog::OpWatchdog;
+use super::memory::registration::Registrations;
+use super::tuning::plan_cache::BoundCall;
 use super::tuning::select::forced_algorithm;
 use crate::algorithm::Algorithm;
 use crate::config::Config;
 use crate::device::cuda::{
-    Capture, Device, Event, Kernels, Kind, Recording, Stream, Trail, check_stream,
+    Capture, Device, Event, Kernels, PointerKind, RawStream, Recording, Trail, check_stream,
 };
 use crate::error::{Error, Result};
-use crate::executor::device_p2p::Way;
+use crate::executor::device_p2p::KernelPath;
 use crate::executor::device_pieces::fits;
 use crate::executor::links::Links;
 use crate::plan::Collective;
@@ -46,13 +46,13 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use abort::Stopper;
 use capture::refuse_capture;
-use fused::barrier::{Arrival, Desk, Met, Reach, Sitting};
+use fused::barrier::{BarrierOutcome, DeviceReach, LaunchBarrier, RankCall, RankDevice};
 use ipc::exchange::Talk;
-use ipc::{Buffers, Shared};
-use p2p::select::{Asked, Chosen};
-use staging::async_calls::{Outstanding, Place, Words};
+use ipc::{IpcRank, OfferedBuffers};
+use p2p::select::{ChosenKernelPath, GpuSettings};
+use staging::async_calls::{DeviceHold, Outstanding, StreamWords};
 use staging::driver_calls::Callers;
-use staging::{Guard, Staging};
+use staging::{Staging, StreamWaitCheck};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,16 +70,16 @@ pub(super) struct Gpu {
     /// Bytes of a portion of a long call there.
     pub(super) portion_bytes: usize,
     /// Of calls whose streams wait for the host.
-    pub(super) words: Arc<Words>,
+    pub(super) words: Arc<StreamWords>,
     /// Held by who gives a call to its stream and its host's part to the thread.
     pub(super) giving: Mutex<Outstanding>,
-    place: Place,
+    place: DeviceHold,
     /// Calls of this process's ranks that are inside the driver.
     pub(super) callers: Arc<Callers>,
     /// Since when the host has had its part of what a stream was given, which waits for it.
     on_host_since: Mutex<Option<Instant>>,
     /// Where all ranks meet, if they are threads of this process on devices.
-    pub(super) desk: Option<Arc<Desk>>,
+    pub(super) desk: Option<Arc<LaunchBarrier>>,
     /// All ranks are of this machine.
     is_near: bool,
     /// All ranks are on devices of this machine, in several processes.
@@ -88,7 +88,7 @@ pub(super) struct Gpu {
     sharing: Mutex<Sharing>,
     /// Of this rank's kernels that wait for other processes'.
     stopper: Arc<Stopper>,
-    asked: Asked,
+    asked: GpuSettings,
     /// Of what peers' kernels write to.
     ground_bytes: usize,
     /// Why its calls go through the host though its device and the others might not have to.
@@ -98,13 +98,13 @@ pub(super) struct Gpu {
 /// Whether processes work in each other's memory.
 enum Sharing {
     No,
-    Works(Box<Shared>),
+    Works(Box<IpcRank>),
     /// It was tried, and this is why not.
     Failed(Error),
 }
 
 /// What a call was found to name, before anything of it is done.
-pub(super) struct Found {
+pub(super) struct BufferKinds {
     /// The buffer to read or to write is no host memory.
     sends: bool,
     receives: bool,
@@ -117,9 +117,9 @@ pub(super) struct Found {
     is_ordered: bool,
 }
 
-impl Found {
+impl BufferKinds {
     /// The host's part of a call that its stream has.
-    const GIVEN: Found = Found {
+    const GIVEN: BufferKinds = BufferKinds {
         sends: false,
         receives: false,
         is_plain: false,
@@ -136,15 +136,15 @@ impl Gpu {
         seated: Seated,
         rank: usize,
         name: &[u8],
-        around: &Around,
+        around: &PeerSummary,
         config: &Config,
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
-        let desk = (around.together && seated.all).then(|| Desk::of(name, around.nranks));
+        let desk = (around.together && seated.all).then(|| LaunchBarrier::of(name, around.nranks));
         let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
-        let asked = Asked {
+        let asked = GpuSettings {
             algorithm: forced_algorithm(config)?,
             deterministic: config.deterministic,
             buffer_bytes: config.buffer_bytes,
@@ -152,7 +152,7 @@ impl Gpu {
         };
         if let Some(desk) = &desk {
             let event = || Event::new(&device, Recording::Moment);
-            let sitting = Sitting {
+            let sitting = RankDevice {
                 device: device.clone(),
                 kernels: kernels.clone().ok(),
                 before: event()?,
@@ -165,7 +165,7 @@ impl Gpu {
         let portion_bytes = around.portion_bytes;
         let staging = Staging::new(&device, portion_bytes, around.nranks)?;
         let (words, staging) = (staging.words(), Mutex::new(staging));
-        let (giving, place) = (Mutex::default(), Place::of(name, device.ordinal));
+        let (giving, place) = (Mutex::default(), DeviceHold::of(name, device.ordinal));
         let sharing = Mutex::new(Sharing::No);
         Ok(Some(Gpu {
             device,
@@ -226,12 +226,12 @@ impl Gpu {
             Sharing::No => {}
         }
         match self.desk.as_ref().map(|desk| desk.reach()) {
-            Some(Reach::All) => "cuda fused",
-            Some(Reach::Memory) => "cuda fused (a trial failed)",
-            Some(Reach::Failed) => "cuda pinned (a probe failed)",
-            Some(Reach::Refused) => "cuda pinned (no peer access)",
-            Some(Reach::No) | None if self.is_near => "cuda through pinned host memory",
-            Some(Reach::No) | None => "cuda pinned, then the network",
+            Some(DeviceReach::All) => "cuda fused",
+            Some(DeviceReach::Memory) => "cuda fused (a trial failed)",
+            Some(DeviceReach::Failed) => "cuda pinned (a probe failed)",
+            Some(DeviceReach::Refused) => "cuda pinned (no peer access)",
+            Some(DeviceReach::No) | None if self.is_near => "cuda through pinned host memory",
+            Some(DeviceReach::No) | None => "cuda pinned, then the network",
         }
     }
 
@@ -250,11 +250,11 @@ impl Gpu {
         match chosen {
             None if self.fuses(call) => (self.fused(), Some(("fused", 1, 0.0))),
             None => (self.transport(), None),
-            Some((Chosen { way, predicted_us }, channels, transport)) => {
+            Some((ChosenKernelPath { way, predicted_us }, channels, transport)) => {
                 let algorithm = match way {
-                    Way::OneShot => Algorithm::OneShot,
-                    Way::Pieces => Algorithm::TwoShot,
-                    Way::Plan(algorithm) => algorithm,
+                    KernelPath::OneShot => Algorithm::OneShot,
+                    KernelPath::Pieces => Algorithm::TwoShot,
+                    KernelPath::Plan(algorithm) => algorithm,
                 };
                 (transport, Some((algorithm.name(), channels, predicted_us)))
             }
@@ -268,7 +268,8 @@ impl Gpu {
             Sharing::Failed(_) => false,
             Sharing::No => {
                 let reach = self.desk.as_ref().map(|desk| desk.reach());
-                matches!(reach, Some(Reach::All | Reach::Memory)) && self.kernels.is_ok()
+                matches!(reach, Some(DeviceReach::All | DeviceReach::Memory))
+                    && self.kernels.is_ok()
             }
         };
         works && !is_apart(call) && fits(call.collective, self.nranks)
@@ -290,10 +291,10 @@ impl Gpu {
     }
 
     /// Look where a call's buffers are, and whether it can run at all.
-    pub fn look(&self, call: &Call, extents: &Extents) -> Result<Found> {
+    pub fn look(&self, call: &Call, extents: &Extents) -> Result<BufferKinds> {
         if call.order.ticket.is_some() {
             // It was looked at when its stream was given it.
-            return Ok(Found::GIVEN);
+            return Ok(BufferKinds::GIVEN);
         }
         let stream = check_stream(call.order.stream)?;
         let _current = self.device.enter()?;
@@ -306,11 +307,12 @@ impl Gpu {
         let is_one = call.send == call.recv.cast_const() && input.is_some() && extents.output > 0;
         let output = if is_one { input } else { kind(call.recv, extents.output)? };
         let sides = [input, output];
-        let is_device = |kind: &Option<Kind>| matches!(kind, Some(Kind::Device { .. }));
+        let is_device =
+            |kind: &Option<PointerKind>| matches!(kind, Some(PointerKind::Device { .. }));
         let all = |wanted: &dyn Fn(i32, bool) -> bool| {
             sides.iter().flatten().all(|kind| match kind {
-                Kind::Host => false,
-                Kind::Device { ordinal, plain } => wanted(*ordinal, *plain),
+                PointerKind::Host => false,
+                PointerKind::Device { ordinal, plain } => wanted(*ordinal, *plain),
             })
         };
         let (sends, receives) = (is_device(&sides[0]), is_device(&sides[1]));
@@ -326,7 +328,7 @@ impl Gpu {
             };
             why.map_or(Ok(()), |why| refuse_capture(capture, &why))?;
         }
-        Ok(Found {
+        Ok(BufferKinds {
             sends,
             receives,
             is_plain: all(&|_, plain| plain),
@@ -341,17 +343,17 @@ impl Gpu {
     pub fn share(
         &self,
         call: &Call,
-        found: &Found,
+        found: &BufferKinds,
         links: &mut Links,
-        memory: &mut Memory,
-        (stamp, watch): (&Stamp, &OperationWatch),
+        memory: &mut Registrations,
+        (stamp, watch): (&Stamp, &OpWatchdog),
     ) -> Result<bool> {
         let ran = match &mut *self.sharing.lock() {
             Sharing::Works(shared) => {
                 let buffers = match (is_fusable(call, found), found.is_plain) {
-                    (false, _) => Buffers::Unfit,
-                    (true, true) => Buffers::Plain,
-                    (true, false) => Buffers::Any,
+                    (false, _) => OfferedBuffers::Unfit,
+                    (true, true) => OfferedBuffers::Plain,
+                    (true, false) => OfferedBuffers::Any,
                 };
                 let on = (call.order.stream, found.capture);
                 shared.run(call, buffers, on, &mut Talk { links, memory, stamp, watch })?
@@ -372,9 +374,9 @@ impl Gpu {
     pub fn carry(
         &self,
         call: &Call,
-        (found, ready): (&Found, &Ready),
-        watch: &OperationWatch,
-        on_host: &mut OnHost,
+        (found, ready): (&BufferKinds, &BoundCall),
+        watch: &OpWatchdog,
+        on_host: &mut RunOnHost,
     ) -> Result<()> {
         let finished = |settles: bool| match settles {
             true => self.settle(call.order.stream, watch),
@@ -382,7 +384,9 @@ impl Gpu {
         };
         if let Some(desk) = &self.desk {
             let arrival = self.arrival(call, found, ready.fingerprint);
-            if desk.meet(self.rank, arrival, watch, call.meanwhile)? == Met::Done {
+            if desk.arrive_and_wait(self.rank, arrival, watch, call.meanwhile)?
+                == BarrierOutcome::Done
+            {
                 self.mark_captured(call.order.stream, found.capture);
                 finished(call.order.settles)?;
                 return if call.order.settles { self.check_whole(watch) } else { Ok(()) };
@@ -406,13 +410,13 @@ impl Gpu {
     }
 
     /// Wait until a stream is past all that it was given.
-    fn settle(&self, stream: Stream, watch: &dyn Guard) -> Result<()> {
+    fn settle(&self, stream: RawStream, watch: &dyn StreamWaitCheck) -> Result<()> {
         self.staging.lock().arrive(&[stream], watch)
     }
 
-    fn arrival(&self, call: &Call, found: &Found, fingerprint: u64) -> Arrival {
-        Arrival {
-            place: crate::executor::device_pieces::Place {
+    fn arrival(&self, call: &Call, found: &BufferKinds, fingerprint: u64) -> RankCall {
+        RankCall {
+            place: crate::executor::device_pieces::RankBuffers {
                 input: call.send.expose_provenance() as u64,
                 output: call.recv.expose_provenance() as u64,
             },
@@ -433,7 +437,7 @@ impl Gpu {
 }
 
 /// Whether kernels of the rank's own device can do its part of a call.
-fn is_fusable(call: &Call, found: &Found) -> bool {
+fn is_fusable(call: &Call, found: &BufferKinds) -> bool {
     found.is_here && !is_apart(call)
 }
 
@@ -445,7 +449,7 @@ pub(super) fn is_apart(call: &Call) -> bool {
 
 /// A stream that travels between threads.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct DeviceStream(pub Stream);
+pub(super) struct DeviceStream(pub RawStream);
 
 // SAFETY: a stream's handle is a number to this library; the driver locks what it names.
 unsafe impl Send for DeviceStream {}

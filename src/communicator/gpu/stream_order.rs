@@ -7,13 +7,13 @@
 //! graphs' launches.
 
 use super::super::call::Call;
-use super::{Found, Gpu, Sharing};
-use crate::device::cuda::{Capture, Stream, wait};
+use super::{BufferKinds, Gpu, Sharing};
+use crate::device::cuda::{Capture, RawStream, wait};
 use crate::error::Result;
 
 impl Gpu {
     /// What the call's stream is given next comes after this rank's last operation.
-    pub fn follow(&self, call: &Call, found: &Found) -> Result<()> {
+    pub fn follow(&self, call: &Call, found: &BufferKinds) -> Result<()> {
         // A capture that has failed takes nothing any more.
         match found.is_ordered && found.capture != Capture::Broken {
             true => self.follow_on(call.order.stream, found.capture),
@@ -22,7 +22,7 @@ impl Gpu {
     }
 
     /// What `stream` is given next comes after this rank's last operation.
-    pub(super) fn follow_on(&self, stream: Stream, capture: Capture) -> Result<()> {
+    pub(super) fn follow_on(&self, stream: RawStream, capture: Capture) -> Result<()> {
         let mut trail = self.trail.lock();
         if trail.has_moved(stream, capture) {
             let _current = self.device.enter()?;
@@ -44,7 +44,7 @@ impl Gpu {
     }
 
     /// A call of a capture was given to its stream: the moments after it are the capture's.
-    pub(super) fn mark_captured(&self, stream: Stream, capture: Capture) {
+    pub(super) fn mark_captured(&self, stream: RawStream, capture: Capture) {
         if capture != Capture::No {
             self.trail.lock().mark(stream, capture);
         }

@@ -3,24 +3,24 @@
 //!
 //! Only consulted once a wait has become long, so it may read every peer's page and ask the kernel.
 
-use crate::bootstrap::{Cause, Unmet};
+use crate::bootstrap::{Blame, BootstrapError};
 use crate::communicator::call::fingerprint;
-use crate::communicator::call::signature::{self, Descriptor};
+use crate::communicator::call::signature::{self, CallSignature};
 use crate::communicator::control_plane::Publisher;
-use crate::communicator::observe::timeline::Track;
-use crate::error::{Error, Operation, Result, Who};
+use crate::communicator::observe::timeline::TimelineWriter;
+use crate::error::{Error, Operation, RankProcess, Result};
 use crate::executor::control_block::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Stamp;
 use crate::transport::pidfd::Liveness;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::cell::Cell;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// The parts of a communicator that a watch needs; shared with threads that look on.
-pub struct Watched {
+pub struct CommHealth {
     pub pages: Pages,
     pub liveness: Liveness,
     pub aborted: AtomicBool,
@@ -30,7 +30,7 @@ pub struct Watched {
     /// Tells ranks on other hosts what this rank's page says, where there are any.
     pub publisher: Option<Publisher>,
     /// Where its operations are written down as they happen.
-    pub track: Option<Track>,
+    pub track: Option<TimelineWriter>,
     /// The thread that made all its ranks, where one did.
     pub maker: Option<ThreadId>,
     /// All ranks are threads of this process.
@@ -46,9 +46,9 @@ pub(in crate::communicator) const GROUP_THEM: &str = "one thread that drives sev
 /// be; the rest is for a machine that does not run everybody at once.
 const NEWS: Duration = Duration::from_millis(1500);
 
-impl Watched {
+impl CommHealth {
     /// What would break the next operation: a peer that has failed, or died without leaving.
-    pub fn trouble(&self) -> Option<Error> {
+    pub fn peer_error(&self) -> Option<Error> {
         let own = self.pages.of(self.pages.rank);
         let told = || own.failure().0.filter(|culprit| *culprit != self.pages.rank);
         if own.life() == Life::Failed && told().is_some() {
@@ -65,7 +65,7 @@ impl Watched {
         if let Some(peer) = others.find(|peer| pages.of(*peer).life() == Life::Failed) {
             return Some(self.remote(peer, None));
         }
-        self.missed(matters).map(|dead| self.ended(dead, None))
+        self.unannounced_death(matters).map(|dead| self.ended(dead, None))
     }
 
     /// The error for a rank whose process has ended. It may have failed, said so and ended since
@@ -89,14 +89,14 @@ impl Watched {
     }
 
     /// A rank that has died without leaving, of those that `matters` names.
-    fn missed(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
+    fn unannounced_death(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
         let missed = |dead: &usize| matters(*dead) && self.pages.of(*dead).life() != Life::Left;
         self.dead().into_iter().find(missed)
     }
 
     /// The error for one of `ranks` that has died without leaving.
     pub fn death_among(&self, ranks: &[usize]) -> Option<Error> {
-        let dead = self.missed(|rank| ranks.contains(&rank))?;
+        let dead = self.unannounced_death(|rank| ranks.contains(&rank))?;
         Some(self.death(dead, None))
     }
 
@@ -130,9 +130,9 @@ impl Watched {
         self.publisher.iter().for_each(Publisher::publish);
     }
 
-    pub fn who(&self, rank: usize) -> Who {
+    pub fn who(&self, rank: usize) -> RankProcess {
         let page = self.pages.of(rank);
-        Who { rank, host: page.host().into(), pid: page.pid.load(Relaxed) }
+        RankProcess { rank, host: page.host().into(), pid: page.pid.load(Relaxed) }
     }
 
     /// The ranks whose processes have ended, here or on other machines. Allocates only if there
@@ -151,12 +151,12 @@ impl Watched {
 
     /// The error for a meeting of `ranks` that failed here: on another rank's account, the news of
     /// its death is waited for, which tells more than what its end looks like from afar.
-    pub fn explained(&self, ranks: &[usize], unmet: Unmet) -> Error {
-        let Unmet { error, cause } = unmet;
-        let is_anothers = matches!(cause, Cause::There | Cause::CalledOff);
+    pub fn with_cause(&self, ranks: &[usize], unmet: BootstrapError) -> Error {
+        let BootstrapError { error, cause } = unmet;
+        let is_anothers = matches!(cause, Blame::There | Blame::CalledOff);
         let started = Instant::now();
         loop {
-            match self.casualty(ranks) {
+            match self.dead_peer_error(ranks) {
                 Some(casualty) => return casualty,
                 None if !is_anothers || started.elapsed() > NEWS => return error,
                 None => thread::sleep(NEWS / 100),
@@ -167,7 +167,7 @@ impl Watched {
     /// Why something that all of `ranks` have to do together has failed, if one of them has ended:
     /// best one that died. One that failed first ended for a reason, which it told; one that left
     /// may have seen a death that is not known here yet.
-    pub fn casualty(&self, ranks: &[usize]) -> Option<Error> {
+    pub fn dead_peer_error(&self, ranks: &[usize]) -> Option<Error> {
         let cause = |dead: &usize| match self.pages.of(*dead).life() {
             Life::Working => 0,
             Life::Failed => 1,
@@ -199,17 +199,17 @@ fn tidings(waited_ms: u64) -> u64 {
 
 /// Says why an operation has no point any more, where something beside its ranks can say so. Its
 /// peers are told this.
-pub type Unless<'a> = Option<&'a dyn Fn() -> Option<Error>>;
+pub type CancelCheck<'a> = Option<&'a dyn Fn() -> Option<Error>>;
 
 /// How long a rank goes on looking for the messages of one that has left: several looks, also on a
 /// machine that does not run it at once.
 const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// The watch of one operation.
-pub struct OperationWatch<'a> {
-    pub(in crate::communicator) watched: &'a Watched,
-    unless: Unless<'a>,
-    descriptor: Descriptor,
+pub struct OpWatchdog<'a> {
+    pub(in crate::communicator) watched: &'a CommHealth,
+    unless: CancelCheck<'a>,
+    descriptor: CallSignature,
     sequence: u64,
     /// The operation is none of the user's.
     pub makes_communicator: bool,
@@ -221,7 +221,7 @@ pub struct OperationWatch<'a> {
     pub(in crate::communicator) looked: Cell<u64>,
 }
 
-impl Watch for OperationWatch<'_> {
+impl WaitCheck for OpWatchdog<'_> {
     fn progress(&self, done: usize, of: usize) {
         if let Some(record) = self.record_of(self.watched.pages.rank) {
             let (index, number) = self.portion.get();
@@ -245,7 +245,7 @@ impl Watch for OperationWatch<'_> {
         if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(self.departed(peer));
         }
-        let Watched { timeout, meeting, .. } = *self.watched;
+        let CommHealth { timeout, meeting, .. } = *self.watched;
         if waited < if self.makes_communicator { meeting } else { timeout } {
             return Ok(());
         }
@@ -283,16 +283,16 @@ impl Watch for OperationWatch<'_> {
     }
 }
 
-impl<'a> OperationWatch<'a> {
+impl<'a> OpWatchdog<'a> {
     pub fn new(
-        watched: &'a Watched,
-        unless: Unless<'a>,
-        descriptor: Descriptor,
+        watched: &'a CommHealth,
+        unless: CancelCheck<'a>,
+        descriptor: CallSignature,
         sequence: u64,
-    ) -> OperationWatch<'a> {
+    ) -> OpWatchdog<'a> {
         let (makes_communicator, departure) = (false, Cell::new(None));
         let (portion, looked) = (Cell::new((0, 1)), Cell::new(0));
-        OperationWatch {
+        OpWatchdog {
             watched,
             unless,
             descriptor,
@@ -372,7 +372,7 @@ impl<'a> OperationWatch<'a> {
     /// A block from `peer` in this operation, a `v` form.
     fn block(&self, peer: usize, form: u64, stamp: &Stamp) -> Option<Operation> {
         let count = fingerprint::block(form, stamp.fingerprint)?;
-        let Descriptor { collective, data_type, .. } = self.descriptor;
+        let CallSignature { collective, data_type, .. } = self.descriptor;
         let (name, rank) = (collective?.name(), self.watched.pages.rank);
         Some(Operation {
             call: format!("{name}(count={count} from rank {peer} to {rank}, type={data_type})"),

@@ -7,7 +7,7 @@
 use crate::algorithm::select::{Costs, Profile};
 use crate::clock;
 use crate::communicator::call::signature::SETUP_OPERATIONS;
-use crate::communicator::health::watchdog::Unless;
+use crate::communicator::health::watchdog::CancelCheck;
 use crate::communicator::{Call, Communicator, Message};
 use crate::config::Config;
 use crate::device::host::{Job, Reduction, copy};
@@ -126,7 +126,7 @@ pub fn calibrate(
     communicator: &Communicator,
     profiled: Profiled,
     cores: usize,
-    unless: Unless,
+    unless: CancelCheck,
 ) -> Result<()> {
     if communicator.nranks == 1 {
         communicator.settle_on(Costs { cores, ..Costs::default() });
@@ -164,7 +164,7 @@ pub fn calibrate(
 
 /// Wait for all ranks, which is the last that they do before the user's calls; whether the kernel
 /// copies out of every rank's memory for every other one. `copies` is the same on all ranks.
-fn meet(communicator: &Communicator, copies: bool, unless: Unless) -> Result<bool> {
+fn meet(communicator: &Communicator, copies: bool, unless: CancelCheck) -> Result<bool> {
     let pages = &communicator.watched.pages;
     let processes = {
         let basis = communicator.basis();
@@ -192,7 +192,7 @@ fn meet(communicator: &Communicator, copies: bool, unless: Unless) -> Result<boo
 
 /// Measure what takes two ranks of a host: rank 0 with another one. What the other ranks get is not
 /// looked at: rank 0 gives them its own.
-fn measure_host(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
+fn measure_host(communicator: &Communicator, costs: &mut Costs, unless: CancelCheck) -> Result<()> {
     let companion = communicator.basis().topology.ranks(0).get(1).copied();
     let Some(companion) = companion else { return Ok(()) };
     let time = |messages, round_trips| {
@@ -210,7 +210,7 @@ fn measure_copies(
     companion: usize,
     costs: &mut Costs,
     short: Crossing,
-    unless: Unless,
+    unless: CancelCheck,
 ) -> Result<()> {
     static CROSS: Once<f64> = Once::new();
     static KERNEL: Once<(f64, f64)> = Once::new();
@@ -264,7 +264,7 @@ fn take_host(costs: &mut Costs, nranks: usize, one: Crossing, two: Crossing) {
 }
 
 /// As [`measure_host`], where there are several, with a rank of another one.
-fn measure_wire(communicator: &Communicator, costs: &mut Costs, unless: Unless) -> Result<()> {
+fn measure_wire(communicator: &Communicator, costs: &mut Costs, unless: CancelCheck) -> Result<()> {
     let opposite = {
         let basis = communicator.basis();
         if basis.topology.nhosts() == 1 {
@@ -318,7 +318,7 @@ fn crossing(
     other: usize,
     Volley { bytes, messages }: Volley,
     round_trips: usize,
-    unless: Unless,
+    unless: CancelCheck,
 ) -> Result<Crossing> {
     let rank = communicator.rank;
     if rank != 0 && rank != other {
@@ -344,7 +344,7 @@ fn crossing(
         // No wait here is so long that it would look, but all of them are on a busy machine, and
         // the others wait.
         let reason = unless.and_then(|unless| unless());
-        if let Some(trouble) = reason.or_else(|| communicator.watched.trouble()) {
+        if let Some(trouble) = reason.or_else(|| communicator.watched.peer_error()) {
             return Err(communicator.failed(trouble));
         }
         let since_first = first_done.map_or(Duration::ZERO, |at: Instant| at.elapsed());

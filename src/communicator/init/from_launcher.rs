@@ -1,10 +1,14 @@
 //! Making a communicator of ranks that a launcher, a user or a URL brings together.
 
-use super::local::Until;
+use super::local::StopConditions;
 use crate::bootstrap::allgather::Root;
-use crate::bootstrap::rendezvous::{Found, Invitation, Network, Place, invite};
-use crate::bootstrap::tcp::{ANYONE, Dial, Gate, Greeting, NetworkConfig, Purpose, interfaces};
-use crate::bootstrap::{Cause, UniqueId, Unmet};
+use crate::bootstrap::rendezvous::{
+    JoinTicket, LaunchFacts, NetworkFacts, RendezvousPlace, invite,
+};
+use crate::bootstrap::tcp::{
+    ANYONE, AuthListener, Dial, Hello, NetworkConfig, Purpose, interfaces,
+};
+use crate::bootstrap::{Blame, BootstrapError, UniqueId};
 use crate::communicator::Communicator;
 use crate::config::Config;
 use crate::error::{Error, Result, list};
@@ -13,7 +17,7 @@ use std::time::{Duration, Instant};
 
 impl Communicator {
     /// Join the ranks of what was found; returns when all have come.
-    pub fn init_found(found: &Found, config: &Config) -> Result<Communicator> {
+    pub fn init_found(found: &LaunchFacts, config: &Config) -> Result<Communicator> {
         if config.debug > 0 {
             // Nobody may be reading any more: that changes nothing here.
             let _ = writeln!(stderr(), "ringcomm: {}", found.found);
@@ -28,7 +32,7 @@ impl Communicator {
                 Error::NotMet { place: found.found.clone(), why, waited_ms }
             };
             match unmet {
-                Unmet {
+                BootstrapError {
                     error: Error::Missing { nranks, missing, unlisted, waited_ms: told },
                     ..
                 } => {
@@ -37,7 +41,7 @@ impl Communicator {
                     not_met(why, told.max(waited_ms))
                 }
                 // Nobody listens where rank 0 would, who alone knows which others have come.
-                Unmet { error: Error::System { what, errno }, cause: Cause::There }
+                BootstrapError { error: Error::System { what, errno }, cause: Blame::There }
                     if is_over && found.rank > 0 && NOBODY.contains(&errno) =>
                 {
                     let nranks = found.nranks;
@@ -71,9 +75,9 @@ pub fn new_id(config: &Config) -> Result<UniqueId> {
 }
 
 /// The network, for ranks that meet through a file.
-struct Outside<'a>(&'a Config);
+struct LauncherNetwork<'a>(&'a Config);
 
-impl Network for Outside<'_> {
+impl NetworkFacts for LauncherNetwork<'_> {
     fn hosts_are_named(&self) -> bool {
         self.0.host_id.is_some()
     }
@@ -83,7 +87,7 @@ impl Network for Outside<'_> {
     }
 
     fn answers(&self, id: &UniqueId) -> Result<bool> {
-        let greeting = Greeting {
+        let greeting = Hello {
             purpose: Purpose::Control,
             rank: ANYONE,
             to: ANYONE,
@@ -114,10 +118,10 @@ const PORT_COMES_FREE: Duration = Duration::from_secs(30);
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// Listen for the other ranks.
-fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<Gate> {
+fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<AuthListener> {
     let until = deadline.min(Instant::now() + PORT_COMES_FREE);
     loop {
-        match Gate::open_root(id, &NetworkConfig::from(config)) {
+        match AuthListener::open_root(id, &NetworkConfig::from(config)) {
             Err(Error::System { errno: libc::EADDRINUSE, .. }) if Instant::now() < until => {
                 std::thread::sleep(TRY_AGAIN);
             }
@@ -135,18 +139,25 @@ fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<Gate> 
 
 /// Take up the invitation of what was found.
 fn meet(
-    found: &Found,
+    found: &LaunchFacts,
     config: &Config,
     deadline: Instant,
-) -> Result<(Communicator, Invitation), Unmet> {
-    let invitation = invite(found, &Outside(config), deadline)?;
-    let Invitation { nranks, rank, ref id, hosts_root, .. } = invitation;
-    let through_file = matches!(found.place, Place::File(_));
+) -> Result<(Communicator, JoinTicket), BootstrapError> {
+    let invitation = invite(found, &LauncherNetwork(config), deadline)?;
+    let JoinTicket { nranks, rank, ref id, hosts_root, .. } = invitation;
+    let through_file = matches!(found.place, RendezvousPlace::File(_));
     let communicator = if hosts_root && !through_file {
         let gate = open_root(id, config, deadline)?;
-        Communicator::init_through(gate, nranks, id, rank, config, Until::deadline(deadline))?
+        Communicator::init_through(
+            gate,
+            nranks,
+            id,
+            rank,
+            config,
+            StopConditions::deadline(deadline),
+        )?
     } else {
-        Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?
+        Communicator::init_unless(nranks, id, rank, config, StopConditions::deadline(deadline))?
     };
     Ok((communicator, invitation))
 }
@@ -160,7 +171,7 @@ mod tests {
     fn a_root_answers_and_nothing_else_does() {
         let config = Config { interfaces: Some("=lo".into()), ..Config::default() };
         let root = Root::start(&config).unwrap();
-        let outside = Outside(&config);
+        let outside = LauncherNetwork(&config);
         assert!(outside.answers(&root).unwrap());
         assert!(outside.answers(&root).unwrap(), "again");
         // Another secret at the place of the root, and no secret at all.

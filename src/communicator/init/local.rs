@@ -1,14 +1,14 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
 use super::calibrate::Profiled;
-use super::peer_info::{Cores, Introduction, own_cores};
+use super::peer_info::{Cores, PeerInfo, own_cores};
 use super::vanished_peers::Patrol;
-use crate::bootstrap::{self, Contribution, Doubts, Member, UniqueId, Unmet};
+use crate::bootstrap::{self, BootstrapError, Contribution, LivenessProbe, Member, UniqueId};
 use crate::communicator::gpu::Seated;
-use crate::communicator::health::watchdog::Unless;
+use crate::communicator::health::watchdog::CancelCheck;
 use crate::error::{Error, Result};
 use crate::executor::links::{Pages, Reach, SegmentMap};
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::cma::Sample;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Segments of this process by number, for ranks that are threads of it.
-static LOCAL: Shared<BTreeMap<u64, Local>> = Shared::new(BTreeMap::new());
+static LOCAL: ForkSafeMutex<BTreeMap<u64, Local>> = ForkSafeMutex::new(BTreeMap::new());
 
 /// A rank's segment, and which rank of which rendezvous it is: what another says of itself, this
 /// process knows of its own.
@@ -51,18 +51,18 @@ fn unregister_segment(number: u64, reach: &[Reach]) {
     local.retain(|_, local| local.segment.strong_count() > 0);
 }
 
-fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>, Unmet> {
+fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>, BootstrapError> {
     let meeting = bootstrap::rendezvous_name(id);
     let local = LOCAL.lock();
     let found = local.get(&number).filter(|local| local.meeting == meeting && local.rank == rank);
     found.and_then(|local| local.segment.upgrade()).ok_or_else(|| {
         let text = format!("rank {rank} gave up while the communicator was being made");
-        Unmet::there(Error::usage(text))
+        BootstrapError::there(Error::usage(text))
     })
 }
 
 /// A rank's view of all ranks, by rank, while it is being put together.
-pub(super) struct Assembly {
+pub(super) struct LocalSetup {
     pub rank: usize,
     pub map: SegmentMap,
     pub segments: Vec<Option<Arc<Segment>>>,
@@ -76,12 +76,12 @@ pub(super) struct Assembly {
     pub profiled: Profiled,
     /// On which device this rank is, and the others.
     pub seated: Seated,
-    pub crowd: Crowd,
+    pub crowd: CoreCounts,
 }
 
 /// How many ranks there are to how many cores.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crowd {
+pub(super) struct CoreCounts {
     /// On this rank's machine.
     pub ranks_here: usize,
     pub cores_here: usize,
@@ -89,9 +89,9 @@ pub(super) struct Crowd {
     pub cores: usize,
 }
 
-impl Crowd {
+impl CoreCounts {
     /// Of the ranks that introduced themselves so.
-    pub fn of(introductions: &[Introduction], mine: &Introduction) -> Crowd {
+    pub fn of(introductions: &[PeerInfo], mine: &PeerInfo) -> CoreCounts {
         let mut machines: BTreeMap<u64, (usize, Cores)> = BTreeMap::new();
         for theirs in introductions {
             let (ranks, cores) = machines.entry(theirs.machine).or_default();
@@ -101,7 +101,7 @@ impl Crowd {
         let count = |cores: &Cores| cores.iter().map(|word| word.count_ones()).sum::<u32>();
         let cores = |cores: &Cores| count(cores).max(1) as usize;
         let (ranks_here, here) = machines[&mine.machine];
-        Crowd {
+        CoreCounts {
             ranks_here,
             cores_here: cores(&here),
             cores: machines.values().map(|(_, all)| cores(all)).sum(),
@@ -110,16 +110,16 @@ impl Crowd {
 }
 
 /// What a rank shares with those of its machine, made before any of them counts on it.
-pub(super) struct Share {
+pub(super) struct SharedSegment {
     segment: Arc<Segment>,
     mailbox: Mailbox,
     process: u64,
     fds: Vec<OwnedFd>,
 }
 
-impl Share {
+impl SharedSegment {
     /// With a segment of so many bytes.
-    pub fn new(bytes: usize) -> Result<Share> {
+    pub fn new(bytes: usize) -> Result<SharedSegment> {
         let segment = Arc::new(Segment::create(bytes)?);
         let (mailbox, sender) = Mailbox::pair()?;
         let fds = vec![segment.descriptor()?, pidfd::own_descriptor()?, sender];
@@ -128,32 +128,32 @@ impl Share {
         let pages = Pages::new(0, vec![segment.clone()]);
         pages.mine().introduce(std::process::id(), host::name());
         pages.mine().offer(Sample::of_this_process(process));
-        Ok(Share { segment, mailbox, process, fds })
+        Ok(SharedSegment { segment, mailbox, process, fds })
     }
 }
 
 /// When to stop waiting for the other ranks.
 #[derive(Clone, Copy)]
-pub(in crate::communicator) struct Until<'a> {
+pub(in crate::communicator) struct StopConditions<'a> {
     /// When they have to have come.
     pub deadline: Instant,
     /// Asked while they come.
     pub is_called_off: Option<&'a dyn Fn() -> bool>,
     /// Asked for a reason once all have come: the first to be ready may end its part in what they
     /// came from.
-    pub is_broken_off: Unless<'a>,
+    pub is_broken_off: CancelCheck<'a>,
 }
 
-impl Until<'_> {
-    pub fn deadline(deadline: Instant) -> Until<'static> {
-        Until { deadline, is_called_off: None, is_broken_off: None }
+impl StopConditions<'_> {
+    pub fn deadline(deadline: Instant) -> StopConditions<'static> {
+        StopConditions { deadline, is_called_off: None, is_broken_off: None }
     }
 }
 
-impl Assembly {
-    pub fn new(rank: usize, nranks: usize, map: SegmentMap) -> Assembly {
+impl LocalSetup {
+    pub fn new(rank: usize, nranks: usize, map: SegmentMap) -> LocalSetup {
         let cores = own_cores().iter().map(|word| word.count_ones()).sum::<u32>().max(1) as usize;
-        Assembly {
+        LocalSetup {
             rank,
             map,
             segments: (0..nranks).map(|_| None).collect(),
@@ -164,7 +164,7 @@ impl Assembly {
             processes: (0..nranks).map(|_| None).collect(),
             profiled: Profiled::Nothing,
             seated: Seated::default(),
-            crowd: Crowd { ranks_here: nranks, cores_here: cores, cores },
+            crowd: CoreCounts { ranks_here: nranks, cores_here: cores, cores },
         }
     }
 
@@ -173,25 +173,25 @@ impl Assembly {
     /// the same order.
     pub fn meet_locals(
         &mut self,
-        share: Share,
+        share: SharedSegment,
         locals: &[usize],
         id: &UniqueId,
-        mine: &Introduction,
-        until: Until,
+        mine: &PeerInfo,
+        until: StopConditions,
         patrol: Option<&Patrol>,
-    ) -> Result<Vec<Introduction>, Unmet> {
-        let Share { segment, mailbox, process, fds } = share;
-        let mine = Introduction { segment: register_segment(&segment, id, self.rank), ..*mine };
+    ) -> Result<Vec<PeerInfo>, BootstrapError> {
+        let SharedSegment { segment, mailbox, process, fds } = share;
+        let mine = PeerInfo { segment: register_segment(&segment, id, self.rank), ..*mine };
         let contribution = Contribution { payload: mine.pack(), process, fds };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
-        let Until { deadline, is_called_off, .. } = until;
+        let StopConditions { deadline, is_called_off, .. } = until;
         let find = || patrol.map_or_else(Vec::new, Patrol::find);
-        let doubts = Doubts { is_called_off, absent: patrol.is_some().then_some(&find) };
+        let doubts = LivenessProbe { is_called_off, absent: patrol.is_some().then_some(&find) };
         let members =
             bootstrap::exchange_unless(id, place, locals.len(), contribution, deadline, doubts)
                 .map_err(|unmet| {
                     let number = |place: usize| locals.get(place).copied().unwrap_or(place);
-                    Unmet { error: unmet.error.renumbered(number), ..unmet }
+                    BootstrapError { error: unmet.error.renumbered(number), ..unmet }
                 })?;
         let taken = self.take(locals, id, &mine, members, &segment);
         let taken = taken.inspect_err(|unmet| self.tell(&segment, &unmet.error))?;
@@ -206,16 +206,16 @@ impl Assembly {
         &mut self,
         locals: &[usize],
         id: &UniqueId,
-        mine: &Introduction,
+        mine: &PeerInfo,
         members: Vec<Member>,
         segment: &Arc<Segment>,
-    ) -> Result<Vec<Introduction>, Unmet> {
+    ) -> Result<Vec<PeerInfo>, BootstrapError> {
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
         let near: Vec<bool> =
             members.iter().map(|member| member.shares_process(&members[place])).collect();
         let mut introductions = Vec::with_capacity(locals.len());
         for ((&other, member), near) in locals.iter().zip(members).zip(near) {
-            let theirs = Introduction::unpack(&member.payload)?;
+            let theirs = PeerInfo::unpack(&member.payload)?;
             mine.check(self.rank, other, &theirs)?;
             introductions.push(theirs);
             let same = near || other == self.rank;
@@ -232,7 +232,7 @@ impl Assembly {
     }
 
     /// Give the ranks of other hosts a mirror each.
-    pub fn mirror(&mut self, hosts: &[usize]) -> Result<(), Unmet> {
+    pub fn mirror(&mut self, hosts: &[usize]) -> Result<(), BootstrapError> {
         for other in (0..hosts.len()).filter(|other| hosts[*other] != hosts[self.rank]) {
             let mirror = Segment::anonymous(SegmentMap::mirror_bytes()).inspect_err(|error| {
                 self.tell(self.segments[self.rank].as_ref().expect("its own"), error);

@@ -12,24 +12,24 @@ mod split;
 mod vanished_peers;
 
 use super::call::portions::portion_bytes;
-use super::call::signature::Descriptor;
+use super::call::signature::CallSignature;
 use super::exec::Engine;
-use super::exec::op_lock::Turns;
+use super::exec::op_lock::OpLock;
 use super::gpu::ipc::exchange::Talk;
-use super::gpu::{self, Around, Gpu, Seated};
-use super::health::watchdog::{OperationWatch, Unless, Watched};
-use super::memory::registration::Memory;
-use super::observe::flight_recorder::Flight;
+use super::gpu::{self, Gpu, PeerSummary, Seated};
+use super::health::watchdog::{CancelCheck, CommHealth, OpWatchdog};
+use super::memory::registration::Registrations;
+use super::observe::flight_recorder::FlightRecorder;
 use super::observe::status_server;
-use super::observe::timeline::Track;
+use super::observe::timeline::TimelineWriter;
 use super::tuning::select::forced_algorithm;
 use super::tuning::slot_sizing::{buffer_bytes, geometry};
 use super::{Communicator, number_of};
 use crate::algorithm::Algorithm;
-use crate::bootstrap::tcp::{Gate, NetworkConfig};
-use crate::bootstrap::{self, Cause, UniqueId, Unmet};
+use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
+use crate::bootstrap::{self, Blame, BootstrapError, UniqueId};
 use crate::clock;
-use crate::config::{Config, Seat};
+use crate::config::{Config, DeviceChoice};
 use crate::device;
 use crate::device::cuda::Device;
 use crate::error::{Error, Result};
@@ -42,13 +42,13 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::transport::fifo::Stamp;
 use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
-use crate::transport::wait::{self, Patience};
+use crate::transport::wait::{self, SpinPolicy};
 use crate::types::{DataType, ReduceOp};
 use calibrate::Profiled;
 pub use from_launcher::new_id;
-use local::{Assembly, Crowd, Share, Until};
-use multi_host::Outside;
-use peer_info::Introduction;
+use local::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
+use multi_host::RemotePeers;
+use peer_info::PeerInfo;
 use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ impl Communicator {
         config: &Config,
     ) -> Result<Communicator> {
         let deadline = Instant::now() + config.meeting();
-        Ok(Communicator::init_unless(nranks, id, rank, config, Until::deadline(deadline))?)
+        Ok(Communicator::init_unless(nranks, id, rank, config, StopConditions::deadline(deadline))?)
     }
 
     /// As [`Communicator::init_rank`], with reasons to stop waiting for the others.
@@ -71,12 +71,12 @@ impl Communicator {
         id: &UniqueId,
         rank: usize,
         config: &Config,
-        until: Until,
-    ) -> Result<Communicator, Unmet> {
+        until: StopConditions,
+    ) -> Result<Communicator, BootstrapError> {
         check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
-        let mut assembly = Assembly::new(rank, nranks, map);
+        let mut assembly = LocalSetup::new(rank, nranks, map);
         if nranks == 1 {
             assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
             assembly.seated.device = gpu::device(config)?;
@@ -84,34 +84,34 @@ impl Communicator {
             return assemble(assembly, None, id, config, None);
         }
         if !id.addresses().is_empty() {
-            let gate = Gate::open(id, &NetworkConfig::from(config))?;
+            let gate = AuthListener::open(id, &NetworkConfig::from(config))?;
             return Communicator::join_hosts(assembly, id, config, until, gate);
         }
         assembly.seated.device = gpu::device(config)?;
-        let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
+        let mine = PeerInfo::new(config, nranks, assembly.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
-        let share = Share::new(map.bytes())?;
+        let share = SharedSegment::new(map.bytes())?;
         let introductions = assembly.meet_locals(share, &all, id, &mine, until, None)?;
         assembly.profiled = Profiled::from_word(introductions[0].profiled);
         assembly.seated.among(introductions.iter().map(|one| one.device == 1));
-        assembly.crowd = Crowd::of(&introductions, &mine);
+        assembly.crowd = CoreCounts::of(&introductions, &mine);
         assemble(assembly, None, id, config, until.is_broken_off)
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
     /// open already: the root's, at the id's address, on the rank that the others meet.
     pub(super) fn init_through(
-        gate: Gate,
+        gate: AuthListener,
         nranks: usize,
         id: &UniqueId,
         rank: usize,
         config: &Config,
-        until: Until,
-    ) -> Result<Communicator, Unmet> {
+        until: StopConditions,
+    ) -> Result<Communicator, BootstrapError> {
         check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
-        Communicator::join_hosts(Assembly::new(rank, nranks, map), id, config, until, gate)
+        Communicator::join_hosts(LocalSetup::new(rank, nranks, map), id, config, until, gate)
     }
 
     /// All ranks of a new communicator in this process, where `config` seats them.
@@ -120,7 +120,7 @@ impl Communicator {
     }
 
     /// All ranks of a new communicator in this process, each with a seat of its own.
-    pub fn init_all_on(seats: &[Seat], config: &Config) -> Result<Vec<Communicator>> {
+    pub fn init_all_on(seats: &[DeviceChoice], config: &Config) -> Result<Vec<Communicator>> {
         let nranks = seats.len();
         check(nranks, 0, config)?;
         clock::start();
@@ -135,7 +135,7 @@ impl Communicator {
             .collect::<Result<_>>()?;
         let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
         let join = &|rank: usize| {
-            let mut assembly = Assembly::new(rank, nranks, map);
+            let mut assembly = LocalSetup::new(rank, nranks, map);
             assembly.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
             assembly.seated.among(devices.iter().map(Option::is_some));
             assembly.segments = segments.iter().cloned().map(Some).collect();
@@ -150,10 +150,10 @@ impl Communicator {
 
     /// Find out whether the ranks' devices can share memory, where the ranks are several processes
     /// of one machine.
-    fn survey(&self, unless: Unless) -> Result<()> {
+    fn survey(&self, unless: CancelCheck) -> Result<()> {
         let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.may_share) else { return Ok(()) };
         let mut engine = self.engine.take();
-        let descriptor = Descriptor {
+        let descriptor = CallSignature {
             collective: None,
             data_type: DataType::Uint8,
             op: ReduceOp::Sum,
@@ -163,7 +163,7 @@ impl Communicator {
         };
         // No call of the user's has the number.
         let sequence = u64::MAX;
-        let mut watch = OperationWatch::new(&self.watched, unless, descriptor, sequence);
+        let mut watch = OpWatchdog::new(&self.watched, unless, descriptor, sequence);
         watch.makes_communicator = true;
         let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
         let engine = &mut *engine;
@@ -184,13 +184,13 @@ fn check(nranks: usize, rank: usize, config: &Config) -> Result<()> {
 
 /// Put a rank together from its parts and measure the machine with the others.
 fn assemble(
-    assembly: Assembly,
-    outside: Option<Outside>,
+    assembly: LocalSetup,
+    outside: Option<RemotePeers>,
     id: &UniqueId,
     config: &Config,
-    unless: Unless,
-) -> Result<Communicator, Unmet> {
-    let Assembly {
+    unless: CancelCheck,
+) -> Result<Communicator, BootstrapError> {
+    let LocalSetup {
         rank,
         map,
         segments,
@@ -204,30 +204,30 @@ fn assemble(
         crowd,
     } = assembly;
     prepare();
-    let patience = Patience::new(crowd.ranks_here, crowd.cores_here, config.spins);
+    let patience = SpinPolicy::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
     let outside = outside.map(|outside| outside.attach(&mut links, id, config));
     let outside = outside.transpose().inspect_err(|error| tell(&pages, error))?;
-    let memory = Memory::new(links.one_process(), mailbox, senders);
+    let memory = Registrations::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, links.nranks, config);
     let around = around(&links, &topology, config);
     let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
         .inspect_err(|error| tell(&pages, error))?;
     // The others are about to measure the machine with this rank.
-    let flight = Flight { pages: pages.clone(), number: number_of(id) };
-    let track = Track::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
+    let flight = FlightRecorder { pages: pages.clone(), number: number_of(id) };
+    let track = TimelineWriter::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
     let communicator = Communicator {
         rank,
         nranks: links.nranks,
         id: id.clone(),
         config: of_children(config, gpu.as_ref()),
         basis: OnceLock::new(),
-        engine: Turns::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()), cut)),
-        watched: Watched {
+        engine: OpLock::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()), cut)),
+        watched: CommHealth {
             pages,
             liveness: Liveness::new(processes),
             aborted: AtomicBool::new(false),
@@ -261,17 +261,17 @@ fn prepare() {
 }
 
 /// Where a rank's peers are.
-fn around(links: &Links, topology: &Topology, config: &Config) -> Around {
+fn around(links: &Links, topology: &Topology, config: &Config) -> PeerSummary {
     let nranks = links.nranks;
     let together = links.one_process() && topology.nhosts() == 1;
     let buffer_bytes = buffer_bytes(config, nranks);
     let portion_bytes = portion_bytes(buffer_bytes, nranks);
-    Around { nranks, together, near: links.one_machine(), buffer_bytes, portion_bytes }
+    PeerSummary { nranks, together, near: links.one_machine(), buffer_bytes, portion_bytes }
 }
 
 /// A communicator that is made from another one has its settings and its device.
 fn of_children(config: &Config, gpu: Option<&Gpu>) -> Config {
-    let seat = gpu.map_or(Seat::Host, |gpu| Seat::Context(gpu.device.token()));
+    let seat = gpu.map_or(DeviceChoice::Host, |gpu| DeviceChoice::Context(gpu.device.token()));
     Config { seat, ..config.clone() }
 }
 
@@ -280,11 +280,11 @@ fn start(
     communicator: Communicator,
     profiled: Profiled,
     cores: usize,
-    unless: Unless,
-) -> Result<Communicator, Unmet> {
+    unless: CancelCheck,
+) -> Result<Communicator, BootstrapError> {
     calibrate::calibrate(&communicator, profiled, cores, unless)
         .and_then(|()| communicator.survey(unless))
-        .map_err(|error| Unmet { cause: cause(&error), error })?;
+        .map_err(|error| BootstrapError { cause: cause(&error), error })?;
     // Say why calls on devices take a longer way, where they do.
     if communicator.config.debug > 0
         && let Some((gpu, warning)) =
@@ -302,8 +302,12 @@ fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
 }
 
 /// Let onlookers see the rank. One that cannot be looked at works as well as others.
-fn exhibit(flight: Flight, rank: usize, config: &Config) -> Option<status_server::Exhibit> {
-    status_server::show(flight).unwrap_or_else(|error| {
+fn exhibit(
+    flight: FlightRecorder,
+    rank: usize,
+    config: &Config,
+) -> Option<status_server::StatusEntry> {
+    status_server::register(flight).unwrap_or_else(|error| {
         if config.debug > 0 {
             let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");
         }
@@ -312,13 +316,13 @@ fn exhibit(flight: Flight, rank: usize, config: &Config) -> Option<status_server
 }
 
 /// On whose account an operation failed.
-pub(super) fn cause(error: &Error) -> Cause {
+pub(super) fn cause(error: &Error) -> Blame {
     use Error::{Aborted, Disconnected, PeerDied, Remote, Timeout, Unreached};
     match error {
-        Aborted { .. } | Disconnected { .. } | PeerDied { .. } => Cause::There,
-        Remote { .. } | Unreached { .. } => Cause::There,
-        Timeout { .. } => Cause::Late,
-        _ => Cause::Here,
+        Aborted { .. } | Disconnected { .. } | PeerDied { .. } => Blame::There,
+        Remote { .. } | Unreached { .. } => Blame::There,
+        Timeout { .. } => Blame::Late,
+        _ => Blame::Here,
     }
 }
 

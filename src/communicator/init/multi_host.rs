@@ -5,14 +5,14 @@
 //! thread keeps, and a connection, which is made at its first use.
 
 use super::calibrate::Profiled;
-use super::local::{Assembly, Crowd, Share, Until};
-use super::peer_info::{INTRODUCTION, Introduction};
+use super::local::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
+use super::peer_info::{INTRODUCTION, PeerInfo};
 use super::vanished_peers::Patrol;
 use crate::bootstrap::allgather::meet_unless;
-use crate::bootstrap::tcp::Gate;
-use crate::bootstrap::{UniqueId, Unmet};
+use crate::bootstrap::tcp::AuthListener;
+use crate::bootstrap::{BootstrapError, UniqueId};
 use crate::communicator::Communicator;
-use crate::communicator::control_plane::{Engine, Post};
+use crate::communicator::control_plane::{ControlThread, RemoteLinks};
 use crate::communicator::failure;
 use crate::communicator::tuning::slot_sizing::{OnHosts, on_hosts, segment_bytes};
 use crate::config::Config;
@@ -20,16 +20,16 @@ use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::host;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, Network, Settings};
+use crate::transport::tcp::{Settings, SocketInbox, TcpEndpoint};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What a rank knows of the ranks on other hosts once they have met.
-pub(super) struct Outside {
-    gate: Gate,
+pub(super) struct RemotePeers {
+    gate: AuthListener,
     /// By rank: what it said of itself.
-    cards: Vec<Card>,
+    cards: Vec<HostPeerInfo>,
     /// By rank: its host, numbered by first appearance.
     hosts: Vec<usize>,
     /// What connections between hosts are like.
@@ -37,8 +37,8 @@ pub(super) struct Outside {
 }
 
 /// What a rank tells the ranks of all hosts.
-pub(in crate::communicator) struct Card {
-    introduction: Introduction,
+pub(in crate::communicator) struct HostPeerInfo {
+    introduction: PeerInfo,
     host: [u8; 32],
     pid: u32,
     addresses: Vec<SocketAddr>,
@@ -72,7 +72,7 @@ fn unpack_address(bytes: &[u8; ADDRESS]) -> SocketAddr {
     }
 }
 
-impl Card {
+impl HostPeerInfo {
     pub(in crate::communicator) fn pack(&self) -> Vec<u8> {
         let mut bytes = self.introduction.pack();
         bytes.extend(self.host);
@@ -83,14 +83,14 @@ impl Card {
         bytes
     }
 
-    pub(in crate::communicator) fn unpack(bytes: &[u8]) -> Option<Card> {
+    pub(in crate::communicator) fn unpack(bytes: &[u8]) -> Option<HostPeerInfo> {
         let (introduction, rest) = bytes.split_at_checked(INTRODUCTION)?;
         let (host, rest) = rest.split_first_chunk::<32>()?;
         let (pid, rest) = rest.split_first_chunk::<4>()?;
         let (count, rest) = rest.split_first()?;
         let (addresses, name) = rest.split_at_checked(usize::from(*count) * ADDRESS)?;
-        Some(Card {
-            introduction: Introduction::unpack(introduction).ok()?,
+        Some(HostPeerInfo {
+            introduction: PeerInfo::unpack(introduction).ok()?,
             host: *host,
             pid: u32::from_le_bytes(*pid),
             addresses: addresses.as_chunks::<ADDRESS>().0.iter().map(unpack_address).collect(),
@@ -100,7 +100,7 @@ impl Card {
 }
 
 /// Hosts numbered by first appearance.
-fn numbered(cards: &[Card]) -> Vec<usize> {
+fn numbered(cards: &[HostPeerInfo]) -> Vec<usize> {
     let mut known: Vec<&[u8; 32]> = Vec::new();
     cards
         .iter()
@@ -134,16 +134,16 @@ fn apart(error: Error, locals: &[usize]) -> Error {
 impl Communicator {
     /// Join ranks that may be on several hosts.
     pub(super) fn join_hosts(
-        mut assembly: Assembly,
+        mut assembly: LocalSetup,
         id: &UniqueId,
         config: &Config,
-        until: Until,
-        mut gate: Gate,
-    ) -> Result<Communicator, Unmet> {
+        until: StopConditions,
+        mut gate: AuthListener,
+    ) -> Result<Communicator, BootstrapError> {
         let (rank, nranks) = (assembly.rank, assembly.segments.len());
         assembly.seated.device = crate::communicator::gpu::device(config)?;
-        let mine = Introduction::new(config, nranks, assembly.seated.device.is_some())?;
-        let card = Card {
+        let mine = PeerInfo::new(config, nranks, assembly.seated.device.is_some())?;
+        let card = HostPeerInfo {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
             pid: std::process::id(),
@@ -151,7 +151,7 @@ impl Communicator {
             host_name: host::name().to_string(),
         };
         let share_bytes = segment_bytes(config, nranks)?;
-        let share = Share::new(share_bytes)?;
+        let share = SharedSegment::new(share_bytes)?;
         let (deadline, is_called_off) = (until.deadline, until.is_called_off);
         let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;
         let unreadable = |other: usize| {
@@ -160,18 +160,18 @@ impl Communicator {
                  same ringcomm on every rank"
             ))
         };
-        let cards: Vec<Card> = cards
+        let cards: Vec<HostPeerInfo> = cards
             .iter()
             .enumerate()
-            .map(|(other, bytes)| Card::unpack(bytes).ok_or_else(|| unreadable(other)))
+            .map(|(other, bytes)| HostPeerInfo::unpack(bytes).ok_or_else(|| unreadable(other)))
             .collect::<Result<_>>()?;
         for (other, card) in cards.iter().enumerate() {
             mine.check(rank, other, &card.introduction)?;
         }
-        let introductions: Vec<Introduction> = cards.iter().map(|card| card.introduction).collect();
+        let introductions: Vec<PeerInfo> = cards.iter().map(|card| card.introduction).collect();
         assembly.profiled = Profiled::from_word(introductions[0].profiled);
         assembly.seated.among(introductions.iter().map(|one| one.device == 1));
-        assembly.crowd = Crowd::of(&introductions, &mine);
+        assembly.crowd = CoreCounts::of(&introductions, &mine);
         let hosts = numbered(&cards);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
@@ -185,11 +185,12 @@ impl Communicator {
         });
         let patrol = Patrol::new(gates);
         let met = assembly.meet_locals(share, &locals, &local_id, &mine, until, Some(&patrol));
-        let met = met.map_err(|unmet| Unmet { error: apart(unmet.error, &locals), ..unmet });
+        let met =
+            met.map_err(|unmet| BootstrapError { error: apart(unmet.error, &locals), ..unmet });
         let met = met.and_then(|_| assembly.mirror(&hosts));
         // On one host, too, the gate is open until all have come through: see `vanished_peers.rs`.
         let (outside, _gate) = match locals.len() < nranks {
-            true => (Some(Outside { gate, cards, hosts, wire }), None),
+            true => (Some(RemotePeers { gate, cards, hosts, wire }), None),
             false => (None, Some(gate)),
         };
         if let Err(unmet) = met {
@@ -202,16 +203,16 @@ impl Communicator {
     }
 }
 
-impl Outside {
+impl RemotePeers {
     /// Start the control thread and give the links their connections.
-    pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<Post> {
+    pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<RemoteLinks> {
         let rank = links.rank;
         let wire = self.wire;
-        let inbox = Arc::new(Inbox::new()?);
+        let inbox = Arc::new(SocketInbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
         let connector = post.engine.connector();
-        links.attach(Network::new(rank, links.nranks, wire, inbox, connector));
+        links.attach(TcpEndpoint::new(rank, links.nranks, wire, inbox, connector));
         Ok(post)
     }
 
@@ -221,7 +222,7 @@ impl Outside {
         let bytes = SegmentMap::mirror_bytes();
         let mirrors = self.cards.iter().map(|_| Segment::anonymous(bytes).map(Arc::new));
         // Where there is no memory for it, the closed gate has to do.
-        let (Ok(mirrors), Ok(inbox)) = (mirrors.collect::<Result<_>>(), Inbox::new()) else {
+        let (Ok(mirrors), Ok(inbox)) = (mirrors.collect::<Result<_>>(), SocketInbox::new()) else {
             return;
         };
         let pages = Pages::new(rank, mirrors);
@@ -238,16 +239,16 @@ impl Outside {
         rank: usize,
         pages: Pages,
         remote: Vec<bool>,
-        inbox: Arc<Inbox>,
+        inbox: Arc<SocketInbox>,
         id: &UniqueId,
         config: &Config,
-    ) -> Result<Post> {
-        let Outside { gate, cards, hosts, .. } = self;
+    ) -> Result<RemoteLinks> {
+        let RemotePeers { gate, cards, hosts, .. } = self;
         for other in (0..cards.len()).filter(|other| remote[*other]) {
             pages.of(other).introduce(cards[other].pid, &cards[other].host_name);
         }
         let addresses: Vec<_> = cards.into_iter().map(|card| card.addresses).collect();
-        let engine = Engine::start(crate::communicator::control_plane::Start {
+        let engine = ControlThread::start(crate::communicator::control_plane::Start {
             rank,
             id: id.clone(),
             gate,
@@ -258,7 +259,7 @@ impl Outside {
             lanes: config.sockets,
             timeout: Duration::from_millis(config.timeout_ms),
         })?;
-        Ok(Post { engine, addresses, hosts })
+        Ok(RemoteLinks { engine, addresses, hosts })
     }
 }
 
@@ -269,14 +270,16 @@ mod tests {
     use crate::bootstrap::allgather::Root;
     use crate::bootstrap::sim::hundred_thousand_ranks::CARD;
     use crate::bootstrap::tcp::MOST_ADDRESSES;
-    use crate::bootstrap::{Contribution, Doubts, exchange_unless, process_token, rendezvous_name};
+    use crate::bootstrap::{
+        Contribution, LivenessProbe, exchange_unless, process_token, rendezvous_name,
+    };
     use std::time::Instant;
 
     /// Meet the ranks of all hosts as rank 2 of 3, on host b.
-    fn come(id: &UniqueId, config: &Config) -> Gate {
-        let mut gate = Gate::open(id, &config.into()).unwrap();
-        let card = Card {
-            introduction: Introduction::new(config, 3, false).unwrap(),
+    fn come(id: &UniqueId, config: &Config) -> AuthListener {
+        let mut gate = AuthListener::open(id, &config.into()).unwrap();
+        let card = HostPeerInfo {
+            introduction: PeerInfo::new(config, 3, false).unwrap(),
             host: host::identity(config.host_id.as_deref()),
             pid: 12,
             addresses: gate.addresses().to_vec(),
@@ -289,7 +292,9 @@ mod tests {
 
     /// What rank 0 on host a and rank 1 on host b say where rank 2 does this after all have met.
     /// The gate that it gives back stays open until they have said it.
-    fn said_where_one(goes: impl Fn(&UniqueId, Gate) -> Option<Gate>) -> [String; 2] {
+    fn said_where_one(
+        goes: impl Fn(&UniqueId, AuthListener) -> Option<AuthListener>,
+    ) -> [String; 2] {
         let [a, b] = ["a", "b"].map(|host| Config {
             host_id: Some(host.into()),
             interfaces: Some("lo".into()),
@@ -313,7 +318,7 @@ mod tests {
             let (process, fds) = (process_token().unwrap(), Vec::new());
             let nothing = Contribution { payload: Vec::new(), process, fds };
             let deadline = Instant::now() + Duration::from_secs(60);
-            exchange_unless(&id, 1, 2, nothing, deadline, Doubts::default()).unwrap();
+            exchange_unless(&id, 1, 2, nothing, deadline, LivenessProbe::default()).unwrap();
             Some(gate)
         });
         assert!(!second.contains("died"), "{second}");
@@ -344,7 +349,7 @@ mod tests {
         let (process, fds) = (process_token().unwrap(), Vec::new());
         let mine = Contribution { payload: Vec::new(), process, fds };
         let gone = || vec![(0, Some(12)), (1, None)];
-        let doubts = Doubts { absent: Some(&gone), ..Doubts::default() };
+        let doubts = LivenessProbe { absent: Some(&gone), ..LivenessProbe::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
         let unmet = exchange_unless(&id, 2, 3, mine, deadline, doubts).err().unwrap();
         let text = apart(unmet.error, &[0, 1, 2]).to_string();
@@ -353,21 +358,23 @@ mod tests {
 
     #[test]
     fn a_card_survives_its_bytes() {
-        let card = Card {
-            introduction: Introduction::new(&Config::default(), 2, true).unwrap(),
+        let card = HostPeerInfo {
+            introduction: PeerInfo::new(&Config::default(), 2, true).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap(), "[fe80::1%3]:90".parse().unwrap()],
             host_name: "a".into(),
         };
         let bytes = card.pack();
-        let read = Card::unpack(&bytes).unwrap();
+        let read = HostPeerInfo::unpack(&bytes).unwrap();
         assert_eq!(read.addresses, card.addresses);
         assert!(read.introduction == card.introduction && read.host == card.host);
         assert_eq!((read.pid, read.host_name.as_str()), (12, "a"));
         let least = bytes.len() - 1;
-        assert!((0..least).all(|end| Card::unpack(&bytes[..end]).is_none()));
-        assert!(Card::unpack(&bytes[..least]).is_some_and(|card| card.host_name.is_empty()));
+        assert!((0..least).all(|end| HostPeerInfo::unpack(&bytes[..end]).is_none()));
+        assert!(
+            HostPeerInfo::unpack(&bytes[..least]).is_some_and(|card| card.host_name.is_empty())
+        );
     }
 
     #[test]
@@ -383,8 +390,8 @@ mod tests {
 
     #[test]
     fn large_meetings_are_simulated_with_cards_of_the_right_length() {
-        let card = Card {
-            introduction: Introduction::new(&Config::default(), 2, false).unwrap(),
+        let card = HostPeerInfo {
+            introduction: PeerInfo::new(&Config::default(), 2, false).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap()],
@@ -395,8 +402,8 @@ mod tests {
 
     #[test]
     fn the_longest_of_cards_is_no_more_than_a_meeting_takes() {
-        let card = Card {
-            introduction: Introduction::new(&Config::default(), 2, true).unwrap(),
+        let card = HostPeerInfo {
+            introduction: PeerInfo::new(&Config::default(), 2, true).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap(); MOST_ADDRESSES],

@@ -11,7 +11,7 @@ use crate::host;
 
 /// What a rank tells the others at the rendezvous.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::communicator) struct Introduction {
+pub(in crate::communicator) struct PeerInfo {
     /// The number of its segment, for threads of its process.
     pub segment: u64,
     /// Its machine: ranks of one share cores, in whatever containers they run.
@@ -44,10 +44,10 @@ pub(super) fn own_cores() -> Cores {
 /// Bytes of an introduction.
 pub(super) const INTRODUCTION: usize = 8 * (9 + size_of::<Cores>() / 8);
 
-impl Introduction {
+impl PeerInfo {
     /// This rank's.
-    pub fn new(config: &Config, nranks: usize, is_on_device: bool) -> Result<Introduction> {
-        Ok(Introduction {
+    pub fn new(config: &Config, nranks: usize, is_on_device: bool) -> Result<PeerInfo> {
+        Ok(PeerInfo {
             segment: 0,
             machine: host::machine(),
             buffer_bytes: buffer_bytes(config, nranks) as u64,
@@ -76,13 +76,13 @@ impl Introduction {
         words.iter().chain(&self.cores).flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    pub fn unpack(bytes: &[u8]) -> Result<Introduction> {
+    pub fn unpack(bytes: &[u8]) -> Result<PeerInfo> {
         let mut words = bytes
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")));
         let mut next =
             || words.next().ok_or_else(|| Error::Internal("a short introduction".into()));
-        Ok(Introduction {
+        Ok(PeerInfo {
             segment: next()?,
             machine: next()?,
             buffer_bytes: next()?,
@@ -102,7 +102,7 @@ impl Introduction {
         })
     }
 
-    pub fn check(&self, rank: usize, other: usize, theirs: &Introduction) -> Result<()> {
+    pub fn check(&self, rank: usize, other: usize, theirs: &PeerInfo) -> Result<()> {
         type Shown = fn(u64) -> String;
         let number: Shown = |word| word.to_string();
         let fields: [(_, _, _, Shown); 5] = [

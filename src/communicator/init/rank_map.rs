@@ -4,43 +4,43 @@
 //! that the others read. Its users know those of the communicator that it is made of: so what
 //! comes out has these, and what goes in, on account of that communicator, has the new ones.
 
-use crate::bootstrap::Unmet;
+use crate::bootstrap::BootstrapError;
 use crate::error::Error;
 
 /// The ranks of the new communicator in order, by their numbers in the old one.
 #[derive(Clone, Copy)]
-pub(in crate::communicator) struct Numbering<'a>(pub &'a [usize]);
+pub(in crate::communicator) struct RankMap<'a>(pub &'a [usize]);
 
-impl Numbering<'_> {
+impl RankMap<'_> {
     /// An error that goes in. Who is no rank there has a number behind theirs.
-    pub fn inward(&self, error: Error) -> Error {
+    pub fn to_child(self, error: Error) -> Error {
         let place = |rank| self.0.iter().position(|other| *other == rank);
         error.renumbered(|rank| place(rank).unwrap_or_else(|| self.0.len().saturating_add(rank)))
     }
 
     /// An error that comes out.
-    pub fn outward(&self, unmet: Unmet) -> Unmet {
+    pub fn to_parent(self, unmet: BootstrapError) -> BootstrapError {
         let count = self.0.len();
         let number = |place: usize| self.0.get(place).copied().unwrap_or_else(|| place - count);
-        Unmet { error: unmet.error.renumbered(number), ..unmet }
+        BootstrapError { error: unmet.error.renumbered(number), ..unmet }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Who;
+    use crate::error::RankProcess;
 
     #[test]
     fn what_goes_in_comes_out_as_it_was() {
-        let numbering = Numbering(&[4, 1, 0]);
+        let numbering = RankMap(&[4, 1, 0]);
         let text = "rank 2 (host b, pid 7) died: rank 4 cannot go on".to_string();
-        let (rank, peer, operation) = (1, Who::unmet(4), None);
+        let (rank, peer, operation) = (1, RankProcess::unmet(4), None);
         let error = Error::Remote { rank, peer, operation, text };
-        let inside = numbering.inward(error.clone());
+        let inside = numbering.to_child(error.clone());
         let told = inside.to_string();
         assert!(told.starts_with("rank 0 failed and rank 1 cannot go on"), "{told}");
         assert!(told.ends_with("rank 5 (host b, pid 7) died: rank 0 cannot go on"), "{told}");
-        assert_eq!(numbering.outward(Unmet::there(inside)).error, error);
+        assert_eq!(numbering.to_parent(BootstrapError::there(inside)).error, error);
     }
 }

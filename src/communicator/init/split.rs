@@ -1,12 +1,12 @@
 //! Splitting: communicators of the ranks that name the same color.
 #![allow(unsafe_code)]
 
-use super::local::Until;
-use super::rank_map::Numbering;
-use crate::bootstrap::tcp::Gate;
-use crate::communicator::health::watchdog::Unless;
+use super::local::StopConditions;
+use super::rank_map::RankMap;
+use crate::bootstrap::tcp::AuthListener;
+use crate::communicator::health::watchdog::CancelCheck;
 use crate::communicator::{Call, Communicator};
-use crate::config::{Config, Seat};
+use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::types::DataType;
@@ -15,10 +15,10 @@ use std::time::Instant;
 
 /// What a rank tells the others: its color, its key, and the port of its gate for the new
 /// communicator, where there are other hosts.
-type Wish = [i32; 3];
+type SplitRequest = [i32; 3];
 
 /// The ranks that want this color, as the new communicator orders them.
-fn group_of(color: i32, all: &[Wish]) -> Vec<usize> {
+fn group_of(color: i32, all: &[SplitRequest]) -> Vec<usize> {
     let mut group: Vec<usize> = (0..all.len()).filter(|rank| all[*rank][0] == color).collect();
     // Ranks of one key stay in their order.
     group.sort_by_key(|rank| all[*rank][1]);
@@ -54,7 +54,7 @@ impl Communicator {
     /// not name another; between hosts at this one's addresses, where ranks look for each other.
     pub(in crate::communicator) fn child_config(&self, given: Option<&Config>) -> Result<Config> {
         let mut config = given.unwrap_or(&self.config).clone();
-        if config.seat == Seat::Current {
+        if config.seat == DeviceChoice::Current {
             config.seat = self.config.seat;
         }
         if self.outside.is_some() {
@@ -86,7 +86,9 @@ impl Communicator {
         let label = format!("split {child} {color}");
         let local_id = self.id.derive_at(label.as_bytes(), &[]);
         let gate = match (&self.outside, &config) {
-            (Some(_), Ok(config)) if color >= 0 => Gate::open(&local_id, &config.into()).map(Some),
+            (Some(_), Ok(config)) if color >= 0 => {
+                AuthListener::open(&local_id, &config.into()).map(Some)
+            }
             _ => Ok(None),
         };
         // A rank without a gate says so before it fails: the others would wait for it.
@@ -118,10 +120,10 @@ impl Communicator {
         };
         let is_called_off = || trouble().is_some();
         let deadline = Instant::now() + config.meeting();
-        let numbering = Numbering(&group);
-        let broken_off = || trouble().map(|error| numbering.inward(error));
-        let is_broken_off: Unless = Some(&broken_off);
-        let until = Until { deadline, is_called_off: Some(&is_called_off), is_broken_off };
+        let numbering = RankMap(&group);
+        let broken_off = || trouble().map(|error| numbering.to_child(error));
+        let is_broken_off: CancelCheck = Some(&broken_off);
+        let until = StopConditions { deadline, is_called_off: Some(&is_called_off), is_broken_off };
         let made = match (&self.outside, gate) {
             (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
                 let root = outside.at_port(group[0], all[group[0]][2] as u16);
@@ -132,13 +134,13 @@ impl Communicator {
             _ => Communicator::init_unless(group.len(), &local_id, rank, config, until),
         };
         made.map(Some).map_err(|unmet| {
-            let unmet = numbering.outward(unmet);
-            trouble().unwrap_or_else(|| self.watched.explained(&group, unmet))
+            let unmet = numbering.to_parent(unmet);
+            trouble().unwrap_or_else(|| self.watched.with_cause(&group, unmet))
         })
     }
 
-    fn gather_wishes(&self, mine: Wish) -> Result<Vec<Wish>> {
-        let mut all = vec![Wish::default(); self.nranks];
+    fn gather_wishes(&self, mine: SplitRequest) -> Result<Vec<SplitRequest>> {
+        let mut all = vec![SplitRequest::default(); self.nranks];
         let call = Call {
             send: mine.as_ptr().cast(),
             recv: all.as_mut_ptr().cast(),

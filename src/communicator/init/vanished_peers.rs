@@ -4,7 +4,7 @@
 //! have all met over the network before: a rank keeps the gate that it had there until its
 //! communicator is made, unless it dies or gives up.
 
-use crate::bootstrap::Absent;
+use crate::bootstrap::VanishedPeer;
 use crate::bootstrap::tcp::is_deserted;
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ impl<'a> Patrol<'a> {
 
     /// The places of those who are gone, and their processes if they were seen, if it is time to
     /// look. Of several, all but one may have left on account of that one.
-    pub fn find(&self) -> Vec<Absent> {
+    pub fn find(&self) -> Vec<VanishedPeer> {
         let now = Instant::now();
         if now < self.next.get() {
             return Vec::new();
@@ -49,14 +49,15 @@ impl<'a> Patrol<'a> {
 mod tests {
     use super::*;
     use crate::bootstrap::UniqueId;
-    use crate::bootstrap::tcp::{Gate, NetworkConfig};
+    use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
     use crate::config::Config;
 
     #[test]
     fn all_who_are_gone_are_found_at_one_look() {
         let id = UniqueId::generate().unwrap();
         let config = Config { interfaces: Some("lo".into()), ..Config::default() };
-        let gates = [(); 3].map(|()| Gate::open(&id, &NetworkConfig::from(&config)).unwrap());
+        let gates =
+            [(); 3].map(|()| AuthListener::open(&id, &NetworkConfig::from(&config)).unwrap());
         let places = gates.each_ref().map(|gate| gate.addresses().to_vec());
         let [first, second, third] = gates;
         // It was never seen.

@@ -10,9 +10,9 @@
 use crate::communicator::call::{Call, Extents};
 use crate::error::{Error, Result};
 use crate::executor::direct::program::Used;
-use crate::executor::direct::run::{ADDRESS, Base, Invitation, NOWHERE, UNUSED};
-use crate::executor::send_recv::{Loan, Shared};
-use crate::transport::shm_export::{self, Imports, Mailbox, MailboxSender, Sent};
+use crate::executor::direct::run::{ADDRESS, Base, BufferAddresses, NOWHERE, UNUSED};
+use crate::executor::send_recv::{Loan, SharedBuffers};
+use crate::transport::shm_export::{self, Mailbox, MailboxSender, Sent, ShmImports};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -33,7 +33,7 @@ fn parcel_name(rank: usize, number: u64) -> u64 {
     PARCEL | (rank as u64) << NUMBER_BITS | number
 }
 
-pub struct Memory {
+pub struct Registrations {
     /// All ranks are threads of this process: addresses are good as they are.
     one_process: bool,
     /// Regions whose descriptors all peers have been sent.
@@ -46,7 +46,7 @@ pub struct Memory {
     peers: Vec<Option<MailboxSender>>,
     mailbox: Option<Mailbox>,
     /// Regions of all peers: numbers are unique on the machine.
-    imports: Imports,
+    imports: ShmImports,
     /// Something came since what is given up was last looked for.
     imported: bool,
     /// Regions that came and could not be mapped, and why.
@@ -55,20 +55,20 @@ pub struct Memory {
     parcels: HashMap<u64, Parcel>,
 }
 
-impl Memory {
+impl Registrations {
     pub fn new(
         one_process: bool,
         mailbox: Option<Mailbox>,
         peers: Vec<Option<MailboxSender>>,
-    ) -> Memory {
-        Memory {
+    ) -> Registrations {
+        Registrations {
             one_process,
             announced: HashSet::new(),
             told: HashSet::new(),
             most_known: LEAST_KNOWN,
             peers,
             mailbox,
-            imports: Imports::default(),
+            imports: ShmImports::default(),
             imported: false,
             lost: HashMap::new(),
             parcels: HashMap::new(),
@@ -76,11 +76,16 @@ impl Memory {
     }
 
     /// Where this rank's buffers are, for the others; sends descriptors they do not have yet.
-    pub fn invite(&mut self, call: &Call, extents: &Extents, in_place: bool) -> Result<Invitation> {
+    pub fn buffer_addresses(
+        &mut self,
+        call: &Call,
+        extents: &Extents,
+        in_place: bool,
+    ) -> Result<BufferAddresses> {
         self.begin();
         let (input_region, input_offset) = self.locate(call.send, extents.input)?;
         let (output_region, output_offset) = self.locate(call.recv, extents.output)?;
-        Ok(Invitation {
+        Ok(BufferAddresses {
             input_region,
             input_offset,
             output_region,
@@ -199,7 +204,7 @@ impl Memory {
     ///
     /// An invitation is what a peer claims: whatever it says, no address outside of the memory that
     /// the ranks share comes of it.
-    pub fn resolve(&mut self, invitation: &Invitation, used: &Used) -> Result<Option<Base>> {
+    pub fn resolve(&mut self, invitation: &BufferAddresses, used: &Used) -> Result<Option<Base>> {
         let input = self.address(invitation.input_region, invitation.input_offset, used.input)?;
         let output =
             self.address(invitation.output_region, invitation.output_offset, used.output)?;
@@ -238,7 +243,7 @@ impl Memory {
     }
 }
 
-impl Shared for Memory {
+impl SharedBuffers for Registrations {
     fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan {
         let nowhere = Loan { region: NOWHERE, offset: 0 };
         let Some(found) = shm_export::find(address, bytes) else { return nowhere };
@@ -269,23 +274,23 @@ mod tests {
     const BYTES: usize = 8192;
 
     /// A rank of another process, and the region that it was sent.
-    fn importer() -> (Memory, u64, *mut u8) {
+    fn importer() -> (Registrations, u64, *mut u8) {
         let address = shm_export::allocate(BYTES).unwrap();
         let region = shm_export::find(address, 1).unwrap().region;
         let (mailbox, sender) = Mailbox::pair().unwrap();
         MailboxSender::new(sender).send(region).unwrap();
-        (Memory::new(false, Some(mailbox), Vec::new()), region, address)
+        (Registrations::new(false, Some(mailbox), Vec::new()), region, address)
     }
 
-    fn at(region: u64, offset: usize) -> Invitation {
+    fn at(region: u64, offset: usize) -> BufferAddresses {
         let (input_region, input_offset) = (region, offset as u64);
         let (output_region, output_offset) = (region, offset as u64);
-        Invitation {
+        BufferAddresses {
             input_region,
             input_offset,
             output_region,
             output_offset,
-            ..Invitation::default()
+            ..BufferAddresses::default()
         }
     }
 
@@ -325,13 +330,13 @@ mod tests {
     #[test]
     fn numbers_of_regions_that_are_gone_are_forgotten() {
         let (mailbox, sender) = Mailbox::pair().unwrap();
-        let mut memory = Memory::new(false, None, vec![Some(MailboxSender::new(sender))]);
+        let mut memory = Registrations::new(false, None, vec![Some(MailboxSender::new(sender))]);
         let call = Call::new(crate::plan::Collective::AllReduce, crate::types::DataType::Uint8);
-        let know = |memory: &mut Memory, address: *mut u8| {
+        let know = |memory: &mut Registrations, address: *mut u8| {
             let call = Call { send: address, recv: address, count: 1, ..call.clone() };
             let extents = call.extents(0, 2).unwrap();
             let loan = memory.offer(0, address, 1);
-            let invitation = memory.invite(&call, &extents, true).unwrap();
+            let invitation = memory.buffer_addresses(&call, &extents, true).unwrap();
             assert_eq!(loan.region, invitation.input_region);
             let mut sent = 0;
             while mailbox.receive().unwrap().is_some() {
@@ -392,7 +397,7 @@ mod tests {
         unsafe { base.output.add(BYTES - 1).write(1) };
         let call = Call::new(crate::plan::Collective::Barrier, crate::types::DataType::Uint8);
         let extents = call.extents(0, 2).unwrap();
-        memory.invite(&call, &extents, false).unwrap();
+        memory.buffer_addresses(&call, &extents, false).unwrap();
         assert!(memory.resolve(&at(region, 0), &used).unwrap().is_none());
     }
 }

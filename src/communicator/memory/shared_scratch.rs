@@ -6,14 +6,14 @@
 //! or mapped before or after; what was mapped in vain goes with the communicator.
 #![allow(unsafe_code)]
 
-use super::registration::Memory;
+use super::registration::Registrations;
 use crate::error::Result;
-use crate::executor::direct::run::{Invitation, NOWHERE};
+use crate::executor::direct::run::{BufferAddresses, NOWHERE};
 use crate::executor::links::Links;
 use crate::executor::shm_two_shot;
 use crate::transport::fifo::Stamp;
 use crate::transport::shm_export;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 
 /// How often it is tried to open the scratch. A mailbox may be full of other descriptors, or the
 /// kernel have too many of them under way, as where many ranks send theirs at once: by the next
@@ -21,21 +21,21 @@ use crate::transport::wait::Watch;
 const MOST_TRIES: u32 = 3;
 
 /// Exported memory of this rank's.
-struct Region {
+struct ExportedRegion {
     address: *mut u8,
     bytes: usize,
 }
 
 // SAFETY: memory of the process, which only calls in their turn use.
-unsafe impl Send for Region {}
+unsafe impl Send for ExportedRegion {}
 
-impl Region {
-    fn new(bytes: usize) -> Result<Region> {
-        Ok(Region { address: shm_export::allocate(bytes)?, bytes })
+impl ExportedRegion {
+    fn new(bytes: usize) -> Result<ExportedRegion> {
+        Ok(ExportedRegion { address: shm_export::allocate(bytes)?, bytes })
     }
 }
 
-impl Drop for Region {
+impl Drop for ExportedRegion {
     fn drop(&mut self) {
         // It is in the table since it was allocated.
         let _ = shm_export::release(self.address);
@@ -44,7 +44,7 @@ impl Drop for Region {
 
 #[derive(Default)]
 pub struct SharedScratch {
-    mine: Option<Region>,
+    mine: Option<ExportedRegion>,
     /// Where the peers find it, once all ranks reach all scratch.
     open: Option<u64>,
     /// How often not all of them did. The same on all ranks.
@@ -68,13 +68,13 @@ impl SharedScratch {
     pub fn open(
         &mut self,
         bytes: usize,
-        memory: &mut Memory,
+        memory: &mut Registrations,
         links: &mut Links,
         stamp: &Stamp,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<bool> {
         // Without memory it is nowhere, which the others are told.
-        self.mine = Region::new(bytes).ok();
+        self.mine = ExportedRegion::new(bytes).ok();
         memory.begin();
         let located = self.mine.as_ref().map(|mine| memory.locate(mine.address, mine.bytes));
         let region = located.and_then(Result::ok).map_or(NOWHERE, |(region, _)| region);
@@ -90,7 +90,7 @@ impl SharedScratch {
     }
 
     /// What peers are told in a call, and this rank's scratch.
-    pub fn invite(&self, scalar: f64) -> (Invitation, *mut u8) {
+    pub fn scratch_addresses(&self, scalar: f64) -> (BufferAddresses, *mut u8) {
         let (Some(region), Some(mine)) = (self.open, &self.mine) else {
             unreachable!("asked after it was opened");
         };
@@ -99,12 +99,12 @@ impl SharedScratch {
 }
 
 /// Input and output are both what begins with the region.
-fn at(region: u64, scalar: f64) -> Invitation {
-    Invitation {
+fn at(region: u64, scalar: f64) -> BufferAddresses {
+    BufferAddresses {
         input_region: region,
         output_region: region,
         in_place: 1,
         scalar,
-        ..Invitation::default()
+        ..BufferAddresses::default()
     }
 }

@@ -8,21 +8,21 @@ use crate::clock;
 use crate::communicator::call::signature::SETUP_OPERATIONS;
 use crate::communicator::call::signature::{self, number, state_of};
 use crate::error::Operation;
-use crate::executor::control_block::{Control, Life, RECORDS, Record};
+use crate::executor::control_block::{ControlBlock, Life, RECORDS, Record};
 use crate::executor::links::Pages;
 use crate::sync::atomic::Ordering::Relaxed;
 use std::fmt::Write;
 
 /// A communicator as onlookers see it.
 #[derive(Clone)]
-pub struct Flight {
+pub struct FlightRecorder {
     pub pages: Pages,
     /// Half of the number that messages carry: the same on all its ranks.
     pub number: u32,
 }
 
 /// One operation.
-struct Entry {
+struct FlightRecord {
     operation: Operation,
     sequence: u64,
     fingerprint: u64,
@@ -36,10 +36,10 @@ struct Entry {
     progress: Option<(u32, u32)>,
 }
 
-impl Entry {
-    fn of(record: &Record) -> Entry {
+impl FlightRecord {
+    fn of(record: &Record) -> FlightRecord {
         let operation = signature::operation(record);
-        Entry {
+        FlightRecord {
             sequence: operation.sequence.unwrap_or(0),
             operation,
             fingerprint: record.fingerprint.load(Relaxed),
@@ -109,21 +109,21 @@ pub fn launched() -> Option<usize> {
 
 /// The name of an operation that has just begun, and all about it, as JSON.
 pub fn described(record: &Record) -> (String, String) {
-    Entry::of(record).described()
+    FlightRecord::of(record).described()
 }
 
 /// Collectives in order, the user's alone.
-fn collectives(page: &Control) -> Vec<Entry> {
+fn collectives(page: &ControlBlock) -> Vec<FlightRecord> {
     let completed = page.completed();
     // The page is written by its rank alone, but in memory that its peers can write.
     // The oldest is there until another operation begins, which takes its place.
     let first = completed.saturating_sub(RECORDS as u64).max(SETUP_OPERATIONS);
-    (first..=completed).filter_map(|sequence| page.record(sequence)).map(Entry::of).collect()
+    (first..=completed).filter_map(|sequence| page.record(sequence)).map(FlightRecord::of).collect()
 }
 
 /// Batches of messages in order.
-fn batches(page: &Control) -> Vec<Entry> {
-    let mut all: Vec<Entry> = page.batches().map(Entry::of).collect();
+fn batches(page: &ControlBlock) -> Vec<FlightRecord> {
+    let mut all: Vec<FlightRecord> = page.batches().map(FlightRecord::of).collect();
     all.sort_by_key(|entry| entry.sequence);
     all
 }
@@ -155,7 +155,7 @@ pub fn trace(events: &str) -> String {
     )
 }
 
-impl Flight {
+impl FlightRecorder {
     /// The record of this rank and the state of all.
     pub fn dump(&self, failure: Option<String>) -> String {
         let pages = &self.pages;
@@ -178,7 +178,7 @@ impl Flight {
             );
         }
         let page = pages.mine();
-        let list = |entries: Vec<Entry>| {
+        let list = |entries: Vec<FlightRecord>| {
             entries.iter().map(|entry| entry.json(now, tick)).collect::<Vec<_>>().join(",")
         };
         let _ = write!(json, "],\"operations\":[{}]", list(collectives(page)));
@@ -263,7 +263,7 @@ impl Flight {
         let (pages, page) = (&self.pages, self.pages.mine());
         let (state, entry) = self.doing();
         let (tick, now) = (clock::nanoseconds_per_tick(), clock::ticks());
-        let since = |entry: &Entry| {
+        let since = |entry: &FlightRecord| {
             let at = entry.ended.unwrap_or(entry.started);
             (now.saturating_sub(at) as f64 * tick / 1e6) as u64
         };
@@ -288,10 +288,10 @@ impl Flight {
     }
 
     /// A word for what this rank is at, and the operation that it is in or was in last.
-    fn doing(&self) -> (String, Option<Entry>) {
+    fn doing(&self) -> (String, Option<FlightRecord>) {
         let page = self.pages.mine();
         let completed = page.completed();
-        let running = page.open_batch().or_else(|| page.record(completed)).map(Entry::of);
+        let running = page.open_batch().or_else(|| page.record(completed)).map(FlightRecord::of);
         let last = || {
             let call = collectives(page).pop();
             call.into_iter().chain(batches(page).pop()).max_by_key(|entry| entry.started)

@@ -6,10 +6,10 @@
 //! time and gives none of them long.
 #![allow(unsafe_code)]
 
-use super::flight_recorder::{self, Flight, quote};
+use super::flight_recorder::{self, FlightRecorder, quote};
 use crate::error::{Error, Result};
-use crate::eventfd::{Event, poll};
-use crate::fork::Shared;
+use crate::eventfd::{EventFd, poll};
+use crate::fork::ForkSafeMutex;
 use crate::{fork, host, thread_signals};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -33,25 +33,25 @@ const QUESTION_BYTES: usize = 64;
 
 /// The communicators of this process that onlookers see.
 #[derive(Default)]
-struct Gallery {
-    flights: Vec<(u64, Flight)>,
+struct StatusRegistry {
+    flights: Vec<(u64, FlightRecorder)>,
     next: u64,
     server: Option<Server>,
     /// The process that it is of, as [`fork::generation`] tells them apart.
     born: u32,
 }
 
-static GALLERY: Shared<Gallery> =
-    Shared::new(Gallery { flights: Vec::new(), next: 0, server: None, born: 0 });
+static GALLERY: ForkSafeMutex<StatusRegistry> =
+    ForkSafeMutex::new(StatusRegistry { flights: Vec::new(), next: 0, server: None, born: 0 });
 
 /// A communicator's place among those that onlookers see; dropping it takes it away.
-pub struct Exhibit {
+pub struct StatusEntry {
     number: u64,
     born: u32,
 }
 
 /// Let onlookers see a communicator, where the environment asks for it.
-pub fn show(flight: Flight) -> Result<Option<Exhibit>> {
+pub fn register(flight: FlightRecorder) -> Result<Option<StatusEntry>> {
     let Some(folder) = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty()) else {
         return Ok(None);
     };
@@ -69,10 +69,10 @@ pub fn show(flight: Flight) -> Result<Option<Exhibit>> {
     let number = gallery.next;
     gallery.next += 1;
     gallery.flights.push((number, flight));
-    Ok(Some(Exhibit { number, born }))
+    Ok(Some(StatusEntry { number, born }))
 }
 
-impl Drop for Exhibit {
+impl Drop for StatusEntry {
     fn drop(&mut self) {
         if self.born != fork::generation() {
             return;
@@ -91,7 +91,7 @@ impl Drop for Exhibit {
 /// The socket and its thread. Dropping it ends the thread.
 struct Server {
     path: PathBuf,
-    stop: Arc<Event>,
+    stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -99,7 +99,7 @@ impl Server {
     fn start(folder: &Path) -> Result<Server> {
         let path = folder.join(format!("rank.{}", std::process::id()));
         let listener = listen(&path)?;
-        let stop = Arc::new(Event::new()?);
+        let stop = Arc::new(EventFd::new()?);
         let mut server = Server { path, stop: stop.clone(), thread: None };
         let thread = thread_signals::spawn_deaf("ringcomm-status", move || serve(&listener, &stop));
         match thread {
@@ -174,7 +174,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
 }
 
 /// The thread: answers until it is to stop.
-fn serve(listener: &UnixListener, stop: &Event) {
+fn serve(listener: &UnixListener, stop: &EventFd) {
     loop {
         let until = Instant::now() + Duration::from_secs(60);
         if is_stopped(stop, listener.as_raw_fd(), libc::POLLIN, until) {
@@ -196,7 +196,7 @@ fn serve(listener: &UnixListener, stop: &Event) {
 }
 
 /// Wait until the descriptor is ready, `until` has come, or the thread is to stop, which it tells.
-fn is_stopped(stop: &Event, fd: RawFd, events: libc::c_short, until: Instant) -> bool {
+fn is_stopped(stop: &EventFd, fd: RawFd, events: libc::c_short, until: Instant) -> bool {
     let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
     let mut entries = [entry(stop.raw(), libc::POLLIN), entry(fd, events)];
     poll(&mut entries, until);
@@ -216,7 +216,7 @@ fn is_same_user(asker: &UnixStream) -> bool {
 }
 
 /// A line of at most [`QUESTION_BYTES`].
-fn read_line(mut asker: &UnixStream, stop: &Event, until: Instant) -> Option<String> {
+fn read_line(mut asker: &UnixStream, stop: &EventFd, until: Instant) -> Option<String> {
     let mut line = [0; QUESTION_BYTES];
     let mut used = 0;
     while used < line.len() && Instant::now() < until {
@@ -237,7 +237,7 @@ fn read_line(mut asker: &UnixStream, stop: &Event, until: Instant) -> Option<Str
     None
 }
 
-fn write_all(mut asker: &UnixStream, mut text: &[u8], stop: &Event, until: Instant) {
+fn write_all(mut asker: &UnixStream, mut text: &[u8], stop: &EventFd, until: Instant) {
     while !text.is_empty() && Instant::now() < until {
         match asker.write(text) {
             Ok(count) => text = &text[count..],
@@ -254,9 +254,9 @@ fn write_all(mut asker: &UnixStream, mut text: &[u8], stop: &Event, until: Insta
 /// What is answered to a question. `table` and `events` are the parts of which ringrun makes one
 /// table and one trace of many ranks.
 fn answer(question: &str) -> String {
-    let flights: Vec<Flight> =
+    let flights: Vec<FlightRecorder> =
         GALLERY.lock().flights.iter().map(|(_, flight)| flight.clone()).collect();
-    let all = |part: &dyn Fn(&Flight) -> String, between: &str| {
+    let all = |part: &dyn Fn(&FlightRecorder) -> String, between: &str| {
         flights.iter().map(part).collect::<Vec<_>>().join(between)
     };
     match question {
@@ -266,9 +266,9 @@ fn answer(question: &str) -> String {
             quote(host::name()),
             all(&|flight| flight.dump(flight.failure()), ",")
         ),
-        "events" => all(&Flight::events, ","),
-        "trace" => flight_recorder::trace(&all(&Flight::events, ",")) + "\n",
-        "table" => all(&Flight::row, ""),
+        "events" => all(&FlightRecorder::events, ","),
+        "trace" => flight_recorder::trace(&all(&FlightRecorder::events, ",")) + "\n",
+        "table" => all(&FlightRecorder::row, ""),
         _ => "{\"error\":\"ask for dump, trace, events or table\"}\n".into(),
     }
 }

@@ -5,7 +5,7 @@
 //! is one write that replaces the closing bracket by itself and another one, so what a process
 //! leaves is valid JSON wherever it died, and the operation that it died in has only begun.
 
-use super::flight_recorder::{self, Flight};
+use super::flight_recorder::{self, FlightRecorder};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::executor::control_block::Record;
@@ -26,17 +26,17 @@ struct Timeline {
 }
 
 /// What came of opening it: the same for all ranks of the process.
-struct Opened {
+struct OpenedTimeline {
     /// The process that it is of, as [`fork::generation`] tells them apart.
     born: u32,
     timeline: Result<Option<Arc<Mutex<Timeline>>>>,
 }
 
 /// This process's timeline, once there is one.
-static TIMELINE: fork::Once<Opened> = fork::Once::new();
+static TIMELINE: fork::Once<OpenedTimeline> = fork::Once::new();
 
 /// A communicator's track on the timeline.
-pub struct Track {
+pub struct TimelineWriter {
     timeline: Arc<Mutex<Timeline>>,
     process: usize,
     number: u32,
@@ -46,7 +46,7 @@ pub struct Track {
 /// The file that the environment asks for; rank 0 writes to that name, others append their rank,
 /// which is the launcher's where there is one: a process may begin with a communicator of threads,
 /// or of some of the ranks.
-fn path(flight: &Flight, reach: &[Reach]) -> Option<String> {
+fn path(flight: &FlightRecorder, reach: &[Reach]) -> Option<String> {
     let variable = |name| std::env::var(name).ok().filter(|path| !path.is_empty());
     // Horovod's word for a timeline that the program itself starts.
     let of_horovod = || variable("HOROVOD_TIMELINE").filter(|path| path != "DYNAMIC");
@@ -58,10 +58,10 @@ fn path(flight: &Flight, reach: &[Reach]) -> Option<String> {
     Some(if rank == 0 { path } else { format!("{path}.{rank}") })
 }
 
-impl Track {
+impl TimelineWriter {
     /// The track of a communicator, where the environment asks for a timeline. A forked child's
     /// communicators have none: the file is its parent's.
-    pub fn new(flight: &Flight, reach: &[Reach]) -> Result<Option<Track>> {
+    pub fn new(flight: &FlightRecorder, reach: &[Reach]) -> Result<Option<TimelineWriter>> {
         let opened = TIMELINE.get_or_make(|| {
             let open = |path: String| match Timeline::create(&path) {
                 Ok(timeline) => Ok(Arc::new(Mutex::new(timeline))),
@@ -70,7 +70,10 @@ impl Track {
                     errno: error.raw_os_error().unwrap_or(0),
                 }),
             };
-            Opened { born: fork::generation(), timeline: path(flight, reach).map(open).transpose() }
+            OpenedTimeline {
+                born: fork::generation(),
+                timeline: path(flight, reach).map(open).transpose(),
+            }
         });
         let born = opened.born;
         // A forked child must not ask for the lock, which a thread of its parent may have held.
@@ -80,7 +83,7 @@ impl Track {
         let Some(timeline) = &opened.timeline.clone()? else { return Ok(None) };
         let (process, number) = (flight.process(), flight.number);
         timeline.lock().write(&flight.names());
-        Ok(Some(Track { timeline: timeline.clone(), process, number, born }))
+        Ok(Some(TimelineWriter { timeline: timeline.clone(), process, number, born }))
     }
 
     /// An operation has begun.

@@ -5,15 +5,15 @@
 //! communicator. No sockets, no clock and no sleep in here: a thread drives it
 //! (`driver.rs`), or the simulation.
 
-use super::agreement::{Act, Agreement, Peer};
-use crate::bootstrap::Cause;
-use crate::communicator::health::watchdog::Watched;
+use super::agreement::{Act, Agreement, PeerView};
+use crate::bootstrap::Blame;
+use crate::communicator::health::watchdog::CommHealth;
 use crate::error::Result;
 use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use std::time::Instant;
 
 /// Where the ranks that are left meet.
-pub enum Door<G> {
+pub enum RendezvousPoint<G> {
     /// On this host, to which they all belong.
     Here,
     /// At this rank, the first of them.
@@ -23,11 +23,11 @@ pub enum Door<G> {
 }
 
 /// What a survivor needs of where it runs.
-pub trait Place {
+pub trait ShrinkEnv {
     type Gate;
 
     /// What it sees of the others.
-    fn watched(&self) -> &Watched;
+    fn watched(&self) -> &CommHealth;
 
     fn share_a_host(&self, ranks: &[usize]) -> bool;
 
@@ -39,19 +39,19 @@ pub trait Place {
 }
 
 /// The communicator that all survivors of an attempt have agreed to make.
-pub struct Attempt<G> {
+pub struct ShrinkAttempt<G> {
     pub left: Vec<usize>,
     /// What they meet for. No two sets make one in the same attempt.
     pub label: String,
-    pub door: Door<G>,
+    pub door: RendezvousPoint<G>,
 }
 
 /// What is to be done next.
-pub enum Step<G> {
+pub enum ShrinkStep<G> {
     /// Look again later; whether this rank has just announced something.
     Wait { moved: bool },
-    /// Forget what was made before, make this, and tell [`Survivor::made`] or [`Survivor::failed`].
-    Make(Attempt<G>),
+    /// Forget what was made before, make this, and tell [`ShrinkDriver::made`] or [`ShrinkDriver::failed`].
+    Make(ShrinkAttempt<G>),
     /// Return what was made last.
     Settle,
     /// The rank counts this one as dead.
@@ -62,32 +62,32 @@ pub enum Step<G> {
     Late,
 }
 
-pub struct Survivor<P: Place> {
+pub struct ShrinkDriver<P: ShrinkEnv> {
     place: P,
     agreement: Agreement,
     /// By rank: what this rank has seen of it.
-    peers: Vec<Peer>,
+    peers: Vec<PeerView>,
     /// Where the survivors meet in an attempt of this number, if this rank is the first of them.
     door: Option<(u64, P::Gate)>,
     deadline: Instant,
 }
 
-impl<P: Place> Survivor<P> {
+impl<P: ShrinkEnv> ShrinkDriver<P> {
     /// Begin, and announce it.
-    pub fn begin(place: P, deadline: Instant) -> Result<Survivor<P>> {
+    pub fn begin(place: P, deadline: Instant) -> Result<ShrinkDriver<P>> {
         let pages = &place.watched().pages;
-        let unknown = Peer { is_dead: false, announced: Announcement::NOTHING };
+        let unknown = PeerView { is_dead: false, announced: Announcement::NOTHING };
         let mut peers = vec![unknown; pages.nranks()];
         look(place.watched(), &mut peers);
         let before = pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         let agreement = Agreement::begin(pages.rank, before, &peers);
-        let mut survivor = Survivor { place, agreement, peers, door: None, deadline };
+        let mut survivor = ShrinkDriver { place, agreement, peers, door: None, deadline };
         survivor.announce().inspect_err(|_| survivor.give_up())?;
         Ok(survivor)
     }
 
     /// Look at the others and go on.
-    pub fn advance(&mut self, now: Instant) -> Result<Step<P::Gate>> {
+    pub fn advance(&mut self, now: Instant) -> Result<ShrinkStep<P::Gate>> {
         let before = self.agreement.mine().clone();
         look(self.place.watched(), &mut self.peers);
         let act = self.agreement.look(&self.peers);
@@ -96,12 +96,12 @@ impl<P: Place> Survivor<P> {
             self.announce()?;
         }
         Ok(match act {
-            Act::Settle => Step::Settle,
-            Act::Excluded(peer) => Step::Excluded(peer),
-            Act::Absent(peer) => Step::Absent(peer),
-            Act::Make | Act::Wait if now >= self.deadline => Step::Late,
-            Act::Make => Step::Make(self.attempt()),
-            Act::Wait => Step::Wait { moved },
+            Act::Settle => ShrinkStep::Settle,
+            Act::Excluded(peer) => ShrinkStep::Excluded(peer),
+            Act::Absent(peer) => ShrinkStep::Absent(peer),
+            Act::Make | Act::Wait if now >= self.deadline => ShrinkStep::Late,
+            Act::Make => ShrinkStep::Make(self.attempt()),
+            Act::Wait => ShrinkStep::Wait { moved },
         })
     }
 
@@ -118,12 +118,12 @@ impl<P: Place> Survivor<P> {
     }
 
     /// The communicator of the attempt could not be made; whether the next attempt may do better.
-    pub fn failed(&mut self, cause: Cause) -> Result<bool> {
+    pub fn failed(&mut self, cause: Blame) -> Result<bool> {
         let passing = match cause {
             // Another rank's trouble: it has died, or has found out first that one has; or the
             // deadline, which the next look sees.
-            Cause::There | Cause::CalledOff | Cause::Late => true,
-            Cause::Here => self.is_stale(),
+            Blame::There | Blame::CalledOff | Blame::Late => true,
+            Blame::Here => self.is_stale(),
         };
         if passing {
             self.agreement.failed();
@@ -178,18 +178,18 @@ impl<P: Place> Survivor<P> {
         Ok(())
     }
 
-    fn attempt(&mut self) -> Attempt<P::Gate> {
+    fn attempt(&mut self) -> ShrinkAttempt<P::Gate> {
         let (left, number) = (self.left(), self.agreement.mine().attempt);
         let door = match self.door.take().filter(|(of, _)| *of == number) {
-            _ if self.place.share_a_host(&left) => Door::Here,
-            Some((_, gate)) => Door::Mine(gate),
-            None => Door::At(self.peers[left[0]].announced.port),
+            _ if self.place.share_a_host(&left) => RendezvousPoint::Here,
+            Some((_, gate)) => RendezvousPoint::Mine(gate),
+            None => RendezvousPoint::At(self.peers[left[0]].announced.port),
         };
-        Attempt { left, label: Self::label(number), door }
+        ShrinkAttempt { left, label: Self::label(number), door }
     }
 }
 
-fn look(watched: &Watched, peers: &mut [Peer]) {
+fn look(watched: &CommHealth, peers: &mut [PeerView]) {
     // First who is dead: the last words of the dead are seen then.
     for dead in watched.dead() {
         peers[dead].is_dead = true;

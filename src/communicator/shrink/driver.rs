@@ -1,13 +1,13 @@
 //! The survivors of a failure make a smaller communicator: the attempts of [`super::attempt`] meet
 //! processes, sockets and clocks.
 
-use super::attempt::{Attempt, Place, Step, Survivor};
+use super::attempt::{ShrinkAttempt, ShrinkDriver, ShrinkEnv, ShrinkStep};
 use super::port_of;
-use crate::bootstrap::Unmet;
-use crate::bootstrap::tcp::Gate;
+use crate::bootstrap::BootstrapError;
+use crate::bootstrap::tcp::AuthListener;
 use crate::communicator::Communicator;
-use crate::communicator::health::watchdog::Watched;
-use crate::communicator::init::local::Until;
+use crate::communicator::health::watchdog::CommHealth;
+use crate::communicator::init::local::StopConditions;
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::control_block::Life;
@@ -44,10 +44,10 @@ struct Shrinking<'a> {
     aborts: u64,
 }
 
-impl Place for &Shrinking<'_> {
-    type Gate = Gate;
+impl ShrinkEnv for &Shrinking<'_> {
+    type Gate = AuthListener;
 
-    fn watched(&self) -> &Watched {
+    fn watched(&self) -> &CommHealth {
         &self.communicator.watched
     }
 
@@ -55,7 +55,7 @@ impl Place for &Shrinking<'_> {
         self.communicator.share_a_host(ranks)
     }
 
-    fn open_door(&self, label: &str) -> Result<(Gate, u16)> {
+    fn open_door(&self, label: &str) -> Result<(AuthListener, u16)> {
         let gate = self.communicator.open_door(label, self.config)?;
         let port = port_of(&gate);
         Ok((gate, port))
@@ -72,7 +72,7 @@ impl Shrinking<'_> {
         self.communicator.aborts() != self.aborts
     }
 
-    fn agree(&self, survivor: &mut Survivor<&Shrinking>) -> Result<Communicator> {
+    fn agree(&self, survivor: &mut ShrinkDriver<&Shrinking>) -> Result<Communicator> {
         let started = Instant::now();
         let mut made: Option<Communicator> = None;
         let mut pause = Pause::SHORT;
@@ -81,13 +81,13 @@ impl Shrinking<'_> {
                 return Err(self.communicator.aborted());
             }
             match survivor.advance(Instant::now())? {
-                Step::Settle => {
+                ShrinkStep::Settle => {
                     return made.ok_or_else(|| Error::Internal("settled on nothing".into()));
                 }
-                Step::Excluded(peer) => return Err(self.communicator.excluded_by(peer)),
-                Step::Absent(peer) => return Err(self.communicator.absent(peer)),
-                Step::Late => return Err(self.communicator.late(survivor, started)),
-                Step::Make(attempt) => {
+                ShrinkStep::Excluded(peer) => return Err(self.communicator.excluded_by(peer)),
+                ShrinkStep::Absent(peer) => return Err(self.communicator.absent(peer)),
+                ShrinkStep::Late => return Err(self.communicator.late(survivor, started)),
+                ShrinkStep::Make(attempt) => {
                     drop(made.take());
                     pause = Pause::SHORT;
                     match self.attempt(attempt, survivor) {
@@ -99,7 +99,7 @@ impl Shrinking<'_> {
                         Err(unmet) => return Err(unmet.error),
                     }
                 }
-                Step::Wait { moved } => {
+                ShrinkStep::Wait { moved } => {
                     pause = if moved { Pause::SHORT } else { pause };
                     pause.sleep();
                 }
@@ -110,18 +110,18 @@ impl Shrinking<'_> {
     /// Make the communicator that all have agreed on.
     fn attempt(
         &self,
-        attempt: Attempt<Gate>,
-        survivor: &mut Survivor<&Shrinking>,
-    ) -> Result<Communicator, Unmet> {
+        attempt: ShrinkAttempt<AuthListener>,
+        survivor: &mut ShrinkDriver<&Shrinking>,
+    ) -> Result<Communicator, BootstrapError> {
         let survivor = RefCell::new(survivor);
         let is_stale = || self.is_aborted() || survivor.borrow_mut().is_stale();
         let broken_off = || is_stale().then(|| self.communicator.aborted());
-        let until = Until {
+        let until = StopConditions {
             deadline: self.deadline,
             is_called_off: Some(&is_stale),
             is_broken_off: Some(&broken_off),
         };
-        let Attempt { left, label, door } = attempt;
+        let ShrinkAttempt { left, label, door } = attempt;
         self.communicator.make_of(&left, &label, door, self.config, until)
     }
 }
@@ -142,7 +142,7 @@ impl Communicator {
         let aborts = self.aborts();
         let _alone = self.begin_shrink()?;
         let shrinking = Shrinking { communicator: self, config, deadline, aborts };
-        let mut survivor = Survivor::begin(&shrinking, deadline)?;
+        let mut survivor = ShrinkDriver::begin(&shrinking, deadline)?;
         let outcome = shrinking.agree(&mut survivor);
         if outcome.is_err() {
             survivor.give_up();
@@ -179,7 +179,7 @@ impl Communicator {
     }
 
     /// The deadline came while another rank was missing.
-    fn late(&self, survivor: &Survivor<&Shrinking>, started: Instant) -> Error {
+    fn late(&self, survivor: &ShrinkDriver<&Shrinking>, started: Instant) -> Error {
         let mine = survivor.mine();
         let (peer, theirs) =
             survivor.awaited().map_or((self.rank, None), |(rank, theirs)| (rank, Some(theirs)));

@@ -10,14 +10,14 @@ mod driver;
 
 use super::Communicator;
 use super::call::fingerprint::mix;
-use super::init::local::Until;
-use super::init::rank_map::Numbering;
-use crate::bootstrap::tcp::{Gate, NetworkConfig};
-use crate::bootstrap::{Cause, Unmet};
+use super::init::local::StopConditions;
+use super::init::rank_map::RankMap;
+use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
+use crate::bootstrap::{Blame, BootstrapError};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::control_block::shrink_board::Announcement;
-use attempt::Door;
+use attempt::RendezvousPoint;
 use driver::Pause;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -61,13 +61,13 @@ impl Communicator {
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
         let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
         let is_broken_off = || aborted().or_else(|| self.watched.death_among(&left));
-        let until = Until {
+        let until = StopConditions {
             deadline,
             is_called_off: Some(&is_called_off),
             is_broken_off: Some(&is_broken_off),
         };
         let made = self.shrink_by_list(&gone, &left, config, until);
-        made.map_err(|unmet| aborted().unwrap_or_else(|| self.watched.explained(&left, unmet)))
+        made.map_err(|unmet| aborted().unwrap_or_else(|| self.watched.with_cause(&left, unmet)))
     }
 
     /// The first of those that are left counts the attempts, and the number is part of what they
@@ -77,8 +77,8 @@ impl Communicator {
         gone: &[usize],
         left: &[usize],
         config: &Config,
-        until: Until,
-    ) -> Result<Communicator, Unmet> {
+        until: StopConditions,
+    ) -> Result<Communicator, BootstrapError> {
         let mut attempts = self.begin_shrink()?;
         let list = number_of_list(gone);
         let last = attempts.entry(list).or_default();
@@ -87,7 +87,7 @@ impl Communicator {
             *last += 1;
             let label = label_of(gone, *last);
             let door = self.open_attempt(left, &label, list | *last, config);
-            door.map_err(Unmet::from)
+            door.map_err(BootstrapError::from)
                 .and_then(|door| self.make_of(left, &label, door, config, until))
         } else {
             self.follow_attempts(gone, left, last, config, until)
@@ -111,8 +111,8 @@ impl Communicator {
         left: &[usize],
         last: &mut u64,
         config: &Config,
-        until: Until,
-    ) -> Result<Communicator, Unmet> {
+        until: StopConditions,
+    ) -> Result<Communicator, BootstrapError> {
         let (root, list) = (left[0], number_of_list(gone));
         loop {
             let (attempt, door) = self.find_attempt(left, list, *last, config, until)?;
@@ -129,11 +129,11 @@ impl Communicator {
             };
             let is_called_off =
                 || until.is_called_off.is_some_and(|off| off()) || is_retried() || is_past();
-            let until = Until { is_called_off: Some(&is_called_off), ..until };
+            let until = StopConditions { is_called_off: Some(&is_called_off), ..until };
             let outcome = self.make_of(left, &label_of(gone, attempt), door, config, until);
             let Err(unmet) = outcome else { return outcome };
             // The first rank had left before those who called it off came, as this rank knew.
-            let was_late = unmet.cause == Cause::CalledOff && over_since.get().is_some();
+            let was_late = unmet.cause == Blame::CalledOff && over_since.get().is_some();
             if !is_retried() && !was_late {
                 return Err(unmet);
             }
@@ -147,14 +147,14 @@ impl Communicator {
         label: &str,
         number: u64,
         config: &Config,
-    ) -> Result<Door<Gate>> {
+    ) -> Result<RendezvousPoint<AuthListener>> {
         if self.share_a_host(left) {
             self.show_attempt(number, 0);
-            return Ok(Door::Here);
+            return Ok(RendezvousPoint::Here);
         }
         let gate = self.open_door(label, config)?;
         self.show_attempt(number, port_of(&gate));
-        Ok(Door::Mine(gate))
+        Ok(RendezvousPoint::Mine(gate))
     }
 
     /// Wait for the first of the ranks to say which attempt this is; not for one that this rank has
@@ -165,8 +165,8 @@ impl Communicator {
         list: u64,
         last: u64,
         config: &Config,
-        until: Until,
-    ) -> Result<(u64, Door<Gate>), Unmet> {
+        until: StopConditions,
+    ) -> Result<(u64, RendezvousPoint<AuthListener>), BootstrapError> {
         self.show_attempt(list, 0);
         let mut pause = Pause::SHORT;
         loop {
@@ -174,7 +174,8 @@ impl Communicator {
             let said = said.filter(|said| said.label > list | last && of_list(said.label) == list);
             if let Some(said) = said {
                 let here = self.share_a_host(left);
-                let door = if here { Door::Here } else { Door::At(said.port) };
+                let door =
+                    if here { RendezvousPoint::Here } else { RendezvousPoint::At(said.port) };
                 return Ok((said.label - list, door));
             }
             if Instant::now() >= until.deadline || until.is_called_off.is_some_and(|off| off()) {
@@ -184,7 +185,12 @@ impl Communicator {
                 let missing = left.iter().copied().filter(|rank| !here(*rank)).collect();
                 let (nranks, waited_ms) = (left.len(), config.meeting().as_millis() as u64);
                 let unlisted = 0;
-                return Err(Unmet::late(Error::Missing { nranks, missing, unlisted, waited_ms }));
+                return Err(BootstrapError::late(Error::Missing {
+                    nranks,
+                    missing,
+                    unlisted,
+                    waited_ms,
+                }));
             }
             pause.sleep();
         }
@@ -206,9 +212,9 @@ impl Communicator {
     }
 
     /// A gate for those who know the label.
-    pub(super) fn open_door(&self, label: &str, config: &Config) -> Result<Gate> {
+    pub(super) fn open_door(&self, label: &str, config: &Config) -> Result<AuthListener> {
         let id = self.id.derive_at(label.as_bytes(), &[]);
-        Gate::open(&id, &NetworkConfig::from(config))
+        AuthListener::open(&id, &NetworkConfig::from(config))
     }
 
     /// Make a communicator of these ranks, this one among them. The ranks of errors have their
@@ -217,36 +223,36 @@ impl Communicator {
         &self,
         left: &[usize],
         label: &str,
-        door: Door<Gate>,
+        door: RendezvousPoint<AuthListener>,
         config: &Config,
-        until: Until,
-    ) -> Result<Communicator, Unmet> {
+        until: StopConditions,
+    ) -> Result<Communicator, BootstrapError> {
         let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
         let nranks = left.len();
-        let numbering = Numbering(left);
+        let numbering = RankMap(left);
         let why = || until.is_broken_off.and_then(|why| why());
-        let broken_off = || why().map(|error| numbering.inward(error));
-        let until = Until { is_broken_off: Some(&broken_off), ..until };
+        let broken_off = || why().map(|error| numbering.to_child(error));
+        let until = StopConditions { is_broken_off: Some(&broken_off), ..until };
         let id_at = |port: Option<u16>| {
             let place = self.outside.as_ref().zip(port);
             let place = place.map(|(outside, port)| outside.at_port(left[0], port));
             self.id.derive_at(label.as_bytes(), &place.unwrap_or_default())
         };
         let made = match door {
-            Door::Mine(gate) => {
+            RendezvousPoint::Mine(gate) => {
                 let id = id_at(Some(port_of(&gate)));
                 Communicator::init_through(gate.of_root(), nranks, &id, rank, config, until)
             }
-            Door::At(port) => {
+            RendezvousPoint::At(port) => {
                 let id = id_at(Some(port));
                 Communicator::init_unless(nranks, &id, rank, config, until)
             }
-            Door::Here => {
+            RendezvousPoint::Here => {
                 let id = id_at(None);
                 Communicator::init_unless(nranks, &id, rank, config, until)
             }
         };
-        made.map_err(|unmet| numbering.outward(unmet))
+        made.map_err(|unmet| numbering.to_parent(unmet))
     }
 
     /// Show the other ranks an announcement.
@@ -283,7 +289,7 @@ fn has_failed(attempt: u64, later: u64) -> bool {
 }
 
 /// The port that a gate listens at.
-fn port_of(gate: &Gate) -> u16 {
+fn port_of(gate: &AuthListener) -> u16 {
     gate.addresses().first().map_or(0, |address| address.port())
 }
 
@@ -291,7 +297,7 @@ fn port_of(gate: &Gate) -> u16 {
 mod tests {
     use super::*;
     use crate::bootstrap::UniqueId;
-    use crate::bootstrap::tcp::{Greeting, HELLO, Handshake, Purpose, Secret};
+    use crate::bootstrap::tcp::{HELLO, Handshake, Hello, Purpose, SharedSecret};
     use crate::communicator::init::thread_per_rank::all_or_none;
     use crate::communicator::number_of;
 
@@ -315,15 +321,15 @@ mod tests {
             all_or_none(jobs).unwrap().into_iter().map(|made| made.unwrap()).collect();
         assert_eq!(made[0].len(), 5);
         let greeting =
-            Greeting { purpose: Purpose::Data, rank: 1, to: 0, nranks: 3, lane: 0, note: 0 };
+            Hello { purpose: Purpose::Data, rank: 1, to: 0, nranks: 3, lane: 0, note: 0 };
         let mut all = vec![parent];
         for (index, id) in made[0].iter().enumerate() {
             assert_eq!(number_of(id), number_of(&made[1][index]), "the same on every rank");
             for before in &all {
                 assert_ne!(number_of(before), number_of(id), "a message tells them apart");
                 assert!(id.epoch() > all[0].epoch() && id.epoch() == made[1][index].epoch());
-                let recorded = Handshake::caller(&Secret::new(before), &greeting).unwrap();
-                let mut gate = Handshake::gate(&Secret::new(id)).unwrap();
+                let recorded = Handshake::caller(&SharedSecret::new(before), &greeting).unwrap();
+                let mut gate = Handshake::gate(&SharedSecret::new(id)).unwrap();
                 let refused = gate.feed(&recorded.outgoing()[..HELLO]);
                 assert_eq!(refused, Err("a caller that does not hold the secret"));
             }

@@ -7,9 +7,9 @@ use crate::bootstrap::UniqueId;
 use crate::bootstrap::sim::allgather::Gate;
 use crate::bootstrap::sim::net::Port;
 use crate::communicator::call::fingerprint::mix;
-use crate::communicator::call::signature::Descriptor;
-use crate::communicator::control_plane::state_machine::{Plane, Seat};
-use crate::communicator::health::watchdog::{OperationWatch, Watched};
+use crate::communicator::call::signature::CallSignature;
+use crate::communicator::control_plane::state_machine::{ControlIdentity, Plane};
+use crate::communicator::health::watchdog::{CommHealth, OpWatchdog};
 use crate::communicator::number_of;
 use crate::error::{Error, Result};
 use crate::executor::control_block::shrink_board::{Announcement, Phase};
@@ -19,7 +19,7 @@ use crate::sync::atomic::AtomicBool;
 use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::tcp::EXPLANATION;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use crate::types::{DataType, ReduceOp};
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub struct Crew {
     /// By rank in it: what the rank is called in the world.
     pub members: Vec<usize>,
     pub id: UniqueId,
-    pub watched: Rc<Watched>,
+    pub watched: Rc<CommHealth>,
     /// There is something that the control thread has not been told.
     pub news: Rc<Cell<bool>>,
     pub addresses: Vec<SocketAddr>,
@@ -50,7 +50,7 @@ pub struct Crew {
 }
 
 /// What every call is called.
-const CALL: Descriptor = Descriptor {
+const CALL: CallSignature = CallSignature {
     collective: Some(Collective::AllReduce),
     data_type: DataType::Uint64,
     op: ReduceOp::Sum,
@@ -80,7 +80,7 @@ impl Crew {
         for (other, member) in members.iter().enumerate() {
             pages.of(other).introduce(pid_of(*member), "here");
         }
-        let seat = Seat {
+        let seat = ControlIdentity {
             rank,
             secret: gate.secret.clone(),
             addresses: addresses.iter().map(|address| vec![*address]).collect(),
@@ -88,7 +88,7 @@ impl Crew {
             pages: pages.clone(),
             timeout: PATIENCE,
         };
-        let watched = Watched {
+        let watched = CommHealth {
             pages,
             liveness: Liveness::new(Vec::new()),
             aborted: AtomicBool::new(false),
@@ -257,7 +257,7 @@ impl Crew {
     /// What a rank that waits for a peer looks at.
     fn watch(&self, peer: usize, waited: Duration, now: Instant) -> Result<()> {
         let sequence = self.watched.pages.mine().completed();
-        let watch = OperationWatch::new(&self.watched, None, CALL, sequence);
+        let watch = OpWatchdog::new(&self.watched, None, CALL, sequence);
         watch.check(peer, waited)?;
         match self.wires.iter().position(|wire| wire.is_over(now)) {
             Some(lost) => Err(watch.broken(lost, "the connection is gone")),

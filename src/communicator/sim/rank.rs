@@ -3,10 +3,12 @@
 use super::endpoint::{Crew, PATIENCE};
 use crate::bootstrap::sim::allgather::{Gate, Guest, Meeting};
 use crate::bootstrap::sim::net::Shared;
-use crate::bootstrap::{UniqueId, Unmet};
-use crate::communicator::health::watchdog::Watched;
+use crate::bootstrap::{BootstrapError, UniqueId};
+use crate::communicator::health::watchdog::CommHealth;
 use crate::communicator::init::cause;
-use crate::communicator::shrink::attempt::{Attempt, Door, Place, Step, Survivor};
+use crate::communicator::shrink::attempt::{
+    RendezvousPoint, ShrinkAttempt, ShrinkDriver, ShrinkEnv, ShrinkStep,
+};
 use crate::error::{Error, Result};
 use crate::executor::control_block::shrink_board::Announcement;
 use std::cell::Cell;
@@ -45,16 +47,16 @@ impl Ground {
 /// A rank that shrinks, as its survivor sees it.
 struct Post {
     number: usize,
-    watched: Rc<Watched>,
+    watched: Rc<CommHealth>,
     news: Rc<Cell<bool>>,
     id: UniqueId,
     ground: Ground,
 }
 
-impl Place for Post {
+impl ShrinkEnv for Post {
     type Gate = Gate;
 
-    fn watched(&self) -> &Watched {
+    fn watched(&self) -> &CommHealth {
         &self.watched
     }
 
@@ -93,7 +95,7 @@ pub struct Rank {
     /// The communicator that it works on.
     pub crew: Option<Crew>,
     making: Option<Making>,
-    survivor: Option<Survivor<Post>>,
+    survivor: Option<ShrinkDriver<Post>>,
     /// What it has made and may not return yet.
     made: Option<Crew>,
     /// Nothing else happens until these have said goodbye.
@@ -218,20 +220,20 @@ impl Rank {
             id: crew.id.clone(),
             ground: self.ground.clone(),
         };
-        let survivor = Survivor::begin(post, now + PATIENCE).expect("gates open");
+        let survivor = ShrinkDriver::begin(post, now + PATIENCE).expect("gates open");
         self.survivor = Some(survivor);
     }
 
     /// Go on with the agreement.
     fn survive(&mut self, now: Instant) -> Result<bool> {
         let survivor = self.survivor.as_mut().expect("it shrinks");
-        let give_up = |survivor: &mut Survivor<Post>, text: String| {
+        let give_up = |survivor: &mut ShrinkDriver<Post>, text: String| {
             survivor.give_up();
             Err(Error::Internal(text))
         };
         match survivor.advance(now)? {
-            Step::Wait { .. } => Ok(false),
-            Step::Settle => {
+            ShrinkStep::Wait { .. } => Ok(false),
+            ShrinkStep::Settle => {
                 let made = self.made.take().expect("it is settled because it is held");
                 let old = self.crew.replace(made.proved());
                 self.leave(old, now);
@@ -239,35 +241,37 @@ impl Rank {
                 self.shrinks += 1;
                 Ok(false)
             }
-            Step::Make(attempt) => {
+            ShrinkStep::Make(attempt) => {
                 let before = self.made.take();
                 self.leave(before, now);
                 self.making = Some(self.attempt(attempt, now));
                 self.attempts += 1;
                 Ok(true)
             }
-            Step::Excluded(peer) => give_up(survivor, format!("it is dead, says {peer}")),
-            Step::Absent(peer) => give_up(survivor, format!("rank {peer} does not take part")),
-            Step::Late => {
+            ShrinkStep::Excluded(peer) => give_up(survivor, format!("it is dead, says {peer}")),
+            ShrinkStep::Absent(peer) => {
+                give_up(survivor, format!("rank {peer} does not take part"))
+            }
+            ShrinkStep::Late => {
                 give_up(survivor, format!("the deadline came, with {:?}", survivor.mine()))
             }
         }
     }
 
     /// Make the communicator of an attempt.
-    fn attempt(&self, attempt: Attempt<Gate>, now: Instant) -> Making {
-        let Attempt { left, label, door } = attempt;
+    fn attempt(&self, attempt: ShrinkAttempt<Gate>, now: Instant) -> Making {
+        let ShrinkAttempt { left, label, door } = attempt;
         let crew = self.crew.as_ref().expect("it shrinks one");
         let rank = left.iter().position(|rank| *rank == crew.rank()).expect("it is left");
         let members = left.iter().map(|rank| crew.members[*rank]).collect();
         let (gate, root) = match door {
-            Door::Mine(gate) => (Some(gate), None),
-            Door::At(port) => {
+            RendezvousPoint::Mine(gate) => (Some(gate), None),
+            RendezvousPoint::At(port) => {
                 let mut root = crew.addresses[left[0]];
                 root.set_port(port);
                 (None, Some(root))
             }
-            Door::Here => (None, None),
+            RendezvousPoint::Here => (None, None),
         };
         let place = root.or(gate.as_ref().map(|gate| gate.address));
         let id = crew.id.derive_at(label.as_bytes(), place.as_slice());
@@ -280,7 +284,7 @@ impl Rank {
 
     /// Go on with the communicator that is being made.
     fn make(&mut self, now: Instant) -> Result<bool, String> {
-        let mut is_stale = || self.survivor.as_mut().is_some_and(Survivor::is_stale);
+        let mut is_stale = || self.survivor.as_mut().is_some_and(ShrinkDriver::is_stale);
         let outcome = match self.making.as_mut().expect("it is being made") {
             Making::Meeting { meeting, .. } if meeting.is_undecided() && is_stale() => {
                 Err(Error::Aborted { rank: self.number, operation: None }.into())
@@ -297,7 +301,7 @@ impl Rank {
                     Ok(true) => Ok(Vec::new()),
                     Err(error) => {
                         crew.fail(&error);
-                        Err(Unmet { cause: cause(&error), error })
+                        Err(BootstrapError { cause: cause(&error), error })
                     }
                 }
             }
@@ -332,7 +336,7 @@ impl Rank {
     }
 
     /// A communicator could not be made.
-    fn fail(&mut self, unmet: Unmet) -> Result<(), String> {
+    fn fail(&mut self, unmet: BootstrapError) -> Result<(), String> {
         let Some(survivor) = &mut self.survivor else {
             self.over = Some(unmet.error);
             return Ok(());

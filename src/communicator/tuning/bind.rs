@@ -1,28 +1,28 @@
 //! Binding: a call's shape is turned into programs that are ready to run.
 
-use super::context::Basis;
-use super::plan_cache::{Key, Mapped, Ready, Way};
+use super::context::PlanContext;
+use super::plan_cache::{BoundCall, DataPath, Key, Mapped};
 use super::select;
-use crate::algorithm::select::Choice;
+use crate::algorithm::select::AlgorithmChoice;
 use crate::algorithm::{self, Algorithm, serial_order};
 use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::portions::Portions;
-use crate::communicator::call::signature::Descriptor;
+use crate::communicator::call::signature::CallSignature;
 use crate::communicator::call::{Call, Extents};
 use crate::config::Config;
 use crate::device::host::Reduction;
 use crate::error::Result;
-use crate::executor::bind::{Bound, Cut, Shape};
+use crate::executor::bind::{BindShape, Bound, Cut};
 use crate::executor::direct::program::Direct;
 use crate::executor::layout::Layout;
-use crate::executor::shm_two_shot::Windows;
+use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::types::ReduceOp;
 
-impl Basis {
+impl PlanContext {
     /// A call's shape, ready to run. Says nothing of any buffer.
     #[cold]
-    pub fn bind(&self, call: &Call, config: &Config) -> Result<Ready> {
+    pub fn bind(&self, call: &Call, config: &Config) -> Result<BoundCall> {
         let (rank, nranks) = (self.rank, self.nranks);
         let key = (Key::new(call), call.extents(rank, nranks)?);
         if call.runs_as_messages() {
@@ -44,7 +44,7 @@ impl Basis {
         let plan = plan_of(chosen.staged.algorithm, rank).spread(self.stride());
         let layout = layout_for(&plan);
         let cut = Cut::new(plans_of(chosen.staged.algorithm), &layout, element);
-        let shape = Shape {
+        let shape = BindShape {
             layout: &layout,
             element,
             reduction,
@@ -60,7 +60,7 @@ impl Basis {
         });
         let windows = chosen.windows.and_then(|choice| {
             let plans: Vec<Plan> = plans_of(choice.algorithm).collect();
-            Windows::new(&plans, rank, (call.count, element), self.window_bytes())
+            ShmTwoShot::new(&plans, rank, (call.count, element), self.window_bytes())
         });
         let kernel = chosen.kernel.and_then(|choice| self.reading(call, choice.algorithm));
         // Between processes it is scratch or the slots unless all ranks' buffers turn out to be
@@ -74,7 +74,7 @@ impl Basis {
         let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
-        let mapped = |(program, choice): (&Direct, Choice)| Mapped {
+        let mapped = |(program, choice): (&Direct, AlgorithmChoice)| Mapped {
             algorithm: choice.algorithm.name(),
             chunks: plan_of(choice.algorithm, rank).nchunks,
             in_place: program.in_place,
@@ -82,13 +82,14 @@ impl Basis {
         };
         let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !always).map(mapped);
         let asks = direct.is_some() || kernel.is_some();
-        let way = direct.map_or(Way::Staged, Way::Direct);
+        let way = direct.map_or(DataPath::Staged, DataPath::Direct);
         let chunks = plan_of(otherwise.algorithm, rank).nchunks;
         let predicted_us = best.predicted_us;
-        let mut ready = Ready::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
+        let mut ready =
+            BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
         (ready.mapped, ready.windows, ready.kernel) = (mapped, windows, kernel);
         ready.portions = self.portions(call, &ready.extents, config)?;
-        ready.forbears = asks && chosen.forbears(call.collective);
+        ready.forbears = asks && chosen.backs_off(call.collective);
         Ok(ready)
     }
 
@@ -111,7 +112,12 @@ impl Basis {
     }
 
     /// The first portion of a call, ready to run.
-    pub fn bind_portion(&self, call: &Call, portions: &Portions, config: &Config) -> Result<Ready> {
+    pub fn bind_portion(
+        &self,
+        call: &Call,
+        portions: &Portions,
+        config: &Config,
+    ) -> Result<BoundCall> {
         let lists = portions.lists(call, 0);
         self.bind(&portions.call(call, 0, (call.send, call.recv), lists.as_ref()), config)
     }
@@ -143,7 +149,12 @@ impl Basis {
     }
 
     /// A `v` form whose ranks know only their own blocks: each block is a message of its own.
-    fn bind_messages(&self, call: &Call, key: (Key, Extents), config: &Config) -> Result<Ready> {
+    fn bind_messages(
+        &self,
+        call: &Call,
+        key: (Key, Extents),
+        config: &Config,
+    ) -> Result<BoundCall> {
         let descriptor = describe(call, Algorithm::OneShot);
         let fingerprint = descriptor.fingerprint(layout_word(call));
         let predicted =
@@ -152,15 +163,16 @@ impl Basis {
         let (rank, chunks) = (self.rank, self.nranks);
         let layout =
             Layout::new(call.collective, rank, chunks, chunks * chunks, call.count, call.vector);
-        let way = Way::Messages(layout);
-        let mut ready = Ready::new(key, descriptor, fingerprint, nothing, way, chunks, predicted);
+        let way = DataPath::Messages(layout);
+        let mut ready =
+            BoundCall::new(key, descriptor, fingerprint, nothing, way, chunks, predicted);
         ready.portions = self.portions(call, &ready.extents, config)?;
         Ok(ready)
     }
 }
 
-fn describe(call: &Call, algorithm: Algorithm) -> Descriptor {
-    Descriptor {
+fn describe(call: &Call, algorithm: Algorithm) -> CallSignature {
+    CallSignature {
         collective: Some(call.collective),
         data_type: call.data_type,
         op: call.op,

@@ -4,7 +4,7 @@
 //! It is fixed when the communicator is made and nothing that runs changes it, but for a word that
 //! says that no scratch is shared, so whoever asks how a call would run needs no turn.
 
-use super::plan_cache::{Ready, Way};
+use super::plan_cache::{BoundCall, DataPath};
 use super::slot_sizing::{stride, window_bytes};
 use crate::algorithm::Algorithm;
 use crate::algorithm::select::{Costs, goes_whole};
@@ -12,7 +12,7 @@ use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::plan::topology::Topology;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use crate::transport::fifo::Geometry;
+use crate::transport::fifo::FifoShape;
 use std::sync::Arc;
 
 /// The longest message between hosts whose ranks take turns on a machine's cores, as those of tests
@@ -25,10 +25,10 @@ const CROWDED_MESSAGE: usize = 65_024;
 const BUSY_WIRE_US_PER_BYTE: f64 = 1.0 / 4_000.0;
 
 #[derive(Clone, Debug)]
-pub struct Basis {
+pub struct PlanContext {
     pub rank: usize,
     pub nranks: usize,
-    pub geometry: Geometry,
+    pub geometry: FifoShape,
     /// The longest message of a plan that cuts them, and up to how many bytes one goes whole.
     longest_message: usize,
     longest_whole: usize,
@@ -49,10 +49,10 @@ pub struct Basis {
     pub portion_bytes: Option<usize>,
 }
 
-impl Basis {
-    pub fn new(links: &Links, topology: Topology) -> Basis {
+impl PlanContext {
+    pub fn new(links: &Links, topology: Topology) -> PlanContext {
         let mut peers = (0..links.nranks).filter(|peer| *peer != links.rank);
-        Basis {
+        PlanContext {
             rank: links.rank,
             nranks: links.nranks,
             geometry: links.geometry,
@@ -71,9 +71,9 @@ impl Basis {
 
     /// Of ranks in processes of one machine, which have agreed on these constants.
     #[cfg(test)]
-    pub fn of_processes(nranks: usize, costs: Costs) -> Basis {
-        let geometry = Geometry { depth: 8, slot_bytes: 128 << 10 };
-        Basis {
+    pub fn of_processes(nranks: usize, costs: Costs) -> PlanContext {
+        let geometry = FifoShape { depth: 8, slot_bytes: 128 << 10 };
+        PlanContext {
             rank: 0,
             nranks,
             geometry,
@@ -91,8 +91,8 @@ impl Basis {
     }
 
     /// With the constants that the ranks have agreed on.
-    pub fn settled(&self, costs: Costs) -> Basis {
-        Basis { costs, setting_up: false, ..self.clone() }
+    pub fn settled(&self, costs: Costs) -> PlanContext {
+        PlanContext { costs, setting_up: false, ..self.clone() }
     }
 
     /// Whether the ranks may go through scratch that they share: all are on one machine, and none
@@ -112,24 +112,26 @@ impl Basis {
     }
 
     /// How data moves, in words.
-    pub fn transport(&self, ready: &Ready) -> &'static str {
+    pub fn transport(&self, ready: &BoundCall) -> &'static str {
         if !self.one_machine {
             return if self.all_remote { "tcp" } else { "shared memory and tcp" };
         }
         match (self.one_process, &ready.way) {
-            (true, Way::Direct(_)) if ready.mapped.is_some() => "thread direct or staged",
-            (true, Way::Direct(_)) => "thread direct",
-            (true, Way::Staged) => "thread staged",
-            (true, Way::Messages(_)) => "thread messages",
-            (false, Way::Direct(_)) if ready.windows.is_some() => "process mapped or windows",
-            (false, Way::Direct(_)) if ready.runs_by_kernel() => "process mapped or kernel",
-            (false, Way::Direct(_)) if ready.kernel.is_some() => "process mapped, kernel or staged",
-            (false, Way::Direct(_)) => "process mapped or staged",
-            (false, Way::Staged) if ready.windows.is_some() => "process windows",
-            (false, Way::Staged) if ready.runs_by_kernel() => "process kernel",
-            (false, Way::Staged) if ready.kernel.is_some() => "process kernel or staged",
-            (false, Way::Staged) => "process staged",
-            (false, Way::Messages(_)) => "process messages",
+            (true, DataPath::Direct(_)) if ready.mapped.is_some() => "thread direct or staged",
+            (true, DataPath::Direct(_)) => "thread direct",
+            (true, DataPath::Staged) => "thread staged",
+            (true, DataPath::Messages(_)) => "thread messages",
+            (false, DataPath::Direct(_)) if ready.windows.is_some() => "process mapped or windows",
+            (false, DataPath::Direct(_)) if ready.runs_by_cma() => "process mapped or kernel",
+            (false, DataPath::Direct(_)) if ready.kernel.is_some() => {
+                "process mapped, kernel or staged"
+            }
+            (false, DataPath::Direct(_)) => "process mapped or staged",
+            (false, DataPath::Staged) if ready.windows.is_some() => "process windows",
+            (false, DataPath::Staged) if ready.runs_by_cma() => "process kernel",
+            (false, DataPath::Staged) if ready.kernel.is_some() => "process kernel or staged",
+            (false, DataPath::Staged) => "process staged",
+            (false, DataPath::Messages(_)) => "process messages",
         }
     }
 

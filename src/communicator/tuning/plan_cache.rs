@@ -3,12 +3,12 @@
 use crate::algorithm::Algorithm;
 use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::portions::Portions;
-use crate::communicator::call::signature::Descriptor;
-use crate::communicator::call::{Call, Extents, Vector};
+use crate::communicator::call::signature::CallSignature;
+use crate::communicator::call::{Call, Extents, VectorCounts};
 use crate::executor::bind::Bound;
 use crate::executor::direct::program::Direct;
 use crate::executor::layout::Layout;
-use crate::executor::shm_two_shot::Windows;
+use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::collections::HashMap;
@@ -42,7 +42,7 @@ pub struct Key {
     op: ReduceOp,
     root: usize,
     count: usize,
-    vector: Option<Vector>,
+    vector: Option<VectorCounts>,
 }
 
 impl Key {
@@ -80,7 +80,7 @@ fn hash(call: &Call) -> u64 {
 }
 
 /// How a bound call runs.
-pub enum Way {
+pub enum DataPath {
     /// Through slots.
     Staged,
     /// In the peers' buffers where all of them can be reached, else through slots.
@@ -90,18 +90,18 @@ pub enum Way {
 }
 
 /// A call's shape, ready to run.
-pub struct Ready {
+pub struct BoundCall {
     key: Key,
     pub extents: Extents,
     pub algorithm: Algorithm,
-    pub descriptor: Descriptor,
-    /// [`Descriptor::pack`], done once.
+    pub descriptor: CallSignature,
+    /// [`CallSignature::pack`], done once.
     pub what: u64,
     pub fingerprint: u64,
     pub staged: Bound,
-    pub way: Way,
+    pub way: DataPath,
     /// What runs in the place of `staged` where the ranks share scratch.
-    pub windows: Option<Windows>,
+    pub windows: Option<ShmTwoShot>,
     /// What runs in the place of `staged` unless somebody's buffers do not suit it: what others
     /// have, the kernel reads.
     pub kernel: Option<Direct>,
@@ -115,17 +115,17 @@ pub struct Ready {
     pub mapped: Option<Mapped>,
 }
 
-impl Ready {
+impl BoundCall {
     pub fn new(
         (key, extents): (Key, Extents),
-        descriptor: Descriptor,
+        descriptor: CallSignature,
         fingerprint: u64,
         staged: Bound,
-        way: Way,
+        way: DataPath,
         chunks: usize,
         predicted_us: f64,
-    ) -> Ready {
-        Ready {
+    ) -> BoundCall {
+        BoundCall {
             key,
             extents,
             algorithm: descriptor.algorithm,
@@ -148,11 +148,11 @@ impl Ready {
     #[inline]
     pub fn is_staged(&self) -> bool {
         let is_one = self.portions.is_none() && self.windows.is_none() && self.kernel.is_none();
-        is_one && matches!(self.way, Way::Staged)
+        is_one && matches!(self.way, DataPath::Staged)
     }
 
     /// Whether what does not lie in memory that all share is read by the kernel, also in place.
-    pub fn runs_by_kernel(&self) -> bool {
+    pub fn runs_by_cma(&self) -> bool {
         self.kernel.as_ref().is_some_and(|program| program.in_place)
     }
 
@@ -160,11 +160,13 @@ impl Ready {
     pub fn slices(&self) -> (usize, usize) {
         match (&self.windows, &self.way) {
             (Some(windows), _) => (windows.count(), windows.slice_bytes()),
-            (None, Way::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
-            (None, Way::Direct(_) | Way::Staged) if self.runs_by_kernel() => {
+            (None, DataPath::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
+            (None, DataPath::Direct(_) | DataPath::Staged) if self.runs_by_cma() => {
                 (1, self.kernel.as_ref().map_or(0, |program| program.chunk_bytes))
             }
-            (None, Way::Messages(layout)) => (1, layout.longest_own() * self.key.data_type.size()),
+            (None, DataPath::Messages(layout)) => {
+                (1, layout.longest_own() * self.key.data_type.size())
+            }
             _ => (self.staged.slices, self.staged.slice_bytes),
         }
     }
@@ -172,8 +174,8 @@ impl Ready {
 
 #[derive(Default)]
 pub struct Cache {
-    last: Option<Arc<Ready>>,
-    shapes: HashMap<u64, Vec<Arc<Ready>>>,
+    last: Option<Arc<BoundCall>>,
+    shapes: HashMap<u64, Vec<Arc<BoundCall>>>,
     count: usize,
 }
 
@@ -181,25 +183,25 @@ impl Cache {
     /// The bound call, if this shape has been called before. Taken out, so that no count is kept;
     /// the caller puts it back.
     #[inline]
-    pub fn take(&mut self, call: &Call) -> Option<Arc<Ready>> {
+    pub fn take(&mut self, call: &Call) -> Option<Arc<BoundCall>> {
         match &self.last {
             Some(last) if last.key.is_of(call) => self.last.take(),
             _ => self.find(call),
         }
     }
 
-    fn find(&self, call: &Call) -> Option<Arc<Ready>> {
+    fn find(&self, call: &Call) -> Option<Arc<BoundCall>> {
         let same = self.shapes.get(&hash(call))?;
         same.iter().find(|ready| ready.key.is_of(call)).cloned()
     }
 
     /// Keep it at hand for the next call.
     #[inline]
-    pub fn put_back(&mut self, ready: Arc<Ready>) {
+    pub fn put_back(&mut self, ready: Arc<BoundCall>) {
         self.last = Some(ready);
     }
 
-    pub fn insert(&mut self, call: &Call, ready: Arc<Ready>) {
+    pub fn insert(&mut self, call: &Call, ready: Arc<BoundCall>) {
         if self.count == MOST {
             *self = Cache::default();
         }

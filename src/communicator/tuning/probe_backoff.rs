@@ -14,7 +14,7 @@ const MOST: u8 = 15;
 const PLACES: usize = 64;
 
 #[derive(Clone, Copy, Default)]
-struct Shape {
+struct CallShape {
     /// What all ranks call it by.
     fingerprint: u64,
     /// Calls that are not asked about before the next that is, and as they were counted last.
@@ -23,22 +23,22 @@ struct Shape {
 }
 
 /// The shapes of one communicator.
-pub struct Vain([Shape; PLACES]);
+pub struct ProbeBackoff([CallShape; PLACES]);
 
-impl Default for Vain {
-    fn default() -> Vain {
-        Vain([Shape::default(); PLACES])
+impl Default for ProbeBackoff {
+    fn default() -> ProbeBackoff {
+        ProbeBackoff([CallShape::default(); PLACES])
     }
 }
 
-impl Vain {
-    fn place(&mut self, fingerprint: u64) -> &mut Shape {
+impl ProbeBackoff {
+    fn place(&mut self, fingerprint: u64) -> &mut CallShape {
         &mut self.0[fingerprint as usize % PLACES]
     }
 
     /// Whether the ranks ask at this call, which is counted.
     #[inline]
-    pub fn asks(&mut self, fingerprint: u64) -> bool {
+    pub fn should_probe(&mut self, fingerprint: u64) -> bool {
         let shape = self.place(fingerprint);
         if shape.fingerprint != fingerprint || shape.left == 0 {
             return true;
@@ -48,16 +48,16 @@ impl Vain {
     }
 
     /// What came of asking.
-    pub fn learn(&mut self, fingerprint: u64, ran: bool) {
+    pub fn record(&mut self, fingerprint: u64, ran: bool) {
         let shape = self.place(fingerprint);
         let is_known = shape.fingerprint == fingerprint;
         match (ran, is_known) {
             (false, _) => {
                 let before = if is_known { shape.span } else { 0 };
                 let span = (2 * before + 1).min(MOST);
-                *shape = Shape { fingerprint, left: span, span };
+                *shape = CallShape { fingerprint, left: span, span };
             }
-            (true, true) => *shape = Shape::default(),
+            (true, true) => *shape = CallShape::default(),
             (true, false) => (),
         }
     }
@@ -68,11 +68,11 @@ mod tests {
     use super::*;
 
     /// Which of so many calls are asked about, where the answer is the same at all of them.
-    fn asked(vain: &mut Vain, fingerprint: u64, calls: usize, ran: bool) -> Vec<usize> {
+    fn asked(vain: &mut ProbeBackoff, fingerprint: u64, calls: usize, ran: bool) -> Vec<usize> {
         let mut asked = Vec::new();
         for call in 0..calls {
-            if vain.asks(fingerprint) {
-                vain.learn(fingerprint, ran);
+            if vain.should_probe(fingerprint) {
+                vain.record(fingerprint, ran);
                 asked.push(call);
             }
         }
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_is_in_vain_is_asked_ever_less_often_but_never_given_up() {
-        let mut vain = Vain::default();
+        let mut vain = ProbeBackoff::default();
         assert_eq!(asked(&mut vain, 7, 64, false), [0, 2, 6, 14, 30, 46, 62]);
         // The first that is not starts over.
         assert_eq!(asked(&mut vain, 7, 16, true), [14, 15]);
@@ -90,12 +90,12 @@ mod tests {
 
     #[test]
     fn a_shape_is_one_thing_and_its_place_another() {
-        let (mut vain, one, other) = (Vain::default(), 3, 3 + PLACES as u64);
+        let (mut vain, one, other) = (ProbeBackoff::default(), 3, 3 + PLACES as u64);
         assert_eq!(asked(&mut vain, one, 2, false), [0]);
         // It does not concern the other, which takes the place only when its answer is no.
         assert_eq!(asked(&mut vain, other, 2, true), [0, 1]);
         assert_eq!(asked(&mut vain, one, 1, false), [0]);
-        assert!(!vain.asks(one));
+        assert!(!vain.should_probe(one));
         assert_eq!(asked(&mut vain, other, 2, false), [0]);
         assert_eq!(asked(&mut vain, one, 3, false), [0, 2]);
     }

@@ -3,9 +3,9 @@
 //! All ranks ask the same question of the same constants, on which they agreed when the
 //! communicator was made (`init/calibrate.rs`).
 
-use super::context::Basis;
+use super::context::PlanContext;
 use crate::algorithm::select::{
-    Choice, Costs, Hosts, Question, by_kernel, choose as fastest, in_windows, predict,
+    AlgorithmChoice, Costs, Hosts, Question, by_cma, choose as fastest, predict, shm_two_shot,
 };
 use crate::algorithm::{self, Algorithm, serial_order};
 use crate::communicator::call::Call;
@@ -14,24 +14,24 @@ use crate::error::{Error, Result};
 use crate::plan::Collective;
 
 /// How a call runs: through slots, and directly where all ranks' buffers turn out to be reachable.
-pub struct Chosen {
-    pub staged: Choice,
+pub struct ChosenPaths {
+    pub staged: AlgorithmChoice,
     /// What is faster than slots where the ranks can share scratch.
-    pub windows: Option<Choice>,
+    pub windows: Option<AlgorithmChoice>,
     /// What is faster than slots where the kernel copies for all ranks.
-    pub kernel: Option<Choice>,
-    pub direct: Option<Choice>,
+    pub kernel: Option<AlgorithmChoice>,
+    pub direct: Option<AlgorithmChoice>,
     /// Whether asking for the ranks' buffers takes a part of the call's time that matters where the
     /// answer is no.
     pub asking_counts: bool,
 }
 
-impl Chosen {
+impl ChosenPaths {
     /// Whether a call that asked in vain for the ranks' buffers is better followed by some that do
     /// not ask, and gives the same bits without.
-    pub fn forbears(&self, collective: Collective) -> bool {
+    pub fn backs_off(&self, collective: Collective) -> bool {
         let ways = [Some(self.staged), self.windows, self.kernel, self.direct];
-        let in_order = |way: &Choice| serial_order(way.algorithm, collective);
+        let in_order = |way: &AlgorithmChoice| serial_order(way.algorithm, collective);
         self.asking_counts && ways.iter().flatten().all(in_order)
     }
 }
@@ -39,7 +39,7 @@ impl Chosen {
 /// Times that asking goes into a call of which it is too little to matter: 3 %.
 const ASKING_COUNTS: f64 = 32.0;
 
-pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
+pub fn choose(basis: &PlanContext, call: &Call, config: &Config) -> Result<ChosenPaths> {
     let nranks = basis.nranks;
     let forced = match basis.setting_up {
         true => Some(first(call.collective, basis.topology.nhosts())),
@@ -76,20 +76,20 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
         let direct = best.direct.then_some(best);
         let slots_us = predict(best.algorithm, false, &question, costs);
         let predicted_us = slots_us.filter(|_| best.direct).unwrap_or(best.predicted_us);
-        let staged = Choice { direct: false, predicted_us, ..best };
+        let staged = AlgorithmChoice { direct: false, predicted_us, ..best };
         return Ok(through_slots(staged, direct));
     }
     let staged = fastest(&question, costs);
     let direct = fastest(&Question { direct: true, ..question }, costs);
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
-    let asked = Choice { predicted_us: direct.predicted_us + asking, ..direct };
+    let asked = AlgorithmChoice { predicted_us: direct.predicted_us + asking, ..direct };
     let windows = match basis.shares_scratch() {
-        true => in_windows(&question, basis.window_bytes(), costs),
+        true => shm_two_shot(&question, basis.window_bytes(), costs),
         false => None,
     };
     let windows = windows.filter(|windows| windows.predicted_us < staged.predicted_us);
-    let kernel = by_kernel(&question, costs).map(|kernel| Choice {
+    let kernel = by_cma(&question, costs).map(|kernel| AlgorithmChoice {
         // They ask, too.
         predicted_us: kernel.predicted_us + asking,
         ..kernel
@@ -100,7 +100,7 @@ pub fn choose(basis: &Basis, call: &Call, config: &Config) -> Result<Chosen> {
     let otherwise = windows.or(kernel).unwrap_or(staged).predicted_us;
     let worth = direct.direct && asked.predicted_us < otherwise;
     let asking_counts = otherwise < ASKING_COUNTS * (asking + ahead);
-    Ok(Chosen { staged, windows, kernel, direct: worth.then_some(asked), asking_counts })
+    Ok(ChosenPaths { staged, windows, kernel, direct: worth.then_some(asked), asking_counts })
 }
 
 /// What a call through slots takes less than the model says where some ranks only send and others
@@ -116,8 +116,8 @@ fn running_ahead(question: &Question, costs: &Costs) -> f64 {
 }
 
 /// Where neither scratch nor the kernel is a way, and nobody asks in vain.
-fn through_slots(staged: Choice, direct: Option<Choice>) -> Chosen {
-    Chosen { staged, windows: None, kernel: None, direct, asking_counts: false }
+fn through_slots(staged: AlgorithmChoice, direct: Option<AlgorithmChoice>) -> ChosenPaths {
+    ChosenPaths { staged, windows: None, kernel: None, direct, asking_counts: false }
 }
 
 /// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.
@@ -152,7 +152,7 @@ fn whole_bytes(call: &Call, nranks: usize) -> usize {
 }
 
 /// The modelled time of one algorithm for a call, for explanations.
-pub fn predicted(basis: &Basis, call: &Call, algorithm: Algorithm) -> Option<f64> {
+pub fn predicted(basis: &PlanContext, call: &Call, algorithm: Algorithm) -> Option<f64> {
     let question = Question {
         collective: call.collective,
         nranks: basis.nranks,
@@ -188,7 +188,7 @@ mod tests {
 
     /// Two processes on cores far from each other, where the kernel copies a little faster than
     /// the model says of slots.
-    fn chosen(collective: Collective, bytes: usize) -> Chosen {
+    fn chosen(collective: Collective, bytes: usize) -> ChosenPaths {
         let costs = Costs {
             alpha_us: 0.22,
             copy_us_per_byte: 2.0e-5,
@@ -199,7 +199,7 @@ mod tests {
             ..Costs::default()
         };
         let call = Call { count: bytes / 4, ..Call::new(collective, DataType::Float32) };
-        choose(&Basis::of_processes(2, costs), &call, &Config::default()).unwrap()
+        choose(&PlanContext::of_processes(2, costs), &call, &Config::default()).unwrap()
     }
 
     #[test]

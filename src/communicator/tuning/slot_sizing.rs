@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::executor::links::SegmentMap;
 use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
 use crate::transport::DEPTH;
-use crate::transport::fifo::Geometry;
+use crate::transport::fifo::FifoShape;
 use crate::transport::tcp::{Lengths, Settings};
 
 /// The longest a slot is: a slot, what it is reduced with and the result share the second-level
@@ -23,12 +23,12 @@ pub(in crate::communicator) fn buffer_bytes(config: &Config, nranks: usize) -> u
 }
 
 /// A connection's slots under the buffer budget of one rank.
-pub(in crate::communicator) fn geometry(config: &Config, nranks: usize) -> Result<Geometry> {
+pub(in crate::communicator) fn geometry(config: &Config, nranks: usize) -> Result<FifoShape> {
     slots_of(buffer_bytes(config, nranks), nranks)
 }
 
 /// The slots of a connection where so many ranks divide so many bytes.
-fn slots_of(bytes: usize, nranks: usize) -> Result<Geometry> {
+fn slots_of(bytes: usize, nranks: usize) -> Result<FifoShape> {
     /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
     const LINE: usize = 64;
     let share = bytes / (nranks - 1).max(1);
@@ -43,7 +43,7 @@ fn slots_of(bytes: usize, nranks: usize) -> Result<Geometry> {
             (nranks - 1) * (2 * LINE + 2 * (LINE + LINE))
         )));
     }
-    Ok(Geometry { depth, slot_bytes: slot_bytes.max(LINE) })
+    Ok(FifoShape { depth, slot_bytes: slot_bytes.max(LINE) })
 }
 
 /// The longest message between hosts that goes whole, where plans cut none: less than what a
@@ -65,7 +65,7 @@ const LONGEST_SHORT: usize = 127 << 10;
 /// What a communicator's ranks on several hosts agree on.
 pub(in crate::communicator) struct OnHosts {
     /// Between two ranks of one host.
-    pub slots: Geometry,
+    pub slots: FifoShape,
     /// Between two hosts.
     pub wire: Settings,
 }
@@ -82,8 +82,8 @@ pub(in crate::communicator) fn on_hosts(
     most: usize,
     has_devices: bool,
 ) -> Result<OnHosts> {
-    let short = |slots: Geometry| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
-    let wire = |geometry: Geometry, steps: Lengths, messages: Lengths| {
+    let short = |slots: FifoShape| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
+    let wire = |geometry: FifoShape, steps: Lengths, messages: Lengths| {
         let Config { protection, sockets: lanes, .. } = *config;
         Settings { geometry, steps, messages, protection, lanes }
     };
@@ -108,7 +108,7 @@ pub(in crate::communicator) fn on_hosts(
         false => steps,
     };
     let slot_bytes = slots.slot_bytes.max(steps.cut).max(steps.whole);
-    Ok(OnHosts { slots, wire: wire(Geometry { slot_bytes, ..slots }, steps, messages) })
+    Ok(OnHosts { slots, wire: wire(FifoShape { slot_bytes, ..slots }, steps, messages) })
 }
 
 /// Whether a rank is to have less memory than by default.
@@ -153,7 +153,7 @@ const LONGEST_WINDOW: usize = 512 << 10;
 
 /// The most of a vector that goes through a rank's shared scratch at once: no more than its slots
 /// hold, so that who gives it little memory gets short windows, too.
-pub(super) fn window_bytes(geometry: Geometry, nranks: usize) -> usize {
+pub(super) fn window_bytes(geometry: FifoShape, nranks: usize) -> usize {
     let slots = (nranks - 1).saturating_mul(geometry.depth * geometry.slot_bytes);
     slots.min(LONGEST_WINDOW)
 }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::algorithm::plan;
     use crate::algorithm::select::{Costs, Hosts, Question, choose};
-    use crate::executor::bind::{Bound, Cut, Shape};
+    use crate::executor::bind::{BindShape, Bound, Cut};
     use crate::executor::layout::Layout;
     use crate::plan::Collective;
 
@@ -312,7 +312,7 @@ mod tests {
                 let layout = Layout::new(collective, rank, nranks, mine.nchunks, count, None);
                 // The widest and longest messages are theirs.
                 let plans = [0, 1, nranks / 2, nranks - 1].into_iter().map(plan);
-                let shape = Shape {
+                let shape = BindShape {
                     layout: &layout,
                     element,
                     reduction: None,

@@ -10,7 +10,7 @@
 //! only, as no graph waits for what is outside of it: graphs that are replayed on several streams
 //! at once are left to the device.
 
-use super::driver::Stream;
+use super::driver::RawStream;
 use super::event::{Capture, Event, wait};
 use crate::error::Result;
 use crate::sync::Mutex;
@@ -34,14 +34,14 @@ impl Last {
 
 /// The turns of a device.
 #[derive(Default)]
-pub struct Turns(Mutex<Last>);
+pub struct CooperativeOrder(Mutex<Last>);
 
-impl Turns {
+impl CooperativeOrder {
     /// Give `stream` a launch after the last one of another communicator. `launch` records `after`,
     /// which is this communicator's moment in or outside of captures. The context is current.
     pub fn take(
         &self,
-        (stream, capture): (Stream, Capture),
+        (stream, capture): (RawStream, Capture),
         after: &Arc<Event>,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {

@@ -4,7 +4,7 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use super::context::Device;
-use super::driver::{Event as RawEvent, Graph, GraphExec, NOT_READY, RELAXED, Stream};
+use super::driver::{Graph, GraphExec, NOT_READY, RELAXED, RawEvent, RawStream};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl Event {
     }
 
     /// The moment is the end of what `stream` has been given so far. The context is current.
-    pub fn record(&self, stream: Stream) -> Result<()> {
+    pub fn record(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the event lives; the stream is the program's, which promised it for the call.
         let code = unsafe { (self.device.driver.event_record)(self.event, stream) };
         self.device.driver.check(code, "recording an event on the stream of a call")
@@ -82,7 +82,7 @@ impl Drop for Event {
 
 /// What `stream` is given from here on runs after the event's moment, as recorded last. A context
 /// is current.
-pub fn wait(stream: Stream, event: &Event) -> Result<()> {
+pub fn wait(stream: RawStream, event: &Event) -> Result<()> {
     let driver = event.device.driver;
     // SAFETY: the event lives; the stream is the program's, which promised it for the call.
     let code = unsafe { (driver.stream_wait)(stream, event.event, 0) };
@@ -101,7 +101,7 @@ pub enum Capture {
 
 impl Capture {
     /// Of `stream`. The context is current.
-    pub fn of(device: &Device, stream: Stream) -> Result<Capture> {
+    pub fn of(device: &Device, stream: RawStream) -> Result<Capture> {
         let (mut status, mut id) = (0, 0);
         let none = std::ptr::null_mut;
         // SAFETY: the places are locals; the others may be NULL.
@@ -132,7 +132,7 @@ impl Trail {
     /// Whether what `stream` is given next does not follow the last work by itself. Streams are
     /// told apart by their handles: one that is destroyed while its work is under way must not come
     /// again as another's.
-    pub fn has_moved(&self, stream: Stream, capture: Capture) -> bool {
+    pub fn has_moved(&self, stream: RawStream, capture: Capture) -> bool {
         let is_other = |last: usize| last != stream.addr() || last == PER_THREAD_STREAM;
         match capture {
             Capture::No => self.eager.is_some_and(is_other),
@@ -142,7 +142,7 @@ impl Trail {
     }
 
     /// The last work was given to `stream`.
-    pub fn mark(&mut self, stream: Stream, capture: Capture) {
+    pub fn mark(&mut self, stream: RawStream, capture: Capture) {
         match capture {
             Capture::No => self.eager = Some(stream.addr()),
             capture => self.captured = Some((stream.addr(), capture)),
@@ -153,7 +153,7 @@ impl Trail {
 /// A stream of this library's own, for programs that have none.
 pub struct OwnedStream {
     device: Arc<Device>,
-    stream: Stream,
+    stream: RawStream,
 }
 
 // SAFETY: a stream may be used from any thread; the driver locks it.
@@ -173,7 +173,7 @@ impl OwnedStream {
         Ok(OwnedStream { device: device.clone(), stream })
     }
 
-    pub fn raw(&self) -> Stream {
+    pub fn raw(&self) -> RawStream {
         self.stream
     }
 
@@ -252,7 +252,7 @@ impl Drop for Replay {
 }
 
 /// The stream that a C program names by an address or one of the driver's small numbers.
-pub fn check_stream(stream: Stream) -> Result<Stream> {
+pub fn check_stream(stream: RawStream) -> Result<RawStream> {
     // User space ends far below; a handle of this library or garbage would be followed.
     match stream.addr() >> 48 {
         0 => Ok(stream),

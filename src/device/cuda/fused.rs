@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::abi;
-use super::driver::{Address, Stream};
-use super::kernels::{Family, Grid, Kernels};
+use super::driver::{Address, RawStream};
+use super::kernels::{Grid, KernelFamily, Kernels};
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
 
@@ -44,7 +44,7 @@ const LEAST_THREADS: usize = 128;
 /// Pieces on their way into launches.
 pub struct Fused<'a> {
     kernels: &'a Kernels,
-    stream: Stream,
+    stream: RawStream,
     size: usize,
     data_type: DataType,
     arguments: abi::ReduceArgs,
@@ -73,7 +73,7 @@ impl<'a> Fused<'a> {
     /// Copies, of elements of a type. `bytes` is the largest piece's length.
     pub fn copying(
         kernels: &'a Kernels,
-        stream: Stream,
+        stream: RawStream,
         data_type: DataType,
         bytes: usize,
     ) -> Fused<'a> {
@@ -84,7 +84,7 @@ impl<'a> Fused<'a> {
     /// scales each source by its factor, as many as there are sources.
     pub fn reducing(
         kernels: &'a Kernels,
-        stream: Stream,
+        stream: RawStream,
         (data_type, op): (DataType, ReduceOp),
         parts: usize,
         scalars: &[f64],
@@ -99,7 +99,7 @@ impl<'a> Fused<'a> {
 
     fn new(
         kernels: &'a Kernels,
-        stream: Stream,
+        stream: RawStream,
         data_type: DataType,
         op: ReduceOp,
         parts: usize,
@@ -175,7 +175,8 @@ impl<'a> Fused<'a> {
         // Each has a vector of a tile at least.
         let vectors = (self.arguments.tile as usize * self.size).div_ceil(16);
         let threads = vectors.next_multiple_of(WARP).clamp(LEAST_THREADS, abi::THREADS) as u32;
-        let (what, grid) = ((Family::Reduce, self.data_type), Grid { threads, ..Grid::of(blocks) });
+        let (what, grid) =
+            ((KernelFamily::Reduce, self.data_type), Grid { threads, ..Grid::of(blocks) });
         // SAFETY: this is the kernel's structure; whoever added addresses answers for them.
         unsafe { self.kernels.run(what, &self.arguments, grid, self.stream) }
     }

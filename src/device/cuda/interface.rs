@@ -29,13 +29,13 @@ pub const RELAXED: i32 = 2;
 
 /// What the driver hands out is never looked into.
 pub type Context = *mut c_void;
-pub type Stream = *mut c_void;
-pub type Event = *mut c_void;
+pub type RawStream = *mut c_void;
+pub type RawEvent = *mut c_void;
 pub type Module = *mut c_void;
 pub type Function = *mut c_void;
 pub type Graph = *mut c_void;
 pub type GraphExec = *mut c_void;
-pub type Node = *mut c_void;
+pub type RawGraphNode = *mut c_void;
 pub type Address = u64;
 /// A piece of memory that has no address yet.
 pub type Physical = u64;
@@ -46,14 +46,14 @@ pub struct Wanted {
     pub kind: i32,
     /// How it may travel: a bit for each way.
     pub carriers: i32,
-    pub place: Place,
+    pub place: MemLocation,
     pub unused: [u64; 2],
 }
 
 /// On which device memory is.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Place {
+pub struct MemLocation {
     pub kind: i32,
     pub ordinal: i32,
 }
@@ -61,7 +61,7 @@ pub struct Place {
 /// Who may do what with a range of addresses.
 #[repr(C)]
 pub struct Right {
-    pub place: Place,
+    pub place: MemLocation,
     pub what: i32,
 }
 
@@ -101,24 +101,24 @@ macro_rules! entry_points {
             host_free = cuMemFreeHost (*mut c_void);
             memory_allocate = cuMemAlloc_v2 (*mut Address, usize);
             memory_free = cuMemFree_v2 (Address);
-            copy = cuMemcpyAsync (Address, Address, usize, Stream);
-            fill = cuMemsetD8Async (Address, u8, usize, Stream);
-            event_create = cuEventCreate (*mut Event, u32);
-            event_record = cuEventRecord (Event, Stream);
-            event_query = cuEventQuery (Event);
-            event_elapsed = cuEventElapsedTime (*mut f32, Event, Event);
-            event_destroy = cuEventDestroy_v2 (Event);
-            stream_create = cuStreamCreate (*mut Stream, u32);
-            stream_destroy = cuStreamDestroy_v2 (Stream);
-            stream_wait = cuStreamWaitEvent (Stream, Event, u32);
-            stream_synchronize = cuStreamSynchronize (Stream);
+            copy = cuMemcpyAsync (Address, Address, usize, RawStream);
+            fill = cuMemsetD8Async (Address, u8, usize, RawStream);
+            event_create = cuEventCreate (*mut RawEvent, u32);
+            event_record = cuEventRecord (RawEvent, RawStream);
+            event_query = cuEventQuery (RawEvent);
+            event_elapsed = cuEventElapsedTime (*mut f32, RawEvent, RawEvent);
+            event_destroy = cuEventDestroy_v2 (RawEvent);
+            stream_create = cuStreamCreate (*mut RawStream, u32);
+            stream_destroy = cuStreamDestroy_v2 (RawStream);
+            stream_wait = cuStreamWaitEvent (RawStream, RawEvent, u32);
+            stream_synchronize = cuStreamSynchronize (RawStream);
             stream_capture = cuStreamGetCaptureInfo_v2
-                (Stream, *mut i32, *mut u64, *mut Graph, *mut *const Node, *mut usize);
+                (RawStream, *mut i32, *mut u64, *mut Graph, *mut *const RawGraphNode, *mut usize);
             capture_mode = cuThreadExchangeStreamCaptureMode (*mut i32);
-            capture_begin = cuStreamBeginCapture_v2 (Stream, i32);
-            capture_end = cuStreamEndCapture (Stream, *mut Graph);
+            capture_begin = cuStreamBeginCapture_v2 (RawStream, i32);
+            capture_end = cuStreamEndCapture (RawStream, *mut Graph);
             graph_instantiate = cuGraphInstantiateWithFlags (*mut GraphExec, Graph, u64);
-            graph_launch = cuGraphLaunch (GraphExec, Stream);
+            graph_launch = cuGraphLaunch (GraphExec, RawStream);
             graph_destroy = cuGraphDestroy (Graph);
             graph_exec_destroy = cuGraphExecDestroy (GraphExec);
             module_load = cuModuleLoadData (*mut Module, *const c_void);
@@ -142,13 +142,13 @@ macro_rules! entry_points {
             host_register = cuMemHostRegister_v2 (*mut c_void, usize, u32);
             host_unregister = cuMemHostUnregister (*mut c_void);
             host_address = cuMemHostGetDevicePointer_v2 (*mut Address, *mut c_void, u32);
-            write_value = cuStreamWriteValue32_v2 (Stream, Address, u32, u32);
-            wait_value = cuStreamWaitValue32_v2 (Stream, Address, u32, u32);
+            write_value = cuStreamWriteValue32_v2 (RawStream, Address, u32, u32);
+            wait_value = cuStreamWaitValue32_v2 (RawStream, Address, u32, u32);
             launch = cuLaunchKernel
-                (Function, u32, u32, u32, u32, u32, u32, u32, Stream,
+                (Function, u32, u32, u32, u32, u32, u32, u32, RawStream,
                  *mut *mut c_void, *mut *mut c_void);
             launch_cooperative = cuLaunchCooperativeKernel
-                (Function, u32, u32, u32, u32, u32, u32, u32, Stream, *mut *mut c_void);
+                (Function, u32, u32, u32, u32, u32, u32, u32, RawStream, *mut *mut c_void);
         }
     };
 }

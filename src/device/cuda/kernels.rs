@@ -8,11 +8,11 @@
 
 use super::abi;
 use super::context::Device;
-use super::cooperative_order::Turns;
-use super::driver::{Function, Module, NO_BINARY_FOR_GPU, Stream, TOO_NEW};
+use super::cooperative_order::CooperativeOrder;
+use super::driver::{Function, Module, NO_BINARY_FOR_GPU, RawStream, TOO_NEW};
 use super::launch_order::between_launches;
 use crate::error::{Error, Result};
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use crate::types::DataType;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -40,7 +40,7 @@ fn kind(data_type: DataType) -> usize {
 
 /// The kernels that there are for every kind of element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum KernelFamily {
     /// Pieces: takes [`abi::ReduceArgs`].
     Reduce,
     /// The interpreter of plans: takes [`abi::PlanArgs`].
@@ -49,14 +49,15 @@ pub enum Family {
     OneShot,
 }
 
-impl Family {
-    const ALL: [Family; 3] = [Family::Reduce, Family::Plan, Family::OneShot];
+impl KernelFamily {
+    const ALL: [KernelFamily; 3] =
+        [KernelFamily::Reduce, KernelFamily::Plan, KernelFamily::OneShot];
 
     const fn name(self) -> &'static str {
         match self {
-            Family::Reduce => "reduce",
-            Family::Plan => "plan",
-            Family::OneShot => "oneshot",
+            KernelFamily::Reduce => "reduce",
+            KernelFamily::Plan => "plan",
+            KernelFamily::OneShot => "oneshot",
         }
     }
 }
@@ -84,9 +85,9 @@ impl Grid {
 pub struct Kernels {
     device: Arc<Device>,
     /// By family and kind.
-    typed: [[Function; KINDS.len()]; Family::ALL.len()],
+    typed: [[Function; KINDS.len()]; KernelFamily::ALL.len()],
     delay: Function,
-    turns: Turns,
+    turns: CooperativeOrder,
 }
 
 // SAFETY: functions may be launched from any thread; the driver locks what it changes.
@@ -96,7 +97,7 @@ unsafe impl Sync for Kernels {}
 
 /// What was loaded, by the number of the context, which no later context has. A device's own
 /// context is kept from here on, and its modules with it.
-static LOADED: Shared<BTreeMap<u64, Arc<Kernels>>> = Shared::new(BTreeMap::new());
+static LOADED: ForkSafeMutex<BTreeMap<u64, Arc<Kernels>>> = ForkSafeMutex::new(BTreeMap::new());
 
 /// A file with kernels to use instead of those that the library was built with.
 fn replacement() -> Result<Option<Vec<u8>>> {
@@ -160,14 +161,14 @@ impl Kernels {
             let _ = (driver.module_unload)(module);
         };
         let function = |name: &str| find(device, module, name).inspect_err(unload);
-        let mut typed = [[std::ptr::null_mut(); KINDS.len()]; Family::ALL.len()];
-        for (places, family) in typed.iter_mut().zip(Family::ALL) {
+        let mut typed = [[std::ptr::null_mut(); KINDS.len()]; KernelFamily::ALL.len()];
+        for (places, family) in typed.iter_mut().zip(KernelFamily::ALL) {
             for (place, kind) in places.iter_mut().zip(KINDS) {
                 *place = function(&format!("ringcomm_{}_{kind}", family.name()))?;
             }
         }
         let delay = function("ringcomm_delay")?;
-        Ok(Ok(Kernels { device: device.clone(), typed, delay, turns: Turns::default() }))
+        Ok(Ok(Kernels { device: device.clone(), typed, delay, turns: CooperativeOrder::default() }))
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -175,7 +176,7 @@ impl Kernels {
     }
 
     /// Those of the device's cooperative launches.
-    pub fn turns(&self) -> &Turns {
+    pub fn turns(&self) -> &CooperativeOrder {
         &self.turns
     }
 
@@ -184,7 +185,7 @@ impl Kernels {
     ///
     /// # Safety
     /// The stream is one of this device, and lives.
-    pub unsafe fn delay(&self, duration_ns: u64, stream: Stream) -> Result<()> {
+    pub unsafe fn delay(&self, duration_ns: u64, stream: RawStream) -> Result<()> {
         let (arguments, grid) =
             (abi::DelayArgs { duration_ns }, Grid { threads: 1, ..Grid::of(1) });
         // SAFETY: this is the kernel's structure, and it points to nothing; the stream is promised.
@@ -198,10 +199,10 @@ impl Kernels {
     /// stream is past the launch.
     pub unsafe fn run<T>(
         &self,
-        (family, data_type): (Family, DataType),
+        (family, data_type): (KernelFamily, DataType),
         arguments: &T,
         grid: Grid,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         let function = self.typed[family as usize][kind(data_type)];
         // SAFETY: the caller's promise.
@@ -215,7 +216,7 @@ impl Kernels {
         function: Function,
         arguments: &T,
         grid: Grid,
-        stream: Stream,
+        stream: RawStream,
         name: &str,
     ) -> Result<()> {
         let mut parameters = [(&raw const *arguments).cast_mut().cast::<c_void>()];

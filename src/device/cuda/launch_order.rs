@@ -11,7 +11,7 @@
 use super::context::Device;
 use super::memory::{DeviceMemory, Pinned};
 use crate::error::{Error, Result};
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use crate::sync::{Mutex, MutexGuard};
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -27,8 +27,8 @@ pub fn in_one_order() -> MutexGuard<'static, ()> {
 }
 
 #[derive(Default)]
-struct State {
-    /// How many hold an [`Interlocked`].
+struct LaunchState {
+    /// How many hold an [`SpinKernelsActive`].
     interlocked: usize,
     /// Memory that began to come or to go while nobody did.
     under_way: usize,
@@ -37,7 +37,7 @@ struct State {
     spares: Spares,
 }
 
-static STATE: Shared<State> = Shared::new(State {
+static STATE: ForkSafeMutex<LaunchState> = ForkSafeMutex::new(LaunchState {
     interlocked: 0,
     under_way: 0,
     kept: Vec::new(),
@@ -48,14 +48,14 @@ static STATE: Shared<State> = Shared::new(State {
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// While one lives, kernels of this process may wait for each other's on several devices.
-pub struct Interlocked(());
+pub struct SpinKernelsActive(());
 
-impl Interlocked {
+impl SpinKernelsActive {
     /// From when on nothing is freed, and what began before has ended; that is waited for no
     /// longer than `longest`.
-    pub fn begin(longest: Duration) -> Result<Interlocked> {
+    pub fn begin(longest: Duration) -> Result<SpinKernelsActive> {
         STATE.lock().interlocked += 1;
-        let interlocked = Interlocked(());
+        let interlocked = SpinKernelsActive(());
         let started = Instant::now();
         while STATE.lock().under_way > 0 {
             if started.elapsed() > longest {
@@ -71,7 +71,7 @@ impl Interlocked {
     }
 }
 
-impl Drop for Interlocked {
+impl Drop for SpinKernelsActive {
     fn drop(&mut self) {
         let mut state = STATE.lock();
         // A child begins with none, and may drop its parent's.
@@ -89,7 +89,7 @@ impl Drop for Interlocked {
 struct UnderWay(());
 
 impl UnderWay {
-    fn begin(mut state: impl DerefMut<Target = State>) -> UnderWay {
+    fn begin(mut state: impl DerefMut<Target = LaunchState>) -> UnderWay {
         state.under_way += 1;
         UnderWay(())
     }
@@ -98,7 +98,7 @@ impl UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut state = STATE.lock();
-        // As for `Interlocked`.
+        // As for `SpinKernelsActive`.
         state.under_way = state.under_way.saturating_sub(1);
     }
 }
@@ -122,22 +122,24 @@ pub fn between_launches() -> Between {
 
 /// Memory of the library's own, in one way or another, which comes between launches and goes when
 /// no kernels wait for each other.
-pub struct Lasting<T: Send + 'static>(Option<T>);
+pub struct DeferredFree<T: Send + 'static>(Option<T>);
 
-impl<T: Send + 'static> Lasting<T> {
-    pub fn new(make: impl FnOnce() -> Result<T>) -> Result<Lasting<T>> {
+impl<T: Send + 'static> DeferredFree<T> {
+    pub fn new(make: impl FnOnce() -> Result<T>) -> Result<DeferredFree<T>> {
         let _between = between_launches();
-        make().map(|one| Lasting(Some(one)))
+        make().map(|one| DeferredFree(Some(one)))
     }
 
-    /// As [`Lasting::new`], where there may be none.
-    pub fn new_or_none(make: impl FnOnce() -> Result<Option<T>>) -> Result<Option<Lasting<T>>> {
+    /// As [`DeferredFree::new`], where there may be none.
+    pub fn new_or_none(
+        make: impl FnOnce() -> Result<Option<T>>,
+    ) -> Result<Option<DeferredFree<T>>> {
         let _between = between_launches();
-        Ok(make()?.map(|one| Lasting(Some(one))))
+        Ok(make()?.map(|one| DeferredFree(Some(one))))
     }
 }
 
-impl<T: Send + 'static> Deref for Lasting<T> {
+impl<T: Send + 'static> Deref for DeferredFree<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -145,7 +147,7 @@ impl<T: Send + 'static> Deref for Lasting<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Lasting<T> {
+impl<T: Send + 'static> Drop for DeferredFree<T> {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(let_go_of);
     }
@@ -157,7 +159,7 @@ fn let_go_of<T: Send + 'static>(one: T) {
 }
 
 /// Memory that somebody else may have after its owner.
-pub trait Block: Send + Sized + 'static {
+pub trait DeviceBlock: Send + Sized + 'static {
     fn allocate(device: &Arc<Device>, bytes: usize) -> Result<Self>;
 
     /// Whether it is reached as memory of this device is.
@@ -176,14 +178,14 @@ pub struct Spares {
     pub(super) memory: Vec<DeviceMemory>,
 }
 
-impl<T: Block> Lasting<T> {
+impl<T: DeviceBlock> DeferredFree<T> {
     /// So many bytes at least, which hold anything.
-    pub fn of(device: &Arc<Device>, bytes: usize) -> Result<Lasting<T>> {
+    pub fn of(device: &Arc<Device>, bytes: usize) -> Result<DeferredFree<T>> {
         // Let go of before memory comes, which takes it again.
         let spare = spare(T::among(&mut STATE.lock().spares), device, bytes);
         match spare {
-            Some(spare) => Ok(Lasting(Some(spare))),
-            None => Lasting::new(|| T::allocate(device, bytes)),
+            Some(spare) => Ok(DeferredFree(Some(spare))),
+            None => DeferredFree::new(|| T::allocate(device, bytes)),
         }
     }
 
@@ -196,7 +198,7 @@ impl<T: Block> Lasting<T> {
 }
 
 /// The smallest that is large enough, unless that is much too large: more than twice, or a page.
-fn spare<T: Block>(spares: &mut Vec<T>, device: &Device, bytes: usize) -> Option<T> {
+fn spare<T: DeviceBlock>(spares: &mut Vec<T>, device: &Device, bytes: usize) -> Option<T> {
     const PAGE: usize = 4096;
     let suits = bytes..=PAGE.max(bytes.saturating_mul(2));
     let all = spares.iter().enumerate();
@@ -206,7 +208,7 @@ fn spare<T: Block>(spares: &mut Vec<T>, device: &Device, bytes: usize) -> Option
 }
 
 /// Free what it is, or keep it where it cannot be freed.
-fn let_go<T>(one: T, keep: impl FnOnce(&mut State, T)) {
+fn let_go<T>(one: T, keep: impl FnOnce(&mut LaunchState, T)) {
     let mut state = STATE.lock();
     if state.interlocked > 0 {
         return keep(&mut state, one);

@@ -19,19 +19,19 @@ mod memory;
 mod stream_memops;
 
 pub use context::{Current, Device};
-pub use cooperative_order::Turns;
-pub use driver::{Address, Driver, Shareable, Stream};
+pub use cooperative_order::CooperativeOrder;
+pub use driver::{Address, Driver, RawStream, Shareable};
 pub use event::{
     Capture, Event, OwnedStream, PER_THREAD_STREAM, Recording, Replay, Trail, check_stream, wait,
 };
 pub use fused::{Fused, MOST_ENDS, MOST_SCALED};
 pub(crate) use fused::{copied_as, tile};
-pub use kernels::{Family, Grid, Kernels};
-pub use launch_order::{Interlocked, Lasting, in_one_order};
+pub use kernels::{Grid, KernelFamily, Kernels};
+pub use launch_order::{DeferredFree, SpinKernelsActive, in_one_order};
 pub use memory::ipc::{Allocation, Imported};
-pub use memory::va_range::{Addresses, Mapping, Run};
-pub use memory::vmm::{Carrier, Carriers, Piece};
-pub use memory::{DeviceMemory, Kind, Pinned, copy, fill};
+pub use memory::va_range::{Addresses, MappedRun, Mapping};
+pub use memory::vmm::{Carrier, Carriers, PhysicalPiece};
+pub use memory::{DeviceMemory, Pinned, PointerKind, copy, fill};
 pub use stream_memops::{Registered, wait_value, write_value};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.

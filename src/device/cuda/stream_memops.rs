@@ -8,7 +8,7 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use super::context::Device;
-use super::driver::{Address, Stream};
+use super::driver::{Address, RawStream};
 use crate::error::Result;
 use crate::sync::Mutex;
 use std::collections::HashMap;
@@ -84,7 +84,7 @@ impl Drop for Registered {
 /// The word is registered until the stream has passed.
 pub unsafe fn write_value(
     device: &Device,
-    stream: Stream,
+    stream: RawStream,
     word: Address,
     value: u32,
 ) -> Result<()> {
@@ -98,7 +98,12 @@ pub unsafe fn write_value(
 ///
 /// # Safety
 /// As for [`write_value`].
-pub unsafe fn wait_value(device: &Device, stream: Stream, word: Address, value: u32) -> Result<()> {
+pub unsafe fn wait_value(
+    device: &Device,
+    stream: RawStream,
+    word: Address,
+    value: u32,
+) -> Result<()> {
     /// The driver's flag for a comparison that goes round.
     const AT_LEAST: u32 = 0;
     // SAFETY: the caller's promise.

@@ -11,9 +11,9 @@ use super::Job;
 use super::float::{NAN64, Register, Register64};
 use super::integers::{integers, isa};
 use super::portable::Bytes;
-use super::reduce_loop::{Kernel, blocks};
+use super::reduce_loop::{ReduceLoop, blocks};
 use super::select::Isa;
-use super::vector::{Bits, Operation, Vector};
+use super::vector::{Bits, ElementOp, Vector};
 
 /// AVX2 and F16C.
 pub struct Avx2;

@@ -60,7 +60,7 @@ macro_rules! integers {
 macro_rules! isa {
     ($isa:ident, $features:literal) => {
         #[target_feature(enable = $features)]
-        unsafe fn shell<V: Vector, O: Operation<V>>(
+        unsafe fn shell<V: Vector, O: ElementOp<V>>(
             job: &Job,
             start: usize,
             end: usize,
@@ -82,7 +82,7 @@ macro_rules! isa {
             type U32 = U32;
             type I64 = I64;
             type U64 = U64;
-            fn kernel<V: Vector, O: Operation<V>>() -> Kernel {
+            fn kernel<V: Vector, O: ElementOp<V>>() -> ReduceLoop {
                 shell::<V, O>
             }
         }

@@ -30,7 +30,7 @@ pub use select::InstructionSet;
 
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
-use select::{Choice, Portable, Single, choose};
+use select::{Portable, ReduceKernels, Single, choose};
 
 /// One reduction of several buffers into one result.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ pub struct Reduction {
     size: usize,
     units: usize,
     /// The widest vectors, sixteen bytes, one element.
-    choices: [Choice; 3],
+    choices: [ReduceKernels; 3],
 }
 
 impl Reduction {
@@ -189,7 +189,7 @@ impl Reduction {
 /// Reduce elements `start..end`: whole vectors of each choice, the widest first.
 #[inline(always)]
 unsafe fn span(
-    choices: &[Choice],
+    choices: &[ReduceKernels],
     job: &Job,
     mut start: usize,
     end: usize,

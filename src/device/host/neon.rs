@@ -13,9 +13,9 @@ use super::Job;
 use super::float::{NAN, NAN64, Register, Register64};
 use super::integers::{integers, isa};
 use super::portable::Bytes;
-use super::reduce_loop::{Kernel, blocks};
+use super::reduce_loop::{ReduceLoop, blocks};
 use super::select::Isa;
-use super::vector::{Bits, Operation, Vector};
+use super::vector::{Bits, ElementOp, Vector};
 
 /// NEON, which is part of AArch64 as Linux knows it.
 pub struct Neon;

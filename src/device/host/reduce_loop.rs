@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 use super::Job;
-use super::vector::{Operation, Vector};
+use super::vector::{ElementOp, Vector};
 
 /// `(job, start, end, parts)`: reduce elements `start..end`, whole vectors, then divide by `parts`
 /// where that is more than 1. Streaming targets are aligned at `start`.
-pub type Kernel = unsafe fn(&Job, usize, usize, usize);
+pub type ReduceLoop = unsafe fn(&Job, usize, usize, usize);
 
 /// Vectors in a block: four independent chains hide the latency of an addition (4 cycles on x86
 /// cores of the last decade) and leave registers for the operands.
@@ -22,7 +22,7 @@ const FEW_TARGETS: usize = 2;
 
 /// Blocks, then single vectors.
 #[inline(always)]
-pub unsafe fn blocks<V: Vector, O: Operation<V>>(
+pub unsafe fn blocks<V: Vector, O: ElementOp<V>>(
     job: &Job,
     start: usize,
     end: usize,
@@ -60,7 +60,7 @@ pub unsafe fn blocks<V: Vector, O: Operation<V>>(
 
 /// One vector at a time.
 #[inline(always)]
-pub unsafe fn singles<V: Vector, O: Operation<V>>(
+pub unsafe fn singles<V: Vector, O: ElementOp<V>>(
     job: &Job,
     start: usize,
     end: usize,
@@ -86,7 +86,7 @@ pub unsafe fn singles<V: Vector, O: Operation<V>>(
 
 /// Reduce `N` vectors from element `offset` on and store them to every target.
 #[inline(always)]
-unsafe fn block<V: Vector, O: Operation<V>, const N: usize>(
+unsafe fn block<V: Vector, O: ElementOp<V>, const N: usize>(
     job: &Job,
     sources: &[*const u8],
     offset: usize,

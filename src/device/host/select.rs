@@ -11,9 +11,9 @@ use super::float::{Double, Float, Register, Register64};
 use super::neon::Neon;
 use super::number_format::{Bf16, E4m3, E5m2, F16, F32};
 use super::portable::{Bytes, Doubles, Lanes, Truth, Words};
-use super::reduce_loop::{Kernel, singles};
+use super::reduce_loop::{ReduceLoop, singles};
 use super::vector::{
-    And, Bits, FullSum, Integer, Max, Mean, Min, Number, Operation, Or, Prod, Sum, Vector, Xor,
+    And, Bits, ElementOp, FullSum, Integer, Max, Mean, Min, Number, Or, Prod, Sum, Vector, Xor,
 };
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
@@ -34,7 +34,7 @@ pub trait Isa {
     type I64: Number;
     type U64: Number;
     /// The kernel, compiled with the instructions enabled.
-    fn kernel<V: Vector, O: Operation<V>>() -> Kernel;
+    fn kernel<V: Vector, O: ElementOp<V>>() -> ReduceLoop;
 }
 
 /// The instruction sets that kernels exist for.
@@ -86,7 +86,7 @@ impl InstructionSet {
     }
 
     /// The kernels of an operation that the type supports.
-    pub(super) fn choose(self, data_type: DataType, op: ReduceOp) -> Result<Choice> {
+    pub(super) fn choose(self, data_type: DataType, op: ReduceOp) -> Result<ReduceKernels> {
         if !self.is_present() {
             return Err(Error::argument(format!("this processor has no {}", self.name())));
         }
@@ -104,12 +104,12 @@ impl InstructionSet {
 
 /// What [`choose`] found.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice {
+pub struct ReduceKernels {
     /// Elements in a vector: both kernels take multiples of them.
     pub lanes: usize,
-    pub plain: Kernel,
+    pub plain: ReduceLoop,
     /// With scaling and division; the same as `plain` where the operation has neither.
-    pub full: Kernel,
+    pub full: ReduceLoop,
 }
 
 /// Arrays of 16 bytes: one register on every 64-bit processor.
@@ -131,7 +131,7 @@ macro_rules! portable {
             type U32 = Lanes<u32, { lanes($bytes, 4) }>;
             type I64 = Lanes<i64, { lanes($bytes, 8) }>;
             type U64 = Lanes<u64, { lanes($bytes, 8) }>;
-            fn kernel<V: Vector, O: Operation<V>>() -> Kernel {
+            fn kernel<V: Vector, O: ElementOp<V>>() -> ReduceLoop {
                 shell::<V, O>
             }
         }
@@ -145,31 +145,33 @@ const fn lanes(bytes: usize, size: usize) -> usize {
 portable!(Portable, 16);
 portable!(Single, 1);
 
-unsafe fn shell<V: Vector, O: Operation<V>>(job: &Job, start: usize, end: usize, parts: usize) {
+unsafe fn shell<V: Vector, O: ElementOp<V>>(job: &Job, start: usize, end: usize, parts: usize) {
     // SAFETY: portable vectors need no instruction beyond the target's own.
     unsafe { singles::<V, O>(job, start, end, parts) }
 }
 
-fn plain<I: Isa, V: Vector, O: Operation<V>>() -> Choice {
+fn plain<I: Isa, V: Vector, O: ElementOp<V>>() -> ReduceKernels {
     let kernel = I::kernel::<V, O>();
-    Choice { lanes: V::LANES, plain: kernel, full: kernel }
+    ReduceKernels { lanes: V::LANES, plain: kernel, full: kernel }
 }
 
 /// Kernels of an operation on numbers whose sum and product are computed by `S`, which for unsigned
 /// integers is the signed vector: the bits are the same.
-fn number<I: Isa, V: Number, S: Number>(op: ReduceOp, full: Kernel) -> Choice {
+fn number<I: Isa, V: Number, S: Number>(op: ReduceOp, full: ReduceLoop) -> ReduceKernels {
     match op {
         ReduceOp::Prod => plain::<I, S, Prod>(),
         ReduceOp::Min => plain::<I, V, Min>(),
         ReduceOp::Max => plain::<I, V, Max>(),
-        ReduceOp::Avg | ReduceOp::PreMulSum => Choice { full, ..plain::<I, S, Sum>() },
+        ReduceOp::Avg | ReduceOp::PreMulSum => ReduceKernels { full, ..plain::<I, S, Sum>() },
         _ => plain::<I, S, Sum>(),
     }
 }
 
 /// As `number`; an integer mean divides element by element, in portable vectors of `N` lanes, whose
 /// number divides that of any other vector's.
-fn integer<I: Isa, V: Number, S: Number, T: Integer, const N: usize>(op: ReduceOp) -> Choice {
+fn integer<I: Isa, V: Number, S: Number, T: Integer, const N: usize>(
+    op: ReduceOp,
+) -> ReduceKernels {
     let full = match V::LANES {
         1 => Single::kernel::<Lanes<T, 1>, FullSum>(),
         _ => Portable::kernel::<Lanes<T, N>, FullSum>(),
@@ -177,11 +179,11 @@ fn integer<I: Isa, V: Number, S: Number, T: Integer, const N: usize>(op: ReduceO
     number::<I, V, S>(op, full)
 }
 
-fn float<I: Isa, V: Mean>(op: ReduceOp) -> Choice {
+fn float<I: Isa, V: Mean>(op: ReduceOp) -> ReduceKernels {
     number::<I, V, V>(op, I::kernel::<V, FullSum>())
 }
 
-fn bits<I: Isa, V: Bits>(op: ReduceOp) -> Choice {
+fn bits<I: Isa, V: Bits>(op: ReduceOp) -> ReduceKernels {
     match op {
         ReduceOp::Prod | ReduceOp::Min | ReduceOp::Band => plain::<I, V, And>(),
         ReduceOp::Bxor => plain::<I, V, Xor>(),
@@ -190,7 +192,7 @@ fn bits<I: Isa, V: Bits>(op: ReduceOp) -> Choice {
 }
 
 /// The kernels of an operation that the type supports. Bitwise ones count bytes, not elements.
-pub fn choose<I: Isa>(data_type: DataType, op: ReduceOp) -> Choice {
+pub fn choose<I: Isa>(data_type: DataType, op: ReduceOp) -> ReduceKernels {
     if data_type == DataType::Bool {
         return bits::<I, Truth<I::Bytes>>(op);
     }

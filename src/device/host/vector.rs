@@ -45,7 +45,7 @@ pub trait Bits: Vector {
 }
 
 /// What happens to an element on its way from the sources to the target.
-pub trait Operation<V: Vector> {
+pub trait ElementOp<V: Vector> {
     /// Whether `prepare` and `finish` do anything: the plain kernels leave them out.
     const FULL: bool = false;
     /// Whether kernels for exactly two sources are worth their code: for what most rings do.
@@ -64,7 +64,7 @@ pub trait Operation<V: Vector> {
 macro_rules! operation {
     ($name:ident, $bound:ident, $method:ident, $pairs:expr) => {
         pub struct $name;
-        impl<V: $bound> Operation<V> for $name {
+        impl<V: $bound> ElementOp<V> for $name {
             const PAIRS: bool = $pairs;
             #[inline(always)]
             unsafe fn combine(accumulator: V, next: V) -> V {
@@ -86,7 +86,7 @@ operation!(Xor, Bits, xor, false);
 /// A sum with a scaled source, a division at the end, or both.
 pub struct FullSum;
 
-impl<V: Mean> Operation<V> for FullSum {
+impl<V: Mean> ElementOp<V> for FullSum {
     const FULL: bool = true;
     #[inline(always)]
     unsafe fn combine(accumulator: V, next: V) -> V {

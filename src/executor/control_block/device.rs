@@ -37,7 +37,7 @@ pub const EXPORTS: usize = 29;
 
 /// An allocation that peers may open.
 #[repr(C, align(128))]
-pub struct Entry {
+pub struct ExportEntry {
     /// Its number, which no other of this rank ever has; 0 while there is none.
     number: AtomicU64,
     /// Where it is in its owner's process, for ranks that are threads of that.
@@ -49,7 +49,7 @@ pub struct Entry {
 
 /// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct ExportInfo {
     pub base: u64,
     pub bytes: u64,
     /// Of how many pieces it is, which its owner has sent; 0 for memory that the handle opens.
@@ -79,7 +79,7 @@ pub struct DevicePage {
     is_lost: AtomicU32,
     /// How far the owner has gone from kernels that wait for other ranks'.
     leaving: AtomicU32,
-    entries: [Entry; EXPORTS],
+    entries: [ExportEntry; EXPORTS],
 }
 
 const _: () = assert!(size_of::<DevicePage>() == 4096);
@@ -156,12 +156,12 @@ impl DevicePage {
     }
 
     /// The entry of an export's number.
-    fn entry(&self, number: u64) -> &Entry {
+    fn entry(&self, number: u64) -> &ExportEntry {
         &self.entries[number as usize % EXPORTS]
     }
 
     /// Let peers find an allocation under `number`, or, without one, find nothing there any more.
-    pub fn offer(&self, number: u64, shared: Option<&Shared>) {
+    pub fn offer(&self, number: u64, shared: Option<&ExportInfo>) {
         let entry = self.entry(number);
         let Some(shared) = shared else { return entry.number.store(0, Release) };
         entry.base.store(shared.base, Relaxed);
@@ -180,7 +180,7 @@ impl DevicePage {
     }
 
     /// What the owner offers under `number`.
-    pub fn offered(&self, number: u64) -> Option<Shared> {
+    pub fn offered(&self, number: u64) -> Option<ExportInfo> {
         if !self.offers(number) {
             return None;
         }
@@ -188,7 +188,7 @@ impl DevicePage {
         let word = |word: &AtomicU64| word.load(Relaxed);
         let handle = std::array::from_fn(|index| word(&entry.handle[index]));
         let (base, bytes, pieces) = (word(&entry.base), word(&entry.bytes), word(&entry.pieces));
-        Some(Shared { base, bytes, pieces, handle })
+        Some(ExportInfo { base, bytes, pieces, handle })
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
         let flag = || Flag(AtomicU32::new(0));
         let word = || AtomicU64::new(0);
         let handle = || std::array::from_fn(|_| word());
-        let entry = |_| Entry {
+        let entry = |_| ExportEntry {
             number: word(),
             base: word(),
             bytes: word(),
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn what_is_offered_is_found_until_it_is_withdrawn() {
         let page = page();
-        let shared = Shared { base: 16, bytes: 4096, pieces: 3, handle: [7; 8] };
+        let shared = ExportInfo { base: 16, bytes: 4096, pieces: 3, handle: [7; 8] };
         assert!(!page.offers(0) && page.offered(0).is_none());
         page.offer(5, Some(&shared));
         assert_eq!(page.offered(5), Some(shared));

@@ -63,7 +63,7 @@ pub struct Record {
 
 /// A record as it travels to another machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Seen {
+pub struct OperationRecord {
     pub sequence: u64,
     pub fingerprint: u64,
     pub count: u64,
@@ -74,8 +74,8 @@ pub struct Seen {
 
 impl Record {
     /// What there is to tell others of it.
-    pub fn seen(&self) -> Seen {
-        Seen {
+    pub fn seen(&self) -> OperationRecord {
+        OperationRecord {
             sequence: self.sequence.load(Relaxed).saturating_sub(1),
             fingerprint: self.fingerprint.load(Relaxed),
             count: self.count.load(Relaxed),
@@ -115,7 +115,7 @@ impl Record {
         self.steps.store(narrow(steps), Relaxed);
     }
 
-    fn reflect(&self, seen: &Seen, now: u64) {
+    fn reflect(&self, seen: &OperationRecord, now: u64) {
         let is_new = self.sequence.load(Relaxed) != seen.sequence + 1;
         if is_new {
             self.begin(seen.sequence, seen.fingerprint, seen.what, seen.count, now);
@@ -158,7 +158,7 @@ const UNREACHED: u32 = 2;
 
 /// The page. Zeroed memory is a valid one.
 #[repr(C, align(128))]
-pub struct Control {
+pub struct ControlBlock {
     pub bell: Doorbell,
     life: AtomicU32,
     /// 1 while this rank reads or writes its peers' buffers.
@@ -185,7 +185,7 @@ pub struct Control {
     open_batch: AtomicU64,
 }
 
-impl Control {
+impl ControlBlock {
     pub fn life(&self) -> Life {
         // Acquire: pairs with the Release in `fail`, so that the text is whole.
         match self.life.load(Acquire) {
@@ -206,7 +206,7 @@ impl Control {
         while self.life.load(Acquire) == FAILING {
             std::thread::yield_now();
         }
-        // Pairs with the fence in `visit`.
+        // Pairs with the fence in `begin_remote_access`.
         fence(SeqCst);
     }
 
@@ -230,14 +230,14 @@ impl Control {
     /// An owner that fails publishes it, then waits for its visitors; a visitor announces itself,
     /// then looks at the owner. The two full fences make sure that one of them sees the other.
     #[inline]
-    pub fn visit(&self) {
+    pub fn begin_remote_access(&self) {
         self.visiting.store(1, Relaxed);
         // Pairs with the fence in `fail`.
         fence(SeqCst);
     }
 
     #[inline]
-    pub fn end_visit(&self) {
+    pub fn end_remote_access(&self) {
         // Release: pairs with the Acquire in `is_visiting`, so that the last access is over.
         self.visiting.store(0, Release);
     }
@@ -367,7 +367,13 @@ impl Control {
     }
 
     /// Write into the copy of a page what its owner, on another machine, was last seen at.
-    pub fn reflect(&self, completed: u64, calls: &[Seen], batch: Option<&Seen>, now: u64) {
+    pub fn reflect(
+        &self,
+        completed: u64,
+        calls: &[OperationRecord],
+        batch: Option<&OperationRecord>,
+        now: u64,
+    ) {
         for seen in calls {
             self.records[seen.sequence as usize % RECORDS].reflect(seen, now);
         }
@@ -402,14 +408,14 @@ mod tests {
     use std::sync::Barrier;
 
     #[allow(unsafe_code)]
-    fn page(segment: &Segment) -> &Control {
+    fn page(segment: &Segment) -> &ControlBlock {
         // SAFETY: zeroed memory is a page, and the segment holds one.
-        unsafe { &*segment.address().cast::<Control>() }
+        unsafe { &*segment.address().cast::<ControlBlock>() }
     }
 
     #[test]
     fn a_text_that_has_no_room_ends_in_no_other_rank() {
-        let segment = Segment::anonymous(size_of::<Control>()).unwrap();
+        let segment = Segment::anonymous(size_of::<ControlBlock>()).unwrap();
         let text = "x".repeat(TEXT_BYTES - "rank 1".len());
         page(&segment).fail(3, &(text.clone() + "rank 12"));
         assert_eq!(page(&segment).failure(), (Some(3), text + "rank "));
@@ -419,7 +425,7 @@ mod tests {
     fn of_failures_at_once_one_is_seen_whole() {
         let texts = ["a".repeat(TEXT_BYTES), "b".repeat(TEXT_BYTES)];
         for _ in 0..500 {
-            let segment = Segment::anonymous(size_of::<Control>()).unwrap();
+            let segment = Segment::anonymous(size_of::<ControlBlock>()).unwrap();
             let page = page(&segment);
             let barrier = Barrier::new(3);
             std::thread::scope(|scope| {

@@ -1,27 +1,27 @@
 //! How the host and one rank's kernels tell each other to stop: a block of pinned memory.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::{Address, Device, Lasting, Pinned, abi};
+use crate::device::cuda::{Address, DeferredFree, Device, Pinned, abi};
 use crate::error::Result;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::fmt;
 use std::sync::Arc;
 
 /// A rank's word to its kernels, and theirs.
-pub struct Control {
-    pinned: Lasting<Pinned>,
+pub struct AbortBlock {
+    pinned: DeferredFree<Pinned>,
 }
 
 // SAFETY: after `new`, the memory is read and written by atomics only, and what a report says is
 // read after its last word.
-unsafe impl Sync for Control {}
+unsafe impl Sync for AbortBlock {}
 
-impl Control {
-    pub fn new(device: &Arc<Device>) -> Result<Control> {
-        let pinned = Lasting::<Pinned>::of(device, size_of::<abi::Control>())?;
+impl AbortBlock {
+    pub fn new(device: &Arc<Device>) -> Result<AbortBlock> {
+        let pinned = DeferredFree::<Pinned>::of(device, size_of::<abi::Control>())?;
         // SAFETY: fresh memory of as many bytes, of which nobody else knows yet.
         unsafe { pinned.pointer().write_bytes(0, size_of::<abi::Control>()) };
-        Ok(Control { pinned })
+        Ok(AbortBlock { pinned })
     }
 
     /// No kernel reads or writes it any more.

@@ -8,12 +8,12 @@
 //! [`Turns`]: crate::device::cuda::Turns
 #![allow(unsafe_code)]
 
-use super::device_comm::Station;
+use super::device_comm::DeviceComm;
 use super::kernel_args::{bytes_of, oneshot_arguments, plan_arguments, shape};
 use super::plan_programs::append;
-use super::{Way, Work};
+use super::{KernelPath, KernelWork};
 use crate::algorithm::Algorithm;
-use crate::device::cuda::{Address, Capture, Family, Grid, Kernels, Stream, abi, tile};
+use crate::device::cuda::{Address, Capture, Grid, KernelFamily, Kernels, RawStream, abi, tile};
 use crate::error::Result;
 use crate::executor::device_pieces::pieces;
 use crate::types::DataType;
@@ -23,10 +23,10 @@ use crate::types::DataType;
 /// # Safety
 /// The buffers that `work` names are valid until the stream has passed.
 pub unsafe fn launch(
-    stations: &mut [Station],
+    stations: &mut [DeviceComm],
     kernels: &Kernels,
-    work: &Work,
-    stream: Stream,
+    work: &KernelWork,
+    stream: RawStream,
     capture: Capture,
 ) -> Result<()> {
     let device = kernels.device().clone();
@@ -45,30 +45,32 @@ pub unsafe fn launch(
 /// # Safety
 /// As for [`launch`].
 unsafe fn launch_rows(
-    stations: &mut [Station],
+    stations: &mut [DeviceComm],
     kernels: &Kernels,
-    work: &Work,
-    stream: Stream,
+    work: &KernelWork,
+    stream: RawStream,
 ) -> Result<()> {
     let rows = stations.len() as u32;
     let grid = |blocks| Grid { rows, is_cooperative: true, ..Grid::of(blocks) };
     match work.way {
-        Way::OneShot => {
+        KernelPath::OneShot => {
             let calls: Vec<_> = stations.iter().map(|station| station.oneshot_call(work)).collect();
             let mut arguments = oneshot_arguments(work);
             arguments.calls = table(&mut stations[0], bytes_of(&calls), stream)?;
-            let what = (Family::OneShot, work.data_type);
+            let what = (KernelFamily::OneShot, work.data_type);
             let blocks = stations[0].lines_grid(work).blocks;
             // SAFETY: the kernel's structure; its memory is the stations', or promised.
             unsafe { kernels.run(what, &arguments, grid(blocks), stream)? };
         }
-        Way::Pieces => {
+        KernelPath::Pieces => {
             let blocks = stations[0].meeting_blocks(work);
             let (data_type, arguments) = pieces_of(stations, blocks, work, stream)?;
             // SAFETY: as above.
-            unsafe { kernels.run((Family::Reduce, data_type), &arguments, grid(blocks), stream)? };
+            unsafe {
+                kernels.run((KernelFamily::Reduce, data_type), &arguments, grid(blocks), stream)?
+            };
         }
-        Way::Plan(algorithm) => {
+        KernelPath::Plan(algorithm) => {
             let clearings = stations[0].tables.clearings;
             let (mut table, mut channels) = plan_table(stations, work, algorithm, stream)?;
             if stations[0].tables.clearings != clearings {
@@ -77,7 +79,7 @@ unsafe fn launch_rows(
             }
             let mut arguments = plan_arguments(work);
             arguments.calls = table;
-            let what = (Family::Plan, work.data_type);
+            let what = (KernelFamily::Plan, work.data_type);
             // SAFETY: as above.
             unsafe { kernels.run(what, &arguments, grid(channels), stream)? };
         }
@@ -87,10 +89,10 @@ unsafe fn launch_rows(
 
 /// The calls of a plan's rows, and its channels.
 fn plan_table(
-    stations: &mut [Station],
-    work: &Work,
+    stations: &mut [DeviceComm],
+    work: &KernelWork,
     algorithm: Algorithm,
-    stream: Stream,
+    stream: RawStream,
 ) -> Result<(Address, u32)> {
     let mut channels = 1;
     let mut calls = Vec::new();
@@ -103,16 +105,16 @@ fn plan_table(
 }
 
 /// Keep a table, named by what it says: calls on the same buffers find it again.
-fn table(station: &mut Station, content: &[u8], stream: Stream) -> Result<Address> {
+fn table(station: &mut DeviceComm, content: &[u8], stream: RawStream) -> Result<Address> {
     station.table(content, stream, content.len(), |_, place| place.copy_from_slice(content))
 }
 
 /// A row for each rank with its part of every block, between two meetings.
 fn pieces_of(
-    stations: &mut [Station],
+    stations: &mut [DeviceComm],
     blocks: u32,
-    work: &Work,
-    stream: Stream,
+    work: &KernelWork,
+    stream: RawStream,
 ) -> Result<(DataType, abi::ReduceArgs)> {
     let nranks = stations.len();
     let (reduces, size) = (work.collective.reduces(), work.data_type.size());

@@ -3,15 +3,15 @@
 // A stream is handed to the driver, which looks it up; nothing here follows it.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
-use super::abort_block::Control;
+use super::abort_block::AbortBlock;
 use super::kernel_args::{first, oneshot_arguments, plan_arguments, shape};
 use super::plan_programs::{Programs, append, channels};
 use super::plan_tables::{self, Tables};
-use super::sizing::{DEPTH, FLAG, Geometry};
-use super::{Way, Work};
+use super::sizing::{DEPTH, FLAG, P2pSizing};
+use super::{KernelPath, KernelWork};
 use crate::device::cuda::{
-    Address, Capture, Device, DeviceMemory, Event, Family, Fused, Grid, Kernels, Lasting,
-    MOST_SCALED, Pinned, Recording, Stream, Trail, abi, copy, fill, wait,
+    Address, Capture, DeferredFree, Device, DeviceMemory, Event, Fused, Grid, KernelFamily,
+    Kernels, MOST_SCALED, Pinned, RawStream, Recording, Trail, abi, copy, fill, wait,
 };
 use crate::error::{Error, Result};
 use crate::executor::device_pieces::{fits, pieces};
@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One rank's end.
-pub struct Station {
+pub struct DeviceComm {
     device: Arc<Device>,
     pub(super) rank: usize,
-    pub(super) geometry: Geometry,
-    control: Arc<Control>,
+    pub(super) geometry: P2pSizing,
+    control: Arc<AbortBlock>,
     timeout_ns: u64,
     pub(super) tables: Tables,
     parts: Parts,
@@ -37,18 +37,18 @@ pub struct Station {
     capture: Capture,
     /// A graph may launch kernels of this station for ever.
     is_captured: bool,
-    memory: Memory,
+    memory: KernelMemory,
 }
 
 /// The programs of a plan in device memory, and how many there are, for ways that have some.
 pub type Tabled = Option<(Address, u32)>;
 
 /// What kernels may still use when the station goes.
-struct Memory {
+struct KernelMemory {
     /// Its own ground, where it holds that itself.
-    ground: Option<Lasting<DeviceMemory>>,
-    private: Lasting<DeviceMemory>,
-    first: Lasting<Pinned>,
+    ground: Option<DeferredFree<DeviceMemory>>,
+    private: DeferredFree<DeviceMemory>,
+    first: DeferredFree<Pinned>,
 }
 
 /// Where the private memory's parts begin.
@@ -68,20 +68,20 @@ fn place(address: Address) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-impl Station {
+impl DeviceComm {
     /// The station of `rank` on `device`; `grounds` are those of all ranks, as this device
     /// addresses them, which stay until no kernel of any rank will come to them. Gives `stream`
     /// what makes both ready: every rank's has to have passed before the first launch of any.
     pub fn new(
         device: &Arc<Device>,
         rank: usize,
-        geometry: Geometry,
+        geometry: P2pSizing,
         grounds: &[Address],
         timeout: Duration,
-        stream: Stream,
-    ) -> Result<Station> {
+        stream: RawStream,
+    ) -> Result<DeviceComm> {
         assert_eq!(grounds.len(), geometry.nranks);
-        let control = Arc::new(Control::new(device)?);
+        let control = Arc::new(AbortBlock::new(device)?);
         let connections = geometry.channels * geometry.nranks * size_of::<abi::Connection>();
         let mut end = 0;
         let mut part = |bytes: usize| {
@@ -101,12 +101,12 @@ impl Station {
             part(geometry.scratch_bytes),
             part(plan_tables::BYTES),
         ];
-        let private = Lasting::<DeviceMemory>::of(device, end)?;
+        let private = DeferredFree::<DeviceMemory>::of(device, end)?;
         let base = private.pointer().expose_provenance() as Address;
         let [epochs, epoch, stop, flags, inboxes, sends, receives, scratch, table] =
             offsets.map(|offset| base + offset as Address);
         let first = first(&geometry, rank, grounds);
-        let pinned = Lasting::<Pinned>::of(device, first.len())?;
+        let pinned = DeferredFree::<Pinned>::of(device, first.len())?;
         {
             let _current = device.enter()?;
             // SAFETY: fresh memory of as many bytes; both memories stay until the stream has
@@ -119,7 +119,7 @@ impl Station {
             }
         }
         let event = || Event::new(device, Recording::Moment);
-        Ok(Station {
+        Ok(DeviceComm {
             device: device.clone(),
             rank,
             geometry,
@@ -132,43 +132,45 @@ impl Station {
             trail: Trail::default(),
             capture: Capture::No,
             is_captured: false,
-            memory: Memory { ground: None, private, first: pinned },
+            memory: KernelMemory { ground: None, private, first: pinned },
         })
     }
 
     /// Hold its own ground, too.
-    pub fn on(mut self, ground: Lasting<DeviceMemory>) -> Station {
+    pub fn on(mut self, ground: DeferredFree<DeviceMemory>) -> DeviceComm {
         self.memory.ground = Some(ground);
         self
     }
 
     /// What stops its kernels, and tells why they ended.
-    pub fn control(&self) -> &Arc<Control> {
+    pub fn control(&self) -> &Arc<AbortBlock> {
         &self.control
     }
 
     /// Connections between two ranks that work is spread over.
-    pub fn channels(&self, work: &Work) -> usize {
+    pub fn channels(&self, work: &KernelWork) -> usize {
         match work.way {
-            Way::Plan(_) => channels(work, &self.geometry),
-            Way::OneShot | Way::Pieces => 1,
+            KernelPath::Plan(_) => channels(work, &self.geometry),
+            KernelPath::OneShot | KernelPath::Pieces => 1,
         }
     }
 
     /// Whether `work` can be done its way, whatever the buffers are: the same on every rank.
-    pub fn does(&self, work: &Work) -> Result<bool> {
+    pub fn does(&self, work: &KernelWork) -> Result<bool> {
         let (geometry, nranks) = (&self.geometry, self.geometry.nranks);
         let scales = work.collective.reduces() && work.op == ReduceOp::PreMulSum;
         Ok(match work.way {
-            Way::OneShot => {
+            KernelPath::OneShot => {
                 let is_known =
                     matches!(work.collective, Collective::AllReduce | Collective::AllGather);
                 // An empty exchange would not hold anybody up, and numbers would run ahead.
                 let bytes = work.count * work.data_type.size();
                 is_known && (1..=geometry.inbox_bytes()).contains(&bytes)
             }
-            Way::Pieces => fits(work.collective, nranks) && !(scales && nranks > MOST_SCALED),
-            Way::Plan(algorithm) => {
+            KernelPath::Pieces => {
+                fits(work.collective, nranks) && !(scales && nranks > MOST_SCALED)
+            }
+            KernelPath::Plan(algorithm) => {
                 let every = |rank| Programs::bind(work, algorithm, rank, geometry);
                 let mut all = (0..nranks).map(every);
                 all.try_fold(true, |all, one| Ok::<bool, Error>(all && one?.is_some()))?
@@ -178,19 +180,24 @@ impl Station {
 
     /// Give `stream` what this rank's kernel reads beside its arguments. Of all ranks before any
     /// rank's launch: a kernel that runs would wait for one that is refused here.
-    pub fn prepare(&mut self, work: &Work, stream: Stream, capture: Capture) -> Result<Tabled> {
+    pub fn prepare(
+        &mut self,
+        work: &KernelWork,
+        stream: RawStream,
+        capture: Capture,
+    ) -> Result<Tabled> {
         let device = self.device.clone();
         let _current = device.enter()?;
         self.follow(stream, capture)?;
         match work.way {
-            Way::Plan(algorithm) => self.programs(work, algorithm, stream).map(Some),
-            Way::OneShot | Way::Pieces => Ok(None),
+            KernelPath::Plan(algorithm) => self.programs(work, algorithm, stream).map(Some),
+            KernelPath::OneShot | KernelPath::Pieces => Ok(None),
         }
     }
 
     /// No launch comes of what was prepared, but tables may be on their way to the device: what
     /// comes next on another stream is after them.
-    pub fn pass(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+    pub fn pass(&mut self, stream: RawStream, capture: Capture) -> Result<()> {
         let device = self.device.clone();
         let _current = device.enter()?;
         self.follow(stream, capture)?;
@@ -205,26 +212,26 @@ impl Station {
     pub unsafe fn launch(
         &mut self,
         kernels: &Kernels,
-        (work, tabled): (&Work, Tabled),
-        stream: Stream,
+        (work, tabled): (&KernelWork, Tabled),
+        stream: RawStream,
         capture: Capture,
     ) -> Result<()> {
         let device = self.device.clone();
         let _current = device.enter()?;
         match work.way {
-            Way::OneShot => {
+            KernelPath::OneShot => {
                 let arguments = self.oneshot(work);
-                let what = (Family::OneShot, work.data_type);
+                let what = (KernelFamily::OneShot, work.data_type);
                 // SAFETY: the kernel's structure; its memory is the station's, or promised.
                 unsafe { kernels.run(what, &arguments, self.lines_grid(work), stream)? };
             }
-            Way::Pieces => self.launch_pieces(kernels, work, stream)?,
-            Way::Plan(_) => {
+            KernelPath::Pieces => self.launch_pieces(kernels, work, stream)?,
+            KernelPath::Plan(_) => {
                 let unprepared = || Error::Internal("a plan without its programs".into());
                 let (programs, channels) = tabled.ok_or_else(unprepared)?;
                 let mut arguments = plan_arguments(work);
                 arguments.call = self.plan_call(work, programs);
-                let (what, grid) = ((Family::Plan, work.data_type), Grid::of(channels));
+                let (what, grid) = ((KernelFamily::Plan, work.data_type), Grid::of(channels));
                 // SAFETY: as above.
                 unsafe { kernels.run(what, &arguments, grid, stream)? };
             }
@@ -233,7 +240,7 @@ impl Station {
     }
 
     /// What `stream` is given next comes after the last launch. The context is current.
-    pub fn follow(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+    pub fn follow(&mut self, stream: RawStream, capture: Capture) -> Result<()> {
         self.capture = capture;
         match (self.trail.has_moved(stream, capture), capture) {
             (false, _) => Ok(()),
@@ -242,13 +249,13 @@ impl Station {
         }
     }
 
-    /// The moment after the last launch in or outside of captures, which [`Station::mark`] records.
+    /// The moment after the last launch in or outside of captures, which [`DeviceComm::mark`] records.
     pub(super) fn after(&self, capture: Capture) -> &Arc<Event> {
         if capture == Capture::No { &self.launched } else { &self.captured }
     }
 
     /// The last launch is the last thing that `stream` was given.
-    pub(super) fn mark(&mut self, stream: Stream, capture: Capture) -> Result<()> {
+    pub(super) fn mark(&mut self, stream: RawStream, capture: Capture) -> Result<()> {
         self.trail.mark(stream, capture);
         if capture == Capture::No {
             return self.launched.record(stream);
@@ -259,14 +266,14 @@ impl Station {
     }
 
     /// Each rank has a grid as large as every other's: the blocks meet one by one.
-    pub(super) fn meeting_blocks(&self, work: &Work) -> u32 {
+    pub(super) fn meeting_blocks(&self, work: &KernelWork) -> u32 {
         /// A block's threads with sixteen bytes each.
         const USEFUL: usize = 16 * abi::THREADS;
         let blocks = (work.bytes() / self.geometry.nranks).div_ceil(USEFUL);
         blocks.clamp(1, self.geometry.blocks) as u32
     }
 
-    fn launch_pieces(&self, kernels: &Kernels, work: &Work, stream: Stream) -> Result<()> {
+    fn launch_pieces(&self, kernels: &Kernels, work: &KernelWork, stream: RawStream) -> Result<()> {
         let nranks = self.geometry.nranks;
         let (moved, size) = (work.moved_as(), work.data_type.size());
         let bytes = work.count.saturating_mul(size) / nranks;
@@ -305,18 +312,18 @@ impl Station {
         }
     }
 
-    pub(super) fn lines_grid(&self, work: &Work) -> Grid {
+    pub(super) fn lines_grid(&self, work: &KernelWork) -> Grid {
         let lines = (work.count * work.data_type.size()).div_ceil(abi::LINE_PAYLOAD);
         Grid::of(lines.div_ceil(abi::THREADS).clamp(1, self.geometry.blocks) as u32)
     }
 
-    fn oneshot(&self, work: &Work) -> abi::OneshotArgs {
+    fn oneshot(&self, work: &KernelWork) -> abi::OneshotArgs {
         let mut arguments = oneshot_arguments(work);
         arguments.call = self.oneshot_call(work);
         arguments
     }
 
-    pub(super) fn oneshot_call(&self, work: &Work) -> abi::OneshotCall {
+    pub(super) fn oneshot_call(&self, work: &KernelWork) -> abi::OneshotCall {
         let own = work.places[self.rank];
         abi::OneshotCall {
             input: own.input,
@@ -335,9 +342,9 @@ impl Station {
     /// Where the programs of a plan lie, and how many there are.
     pub(super) fn programs(
         &mut self,
-        work: &Work,
+        work: &KernelWork,
         algorithm: crate::algorithm::Algorithm,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<(Address, u32)> {
         let channels = channels(work, &self.geometry);
         let mut name = Vec::new();
@@ -357,7 +364,7 @@ impl Station {
     pub(super) fn table(
         &mut self,
         name: &[u8],
-        stream: Stream,
+        stream: RawStream,
         bytes: usize,
         fill: impl Fn(Address, &mut [u8]),
     ) -> Result<Address> {
@@ -382,7 +389,7 @@ impl Station {
     }
 
     /// Forget tables once nothing that was given to the stream, or before it, needs them any more.
-    fn make_room(&mut self, stream: Stream) -> Result<()> {
+    fn make_room(&mut self, stream: RawStream) -> Result<()> {
         if self.capture != Capture::No {
             return Err(self.no_room("in a graph"));
         }
@@ -401,7 +408,7 @@ impl Station {
         Ok(())
     }
 
-    pub(super) fn plan_call(&self, work: &Work, programs: Address) -> abi::PlanCall {
+    pub(super) fn plan_call(&self, work: &KernelWork, programs: Address) -> abi::PlanCall {
         let own = work.places[self.rank];
         abi::PlanCall {
             input: own.input,
@@ -434,13 +441,13 @@ impl Station {
 
     /// Let its memory go: it is at rest, and so are all that know its ground.
     pub fn retire(self) {
-        let Memory { ground, private, first } = self.memory;
-        ground.into_iter().for_each(Lasting::retire);
+        let KernelMemory { ground, private, first } = self.memory;
+        ground.into_iter().for_each(DeferredFree::retire);
         private.retire();
         first.retire();
         self.tables.retire();
         // Who else knows the control has let go of it before.
-        Arc::into_inner(self.control).into_iter().for_each(Control::retire);
+        Arc::into_inner(self.control).into_iter().for_each(AbortBlock::retire);
     }
 
     /// Give its memory up without freeing it: kernels may still come.

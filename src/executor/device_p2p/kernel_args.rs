@@ -2,10 +2,10 @@
 //! begins with.
 #![allow(unsafe_code)]
 
-use super::Work;
-use super::sizing::{FLAG, Geometry};
+use super::KernelWork;
+use super::sizing::{FLAG, P2pSizing};
 use crate::device::cuda::{Address, abi};
-use crate::executor::device_pieces::Shape;
+use crate::executor::device_pieces::PieceShape;
 use crate::plan::Collective;
 
 /// The bytes of structures of the kernels'.
@@ -15,7 +15,7 @@ pub(super) fn bytes_of<T: Copy>(all: &[T]) -> &[u8] {
 }
 
 /// What the private memory begins with, from the flags' addresses on.
-pub(super) fn first(geometry: &Geometry, rank: usize, grounds: &[Address]) -> Vec<u8> {
+pub(super) fn first(geometry: &P2pSizing, rank: usize, grounds: &[Address]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut part = |part: &[u8]| {
         bytes.extend_from_slice(part);
@@ -45,12 +45,12 @@ pub(super) fn first(geometry: &Geometry, rank: usize, grounds: &[Address]) -> Ve
     bytes
 }
 
-pub(super) fn shape(work: &Work) -> Shape {
-    let Work { collective, root, count, data_type, .. } = *work;
-    Shape { collective, root, count, size: data_type.size() }
+pub(super) fn shape(work: &KernelWork) -> PieceShape {
+    let KernelWork { collective, root, count, data_type, .. } = *work;
+    PieceShape { collective, root, count, size: data_type.size() }
 }
 
-pub(super) fn plan_arguments(work: &Work) -> abi::PlanArgs {
+pub(super) fn plan_arguments(work: &KernelWork) -> abi::PlanArgs {
     abi::PlanArgs {
         data_type: work.data_type as i32,
         op: work.op as i32,
@@ -59,7 +59,7 @@ pub(super) fn plan_arguments(work: &Work) -> abi::PlanArgs {
     }
 }
 
-pub(super) fn oneshot_arguments(work: &Work) -> abi::OneshotArgs {
+pub(super) fn oneshot_arguments(work: &KernelWork) -> abi::OneshotArgs {
     let gathers = work.collective == Collective::AllGather;
     abi::OneshotArgs {
         data_type: work.data_type as i32,

@@ -1,10 +1,10 @@
 //! Ranks on a device each: kernels that wait for each other's kernels, by flags in device memory.
 //!
 //! Every rank has a *ground*, memory of its device that all others reach: flags, an inbox for small
-//! messages, slots of connections. A [`Station`] is one rank's end: it knows where all grounds are
+//! messages, slots of connections. A [`DeviceComm`] is one rank's end: it knows where all grounds are
 //! as its own device addresses them, not how they came to be reachable, and launches its rank's
-//! part of a collective. Every wait in a kernel ends: with the message, with [`Control::stop`], or
-//! after the deadline, and then [`Control::ending`] says where.
+//! part of a collective. Every wait in a kernel ends: with the message, with [`AbortBlock::stop`], or
+//! after the deadline, and then [`AbortBlock::ending`] says where.
 //!
 //! A kernel that waits occupies its device, so nothing that it waits for may be behind it: each
 //! rank has a device of its own, the kernels of one collective are launched on all devices in one
@@ -19,12 +19,12 @@ mod plan_programs;
 mod plan_tables;
 mod sizing;
 
-pub use abort_block::{Control, Ending};
-pub use device_comm::{Station, Tabled};
+pub use abort_block::{AbortBlock, Ending};
+pub use device_comm::{DeviceComm, Tabled};
 pub use plan_programs::Programs;
-pub use sizing::Geometry;
+pub use sizing::P2pSizing;
 
-use super::device_pieces::Place;
+use super::device_pieces::RankBuffers;
 use crate::algorithm::Algorithm;
 use crate::device::cuda::copied_as;
 use crate::plan::Collective;
@@ -32,7 +32,7 @@ use crate::types::{DataType, ReduceOp};
 
 /// How kernels do a collective. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum KernelPath {
     /// Everybody's input into everybody's inbox, in one step.
     OneShot,
     /// Each rank its part of every block, in all ranks' buffers, between two meetings.
@@ -43,22 +43,22 @@ pub enum Way {
 
 /// A collective, as kernels are told of it. The same on every rank, but for addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
-    pub way: Way,
+pub struct KernelWork<'a> {
+    pub way: KernelPath,
     pub collective: Collective,
     pub root: usize,
     /// Elements of the vector, or of a block.
     pub count: usize,
     pub data_type: DataType,
     pub op: ReduceOp,
-    /// Every rank's buffers, as this rank's device addresses them; only [`Way::Pieces`] looks at
+    /// Every rank's buffers, as this rank's device addresses them; only [`KernelPath::Pieces`] looks at
     /// those of others.
-    pub places: &'a [Place],
+    pub places: &'a [RankBuffers],
     /// Every rank's factor of a pre-multiplied sum; as with places.
     pub scalars: &'a [f64],
 }
 
-impl Work<'_> {
+impl KernelWork<'_> {
     /// What pieces of the ranks' buffers move elements as: copies what all are aligned to.
     pub fn moved_as(&self) -> DataType {
         if self.collective.reduces() {

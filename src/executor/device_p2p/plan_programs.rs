@@ -3,13 +3,13 @@
 //! A channel has its part of the vector, or of every block, and connections of its own; so the
 //! channels of a rank never wait for each other.
 
-use super::Work;
-use super::sizing::{DEPTH, Geometry};
+use super::KernelWork;
+use super::sizing::{DEPTH, P2pSizing};
 use crate::algorithm::{self, Algorithm};
 use crate::device::cuda::{Address, abi};
 use crate::device::host::Reduction;
 use crate::error::Result;
-use crate::executor::bind::{Bound, BoundStep, Cut, Shape};
+use crate::executor::bind::{BindShape, Bound, BoundStep, Cut};
 use crate::executor::device_pieces::grain;
 use crate::executor::layout::Layout;
 use crate::plan::partition::Partition;
@@ -29,10 +29,10 @@ impl Programs {
     /// Bind `rank`'s plans; `None` where the algorithm does not do the collective, or the
     /// interpreter has no room for its steps.
     pub fn bind(
-        work: &Work,
+        work: &KernelWork,
         algorithm: Algorithm,
         rank: usize,
-        geometry: &Geometry,
+        geometry: &P2pSizing,
     ) -> Result<Option<Programs>> {
         let nranks = geometry.nranks;
         let plan_of = |rank| algorithm::plan(algorithm, work.collective, rank, nranks, work.root);
@@ -54,7 +54,7 @@ impl Programs {
             let nchunks = plans[rank].nchunks;
             let layout = Layout::new(work.collective, rank, nranks, nchunks, part.count, None);
             let layout = layout.in_grains(grain).within(part.offset, work.count);
-            let shape = Shape {
+            let shape = BindShape {
                 layout: &layout,
                 element,
                 reduction,
@@ -75,7 +75,7 @@ impl Programs {
         Programs { bounds }
     }
 
-    fn fits(&self, geometry: &Geometry) -> bool {
+    fn fits(&self, geometry: &P2pSizing) -> bool {
         let ends = |step: &BoundStep| step.sources.len() + step.targets.len();
         let mut steps = self.bounds.iter().flat_map(|bound| &bound.steps);
         geometry.nranks <= abi::PLAN_PEERS
@@ -106,7 +106,7 @@ impl Programs {
         let mut scratch = 0;
         for bound in &self.bounds {
             let at = |rest: &Vec<u8>| begin + rest.len() as Address;
-            let tables = Tables::new(bound);
+            let tables = ProgramTables::new(bound);
             let steps = at(&rest);
             tables.steps.iter().for_each(|step| append(&mut rest, step));
             let ends = at(&rest);
@@ -134,7 +134,7 @@ impl Programs {
 }
 
 /// Channels of a call: as many as have chunks worth their flags.
-pub(super) fn channels(work: &Work, geometry: &Geometry) -> usize {
+pub(super) fn channels(work: &KernelWork, geometry: &P2pSizing) -> usize {
     let chunks = work.bytes() / geometry.nranks.max(1);
     match work.collective {
         Collective::Barrier => 1,
@@ -148,15 +148,15 @@ pub(super) fn append<T: Copy>(bytes: &mut Vec<u8>, one: &T) {
 }
 
 /// A bound plan in the structures of the kernels.
-struct Tables {
+struct ProgramTables {
     steps: Vec<abi::Step>,
     ends: Vec<abi::End>,
     spans: Vec<abi::Span>,
 }
 
-impl Tables {
-    fn new(bound: &Bound) -> Tables {
-        let mut tables = Tables { steps: Vec::new(), ends: Vec::new(), spans: Vec::new() };
+impl ProgramTables {
+    fn new(bound: &Bound) -> ProgramTables {
+        let mut tables = ProgramTables { steps: Vec::new(), ends: Vec::new(), spans: Vec::new() };
         for step in &bound.steps {
             let finish = if step.finish { abi::FINISH } else { 0 };
             tables.steps.push(abi::Step {

@@ -5,7 +5,7 @@
 //! its launches name the addresses again, and copy for themselves.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::{Address, Capture, Device, Lasting, Pinned, Stream, copy};
+use crate::device::cuda::{Address, Capture, DeferredFree, Device, Pinned, RawStream, copy};
 use crate::error::Result;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ const LINE: usize = 128;
 
 pub struct Tables {
     device: Arc<Device>,
-    mirror: Lasting<Pinned>,
+    mirror: DeferredFree<Pinned>,
     memory: Address,
     used: usize,
     /// Bytes that are there for good.
     kept: usize,
     /// How often what was there was forgotten.
     pub clearings: u64,
-    known: HashMap<Vec<u8>, Table>,
+    known: HashMap<Vec<u8>, PlacedTable>,
 }
 
 /// A table, and what has copied it to the device.
-struct Table {
+struct PlacedTable {
     at: usize,
     bytes: usize,
     is_there: bool,
@@ -41,7 +41,7 @@ struct Table {
 impl Tables {
     /// In [`BYTES`] of device memory.
     pub fn new(device: &Arc<Device>, memory: Address) -> Result<Tables> {
-        let mirror = Lasting::of(device, BYTES)?;
+        let mirror = DeferredFree::of(device, BYTES)?;
         let (device, known) = (device.clone(), HashMap::new());
         Ok(Tables { device, mirror, memory, used: 0, kept: 0, clearings: 0, known })
     }
@@ -53,7 +53,7 @@ impl Tables {
     pub fn find(
         &mut self,
         name: &[u8],
-        stream: Stream,
+        stream: RawStream,
         capture: Capture,
     ) -> Result<Option<Address>> {
         let Some(table) = self.known.get_mut(name) else { return Ok(None) };
@@ -81,7 +81,7 @@ impl Tables {
     pub fn place(
         &mut self,
         name: &[u8],
-        (stream, capture): (Stream, Capture),
+        (stream, capture): (RawStream, Capture),
         bytes: usize,
         fill: impl FnOnce(Address, &mut [u8]),
     ) -> Result<Option<Address>> {
@@ -93,7 +93,7 @@ impl Tables {
         // SAFETY: bytes of the mirror that no copy under way reads: those before are used.
         fill(address, unsafe { std::slice::from_raw_parts_mut(source, bytes) });
         self.used = (at + bytes).next_multiple_of(LINE).min(BYTES);
-        let table = Table { at, bytes, is_there: false, capture: Capture::No };
+        let table = PlacedTable { at, bytes, is_there: false, capture: Capture::No };
         self.known.insert(name.to_vec(), table);
         self.find(name, stream, capture)
     }

@@ -30,7 +30,7 @@ pub(super) const FLAG: usize = size_of::<abi::Flag>();
 
 /// Numbers that all ranks of a communicator agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct P2pSizing {
     pub nranks: usize,
     /// Blocks that a rank's kernels have at most.
     pub blocks: usize,
@@ -43,13 +43,13 @@ pub struct Geometry {
     pub scratch_bytes: usize,
 }
 
-impl Geometry {
+impl P2pSizing {
     /// For devices with so many multiprocessors each rank (of the smallest), under a budget for
     /// what peers write to: half is the inbox, half are slots.
-    pub fn new(nranks: usize, multiprocessors: usize, buffer_bytes: usize) -> Geometry {
+    pub fn new(nranks: usize, multiprocessors: usize, buffer_bytes: usize) -> P2pSizing {
         // Half of a device is left to what the streams of its peers may have to wait for.
         let blocks = (multiprocessors / 2).clamp(1, MOST_BLOCKS);
-        Geometry::with_blocks(nranks, blocks, [buffer_bytes / 2; 2])
+        P2pSizing::with_blocks(nranks, blocks, [buffer_bytes / 2; 2])
     }
 
     /// For ranks that share a device, and wait for nothing else on it. Where no budget is asked
@@ -58,22 +58,22 @@ impl Geometry {
         nranks: usize,
         multiprocessors: usize,
         buffer_bytes: Option<usize>,
-    ) -> Geometry {
+    ) -> P2pSizing {
         let blocks = (multiprocessors / nranks).clamp(1, abi::MEETING_BLOCKS);
         let long = (nranks - 1).max(1) * blocks * DEPTH * LONG_SLOT;
         let halves = match buffer_bytes {
             Some(bytes) => [bytes / 2; 2],
             None => [DEFAULT_BUFFER_BYTES / 2, long.min(MOST_LONG_BYTES / (2 * nranks))],
         };
-        Geometry::with_blocks(nranks, blocks, halves)
+        P2pSizing::with_blocks(nranks, blocks, halves)
     }
 
-    fn with_blocks(nranks: usize, blocks: usize, [inbox, slots]: [usize; 2]) -> Geometry {
+    fn with_blocks(nranks: usize, blocks: usize, [inbox, slots]: [usize; 2]) -> P2pSizing {
         let peers = (nranks - 1).max(1);
         let slot = |channels: usize| slots / (peers * channels * DEPTH) / FLAG * FLAG;
         let channels = (1..=blocks).rev().find(|channels| slot(*channels) >= USEFUL_SLOT);
         let channels = channels.unwrap_or(1);
-        Geometry {
+        P2pSizing {
             nranks,
             blocks,
             lines: (inbox / (2 * nranks * size_of::<abi::Line>())).max(1),
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_lies_on_a_ground_does_not_overlap_and_fits_the_budget() {
         for (nranks, multiprocessors, bytes) in [(2, 132, 4 << 20), (8, 132, 4 << 20), (5, 3, 9)] {
-            let of = Geometry::new(nranks, multiprocessors, bytes);
+            let of = P2pSizing::new(nranks, multiprocessors, bytes);
             let one = of.nranks - 1;
             assert!(of.inbox() >= of.blocks * nranks * FLAG);
             assert!(of.posted(0, 0) >= of.inbox() + 32 * nranks * of.lines);
@@ -149,23 +149,23 @@ mod tests {
 
     #[test]
     fn a_large_budget_has_channels_and_a_small_one_long_slots() {
-        let large = Geometry::new(2, 132, 64 << 20);
+        let large = P2pSizing::new(2, 132, 64 << 20);
         assert_eq!((large.blocks, large.channels), (32, 32));
-        let small = Geometry::new(8, 132, 1 << 20);
+        let small = P2pSizing::new(8, 132, 1 << 20);
         assert!(small.channels < 4 && small.slot_bytes >= USEFUL_SLOT, "{small:?}");
-        let asked = Geometry::of_one_device(8, 132, Some(4 << 20));
+        let asked = P2pSizing::of_one_device(8, 132, Some(4 << 20));
         assert_eq!((asked.blocks, asked.channels, asked.slot_bytes), (16, 9, 8320));
     }
 
     #[test]
     fn ranks_of_one_device_have_long_slots_on_all_of_it_within_bounds() {
         for (nranks, blocks) in [(2, 66), (3, 44), (4, 33), (8, 16)] {
-            let of = Geometry::of_one_device(nranks, 132, None);
+            let of = P2pSizing::of_one_device(nranks, 132, None);
             assert_eq!((of.blocks, of.channels), (blocks, blocks), "{of:?}");
             assert_eq!((of.slot_bytes, of.lines), (LONG_SLOT, (1 << 16) / nranks), "{of:?}");
         }
         for nranks in 1..=132 {
-            let of = Geometry::of_one_device(nranks, 132, None);
+            let of = P2pSizing::of_one_device(nranks, 132, None);
             let slots = of.ground_bytes() - of.cleared_bytes();
             // A rank's own slots are there, and not used.
             let used = slots / nranks * (nranks - 1).max(1);

@@ -6,21 +6,21 @@
 
 use super::program::{Direct, Used};
 use super::run::{
-    Base, Bases, Invitation, KERNEL, NOWHERE, Resolve, UNUSED, Work, others, part_from, reached,
-    tell, work_on,
+    Arithmetic, Base, Bases, BufferAddresses, KERNEL, NOWHERE, Resolve, UNUSED, others, reached,
+    send_addresses, wait_for_readers_of, work_on,
 };
 use crate::error::Result;
-use crate::executor::host::Buffers;
+use crate::executor::host::CallBuffers;
 use crate::executor::links::Links;
-use crate::executor::progress::Progress;
+use crate::executor::progress::CountedWait;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::time::Duration;
 
 /// What processes may run with each other's buffers.
 #[derive(Clone, Copy, Default)]
-pub struct Programs<'a> {
+pub struct DirectPrograms<'a> {
     /// Where all buffers of all ranks are in memory that they share.
     pub mapped: Option<&'a Direct>,
     /// Else, where the kernel reads the inputs of all: one that writes nothing at its peers.
@@ -35,25 +35,25 @@ pub struct Programs<'a> {
 /// As [`super::run::run`].
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn try_run(
-    programs: Programs,
-    work: &Work,
-    buffers: &Buffers,
-    mine: &Invitation,
+    programs: DirectPrograms,
+    work: &Arithmetic,
+    buffers: &CallBuffers,
+    mine: &BufferAddresses,
     resolve: &mut Resolve,
     links: &mut Links,
     room: &mut Bases,
     stamp: &Stamp,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<bool> {
     room.bases[links.rank] = Base::of(buffers);
     let nranks = links.nranks;
     let most = |program: Option<&Direct>| program.map_or(0, |program| program.touched_by.len());
     let steps = || nranks + most(programs.mapped).max(most(programs.kernel));
-    let watch = &Progress::new(watch, &steps);
+    let watch = &CountedWait::new(watch, &steps);
     let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
     let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
     let invitations = &mut room.invitations;
-    tell(mine, links, stamp, watch, &mut |_, peer, theirs| {
+    send_addresses(mine, links, stamp, watch, &mut |_, peer, theirs| {
         mapped = mapped.filter(|program| is_reachable(&theirs, program));
         kernel = kernel.filter(|program| is_readable(&theirs, program));
         invitations[peer] = theirs;
@@ -68,10 +68,10 @@ pub unsafe fn try_run(
                 None => readable(theirs, used, resolve, links, peer, watch)?,
             };
         }
-        links.visit(&program.touches, watch)?;
+        links.begin_remote_access(&program.touches, watch)?;
         // SAFETY: as in `meeting::run`; what is another process's address only the kernel reads.
         let worked = unsafe { work_on(program, work, room, watch) };
-        links.end_visit();
+        links.end_remote_access();
         worked.map_err(|unread| unread.error(links, watch))?;
         if let (None, Some(&peer)) = (mapped, program.touches.first()) {
             // Nobody has died meanwhile, so that no number was another process's.
@@ -83,30 +83,30 @@ pub unsafe fn try_run(
         links.free(peer);
     }
     if let Some(program) = program {
-        part_from(program, links, watch)?;
+        wait_for_readers_of(program, links, watch)?;
     }
     Ok(program.is_some())
 }
 
 /// A peer's input for a program that only reads: mapped, or for the kernel.
 fn readable(
-    theirs: &Invitation,
+    theirs: &BufferAddresses,
     used: &Used,
     resolve: &mut Resolve,
     links: &Links,
     peer: usize,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<Base> {
     if theirs.input_region == KERNEL {
         return Ok(Base::elsewhere(theirs, links.control(peer).pid.load(Relaxed)));
     }
     // Nothing is written there, wherever it is.
-    let theirs = Invitation { output_region: UNUSED, ..*theirs };
+    let theirs = BufferAddresses { output_region: UNUSED, ..*theirs };
     reached(resolve(&theirs, used), links, peer, watch)
 }
 
 /// Whether the rank's buffers have addresses for its peers, and the program suits them.
-fn is_reachable(invitation: &Invitation, program: &Direct) -> bool {
+fn is_reachable(invitation: &BufferAddresses, program: &Direct) -> bool {
     let is_mapped = |region: u64| region != NOWHERE && region != KERNEL;
     is_mapped(invitation.input_region)
         && is_mapped(invitation.output_region)
@@ -114,22 +114,22 @@ fn is_reachable(invitation: &Invitation, program: &Direct) -> bool {
 }
 
 /// Whether the rank's input can be read by its peers, and the program suits its buffers.
-fn is_readable(invitation: &Invitation, program: &Direct) -> bool {
+fn is_readable(invitation: &BufferAddresses, program: &Direct) -> bool {
     invitation.input_region != NOWHERE && (program.in_place || invitation.in_place == 0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::run::{Unread, invite};
+    use super::super::run::{Unread, exchange_addresses};
     use super::*;
     use crate::algorithm::{self, Algorithm};
     use crate::error::Error;
     use crate::executor::layout::Layout;
     use crate::executor::links::{Reach, SegmentMap};
     use crate::plan::Collective;
-    use crate::transport::fifo::Geometry;
+    use crate::transport::fifo::FifoShape;
     use crate::transport::segment::Segment;
-    use crate::transport::wait::Patience;
+    use crate::transport::wait::SpinPolicy;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -138,7 +138,7 @@ mod tests {
         a_death: bool,
     }
 
-    impl Watch for After {
+    impl WaitCheck for After {
         fn check(&self, peer: usize, waited: Duration) -> Result<()> {
             match (self.a_death, waited.is_zero()) {
                 (true, _) => Err(Error::usage(format!("rank {peer} died"))),
@@ -163,11 +163,11 @@ mod tests {
 
     /// What comes of a claim of rank 1's that does not resolve; nothing is touched.
     fn meet_a_buffer_that_is_not_whole(watch: &After) -> Error {
-        let map = SegmentMap::new(2, Geometry { depth: 2, slot_bytes: 128 });
+        let map = SegmentMap::new(2, FifoShape { depth: 2, slot_bytes: 128 });
         let segments: Vec<_> =
             (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
         let links = |rank| {
-            let patience = Patience::new(2, 2, None);
+            let patience = SpinPolicy::new(2, 2, None);
             Links::new(rank, map, segments.clone(), &[Reach::Machine; 2], patience)
         };
         let (mut mine, mut theirs) = (links(0), links(1));
@@ -176,28 +176,30 @@ mod tests {
         let layout = Layout::new(Collective::AllGather, 0, 2, plans[0].nchunks, 8, None);
         let program = Direct::new(&plans, 0, &layout, 1).unwrap();
         let stamp = Stamp { fingerprint: 1, source: 1, ..Stamp::default() };
-        let claim = Invitation { input_region: 5, output_region: 5, ..Invitation::default() };
-        // SAFETY: `invite` writes inside the slot it reserved.
-        unsafe { invite(0, &claim, &mut theirs, &stamp, watch).unwrap() };
+        let claim =
+            BufferAddresses { input_region: 5, output_region: 5, ..BufferAddresses::default() };
+        // SAFETY: `exchange_addresses` writes inside the slot it reserved.
+        unsafe { exchange_addresses(0, &claim, &mut theirs, &stamp, watch).unwrap() };
         let (input, mut output) = ([7u8; 8], [0u8; 16]);
-        let buffers = Buffers {
+        let buffers = CallBuffers {
             input: input.as_ptr(),
             output: output.as_mut_ptr(),
             scratch: std::ptr::null_mut(),
             scalar: 1.0,
         };
-        let work = Work { reduction: None, element: 1, streamed: 0 };
+        let work = Arithmetic { reduction: None, element: 1, streamed: 0 };
         let mut asked = Vec::new();
-        let mut resolve = |invitation: &Invitation, used: &Used| {
+        let mut resolve = |invitation: &BufferAddresses, used: &Used| {
             asked.push((*invitation, *used));
             Ok(None)
         };
         let mut room = Bases::new(2);
-        let mine_says = Invitation { input_region: 3, output_region: 3, ..Invitation::default() };
+        let mine_says =
+            BufferAddresses { input_region: 3, output_region: 3, ..BufferAddresses::default() };
         // SAFETY: the buffers hold what an all-gather of eight bytes a rank needs.
         let ran = unsafe {
             try_run(
-                Programs { mapped: Some(&program), kernel: None },
+                DirectPrograms { mapped: Some(&program), kernel: None },
                 &work,
                 &buffers,
                 &mine_says,
@@ -218,7 +220,7 @@ mod tests {
     /// A rank that dies only when a wait has taken so long: its memory is being given back.
     struct Ending(Duration);
 
-    impl Watch for Ending {
+    impl WaitCheck for Ending {
         fn check(&self, peer: usize, waited: Duration) -> Result<()> {
             match waited > self.0 {
                 true => Err(Error::usage(format!("rank {peer} died"))),
@@ -229,10 +231,10 @@ mod tests {
 
     #[test]
     fn a_process_without_memory_is_waited_for_until_it_has_died() {
-        let map = SegmentMap::new(2, Geometry { depth: 2, slot_bytes: 128 });
+        let map = SegmentMap::new(2, FifoShape { depth: 2, slot_bytes: 128 });
         let segments: Vec<_> =
             (0..2).map(|_| Arc::new(Segment::anonymous(map.bytes()).unwrap())).collect();
-        let links = Links::new(0, map, segments, &[Reach::Machine; 2], Patience::new(2, 2, None));
+        let links = Links::new(0, map, segments, &[Reach::Machine; 2], SpinPolicy::new(2, 2, None));
         let late = Ending(Duration::from_millis(300));
         let error = |errno| {
             let why = Error::System { what: "reading".into(), errno };

@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 
 /// A block in some rank's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockRef {
     pub rank: usize,
     /// In its output; else in its input.
     pub output: bool,
@@ -28,8 +28,8 @@ pub struct Place {
 
 #[derive(Clone, Debug)]
 pub struct DirectStep {
-    pub targets: Box<[Place]>,
-    pub sources: Box<[Place]>,
+    pub targets: Box<[BlockRef]>,
+    pub sources: Box<[BlockRef]>,
     pub bytes: usize,
     pub finish: bool,
 }
@@ -58,19 +58,19 @@ pub struct Direct {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TransferKind {
     Pull,
     Push,
 }
 
 /// One message: the step and its place at either end.
-struct Wire {
-    kind: Kind,
+struct DirectMessage {
+    kind: TransferKind,
     span: Span,
 }
 
 /// A block of one rank, for finding conflicts: (rank, chunk).
-type Block = (usize, usize);
+type BlockKey = (usize, usize);
 
 /// One rank's program in chunks, before offsets.
 struct Draft {
@@ -118,7 +118,7 @@ impl Direct {
                     } else {
                         layout.input(owner, chunk)
                     };
-                    elements.map(|elements| Place {
+                    elements.map(|elements| BlockRef {
                         rank: owner,
                         output,
                         offset: elements * element,
@@ -164,7 +164,7 @@ fn wires(
     plans: &[Plan],
     layout: &Layout,
     writes: bool,
-) -> Option<HashMap<(usize, usize), Vec<Wire>>> {
+) -> Option<HashMap<(usize, usize), Vec<DirectMessage>>> {
     let mut receives: HashMap<(usize, usize), Vec<&Step>> = HashMap::new();
     for plan in plans {
         for step in &plan.steps {
@@ -175,7 +175,7 @@ fn wires(
             }
         }
     }
-    let mut wires: HashMap<(usize, usize), Vec<Wire>> = HashMap::new();
+    let mut wires: HashMap<(usize, usize), Vec<DirectMessage>> = HashMap::new();
     let mut load = vec![0; plans.len()];
     for plan in plans {
         for step in &plan.steps {
@@ -187,15 +187,15 @@ fn wires(
                 let push = writes && is_lent_output(twin) && layout.output_is_public();
                 let kind = match (pull, push) {
                     (false, false) => return None,
-                    (true, false) => Kind::Pull,
-                    (false, true) => Kind::Push,
-                    (true, true) if load[receiver] <= load[plan.rank] => Kind::Pull,
-                    (true, true) => Kind::Push,
+                    (true, false) => TransferKind::Pull,
+                    (false, true) => TransferKind::Push,
+                    (true, true) if load[receiver] <= load[plan.rank] => TransferKind::Pull,
+                    (true, true) => TransferKind::Push,
                 };
                 if pull && push {
-                    load[if kind == Kind::Pull { receiver } else { plan.rank }] += 1;
+                    load[if kind == TransferKind::Pull { receiver } else { plan.rank }] += 1;
                 }
-                sent.push(Wire { kind, span: step.span });
+                sent.push(DirectMessage { kind, span: step.span });
             }
         }
     }
@@ -213,7 +213,7 @@ fn is_lent_output(step: &Step) -> bool {
 }
 
 /// A rank's steps with the messages resolved; `None` where a step cannot do without slots.
-fn drafts(plan: &Plan, wires: &HashMap<(usize, usize), Vec<Wire>>) -> Option<Vec<Draft>> {
+fn drafts(plan: &Plan, wires: &HashMap<(usize, usize), Vec<DirectMessage>>) -> Option<Vec<Draft>> {
     let mut sent: HashMap<usize, usize> = HashMap::new();
     let mut received: HashMap<usize, usize> = HashMap::new();
     let mut drafts = Vec::new();
@@ -230,7 +230,7 @@ fn drafts(plan: &Plan, wires: &HashMap<(usize, usize), Vec<Wire>>) -> Option<Vec
                     if wire.span != step.span {
                         return None;
                     }
-                    pushed_here |= wire.kind == Kind::Push;
+                    pushed_here |= wire.kind == TransferKind::Push;
                     sources.push((peer, End::Input));
                 }
                 End::Output | End::Scratch => return None,
@@ -244,7 +244,7 @@ fn drafts(plan: &Plan, wires: &HashMap<(usize, usize), Vec<Wire>>) -> Option<Vec
                     let index = sent.entry(peer).or_default();
                     let wire = wires.get(&(plan.rank, peer))?.get(*index)?;
                     *index += 1;
-                    if wire.kind == Kind::Push {
+                    if wire.kind == TransferKind::Push {
                         targets.push((peer, End::Output));
                     }
                 }
@@ -271,7 +271,7 @@ fn peers(drafts: &[Draft], rank: usize) -> Vec<usize> {
 /// Whether no block is read by one step and, where input and output share memory, written by
 /// another.
 fn is_safe_in_place(drafts: &[Vec<Draft>], layout: &Layout) -> bool {
-    let mut writer: HashMap<Block, usize> = HashMap::new();
+    let mut writer: HashMap<BlockKey, usize> = HashMap::new();
     let all = || drafts.iter().flatten().enumerate();
     for (index, draft) in all() {
         for chunk in draft.span.chunks() {

@@ -6,22 +6,22 @@
 //! a mismatched call, a dead peer and the deadline are found as everywhere else.
 #![allow(unsafe_code)]
 
-use super::program::{Direct, Place, Used};
+use super::program::{BlockRef, Direct, Used};
 use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
-use crate::executor::host::{Buffers, move_bytes};
+use crate::executor::host::{CallBuffers, move_bytes};
 use crate::executor::links::Links;
-use crate::executor::progress::Progress;
+use crate::executor::progress::CountedWait;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use crate::types::ReduceOp;
 use std::time::{Duration, Instant};
 
 /// Where a rank's buffers are, as its peers are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
-pub struct Invitation {
+pub struct BufferAddresses {
     /// The exported region that holds the input; or [`NOWHERE`], [`UNUSED`], [`ADDRESS`], or
     /// [`KERNEL`].
     pub input_region: u64,
@@ -64,12 +64,12 @@ impl Base {
         Base { input, output, scalar, process: 0 }
     }
 
-    pub(in crate::executor) fn of(buffers: &Buffers) -> Base {
+    pub(in crate::executor) fn of(buffers: &CallBuffers) -> Base {
         Base::new(buffers.input, buffers.output, buffers.scalar)
     }
 
     /// A peer's input that only the kernel reads.
-    pub(super) fn elsewhere(invitation: &Invitation, process: u32) -> Base {
+    pub(super) fn elsewhere(invitation: &BufferAddresses, process: u32) -> Base {
         let input = std::ptr::without_provenance(invitation.input_offset as usize);
         Base { process, ..Base::new(input, std::ptr::null_mut(), invitation.scalar) }
     }
@@ -79,7 +79,7 @@ impl Base {
 pub struct Bases {
     pub(super) bases: Vec<Base>,
     /// What the other ranks have said of theirs.
-    pub(super) invitations: Vec<Invitation>,
+    pub(super) invitations: Vec<BufferAddresses>,
     targets: Vec<*mut u8>,
     sources: Vec<*const u8>,
     scalars: Vec<f64>,
@@ -92,7 +92,7 @@ impl Bases {
     pub fn new(nranks: usize) -> Bases {
         Bases {
             bases: vec![Base::NULL; nranks],
-            invitations: vec![Invitation::default(); nranks],
+            invitations: vec![BufferAddresses::default(); nranks],
             targets: Vec::with_capacity(nranks + 1),
             sources: Vec::with_capacity(nranks + 1),
             scalars: Vec::with_capacity(nranks + 1),
@@ -102,7 +102,7 @@ impl Bases {
 
 /// How the arithmetic of a program is done.
 #[derive(Clone, Copy)]
-pub struct Work<'a> {
+pub struct Arithmetic<'a> {
     pub reduction: Option<&'a Reduction>,
     pub element: usize,
     /// How many targets of a step, the first ones, are written past the cache at most.
@@ -111,9 +111,9 @@ pub struct Work<'a> {
 
 /// Turns a peer's invitation into addresses; `None` where not all that it uses of the peer's
 /// buffers is there, an error where this rank cannot map them.
-pub type Resolve<'a> = dyn FnMut(&Invitation, &Used) -> Result<Option<Base>> + 'a;
+pub type Resolve<'a> = dyn FnMut(&BufferAddresses, &Used) -> Result<Option<Base>> + 'a;
 
-const BYTES: usize = size_of::<Invitation>();
+const BYTES: usize = size_of::<BufferAddresses>();
 
 /// Run a program between the threads of one process, where every address is good everywhere.
 ///
@@ -121,14 +121,14 @@ const BYTES: usize = size_of::<Invitation>();
 /// `buffers` cover what the call that `program` was made for says, and nothing else uses them.
 pub unsafe fn run(
     program: &Direct,
-    work: &Work,
-    buffers: &Buffers,
+    work: &Arithmetic,
+    buffers: &CallBuffers,
     links: &mut Links,
     room: &mut Bases,
     stamp: &Stamp,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<()> {
-    let mine = Invitation {
+    let mine = BufferAddresses {
         input_region: ADDRESS,
         input_offset: buffers.input.expose_provenance() as u64,
         output_region: ADDRESS,
@@ -138,15 +138,15 @@ pub unsafe fn run(
     };
     room.bases[links.rank] = Base::of(buffers);
     let steps = || program.touches.len() + 1 + program.touched_by.len();
-    let watch = &Progress::new(watch, &steps);
+    let watch = &CountedWait::new(watch, &steps);
     for &peer in &program.touched_by {
-        // SAFETY: `invite` writes inside the slot it reserved.
-        unsafe { invite(peer, &mine, links, stamp, watch)? };
+        // SAFETY: `exchange_addresses` writes inside the slot it reserved.
+        unsafe { exchange_addresses(peer, &mine, links, stamp, watch)? };
     }
     for &peer in &program.touches {
         let payload = links.receive(peer, stamp, BYTES, watch)?;
-        // SAFETY: the message has `BYTES` bytes, written by `invite`.
-        let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
+        // SAFETY: the message has `BYTES` bytes, written by `exchange_addresses`.
+        let theirs = unsafe { payload.cast::<BufferAddresses>().read_unaligned() };
         room.bases[peer] = Base::new(
             std::ptr::with_exposed_provenance(theirs.input_offset as usize),
             std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
@@ -154,14 +154,14 @@ pub unsafe fn run(
         );
         watch.step();
     }
-    links.visit(&program.touches, watch)?;
+    links.begin_remote_access(&program.touches, watch)?;
     // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
     // an owner that gives up waits for this visit to end.
     let worked = unsafe { work_on(program, work, room, watch) };
-    links.end_visit();
+    links.end_remote_access();
     worked.map_err(|unread| unread.error(links, watch))?;
     watch.step();
-    part(program, links, watch)
+    wait_for_readers(program, links, watch)
 }
 
 /// The other ranks.
@@ -171,21 +171,21 @@ pub(in crate::executor) fn others(links: &Links) -> impl Iterator<Item = usize> 
 }
 
 /// Say something to all other ranks and hear what each of them says, which is to be freed.
-pub(in crate::executor) fn tell(
-    mine: &Invitation,
+pub(in crate::executor) fn send_addresses(
+    mine: &BufferAddresses,
     links: &mut Links,
     stamp: &Stamp,
-    watch: &Progress,
-    hear: &mut dyn FnMut(&Links, usize, Invitation) -> Result<()>,
+    watch: &CountedWait,
+    hear: &mut dyn FnMut(&Links, usize, BufferAddresses) -> Result<()>,
 ) -> Result<()> {
     for peer in others(links) {
-        // SAFETY: `invite` writes inside the slot it reserved.
-        unsafe { invite(peer, mine, links, stamp, watch)? };
+        // SAFETY: `exchange_addresses` writes inside the slot it reserved.
+        unsafe { exchange_addresses(peer, mine, links, stamp, watch)? };
     }
     for peer in others(links) {
         let payload = links.receive(peer, stamp, BYTES, watch)?;
-        // SAFETY: the message has `BYTES` bytes, written by `invite`.
-        let theirs = unsafe { payload.cast::<Invitation>().read_unaligned() };
+        // SAFETY: the message has `BYTES` bytes, written by `exchange_addresses`.
+        let theirs = unsafe { payload.cast::<BufferAddresses>().read_unaligned() };
         hear(links, peer, theirs)?;
         watch.step();
     }
@@ -197,7 +197,7 @@ pub(in crate::executor) fn reached<T>(
     found: Result<Option<T>>,
     links: &Links,
     peer: usize,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<T> {
     match found {
         Ok(Some(found)) => Ok(found),
@@ -209,7 +209,7 @@ pub(in crate::executor) fn reached<T>(
 /// has failed since has given it up; else this process has no room for it, or the announcement is
 /// false.
 #[cold]
-fn unmapped(why: Option<Error>, links: &Links, peer: usize, watch: &dyn Watch) -> Error {
+fn unmapped(why: Option<Error>, links: &Links, peer: usize, watch: &dyn WaitCheck) -> Error {
     let rank = links.rank;
     watch.check(peer, Duration::ZERO).err().unwrap_or_else(|| match why {
         Some(Error::System { what, errno }) => {
@@ -224,30 +224,34 @@ fn unmapped(why: Option<Error>, links: &Links, peer: usize, watch: &dyn Watch) -
     })
 }
 
-pub(super) unsafe fn invite(
+pub(super) unsafe fn exchange_addresses(
     peer: usize,
-    mine: &Invitation,
+    mine: &BufferAddresses,
     links: &mut Links,
     stamp: &Stamp,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<()> {
     let payload = links.reserve(peer, BYTES, watch)?;
     // SAFETY: the slot has room for `BYTES`.
-    unsafe { payload.cast::<Invitation>().write_unaligned(*mine) };
+    unsafe { payload.cast::<BufferAddresses>().write_unaligned(*mine) };
     links.post(peer, stamp, BYTES);
     Ok(())
 }
 
 /// Free the invitations, which tells their senders, and wait until this rank's are freed.
-fn part(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
+fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountedWait) -> Result<()> {
     for &peer in &program.touches {
         links.free(peer);
     }
-    part_from(program, links, watch)
+    wait_for_readers_of(program, links, watch)
 }
 
 /// Wait until the ranks that use this one's buffers have freed its invitations.
-pub(super) fn part_from(program: &Direct, links: &mut Links, watch: &Progress) -> Result<()> {
+pub(super) fn wait_for_readers_of(
+    program: &Direct,
+    links: &mut Links,
+    watch: &CountedWait,
+) -> Result<()> {
     for &peer in &program.touched_by {
         links.drained(peer, watch)?;
         watch.step();
@@ -272,7 +276,7 @@ impl Unread {
     /// What became of the peer, if something did: memory goes before its process has ended, by
     /// seconds where it is much. One that has none any more will end, or the deadline comes.
     #[cold]
-    pub fn error(self, links: &Links, watch: &dyn Watch) -> Error {
+    pub fn error(self, links: &Links, watch: &dyn WaitCheck) -> Error {
         let Unread { peer, why } = self;
         let is_ending = matches!(why, Error::System { errno: libc::ESRCH, .. });
         let started = Instant::now();
@@ -291,9 +295,9 @@ impl Unread {
 
 pub(super) unsafe fn work_on(
     program: &Direct,
-    work: &Work,
+    work: &Arithmetic,
     room: &mut Bases,
-    watch: &dyn Watch,
+    watch: &dyn WaitCheck,
 ) -> Result<(), Unread> {
     // Read by the kernel since the watch was looked at.
     let mut unseen = 0;
@@ -301,7 +305,7 @@ pub(super) unsafe fn work_on(
         if step.bytes == 0 {
             continue;
         }
-        let address = |bases: &[Base], place: &Place| {
+        let address = |bases: &[Base], place: &BlockRef| {
             let base = bases[place.rank];
             let base = if place.output { base.output } else { base.input.cast_mut() };
             base.wrapping_add(place.offset)
@@ -315,7 +319,7 @@ pub(super) unsafe fn work_on(
                 room.scalars.clear();
                 if reduction.op() == ReduceOp::PreMulSum {
                     // Sources are inputs, each with the factor of its rank.
-                    let factor = |place: &Place| room.bases[place.rank].scalar;
+                    let factor = |place: &BlockRef| room.bases[place.rank].scalar;
                     room.scalars.extend(step.sources.iter().map(factor));
                 }
                 let count = step.bytes / work.element;
@@ -329,7 +333,7 @@ pub(super) unsafe fn work_on(
                 unsafe { reduction.run(&job) };
             }
             None => {
-                let Place { rank: peer, .. } = step.sources[0];
+                let BlockRef { rank: peer, .. } = step.sources[0];
                 let process = room.bases[peer].process;
                 for (index, target) in room.targets.iter().enumerate() {
                     if process != 0 {

@@ -7,14 +7,14 @@
 mod remote;
 
 use super::control_block::device::DevicePage;
-use super::control_block::{Control, Life};
+use super::control_block::{ControlBlock, Life};
 use crate::device::host::{STREAMED_LEAST, streams_far};
 use crate::error::{Error, Result};
 use crate::transport::core_distance::{Distance, Ticks};
-use crate::transport::fifo::{Geometry, Receiver, Sender, Stamp};
+use crate::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
 use crate::transport::segment::Segment;
-use crate::transport::tcp::Network;
-use crate::transport::wait::{self, Doorbell, Patience, Watch};
+use crate::transport::tcp::TcpEndpoint;
+use crate::transport::wait::{self, Doorbell, SpinPolicy, WaitCheck};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub enum Reach {
 }
 
 /// The two connections with a peer.
-enum Link {
+enum PeerLink {
     /// Slots in memory that both ends address.
     Slots { sender: Sender, receiver: Receiver, reach: Reach, distance: Distance },
     /// Sockets: see [`remote`].
@@ -41,22 +41,22 @@ enum Link {
 pub struct Links {
     pub rank: usize,
     pub nranks: usize,
-    pub geometry: Geometry,
-    pub patience: Patience,
+    pub geometry: FifoShape,
+    pub patience: SpinPolicy,
     /// By rank; `None` for this rank itself.
-    links: Vec<Option<Link>>,
+    links: Vec<Option<PeerLink>>,
     /// By rank, this rank's own among them; they hold the memory that `links` points into.
     segments: Vec<Arc<Segment>>,
     controls: Vec<ControlPage>,
     /// From where on a peer is far.
     far: Ticks,
     /// The connections with peers on other machines, if there are any.
-    pub(super) network: Option<Box<Network>>,
+    pub(super) network: Option<Box<TcpEndpoint>>,
 }
 
 /// A control page inside a segment that `Links::segments` keeps alive.
 #[derive(Clone, Copy)]
-struct ControlPage(*const Control);
+struct ControlPage(*const ControlBlock);
 
 // SAFETY: a control page is all atomics; the segment behind it outlives the pointer (Links, Pages).
 unsafe impl Send for ControlPage {}
@@ -79,12 +79,12 @@ impl Pages {
         Pages { rank, controls: segments.iter().map(page).collect(), _segments: segments }
     }
 
-    pub fn of(&self, rank: usize) -> &Control {
+    pub fn of(&self, rank: usize) -> &ControlBlock {
         // SAFETY: the page lies in a segment that `_segments` keeps mapped.
         unsafe { &*self.controls[rank].0 }
     }
 
-    pub fn mine(&self) -> &Control {
+    pub fn mine(&self) -> &ControlBlock {
         self.of(self.rank)
     }
 
@@ -126,13 +126,13 @@ impl DevicePages {
 pub struct SegmentMap {
     /// Ranks of the host.
     locals: usize,
-    pub geometry: Geometry,
+    pub geometry: FifoShape,
     bytes: usize,
 }
 
 impl SegmentMap {
     /// Of `locals` ranks of one host.
-    pub fn new(locals: usize, geometry: Geometry) -> SegmentMap {
+    pub fn new(locals: usize, geometry: FifoShape) -> SegmentMap {
         let map = SegmentMap { locals, geometry, bytes: 0 };
         SegmentMap { bytes: Self::pages_bytes() + (locals - 1) * map.ring_bytes(), ..map }
     }
@@ -146,7 +146,7 @@ impl SegmentMap {
 
     /// Rounded so that rings start on a cache line pair of their own.
     fn control_bytes() -> usize {
-        size_of::<Control>().next_multiple_of(4096)
+        size_of::<ControlBlock>().next_multiple_of(4096)
     }
 
     fn ring_bytes(&self) -> usize {
@@ -184,7 +184,7 @@ impl Links {
         map: SegmentMap,
         segments: Vec<Arc<Segment>>,
         reach: &[Reach],
-        patience: Patience,
+        patience: SpinPolicy,
     ) -> Links {
         let nranks = segments.len();
         let bytes = |peer: usize| match reach[peer] {
@@ -203,7 +203,7 @@ impl Links {
         assert!(locals <= map.locals);
         let link = |peer: usize| match reach[peer] {
             _ if peer == rank => None,
-            Reach::Network => Some(Link::Sockets),
+            Reach::Network => Some(PeerLink::Sockets),
             // SAFETY: both rings lie inside segments of at least `map.bytes()` zeroed bytes that
             // the links keep mapped; this rank is the only sender into the peer's ring for it and
             // the only receiver of its own.
@@ -211,7 +211,7 @@ impl Links {
                 let (mine, theirs) = (places[rank], places[peer]);
                 let inbound = segments[rank].address().add(map.ring(mine, theirs));
                 let outbound = segments[peer].address().add(map.ring(theirs, mine));
-                Some(Link::Slots {
+                Some(PeerLink::Slots {
                     sender: Sender::new(outbound, map.geometry),
                     receiver: Receiver::new(inbound, map.geometry),
                     reach,
@@ -228,7 +228,7 @@ impl Links {
     }
 
     /// Give the links that reach through the network their connections.
-    pub fn attach(&mut self, network: Network) {
+    pub fn attach(&mut self, network: TcpEndpoint) {
         self.network = Some(Box::new(network));
     }
 
@@ -246,7 +246,7 @@ impl Links {
         DevicePages { pages, _segments: self.segments.clone() }
     }
 
-    pub fn control(&self, rank: usize) -> &Control {
+    pub fn control(&self, rank: usize) -> &ControlBlock {
         // SAFETY: the page lies in a segment that `segments` keeps mapped.
         unsafe { &*self.controls[rank].0 }
     }
@@ -260,15 +260,15 @@ impl Links {
     #[inline]
     fn slots(&mut self, peer: usize) -> Option<(&mut Sender, &mut Receiver)> {
         match self.links[peer].as_mut().expect("no plan sends to its own rank") {
-            Link::Slots { sender, receiver, .. } => Some((sender, receiver)),
-            Link::Sockets => None,
+            PeerLink::Slots { sender, receiver, .. } => Some((sender, receiver)),
+            PeerLink::Sockets => None,
         }
     }
 
     /// Room to send `bytes` through slots, if there is any now.
     #[inline]
-    fn room(far: Ticks, link: &mut Option<Link>, bytes: usize) -> Option<*mut u8> {
-        let Some(Link::Slots { sender, distance, .. }) = link else {
+    fn room(far: Ticks, link: &mut Option<PeerLink>, bytes: usize) -> Option<*mut u8> {
+        let Some(PeerLink::Slots { sender, distance, .. }) = link else {
             unreachable!("memory is shared with ranks of this machine only")
         };
         if bytes >= STREAMED_LEAST && sender.is_full() {
@@ -281,15 +281,15 @@ impl Links {
     #[inline]
     pub fn streams(&self, peer: usize, bytes: usize) -> bool {
         let is_far =
-            |link: &Link| matches!(link, Link::Slots { distance, .. } if distance.is_far());
+            |link: &PeerLink| matches!(link, PeerLink::Slots { distance, .. } if distance.is_far());
         bytes >= STREAMED_LEAST && self.links[peer].as_ref().is_some_and(is_far)
     }
 
     pub fn reach(&self, peer: usize) -> Reach {
         match &self.links[peer] {
             None => Reach::Process,
-            Some(Link::Slots { reach, .. }) => *reach,
-            Some(Link::Sockets) => Reach::Network,
+            Some(PeerLink::Slots { reach, .. }) => *reach,
+            Some(PeerLink::Sockets) => Reach::Network,
         }
     }
 
@@ -322,13 +322,13 @@ impl Links {
     fn wait_local<T>(
         &mut self,
         peer: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
         mut poll: impl FnMut(&mut Sender, &mut Receiver) -> Option<T>,
     ) -> Result<T> {
         // SAFETY: the pages are kept by `segments`.
         let (bell, theirs) = unsafe { (&*self.bell(self.rank), &*self.bell(peer)) };
         let patience = self.patience;
-        let Some(Link::Slots { sender, receiver, .. }) = &mut self.links[peer] else {
+        let Some(PeerLink::Slots { sender, receiver, .. }) = &mut self.links[peer] else {
             unreachable!("asked of local peers only")
         };
         let poll = || poll(sender, receiver);
@@ -343,8 +343,8 @@ impl Links {
 
     /// Wait for room to send `bytes` to `peer`; where to write them.
     #[inline]
-    pub fn reserve(&mut self, peer: usize, bytes: usize, watch: &dyn Watch) -> Result<*mut u8> {
-        if let Some(Link::Sockets) = self.links[peer] {
+    pub fn reserve(&mut self, peer: usize, bytes: usize, watch: &dyn WaitCheck) -> Result<*mut u8> {
+        if let Some(PeerLink::Sockets) = self.links[peer] {
             return self.reserve_remote(peer, bytes, watch);
         }
         match self.try_reserve(peer, bytes) {
@@ -373,7 +373,7 @@ impl Links {
         peer: usize,
         stamp: &Stamp,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<*const u8> {
         let there = match self.slots(peer) {
             Some((_, receiver)) if receiver.has_come() => {
@@ -400,7 +400,7 @@ impl Links {
         peer: usize,
         stamp: &Stamp,
         lengths: [usize; 2],
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<Option<(*const u8, usize)>> {
         let (_, receiver) = self.slots(peer).expect("asked of local peers only");
         let Some(message) = receiver.try_wait() else { return Ok(None) };
@@ -419,7 +419,7 @@ impl Links {
         peer: usize,
         stamp: &Stamp,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Error {
         if let Err(error) = watch.check(peer, Duration::ZERO) {
             return error;
@@ -461,11 +461,11 @@ impl Links {
     }
 
     /// Begin to use the buffers of `owners`, unless one of them has given up and may reuse them.
-    pub fn visit(&self, owners: &[usize], watch: &dyn Watch) -> Result<()> {
-        self.control(self.rank).visit();
+    pub fn begin_remote_access(&self, owners: &[usize], watch: &dyn WaitCheck) -> Result<()> {
+        self.control(self.rank).begin_remote_access();
         for &owner in owners {
             if self.control(owner).life() == Life::Failed {
-                self.end_visit();
+                self.end_remote_access();
                 watch.check(owner, Duration::ZERO)?;
                 return Err(Error::usage(format!("rank {owner} has failed")));
             }
@@ -473,12 +473,12 @@ impl Links {
         Ok(())
     }
 
-    pub fn end_visit(&self) {
-        self.control(self.rank).end_visit();
+    pub fn end_remote_access(&self) {
+        self.control(self.rank).end_remote_access();
     }
 
     /// Wait until `peer`, which is on this machine, has freed everything this rank sent it.
-    pub fn drained(&mut self, peer: usize, watch: &dyn Watch) -> Result<()> {
+    pub fn drained(&mut self, peer: usize, watch: &dyn WaitCheck) -> Result<()> {
         self.wait_local(peer, watch, |sender, _| sender.freed_all().then_some(()))
     }
 

@@ -9,9 +9,9 @@
 use super::{Links, Reach};
 use crate::device::host::copy;
 use crate::error::{Error, Result};
-use crate::transport::fifo::{Message, Stamp};
-use crate::transport::tcp::{Connection, Lengths, Network};
-use crate::transport::wait::{self, Doorbell, OnBell, Waiting, Watch};
+use crate::transport::fifo::{ReceivedMessage, Stamp};
+use crate::transport::tcp::{Lengths, TcpConnection, TcpEndpoint};
+use crate::transport::wait::{self, Doorbell, OnBell, WaitCheck, Waiting};
 use std::time::{Duration, Instant};
 
 /// The longest sleep on one thing while another may need this thread too.
@@ -28,7 +28,7 @@ const EXPLANATION: Duration = Duration::from_millis(700);
 /// Waiting for a local peer's bell while messages to other machines have to be written.
 pub(super) struct OnBoth<'a, F> {
     pub bell: &'a Doorbell,
-    pub network: &'a mut Network,
+    pub network: &'a mut TcpEndpoint,
     pub poll: F,
 }
 
@@ -50,45 +50,45 @@ impl<T, F: FnMut() -> Option<T>> Waiting for OnBoth<'_, F> {
 }
 
 /// Why nothing comes from a peer, or goes to it, any more.
-enum End {
+enum ConnectionEnd {
     /// Its connection broke.
     Broken(String),
     /// This rank lacks what it takes.
     Own(Error),
 }
 
-impl End {
-    fn of(network: &mut Network, peer: usize) -> Option<End> {
+impl ConnectionEnd {
+    fn of(network: &mut TcpEndpoint, peer: usize) -> Option<ConnectionEnd> {
         if let Some(error) = network.shortage() {
-            return Some(End::Own(error.clone()));
+            return Some(ConnectionEnd::Own(error.clone()));
         }
-        network.breach(peer).map(|why| End::Broken(why.to_string()))
+        network.breach(peer).map(|why| ConnectionEnd::Broken(why.to_string()))
     }
 
-    fn error(self, peer: usize, watch: &dyn Watch) -> Error {
+    fn error(self, peer: usize, watch: &dyn WaitCheck) -> Error {
         match self {
-            End::Broken(why) => watch.broken(peer, &why),
-            End::Own(error) => error,
+            ConnectionEnd::Broken(why) => watch.broken(peer, &why),
+            ConnectionEnd::Own(error) => error,
         }
     }
 }
 
 /// Waiting for a peer on another machine.
 struct OnNetwork<'a, F> {
-    network: &'a mut Network,
+    network: &'a mut TcpEndpoint,
     peer: usize,
     poll: F,
 }
 
-impl<T, F: FnMut(&mut Connection) -> Option<T>> Waiting for OnNetwork<'_, F> {
-    type Value = std::result::Result<T, End>;
+impl<T, F: FnMut(&mut TcpConnection) -> Option<T>> Waiting for OnNetwork<'_, F> {
+    type Value = std::result::Result<T, ConnectionEnd>;
 
     fn poll(&mut self) -> Option<Self::Value> {
         self.network.flush();
         let connection = self.network.connection(self.peer);
         match (self.poll)(connection) {
             Some(value) => Some(Ok(value)),
-            None => End::of(self.network, self.peer).map(Err),
+            None => ConnectionEnd::of(self.network, self.peer).map(Err),
         }
     }
 
@@ -128,15 +128,15 @@ impl Links {
         self.next_piece(usize::MAX, 0)
     }
 
-    fn remote(&mut self) -> &mut Network {
+    fn remote(&mut self) -> &mut TcpEndpoint {
         self.network.as_mut().expect("remote peers come with a network")
     }
 
     fn wait_network<T>(
         &mut self,
         peer: usize,
-        watch: &dyn Watch,
-        poll: impl FnMut(&mut Connection) -> Option<T>,
+        watch: &dyn WaitCheck,
+        poll: impl FnMut(&mut TcpConnection) -> Option<T>,
     ) -> Result<T> {
         let patience = self.patience;
         let mut waiting = OnNetwork { network: self.remote(), peer, poll };
@@ -149,7 +149,7 @@ impl Links {
         &mut self,
         peer: usize,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<*mut u8> {
         self.wait_network(peer, watch, |connection| connection.try_reserve(bytes))
     }
@@ -162,21 +162,25 @@ impl Links {
     }
 
     #[cold]
-    pub(super) fn wait_remote(&mut self, peer: usize, watch: &dyn Watch) -> Result<Message> {
+    pub(super) fn wait_remote(
+        &mut self,
+        peer: usize,
+        watch: &dyn WaitCheck,
+    ) -> Result<ReceivedMessage> {
         self.wait_network(peer, watch, |connection| connection.try_wait())
             .map(|(message, _)| message)
     }
 
     /// The message that is there.
     #[cold]
-    pub(super) fn peek_remote(&mut self, peer: usize) -> Option<Message> {
+    pub(super) fn peek_remote(&mut self, peer: usize) -> Option<ReceivedMessage> {
         self.remote().connection(peer).try_wait().map(|(message, _)| message)
     }
 
     /// Give the sender time to say over the control plane what call its message belongs to, or that
     /// it has failed: `watch` then knows.
     #[cold]
-    pub(super) fn await_explanation(&self, peer: usize, watch: &dyn Watch) {
+    pub(super) fn await_explanation(&self, peer: usize, watch: &dyn WaitCheck) {
         let started = Instant::now();
         // The peer may be here as well, with a message of this rank: time that is told of as waited
         // makes both publish their calls.
@@ -205,7 +209,7 @@ impl Links {
         stamp: &Stamp,
         payload: *const u8,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<()> {
         self.wait_network(peer, watch, |connection| {
             // SAFETY: the caller's promise.
@@ -225,11 +229,11 @@ impl Links {
         stamp: &Stamp,
         payload: *const u8,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<bool> {
         let network = self.remote();
         network.flush();
-        if let Some(end) = End::of(network, peer) {
+        if let Some(end) = ConnectionEnd::of(network, peer) {
             return Err(end.error(peer, watch));
         }
         let connection = network.connection(peer);
@@ -249,7 +253,7 @@ impl Links {
         stamp: &Stamp,
         target: *mut u8,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<()> {
         let outcome = self.wait_network(peer, watch, |connection| {
             connection.want_at(target, bytes, stamp);
@@ -271,7 +275,7 @@ impl Links {
         stamp: &Stamp,
         target: *mut u8,
         bytes: usize,
-        watch: &dyn Watch,
+        watch: &dyn WaitCheck,
     ) -> Result<bool> {
         let network = self.remote();
         // The peer may not send before it has what this rank still has to write.
@@ -279,7 +283,8 @@ impl Links {
         let connection = network.connection(peer);
         connection.want_at(target, bytes, stamp);
         let Some(come) = connection.try_wait() else {
-            return End::of(network, peer).map_or(Ok(false), |end| Err(end.error(peer, watch)));
+            return ConnectionEnd::of(network, peer)
+                .map_or(Ok(false), |end| Err(end.error(peer, watch)));
         };
         // SAFETY: the caller's promise.
         unsafe { self.keep(peer, stamp, target, bytes, come, watch)? };
@@ -293,8 +298,8 @@ impl Links {
         stamp: &Stamp,
         target: *mut u8,
         bytes: usize,
-        (message, landed): (Message, bool),
-        watch: &dyn Watch,
+        (message, landed): (ReceivedMessage, bool),
+        watch: &dyn WaitCheck,
     ) -> Result<()> {
         if !message.matches(stamp, bytes) {
             return Err(self.stranger(peer, stamp, bytes, watch));
@@ -317,7 +322,7 @@ impl Links {
 
     /// Wait until the kernel has every byte that was posted to other machines.
     #[cold]
-    pub fn flush(&mut self, watch: &dyn Watch) -> Result<()> {
+    pub fn flush(&mut self, watch: &dyn WaitCheck) -> Result<()> {
         while let Some(network) = &mut self.network {
             if network.flush() {
                 break;

@@ -3,8 +3,8 @@
 //! What holds for all of them is said once, in the header's introduction.
 #![allow(unsafe_code)]
 
-use super::enqueue::{Work, submit};
-use super::request::Request;
+use super::enqueue::{RequestedWork, submit};
+use super::request::CollectiveRequest;
 use crate::communicator::{Call, Message};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn ringAllReduce(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::AllReduce, buffers, count, datatype);
+    let request = CollectiveRequest::new(Collective::AllReduce, buffers, count, datatype);
     request.op(op).run(comm, stream)
 }
 
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn ringReduceScatter(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::ReduceScatter, buffers, recvcount, datatype);
+    let request = CollectiveRequest::new(Collective::ReduceScatter, buffers, recvcount, datatype);
     request.op(op).run(comm, stream)
 }
 
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ringAllGather(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::AllGather, buffers, sendcount, datatype);
+    let request = CollectiveRequest::new(Collective::AllGather, buffers, sendcount, datatype);
     request.run(comm, stream)
 }
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn ringBroadcast(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::Broadcast, buffers, count, datatype);
+    let request = CollectiveRequest::new(Collective::Broadcast, buffers, count, datatype);
     request.root(root).run(comm, stream)
 }
 
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn ringReduce(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::Reduce, buffers, count, datatype);
+    let request = CollectiveRequest::new(Collective::Reduce, buffers, count, datatype);
     request.op(op).root(root).run(comm, stream)
 }
 
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ringAllToAll(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::AllToAll, buffers, count, datatype);
+    let request = CollectiveRequest::new(Collective::AllToAll, buffers, count, datatype);
     request.run(comm, stream)
 }
 
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn ringGather(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::Gather, buffers, count, datatype);
+    let request = CollectiveRequest::new(Collective::Gather, buffers, count, datatype);
     request.root(root).run(comm, stream)
 }
 
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn ringScatter(
     stream: ringStream_t,
 ) -> ringResult_t {
     let buffers = (sendbuff, recvbuff);
-    let request = Request::new(Collective::Scatter, buffers, count, datatype);
+    let request = CollectiveRequest::new(Collective::Scatter, buffers, count, datatype);
     request.root(root).run(comm, stream)
 }
 
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn ringScatter(
 pub unsafe extern "C" fn ringBarrier(comm: ringComm_t, stream: ringStream_t) -> ringResult_t {
     run_call(comm, |comm| {
         let call = Call::new(Collective::Barrier, DataType::Int8);
-        submit(comm, stream, Work::Collective(call))
+        submit(comm, stream, RequestedWork::Collective(call))
     })
 }
 
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn ringSend(
     run_call(comm, |comm| {
         let (data_type, peer) = message(comm, count, datatype, peer)?;
         let message = Message::Send { buffer: sendbuff.cast(), count, data_type, peer };
-        submit(comm, stream, Work::Message(message))
+        submit(comm, stream, RequestedWork::Message(message))
     })
 }
 
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn ringRecv(
     run_call(comm, |comm| {
         let (data_type, peer) = message(comm, count, datatype, peer)?;
         let message = Message::Recv { buffer: recvbuff.cast(), count, data_type, peer };
-        submit(comm, stream, Work::Message(message))
+        submit(comm, stream, RequestedWork::Message(message))
     })
 }
 

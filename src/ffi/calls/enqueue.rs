@@ -3,20 +3,20 @@
 //! This file alone knows groups and streams; the functions above hand their work to [`submit`].
 #![allow(unsafe_code)]
 
-use crate::communicator::{Call, Message, Order, Posted, enqueue};
+use crate::communicator::{Call, Message, Order, OrderedMessage, enqueue};
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::ringStream_t;
 use std::sync::Arc;
 
 /// What a function was asked to do.
-pub enum Work<'a> {
+pub enum RequestedWork<'a> {
     Collective(Call<'a>),
     Message(Message),
 }
 
 /// The queue that a `ringStream_t` names.
-pub type HostStream = Arc<enqueue::HostStream>;
+pub type StreamHandle = Arc<enqueue::HostStream>;
 
 /// Make a collective call: most run now, and do not pay for what the others need.
 ///
@@ -27,7 +27,7 @@ pub fn collective(comm: &Comm, stream: ringStream_t, call: Call) -> Result<()> {
         // SAFETY: as in `submit`.
         return unsafe { enqueue::collective(&comm.communicator, &call, None) };
     }
-    submit(comm, stream, Work::Collective(call))
+    submit(comm, stream, RequestedWork::Collective(call))
 }
 
 /// NULL stream outside a group: run now. Else hand over. On a device, what is no host stream is one
@@ -35,7 +35,7 @@ pub fn collective(comm: &Comm, stream: ringStream_t, call: Call) -> Result<()> {
 ///
 /// The caller's C program promised that buffers are valid until the work is done.
 #[inline]
-pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
+pub fn submit(comm: &Comm, stream: ringStream_t, work: RequestedWork) -> Result<()> {
     let inside = match (stream.is_null(), comm.communicator.device()) {
         (true, _) => None,
         (false, None) => Some(object::enter_stream(stream)?),
@@ -51,12 +51,12 @@ pub fn submit(comm: &Comm, stream: ringStream_t, work: Work) -> Result<()> {
     // call is done, the group is, or the stream is synchronized.
     unsafe {
         match work {
-            Work::Collective(mut call) => {
+            RequestedWork::Collective(mut call) => {
                 call.order = order;
                 enqueue::collective(&comm.communicator, &call, stream)
             }
-            Work::Message(message) => {
-                enqueue::message(&comm.communicator, Posted { message, order }, stream)
+            RequestedWork::Message(message) => {
+                enqueue::message(&comm.communicator, OrderedMessage { message, order }, stream)
             }
         }
     }

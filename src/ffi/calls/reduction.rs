@@ -30,7 +30,7 @@ struct PreMulSum {
 
 /// A place for a made reduction. Zeros are a free one.
 #[derive(Default)]
-struct Place {
+struct OpSlot {
     /// The number of what it holds, 0 for nothing.
     number: AtomicI32,
     /// The type's number, and above it whether `factor` is an address.
@@ -44,7 +44,7 @@ const PLACES: usize = 16;
 
 #[derive(Default)]
 struct Shelf {
-    places: [Place; PLACES],
+    places: [OpSlot; PLACES],
     next: OnceLock<Box<Shelf>>,
 }
 
@@ -57,10 +57,10 @@ pub struct Reductions {
     made: Mutex<i32>,
 }
 
-/// In `Place::kind`: the factor is an address.
+/// In `OpSlot::kind`: the factor is an address.
 const AT: u64 = 1 << 32;
 
-impl Place {
+impl OpSlot {
     /// Only by the thread that holds `Reductions::made`.
     fn put(&self, number: i32, made: PreMulSum) {
         let (kind, factor) = match made.factor {
@@ -126,12 +126,12 @@ impl Reductions {
         std::iter::successors(Some(&self.first), |shelf| shelf.next.get().map(Box::as_ref))
     }
 
-    fn places(&self) -> impl Iterator<Item = &Place> {
+    fn places(&self) -> impl Iterator<Item = &OpSlot> {
         self.shelves().flat_map(|shelf| &shelf.places)
     }
 
     /// The place that holds a number; a free one for 0. Only under the lock.
-    fn holding(&self, number: i32) -> Option<&Place> {
+    fn holding(&self, number: i32) -> Option<&OpSlot> {
         self.places().find(|place| place.number.load(Relaxed) == number)
     }
 

@@ -12,7 +12,7 @@ use crate::types::{DataType, ReduceOp};
 use std::ffi::{c_int, c_void};
 
 /// The arguments of a collective, as C gives them.
-pub struct Request {
+pub struct CollectiveRequest {
     collective: Collective,
     send: *const c_void,
     recv: *mut c_void,
@@ -30,27 +30,27 @@ struct Checked {
     root: usize,
 }
 
-impl Request {
+impl CollectiveRequest {
     #[inline]
     pub fn new(
         collective: Collective,
         (send, recv): (*const c_void, *mut c_void),
         count: usize,
         datatype: RawDataType,
-    ) -> Request {
-        Request { collective, send, recv, count, datatype, op: None, root: None }
+    ) -> CollectiveRequest {
+        CollectiveRequest { collective, send, recv, count, datatype, op: None, root: None }
     }
 
     /// With the operation of a collective that reduces.
     #[inline]
-    pub fn op(self, op: RawRedOp) -> Request {
-        Request { op: Some(op), ..self }
+    pub fn op(self, op: RawRedOp) -> CollectiveRequest {
+        CollectiveRequest { op: Some(op), ..self }
     }
 
     /// With the root of a collective that has one.
     #[inline]
-    pub fn root(self, root: c_int) -> Request {
-        Request { root: Some(root), ..self }
+    pub fn root(self, root: c_int) -> CollectiveRequest {
+        CollectiveRequest { root: Some(root), ..self }
     }
 
     /// Check everything but the buffers; `blocks` of `count` elements are the largest of them. An

@@ -1,7 +1,7 @@
 //! Host streams: in-order queues with a worker, so that calls overlap with compute.
 #![allow(unsafe_code)]
 
-use crate::communicator::enqueue::host_stream::Stream;
+use crate::communicator::enqueue::host_stream::JobStream;
 use crate::ffi::boundary::{run, run_for};
 use crate::ffi::convert;
 use crate::ffi::object::{self, STREAMS};
@@ -21,7 +21,7 @@ use std::time::Duration;
 pub unsafe extern "C" fn ringStreamCreate(stream: *mut ringStream_t) -> ringResult_t {
     run(|| {
         let out = convert::out(stream, "stream")?;
-        out.set(STREAMS.insert(Stream::new()?)?);
+        out.set(STREAMS.insert(JobStream::new()?)?);
         Ok(())
     })
 }

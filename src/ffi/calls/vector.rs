@@ -3,9 +3,9 @@
 //! Counts and displacements are in elements, one per rank, and read before the function returns.
 #![allow(unsafe_code)]
 
-use super::enqueue::{Work, submit};
-use super::request::Request;
-use crate::communicator::{Call, Vector};
+use super::enqueue::{RequestedWork, submit};
+use super::request::CollectiveRequest;
+use crate::communicator::{Call, VectorCounts};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;
 use crate::ffi::convert::{self, read_array};
@@ -18,20 +18,21 @@ use std::ffi::{c_int, c_void};
 thread_local! {
     /// The arrays of the last call: their memory serves the next one, so that a call of a known
     /// shape allocates nothing.
-    static LAYOUT: RefCell<Vector> = RefCell::default();
+    static LAYOUT: RefCell<VectorCounts> = RefCell::default();
 }
 
 /// Where C keeps counts and displacements; NULL twice: this direction is not laid out.
 #[derive(Clone, Copy)]
-struct Blocks {
+struct BlockArguments {
     counts: *const usize,
     displacements: *const usize,
 }
 
-const NO_BLOCKS: Blocks = Blocks { counts: std::ptr::null(), displacements: std::ptr::null() };
+const NO_BLOCKS: BlockArguments =
+    BlockArguments { counts: std::ptr::null(), displacements: std::ptr::null() };
 
 /// Let `work` fill this thread's layout and hand a call with it over.
-fn with_layout(work: impl FnOnce(&mut Vector) -> Result<()>) -> Result<()> {
+fn with_layout(work: impl FnOnce(&mut VectorCounts) -> Result<()>) -> Result<()> {
     // Taken out: the call borrows it while it runs.
     let mut layout = LAYOUT.take();
     let result = work(&mut layout);
@@ -45,7 +46,7 @@ fn with_layout(work: impl FnOnce(&mut Vector) -> Result<()>) -> Result<()> {
 fn run(
     comm: &Comm,
     call: Call<'static>,
-    (send, recv): (Option<Blocks>, Option<Blocks>),
+    (send, recv): (Option<BlockArguments>, Option<BlockArguments>),
     stream: ringStream_t,
 ) -> Result<()> {
     with_layout(|layout| {
@@ -56,17 +57,17 @@ fn run(
         ] {
             check_extents(&call, counts, displacements)?;
         }
-        submit(comm, stream, Work::Collective(Call { vector: Some(layout), ..call }))
+        submit(comm, stream, RequestedWork::Collective(Call { vector: Some(layout), ..call }))
     })
 }
 
 fn read_layout(
-    layout: &mut Vector,
+    layout: &mut VectorCounts,
     nranks: usize,
-    send: Option<Blocks>,
-    recv: Option<Blocks>,
+    send: Option<BlockArguments>,
+    recv: Option<BlockArguments>,
 ) -> Result<()> {
-    let len = |blocks: Option<Blocks>| if blocks.is_some() { nranks } else { 0 };
+    let len = |blocks: Option<BlockArguments>| if blocks.is_some() { nranks } else { 0 };
     let (s, r) = (send.unwrap_or(NO_BLOCKS), recv.unwrap_or(NO_BLOCKS));
     read_array(s.counts, len(send), "sendcounts", &mut layout.send_counts)?;
     read_array(s.displacements, len(send), "sdispls", &mut layout.send_displacements)?;
@@ -104,9 +105,9 @@ pub unsafe extern "C" fn ringAllGatherv(
 ) -> ringResult_t {
     run_call(comm, |comm| {
         let buffers = (sendbuff, recvbuff);
-        let request = Request::new(Collective::AllGather, buffers, sendcount, datatype);
+        let request = CollectiveRequest::new(Collective::AllGather, buffers, sendcount, datatype);
         let call = request.check(comm, 1)?;
-        let recv = Blocks { counts: recvcounts, displacements: rdispls };
+        let recv = BlockArguments { counts: recvcounts, displacements: rdispls };
         run(comm, call, (None, Some(recv)), stream)
     })
 }
@@ -132,7 +133,7 @@ pub unsafe extern "C" fn ringReduceScatterv(
 ) -> ringResult_t {
     run_call(comm, |comm| {
         let buffers = (sendbuff, recvbuff);
-        let request = Request::new(Collective::ReduceScatter, buffers, 0, datatype);
+        let request = CollectiveRequest::new(Collective::ReduceScatter, buffers, 0, datatype);
         let call = request.op(op).check(comm, 1)?;
         with_layout(|layout| {
             let nranks = comm.communicator.nranks();
@@ -141,7 +142,11 @@ pub unsafe extern "C" fn ringReduceScatterv(
             let total = layout.recv_counts.iter().fold(0, |sum: usize, n| sum.saturating_add(*n));
             convert::bytes(total, call.data_type)?;
             let count = layout.recv_counts[comm.communicator.rank()];
-            submit(comm, stream, Work::Collective(Call { vector: Some(layout), count, ..call }))
+            submit(
+                comm,
+                stream,
+                RequestedWork::Collective(Call { vector: Some(layout), count, ..call }),
+            )
         })
     })
 }
@@ -169,10 +174,10 @@ pub unsafe extern "C" fn ringAllToAllv(
 ) -> ringResult_t {
     run_call(comm, |comm| {
         let buffers = (sendbuff, recvbuff);
-        let request = Request::new(Collective::AllToAll, buffers, 0, datatype);
+        let request = CollectiveRequest::new(Collective::AllToAll, buffers, 0, datatype);
         let call = request.check(comm, 1)?;
-        let send = Blocks { counts: sendcounts, displacements: sdispls };
-        let recv = Blocks { counts: recvcounts, displacements: rdispls };
+        let send = BlockArguments { counts: sendcounts, displacements: sdispls };
+        let recv = BlockArguments { counts: recvcounts, displacements: rdispls };
         run(comm, call, (Some(send), Some(recv)), stream)
     })
 }
@@ -200,9 +205,9 @@ pub unsafe extern "C" fn ringGatherv(
 ) -> ringResult_t {
     run_call(comm, |comm| {
         let buffers = (sendbuff, recvbuff);
-        let request = Request::new(Collective::Gather, buffers, sendcount, datatype);
+        let request = CollectiveRequest::new(Collective::Gather, buffers, sendcount, datatype);
         let call = request.root(root).check(comm, 1)?;
-        let recv = Blocks { counts: recvcounts, displacements: rdispls };
+        let recv = BlockArguments { counts: recvcounts, displacements: rdispls };
         let recv = (call.root == comm.communicator.rank()).then_some(recv);
         run(comm, call, (None, recv), stream)
     })
@@ -231,9 +236,9 @@ pub unsafe extern "C" fn ringScatterv(
 ) -> ringResult_t {
     run_call(comm, |comm| {
         let buffers = (sendbuff, recvbuff);
-        let request = Request::new(Collective::Scatter, buffers, recvcount, datatype);
+        let request = CollectiveRequest::new(Collective::Scatter, buffers, recvcount, datatype);
         let call = request.root(root).check(comm, 1)?;
-        let send = Blocks { counts: sendcounts, displacements: sdispls };
+        let send = BlockArguments { counts: sendcounts, displacements: sdispls };
         let send = (call.root == comm.communicator.rank()).then_some(send);
         run(comm, call, (send, None), stream)
     })

@@ -3,7 +3,7 @@
 //! A structure says its size first, so that programs built with an older header, whose structure
 //! is a prefix of today's, go on working: fields they do not have count as not set.
 
-use crate::config::{Config, LEAST_BUFFER_BYTES, MOST_SOCKETS, Protection, Seat, ports};
+use crate::config::{Config, DeviceChoice, LEAST_BUFFER_BYTES, MOST_SOCKETS, Protection, ports};
 use crate::error::{Error, Result};
 use crate::ffi::convert;
 use crate::ffi::types::{RING_CONFIG_UNDEF_INT, RING_MAGIC, ringConfig_t};
@@ -72,7 +72,7 @@ pub fn resolve_or_parent(raw: *const ringConfig_t) -> Result<Option<Config>> {
 }
 
 fn of_child(environment: Config) -> Config {
-    Config { seat: Seat::Current, interfaces: None, family: None, ..environment }
+    Config { seat: DeviceChoice::Current, interfaces: None, family: None, ..environment }
 }
 
 fn resolve_from(mut base: Config, raw: *const ringConfig_t) -> Result<Config> {
@@ -135,7 +135,8 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
         config.sockets = sockets as usize;
     }
     if let Some(device) = field("device", fields.device.into(), -1, i32::MAX.into())? {
-        config.seat = if device < 0 { Seat::Host } else { Seat::Device(device as i32) };
+        config.seat =
+            if device < 0 { DeviceChoice::Host } else { DeviceChoice::Device(device as i32) };
     }
     if let Some(interfaces) = convert::text(fields.interfaces, "config.interfaces")? {
         config.interfaces = Some(interfaces);
@@ -197,22 +198,22 @@ mod tests {
             profile: Some("costs".into()),
             protection: Protection::Encrypted,
             sockets: 3,
-            seat: Seat::Device(5),
+            seat: DeviceChoice::Device(5),
             meeting_ms: Some(70),
             interfaces: Some("eth".into()),
             ports: Some(7..=9),
             ..Config::default()
         };
         assert_eq!(config.unwrap(), wanted);
-        assert_eq!(applied(|raw| raw.device = -1).unwrap().seat, Seat::Host);
+        assert_eq!(applied(|raw| raw.device = -1).unwrap().seat, DeviceChoice::Host);
     }
 
     #[test]
     fn a_child_does_not_ask_the_environment_where_its_parent_is() {
         let environment = Config {
-            seat: Seat::Host,
+            seat: DeviceChoice::Host,
             interfaces: Some("eth".into()),
-            family: Some(crate::config::Family::V6),
+            family: Some(crate::config::AddressFamily::V6),
             sockets: 3,
             ..Config::default()
         };

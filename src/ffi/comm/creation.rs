@@ -7,7 +7,7 @@
 //! whose order must be the same on all ranks.
 
 use crate::communicator::Communicator;
-use crate::communicator::enqueue::group::Executor;
+use crate::communicator::enqueue::group::GroupMember;
 use crate::communicator::init::thread_per_rank;
 use crate::error::Result;
 use crate::ffi::boundary::caught;

@@ -3,7 +3,7 @@
 
 use super::{config, creation};
 use crate::communicator::{self, Communicator};
-use crate::config::{Config, Seat};
+use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
 use crate::ffi::calls::enqueue;
@@ -140,15 +140,15 @@ pub unsafe extern "C" fn ringCommInitAll(
 }
 
 /// Where a device list puts every rank.
-fn seats(devlist: *const c_int, nranks: usize) -> Result<Vec<Seat>> {
+fn seats(devlist: *const c_int, nranks: usize) -> Result<Vec<DeviceChoice>> {
     if devlist.is_null() {
-        return Ok(vec![Seat::Host; nranks]);
+        return Ok(vec![DeviceChoice::Host; nranks]);
     }
     let mut devices = Vec::new();
     convert::read_array(devlist, nranks, "devlist", &mut devices)?;
     let seat = |device: c_int| match device {
-        -1 => Ok(Seat::Host),
-        0.. => Ok(Seat::Device(device)),
+        -1 => Ok(DeviceChoice::Host),
+        0.. => Ok(DeviceChoice::Device(device)),
         _ => Err(Error::argument(format!(
             "there is no device {device}; -1 is the CPU, and a NULL devlist is all CPU"
         ))),

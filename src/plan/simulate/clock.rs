@@ -1,7 +1,7 @@
 //! The run: every rank goes on, on its own clock, until it lacks a message or a slot.
 
 use super::packed::{Packed, PackedStep};
-use super::{Machine, Refusal, Result, Wire};
+use super::{HostWire, Machine, SimulationError, SimulationResult};
 use crate::plan::PIPELINE_DEPTH;
 use crate::plan::topology::Topology;
 use std::collections::{HashMap, VecDeque};
@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// One connection's history, as far as it still matters.
 #[derive(Debug, Default)]
-struct Connection {
+struct ConnectionHistory {
     /// When each unread message arrives.
     arrivals: VecDeque<f64>,
     /// When each slot that was taken and not yet reused became free.
@@ -23,8 +23,8 @@ struct Clock<'a> {
     slice_bytes: f64,
     slices: usize,
     machine: &'a Machine,
-    hosts: Option<(&'a Topology, &'a Wire)>,
-    connections: HashMap<u64, Connection, BuildHasherDefault<Mix>>,
+    hosts: Option<(&'a Topology, &'a HostWire)>,
+    connections: HashMap<u64, ConnectionHistory, BuildHasherDefault<Mix>>,
     /// Each rank's time, tick and step.
     ranks: Vec<(f64, usize, usize)>,
     /// By rank: how many ends of its step it has seen ready, and when the last of them was. What
@@ -47,8 +47,8 @@ pub(super) fn run(
     slice_bytes: f64,
     slices: usize,
     machine: &Machine,
-    hosts: Option<(&Topology, &Wire)>,
-) -> Result<f64> {
+    hosts: Option<(&Topology, &HostWire)>,
+) -> SimulationResult<f64> {
     let runs = packed.nranks();
     let mut clock = Clock {
         packed,
@@ -74,7 +74,7 @@ pub(super) fn run(
         clock.advance(rank);
     }
     if let Some(rank) = (0..runs).find(|rank| clock.ranks[*rank].1 < clock.ticks[*rank]) {
-        return Err(Refusal::Deadlock { rank, depth: machine.depth });
+        return Err(SimulationError::Deadlock { rank, depth: machine.depth });
     }
     Ok(clock.ranks.iter().map(|rank| rank.0).fold(0.0, f64::max))
 }
@@ -111,7 +111,7 @@ impl<'a> Clock<'a> {
     }
 
     /// The wire between two ranks and how many share its near end, if they are on two hosts.
-    fn wire(&self, from: usize, to: usize) -> Option<(&'a Wire, f64)> {
+    fn wire(&self, from: usize, to: usize) -> Option<(&'a HostWire, f64)> {
         let (topology, wire) = self.hosts?;
         let host = topology.host(from);
         (host != topology.host(to)).then(|| (wire, self.senders[host] as f64))

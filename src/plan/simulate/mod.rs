@@ -4,7 +4,7 @@
 //! messages have arrived and its slots are free, and costs what its bytes cost; since plans form a
 //! Kahn network, ranks can be advanced in any order and the times come out the same.
 //!
-//! Between hosts a [`Wire`] takes the place of the machine's own links. Connections of
+//! Between hosts a [`HostWire`] takes the place of the machine's own links. Connections of
 //! [`PIPELINE_DEPTH`](super::PIPELINE_DEPTH) slots or more run plans in stages, as executors do.
 //!
 //! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
@@ -14,7 +14,7 @@
 //! where a span runs on over the last chunk, and is two messages. Other plans (trees, the doubling
 //! of vectors: about log n steps a rank) are generated one by one, packed into some twenty bytes a
 //! step and run in full. What has more than [`MAX_STEPS`] steps in all is refused
-//! ([`Refusal::TooLarge`]). Of many slices the first few are run and the rest follow at their pace.
+//! ([`SimulationError::TooLarge`]). Of many slices the first few are run and the rest follow at their pace.
 
 mod clock;
 mod packed;
@@ -61,7 +61,7 @@ pub struct Machine {
 
 /// The links between hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wire {
+pub struct HostWire {
     /// From leaving a host to a message's arrival.
     pub alpha_us: f64,
     /// A rank's own time to post or take one message.
@@ -89,29 +89,29 @@ pub struct Outcome {
 
 /// Why there is no outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum SimulationError {
     /// The plans have as many steps, or more.
     TooLarge { steps: usize },
     /// The plans wait for each other, here with connections of so many slots.
     Deadlock { rank: usize, depth: usize },
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for SimulationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::TooLarge { steps } => write!(
+            SimulationError::TooLarge { steps } => write!(
                 f,
                 "a simulation of {steps} steps or more is too large (at most {MAX_STEPS}); choose \
                  fewer ranks or another algorithm"
             ),
-            Refusal::Deadlock { rank, depth } => {
+            SimulationError::Deadlock { rank, depth } => {
                 write!(f, "the plans deadlock at rank {rank} with connections of {depth} slots")
             }
         }
     }
 }
 
-pub type Result<T> = std::result::Result<T, Refusal>;
+pub type SimulationResult<T> = std::result::Result<T, SimulationError>;
 
 /// Time a collective of `bytes` (of the vector, or of all blocks of one rank together).
 ///
@@ -122,7 +122,7 @@ pub fn simulate(
     bytes: usize,
     machine: &Machine,
     plan: impl Fn(usize) -> Plan,
-) -> Result<Outcome> {
+) -> SimulationResult<Outcome> {
     run(collective, nranks, bytes, machine, None, plan)
 }
 
@@ -132,9 +132,9 @@ pub fn simulate_hosts(
     topology: &Topology,
     bytes: usize,
     machine: &Machine,
-    wire: &Wire,
+    wire: &HostWire,
     plan: impl Fn(usize) -> Plan,
-) -> Result<Outcome> {
+) -> SimulationResult<Outcome> {
     run(collective, topology.nranks(), bytes, machine, Some((topology, wire)), plan)
 }
 
@@ -143,9 +143,9 @@ fn run(
     nranks: usize,
     bytes: usize,
     machine: &Machine,
-    hosts: Option<(&Topology, &Wire)>,
+    hosts: Option<(&Topology, &HostWire)>,
     plan: impl Fn(usize) -> Plan,
-) -> Result<Outcome> {
+) -> SimulationResult<Outcome> {
     let first = plan(0);
     // AllToAll counts the blocks of one rank, of which its plan numbers all ranks' together.
     let parts = match collective {
@@ -185,9 +185,10 @@ fn representatives(
     first: &Plan,
     topology: Option<&Topology>,
     plan: &impl Fn(usize) -> Plan,
-) -> Result<usize> {
+) -> SimulationResult<usize> {
     let nranks = first.nranks;
-    let fits = |steps, most| if steps > most { Err(Refusal::TooLarge { steps }) } else { Ok(()) };
+    let fits =
+        |steps, most| if steps > most { Err(SimulationError::TooLarge { steps }) } else { Ok(()) };
     let alike = topology.map_or(Some(1), ranks_of_each_host).filter(|alike| nranks / alike > 2);
     if let Some(alike) = alike {
         if alike > 1 && nranks > MOST_EXACT {

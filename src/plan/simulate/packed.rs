@@ -1,6 +1,6 @@
 //! Plans of many ranks in little memory: what the clock needs of each step, in flat arrays.
 
-use super::{MAX_STEPS, Refusal, Result};
+use super::{MAX_STEPS, SimulationError, SimulationResult};
 use crate::plan::{End, Plan, Step};
 use std::ops::Range;
 
@@ -43,13 +43,13 @@ pub(super) fn size(plan: &Plan) -> usize {
 
 impl Packed {
     /// Add the plan of the next rank.
-    pub fn add(&mut self, plan: &Plan) -> Result<()> {
+    pub fn add(&mut self, plan: &Plan) -> SimulationResult<()> {
         for step in &plan.steps {
             self.add_step(step);
         }
         self.ends.push(self.steps.len());
         let steps = self.steps.len().max(self.peers.len());
-        if steps > MAX_STEPS { Err(Refusal::TooLarge { steps }) } else { Ok(()) }
+        if steps > MAX_STEPS { Err(SimulationError::TooLarge { steps }) } else { Ok(()) }
     }
 
     fn add_step(&mut self, step: &Step) {

@@ -58,7 +58,7 @@ fn plans_that_wait_for_each_other_are_an_error() {
         plan
     };
     let refused = simulate(Collective::Broadcast, 2, 8, &MACHINE, stuck).unwrap_err();
-    assert_eq!(refused, Refusal::Deadlock { rank: 0, depth: 2 });
+    assert_eq!(refused, SimulationError::Deadlock { rank: 0, depth: 2 });
     assert!(refused.to_string().contains("deadlock at rank 0"));
 }
 
@@ -86,6 +86,9 @@ fn what_is_too_large_is_refused_before_all_of_it_is_made() {
         all_to_all_and_more(rank, nranks)
     };
     let refused = simulate(Collective::AllGather, nranks, 1 << 20, &MACHINE, plan).unwrap_err();
-    assert!(matches!(refused, Refusal::TooLarge { steps } if steps > MAX_STEPS), "{refused}");
+    assert!(
+        matches!(refused, SimulationError::TooLarge { steps } if steps > MAX_STEPS),
+        "{refused}"
+    );
     assert!(made.get() < 20, "{} plans", made.get());
 }

@@ -68,7 +68,7 @@ fn scramble(word: u64) -> u64 {
 }
 
 /// One rank's buffers.
-pub(super) struct Memory {
+pub(super) struct RankMemory {
     collective: Collective,
     rank: usize,
     nranks: usize,
@@ -82,7 +82,7 @@ pub(super) struct Memory {
     scratch: Vec<Value>,
 }
 
-impl Memory {
+impl RankMemory {
     pub fn new(
         collective: Collective,
         rank: usize,
@@ -90,10 +90,19 @@ impl Memory {
         root: usize,
         nchunks: usize,
         placement: Placement,
-    ) -> Memory {
+    ) -> RankMemory {
         let (input, output, scratch) = Default::default();
-        let mut memory =
-            Memory { collective, rank, nranks, root, nchunks, placement, input, output, scratch };
+        let mut memory = RankMemory {
+            collective,
+            rank,
+            nranks,
+            root,
+            nchunks,
+            placement,
+            input,
+            output,
+            scratch,
+        };
         memory.start_slice();
         memory
     }

@@ -164,7 +164,7 @@ pub fn verify(
     for plan in plans {
         check_steps(plan)?;
     }
-    run::Run::new(collective, plans, root, depth, placement).prove()
+    run::Verification::new(collective, plans, root, depth, placement).prove()
 }
 
 /// The hash that [`Report::formed`] has for a chunk whose result is the sum of the hosts' sums, in

@@ -7,24 +7,24 @@ use std::rc::Rc;
 
 /// One message: which slice and span it is, and a value for each chunk of the span.
 #[derive(Clone)]
-pub(super) struct Message {
+pub(super) struct PlanMessage {
     pub slice: usize,
     pub span: Span,
     pub values: Rc<[Value]>,
 }
 
-pub(super) struct Network {
+pub(super) struct MessageQueues {
     nranks: usize,
     depth: usize,
-    queues: Vec<VecDeque<Message>>,
+    queues: Vec<VecDeque<PlanMessage>>,
 }
 
-impl Network {
-    pub fn new(nranks: usize, depth: usize) -> Network {
-        Network { nranks, depth, queues: vec![VecDeque::new(); nranks * nranks] }
+impl MessageQueues {
+    pub fn new(nranks: usize, depth: usize) -> MessageQueues {
+        MessageQueues { nranks, depth, queues: vec![VecDeque::new(); nranks * nranks] }
     }
 
-    fn queue(&mut self, from: usize, to: usize) -> &mut VecDeque<Message> {
+    fn queue(&mut self, from: usize, to: usize) -> &mut VecDeque<PlanMessage> {
         &mut self.queues[from * self.nranks + to]
     }
 
@@ -36,12 +36,12 @@ impl Network {
         self.queues[from * self.nranks + to].len() < self.depth
     }
 
-    pub fn post(&mut self, from: usize, to: usize, message: Message) {
+    pub fn post(&mut self, from: usize, to: usize, message: PlanMessage) {
         self.queue(from, to).push_back(message);
     }
 
     /// Take the oldest message; its slot is free for the writer from then on.
-    pub fn take(&mut self, from: usize, to: usize) -> Message {
+    pub fn take(&mut self, from: usize, to: usize) -> PlanMessage {
         self.queue(from, to).pop_front().expect("the step was ready")
     }
 

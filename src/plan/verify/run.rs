@@ -1,18 +1,18 @@
 //! The symbolic run: every rank goes on until it must wait; whoever it wakes goes on next.
 
-use super::memory::{Memory, Value, reduced};
-use super::network::{Message, Network};
+use super::memory::{RankMemory, Value, reduced};
+use super::network::{MessageQueues, PlanMessage};
 use super::{Fault, Placement, Report, Violation, Wait};
 use crate::plan::{Collective, End, Plan, Step};
 use std::rc::Rc;
 
-pub(super) struct Run<'a> {
+pub(super) struct Verification<'a> {
     collective: Collective,
     plans: &'a [Plan],
     root: usize,
     slices: usize,
-    network: Network,
-    memories: Vec<Memory>,
+    network: MessageQueues,
+    memories: Vec<RankMemory>,
     /// Each rank's next (slice, step).
     cursors: Vec<(usize, usize)>,
     /// Ranks that may be able to go on; `queued` says which are in it.
@@ -27,23 +27,23 @@ pub(super) struct Run<'a> {
     values: Vec<Value>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Verification<'a> {
     pub fn new(
         collective: Collective,
         plans: &'a [Plan],
         root: usize,
         depth: usize,
         placement: Placement,
-    ) -> Run<'a> {
+    ) -> Verification<'a> {
         let (nranks, nchunks) = (plans.len(), plans[0].nchunks);
-        let memory = |rank| Memory::new(collective, rank, nranks, root, nchunks, placement);
+        let memory = |rank| RankMemory::new(collective, rank, nranks, root, nchunks, placement);
         let results = if collective.reduces() { nchunks } else { 0 };
-        Run {
+        Verification {
             collective,
             plans,
             root,
             slices: depth + 1,
-            network: Network::new(nranks, depth),
+            network: MessageQueues::new(nranks, depth),
             memories: (0..nranks).map(memory).collect(),
             cursors: vec![(0, 0); nranks],
             ready: (0..nranks).rev().collect(),
@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
         rank: usize,
         slice: usize,
         step: &Step,
-    ) -> Result<Message, Fault> {
+    ) -> Result<PlanMessage, Fault> {
         let message = self.network.take(from, rank);
         self.wake(from);
         if (message.slice, message.span) == (slice, step.span) {
@@ -188,7 +188,7 @@ impl<'a> Run<'a> {
         for &target in &step.targets {
             if let End::Peer(to) = target {
                 let values = shared.get_or_insert_with(|| self.values.as_slice().into()).clone();
-                self.network.post(rank, to, Message { slice, span: step.span, values });
+                self.network.post(rank, to, PlanMessage { slice, span: step.span, values });
                 self.wake(to);
                 if slice == 0 {
                     self.report.messages[rank] += 1;

@@ -1,14 +1,14 @@
 //! One peer's connection: what is posted to it, what comes from it, and the lanes in between.
 #![allow(unsafe_code)]
 
-use super::data_socket::{Broken, Lane};
+use super::data_socket::{DataSocket, SocketBroken};
 use super::endpoint::{NewLane, Settings};
 use super::inbound::Inbound;
 use super::outbound::Outbound;
-use super::slot_pool::Blocks;
+use super::slot_pool::SlotPool;
 use crate::config::MOST_SOCKETS;
 use crate::error::Result;
-use crate::transport::fifo::{Geometry, Message, Stamp};
+use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 use std::time::{Duration, Instant};
 
 /// Slots of the receiving half: a reader takes a message as soon as it is there, so few are ever
@@ -41,15 +41,15 @@ struct Breach {
 }
 
 /// The receiving half's part of the settings.
-fn inbound_geometry(settings: Settings) -> Geometry {
+fn inbound_geometry(settings: Settings) -> FifoShape {
     let depth = settings.geometry.depth.min(INBOUND_DEPTH);
-    Geometry { depth, ..settings.geometry }
+    FifoShape { depth, ..settings.geometry }
 }
 
-pub struct Connection {
+pub struct TcpConnection {
     outbound: Outbound,
     inbound: Inbound,
-    lanes: Vec<Lane>,
+    lanes: Vec<DataSocket>,
     settings: Settings,
     broken: Option<Breach>,
     /// A bit for each lane that gives nothing any more. Others may still hold what was sent before.
@@ -57,20 +57,20 @@ pub struct Connection {
     polls: u32,
 }
 
-impl Connection {
+impl TcpConnection {
     /// An error where there is no memory for its slots.
-    pub fn new(settings: Settings) -> Result<Connection> {
-        let blocks = Blocks::new(settings.geometry, 0)?;
-        Ok(Connection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
+    pub fn new(settings: Settings) -> Result<TcpConnection> {
+        let blocks = SlotPool::new(settings.geometry, 0)?;
+        Ok(TcpConnection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
     }
 
     /// One without slots, over which nothing goes; it takes no lanes.
-    pub fn bare(settings: Settings) -> Connection {
-        Connection::of(settings, Blocks::none(), Blocks::none())
+    pub fn bare(settings: Settings) -> TcpConnection {
+        TcpConnection::of(settings, SlotPool::none(), SlotPool::none())
     }
 
-    fn of(settings: Settings, out: Blocks, into: Blocks) -> Connection {
-        Connection {
+    fn of(settings: Settings, out: SlotPool, into: SlotPool) -> TcpConnection {
+        TcpConnection {
             outbound: Outbound::new(out, settings.geometry, settings.protection),
             inbound: Inbound::new(into, inbound_geometry(settings)),
             lanes: Vec::with_capacity(settings.lanes),
@@ -95,11 +95,11 @@ impl Connection {
         if self.lanes.len() == MOST_LANES {
             return;
         }
-        self.lanes.push(Lane::new(lane.socket, self.settings.protection, &lane.keys));
+        self.lanes.push(DataSocket::new(lane.socket, self.settings.protection, &lane.keys));
         self.flush();
     }
 
-    pub fn lanes(&self) -> impl Iterator<Item = &Lane> {
+    pub fn lanes(&self) -> impl Iterator<Item = &DataSocket> {
         self.lanes.iter()
     }
 
@@ -107,13 +107,13 @@ impl Connection {
     /// over the others.
     pub fn end(&self) {
         if self.lanes.len() == 1 || self.is_delivered() {
-            self.lanes.iter().for_each(Lane::end);
+            self.lanes.iter().for_each(DataSocket::end);
         }
     }
 
     /// Whether the peer's machine has all that was written.
     pub fn is_delivered(&self) -> bool {
-        self.is_broken() || self.lanes.iter().all(Lane::is_delivered)
+        self.is_broken() || self.lanes.iter().all(DataSocket::is_delivered)
     }
 
     pub fn is_written(&self) -> bool {
@@ -166,13 +166,13 @@ impl Connection {
 
     /// See whether anybody is at the other end, which writing and reading do not tell.
     pub fn look(&mut self) {
-        if self.lanes.iter_mut().any(Lane::is_silent) {
+        if self.lanes.iter_mut().any(DataSocket::is_silent) {
             self.breaks("nobody at its other end has answered for seconds");
         }
     }
 
     /// The next message, if it has come, and whether it lies where `want_at` said.
-    pub fn try_wait(&mut self) -> Option<(Message, bool)> {
+    pub fn try_wait(&mut self) -> Option<(ReceivedMessage, bool)> {
         let ready = self.inbound.ready();
         if ready.is_some() {
             return ready;
@@ -180,7 +180,7 @@ impl Connection {
         self.polls = self.polls.wrapping_add(1);
         let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_LANES);
         let ended = self.ended;
-        let worth = |(index, lane): &(usize, &mut Lane)| {
+        let worth = |(index, lane): &(usize, &mut DataSocket)| {
             ended & 1 << index == 0 && (all || *index == 0 || lane.is_reading())
         };
         let mut failure = None;
@@ -191,7 +191,7 @@ impl Connection {
             }
         }
         if let Some(why) = failure {
-            if matches!(why, Broken::Damaged(_)) {
+            if matches!(why, SocketBroken::Damaged(_)) {
                 self.ended = Ended::MAX;
             }
             self.breaks(&why.to_string());
@@ -256,13 +256,13 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     /// A connection of two lanes, and the other ends of both.
-    fn connection() -> (Connection, [TcpStream; 2]) {
+    fn connection() -> (TcpConnection, [TcpStream; 2]) {
         connection_of()
     }
 
-    fn connection_of<const LANES: usize>() -> (Connection, [TcpStream; LANES]) {
-        let geometry = Geometry { depth: 4, slot_bytes: 64 };
-        let mut connection = Connection::new(Settings {
+    fn connection_of<const LANES: usize>() -> (TcpConnection, [TcpStream; LANES]) {
+        let geometry = FifoShape { depth: 4, slot_bytes: 64 };
+        let mut connection = TcpConnection::new(Settings {
             geometry,
             steps: Lengths { cut: 64, whole: 0 },
             messages: Lengths { cut: 64, whole: 0 },
@@ -285,7 +285,7 @@ mod tests {
         Frame { position, ..Frame::default() }.encode()
     }
 
-    fn until(connection: &mut Connection, is_done: impl Fn(&mut Connection) -> bool) {
+    fn until(connection: &mut TcpConnection, is_done: impl Fn(&mut TcpConnection) -> bool) {
         let started = Instant::now();
         while !is_done(connection) {
             assert!(started.elapsed() < Duration::from_secs(60), "nothing happens any more");

@@ -2,11 +2,11 @@
 #![allow(unsafe_code)]
 
 use super::frame::{FRAME_BYTES, Frame};
-use super::inbound::{Admission, Inbound, Place};
+use super::inbound::{FrameAdmission, Inbound, PayloadTarget};
 use super::outbound::Outbound;
-use super::protect::{Cipher, LaneKeys, TAG_BYTES, checksum};
+use super::protect::{LaneKeys, PayloadCipher, TAG_BYTES, checksum};
 use crate::config::Protection;
-use crate::tcp_liveness::Silence;
+use crate::tcp_liveness::AckWatch;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -20,7 +20,7 @@ const LONG: usize = 32 << 10;
 
 /// Why a lane is of no more use.
 #[derive(Debug)]
-pub enum Broken {
+pub enum SocketBroken {
     /// The peer closed it.
     Closed,
     System(io::Error),
@@ -28,12 +28,12 @@ pub enum Broken {
     Damaged(&'static str),
 }
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for SocketBroken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Broken::Closed => write!(f, "the other end closed it"),
-            Broken::System(error) => write!(f, "{error}"),
-            Broken::Damaged(what) => write!(f, "{what}"),
+            SocketBroken::Closed => write!(f, "the other end closed it"),
+            SocketBroken::System(error) => write!(f, "{error}"),
+            SocketBroken::Damaged(what) => write!(f, "{what}"),
         }
     }
 }
@@ -42,15 +42,15 @@ impl std::fmt::Display for Broken {
 struct Body {
     frame: Frame,
     header: [u8; FRAME_BYTES],
-    place: Place,
+    place: PayloadTarget,
     done: usize,
 }
 
-pub struct Lane {
+pub struct DataSocket {
     socket: OwnedFd,
     protection: Protection,
-    seals: Option<Cipher>,
-    opens: Option<Cipher>,
+    seals: Option<PayloadCipher>,
+    opens: Option<PayloadCipher>,
     /// The position being written and how many bytes of it are the kernel's.
     writing: Option<(u64, usize)>,
     buffer: Box<[u8]>,
@@ -59,28 +59,28 @@ pub struct Lane {
     body: Option<Body>,
     /// The next frame waits for its slot.
     stalled: bool,
-    silence: Silence,
+    silence: AckWatch,
 }
 
 // SAFETY: a body's place is a slot of the connection or the running call's memory; the thread that
 // runs the call owns the lane.
-unsafe impl Send for Lane {}
+unsafe impl Send for DataSocket {}
 
-impl Lane {
-    pub fn new(socket: OwnedFd, protection: Protection, keys: &LaneKeys) -> Lane {
+impl DataSocket {
+    pub fn new(socket: OwnedFd, protection: Protection, keys: &LaneKeys) -> DataSocket {
         let encrypted = protection == Protection::Encrypted;
-        Lane {
+        DataSocket {
             socket,
             protection,
-            seals: encrypted.then(|| Cipher::new(&keys.send)),
-            opens: encrypted.then(|| Cipher::new(&keys.receive)),
+            seals: encrypted.then(|| PayloadCipher::new(&keys.send)),
+            opens: encrypted.then(|| PayloadCipher::new(&keys.receive)),
             writing: None,
             buffer: vec![0; AHEAD].into(),
             start: 0,
             end: 0,
             body: None,
             stalled: false,
-            silence: Silence::default(),
+            silence: AckWatch::default(),
         }
     }
 
@@ -122,7 +122,7 @@ impl Lane {
     }
 
     /// Write what is posted, as far as the socket takes it.
-    pub fn write(&mut self, outbound: &mut Outbound) -> Result<(), Broken> {
+    pub fn write(&mut self, outbound: &mut Outbound) -> Result<(), SocketBroken> {
         loop {
             let (position, done) = match self.writing {
                 Some(writing) => writing,
@@ -145,13 +145,13 @@ impl Lane {
                 }
                 Ok(sent) => self.writing = Some((position, done + sent)),
                 Err(error) if is_not_yet(&error) => return Ok(()),
-                Err(error) => return Err(Broken::System(error)),
+                Err(error) => return Err(SocketBroken::System(error)),
             }
         }
     }
 
     /// Read until the connection's next message is there or the socket is empty.
-    pub fn read(&mut self, inbound: &mut Inbound) -> Result<(), Broken> {
+    pub fn read(&mut self, inbound: &mut Inbound) -> Result<(), SocketBroken> {
         self.stalled = false;
         while inbound.ready().is_none() {
             let advanced = match self.body {
@@ -166,7 +166,7 @@ impl Lane {
     }
 
     /// Begin the next message; whether it was there.
-    fn read_header(&mut self, inbound: &mut Inbound) -> Result<bool, Broken> {
+    fn read_header(&mut self, inbound: &mut Inbound) -> Result<bool, SocketBroken> {
         if self.end - self.start < FRAME_BYTES {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -182,13 +182,13 @@ impl Lane {
         }
         let header: [u8; FRAME_BYTES] =
             self.buffer[self.start..self.start + FRAME_BYTES].try_into().expect("a header's bytes");
-        let frame = Frame::decode(&header).map_err(Broken::Damaged)?;
-        match inbound.admit(&frame, self.opens.is_none()).map_err(Broken::Damaged)? {
-            Admission::Later => {
+        let frame = Frame::decode(&header).map_err(SocketBroken::Damaged)?;
+        match inbound.admit(&frame, self.opens.is_none()).map_err(SocketBroken::Damaged)? {
+            FrameAdmission::Later => {
                 self.stalled = true;
                 Ok(false)
             }
-            Admission::Into(place) => {
+            FrameAdmission::Into(place) => {
                 self.start += FRAME_BYTES;
                 self.body = Some(Body { frame, header, place, done: 0 });
                 Ok(true)
@@ -197,7 +197,7 @@ impl Lane {
     }
 
     /// Go on with the message that is coming; whether bytes came.
-    fn read_body(&mut self, inbound: &mut Inbound) -> Result<bool, Broken> {
+    fn read_body(&mut self, inbound: &mut Inbound) -> Result<bool, SocketBroken> {
         let tag = if self.opens.is_some() { TAG_BYTES } else { 0 };
         let body = self.body.as_mut().expect("a message is coming");
         let total = body.frame.length as usize + tag;
@@ -231,7 +231,7 @@ impl Lane {
     }
 
     /// Check the message that is all there and hand it over.
-    fn finish(&mut self, inbound: &mut Inbound) -> Result<(), Broken> {
+    fn finish(&mut self, inbound: &mut Inbound) -> Result<(), SocketBroken> {
         let body = self.body.take().expect("a message has come");
         let length = body.frame.length as usize;
         // SAFETY: the bytes were just read there, and a slot has room for the tag.
@@ -242,13 +242,15 @@ impl Lane {
         };
         if let Some(cipher) = &self.opens {
             if !cipher.open(body.frame.position, &body.header, payload, tag) {
-                return Err(Broken::Damaged("a message was not sealed by the peer"));
+                return Err(SocketBroken::Damaged("a message was not sealed by the peer"));
             }
         } else if self.protection == Protection::Checksum
             && length > 0
             && checksum(payload) != body.frame.payload_check
         {
-            return Err(Broken::Damaged("a message was damaged on the way (its checksum differs)"));
+            return Err(SocketBroken::Damaged(
+                "a message was damaged on the way (its checksum differs)",
+            ));
         }
         inbound.arrived(&body.frame, body.place);
         Ok(())
@@ -288,7 +290,7 @@ fn receive(
     fd: RawFd,
     first: (*mut u8, usize),
     second: (*mut u8, usize),
-) -> Result<Option<usize>, Broken> {
+) -> Result<Option<usize>, SocketBroken> {
     let vector =
         |(base, length): (*mut u8, usize)| libc::iovec { iov_base: base.cast(), iov_len: length };
     let mut vectors = [vector(first), vector(second)];
@@ -301,11 +303,11 @@ fn receive(
         libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT)
     };
     match got {
-        0 => Err(Broken::Closed),
+        0 => Err(SocketBroken::Closed),
         got if got > 0 => Ok(Some(got as usize)),
         _ => match io::Error::last_os_error() {
             error if is_not_yet(&error) => Ok(None),
-            error => Err(Broken::System(error)),
+            error => Err(SocketBroken::System(error)),
         },
     }
 }

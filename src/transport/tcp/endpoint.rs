@@ -1,14 +1,14 @@
 //! All remote connections of one rank, and its sleep while it waits for one of them.
 #![allow(unsafe_code)]
 
-use super::connection::{Connection, MOST_LANES};
+use super::connection::{MOST_LANES, TcpConnection};
 use super::protect::LaneKeys;
 use crate::config::Protection;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::tcp_liveness::LOOK;
-use crate::transport::fifo::Geometry;
+use crate::transport::fifo::FifoShape;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub struct Lengths {
 /// What all connections of a rank share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    pub geometry: Geometry,
+    pub geometry: FifoShape,
     /// Of a plan's messages, and of the user's own.
     pub steps: Lengths,
     pub messages: Lengths,
@@ -41,19 +41,19 @@ pub struct NewLane {
     pub keys: LaneKeys,
 }
 
-/// Makes connections, elsewhere: they come through the [`Inbox`].
+/// Makes connections, elsewhere: they come through the [`SocketInbox`].
 pub trait Connect: Send {
     /// Dial all lanes to `peer`; called once, at the first use of the connection, by the lower rank
     /// of the two.
     fn connect(&self, peer: usize);
 
     /// Find out why the connection to `peer` has ended; called once. What there is to know shows
-    /// where a watch looks before [`Inbox::explain`] is called.
+    /// where a watch looks before [`SocketInbox::explain`] is called.
     fn ask(&self, peer: usize);
 }
 
 /// Where new sockets come in, from any thread, and what wakes the rank from its sleep.
-pub struct Inbox {
+pub struct SocketInbox {
     lanes: Mutex<Vec<NewLane>>,
     failures: Mutex<Vec<(usize, String)>>,
     explained: Mutex<Vec<usize>>,
@@ -61,8 +61,8 @@ pub struct Inbox {
     event: OwnedFd,
 }
 
-impl Inbox {
-    pub fn new() -> Result<Inbox> {
+impl SocketInbox {
+    pub fn new() -> Result<SocketInbox> {
         // SAFETY: the call takes no pointers.
         let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if event < 0 {
@@ -72,7 +72,7 @@ impl Inbox {
         let event = unsafe { OwnedFd::from_raw_fd(event) };
         let filled = AtomicBool::new(false);
         let (lanes, failures, explained) = Default::default();
-        Ok(Inbox { lanes, failures, explained, filled, event })
+        Ok(SocketInbox { lanes, failures, explained, filled, event })
     }
 
     pub fn push(&self, lane: NewLane) {
@@ -99,7 +99,7 @@ impl Inbox {
     }
 
     fn fill(&self) {
-        // Release: pairs with the Acquire in `Network::collect`.
+        // Release: pairs with the Acquire in `TcpEndpoint::collect`.
         self.filled.store(true, Release);
         self.wake();
     }
@@ -133,17 +133,17 @@ fn short_of_memory(error: Error, peer: usize) -> Error {
     }
 }
 
-pub struct Network {
+pub struct TcpEndpoint {
     rank: usize,
     settings: Settings,
     /// By rank; made at the first use.
-    connections: Vec<Option<Box<Connection>>>,
+    connections: Vec<Option<Box<TcpConnection>>>,
     /// Why one of them has no slots.
     shortage: Option<Error>,
     /// Sockets of peers for whose slots there was no memory when they came: left open, so that a
     /// peer whose rank may still need them does not take it for gone.
     parked: Vec<NewLane>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<SocketInbox>,
     connect: Box<dyn Connect>,
     /// Peers with messages that are not the kernel's yet.
     unwritten: Vec<usize>,
@@ -152,15 +152,15 @@ pub struct Network {
     next_look: Instant,
 }
 
-impl Network {
+impl TcpEndpoint {
     pub fn new(
         rank: usize,
         nranks: usize,
         settings: Settings,
-        inbox: Arc<Inbox>,
+        inbox: Arc<SocketInbox>,
         connect: Box<dyn Connect>,
-    ) -> Network {
-        Network {
+    ) -> TcpEndpoint {
+        TcpEndpoint {
             rank,
             settings,
             connections: (0..nranks).map(|_| None).collect(),
@@ -191,7 +191,7 @@ impl Network {
 
     /// The connection to `peer`.
     #[inline]
-    pub fn connection(&mut self, peer: usize) -> &mut Connection {
+    pub fn connection(&mut self, peer: usize) -> &mut TcpConnection {
         let ready = self.connections[peer].as_ref().is_some_and(|c| c.has_lanes());
         if !ready {
             self.prepare(peer);
@@ -215,17 +215,17 @@ impl Network {
 
     /// The ends of a connection that this rank needs, or what fails its calls where there is no
     /// memory for them.
-    fn make(&mut self, peer: usize) -> Box<Connection> {
+    fn make(&mut self, peer: usize) -> Box<TcpConnection> {
         self.adopt(peer).unwrap_or_else(|error| {
             self.shortage.get_or_insert(short_of_memory(error, peer));
-            Box::new(Connection::bare(self.settings))
+            Box::new(TcpConnection::bare(self.settings))
         })
     }
 
     /// The ends of a connection, with the sockets that have come for it, or an error where there is
     /// no memory.
-    fn adopt(&mut self, peer: usize) -> Result<Box<Connection>> {
-        let mut connection = Box::new(Connection::new(self.settings)?);
+    fn adopt(&mut self, peer: usize) -> Result<Box<TcpConnection>> {
+        let mut connection = Box::new(TcpConnection::new(self.settings)?);
         let theirs = self.parked.extract_if(.., |lane| lane.peer == peer);
         theirs.for_each(|lane| connection.add_lane(lane));
         Ok(connection)
@@ -247,7 +247,7 @@ impl Network {
 
     /// Take what has come into the inbox.
     fn collect(&mut self) {
-        // Acquire: pairs with the Release in `Inbox::fill`.
+        // Acquire: pairs with the Release in `SocketInbox::fill`.
         if !self.inbox.filled.load(Acquire) || !self.inbox.filled.swap(false, Acquire) {
             return;
         }
@@ -325,7 +325,7 @@ impl Network {
         self.unwritten.first().copied()
     }
 
-    /// Send nothing more to anybody, as [`Connection::end`] says.
+    /// Send nothing more to anybody, as [`TcpConnection::end`] says.
     pub fn end(&self) {
         self.connections.iter().flatten().for_each(|connection| connection.end());
     }
@@ -404,16 +404,16 @@ mod tests {
     }
 
     /// Rank 1 of two, where slots take more than a process can map.
-    fn without_memory() -> Network {
-        let geometry = Geometry { depth: 2, slot_bytes: 1 << 46 };
+    fn without_memory() -> TcpEndpoint {
+        let geometry = FifoShape { depth: 2, slot_bytes: 1 << 46 };
         let lengths = Lengths { cut: 64, whole: 0 };
         let (steps, messages, protection) = (lengths, lengths, Protection::Clear);
         let settings = Settings { geometry, steps, messages, protection, lanes: 2 };
-        Network::new(1, 2, settings, Arc::new(Inbox::new().unwrap()), Box::new(Nobody))
+        TcpEndpoint::new(1, 2, settings, Arc::new(SocketInbox::new().unwrap()), Box::new(Nobody))
     }
 
     /// A socket of rank 0 comes; its other end.
-    fn come(network: &mut Network) -> UnixStream {
+    fn come(network: &mut TcpEndpoint) -> UnixStream {
         let (socket, end) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
         let keys = LaneKeys { send: [1; 32], receive: [2; 32] };

@@ -6,13 +6,13 @@
 
 use super::frame::Frame;
 use super::protect::TAG_BYTES;
-use super::slot_pool::Blocks;
+use super::slot_pool::SlotPool;
 use crate::error::Result;
-use crate::transport::fifo::{Geometry, Message, Stamp};
+use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 
 /// Where the payload of a message goes.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct PayloadTarget {
     pub address: *mut u8,
     /// The slot's block; in the user's memory there is none.
     pub block: Option<usize>,
@@ -27,17 +27,17 @@ struct Landing {
 
 /// What has come of a position.
 #[derive(Clone, Copy)]
-enum Slot {
+enum InboundSlot {
     Empty,
     Coming,
-    Arrived { length: usize, stamp: Stamp, place: Place },
+    Arrived { length: usize, stamp: Stamp, place: PayloadTarget },
 }
 
 /// The receiving half of a connection.
 pub struct Inbound {
-    blocks: Blocks,
-    geometry: Geometry,
-    slots: Box<[Slot]>,
+    blocks: SlotPool,
+    geometry: FifoShape,
+    slots: Box<[InboundSlot]>,
     /// The position that is read next.
     next: u64,
     landing: Option<Landing>,
@@ -47,28 +47,28 @@ pub struct Inbound {
 unsafe impl Send for Inbound {}
 
 /// What to do with a frame.
-pub enum Admission {
-    Into(Place),
+pub enum FrameAdmission {
+    Into(PayloadTarget),
     /// Its slot is not free yet: leave it in the socket.
     Later,
 }
 
 impl Inbound {
     /// As many [`blocks`](Inbound::blocks) as `geometry` says; without any, nothing is admitted.
-    pub fn new(blocks: Blocks, geometry: Geometry) -> Inbound {
+    pub fn new(blocks: SlotPool, geometry: FifoShape) -> Inbound {
         Inbound {
             blocks,
             geometry,
-            slots: vec![Slot::Empty; geometry.depth].into(),
+            slots: vec![InboundSlot::Empty; geometry.depth].into(),
             next: 0,
             landing: None,
         }
     }
 
     /// Blocks for it.
-    pub fn blocks(geometry: Geometry) -> Result<Blocks> {
+    pub fn blocks(geometry: FifoShape) -> Result<SlotPool> {
         // An encrypted message's tag is behind its payload.
-        Blocks::new(geometry, TAG_BYTES)
+        SlotPool::new(geometry, TAG_BYTES)
     }
 
     fn index(&self, position: u64) -> usize {
@@ -80,7 +80,7 @@ impl Inbound {
         &mut self,
         frame: &Frame,
         may_land: bool,
-    ) -> std::result::Result<Admission, &'static str> {
+    ) -> std::result::Result<FrameAdmission, &'static str> {
         if frame.length as usize > self.geometry.slot_bytes {
             return Err("a message is longer than a slot");
         }
@@ -91,13 +91,13 @@ impl Inbound {
             return Err("a message came twice");
         }
         if ahead >= depth {
-            return Ok(Admission::Later);
+            return Ok(FrameAdmission::Later);
         }
         let index = self.index(frame.position);
-        if !matches!(self.slots[index], Slot::Empty) {
+        if !matches!(self.slots[index], InboundSlot::Empty) {
             return Err("a message came twice");
         }
-        self.slots[index] = Slot::Coming;
+        self.slots[index] = InboundSlot::Coming;
         let wanted = self.landing.as_ref().filter(|landing| {
             may_land
                 && frame.length > 0
@@ -106,27 +106,27 @@ impl Inbound {
                 && landing.stamp.sequence == frame.stamp.sequence
                 && landing.stamp.fingerprint == frame.stamp.fingerprint
         });
-        Ok(Admission::Into(match wanted {
-            Some(landing) => Place { address: landing.address, block: None },
+        Ok(FrameAdmission::Into(match wanted {
+            Some(landing) => PayloadTarget { address: landing.address, block: None },
             None => {
                 let block = self.blocks.take();
-                Place { address: self.blocks.address(block), block: Some(block) }
+                PayloadTarget { address: self.blocks.address(block), block: Some(block) }
             }
         }))
     }
 
     /// A frame's payload is all there.
-    pub fn arrived(&mut self, frame: &Frame, place: Place) {
+    pub fn arrived(&mut self, frame: &Frame, place: PayloadTarget) {
         let (length, stamp) = (frame.length as usize, frame.stamp);
-        self.slots[self.index(frame.position)] = Slot::Arrived { length, stamp, place };
+        self.slots[self.index(frame.position)] = InboundSlot::Arrived { length, stamp, place };
     }
 
     /// The next message, if it has come, and whether it lies where it was wanted.
-    pub fn ready(&self) -> Option<(Message, bool)> {
+    pub fn ready(&self) -> Option<(ReceivedMessage, bool)> {
         match self.slots[self.index(self.next)] {
-            Slot::Arrived { length, stamp, place } => {
+            InboundSlot::Arrived { length, stamp, place } => {
                 let payload = place.address.cast_const();
-                Some((Message { payload, length, stamp }, place.block.is_none()))
+                Some((ReceivedMessage { payload, length, stamp }, place.block.is_none()))
             }
             _ => None,
         }
@@ -144,8 +144,8 @@ impl Inbound {
     /// The reader is through with the next message.
     pub fn free(&mut self) {
         let index = self.index(self.next);
-        let slot = std::mem::replace(&mut self.slots[index], Slot::Empty);
-        if let Slot::Arrived { place: Place { block: Some(block), .. }, .. } = slot {
+        let slot = std::mem::replace(&mut self.slots[index], InboundSlot::Empty);
+        if let InboundSlot::Arrived { place: PayloadTarget { block: Some(block), .. }, .. } = slot {
             self.blocks.give(block);
         }
         self.next += 1;
@@ -162,13 +162,13 @@ mod tests {
     }
 
     fn inbound() -> Inbound {
-        let geometry = Geometry { depth: 2, slot_bytes: 64 };
+        let geometry = FifoShape { depth: 2, slot_bytes: 64 };
         Inbound::new(Inbound::blocks(geometry).unwrap(), geometry)
     }
 
-    fn admitted(inbound: &mut Inbound, position: u64) -> Place {
+    fn admitted(inbound: &mut Inbound, position: u64) -> PayloadTarget {
         match inbound.admit(&frame(position), true) {
-            Ok(Admission::Into(place)) => place,
+            Ok(FrameAdmission::Into(place)) => place,
             _ => panic!("not admitted"),
         }
     }
@@ -181,13 +181,13 @@ mod tests {
         assert!(inbound.ready().is_none(), "the first is still missing");
         let first = admitted(&mut inbound, 0);
         inbound.arrived(&frame(0), first);
-        assert!(matches!(inbound.admit(&frame(2), true), Ok(Admission::Later)));
+        assert!(matches!(inbound.admit(&frame(2), true), Ok(FrameAdmission::Later)));
         for place in [first, second] {
             let (message, _) = inbound.ready().expect("it has come");
             assert_eq!(message.payload, place.address.cast_const());
             inbound.free();
         }
-        assert!(matches!(inbound.admit(&frame(2), true), Ok(Admission::Into(_))));
+        assert!(matches!(inbound.admit(&frame(2), true), Ok(FrameAdmission::Into(_))));
     }
 
     /// So that the bytes which a reader that keeps up works on stay in its cache.
@@ -223,7 +223,7 @@ mod tests {
         let mut lands = |inbound: &mut Inbound, length: u32, position| {
             inbound.want_at(user.as_mut_ptr(), 8, &stamp);
             match inbound.admit(&Frame { length, ..frame(position) }, true) {
-                Ok(Admission::Into(place)) => place,
+                Ok(FrameAdmission::Into(place)) => place,
                 _ => panic!("not admitted"),
             }
         };

@@ -3,9 +3,9 @@
 //! Each end keeps slots of its own; frames carry their position, so that any lane (socket) may take
 //! the next one and the receiver puts them back in order. The thread that makes a call moves the
 //! bytes: while it waits it reads and writes sockets, and sleeps in `ppoll`. A message may also lie
-//! in the user's memory at either end ([`Connection::lend`], [`Connection::try_receive_into`]).
+//! in the user's memory at either end ([`TcpConnection::lend`], [`TcpConnection::try_receive_into`]).
 //!
-//! Sockets come from outside, connected and proved: [`Inbox`] takes them from whoever makes them.
+//! Sockets come from outside, connected and proved: [`SocketInbox`] takes them from whoever makes them.
 
 mod connection;
 mod data_socket;
@@ -16,7 +16,7 @@ mod outbound;
 mod protect;
 mod slot_pool;
 
-pub use connection::{Connection, EXPLANATION};
-pub use endpoint::{Connect, Inbox, Lengths, Network, NewLane, Settings};
+pub use connection::{EXPLANATION, TcpConnection};
+pub use endpoint::{Connect, Lengths, NewLane, Settings, SocketInbox, TcpEndpoint};
 pub use frame::{FRAME_BYTES, Frame};
 pub use protect::LaneKeys;

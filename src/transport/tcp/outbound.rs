@@ -5,13 +5,13 @@
 #![allow(unsafe_code)]
 
 use super::frame::{FRAME_BYTES, Frame};
-use super::protect::{Cipher, TAG_BYTES, checksum};
-use super::slot_pool::Blocks;
+use super::protect::{PayloadCipher, TAG_BYTES, checksum};
+use super::slot_pool::SlotPool;
 use crate::config::Protection;
-use crate::transport::fifo::{Geometry, Stamp};
+use crate::transport::fifo::{FifoShape, Stamp};
 
 /// A message that is posted, with its bytes where the lane finds them.
-pub struct Posted {
+pub struct PostedMessage {
     pub header: [u8; FRAME_BYTES],
     pub payload: *mut u8,
     pub length: usize,
@@ -26,12 +26,12 @@ pub struct Posted {
 
 /// The sending half of a connection.
 pub struct Outbound {
-    blocks: Blocks,
+    blocks: SlotPool,
     /// The block of the message that is being made.
     reserved: Option<usize>,
-    geometry: Geometry,
+    geometry: FifoShape,
     protection: Protection,
-    messages: Box<[Posted]>,
+    messages: Box<[PostedMessage]>,
     /// Messages posted, taken by lanes, and written with everything before them.
     posted: u64,
     taken: u64,
@@ -45,8 +45,8 @@ unsafe impl Send for Outbound {}
 
 impl Outbound {
     /// As many blocks as `geometry` says, or none.
-    pub fn new(blocks: Blocks, geometry: Geometry, protection: Protection) -> Outbound {
-        let empty = || Posted {
+    pub fn new(blocks: SlotPool, geometry: FifoShape, protection: Protection) -> Outbound {
+        let empty = || PostedMessage {
             header: [0; FRAME_BYTES],
             payload: std::ptr::null_mut(),
             length: 0,
@@ -147,7 +147,7 @@ impl Outbound {
     }
 
     /// The next message that no lane has taken, sealed with the lane's key where it has one.
-    pub fn take(&mut self, cipher: Option<&Cipher>) -> Option<u64> {
+    pub fn take(&mut self, cipher: Option<&PayloadCipher>) -> Option<u64> {
         if self.taken == self.posted {
             return None;
         }
@@ -164,7 +164,7 @@ impl Outbound {
         Some(position)
     }
 
-    pub fn message(&self, position: u64) -> &Posted {
+    pub fn message(&self, position: u64) -> &PostedMessage {
         &self.messages[self.index(position)]
     }
 
@@ -211,8 +211,8 @@ mod tests {
     use super::*;
 
     fn outbound(protection: Protection) -> Outbound {
-        let geometry = Geometry { depth: 2, slot_bytes: 64 };
-        Outbound::new(Blocks::new(geometry, 0).unwrap(), geometry, protection)
+        let geometry = FifoShape { depth: 2, slot_bytes: 64 };
+        Outbound::new(SlotPool::new(geometry, 0).unwrap(), geometry, protection)
     }
 
     #[test]

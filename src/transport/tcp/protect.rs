@@ -20,11 +20,11 @@ pub struct LaneKeys {
 }
 
 /// One direction of an encrypted lane.
-pub struct Cipher(Box<Aes256Gcm>);
+pub struct PayloadCipher(Box<Aes256Gcm>);
 
-impl Cipher {
-    pub fn new(key: &[u8; 32]) -> Cipher {
-        Cipher(Box::new(Aes256Gcm::new(key.into())))
+impl PayloadCipher {
+    pub fn new(key: &[u8; 32]) -> PayloadCipher {
+        PayloadCipher(Box::new(Aes256Gcm::new(key.into())))
     }
 
     /// A position is used once in a connection, and every lane has keys of its own.
@@ -35,7 +35,7 @@ impl Cipher {
     }
 
     pub fn seal(&self, position: u64, header: &[u8], payload: &mut [u8]) -> [u8; TAG_BYTES] {
-        let nonce = Cipher::nonce(position);
+        let nonce = PayloadCipher::nonce(position);
         let tag = self.0.encrypt_in_place_detached(Nonce::from_slice(&nonce), header, payload);
         // A message is at most a slot, far below what the mode allows (64 GiB).
         tag.expect("a slot is not too long for AES-GCM").into()
@@ -43,7 +43,7 @@ impl Cipher {
 
     /// Whether header and payload are what the peer sealed; the payload is then in clear.
     pub fn open(&self, position: u64, header: &[u8], payload: &mut [u8], tag: &[u8]) -> bool {
-        let nonce = Cipher::nonce(position);
+        let nonce = PayloadCipher::nonce(position);
         let (nonce, tag) = (Nonce::from_slice(&nonce), Tag::from_slice(tag));
         self.0.decrypt_in_place_detached(nonce, header, payload, tag).is_ok()
     }

@@ -6,7 +6,7 @@
 //! through as many bytes of cache as all slots have.
 
 use crate::error::Result;
-use crate::transport::fifo::Geometry;
+use crate::transport::fifo::FifoShape;
 use crate::transport::segment::Segment;
 
 /// Where blocks begin: at a line, as what is written past the cache does.
@@ -16,24 +16,24 @@ const ALIGNMENT: usize = 64;
 ///
 /// The memory is mapped, not the allocator's: to give it back gives all of its pages back, and the
 /// next to be made takes no more of them than it uses.
-pub struct Blocks {
+pub struct SlotPool {
     /// None where there was no memory.
     memory: Option<Segment>,
     stride: usize,
     free: Vec<usize>,
 }
 
-impl Blocks {
+impl SlotPool {
     /// Blocks as long as a slot and `behind` bytes.
-    pub fn new(geometry: Geometry, behind: usize) -> Result<Blocks> {
+    pub fn new(geometry: FifoShape, behind: usize) -> Result<SlotPool> {
         let stride = (geometry.slot_bytes + behind).next_multiple_of(ALIGNMENT);
         let memory = Some(Segment::anonymous(geometry.depth * stride)?);
-        Ok(Blocks { memory, stride, free: (0..geometry.depth).rev().collect() })
+        Ok(SlotPool { memory, stride, free: (0..geometry.depth).rev().collect() })
     }
 
     /// No block, of a connection that never gets to use one.
-    pub fn none() -> Blocks {
-        Blocks { memory: None, stride: 0, free: Vec::new() }
+    pub fn none() -> SlotPool {
+        SlotPool { memory: None, stride: 0, free: Vec::new() }
     }
 
     pub fn are_there(&self) -> bool {
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_last_is_taken_first() {
-        let mut blocks = Blocks::new(Geometry { depth: 3, slot_bytes: 64 }, 0).unwrap();
+        let mut blocks = SlotPool::new(FifoShape { depth: 3, slot_bytes: 64 }, 0).unwrap();
         let (first, second) = (blocks.take(), blocks.take());
         blocks.give(second);
         blocks.give(first);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn blocks_begin_at_lines_and_do_not_overlap() {
-        let mut blocks = Blocks::new(Geometry { depth: 4, slot_bytes: 100 }, 16).unwrap();
+        let mut blocks = SlotPool::new(FifoShape { depth: 4, slot_bytes: 100 }, 16).unwrap();
         let mut at: Vec<usize> = (0..4).map(|_| blocks.take()).collect();
         at.iter_mut().for_each(|block| *block = blocks.address(*block).addr());
         at.sort_unstable();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::thread;
 use std::time::Instant;
 
-pub struct Cell {
+pub struct GpuCell {
     pub operation: Operation,
     pub collective: Collective,
     pub data_type: DataType,
@@ -25,7 +25,7 @@ pub struct Cell {
 
 /// Microseconds of one call.
 #[derive(Default)]
-pub struct Times {
+pub struct GpuTimes {
     /// The same buffers every time.
     pub hot_us: f64,
     /// Buffers in turn, together larger than the device's cache.
@@ -62,7 +62,7 @@ const LARGE: (usize, usize) = (5, 3);
 const LARGE_BYTES: usize = 4 << 20;
 
 /// A rank's device memory and stream.
-struct Rank<'a> {
+struct DeviceRank<'a> {
     comm: &'a Arc<Communicator>,
     device: Arc<Device>,
     stream: Arc<OwnedStream>,
@@ -73,7 +73,7 @@ struct Rank<'a> {
     output_bytes: usize,
 }
 
-impl Rank<'_> {
+impl DeviceRank<'_> {
     /// Microseconds of the device between what the stream had and what `work` gives it.
     fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         let event = || Event::new(&self.device, Recording::Time);
@@ -129,16 +129,16 @@ fn is_own<T>(result: &Result<T>) -> bool {
 }
 
 pub struct Bench<'a> {
-    cell: &'a Cell,
+    cell: &'a GpuCell,
     options: &'a Options,
-    ranks: Vec<Rank<'a>>,
+    ranks: Vec<DeviceRank<'a>>,
     sets: usize,
 }
 
 impl<'a> Bench<'a> {
     pub fn new(
         comms: &'a [Arc<Communicator>],
-        cell: &'a Cell,
+        cell: &'a GpuCell,
         options: &'a Options,
     ) -> Result<Bench<'a>> {
         // Both buffers as large as the larger one: every collective fits.
@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
         let sets = sets.clamp(1, largest);
         let rank = |comm: &'a Arc<Communicator>| {
             let device = Device::of_ordinal(comm.device().unwrap_or(0))?;
-            Ok(Rank {
+            Ok(DeviceRank {
                 comm,
                 stream: Arc::new(OwnedStream::new(&device)?),
                 input: DeviceMemory::new(&device, sets * each)?,
@@ -164,7 +164,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { cell, options, ranks, sets })
     }
 
-    pub fn measure(&self) -> Result<Times> {
+    pub fn measure(&self) -> Result<GpuTimes> {
         let is_large = self.bytes() > CHECKED;
         let checked = |now: bool| match self.options.check && now {
             true => self.check(),
@@ -184,7 +184,7 @@ impl<'a> Bench<'a> {
             (_, true) => self.replayed_apart(),
             _ => self.replayed_on_all(),
         };
-        Ok(Times {
+        Ok(GpuTimes {
             hot_us,
             rotating_us,
             graph_us: *replayed.as_ref().unwrap_or(&f64::NAN),
@@ -316,7 +316,7 @@ impl<'a> Bench<'a> {
     fn replayed_on_all(&self) -> Result<f64> {
         let first = &self.ranks[0];
         let (captured, replays) = if self.bytes() > LARGE_BYTES { LARGE } else { SMALL };
-        let moment = |rank: &Rank| Event::new(&rank.device, Recording::Moment);
+        let moment = |rank: &DeviceRank| Event::new(&rank.device, Recording::Moment);
         let moments = self.ranks.iter().map(moment).collect::<Result<Vec<Event>>>()?;
         let record = |rank: usize| {
             let _current = self.ranks[rank].device.enter()?;

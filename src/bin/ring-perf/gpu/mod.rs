@@ -18,15 +18,15 @@ use crate::ranks::job;
 use crate::report::json::{Value, object};
 use crate::report::machine::commit;
 use crate::run::worker;
-use bench::{Bench, Cell, Times};
+use bench::{Bench, GpuCell, GpuTimes};
 use copy_bandwidth::Bandwidth;
 use device_count::Spread;
 use ringcomm::algorithm::Algorithm;
-use ringcomm::bootstrap::rendezvous::Found;
+use ringcomm::bootstrap::rendezvous::LaunchFacts;
 use ringcomm::communicator::Communicator;
-use ringcomm::config::{Config, Seat};
+use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::Device;
-use ringcomm::executor::device_pieces::{Place, Shape, pieces};
+use ringcomm::executor::device_pieces::{PieceShape, RankBuffers, pieces};
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
 use std::fs;
@@ -144,20 +144,20 @@ fn save(path: &str, text: &str) -> Result<(), Failure> {
 /// among the devices.
 fn join(
     options: &Options,
-    found: Option<&Found>,
+    found: Option<&LaunchFacts>,
     ndevices: usize,
 ) -> Result<Vec<Arc<Communicator>>, Failure> {
     let timeout_ms = options.timeout_ms.unwrap_or(60_000);
     let environment = Config::from_environment()?;
     let algorithm = options.algorithm.clone().or(environment.algorithm.clone());
     let config = Config { timeout_ms, algorithm, ..environment };
-    let seat = |rank: usize| Seat::Device((rank % ndevices) as i32);
+    let seat = |rank: usize| DeviceChoice::Device((rank % ndevices) as i32);
     if let Some(found) = found {
         let config = Config { seat: seat(found.local_rank.unwrap_or(found.rank)), ..config };
         return Ok(vec![Arc::new(Communicator::init_found(found, &config)?)]);
     }
     let each = options.threads.unwrap_or(1);
-    let seats: Vec<Seat> = (0..ndevices * each).map(seat).collect();
+    let seats: Vec<DeviceChoice> = (0..ndevices * each).map(seat).collect();
     Ok(Communicator::init_all_on(&seats, &config)?.into_iter().map(Arc::new).collect())
 }
 
@@ -171,7 +171,7 @@ fn follow(options: &Options, ranks: &[Arc<Communicator>]) -> Result<Status, Fail
 }
 
 /// What is measured, in the order of the report.
-fn cells(options: &Options, nranks: usize) -> Result<Vec<Cell>, Failure> {
+fn cells(options: &Options, nranks: usize) -> Result<Vec<GpuCell>, Failure> {
     let mut cells = Vec::new();
     for operation in &options.operations {
         let Some(collective) = operation.collective() else { continue };
@@ -185,7 +185,7 @@ fn cells(options: &Options, nranks: usize) -> Result<Vec<Cell>, Failure> {
                     };
                     let count = bytes / data_type.size() / blocks;
                     let (operation, data_type, op) = (*operation, *data_type, *op);
-                    cells.push(Cell { operation, collective, data_type, op, count, blocks });
+                    cells.push(GpuCell { operation, collective, data_type, op, count, blocks });
                     worker::fits(cells.len()).map_err(Failure::Option)?;
                 }
             }
@@ -199,15 +199,15 @@ fn cells(options: &Options, nranks: usize) -> Result<Vec<Cell>, Failure> {
 /// model. There every chunk is read and written (2), `N - 2` times a slot and an input reduced into
 /// a slot (3), once into an output as well (4), copied on `N - 2` times from a slot to an output
 /// and a slot (3), and to the last output (2): `(6 N - 4) S`.
-fn moved(cell: &Cell, algorithm: &str, nranks: usize) -> usize {
+fn moved(cell: &GpuCell, algorithm: &str, nranks: usize) -> usize {
     let size = cell.data_type.size();
     if cell.collective == Collective::AllReduce && algorithm == Algorithm::Ring.name() {
         return (6 * nranks - 4) * cell.count * size;
     }
-    let shape = Shape { collective: cell.collective, root: 0, count: cell.count, size };
+    let shape = PieceShape { collective: cell.collective, root: 0, count: cell.count, size };
     // Every rank's buffers are elsewhere.
-    let place = |rank: usize| Place { input: 1 << (20 + rank), output: 3 << (40 + rank) };
-    let places: Vec<Place> = (0..nranks.min(20)).map(place).collect();
+    let place = |rank: usize| RankBuffers { input: 1 << (20 + rank), output: 3 << (40 + rank) };
+    let places: Vec<RankBuffers> = (0..nranks.min(20)).map(place).collect();
     let mut bytes = 0;
     let counted = pieces(&shape, &places, (0, 1), |sources, targets, len| {
         bytes += (sources.len() + targets.len()) * len * size;
@@ -228,7 +228,7 @@ struct Bounds {
 impl Bounds {
     /// Percent of what the memory of one device, or, with a rank on each of several, the links
     /// would allow: bytes that every algorithm has to move, which is what the bus bandwidth counts.
-    fn percent(&self, cell: &Cell, times: &Times) -> f64 {
+    fn percent(&self, cell: &GpuCell, times: &GpuTimes) -> f64 {
         if self.ngpus == 1 {
             let bytes = moved(cell, times.algorithm, self.nranks) as f64;
             return 100.0 * bytes / self.copies / 1e3 / times.rotating_us;
@@ -244,7 +244,7 @@ impl Bounds {
     }
 }
 
-fn report(cell: &Cell, times: &Times, bounds: &Bounds, scope: &str) -> Value {
+fn report(cell: &GpuCell, times: &GpuTimes, bounds: &Bounds, scope: &str) -> Value {
     let nranks = bounds.nranks;
     let bytes = cell.count * cell.blocks * cell.data_type.size();
     let algbw = bytes as f64 / times.hot_us / 1e3;

@@ -4,7 +4,7 @@
 //! the rank it came from (or "reduced") and the index it had in the inputs.
 
 use crate::cli::operation::Operation;
-use ringcomm::communicator::Vector;
+use ringcomm::communicator::VectorCounts;
 use ringcomm::plan::partition::Extent;
 use ringcomm::types::{DataType, ReduceOp};
 
@@ -55,7 +55,7 @@ pub struct Layout {
     pub size_elements: usize,
     pub send_elements: usize,
     pub recv_elements: usize,
-    pub vector: Option<Vector>,
+    pub vector: Option<VectorCounts>,
     pub parts: Vec<Part>,
     /// In place: where the send and the receive buffer begin in the common one.
     pub send_at: usize,
@@ -200,7 +200,7 @@ impl Cell {
             };
             (0..n).map(part).collect()
         };
-        let mut vector = Vector::default();
+        let mut vector = VectorCounts::default();
         let mut layout = match self.operation {
             Operation::AllGatherV | Operation::GatherV => {
                 (vector.recv_counts, vector.recv_displacements) = (counts.clone(), at.clone());
@@ -251,7 +251,7 @@ fn all_to_all_v(counts: &[usize], total: usize, rank: usize, n: usize) -> Layout
     let elements = extent(&own, &at);
     let mut layout = plain(0, elements, elements, (0..n).map(part).collect());
     layout.size_elements = total;
-    layout.vector = Some(Vector {
+    layout.vector = Some(VectorCounts {
         send_counts: own.clone(),
         send_displacements: at.clone(),
         recv_counts: own,

@@ -4,7 +4,7 @@
 
 use super::oracle;
 use crate::ranks::endpoint::Endpoint;
-use ringcomm::communicator::{Call, Explanation, Message, Vector};
+use ringcomm::communicator::{Call, Explanation, Message, VectorCounts};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
@@ -94,7 +94,7 @@ impl Naive {
         let (n, me, size) = (self.nranks, self.rank, call.data_type.size());
         let even = vec![call.count; n];
         let evenly: Vec<usize> = (0..n).map(|rank| rank * call.count).collect();
-        let table = |pick: fn(&Vector) -> &Vec<usize>, plain: &Vec<usize>| {
+        let table = |pick: fn(&VectorCounts) -> &Vec<usize>, plain: &Vec<usize>| {
             call.vector.map_or(plain.clone(), |vector| pick(vector).clone())
         };
         let from = |rank: usize, first: usize, count: usize| {

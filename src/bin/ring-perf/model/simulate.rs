@@ -12,11 +12,11 @@ use crate::report::row::{Course, MODELLED, Row, SIMULATED};
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::Collective;
-use ringcomm::plan::simulate::{Refusal, Wire, simulate, simulate_hosts};
+use ringcomm::plan::simulate::{HostWire, SimulationError, simulate, simulate_hosts};
 use ringcomm::plan::topology::Topology;
 
-fn wire(costs: &Costs) -> Wire {
-    Wire {
+fn wire(costs: &Costs) -> HostWire {
+    HostWire {
         alpha_us: costs.wire_alpha_us,
         message_us: costs.wire_message_us,
         us_per_byte: costs.wire_us_per_byte,
@@ -150,7 +150,7 @@ fn collective_row(
             course.channels =
                 topology.map_or(1, |topology| algorithm::lanes(&topology, choice.algorithm));
         }
-        Err(Refusal::TooLarge { .. }) => {
+        Err(SimulationError::TooLarge { .. }) => {
             row.mode = MODELLED.into();
             row.time_us = choice.predicted_us;
             course.channels = 0;

@@ -5,7 +5,9 @@
 //! are tested.
 #![allow(unsafe_code)]
 
-use ringcomm::communicator::{Call, Communicator, Explanation, Message, Order, Posted, enqueue};
+use ringcomm::communicator::{
+    Call, Communicator, Explanation, Message, Order, OrderedMessage, enqueue,
+};
 use ringcomm::error::Result;
 use std::sync::Arc;
 
@@ -70,7 +72,7 @@ impl Endpoint for Arc<Communicator> {
 
     unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
         messages.iter().try_for_each(|message| {
-            let posted = Posted { message: *message, order: Order::default() };
+            let posted = OrderedMessage { message: *message, order: Order::default() };
             // SAFETY: the caller's promise is the same.
             unsafe { enqueue::message(self, posted, None) }
         })

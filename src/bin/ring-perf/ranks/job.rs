@@ -6,7 +6,7 @@
 
 use super::endpoint::Endpoint;
 use crate::cli::options::Options;
-use ringcomm::bootstrap::rendezvous::{Found, detect, launched};
+use ringcomm::bootstrap::rendezvous::{LaunchFacts, detect, launched};
 use ringcomm::communicator::{Call, Communicator, Explanation, Message};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The job that this process belongs to, if a launcher's variables say so and the command line does
 /// not ask for ranks of its own.
-pub fn found(options: &Options) -> Option<Result<Found>> {
+pub fn found(options: &Options) -> Option<Result<LaunchFacts>> {
     let own = options.procs.is_some()
         || options.threads.is_some()
         || options.tcp

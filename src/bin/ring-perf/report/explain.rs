@@ -7,7 +7,7 @@ use crate::cli::options::Options;
 use crate::measure::buffers::Stage;
 use crate::measure::expected_layout::Cell;
 use crate::ranks::endpoint::Endpoint;
-use ringcomm::communicator::{Call, Explanation, Mapped, Vector};
+use ringcomm::communicator::{Call, Explanation, Mapped, VectorCounts};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 
@@ -49,7 +49,7 @@ pub fn explain(
 /// How messages move: as those of a collective that is made of them, here an empty one.
 fn of_messages(nranks: usize, endpoint: &dyn Endpoint) -> Option<String> {
     let none = || vec![0; nranks];
-    let vector = Vector {
+    let vector = VectorCounts {
         send_counts: none(),
         send_displacements: none(),
         recv_counts: none(),

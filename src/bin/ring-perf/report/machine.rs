@@ -22,7 +22,7 @@ const PASSES: usize = 4;
 
 /// Memory bandwidth in GB/s, read plus written.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Bandwidth {
+pub struct MemoryBandwidth {
     pub copy_one: f64,
     pub copy_all: f64,
     pub add_one: f64,
@@ -36,7 +36,7 @@ pub struct Machine {
     /// Least and greatest time of a cache line between two cores, in ns; `None`: one core, or not
     /// measured.
     pub cross_core_ns: Option<(f64, f64)>,
-    pub bandwidth: Option<Bandwidth>,
+    pub bandwidth: Option<MemoryBandwidth>,
     /// What the caches hold of what the ranks use; 0: not known.
     pub cache_bytes: usize,
 }
@@ -62,7 +62,7 @@ impl Machine {
         let block = block_bytes(cores.len(), available());
         let (copy_one, add_one) = stream(&cores[..1.min(cores.len())], block);
         let (copy_all, add_all) = stream(&cores, block);
-        let bandwidth = Some(Bandwidth { copy_one, copy_all, add_one, add_all });
+        let bandwidth = Some(MemoryBandwidth { copy_one, copy_all, add_one, add_all });
         Machine { cross_core_ns, bandwidth, ..machine }
     }
 
@@ -198,7 +198,8 @@ fn stream(cores: &[usize], block: usize) -> (f64, f64) {
     let barrier = Barrier::new(cores.len().max(1));
     let work = |core: usize| {
         bind(core);
-        let [mut a, b, c]: [Block; BLOCKS] = [1.0, 2.0, 3.0].map(|value| Block::new(value, block));
+        let [mut a, b, c]: [AlignedFloats; BLOCKS] =
+            [1.0, 2.0, 3.0].map(|value| AlignedFloats::new(value, block));
         let mut best = [f64::INFINITY; 2];
         for _ in 0..PASSES {
             for (kind, best) in best.iter_mut().enumerate() {
@@ -227,15 +228,15 @@ fn stream(cores: &[usize], block: usize) -> (f64, f64) {
 }
 
 /// Floats aligned for the widest store.
-struct Block(Vec<Wide>);
+struct AlignedFloats(Vec<Wide>);
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Wide([f32; 16]);
 
-impl Block {
-    fn new(value: f32, bytes: usize) -> Block {
-        Block(vec![Wide([value; 16]); bytes / size_of::<Wide>()])
+impl AlignedFloats {
+    fn new(value: f32, bytes: usize) -> AlignedFloats {
+        AlignedFloats(vec![Wide([value; 16]); bytes / size_of::<Wide>()])
     }
 }
 

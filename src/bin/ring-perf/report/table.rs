@@ -338,11 +338,12 @@ pub fn csv(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::machine::Bandwidth;
+    use crate::report::machine::MemoryBandwidth;
 
     #[test]
     fn the_share_of_the_memory_is_least_traffic_over_time() {
-        let bandwidth = Bandwidth { add_all: 50.0, copy_all: 100.0, ..Bandwidth::default() };
+        let bandwidth =
+            MemoryBandwidth { add_all: 50.0, copy_all: 100.0, ..MemoryBandwidth::default() };
         let machine = Machine { bandwidth: Some(bandwidth), ..Machine::default() };
         let row = Row { op: "all_reduce".into(), bytes: 1_000_000, ranks: 2, ..Row::default() };
         // 4 MB at 50 GB/s are 80 us.

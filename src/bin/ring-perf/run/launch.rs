@@ -6,7 +6,7 @@
 //! while another thread waits for the children: one that dies stops the run, and is named.
 #![allow(unsafe_code)]
 
-use super::threads::{self, Sink};
+use super::threads::{self, SharedSink};
 use super::worker;
 use crate::cli::mode::{Mode, config};
 use crate::cli::options::{Child, Options};
@@ -16,7 +16,7 @@ use crate::ranks::shared_state::Board;
 use crate::report::json::{self, Value, object};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::Root;
-use ringcomm::bootstrap::rendezvous::Found;
+use ringcomm::bootstrap::rendezvous::LaunchFacts;
 use ringcomm::communicator::Communicator;
 use ringcomm::error::{Error, Result};
 use std::fs::File;
@@ -71,7 +71,7 @@ pub fn run(
     }
     match mode.procs {
         None => {
-            let ranks = |sink: Sink| threads::run(options, cells, mode, 0, &board, sink);
+            let ranks = |sink: SharedSink| threads::run(options, cells, mode, 0, &board, sink);
             threads::received(ranks, receive)
         }
         Some(procs) => run_processes(options, cells, procs, &board, receive),
@@ -82,7 +82,7 @@ pub fn run(
 /// failed on them.
 pub fn run_job(
     options: &Options,
-    found: &Found,
+    found: &LaunchFacts,
     cells: &[Cell],
     receive: &mut dyn FnMut(Value),
 ) -> Result<()> {

@@ -24,7 +24,7 @@ use crate::cli::outcome::{Failure, Status, complain, say, say_beside};
 use crate::measure::gradient_trace;
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Profile;
-use ringcomm::bootstrap::rendezvous::Found;
+use ringcomm::bootstrap::rendezvous::LaunchFacts;
 use std::time::Instant;
 
 /// What measures with so many GPUs.
@@ -105,7 +105,7 @@ fn run(options: &Options, on_gpus: OnGpus, created: &mut Vec<String>) -> Result<
 }
 
 /// The life of a rank that does not report: it says nothing unless it fails.
-fn follow(options: &Options, found: &Found, mode: Mode) -> Result<Status, Failure> {
+fn follow(options: &Options, found: &LaunchFacts, mode: Mode) -> Result<Status, Failure> {
     let mut status = Status::Fine;
     let mut receive = |value: Value| {
         if let Some(text) = value.text("failed") {
@@ -159,7 +159,7 @@ struct Session<'a> {
     options: &'a Options,
     machine: Machine,
     /// The launched job that this process is rank 0 of.
-    found: Option<Found>,
+    found: Option<LaunchFacts>,
     rows: Vec<Row>,
     failed: bool,
     /// Comma-separated values have the output to themselves.

@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// Takes the reports of all ranks.
-pub type Sink<'a> = &'a (dyn Fn(Value) + Sync);
+pub type SharedSink<'a> = &'a (dyn Fn(Value) + Sync);
 
 /// The endpoints of a run of threads, where they can be made together.
 fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpoint>>>> {
@@ -39,7 +39,7 @@ pub fn run(
     mode: Mode,
     process: usize,
     board: &Board,
-    sink: Sink,
+    sink: SharedSink,
 ) -> Result<()> {
     let nranks = mode.nranks();
     let mut ready = match mode.procs {
@@ -96,7 +96,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Tells the receiver that nothing more comes, however the ranks end.
-struct Last<'a>(Sink<'a>);
+struct Last<'a>(SharedSink<'a>);
 
 impl Drop for Last<'_> {
     fn drop(&mut self) {
@@ -106,7 +106,7 @@ impl Drop for Last<'_> {
 
 /// Have `ranks` run on another thread and `receive` get their reports as they come.
 pub fn received(
-    ranks: impl FnOnce(Sink) -> Result<()> + Send,
+    ranks: impl FnOnce(SharedSink) -> Result<()> + Send,
     receive: &mut dyn FnMut(Value),
 ) -> Result<()> {
     let (sender, receiver) = mpsc::channel();
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn reports_end_where_the_ranks_panic() {
         let mut rows = 0;
-        let panics = |sink: Sink| {
+        let panics = |sink: SharedSink| {
             sink(Value::Bool(true));
             panic!("no ranks")
         };

@@ -28,7 +28,7 @@ struct Member {
 }
 
 /// The pipe into the rank that reads the launcher's standard input.
-struct Input {
+struct RankInput {
     file: File,
     outbox: Outbox,
     /// Nothing more comes after what is held.
@@ -39,11 +39,11 @@ struct Input {
 pub struct Crew {
     members: Vec<Member>,
     pipes: Vec<Pipe>,
-    input: Option<Input>,
+    input: Option<RankInput>,
 }
 
 /// Where in a [`Watch`] the crew's descriptors are.
-pub struct Places {
+pub struct CrewDescriptors {
     /// One for each pipe, if they are to be read.
     pipes: Vec<usize>,
     input: Option<usize>,
@@ -123,18 +123,18 @@ impl Crew {
         if let Some(input) = child.stdin.take().map(OwnedFd::from) {
             poll::set_nonblocking(&input).map_err(wrong)?;
             let file = File::from(input);
-            self.input = Some(Input { file, outbox: Outbox::default(), ended: false });
+            self.input = Some(RankInput { file, outbox: Outbox::default(), ended: false });
         }
         self.members.push(Member { rank: rank.rank, pid: child.id(), alive: true });
         Ok(child.id())
     }
 
     /// Add what is to be waited for; outputs only if there is room for what they say.
-    pub fn watch(&self, watch: &mut Watch, has_room: bool) -> Places {
+    pub fn watch(&self, watch: &mut Watch, has_room: bool) -> CrewDescriptors {
         let outputs = self.pipes.iter().filter(|_| has_room);
         let pipes = outputs.map(|pipe| watch.reading(&pipe.file)).collect();
         let waiting = self.input.as_ref().filter(|input| input.outbox.len() > 0);
-        Places { pipes, input: waiting.map(|input| watch.writing(&input.file)) }
+        CrewDescriptors { pipes, input: waiting.map(|input| watch.writing(&input.file)) }
     }
 
     /// Pass on what is ready. `is_last` says that nobody writes any more, at least nobody who
@@ -142,7 +142,7 @@ impl Crew {
     pub fn serve(
         &mut self,
         watch: &Watch,
-        places: &Places,
+        places: &CrewDescriptors,
         is_last: bool,
         tell: &mut impl FnMut(ToLauncher),
     ) {

@@ -29,7 +29,7 @@ pub struct Folder {
 }
 
 /// A folder of some job of this user on this machine.
-pub struct Found {
+pub struct JobFolder {
     pub path: PathBuf,
     pub job: String,
     pub agent: u32,
@@ -75,7 +75,7 @@ impl Drop for Folder {
 }
 
 /// The folders in a place that are this user's alone.
-fn of_place(place: &Path) -> impl Iterator<Item = Found> {
+fn of_place(place: &Path) -> impl Iterator<Item = JobFolder> {
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     let beginning = beginning();
     entries.filter_map(move |entry| {
@@ -84,7 +84,7 @@ fn of_place(place: &Path) -> impl Iterator<Item = Found> {
         let about = entry.path().symlink_metadata().ok()?;
         let private = about.is_dir() && about.uid() == children::user() && about.mode() & 0o77 == 0;
         let since = entry.path().join(LOCK).metadata().or(Ok::<_, io::Error>(about));
-        private.then(|| Found {
+        private.then(|| JobFolder {
             path: entry.path(),
             job: job.to_string(),
             agent: agent.parse().unwrap_or(0),
@@ -119,8 +119,8 @@ fn remove_if_left(path: &Path) {
 }
 
 /// The folders of this user's jobs that run here, the newest first.
-pub fn all() -> Vec<Found> {
-    let mut all: Vec<Found> = places().iter().flat_map(|place| of_place(place)).collect();
+pub fn all() -> Vec<JobFolder> {
+    let mut all: Vec<JobFolder> = places().iter().flat_map(|place| of_place(place)).collect();
     all.retain(|found| !is_left(&found.path));
     all.sort_by_key(|found| std::cmp::Reverse(found.since));
     all

@@ -28,7 +28,7 @@ pub struct Link {
 }
 
 /// Where in a [`Watch`] a link's descriptors are.
-pub struct Places {
+pub struct LinkDescriptors {
     from: Option<usize>,
     to: Option<usize>,
 }
@@ -113,17 +113,17 @@ impl Link {
         self.closed = None;
     }
 
-    pub fn watch(&self, watch: &mut Watch, has_room: bool) -> Places {
+    pub fn watch(&self, watch: &mut Watch, has_room: bool) -> LinkDescriptors {
         let from = self.from.as_ref().filter(|_| has_room);
         let to = self.to.as_ref().filter(|_| self.outbox.len() > 0);
-        Places {
+        LinkDescriptors {
             from: from.map(|file| watch.reading(file)),
             to: to.map(|file| watch.writing(file)),
         }
     }
 
     /// Write and read what is ready.
-    pub fn serve(&mut self, watch: &Watch, places: &Places) -> Vec<News> {
+    pub fn serve(&mut self, watch: &Watch, places: &LinkDescriptors) -> Vec<News> {
         if watch.is_ready(places.to) {
             self.flush();
         }

@@ -15,7 +15,7 @@ use crate::cli::options::{Options, Tagging};
 use crate::sys::poll::Watch;
 use crate::sys::signals::Signals;
 use job_setup::Setup;
-use output::Writer;
+use output::OutputWriter;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use stdin::Input;
@@ -37,7 +37,7 @@ pub struct Launcher {
     /// The job's random name, which its restarts keep.
     pub name: String,
     pub signals: Signals,
-    pub writer: Writer,
+    pub writer: OutputWriter,
     pub input: Input,
     pub prefix: Prefix,
     /// Standard output for ranks here to write to themselves.
@@ -49,7 +49,7 @@ impl Launcher {
         children::adopt_orphans();
         // Before the writer's thread is made, which otherwise would get them.
         let signals = Signals::take(&SIGNALS)?;
-        let writer = Writer::start(options.output_folder.as_deref(), setup.nranks())?;
+        let writer = OutputWriter::start(options.output_folder.as_deref(), setup.nranks())?;
         let single = setup.nranks() == 1 && setup.stations[0].remote.is_none();
         let tag = match options.tagging {
             Tagging::Automatic => !single,

@@ -45,7 +45,7 @@ impl Shared {
     }
 }
 
-pub struct Writer {
+pub struct OutputWriter {
     shared: Arc<Shared>,
     /// Readable when there is room again, or nothing left, or a reader gone.
     pub wake: PipeReader,
@@ -70,9 +70,9 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("--output-filename: {}: {error}", path.display()))
 }
 
-impl Writer {
+impl OutputWriter {
     /// Start the thread; `folder` gets a file for each of `nranks` ranks and streams.
-    pub fn start(folder: Option<&Path>, nranks: usize) -> io::Result<Writer> {
+    pub fn start(folder: Option<&Path>, nranks: usize) -> io::Result<OutputWriter> {
         // As many digits everywhere as the last rank has, so that names sort as numbers do.
         let width = (nranks - 1).to_string().len();
         let rank_files = |folder: &Path, rank: usize| -> io::Result<[File; 2]> {
@@ -99,7 +99,7 @@ impl Writer {
         std::thread::Builder::new()
             .name("writer".into())
             .spawn(move || write_all(&theirs, Sinks { terminal, files }, waker))?;
-        Ok(Writer { shared, wake, files: has_files })
+        Ok(OutputWriter { shared, wake, files: has_files })
     }
 
     pub fn push(&self, target: Target, bytes: Vec<u8>) {
@@ -137,7 +137,7 @@ impl Writer {
         broken && !std::mem::replace(&mut state.told, true)
     }
 
-    /// Take what made [`Writer::wake`] readable.
+    /// Take what made [`OutputWriter::wake`] readable.
     pub fn woken(&mut self) {
         // As many wake-ups as came are one; another one follows if this was not the last.
         let _ = self.wake.read(&mut [0; 64]);

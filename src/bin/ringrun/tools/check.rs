@@ -37,7 +37,7 @@ const OVER: u64 = u64::MAX;
 
 /// What a pair found.
 #[derive(Clone, Copy, Default)]
-pub struct Found {
+pub struct PairResult {
     /// One way, for eight bytes.
     pub microseconds: f64,
     /// From the lower to the higher rank, and back, gigabytes per second.
@@ -77,7 +77,7 @@ fn words(comm: &Communicator, sends: bool, words: &mut [u64], peer: usize) -> Re
 
 fn measure(comm: &Communicator) -> Result<(), String> {
     let names = names(comm)?;
-    let mut all = vec![Found::default(); comm.nranks() * comm.nranks()];
+    let mut all = vec![PairResult::default(); comm.nranks() * comm.nranks()];
     let pairs = (0..comm.nranks()).flat_map(|low| (low + 1..comm.nranks()).map(move |h| (low, h)));
     let mut pairs = pairs.map(|(low, high)| [low as u64, high as u64]).chain([[OVER; 2]]);
     loop {
@@ -144,7 +144,7 @@ fn names(comm: &Communicator) -> Result<Vec<String>, String> {
 }
 
 /// This rank's part while one pair measures; what it found, on rank 0.
-fn one_pair(comm: &Communicator, low: usize, high: usize) -> Result<Found, String> {
+fn one_pair(comm: &Communicator, low: usize, high: usize) -> Result<PairResult, String> {
     let mut told = [0u64; 3];
     if comm.rank() == low || comm.rank() == high {
         let peer = if comm.rank() == low { high } else { low };
@@ -160,7 +160,7 @@ fn one_pair(comm: &Communicator, low: usize, high: usize) -> Result<Found, Strin
         words(comm, false, &mut told, low)?;
     }
     let [microseconds, there, back] = told.map(f64::from_bits);
-    Ok(Found { microseconds, there, back })
+    Ok(PairResult { microseconds, there, back })
 }
 
 /// Half of the median round trip, microseconds.
@@ -197,21 +197,21 @@ fn bandwidth(
 }
 
 /// What all ranks found.
-fn report(names: &[String], all: &[Found]) -> String {
+fn report(names: &[String], all: &[PairResult]) -> String {
     let nranks = names.len();
     let mut text = format!("{nranks} ranks, every pair talks\n");
     for (rank, name) in names.iter().enumerate() {
         let _ = writeln!(text, "  rank {rank}: {name}");
     }
-    let all: Vec<Option<Found>> = all.iter().copied().map(Some).collect();
+    let all: Vec<Option<PairResult>> = all.iter().copied().map(Some).collect();
     text + &matrices("rank", nranks, &all)
 }
 
 /// Both matrices; a row's and a column's number is that of `what`, and pairs are found at the row
 /// of the lower and the column of the higher. Those that found nothing cannot talk.
-pub fn matrices(what: &str, count: usize, all: &[Option<Found>]) -> String {
+pub fn matrices(what: &str, count: usize, all: &[Option<PairResult>]) -> String {
     let mut text = String::new();
-    let cell = |from: usize, to: usize, value: &dyn Fn(&Found) -> String| {
+    let cell = |from: usize, to: usize, value: &dyn Fn(&PairResult) -> String| {
         if from == to {
             return "-".into();
         }

@@ -3,7 +3,7 @@
 //! One bad pair ends the job of all ranks. A job of two hosts fails by itself, so this program
 //! starts itself once for each pair, and the matrix shows which ones fail.
 
-use super::check::{self, Found};
+use super::check::{self, PairResult};
 use crate::sys::terminal::{complain, say};
 use std::process::{Command, Stdio};
 
@@ -29,8 +29,8 @@ pub fn check(names: &[String]) -> u8 {
         for high in low + 1..count {
             match one_pair(low, high) {
                 Ok(found) => all[low * count + high] = Some(found),
-                Err(Failure::Ended(status)) => return status,
-                Err(Failure::Found(text)) => {
+                Err(PairFailure::Ended(status)) => return status,
+                Err(PairFailure::Found(text)) => {
                     let [low, high] = [&names[low], &names[high]];
                     failures.push(format!("check: {low} and {high} cannot talk: {text}"));
                 }
@@ -50,15 +50,15 @@ pub fn check(names: &[String]) -> u8 {
     1
 }
 
-enum Failure {
+enum PairFailure {
     /// The pair was not to be checked to its end; the exit status.
     Ended(u8),
     /// Why the two cannot talk.
     Found(String),
 }
 
-fn one_pair(low: usize, high: usize) -> Result<Found, Failure> {
-    let found = |text: String| Failure::Found(text);
+fn one_pair(low: usize, high: usize) -> Result<PairResult, PairFailure> {
+    let found = |text: String| PairFailure::Found(text);
     let program = std::env::current_exe().map_err(|error| found(error.to_string()))?;
     let output = Command::new(program)
         .args(std::env::args_os().skip(1))
@@ -76,12 +76,12 @@ fn one_pair(low: usize, high: usize) -> Result<Found, Failure> {
             let why = why.map_or(errors.trim(), |(_, why)| why);
             Err(found(why.to_string()))
         }
-        status => Err(Failure::Ended(status)),
+        status => Err(PairFailure::Ended(status)),
     }
 }
 
 /// What the report of two ranks says.
-fn read(report: &str) -> Option<Found> {
+fn read(report: &str) -> Option<PairResult> {
     let row = |line: &str| {
         let cells = line.strip_prefix("rank ")?.split_whitespace().skip(1);
         cells
@@ -91,7 +91,7 @@ fn read(report: &str) -> Option<Found> {
     };
     let rows: Vec<Vec<f64>> = report.lines().filter_map(row).collect();
     match &rows[..] {
-        [latency, _, there, back] => Some(Found {
+        [latency, _, there, back] => Some(PairResult {
             microseconds: *latency.first()?,
             there: *there.first()?,
             back: *back.first()?,
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_report_of_two_is_read_back() {
-        let found = Found { microseconds: 12.5, there: 1.25, back: 3.0 };
+        let found = PairResult { microseconds: 12.5, there: 1.25, back: 3.0 };
         let text =
             format!("2 ranks\n  rank 0: a\n{}", check::matrices("rank", 2, &[None, Some(found)]));
         let again = read(&text).unwrap();

@@ -3,7 +3,7 @@
 //! A process answers at a socket of its own in its agent's folder, also while its calls hang; one
 //! that is stopped does not, and is named.
 
-use crate::agent::status_dir::{self, Found};
+use crate::agent::status_dir::{self, JobFolder};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -68,7 +68,7 @@ fn list(names: &[&str]) -> String {
 }
 
 /// Whether a job's folder is the one meant by its name or by a process.
-fn is_meant(found: &Found, name: &str) -> bool {
+fn is_meant(found: &JobFolder, name: &str) -> bool {
     let parent = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", found.agent)).ok()?;
         // The name in parentheses may hold anything; the parent is the second field after it.
@@ -80,7 +80,7 @@ fn is_meant(found: &Found, name: &str) -> bool {
         || parent().as_deref() == Some(name)
 }
 
-fn sockets(found: &Found) -> Vec<PathBuf> {
+fn sockets(found: &JobFolder) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(&found.path).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
     let mut paths: Vec<PathBuf> = paths.filter(|path| pid_of(path).is_some()).collect();

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bootstrap::tcp::connect::Dial;
 use crate::bootstrap::tcp::hello::ROOT;
-use crate::bootstrap::tcp::io::{Stream, is_not_yet};
+use crate::bootstrap::tcp::io::{ByteStream, is_not_yet};
 use std::thread;
 
 /// Longer than any test takes on a busy machine.
@@ -9,7 +9,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Come to the root for another purpose than to meet.
 fn call(id: &UniqueId, purpose: Purpose, rank: u32) -> Proved {
-    let greeting = Greeting { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
     let mut dial = Dial::new(id, &id.addresses(), greeting, Instant::now() + LONG);
     loop {
         match dial.advance().expect("the root is there") {
@@ -50,13 +50,13 @@ fn a_thread_that_waits_for_ranks_hangs_up_on_who_only_asks_for_it() {
 fn a_rank_that_waits_for_others_hangs_up_on_who_is_no_rank_and_keeps_the_rest() {
     let network = NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() };
     let secret = UniqueId::generate().unwrap();
-    let mut first = Gate::open(&secret, &network).unwrap().of_root();
+    let mut first = AuthListener::open(&secret, &network).unwrap().of_root();
     let id = &secret.moved_to(first.addresses());
     thread::scope(|scope| {
         let root = scope.spawn(|| meet(id, 0, 2, vec![0], &mut first, Instant::now() + LONG));
         ask(id);
         let _early = call(id, Purpose::Data, 1);
-        let mut gate = Gate::open(id, &network).unwrap();
+        let mut gate = AuthListener::open(id, &network).unwrap();
         meet(id, 1, 2, vec![1], &mut gate, Instant::now() + LONG).unwrap();
         root.join().unwrap().unwrap();
     });

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bootstrap::tcp::hello::{ANYONE, Purpose};
-use crate::bootstrap::tcp::io::Stream;
-use crate::tcp_liveness::Silence;
+use crate::bootstrap::tcp::io::ByteStream;
+use crate::tcp_liveness::AckWatch;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ struct Wires(Arc<Mutex<Vec<[Vec<u8>; 2]>>>);
 
 struct Wire(Wires, usize);
 
-impl Stream for Wire {
+impl ByteStream for Wire {
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let said = &mut self.0.0.lock().unwrap()[self.1][1];
         let got = bytes.len().min(said.len());
@@ -45,7 +45,7 @@ impl Network for Wires {
 
     fn ask(&self, _: &Wire) {}
 
-    fn is_silent(&self, _: &Wire, _: &mut Silence) -> bool {
+    fn is_silent(&self, _: &Wire, _: &mut AckWatch) -> bool {
         false
     }
 }
@@ -61,12 +61,12 @@ fn answer(wires: &Wires, wire: usize, gate: &mut Handshake) {
 
 #[test]
 fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
-    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 2] = ["192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Control, 1);
-    let greeting = Greeting { purpose, rank, to: ANYONE, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: ANYONE, nranks: 2, lane: 0, note: 0 };
     let (mut wires, mut now) = (Wires::default(), Instant::now());
-    let mut dial = Dialling::new(secret.clone(), &to, greeting, now, now + 60 * ATTEMPT);
+    let mut dial = Connecting::new(secret.clone(), &to, greeting, now, now + 60 * ATTEMPT);
     assert!(dial.advance(now, &mut wires).unwrap().is_none());
     // Nobody answers at the first address.
     now += ATTEMPT;
@@ -92,7 +92,7 @@ struct Parted(Wires, Vec<SocketAddr>);
 /// Without a number: being connected.
 struct Way(Option<Wire>);
 
-impl Stream for Way {
+impl ByteStream for Way {
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.0.as_mut().map_or(Err(io::ErrorKind::WouldBlock.into()), |wire| wire.receive(bytes))
     }
@@ -116,7 +116,7 @@ impl Network for Parted {
 
     fn ask(&self, _: &Way) {}
 
-    fn is_silent(&self, _: &Way, _: &mut Silence) -> bool {
+    fn is_silent(&self, _: &Way, _: &mut AckWatch) -> bool {
         false
     }
 }
@@ -124,11 +124,11 @@ impl Network for Parted {
 /// When a dial to these addresses ends, of which some answer nothing, in a minute at most.
 fn ends(to: &[&str], silent: &[&str], was_open: bool) -> Option<Duration> {
     let addresses = |list: &[&str]| list.iter().map(|at| at.parse().unwrap()).collect::<Vec<_>>();
-    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let (purpose, rank) = (Purpose::Data, 1);
-    let greeting = Greeting { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
     let (begin, mut network) = (Instant::now(), Parted(Wires::default(), addresses(silent)));
-    let dial = Dialling::new(secret, &addresses(to), greeting, begin, begin + 100 * ATTEMPT);
+    let dial = Connecting::new(secret, &addresses(to), greeting, begin, begin + 100 * ATTEMPT);
     let mut dial = if was_open { dial.where_open() } else { dial };
     let mut now = begin;
     while now < begin + 60 * ATTEMPT {
@@ -154,12 +154,12 @@ fn where_nobody_answers_a_dial_ends_and_where_a_process_is_stopped_it_goes_on() 
 
 #[test]
 fn who_answers_nothing_is_asked_anew_when_it_is_time_and_no_later() {
-    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 1] = ["192.0.2.1:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Data, 1);
-    let greeting = Greeting { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
     let (begin, mut network) = (Instant::now(), Parted(Wires::default(), to.to_vec()));
-    let dial = Dialling::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
+    let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
     let mut dial = dial.where_open();
     assert!(dial.advance(begin, &mut network).unwrap().is_none());
     assert_eq!(dial.next_deadline(), begin + ATTEMPT, "nothing arrives that would wake anybody");
@@ -174,7 +174,7 @@ struct Fading(Option<i32>);
 /// Of the first: how it ends, and whether it has been listened to.
 struct Fade(Option<i32>, bool);
 
-impl Stream for Fade {
+impl ByteStream for Fade {
     fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
         let is_over = std::mem::replace(&mut self.1, true);
         let end = self.0.filter(|_| is_over).map(io::Error::from_raw_os_error);
@@ -199,22 +199,22 @@ impl Network for Fading {
 
     fn ask(&self, _: &Fade) {}
 
-    fn is_silent(&self, _: &Fade, _: &mut Silence) -> bool {
+    fn is_silent(&self, _: &Fade, _: &mut AckWatch) -> bool {
         false
     }
 }
 
 #[test]
 fn a_host_that_falls_silent_once_it_has_answered_is_not_waited_for() {
-    let secret = Secret::new(&UniqueId::generate().unwrap());
+    let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 1] = ["192.0.2.1:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Control, 1);
-    let greeting = Greeting { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
     // The kernel has tried for seconds, or the connection was cut before.
     for (end, rest) in [(libc::ETIMEDOUT, LAST_TRY), (libc::ECONNRESET, FIRST_PAUSE + SILENCE)] {
         let (begin, mut network) = (Instant::now(), Fading(Some(end)));
         let (secret, greeting) = (secret.clone(), greeting.clone());
-        let dial = Dialling::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
+        let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
         let mut dial = dial.where_open();
         assert!(dial.advance(begin, &mut network).unwrap().is_none());
         let mut now = begin + 8 * ATTEMPT;
@@ -233,7 +233,7 @@ struct Rude(SocketAddr);
 /// Whether it is that gate's.
 struct Line(bool);
 
-impl Stream for Line {
+impl ByteStream for Line {
     fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
         if self.0 { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
@@ -256,7 +256,7 @@ impl Network for Rude {
 
     fn ask(&self, _: &Line) {}
 
-    fn is_silent(&self, _: &Line, _: &mut Silence) -> bool {
+    fn is_silent(&self, _: &Line, _: &mut AckWatch) -> bool {
         false
     }
 }
@@ -264,10 +264,10 @@ impl Network for Rude {
 /// The error of a dial for a purpose to these addresses, of which one hangs up.
 fn complaint(purpose: Purpose, to: &[&str], rude: &str) -> String {
     let to: Vec<SocketAddr> = to.iter().map(|at| at.parse().unwrap()).collect();
-    let secret = Secret::new(&UniqueId::generate().unwrap());
-    let greeting = Greeting { purpose, rank: 1, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let secret = SharedSecret::new(&UniqueId::generate().unwrap());
+    let greeting = Hello { purpose, rank: 1, to: ROOT, nranks: 2, lane: 0, note: 0 };
     let (mut now, mut network) = (Instant::now(), Rude(rude.parse().unwrap()));
-    let mut dial = Dialling::new(secret, &to, greeting, now, now + 10 * ATTEMPT);
+    let mut dial = Connecting::new(secret, &to, greeting, now, now + 10 * ATTEMPT);
     loop {
         if let Err(error) = dial.advance(now, &mut network) {
             return error.to_string();

@@ -4,13 +4,13 @@ use super::*;
 use crate::bootstrap::tcp::hello::{ANYONE, Purpose};
 use std::collections::HashSet;
 
-fn greeting() -> Greeting {
+fn greeting() -> Hello {
     let (purpose, rank, note) = (Purpose::Data, 3, 0x1234_5678_9abc_def0);
-    Greeting { purpose, rank, to: ANYONE, nranks: 8, lane: 2, note }
+    Hello { purpose, rank, to: ANYONE, nranks: 8, lane: 2, note }
 }
 
-fn secret() -> Secret {
-    Secret::new(&UniqueId::generate().unwrap())
+fn secret() -> SharedSecret {
+    SharedSecret::new(&UniqueId::generate().unwrap())
 }
 
 /// Everything `from` has to say, fed to `to`.
@@ -32,7 +32,10 @@ fn feed(to: &mut Handshake, bytes: &[u8]) -> Result<(), Refusal> {
 }
 
 /// A whole handshake: both ends and what travelled in each direction.
-fn shake(caller: &Secret, gate: &Secret) -> Result<(Handshake, Handshake, [Vec<u8>; 4]), Refusal> {
+fn shake(
+    caller: &SharedSecret,
+    gate: &SharedSecret,
+) -> Result<(Handshake, Handshake, [Vec<u8>; 4]), Refusal> {
     let mut caller = Handshake::caller(caller, &greeting()).unwrap();
     let mut gate = Handshake::gate(gate).unwrap();
     let hello = carry(&mut caller, &mut gate)?;
@@ -187,13 +190,13 @@ const LIES: [(usize, Lie, usize); 16] = [
 const RECORDED_FOR: usize = 5;
 
 /// All that is said in a handshake.
-fn record(secret: &Secret) -> [Vec<u8>; 4] {
+fn record(secret: &SharedSecret) -> [Vec<u8>; 4] {
     let (.., messages) = shake(secret, secret).unwrap();
     messages
 }
 
 struct Stranger {
-    secret: Secret,
+    secret: SharedSecret,
     /// A handshake of holders of the secret, and one of holders of another.
     ours: [Vec<u8>; 4],
     theirs: [Vec<u8>; 4],

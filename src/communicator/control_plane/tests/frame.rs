@@ -3,10 +3,10 @@
 use super::*;
 use proptest::prelude::*;
 
-fn seen() -> impl Strategy<Value = Seen> {
+fn seen() -> impl Strategy<Value = OperationRecord> {
     let words = (0..u64::MAX, any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
     (words, proptest::option::of(0..u32::MAX)).prop_map(
-        |((sequence, fingerprint, count, what, waited_ms), waiting_for)| Seen {
+        |((sequence, fingerprint, count, what, waited_ms), waiting_for)| OperationRecord {
             sequence,
             fingerprint,
             count,
@@ -69,14 +69,14 @@ fn item() -> impl Strategy<Value = Item> {
 
 /// Frames of these items under a key of sevens.
 fn sealed(items: &[Item]) -> Vec<u8> {
-    let (mut sealer, mut bytes) = (Sealer::new(&[7; 32]), Vec::new());
+    let (mut sealer, mut bytes) = (ControlSealer::new(&[7; 32]), Vec::new());
     items.iter().for_each(|item| sealer.seal(item, &mut bytes));
     bytes
 }
 
 /// What comes out of bytes in pieces of `piece`, and how it ends.
 fn opened(bytes: &[u8], piece: usize) -> (Vec<Item>, Result<(), Refusal>) {
-    let (mut opener, mut items) = (Opener::new(&[7; 32]), Vec::new());
+    let (mut opener, mut items) = (ControlOpener::new(&[7; 32]), Vec::new());
     for piece in bytes.chunks(piece) {
         if let Err(refusal) = opener.feed(piece, |item| items.push(item)) {
             return (items, Err(refusal));
@@ -163,7 +163,7 @@ fn a_length_that_no_frame_has_is_refused_before_its_bytes() {
 
 #[test]
 fn the_longest_status_has_room() {
-    let seen = Seen { waiting_for: Some(1), ..Seen::default() };
+    let seen = OperationRecord { waiting_for: Some(1), ..OperationRecord::default() };
     let mut board = Announcement::NOTHING;
     board.dead.insert(MOST_RANKS - 1);
     let status = Status {

@@ -372,7 +372,7 @@ fn news_of_ranks_that_there_are_not_ends_the_connection() {
     for item in [Item::Gone { rank: 2 }, unreached(2, 1), unreached(1, 2)] {
         let mut gossip = Gossip::new(0, 2);
         gossip.connected(1, &[1; 32], &[2; 32]);
-        let (mut sealer, mut bytes) = (Sealer::new(&[2; 32]), Vec::new());
+        let (mut sealer, mut bytes) = (ControlSealer::new(&[2; 32]), Vec::new());
         sealer.seal(&item, &mut bytes);
         assert!(gossip.received(1, &bytes).is_err());
     }

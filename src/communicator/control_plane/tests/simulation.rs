@@ -4,12 +4,12 @@
 //! sockets and time are virtual. In the end every rank that lives must know of each other one what
 //! is true. A seed that fails is printed; `RINGCOMM_SEED=n` replays it.
 
-use super::state_machine::{Plane, Seat};
+use super::state_machine::{ControlIdentity, Plane};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives, toy};
 use crate::bootstrap::sim::net::{Happening, Line, Net, Port, Shared};
 use crate::bootstrap::sim::{Simulated, every_seed};
-use crate::bootstrap::tcp::{Lobby, Secret};
+use crate::bootstrap::tcp::{PendingPeers, SharedSecret};
 use crate::executor::control_block::Life;
 use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use crate::executor::links::{Pages, SegmentMap};
@@ -53,7 +53,7 @@ const SILENCE: Duration = Duration::from_secs(8);
 
 struct Actor {
     address: SocketAddr,
-    lobby: Lobby<Line>,
+    lobby: PendingPeers<Line>,
     plane: Option<Plane<Port>>,
     pages: Pages,
     fate: Fate,
@@ -71,7 +71,7 @@ struct World {
     net: Shared,
     faults: Vec<Fault>,
     actors: Vec<Actor>,
-    secret: Secret,
+    secret: SharedSecret,
     begin: Instant,
     numbers: Seeded,
 }
@@ -91,14 +91,14 @@ impl World {
         let nranks = 2 + numbers.below(if numbers.clone().chance(20) { 12 } else { 5 }) as usize;
         let net = Rc::new(RefCell::new(Net::new(numbers.draw(), begin)));
         let id = UniqueId::from_secret(&seed.to_le_bytes(), b"simulation", &[]);
-        let secret = Secret::with(&id, toy);
+        let secret = SharedSecret::with(&id, toy);
         let addresses: Vec<SocketAddr> =
             (0..nranks).map(|rank| SocketAddr::from(([10, 0, 0, rank as u8 + 1], 4000))).collect();
         let actor = |rank: usize| {
             let pages = pages(rank, nranks);
             // The gates are those of the meeting: open before the first control thread runs.
             net.borrow_mut().open_door(rank, addresses[rank]);
-            let seat = Seat {
+            let seat = ControlIdentity {
                 rank,
                 secret: secret.clone(),
                 addresses: addresses.iter().map(|address| vec![*address]).collect(),
@@ -107,7 +107,7 @@ impl World {
                 timeout: ACTION + CALM + SILENCE,
             };
             let port = Port { net: net.clone(), owner: rank };
-            let mut lobby = Lobby::new(secret.clone());
+            let mut lobby = PendingPeers::new(secret.clone());
             lobby.set_rank(rank as u32);
             Actor {
                 address: addresses[rank],
@@ -259,7 +259,7 @@ impl World {
         let this = &mut self.actors[rank];
         this.met.get_or_insert(now);
         this.plane = None;
-        this.lobby = Lobby::new(self.secret.clone());
+        this.lobby = PendingPeers::new(self.secret.clone());
         self.net.borrow_mut().close_door(rank);
     }
 

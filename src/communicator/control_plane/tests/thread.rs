@@ -1,15 +1,15 @@
 //! Control threads in one process, over real sockets; every rank takes all others for remote.
 
-use super::{Engine, Harm, Start};
+use super::{ConnectionFault, ControlThread, Start};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::tcp::{Gate, NetworkConfig, USER_TIMEOUT, congestion_control};
+use crate::bootstrap::tcp::{AuthListener, NetworkConfig, USER_TIMEOUT, congestion_control};
 use crate::config::Protection;
 use crate::executor::control_block::Life;
 use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use crate::executor::links::{Pages, SegmentMap};
-use crate::transport::fifo::Geometry;
+use crate::transport::fifo::FifoShape;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{Inbox, LaneKeys, Lengths, Network, NewLane, Settings};
+use crate::transport::tcp::{LaneKeys, Lengths, NewLane, Settings, SocketInbox, TcpEndpoint};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -18,23 +18,23 @@ use std::time::{Duration, Instant};
 
 struct Rank {
     pages: Pages,
-    inbox: Arc<Inbox>,
-    engine: Option<Engine>,
+    inbox: Arc<SocketInbox>,
+    engine: Option<ControlThread>,
 }
 
 const LANES: usize = 2;
 
-fn gate(id: &UniqueId) -> Gate {
-    Gate::open(id, &NetworkConfig::default()).unwrap()
+fn gate(id: &UniqueId) -> AuthListener {
+    AuthListener::open(id, &NetworkConfig::default()).unwrap()
 }
 
-fn start(rank: usize, id: &UniqueId, gate: Gate, addresses: Vec<Vec<SocketAddr>>) -> Rank {
+fn start(rank: usize, id: &UniqueId, gate: AuthListener, addresses: Vec<Vec<SocketAddr>>) -> Rank {
     let nranks = addresses.len();
     let segment = |_| Arc::new(Segment::anonymous(SegmentMap::mirror_bytes()).unwrap());
     let pages = Pages::new(rank, (0..nranks).map(segment).collect());
     pages.mine().introduce(1000 + rank as u32, "here");
-    let inbox = Arc::new(Inbox::new().unwrap());
-    let engine = Engine::start(Start {
+    let inbox = Arc::new(SocketInbox::new().unwrap());
+    let engine = ControlThread::start(Start {
         rank,
         id: id.clone(),
         gate,
@@ -50,7 +50,7 @@ fn start(rank: usize, id: &UniqueId, gate: Gate, addresses: Vec<Vec<SocketAddr>>
 
 fn ranks(nranks: usize) -> Vec<Rank> {
     let id = UniqueId::generate().unwrap();
-    let gates: Vec<Gate> = (0..nranks).map(|_| gate(&id)).collect();
+    let gates: Vec<AuthListener> = (0..nranks).map(|_| gate(&id)).collect();
     let addresses: Vec<_> = gates.iter().map(|gate| gate.addresses().to_vec()).collect();
     let start = |(rank, gate)| start(rank, &id, gate, addresses.clone());
     gates.into_iter().enumerate().map(start).collect()
@@ -119,7 +119,7 @@ fn who_vanishes_is_gone_for_all_and_who_leaves_is_not() {
     for rank in &ranks {
         until("the goodbye", || rank.pages.of(1).life() == Life::Left);
     }
-    ranks[4].engine.as_ref().unwrap().harm(Harm::Vanish);
+    ranks[4].engine.as_ref().unwrap().harm(ConnectionFault::Vanish);
     for rank in [0, 2, 3, 5] {
         until("the death", || ranks[rank].pages.of(4).is_gone());
         let gone: Vec<usize> = (0..6).filter(|r| ranks[rank].pages.of(*r).is_gone()).collect();
@@ -132,9 +132,9 @@ fn broken_connections_are_made_again_and_nobody_is_taken_for_dead() {
     let ranks = ranks(5);
     acquaint(&ranks);
     for round in 0..6 {
-        ranks[round % 5].engine.as_ref().unwrap().harm(Harm::Cut);
+        ranks[round % 5].engine.as_ref().unwrap().harm(ConnectionFault::Cut);
         if round % 2 == 0 {
-            ranks[(round + 2) % 5].engine.as_ref().unwrap().harm(Harm::Cut);
+            ranks[(round + 2) % 5].engine.as_ref().unwrap().harm(ConnectionFault::Cut);
         }
         let page = ranks[0].pages.mine();
         page.end(round as u64, 1);
@@ -155,7 +155,7 @@ fn a_rank_that_is_stopped_beside_talkative_ones_is_not_taken_for_dead() {
     let ranks = ranks(8);
     acquaint(&ranks);
     let stop = USER_TIMEOUT + Duration::from_secs(3);
-    ranks[3].engine.as_ref().unwrap().harm(Harm::Stop(stop));
+    ranks[3].engine.as_ref().unwrap().harm(ConnectionFault::Stop(stop));
     let (started, mut said) = (Instant::now(), 0);
     while started.elapsed() < stop {
         said += 1;
@@ -192,7 +192,7 @@ fn an_awaited_rank_tells_what_it_is_at() {
 fn data_sockets_reach_both_inboxes() {
     let ranks = ranks(3);
     let settings = Settings {
-        geometry: Geometry { depth: 2, slot_bytes: 4096 },
+        geometry: FifoShape { depth: 2, slot_bytes: 4096 },
         steps: Lengths { cut: 4096, whole: 0 },
         messages: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
@@ -200,7 +200,7 @@ fn data_sockets_reach_both_inboxes() {
     };
     let network = |rank: usize| {
         let connector = ranks[rank].engine.as_ref().unwrap().connector();
-        Network::new(rank, 3, settings, ranks[rank].inbox.clone(), connector)
+        TcpEndpoint::new(rank, 3, settings, ranks[rank].inbox.clone(), connector)
     };
     let (mut low, mut high) = (network(0), network(2));
     let started = Instant::now();
@@ -268,14 +268,14 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
     let ranks = ranks(9);
     acquaint(&ranks);
     let settings = Settings {
-        geometry: Geometry { depth: 2, slot_bytes: 4096 },
+        geometry: FifoShape { depth: 2, slot_bytes: 4096 },
         steps: Lengths { cut: 4096, whole: 0 },
         messages: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
         lanes: LANES,
     };
     let connector = ranks[0].engine.as_ref().unwrap().connector();
-    let mut network = Network::new(0, 9, settings, ranks[0].inbox.clone(), connector);
+    let mut network = TcpEndpoint::new(0, 9, settings, ranks[0].inbox.clone(), connector);
     ranks[3].pages.mine().fail(2, "a text");
     network.connection(3).breaks("it has ended");
     let (started, mirror) = (Instant::now(), ranks[0].pages.of(3));
@@ -320,7 +320,7 @@ fn a_rank_that_was_met_is_dead_when_its_gate_refuses() {
     for victim in [0, 1] {
         let ranks = ranks(2);
         acquaint(&ranks);
-        ranks[victim].engine.as_ref().unwrap().harm(Harm::Vanish);
+        ranks[victim].engine.as_ref().unwrap().harm(ConnectionFault::Vanish);
         let mirror = ranks[1 - victim].pages.of(victim);
         until("the death", || mirror.is_gone());
         assert_eq!(mirror.unreached(), None);

@@ -61,7 +61,7 @@ impl Failures {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ALONE, Stream};
+    use super::super::{ALONE, JobStream};
     use super::*;
     use std::time::Duration;
 
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_job_has_its_own_error_and_no_others() {
-        let stream = Stream::<Job>::new().unwrap();
+        let stream = JobStream::<Job>::new().unwrap();
         for number in 1..=4 {
             let failed = number == 2 || number == 4;
             let job: Job = Box::new(move || if failed { Err(failure(number)) } else { Ok(()) });
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_job_is_waited_for_alone() {
-        let stream = Stream::<Job>::new().unwrap();
+        let stream = JobStream::<Job>::new().unwrap();
         let (go, gate) = std::sync::mpsc::channel();
         stream.submit(Box::new(|| Err(failure(1)))).unwrap();
         stream.submit(Box::new(move || gate.recv().map_err(|_| failure(2)))).unwrap();

@@ -31,12 +31,12 @@ const SPINS: usize = 200;
 /// the user who aborts and by the processor.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The bit of a mark with which [`Stream::reached`] is asked for the job just before the mark
+/// The bit of a mark with which [`JobStream::reached`] is asked for the job just before the mark
 /// alone; numbers of jobs do not come to it.
 pub const ALONE: u64 = 1 << 63;
 
 /// What a stream runs. A type of fixed size, so that a queue slot holds it.
-pub trait Job: Send + 'static {
+pub trait StreamTask: Send + 'static {
     fn run(self) -> Result<()>;
 
     /// Why there is no point in waiting for a place any more, if there is none.
@@ -45,14 +45,14 @@ pub trait Job: Send + 'static {
     }
 }
 
-impl Job for Box<dyn FnOnce() -> Result<()> + Send> {
+impl StreamTask for Box<dyn FnOnce() -> Result<()> + Send> {
     fn run(self) -> Result<()> {
         self()
     }
 }
 
 /// What the worker shares with the callers.
-struct Shared<J> {
+struct StreamState<J> {
     queue: ArrayQueue<J>,
     /// Jobs that entered, or are about to enter, the queue. SeqCst: pairs with the worker's load
     /// after `stopping`, so that a job accepted before the stop is also run.
@@ -73,18 +73,18 @@ struct Shared<J> {
 }
 
 /// An in-order queue with a worker thread.
-pub struct Stream<J: Job> {
-    shared: Arc<Shared<J>>,
+pub struct JobStream<J: StreamTask> {
+    shared: Arc<StreamState<J>>,
     worker: Mutex<Option<JoinHandle<()>>>,
     thread: Thread,
     /// The process image that has the worker; a forked child has only the memory.
     process: u64,
 }
 
-impl<J: Job> Stream<J> {
-    pub fn new() -> Result<Arc<Stream<J>>> {
+impl<J: StreamTask> JobStream<J> {
+    pub fn new() -> Result<Arc<JobStream<J>>> {
         let process = process_token()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StreamState {
             queue: ArrayQueue::new(CAPACITY),
             accepted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
@@ -102,7 +102,7 @@ impl<J: Job> Stream<J> {
             },
         )?;
         let thread = worker.thread().clone();
-        Ok(Arc::new(Stream { shared, worker: Mutex::new(Some(worker)), thread, process }))
+        Ok(Arc::new(JobStream { shared, worker: Mutex::new(Some(worker)), thread, process }))
     }
 
     fn check_process(&self) -> Result<()> {
@@ -172,7 +172,7 @@ impl<J: Job> Stream<J> {
         Ok(Some(self.shared.failures.lock().until(u64::MAX)))
     }
 
-    /// How many jobs were submitted so far: what [`Stream::reached`] is asked for.
+    /// How many jobs were submitted so far: what [`JobStream::reached`] is asked for.
     pub fn mark(&self) -> Result<u64> {
         self.check_process()?;
         Ok(self.shared.accepted.load(SeqCst))
@@ -240,7 +240,7 @@ impl<J: Job> Stream<J> {
     }
 }
 
-impl<J: Job> Drop for Stream<J> {
+impl<J: StreamTask> Drop for JobStream<J> {
     fn drop(&mut self) {
         if process_token().is_ok_and(|token| token == self.process) {
             self.stop();
@@ -251,7 +251,7 @@ impl<J: Job> Drop for Stream<J> {
     }
 }
 
-impl<J: Job> Shared<J> {
+impl<J: StreamTask> StreamState<J> {
     fn work(&self) {
         // Who gives a stream calls has something else to do.
         wait::work_beside();

@@ -1,28 +1,28 @@
 //! Where the ranks of one process meet for a call on their devices.
 //!
 //! Every rank brings its buffers and its stream and waits here, on the host, until all have come.
-//! The last one gives the devices their work ([`conclude`]) and lets the others go. So a stream is
+//! The last one gives the devices their work ([`launch_for_all`]) and lets the others go. So a stream is
 //! only made to wait for events that are recorded already: with one hardware queue as with many,
 //! whatever else the queue holds, what is waited for comes first.
 //!
-//! [`conclude`]: super::launch::conclude
+//! [`launch_for_all`]: super::launch::conclude
 
-use super::launch::conclude;
-use crate::communicator::call::Meanwhile;
+use super::launch::launch_for_all;
+use crate::communicator::call::NextRank;
 use crate::communicator::gpu::DeviceStream;
 use crate::communicator::gpu::p2p::peer_access::{self, Probed};
-use crate::communicator::gpu::p2p::select::{Asked, Chosen};
-use crate::communicator::gpu::p2p::threads::{Call, Company};
-use crate::communicator::health::watchdog::{GROUP_THEM, OperationWatch};
-use crate::device::cuda::{Capture, Device, Event, Kernels, Stream, wait};
+use crate::communicator::gpu::p2p::select::{ChosenKernelPath, GpuSettings};
+use crate::communicator::gpu::p2p::threads::{P2pCall, P2pThreads};
+use crate::communicator::health::watchdog::{GROUP_THEM, OpWatchdog};
+use crate::device::cuda::{Capture, Device, Event, Kernels, RawStream, wait};
 use crate::error::{Error, Result};
-use crate::executor::device_p2p::{Control, Ending};
-use crate::executor::device_pieces::Place;
-use crate::fork::Shared;
+use crate::executor::device_p2p::{AbortBlock, Ending};
+use crate::executor::device_pieces::RankBuffers;
+use crate::fork::ForkSafeMutex;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use crate::types::{DataType, ReduceOp};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -30,10 +30,11 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// The desks of this process, by their communicators' names.
-static DESKS: Shared<BTreeMap<Vec<u8>, Weak<Desk>>> = Shared::new(BTreeMap::new());
+static DESKS: ForkSafeMutex<BTreeMap<Vec<u8>, Weak<LaunchBarrier>>> =
+    ForkSafeMutex::new(BTreeMap::new());
 
 /// What a rank leaves at the desk for good.
-pub struct Sitting {
+pub struct RankDevice {
     pub device: Arc<Device>,
     pub kernels: Option<Arc<Kernels>>,
     /// The rank's stream has come to the call.
@@ -42,10 +43,10 @@ pub struct Sitting {
     /// last one that was captured.
     pub after: Event,
     pub after_captured: Event,
-    pub asked: Asked,
+    pub asked: GpuSettings,
 }
 
-impl Sitting {
+impl RankDevice {
     /// The moment after a call in or outside of a capture.
     pub fn after(&self, capture: Capture) -> &Event {
         if capture == Capture::No { &self.after } else { &self.after_captured }
@@ -53,8 +54,8 @@ impl Sitting {
 }
 
 /// What a rank brings to one call.
-pub struct Arrival {
-    pub place: Place,
+pub struct RankCall {
+    pub place: RankBuffers,
     pub collective: Collective,
     pub count: usize,
     pub data_type: DataType,
@@ -73,7 +74,7 @@ pub struct Arrival {
 
 /// What came of a meeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Met {
+pub enum BarrierOutcome {
     /// The devices have their work.
     Done,
     /// The call has to go through the host.
@@ -82,8 +83,8 @@ pub enum Met {
 
 /// What the last to come found.
 #[derive(Clone)]
-pub enum Verdict {
-    Met(Met),
+pub enum Decision {
+    Met(BarrierOutcome),
     /// The ranks have not made the same call.
     Differ,
     /// An error of all ranks.
@@ -92,7 +93,7 @@ pub enum Verdict {
 
 /// Whether all devices read and write each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum DeviceReach {
     All,
     /// They do, but kernels that wait for each other have failed when they were tried.
     Memory,
@@ -104,27 +105,27 @@ pub enum Reach {
     Failed,
 }
 
-pub struct State {
-    pub sittings: Vec<Option<Sitting>>,
-    pub arrivals: Vec<Option<Arrival>>,
+pub struct BarrierState {
+    pub sittings: Vec<Option<RankDevice>>,
+    pub arrivals: Vec<Option<RankCall>>,
     present: usize,
-    verdict: Verdict,
+    verdict: Decision,
     /// By rank: the thread that made its last call, which was in no row.
     drivers: Vec<Option<ThreadId>>,
     /// Known once all ranks have sat down.
-    pub reach: Reach,
+    pub reach: DeviceReach,
     /// The rank whose streams launch for each device: by device, in the order of ranks.
     pub leaders: Vec<usize>,
     /// The ranks whose kernels wait for each other, where they may.
-    pub company: Option<Company>,
+    pub company: Option<P2pThreads>,
 }
 
-pub struct Desk {
+pub struct LaunchBarrier {
     nranks: usize,
-    state: Mutex<State>,
+    state: Mutex<BarrierState>,
     /// By rank: what stops its kernels that wait. Apart from the state, which is locked while work
     /// is given to devices.
-    controls: Mutex<Vec<Arc<Control>>>,
+    controls: Mutex<Vec<Arc<AbortBlock>>>,
     changed: Condvar,
     /// A call went through the host after a meeting, and the next ones may.
     has_more: AtomicBool,
@@ -145,53 +146,56 @@ const LOOK: Duration = Duration::from_millis(5);
 /// takes to hand work on.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Desk {
+impl LaunchBarrier {
     /// The desk of a communicator: the same for all its ranks.
-    pub fn of(name: &[u8], nranks: usize) -> Arc<Desk> {
+    pub fn of(name: &[u8], nranks: usize) -> Arc<LaunchBarrier> {
         let mut desks = DESKS.lock();
         desks.retain(|_, desk| desk.strong_count() > 0);
         if let Some(desk) = desks.get(name).and_then(Weak::upgrade) {
             return desk;
         }
-        let state = State {
+        let state = BarrierState {
             sittings: (0..nranks).map(|_| None).collect(),
             arrivals: (0..nranks).map(|_| None).collect(),
             present: 0,
-            verdict: Verdict::Met(Met::OnHost),
+            verdict: Decision::Met(BarrierOutcome::OnHost),
             drivers: vec![None; nranks],
-            reach: Reach::No,
+            reach: DeviceReach::No,
             leaders: Vec::new(),
             company: None,
         };
         let (state, changed, controls) = (Mutex::new(state), Condvar::new(), Mutex::default());
         let (has_more, meetings) = (AtomicBool::new(false), AtomicU64::new(0));
-        let desk = Arc::new(Desk { nranks, state, controls, changed, has_more, meetings });
+        let desk = Arc::new(LaunchBarrier { nranks, state, controls, changed, has_more, meetings });
         desks.insert(name.to_vec(), Arc::downgrade(&desk));
         desk
     }
 
     /// Take a rank's place. The last to sit down finds out who reaches whom, and is told of an
     /// error of that.
-    pub fn sit(&self, rank: usize, sitting: Sitting) -> Option<Error> {
+    pub fn sit(&self, rank: usize, sitting: RankDevice) -> Option<Error> {
         let mut state = self.state.lock();
         state.sittings[rank] = Some(sitting);
         if !state.sittings.iter().all(Option::is_some) {
             return None;
         }
         let error = state.survey();
-        *self.controls.lock() = state.company.iter().flat_map(Company::controls).collect();
+        *self.controls.lock() = state.company.iter().flat_map(P2pThreads::controls).collect();
         error
     }
 
-    pub fn reach(&self) -> Reach {
+    pub fn reach(&self) -> DeviceReach {
         self.state.lock().reach
     }
 
     /// How kernels that wait do a call, where they do it, in how many channels, and whether in one
     /// launch.
-    pub fn explain(&self, call: &crate::communicator::call::Call) -> Option<(Chosen, usize, bool)> {
+    pub fn explain(
+        &self,
+        call: &crate::communicator::call::Call,
+    ) -> Option<(ChosenKernelPath, usize, bool)> {
         let crate::communicator::call::Call { collective, root, count, data_type, op, .. } = *call;
-        let call = Call { collective, root, count, data_type, op, is_plain: true };
+        let call = P2pCall { collective, root, count, data_type, op, is_plain: true };
         let mut state = self.state.lock();
         let company = state.company.as_mut()?;
         let chosen = company.way(call).ok().flatten()?;
@@ -210,7 +214,7 @@ impl Desk {
 
     /// What a rank's stream is given next comes after all that devices were given here. The context
     /// is current.
-    pub fn follow(&self, rank: usize, stream: Stream, capture: Capture) -> Result<()> {
+    pub fn follow(&self, rank: usize, stream: RawStream, capture: Capture) -> Result<()> {
         let mut state = self.state.lock();
         for leader in &state.leaders {
             let leader = state.sittings[*leader].as_ref().expect("all have sat down");
@@ -223,7 +227,8 @@ impl Desk {
     /// devices reach each other, and no call that might have met so went through the host after it.
     pub fn is_all_there_is(&self) -> bool {
         // Relaxed: a thread that does not know it yet finds it out once more.
-        !self.has_more.load(Relaxed) && matches!(self.reach(), Reach::All | Reach::Memory)
+        !self.has_more.load(Relaxed)
+            && matches!(self.reach(), DeviceReach::All | DeviceReach::Memory)
     }
 
     /// A call of ranks on one thread went through the host after all.
@@ -234,13 +239,13 @@ impl Desk {
 
     /// Come to a call, and leave when all ranks have come and the work is given. A thread that
     /// brings all ranks brings the others `meanwhile`.
-    pub fn meet(
+    pub fn arrive_and_wait(
         &self,
         rank: usize,
-        arrival: Arrival,
-        watch: &OperationWatch,
-        meanwhile: Option<Meanwhile>,
-    ) -> Result<Met> {
+        arrival: RankCall,
+        watch: &OpWatchdog,
+        meanwhile: Option<NextRank>,
+    ) -> Result<BarrierOutcome> {
         let mut state = self.state.lock();
         // Relaxed: the lock orders it; it changes under the lock only.
         let meeting = self.meetings.load(Relaxed);
@@ -249,7 +254,7 @@ impl Desk {
         state.arrivals[rank] = Some(arrival);
         state.present += 1;
         if state.present == self.nranks {
-            let verdict = conclude(&mut state, rank);
+            let verdict = launch_for_all(&mut state, rank);
             state.arrivals.iter_mut().for_each(|arrival| *arrival = None);
             state.present = 0;
             state.verdict = verdict.clone();
@@ -266,9 +271,9 @@ impl Desk {
         self.wait(rank, meeting, watch)
     }
 
-    fn wait(&self, rank: usize, meeting: u64, watch: &OperationWatch) -> Result<Met> {
+    fn wait(&self, rank: usize, meeting: u64, watch: &OpWatchdog) -> Result<BarrierOutcome> {
         for _ in 0..SPINS {
-            // Acquire: pairs with the Release in `meet`.
+            // Acquire: pairs with the Release in `arrive_and_wait`.
             if self.meetings.load(Acquire) != meeting {
                 let verdict = self.state.lock().verdict.clone();
                 return settle(verdict, watch);
@@ -293,7 +298,7 @@ impl Desk {
     }
 
     /// Why a rank should not wait any longer for the first that is missing.
-    fn look(&self, state: &State, waited: Duration, watch: &OperationWatch) -> Result<()> {
+    fn look(&self, state: &BarrierState, waited: Duration, watch: &OpWatchdog) -> Result<()> {
         let missing = state.arrivals.iter().position(Option::is_none).expect("not all have come");
         let is_mine = state.drivers[missing] == Some(std::thread::current().id());
         let enough = PATIENCE.min(watch.watched.timeout / 2);
@@ -309,7 +314,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for LaunchBarrier {
     /// The stations have the last hold of what stops them: it is freed with their memory.
     fn drop(&mut self) {
         self.controls.lock().clear();
@@ -317,11 +322,11 @@ impl Drop for Desk {
 }
 
 /// What a verdict is for one rank.
-fn settle(verdict: Verdict, watch: &OperationWatch) -> Result<Met> {
+fn settle(verdict: Decision, watch: &OpWatchdog) -> Result<BarrierOutcome> {
     match verdict {
-        Verdict::Met(met) => Ok(met),
-        Verdict::Failed(error) => Err(error),
-        Verdict::Differ => {
+        Decision::Met(met) => Ok(met),
+        Decision::Failed(error) => Err(error),
+        Decision::Differ => {
             let nranks = watch.watched.pages.nranks();
             let other = (watch.watched.pages.rank + 1) % nranks;
             watch.check(other, Duration::ZERO)?;
@@ -330,11 +335,11 @@ fn settle(verdict: Verdict, watch: &OperationWatch) -> Result<Met> {
     }
 }
 
-impl State {
+impl BarrierState {
     /// All have sat down: who launches, and whether every device reaches every other. An error of
     /// that is no reason to have no communicator: calls go through the host.
     fn survey(&mut self) -> Option<Error> {
-        let sittings: Vec<&Sitting> = self.sittings.iter().flatten().collect();
+        let sittings: Vec<&RankDevice> = self.sittings.iter().flatten().collect();
         let mut leaders: Vec<usize> = Vec::new();
         for (rank, sitting) in sittings.iter().enumerate() {
             let is_same = |leader: &usize| sittings[*leader].device.is(&sitting.device);
@@ -349,19 +354,19 @@ impl State {
             let probed = peer_access::reaches(sittings[from], sittings[to]);
             match probed {
                 Ok(Probed::Works) => None,
-                Ok(Probed::Fails(why)) => Some((Reach::Refused, Some(why))),
-                Err(error) => Some((Reach::Failed, Some(error))),
+                Ok(Probed::Fails(why)) => Some((DeviceReach::Refused, Some(why))),
+                Err(error) => Some((DeviceReach::Failed, Some(error))),
             }
         };
         let (mut reach, mut error) = match has_kernels {
-            true => others.find_map(probe).unwrap_or((Reach::All, None)),
-            false => (Reach::No, None),
+            true => others.find_map(probe).unwrap_or((DeviceReach::All, None)),
+            false => (DeviceReach::No, None),
         };
         let mut company = None;
-        if reach == Reach::All {
-            match Company::found(&sittings, leaders.len()) {
+        if reach == DeviceReach::All {
+            match P2pThreads::found(&sittings, leaders.len()) {
                 Ok(found) => company = found,
-                Err(why) => (reach, error) = (Reach::Memory, Some(why)),
+                Err(why) => (reach, error) = (DeviceReach::Memory, Some(why)),
             }
         }
         (self.reach, self.leaders, self.company) = (reach, leaders, company);

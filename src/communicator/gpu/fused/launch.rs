@@ -6,61 +6,61 @@
 //! a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
-use super::barrier::{Arrival, Met, Reach, Sitting, State, Verdict};
+use super::barrier::{BarrierOutcome, BarrierState, Decision, DeviceReach, RankCall, RankDevice};
 use crate::communicator::gpu::capture::refuse_capture;
-use crate::communicator::gpu::p2p::threads::{Call, Company, Part};
+use crate::communicator::gpu::p2p::threads::{P2pCall, P2pThreads, RankLaunch};
 use crate::device::cuda::{
-    Capture, Event, Fused, Kernels, MOST_SCALED, PER_THREAD_STREAM, Stream, in_one_order, wait,
+    Capture, Event, Fused, Kernels, MOST_SCALED, PER_THREAD_STREAM, RawStream, in_one_order, wait,
 };
 use crate::error::{Error, Result};
-use crate::executor::device_p2p::{Way, Work};
-use crate::executor::device_pieces::{Place, Shape, fits, pieces};
+use crate::executor::device_p2p::{KernelPath, KernelWork};
+use crate::executor::device_pieces::{PieceShape, RankBuffers, fits, pieces};
 use crate::plan::Collective;
 use crate::types::ReduceOp;
 
 /// A rank as the conclusion sees it.
-struct Party<'a> {
-    sitting: &'a Sitting,
-    arrival: &'a Arrival,
+struct Participant<'a> {
+    sitting: &'a RankDevice,
+    arrival: &'a RankCall,
 }
 
-impl<'a> Party<'a> {
+impl<'a> Participant<'a> {
     fn kernels(&self) -> Result<&'a Kernels> {
         let kernels = self.sitting.kernels.as_deref();
         kernels.ok_or_else(|| Error::Internal("a launch without kernels".into()))
     }
 
     /// Where its kernels that wait are launched.
-    fn part(&self) -> Result<Part<'a>> {
+    fn part(&self) -> Result<RankLaunch<'a>> {
         let (kernels, stream) = (self.kernels()?, self.arrival.stream.0);
-        Ok(Part { kernels, stream, capture: self.arrival.capture, around: None })
+        Ok(RankLaunch { kernels, stream, capture: self.arrival.capture, around: None })
     }
 
     /// The moment after the call on this rank's device, which the device's first rank keeps.
-    fn after<'b>(&self, parties: &'b [Party]) -> &'b Event {
-        let is_here = |one: &&Party| one.sitting.device.is(&self.sitting.device);
+    fn after<'b>(&self, parties: &'b [Participant]) -> &'b Event {
+        let is_here = |one: &&Participant| one.sitting.device.is(&self.sitting.device);
         let first = parties.iter().find(is_here).expect("it is one of them");
         first.sitting.after(self.arrival.capture)
     }
 
-    fn shares_stream(&self, other: &Party) -> bool {
+    fn shares_stream(&self, other: &Participant) -> bool {
         self.arrival.stream == other.arrival.stream && self.sitting.device.is(&other.sitting.device)
     }
 }
 
 /// Give the devices their work. `last` is the rank that came last.
-pub fn conclude(state: &mut State, last: usize) -> Verdict {
-    let State { sittings, arrivals, leaders, reach, company, .. } = state;
-    let parties: Vec<Party> = sittings
+pub fn launch_for_all(state: &mut BarrierState, last: usize) -> Decision {
+    let BarrierState { sittings, arrivals, leaders, reach, company, .. } = state;
+    let parties: Vec<Participant> = sittings
         .iter()
         .zip(arrivals.iter())
-        .map(|(sitting, arrival)| Party {
+        .map(|(sitting, arrival)| Participant {
             sitting: sitting.as_ref().expect("all have sat down"),
             arrival: arrival.as_ref().expect("all have come"),
         })
         .collect();
     if parties.iter().any(|one| one.arrival.fingerprint != parties[0].arrival.fingerprint) {
-        return Verdict::Differ;
+        return Decision::Differ;
     }
     // The last to come leads its device: its stream is the one that is at hand.
     let leader_of = |leader: &usize| {
@@ -68,38 +68,38 @@ pub fn conclude(state: &mut State, last: usize) -> Verdict {
         if is_here { last } else { *leader }
     };
     let leaders: Vec<usize> = leaders.iter().map(leader_of).collect();
-    let is_within_reach = matches!(reach, Reach::All | Reach::Memory);
+    let is_within_reach = matches!(reach, DeviceReach::All | DeviceReach::Memory);
     let outcome = work(&parties, &leaders, is_within_reach, company.as_mut());
-    outcome.map_or_else(Verdict::Failed, Verdict::Met)
+    outcome.map_or_else(Decision::Failed, Decision::Met)
 }
 
 /// Give the devices the kernels of a call, of the kind that is best for it.
 fn work(
-    parties: &[Party],
+    parties: &[Participant],
     leaders: &[usize],
     is_within_reach: bool,
-    company: Option<&mut Company>,
-) -> Result<Met> {
+    company: Option<&mut P2pThreads>,
+) -> Result<BarrierOutcome> {
     let mut unfit = unfit(parties, is_within_reach);
     // A graph may run what was captured on several streams one after the other.
     let is_captured = parties.iter().any(|party| party.arrival.capture != Capture::No);
     let company = company.filter(|company| company.is_together() || !is_captured);
     if let (Some(company), None) = (company, unfit) {
-        let arrivals: Vec<&Arrival> = parties.iter().map(|party| party.arrival).collect();
-        let call = Call::of(&arrivals);
+        let arrivals: Vec<&RankCall> = parties.iter().map(|party| party.arrival).collect();
+        let call = P2pCall::of(&arrivals);
         if let Some(chosen) = company.way(call)? {
             check_capture(parties, None)?;
-            let places: Vec<Place> = arrivals.iter().map(|arrival| arrival.place).collect();
+            let places: Vec<RankBuffers> = arrivals.iter().map(|arrival| arrival.place).collect();
             let scalars: Vec<f64> = arrivals.iter().map(|arrival| arrival.scalar).collect();
             let work = call.work(chosen.way, &places, &scalars);
             wait_for_each_other(parties, leaders, company, &work)?;
-            return Ok(Met::Done);
+            return Ok(BarrierOutcome::Done);
         }
     }
     unfit = unfit.or_else(|| unfit_for_one(parties, leaders.len()));
     check_capture(parties, unfit)?;
     if unfit.is_some() {
-        return Ok(Met::OnHost);
+        return Ok(BarrierOutcome::OnHost);
     }
     // What waits on several devices is launched in the order of all that does.
     let _one_order = (leaders.len() > 1).then(in_one_order);
@@ -109,17 +109,17 @@ fn work(
             launch(parties, &parties[*leader], (part, leaders.len()))
         })
     })?;
-    Ok(Met::Done)
+    Ok(BarrierOutcome::Done)
 }
 
 /// Launch kernels that wait: each rank's on its own stream, or all in one launch between events.
 fn wait_for_each_other(
-    parties: &[Party],
+    parties: &[Participant],
     leaders: &[usize],
-    company: &mut Company,
-    work: &Work,
+    company: &mut P2pThreads,
+    work: &KernelWork,
 ) -> Result<()> {
-    let parts: Vec<Part> = parties.iter().map(Party::part).collect::<Result<_>>()?;
+    let parts: Vec<RankLaunch> = parties.iter().map(Participant::part).collect::<Result<_>>()?;
     // SAFETY: the callers promised their buffers, until their streams have passed.
     let mut launch = |leader| unsafe { company.launch(&parts, leader, work) };
     if leaders.len() > 1 {
@@ -129,7 +129,7 @@ fn wait_for_each_other(
 }
 
 /// Why kernels cannot do this call, if they cannot.
-fn unfit(parties: &[Party], is_within_reach: bool) -> Option<&'static str> {
+fn unfit(parties: &[Participant], is_within_reach: bool) -> Option<&'static str> {
     if !is_within_reach {
         Some("the devices do not reach each other's memory, or the library has no kernels")
     } else if !parties.iter().all(|party| party.arrival.is_fusable) {
@@ -144,7 +144,7 @@ fn unfit(parties: &[Party], is_within_reach: bool) -> Option<&'static str> {
 }
 
 /// Why kernels that wait for nothing cannot.
-fn unfit_for_one(parties: &[Party], ndevices: usize) -> Option<&'static str> {
+fn unfit_for_one(parties: &[Participant], ndevices: usize) -> Option<&'static str> {
     let first = parties[0].arrival;
     if ndevices > 1 && !parties.iter().all(|party| party.arrival.is_plain) {
         Some("a buffer's memory cannot be reached from other devices")
@@ -156,7 +156,7 @@ fn unfit_for_one(parties: &[Party], ndevices: usize) -> Option<&'static str> {
 }
 
 /// All streams are captured by one capture, or none is.
-fn check_capture(parties: &[Party], unfit: Option<&'static str>) -> Result<()> {
+fn check_capture(parties: &[Participant], unfit: Option<&'static str>) -> Result<()> {
     let captures = parties.iter().map(|party| party.arrival.capture);
     let Some(capture) = captures.clone().find(|capture| *capture != Capture::No) else {
         return Ok(());
@@ -170,11 +170,11 @@ fn check_capture(parties: &[Party], unfit: Option<&'static str>) -> Result<()> {
 
 /// Order the streams around launches on the leaders' streams.
 fn order(
-    parties: &[Party],
+    parties: &[Participant],
     leaders: &[usize],
     launch: impl FnOnce(&[usize]) -> Result<()>,
 ) -> Result<()> {
-    let is_other = |party: &Party, leader: &usize| !party.shares_stream(&parties[*leader]);
+    let is_other = |party: &Participant, leader: &usize| !party.shares_stream(&parties[*leader]);
     for party in parties.iter().filter(|party| leaders.iter().any(|one| is_other(party, one))) {
         let _current = party.sitting.device.enter()?;
         party.sitting.before.record(party.arrival.stream.0)?;
@@ -204,12 +204,12 @@ fn order(
 }
 
 /// Launch one device's part of the call on its leader's stream.
-fn launch(parties: &[Party], leader: &Party, part: (usize, usize)) -> Result<()> {
+fn launch(parties: &[Participant], leader: &Participant, part: (usize, usize)) -> Result<()> {
     let kernels = leader.kernels()?;
-    let places: Vec<Place> = parties.iter().map(|party| party.arrival.place).collect();
+    let places: Vec<RankBuffers> = parties.iter().map(|party| party.arrival.place).collect();
     let scalars: Vec<f64> = parties.iter().map(|party| party.arrival.scalar).collect();
-    let arrivals: Vec<&Arrival> = parties.iter().map(|party| party.arrival).collect();
-    let work = Call::of(&arrivals).work(Way::Pieces, &places, &scalars);
+    let arrivals: Vec<&RankCall> = parties.iter().map(|party| party.arrival).collect();
+    let work = P2pCall::of(&arrivals).work(KernelPath::Pieces, &places, &scalars);
     let _current = leader.sitting.device.enter()?;
     launch_part(&work, kernels, leader.arrival.stream.0, part)
 }
@@ -222,12 +222,12 @@ pub fn has_room(collective: Collective, op: ReduceOp, nranks: usize) -> bool {
 
 /// Launch part `part.0` of `part.1`. The context is current.
 pub fn launch_part(
-    work: &Work,
+    work: &KernelWork,
     kernels: &Kernels,
-    stream: Stream,
+    stream: RawStream,
     part: (usize, usize),
 ) -> Result<()> {
-    let Work { collective, root, count, .. } = *work;
+    let KernelWork { collective, root, count, .. } = *work;
     let size = work.data_type.size();
     let bytes = count.saturating_mul(size) / part.1;
     let moved = work.moved_as();
@@ -238,7 +238,7 @@ pub fn launch_part(
         }
         false => Fused::copying(kernels, stream, moved, bytes),
     };
-    let shape = Shape { collective, root, count, size };
+    let shape = PieceShape { collective, root, count, size };
     let unit = size / moved.size();
     pieces(&shape, work.places, part, |sources, targets, len| {
         fused.add(sources, targets, len * unit)

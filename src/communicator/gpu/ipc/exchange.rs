@@ -2,12 +2,12 @@
 #![allow(unsafe_code)]
 
 use crate::communicator::gpu::staging::NAP;
-use crate::communicator::health::watchdog::OperationWatch;
-use crate::communicator::memory::registration::Memory;
+use crate::communicator::health::watchdog::OpWatchdog;
+use crate::communicator::memory::registration::Registrations;
 use crate::error::{Error, Result};
 use crate::executor::links::Links;
 use crate::transport::fifo::Stamp;
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ impl Plain for u64 {}
 pub struct Talk<'a> {
     pub links: &'a mut Links,
     /// Where descriptors come and go.
-    pub memory: &'a mut Memory,
+    pub memory: &'a mut Registrations,
     pub stamp: &'a Stamp,
-    pub watch: &'a OperationWatch<'a>,
+    pub watch: &'a OpWatchdog<'a>,
 }
 
 impl Talk<'_> {

@@ -8,16 +8,18 @@
 //! Plain allocations are opened by a handle. Of memory that is mapped piece by piece, the pieces
 //! around the buffer are sent to the ranks that launch, before the entry's number is.
 
-use crate::communicator::memory::registration::{Memory, Parcel};
-use crate::device::cuda::{Address, Allocation, Carriers, Device, Mapping, Piece, Run};
+use crate::communicator::memory::registration::{Parcel, Registrations};
+use crate::device::cuda::{
+    Address, Allocation, Carriers, Device, MappedRun, Mapping, PhysicalPiece,
+};
 use crate::error::Result;
-use crate::executor::control_block::device::{DevicePage, EXPORTS, Shared};
+use crate::executor::control_block::device::{DevicePage, EXPORTS, ExportInfo};
 use std::sync::Arc;
 
 /// Where a buffer is, as peers are told: in what is offered under a number, and how far in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Part {
+pub struct BufferRef {
     /// 0 for a buffer that the call does not use.
     pub number: u64,
     pub offset: u64,
@@ -100,7 +102,7 @@ pub struct Offering<'a> {
     pub device: &'a Arc<Device>,
     pub page: &'a DevicePage,
     pub rank: usize,
-    pub memory: &'a mut Memory,
+    pub memory: &'a mut Registrations,
     /// The ranks that open what is offered, if all can be sent pieces.
     pub openers: Option<&'a [usize]>,
 }
@@ -131,9 +133,9 @@ impl Exports {
         offering: &mut Offering,
         is_plain: bool,
         (address, bytes): (Address, usize),
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<BufferRef>> {
         if bytes == 0 {
-            return Ok(Some(Part::default()));
+            return Ok(Some(BufferRef::default()));
         }
         if is_plain || offering.device.is_plain(address)? {
             self.plain_part(offering, address, bytes)
@@ -147,7 +149,7 @@ impl Exports {
         offering: &mut Offering,
         address: Address,
         bytes: usize,
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<BufferRef>> {
         let device = offering.device;
         let Some(id) = device.allocation_id(address)? else { return Ok(None) };
         let same = |export: &&mut Export| match &export.what {
@@ -157,14 +159,14 @@ impl Exports {
         if let Some(export) = self.offered.iter_mut().find(same) {
             export.used = self.calls;
             let offset = export.what.bounds().offset(address, bytes);
-            return Ok(offset.map(|offset| Part { number: export.number, offset }));
+            return Ok(offset.map(|offset| BufferRef { number: export.number, offset }));
         }
         let Some(allocation) = device.allocation(address)? else { return Ok(None) };
         let Some(offset) = allocation.offset(address, bytes) else { return Ok(None) };
         let Some(handle) = device.export(&allocation)? else { return Ok(None) };
         let what = Offered::Allocation(allocation);
         let number = self.offer(offering, what, (0, handle.0))?;
-        Ok(Some(Part { number, offset }))
+        Ok(Some(BufferRef { number, offset }))
     }
 
     fn pieces_part(
@@ -172,14 +174,14 @@ impl Exports {
         offering: &mut Offering,
         address: Address,
         bytes: usize,
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<BufferRef>> {
         let device = offering.device;
         for export in &mut self.offered {
             let Offered::Pieces(_) = &export.what else { continue };
             let Some(offset) = export.what.bounds().offset(address, bytes) else { continue };
             if export.what.is_there(device, (address, bytes))? {
                 export.used = self.calls;
-                return Ok(Some(Part { number: export.number, offset }));
+                return Ok(Some(BufferRef { number: export.number, offset }));
             }
         }
         let Some(openers) = offering.openers else { return Ok(None) };
@@ -192,7 +194,7 @@ impl Exports {
         // Offered first: peers close what is sent and not offered.
         let number = self.offer(offering, Offered::Pieces(run.mappings), how)?;
         if offering.memory.hand(offering.rank, number, &parcel, openers) {
-            return Ok(Some(Part { number, offset }));
+            return Ok(Some(BufferRef { number, offset }));
         }
         // Somebody's mailbox is full: a later call asks again.
         self.offered.retain(|export| export.number != number);
@@ -211,7 +213,7 @@ impl Exports {
         self.make_room(device, page)?;
         let number = self.number(page);
         let Allocation { base, bytes, .. } = what.bounds();
-        page.offer(number, Some(&Shared { base, bytes: bytes as u64, pieces, handle }));
+        page.offer(number, Some(&ExportInfo { base, bytes: bytes as u64, pieces, handle }));
         let (made, used, is_open) = (self.calls, self.calls, false);
         self.offered.push(Export { number, what, made, used, is_open });
         Ok(number)
@@ -277,10 +279,10 @@ impl Exports {
 }
 
 /// What peers open the pieces of a run by; `None` where the driver does not give that.
-fn packed(device: &Arc<Device>, run: &Run) -> Result<Option<Parcel>> {
+fn packed(device: &Arc<Device>, run: &MappedRun) -> Result<Option<Parcel>> {
     let mut parcel = Parcel::new();
     for mapping in &run.mappings {
-        let Some(piece) = Piece::at(device, mapping)? else { return Ok(None) };
+        let Some(piece) = PhysicalPiece::at(device, mapping)? else { return Ok(None) };
         let Some(packed) = piece.pack(run.carrier)? else { return Ok(None) };
         parcel.push((mapping.bytes, packed));
     }

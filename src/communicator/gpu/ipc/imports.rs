@@ -8,18 +8,18 @@
 //! closed, of all communicators; what is still offered is opened again when a call names it.
 
 use super::exchange::Talk;
-use super::exports::Part;
+use super::exports::BufferRef;
 use crate::communicator::memory::registration::Parcel;
-use crate::device::cuda::{Address, Carrier, Device, Event, Imported, Lasting, Shareable};
+use crate::device::cuda::{Address, Carrier, DeferredFree, Device, Event, Imported, Shareable};
 use crate::error::{Error, Result};
 use crate::executor::control_block::device;
 use crate::executor::links::DevicePages;
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use crate::sync::Mutex;
 use std::sync::{Arc, Weak};
 
 /// What ranks of this process have open, each what its calls named.
-static ALL: Shared<Vec<Weak<Mutex<Holding>>>> = Shared::new(Vec::new());
+static ALL: ForkSafeMutex<Vec<Weak<Mutex<Holding>>>> = ForkSafeMutex::new(Vec::new());
 
 /// A peer's memory, under the number that it has there.
 struct Open {
@@ -27,7 +27,7 @@ struct Open {
     number: u64,
     /// The turn that named it last.
     used: u64,
-    memory: Lasting<Imported>,
+    memory: DeferredFree<Imported>,
 }
 
 struct Holding {
@@ -52,19 +52,19 @@ impl Holding {
 }
 
 /// What a rank has opened of its peers' memory.
-pub struct Imports {
+pub struct IpcImports {
     holding: Arc<Mutex<Holding>>,
 }
 
-impl Imports {
+impl IpcImports {
     /// Of a rank whose last launch is through when `last` has passed.
-    pub fn new(last: &Arc<Event>) -> Imports {
+    pub fn new(last: &Arc<Event>) -> IpcImports {
         let holding = Holding { open: Vec::new(), turn: 0, is_busy: false, last: last.clone() };
         let holding = Arc::new(Mutex::new(holding));
         let mut all = ALL.lock();
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&holding));
-        Imports { holding }
+        IpcImports { holding }
     }
 
     /// What is found from here on is in use.
@@ -81,7 +81,7 @@ impl Imports {
 
     /// The address here of a part of another process's memory, of which `bytes` bytes are used;
     /// `None` where it was not opened yet.
-    pub fn find(&self, peer: usize, part: Part, bytes: usize) -> Option<Result<Address>> {
+    pub fn find(&self, peer: usize, part: BufferRef, bytes: usize) -> Option<Result<Address>> {
         let mut holding = self.holding.lock();
         let turn = holding.turn;
         let is_it = |open: &&mut Open| (open.peer, open.number) == (peer, part.number);
@@ -117,7 +117,7 @@ impl Imports {
         let shared = offered(pages, peer, number)?;
         let memory = if shared.pieces == 0 {
             let (handle, bytes) = (Shareable(shared.handle), shared.bytes as usize);
-            let opened = Lasting::new_or_none(|| imported(device, handle, bytes))?;
+            let opened = DeferredFree::new_or_none(|| imported(device, handle, bytes))?;
             let Some(memory) = opened else { return Ok(Err(still_open(peer))) };
             memory
         } else {
@@ -132,7 +132,7 @@ impl Imports {
                     "rank {peer} named memory (number {number}) whose pieces it has not sent"
                 )));
             };
-            Lasting::new(|| Imported::of_pieces(device, &parcel, carrier))?
+            DeferredFree::new(|| Imported::of_pieces(device, &parcel, carrier))?
         };
         let mut holding = self.holding.lock();
         let used = holding.turn;
@@ -168,7 +168,7 @@ pub fn still_open(peer: usize) -> Error {
 }
 
 /// What `peer` offers under a number that it has named.
-pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<device::Shared> {
+pub fn offered(pages: &DevicePages, peer: usize, number: u64) -> Result<device::ExportInfo> {
     pages.of(peer).offered(number).ok_or_else(|| {
         Error::usage(format!("rank {peer} named memory (number {number}) that it does not offer"))
     })

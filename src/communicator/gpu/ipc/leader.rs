@@ -3,17 +3,17 @@
 #![allow(unsafe_code)]
 
 use super::exchange::Talk;
-use super::exports::Part;
+use super::exports::BufferRef;
 use super::imports::offered;
-use super::{Card, Shared};
+use super::{CallOffer, IpcRank};
 use crate::communicator::call::Call;
 use crate::communicator::gpu::fused::launch::launch_part;
 use crate::communicator::gpu::staging::wait_for;
-use crate::device::cuda::{Stream, wait_value, write_value};
+use crate::device::cuda::{RawStream, wait_value, write_value};
 use crate::error::Result;
 use crate::executor::control_block::device::DevicePage;
-use crate::executor::device_p2p::{Way, Work};
-use crate::executor::device_pieces::Place;
+use crate::executor::device_p2p::{KernelPath, KernelWork};
+use crate::executor::device_pieces::RankBuffers;
 use crate::executor::links::Reach;
 
 /// What a rank says of the memory that it is to open.
@@ -22,13 +22,13 @@ const NOT_OPEN: u64 = 2;
 /// It has run into an error, which it will tell.
 const FAILED: u64 = 0;
 
-impl Shared {
+impl IpcRank {
     /// Let the ranks that launch open what is not open yet; whether all could. That is known before
     /// any of them launches: the host must find a call's buffers as they were.
     pub(super) fn all_open(
         &mut self,
         call: &Call,
-        cards: &[Card],
+        cards: &[CallOffer],
         talk: &mut Talk,
     ) -> Result<bool> {
         let mut opened = Ok(Ok(Vec::new()));
@@ -52,7 +52,7 @@ impl Shared {
     pub(super) fn lead(
         &mut self,
         call: &Call,
-        cards: &[Card],
+        cards: &[CallOffer],
         (number, part): (u32, usize),
         talk: &mut Talk,
     ) -> Result<()> {
@@ -60,8 +60,8 @@ impl Shared {
         let _current = device.enter()?;
         let places = self.places(call, cards, talk)??;
         let scalars: Vec<f64> = cards.iter().map(|card| card.scalar).collect();
-        let work = Work {
-            way: Way::Pieces,
+        let work = KernelWork {
+            way: KernelPath::Pieces,
             collective: call.collective,
             root: call.root,
             count: call.count,
@@ -73,14 +73,20 @@ impl Shared {
         let others: Vec<usize> = (0..self.nranks).filter(|rank| *rank != self.rank).collect();
         // A rank that has failed may use its buffers again; one that fails later waits for what is
         // launched here.
-        talk.links.visit(&others, talk.watch)?;
+        talk.links.begin_remote_access(&others, talk.watch)?;
         self.pages.of(self.rank).launch(number);
         let launched = self.enqueue(&work, call.order.stream, number, part);
-        talk.links.end_visit();
+        talk.links.end_remote_access();
         launched
     }
 
-    fn enqueue(&self, work: &Work, stream: Stream, number: u32, part: usize) -> Result<()> {
+    fn enqueue(
+        &self,
+        work: &KernelWork,
+        stream: RawStream,
+        number: u32,
+        part: usize,
+    ) -> Result<()> {
         for rank in (0..self.nranks).filter(|rank| *rank != self.rank) {
             let word = self.words[rank].address(DevicePage::BEFORE);
             // SAFETY: the page is registered until `last` has passed.
@@ -96,9 +102,9 @@ impl Shared {
     fn places(
         &mut self,
         call: &Call,
-        cards: &[Card],
+        cards: &[CallOffer],
         talk: &mut Talk,
-    ) -> Result<Result<Vec<Place>>> {
+    ) -> Result<Result<Vec<RankBuffers>>> {
         let device = self.device.clone();
         let _current = device.enter()?;
         if self.imports.is_stale(&self.pages) && self.last.has_passed()? {
@@ -111,18 +117,18 @@ impl Shared {
     fn place(
         &mut self,
         rank: usize,
-        card: &Card,
+        card: &CallOffer,
         call: &Call,
         talk: &mut Talk,
-    ) -> Result<Result<Place>> {
+    ) -> Result<Result<RankBuffers>> {
         if rank == self.rank {
-            return Ok(Ok(Place {
+            return Ok(Ok(RankBuffers {
                 input: call.send.expose_provenance() as u64,
                 output: call.recv.expose_provenance() as u64,
             }));
         }
         let extents = call.extents(rank, self.nranks)?;
-        let mut address = |part: Part, bytes: usize| {
+        let mut address = |part: BufferRef, bytes: usize| {
             if bytes == 0 {
                 return Ok(Ok(0));
             }
@@ -144,6 +150,6 @@ impl Shared {
             Ok(input) => input,
             Err(why) => return Ok(Err(why)),
         };
-        Ok(address(card.output, extents.output)?.map(|output| Place { input, output }))
+        Ok(address(card.output, extents.output)?.map(|output| RankBuffers { input, output }))
     }
 }

@@ -27,35 +27,35 @@ mod watchdog;
 
 use super::super::call::Call;
 use super::fused::launch::has_room;
-use super::p2p::processes::{Crew, Prepared};
-use super::staging::{Guard, NAP, wait_for};
+use super::p2p::processes::{P2pProcesses, Prepared};
+use super::staging::{NAP, StreamWaitCheck, wait_for};
 use crate::device::cuda::{
-    Address, Capture, Carrier, Device, Event, Kernels, Lasting, Recording, Registered, Stream,
-    wait, wait_value, write_value,
+    Address, Capture, Carrier, DeferredFree, Device, Event, Kernels, RawStream, Recording,
+    Registered, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
 use crate::executor::control_block::device::DevicePage;
 use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
 use exchange::{Plain, Talk};
-use exports::{Exports, Offering, Part};
-use imports::Imports;
+use exports::{BufferRef, Exports, Offering};
+use imports::IpcImports;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use watchdog::Guardian;
+use watchdog::DeadProcessWatchdog;
 
 /// What a rank tells the others of its part in a call. Fits the smallest slot.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub struct Card {
-    pub input: Part,
-    pub output: Part,
+pub struct CallOffer {
+    pub input: BufferRef,
+    pub output: BufferRef,
     pub scalar: f64,
     /// A [`FITS`] or one of the others.
     state: u64,
 }
 
-impl Plain for Card {}
+impl Plain for CallOffer {}
 
 /// Kernels of other processes can do the call on the rank's buffers; its stream has come.
 const FITS: u64 = 1;
@@ -74,7 +74,7 @@ const REFUSED: u64 = 5;
 
 /// What a rank knows of its buffers before it offers them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Buffers {
+pub enum OfferedBuffers {
     /// They are not its device's, or its kernels do not do such a call.
     Unfit,
     /// Allocated plainly, all of them.
@@ -103,20 +103,20 @@ impl Word {
 }
 
 /// One rank's part in the memory and the order that processes share.
-pub struct Shared {
+pub struct IpcRank {
     pub(super) device: Arc<Device>,
     pub(super) kernels: Arc<Kernels>,
     pub(super) rank: usize,
     pub(super) nranks: usize,
     pub(super) pages: DevicePages,
     /// By rank: its page.
-    pub(super) words: Vec<Lasting<Word>>,
+    pub(super) words: Vec<DeferredFree<Word>>,
     /// The rank that launches for each device: by device, in the order of ranks.
     pub(super) leaders: Vec<usize>,
     /// The ranks that open what this one offers, if all can be sent pieces.
     openers: Option<Vec<usize>>,
     exports: Exports,
-    pub(super) imports: Imports,
+    pub(super) imports: IpcImports,
     /// This rank's stream is past the last call, for the next one's stream, and before anything
     /// that the call uses is let go.
     pub(super) last: Arc<Event>,
@@ -129,19 +129,19 @@ pub struct Shared {
     /// An error of the trial of memory in pieces.
     trouble: Option<Error>,
     /// Where each rank is a process with a device of its own.
-    pub(super) crew: Option<Crew>,
+    pub(super) crew: Option<P2pProcesses>,
     /// Why not, where it was tried.
     pub(super) alone: Option<Error>,
-    guardian: Option<Guardian>,
+    guardian: Option<DeadProcessWatchdog>,
 }
 
-impl Shared {
+impl IpcRank {
     /// What a rank has by itself, before the others are asked.
-    pub fn prepare(device: &Arc<Device>, kernels: &Arc<Kernels>, links: &Links) -> Result<Shared> {
+    pub fn prepare(device: &Arc<Device>, kernels: &Arc<Kernels>, links: &Links) -> Result<IpcRank> {
         let pages = links.device_pages();
-        let register = |rank: usize| Lasting::new(|| Word::of(device, &pages, rank));
+        let register = |rank: usize| DeferredFree::new(|| Word::of(device, &pages, rank));
         let last = Arc::new(Event::new(device, Recording::Moment)?);
-        Ok(Shared {
+        Ok(IpcRank {
             words: (0..links.nranks).map(register).collect::<Result<_>>()?,
             device: device.clone(),
             kernels: kernels.clone(),
@@ -151,7 +151,7 @@ impl Shared {
             leaders: Vec::new(),
             openers: None,
             exports: Exports::default(),
-            imports: Imports::new(&last),
+            imports: IpcImports::new(&last),
             last,
             is_loose: false,
             has_detoured: false,
@@ -165,7 +165,13 @@ impl Shared {
 
     /// All ranks are known: who launches, `mine` for this rank's device, and who watches over
     /// their lives.
-    pub fn appoint(&mut self, leaders: Vec<usize>, mine: usize, guardian: Guardian, links: &Links) {
+    pub fn appoint(
+        &mut self,
+        leaders: Vec<usize>,
+        mine: usize,
+        guardian: DeadProcessWatchdog,
+        links: &Links,
+    ) {
         // This rank and a thread of its process on its device use its addresses as they are; a
         // thread on another device has no rights on pieces, and no socket that they go through.
         let mut openers = leaders.iter().copied().filter(|leader| *leader != self.rank);
@@ -221,8 +227,8 @@ impl Shared {
     pub fn run(
         &mut self,
         call: &Call,
-        buffers: Buffers,
-        on: (Stream, Capture),
+        buffers: OfferedBuffers,
+        on: (RawStream, Capture),
         talk: &mut Talk,
     ) -> Result<bool> {
         let number = self.mine().begin();
@@ -236,14 +242,14 @@ impl Shared {
                     (Some(_), _) => CAPTURED,
                 };
                 prepared = ready;
-                Card { state, ..Card::default() }
+                CallOffer { state, ..CallOffer::default() }
             }),
             Err(error) => Err(error),
         };
         let mine = match &came {
             Ok(card) => *card,
-            Err(Error::InvalidArgument(_)) => Card { state: REFUSED, ..Card::default() },
-            Err(_) => Card { state: FAILED, ..Card::default() },
+            Err(Error::InvalidArgument(_)) => CallOffer { state: REFUSED, ..CallOffer::default() },
+            Err(_) => CallOffer { state: FAILED, ..CallOffer::default() },
         };
         let met = self.meet(call, mine, (number, prepared, on), talk);
         let mut ran = came.and(met);
@@ -274,8 +280,8 @@ impl Shared {
     fn meet(
         &mut self,
         call: &Call,
-        mine: Card,
-        (number, prepared, on): (u32, Option<Prepared>, (Stream, Capture)),
+        mine: CallOffer,
+        (number, prepared, on): (u32, Option<Prepared>, (RawStream, Capture)),
         talk: &mut Talk,
     ) -> Result<bool> {
         let cards = talk.exchange(mine, 0..self.nranks)?;
@@ -337,7 +343,7 @@ impl Shared {
     }
 
     /// The stream of a call that did not come to its end may have been given some of it.
-    fn mark(&mut self, stream: Stream) {
+    fn mark(&mut self, stream: RawStream) {
         let current = self.device.enter();
         let recorded = current.and_then(|_current| self.last.record(stream));
         self.is_loose |= recorded.is_err();
@@ -347,13 +353,13 @@ impl Shared {
     fn come(
         &mut self,
         call: &Call,
-        buffers: Buffers,
+        buffers: OfferedBuffers,
         number: u32,
         talk: &mut Talk,
-    ) -> Result<Card> {
+    ) -> Result<CallOffer> {
         let extents = call.extents(self.rank, self.nranks)?;
-        if buffers == Buffers::Unfit || !has_room(call.collective, call.op, self.nranks) {
-            return Ok(Card { state: UNFIT, ..Card::default() });
+        if buffers == OfferedBuffers::Unfit || !has_room(call.collective, call.op, self.nranks) {
+            return Ok(CallOffer { state: UNFIT, ..CallOffer::default() });
         }
         let _current = self.device.enter()?;
         let page = self.pages.of(self.rank);
@@ -367,12 +373,12 @@ impl Shared {
         };
         let mut part = |address: *const u8, bytes| {
             let range = (address.expose_provenance() as u64, bytes);
-            self.exports.part(&mut offering, buffers == Buffers::Plain, range)
+            self.exports.part(&mut offering, buffers == OfferedBuffers::Plain, range)
         };
         let input = part(call.send, extents.input)?;
         let output = part(call.recv, extents.output)?;
         let (Some(input), Some(output)) = (input, output) else {
-            return Ok(Card { state: UNFIT, ..Card::default() });
+            return Ok(CallOffer { state: UNFIT, ..CallOffer::default() });
         };
         // One call at a time, whatever streams they come from.
         wait(call.order.stream, &self.last)?;
@@ -383,11 +389,11 @@ impl Shared {
             self.mine().tell(number);
         }
         let state = if self.exports.has_closed() { CLOSED } else { FITS };
-        Ok(Card { input, output, scalar: call.scalar, state })
+        Ok(CallOffer { input, output, scalar: call.scalar, state })
     }
 
     /// Let this rank's stream wait for what others have launched.
-    fn follow(&mut self, stream: Stream, number: u32) -> Result<()> {
+    fn follow(&mut self, stream: RawStream, number: u32) -> Result<()> {
         let _current = self.device.enter()?;
         for leader in self.leaders.iter().filter(|leader| **leader != self.rank) {
             let word = self.words[*leader].address(DevicePage::AFTER);
@@ -421,7 +427,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for IpcRank {
     /// What a stream still waits for, and memory that kernels still use, stays for good, and so
     /// does who lets the stream go.
     fn drop(&mut self) {
@@ -440,7 +446,7 @@ impl Drop for Shared {
 /// Ends a wait after so long.
 pub struct Within(pub Duration);
 
-impl Guard for Within {
+impl StreamWaitCheck for Within {
     fn look(&self, waited: Duration) -> Result<()> {
         if waited < self.0 {
             return Ok(());

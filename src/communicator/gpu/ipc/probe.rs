@@ -8,17 +8,17 @@
 #![allow(unsafe_code)]
 
 use super::exchange::{Plain, Talk};
-use super::watchdog::Guardian;
-use super::{Buffers, Shared, Within};
+use super::watchdog::DeadProcessWatchdog;
+use super::{IpcRank, OfferedBuffers, Within};
 use crate::bootstrap;
 use crate::communicator::call::{Call, Order};
-use crate::communicator::gpu::p2p::processes::{Crew, Ground};
+use crate::communicator::gpu::p2p::processes::{P2pProcesses, SymmetricBuffer};
 use crate::communicator::gpu::staging::wait_for;
 use crate::communicator::gpu::{Gpu, Sharing};
-use crate::communicator::health::watchdog::OperationWatch;
+use crate::communicator::health::watchdog::OpWatchdog;
 use crate::device::cuda::{
-    Addresses, Capture, Carrier, Carriers, Device, DeviceMemory, Event, Lasting, OwnedStream,
-    Piece, Pinned, Recording, copy,
+    Addresses, Capture, Carrier, Carriers, DeferredFree, Device, DeviceMemory, Event, OwnedStream,
+    PhysicalPiece, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
 use crate::executor::links::Links;
@@ -30,7 +30,7 @@ use std::time::Duration;
 /// What a rank says of itself.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Hello {
+struct ProbeHello {
     uuid: [u8; 16],
     /// Its process, and its context: ranks of one process must share it to use each other's memory.
     process: u64,
@@ -42,7 +42,7 @@ struct Hello {
     multiprocessors: u32,
 }
 
-impl Plain for Hello {}
+impl Plain for ProbeHello {}
 
 /// Bytes that are sent: several lines and pages, and not a multiple of either.
 const BYTES: usize = 20_011;
@@ -55,7 +55,7 @@ impl Gpu {
     pub(in crate::communicator) fn survey(&self, talk: &mut Talk) -> Result<()> {
         let all = 0..talk.links.nranks;
         let mut sharing = self.prepare(talk.links, talk.watch);
-        let hello = Hello {
+        let hello = ProbeHello {
             uuid: self.device.uuid,
             process: bootstrap::process_token()?,
             context: self.device.token(),
@@ -94,7 +94,7 @@ impl Gpu {
                 sharing = Err(Error::Cuda("a rank's device did not pass a probe".into()));
             } else if are_apart(&hellos) {
                 let multiprocessors = hellos.iter().map(|hello| hello.multiprocessors).min();
-                let ground = Ground {
+                let ground = SymmetricBuffer {
                     device: &self.device,
                     kernels: &shared.kernels,
                     asked: self.asked,
@@ -103,7 +103,7 @@ impl Gpu {
                     pages: shared.pages(),
                     stopper: &self.stopper,
                 };
-                let crew = Crew::found(ground, talk)?;
+                let crew = P2pProcesses::found(ground, talk)?;
                 shared.join(crew);
             }
         } else if sharing.is_ok() {
@@ -120,7 +120,7 @@ impl Gpu {
     /// and an error of this rank's.
     fn tried(
         &self,
-        shared: &mut Shared,
+        shared: &mut IpcRank,
         kind: Option<Carrier>,
         talk: &mut Talk,
     ) -> Result<(bool, Option<Error>)> {
@@ -137,9 +137,9 @@ impl Gpu {
 
     /// Let this device's kernels into the memory of the other devices of this process, which is not
     /// opened as that of other processes is.
-    fn reach_threads(&self, hellos: &[Hello]) -> Result<()> {
+    fn reach_threads(&self, hellos: &[ProbeHello]) -> Result<()> {
         let mine = &hellos[self.rank];
-        let is_other = |one: &&Hello| one.process == mine.process && one.uuid != mine.uuid;
+        let is_other = |one: &&ProbeHello| one.process == mine.process && one.uuid != mine.uuid;
         for other in hellos.iter().filter(is_other) {
             let other = Device::of_context(other.context)?;
             if !self.device.reach(&other)? {
@@ -153,24 +153,28 @@ impl Gpu {
     }
 
     /// What a rank does alone.
-    fn prepare(&self, links: &Links, watch: &OperationWatch) -> Result<(Shared, Option<Guardian>)> {
+    fn prepare(
+        &self,
+        links: &Links,
+        watch: &OpWatchdog,
+    ) -> Result<(IpcRank, Option<DeadProcessWatchdog>)> {
         let kernels = self.kernels.as_ref().map_err(Error::clone)?;
-        let shared = Shared::prepare(&self.device, kernels, links)?;
+        let shared = IpcRank::prepare(&self.device, kernels, links)?;
         let watched = watch.watched;
         let (processes, pages) = (watched.liveness.copies()?, watched.pages.clone());
         let devices = shared.pages().clone();
-        let guardian = Guardian::start(processes, pages, devices, self.stopper.clone())?;
+        let guardian = DeadProcessWatchdog::start(processes, pages, devices, self.stopper.clone())?;
         Ok((shared, Some(guardian)))
     }
 
     /// Make a call of all ranks on the library's own memory; whether what came is right.
     fn probe(
         &self,
-        shared: &mut Shared,
+        shared: &mut IpcRank,
         kind: Option<Carrier>,
         talk: &mut Talk,
-    ) -> (Result<bool>, Option<Bench>) {
-        match Bench::new(&self.device, kind) {
+    ) -> (Result<bool>, Option<IpcProbe>) {
+        match IpcProbe::new(&self.device, kind) {
             Ok(bench) => {
                 let passed = bench.try_call(shared, kind, talk);
                 if passed.is_err() {
@@ -183,7 +187,12 @@ impl Gpu {
             Err(error) => {
                 // The others must not wait for this rank.
                 let call = Call::new(Collective::AllReduce, DataType::Uint8);
-                let ran = shared.run(&call, Buffers::Unfit, (call.order.stream, Capture::No), talk);
+                let ran = shared.run(
+                    &call,
+                    OfferedBuffers::Unfit,
+                    (call.order.stream, Capture::No),
+                    talk,
+                );
                 (ran.and(Err(error)), None)
             }
         }
@@ -192,15 +201,15 @@ impl Gpu {
 
 /// Memory of a bench.
 enum Room {
-    Plain(Lasting<DeviceMemory>),
-    Pieces(Lasting<Addresses>),
+    Plain(DeferredFree<DeviceMemory>),
+    Pieces(DeferredFree<Addresses>),
 }
 
 impl Room {
     fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<Room> {
-        let Some(carrier) = kind else { return Lasting::of(device, BYTES).map(Room::Plain) };
-        let made = Lasting::new(|| {
-            let piece = Piece::new(device, BYTES, Some(carrier))?;
+        let Some(carrier) = kind else { return DeferredFree::of(device, BYTES).map(Room::Plain) };
+        let made = DeferredFree::new(|| {
+            let piece = PhysicalPiece::new(device, BYTES, Some(carrier))?;
             Addresses::of(device, &[piece])
         });
         made.map(Room::Pieces)
@@ -215,23 +224,23 @@ impl Room {
 }
 
 /// What a probe works with.
-struct Bench {
+struct IpcProbe {
     device: Arc<Device>,
     stream: OwnedStream,
     input: Room,
     output: Room,
-    host: Lasting<Pinned>,
+    host: DeferredFree<Pinned>,
     end: Event,
 }
 
-impl Bench {
-    fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<Bench> {
-        Ok(Bench {
+impl IpcProbe {
+    fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<IpcProbe> {
+        Ok(IpcProbe {
             device: device.clone(),
             stream: OwnedStream::new(device)?,
             input: Room::new(device, kind)?,
             output: Room::new(device, kind)?,
-            host: Lasting::of(device, BYTES)?,
+            host: DeferredFree::of(device, BYTES)?,
             end: Event::new(device, Recording::Moment)?,
         })
     }
@@ -239,7 +248,7 @@ impl Bench {
     /// Sum a pattern of every rank; whether the sum is right.
     fn try_call(
         &self,
-        shared: &mut Shared,
+        shared: &mut IpcRank,
         kind: Option<Carrier>,
         talk: &mut Talk,
     ) -> Result<bool> {
@@ -257,9 +266,9 @@ impl Bench {
             ..Call::new(Collective::AllReduce, DataType::Uint8)
         };
         let buffers = match (&loaded, kind) {
-            (Err(_), _) => Buffers::Unfit,
-            (Ok(()), None) => Buffers::Plain,
-            (Ok(()), Some(_)) => Buffers::Any,
+            (Err(_), _) => OfferedBuffers::Unfit,
+            (Ok(()), None) => OfferedBuffers::Plain,
+            (Ok(()), Some(_)) => OfferedBuffers::Any,
         };
         let ran = shared.run(&call, buffers, (call.order.stream, Capture::No), talk)?;
         loaded?;
@@ -281,7 +290,7 @@ impl Bench {
 }
 
 /// The first rank of each device.
-fn leaders(hellos: &[Hello]) -> Vec<usize> {
+fn leaders(hellos: &[ProbeHello]) -> Vec<usize> {
     let is_first = |rank: &usize| {
         let before = &hellos[..*rank];
         before.iter().all(|other| other.uuid != hellos[*rank].uuid)
@@ -290,17 +299,18 @@ fn leaders(hellos: &[Hello]) -> Vec<usize> {
 }
 
 /// Whether each rank is a process of its own with a device of its own.
-fn are_apart(hellos: &[Hello]) -> bool {
-    let is_like =
-        |one: &Hello, other: &Hello| one.uuid == other.uuid || one.process == other.process;
+fn are_apart(hellos: &[ProbeHello]) -> bool {
+    let is_like = |one: &ProbeHello, other: &ProbeHello| {
+        one.uuid == other.uuid || one.process == other.process
+    };
     let is_alone =
-        |(rank, one): (usize, &Hello)| !hellos[..rank].iter().any(|other| is_like(one, other));
+        |(rank, one): (usize, &ProbeHello)| !hellos[..rank].iter().any(|other| is_like(one, other));
     hellos.len() > 1 && hellos.iter().enumerate().all(is_alone)
 }
 
 /// Whether ranks of one process that are on one device are in one context.
-fn one_context(hellos: &[Hello]) -> bool {
-    let differ = |one: &Hello, other: &Hello| {
+fn one_context(hellos: &[ProbeHello]) -> bool {
+    let differ = |one: &ProbeHello, other: &ProbeHello| {
         (one.uuid, one.process) == (other.uuid, other.process) && one.context != other.context
     };
     hellos.iter().all(|one| !hellos.iter().any(|other| differ(one, other)))

@@ -10,7 +10,7 @@
 
 use crate::communicator::gpu::abort::Stopper;
 use crate::error::{Error, Result};
-use crate::eventfd::{Event, poll};
+use crate::eventfd::{EventFd, poll};
 use crate::executor::control_block::Life;
 use crate::executor::links::{DevicePages, Pages};
 use crate::thread_signals;
@@ -24,20 +24,20 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Watches the ranks of a communicator; ends when it is dropped.
-pub struct Guardian {
-    stop: Arc<Event>,
+pub struct DeadProcessWatchdog {
+    stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Guardian {
+impl DeadProcessWatchdog {
     /// Watch these processes, by rank.
     pub fn start(
         processes: Vec<Option<OwnedFd>>,
         pages: Pages,
         devices: DevicePages,
         stopper: Arc<Stopper>,
-    ) -> Result<Guardian> {
-        let stop = Arc::new(Event::new()?);
+    ) -> Result<DeadProcessWatchdog> {
+        let stop = Arc::new(EventFd::new()?);
         let theirs = stop.clone();
         let work = move || guard(&theirs, processes, (&pages, &devices), &stopper);
         let thread = thread_signals::spawn_deaf("ringcomm-guardian", work).map_err(|error| {
@@ -46,11 +46,11 @@ impl Guardian {
                 errno: error.raw_os_error().unwrap_or(0),
             }
         })?;
-        Ok(Guardian { stop, thread: Some(thread) })
+        Ok(DeadProcessWatchdog { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Guardian {
+impl Drop for DeadProcessWatchdog {
     fn drop(&mut self) {
         self.stop.raise();
         if let Some(thread) = self.thread.take() {
@@ -61,7 +61,7 @@ impl Drop for Guardian {
 }
 
 fn guard(
-    stop: &Event,
+    stop: &EventFd,
     mut processes: Vec<Option<OwnedFd>>,
     (pages, devices): (&Pages, &DevicePages),
     stopper: &Stopper,

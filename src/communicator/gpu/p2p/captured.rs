@@ -6,22 +6,22 @@
 //! launched. Then each launches its own.
 #![allow(unsafe_code)]
 
-use super::processes::{Crew, Own, Prepared};
-use super::select::Chosen;
+use super::processes::{Own, P2pProcesses, Prepared};
+use super::select::ChosenKernelPath;
 use super::threads;
 use crate::communicator::call::Call;
 use crate::communicator::gpu::capture::refuse_capture;
-use crate::communicator::gpu::ipc::{Buffers, Shared};
+use crate::communicator::gpu::ipc::{IpcRank, OfferedBuffers};
 use crate::communicator::gpu::is_apart;
-use crate::device::cuda::{Capture, Stream, wait, write_value};
+use crate::device::cuda::{Capture, RawStream, wait, write_value};
 use crate::error::{Error, Result};
 use crate::executor::control_block::device::DevicePage;
-use crate::executor::device_p2p::Way;
-use crate::executor::device_pieces::Place;
+use crate::executor::device_p2p::KernelPath;
+use crate::executor::device_pieces::RankBuffers;
 
-impl Shared {
+impl IpcRank {
     /// The ranks' kernels can wait for each other's, or not, and why.
-    pub fn join(&mut self, crew: Result<Crew>) {
+    pub fn join(&mut self, crew: Result<P2pProcesses>) {
         match crew {
             Ok(crew) => self.crew = Some(crew),
             Err(error) => self.alone = Some(error),
@@ -42,7 +42,7 @@ impl Shared {
 
     /// How kernels that wait for each other do a call outside of graphs, if an algorithm is asked
     /// for, with the channels and the name of that.
-    pub fn explain(&mut self, call: &Call) -> Option<(Chosen, usize, &'static str)> {
+    pub fn explain(&mut self, call: &Call) -> Option<(ChosenKernelPath, usize, &'static str)> {
         let crew = self.crew.as_mut().filter(|crew| crew.is_asked() && !is_apart(call))?;
         let shape = shape(call);
         let chosen = crew.way(shape).ok().flatten()?;
@@ -54,7 +54,7 @@ impl Shared {
         &mut self,
         call: &Call,
         capture: Capture,
-    ) -> Result<Option<Way>> {
+    ) -> Result<Option<KernelPath>> {
         if capture == Capture::Broken {
             // Here, where the others are told of it.
             refuse_capture(capture, "")?;
@@ -79,11 +79,11 @@ impl Shared {
     pub(in crate::communicator::gpu) fn ready(
         &mut self,
         call: &Call,
-        buffers: Buffers,
-        way: Way,
-        on: (Stream, Capture),
+        buffers: OfferedBuffers,
+        way: KernelPath,
+        on: (RawStream, Capture),
     ) -> Result<Option<Prepared>> {
-        if buffers == Buffers::Unfit {
+        if buffers == OfferedBuffers::Unfit {
             refuse_capture(on.1, "a buffer is not on its rank's device")?;
             return Ok(None);
         }
@@ -108,10 +108,10 @@ impl Shared {
         call: &Call,
         prepared: Prepared,
         number: u32,
-        on: (Stream, Capture),
+        on: (RawStream, Capture),
     ) -> Result<()> {
         let Some(crew) = &mut self.crew else { return Ok(()) };
-        let place = Place {
+        let place = RankBuffers {
             input: call.send.expose_provenance() as u64,
             output: call.recv.expose_provenance() as u64,
         };
@@ -132,8 +132,8 @@ impl Shared {
 }
 
 /// A call as kernels that wait are asked about it, which do not look at the peers' buffers.
-fn shape(call: &Call) -> threads::Call {
-    threads::Call {
+fn shape(call: &Call) -> threads::P2pCall {
+    threads::P2pCall {
         collective: call.collective,
         root: call.root,
         count: call.count,

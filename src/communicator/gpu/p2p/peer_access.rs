@@ -5,10 +5,10 @@
 //! on it.
 #![allow(unsafe_code)]
 
-use crate::communicator::gpu::fused::barrier::Sitting;
+use crate::communicator::gpu::fused::barrier::RankDevice;
 use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
-    Device, DeviceMemory, Event, Fused, Kernels, Lasting, OwnedStream, Pinned, Recording, copy,
+    DeferredFree, Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
 use crate::types::DataType;
@@ -22,12 +22,12 @@ const BYTES: usize = 20_011;
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// What a probe works with: two streams and three pieces of memory of [`BYTES`].
-struct Bench {
+struct PeerProbe {
     near: OwnedStream,
     far: OwnedStream,
-    theirs: Lasting<DeviceMemory>,
-    out: Lasting<Pinned>,
-    back: Lasting<Pinned>,
+    theirs: DeferredFree<DeviceMemory>,
+    out: DeferredFree<Pinned>,
+    back: DeferredFree<Pinned>,
 }
 
 /// What came of a probe.
@@ -37,7 +37,7 @@ pub enum Probed {
 }
 
 /// Whether the kernels of `from` read and write the memory of `to`'s device.
-pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
+pub fn reaches(from: &RankDevice, to: &RankDevice) -> Result<Probed> {
     let fails = |what: &str| {
         let (from, to) = (from.device.ordinal, to.device.ordinal);
         Probed::Fails(Error::Cuda(format!("CUDA devices {from} and {to}: {what}")))
@@ -46,7 +46,7 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
     if !from.device.reach(&to.device)? {
         return Ok(fails("the driver gives the one no access to the other's memory"));
     }
-    let bench = Bench::new(&from.device, &to.device)?;
+    let bench = PeerProbe::new(&from.device, &to.device)?;
     match both_ways(from, to, kernels, &bench) {
         Ok(came) => {
             bench.retire();
@@ -63,14 +63,14 @@ pub fn reaches(from: &Sitting, to: &Sitting) -> Result<Probed> {
     }
 }
 
-impl Bench {
-    fn new(from: &Arc<Device>, to: &Arc<Device>) -> Result<Bench> {
-        Ok(Bench {
+impl PeerProbe {
+    fn new(from: &Arc<Device>, to: &Arc<Device>) -> Result<PeerProbe> {
+        Ok(PeerProbe {
             near: OwnedStream::new(from)?,
             far: OwnedStream::new(to)?,
-            theirs: Lasting::of(to, BYTES)?,
-            out: Lasting::of(from, BYTES)?,
-            back: Lasting::of(from, BYTES)?,
+            theirs: DeferredFree::of(to, BYTES)?,
+            out: DeferredFree::of(from, BYTES)?,
+            back: DeferredFree::of(from, BYTES)?,
         })
     }
 
@@ -83,8 +83,13 @@ impl Bench {
 }
 
 /// Send a pattern each way; whether it came as it was.
-fn both_ways(from: &Sitting, to: &Sitting, kernels: &Kernels, bench: &Bench) -> Result<bool> {
-    let Bench { near, far, theirs, out, back } = bench;
+fn both_ways(
+    from: &RankDevice,
+    to: &RankDevice,
+    kernels: &Kernels,
+    bench: &PeerProbe,
+) -> Result<bool> {
+    let PeerProbe { near, far, theirs, out, back } = bench;
     for reads in [true, false] {
         // SAFETY: the memory of both is ours, and nothing of the other way is under way.
         let (sent, came) = unsafe {

@@ -11,23 +11,23 @@
 #![allow(unsafe_code)]
 
 use super::peer_access::passed;
-use super::select::{Asked, Chosen, Pace, Ways};
-use super::threads::Call;
+use super::select::{ChosenKernelPath, GpuSettings, LinkCosts, Ways};
+use super::threads::P2pCall;
 use super::trial_processes::{self, Tried};
 use crate::communicator::gpu::abort::Stopper;
 use crate::communicator::gpu::ipc::exchange::{Plain, Talk};
 use crate::communicator::gpu::ipc::imports::{imported, still_open};
 use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
-    Address, Capture, Device, DeviceMemory, Imported, Interlocked, Kernels, Lasting, OwnedStream,
-    Shareable, Stream,
+    Address, Capture, DeferredFree, Device, DeviceMemory, Imported, Kernels, OwnedStream,
+    RawStream, Shareable, SpinKernelsActive,
 };
 use crate::error::{Error, Result};
 use crate::executor::control_block::device::DevicePage;
-use crate::executor::device_p2p::{Geometry, Station, Tabled, Way, Work};
-use crate::executor::device_pieces::Place;
+use crate::executor::device_p2p::{DeviceComm, KernelPath, KernelWork, P2pSizing, Tabled};
+use crate::executor::device_pieces::RankBuffers;
 use crate::executor::links::DevicePages;
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,10 +36,10 @@ type Half = [u64; 4];
 impl Plain for Half {}
 
 /// What is known before anything is made. The same on every rank, but for the device.
-pub struct Ground<'a> {
+pub struct SymmetricBuffer<'a> {
     pub device: &'a Arc<Device>,
     pub kernels: &'a Arc<Kernels>,
-    pub asked: Asked,
+    pub asked: GpuSettings,
     /// Of the smallest of the devices.
     pub multiprocessors: usize,
     /// Of a rank's ground.
@@ -51,43 +51,43 @@ pub struct Ground<'a> {
 /// A call of this rank's that can be launched once all ranks have come.
 #[derive(Clone, Copy)]
 pub struct Prepared {
-    way: Way,
+    way: KernelPath,
     tabled: Tabled,
 }
 
 /// A rank's own buffers in a call, and its factor.
 #[derive(Clone, Copy)]
 pub struct Own {
-    pub place: Place,
+    pub place: RankBuffers,
     pub scalar: f64,
 }
 
 /// This rank's part.
-pub struct Crew {
+pub struct P2pProcesses {
     kernels: Arc<Kernels>,
     rank: usize,
     nranks: usize,
-    pub(super) geometry: Geometry,
+    pub(super) geometry: P2pSizing,
     /// All that can go, which goes when the others' kernels are at rest, too.
-    held: Option<Held>,
+    held: Option<SharedPart>,
     stopper: Arc<Stopper>,
     ways: Ways,
     /// From the first call's kernels on.
-    interlocked: Option<Interlocked>,
+    interlocked: Option<SpinKernelsActive>,
     /// A graph may launch kernels of this rank's for ever.
     is_captured: bool,
 }
 
 /// What kernels of any rank may use: this rank's part, which its peers may still use when its
 /// communicator is no more, or came to none.
-struct Held {
+struct SharedPart {
     pages: DevicePages,
     rank: usize,
     /// The ground, until the station has it.
-    memory: Option<Lasting<DeviceMemory>>,
-    station: Option<Station>,
+    memory: Option<DeferredFree<DeviceMemory>>,
+    station: Option<DeviceComm>,
     /// None before they are opened, and once they are let go.
-    grounds: Option<Lasting<Grounds>>,
+    grounds: Option<DeferredFree<Grounds>>,
 }
 
 /// All ranks' grounds, as this process addresses them: the others' are open as long as this lives.
@@ -102,8 +102,8 @@ impl Grounds {
     /// Open all of them, after `own`; those before an error stay open as long as this lives, too.
     fn open(
         &mut self,
-        ground: &Ground,
-        geometry: &Geometry,
+        ground: &SymmetricBuffer,
+        geometry: &P2pSizing,
         own: Address,
         handles: &[[u64; 8]],
     ) -> Result<()> {
@@ -143,19 +143,19 @@ pub fn agreed<T>(mine: Result<T>, talk: &mut Talk) -> Result<Result<T>> {
     }))
 }
 
-impl Crew {
+impl P2pProcesses {
     /// Make this rank's part, and try it with the others'. All ranks have one, or none, and then
     /// this is why. The error is a peer's that ended it.
-    pub fn found(ground: Ground, talk: &mut Talk) -> Result<Result<Crew>> {
+    pub fn found(ground: SymmetricBuffer, talk: &mut Talk) -> Result<Result<P2pProcesses>> {
         sweep();
         let (device, nranks) = (ground.device, talk.links.nranks);
-        let geometry = Geometry::new(nranks, ground.multiprocessors, ground.bytes);
+        let geometry = P2pSizing::new(nranks, ground.multiprocessors, ground.bytes);
         let (memory, handle) = match agreed(offered(device, &geometry), talk)? {
             Ok(own) => own,
             Err(error) => return Ok(Err(error)),
         };
         let rank = talk.links.rank;
-        let mut held = Held::of(ground.pages.clone(), rank, memory);
+        let mut held = SharedPart::of(ground.pages.clone(), rank, memory);
         let ready = held.ready(&ground, geometry, handle, talk);
         let failed = match ready {
             Ok(Ok(())) => None,
@@ -167,14 +167,14 @@ impl Crew {
             held.leave();
             return failed;
         }
-        let mut crew = Crew {
+        let mut crew = P2pProcesses {
             kernels: ground.kernels.clone(),
             rank,
             nranks,
             geometry,
             held: Some(held),
             stopper: ground.stopper.clone(),
-            ways: Ways::new(ground.asked, Pace::default()),
+            ways: Ways::new(ground.asked, LinkCosts::default()),
             interlocked: None,
             is_captured: false,
         };
@@ -182,7 +182,7 @@ impl Crew {
             Ok(Tried::Works(pace)) => crew.ways.pace = pace,
             Ok(Tried::Unready(unready)) => {
                 // No kernel was launched, and none will be.
-                crew.held.take().into_iter().for_each(Held::leave);
+                crew.held.take().into_iter().for_each(SharedPart::leave);
                 return unready.map(Err);
             }
             Ok(Tried::Fails(error)) => {
@@ -204,14 +204,14 @@ impl Crew {
     }
 
     /// How the call is done; `None` where no kernel of these does it. The same on every rank.
-    pub fn way(&mut self, call: Call) -> Result<Option<Chosen>> {
+    pub fn way(&mut self, call: P2pCall) -> Result<Option<ChosenKernelPath>> {
         let (nranks, held) = (self.nranks, &self.held);
         let station = held.as_ref().expect("there until it is let go").station();
         self.ways.of(call, nranks, |way| does(station, nranks, &call, way))
     }
 
     /// Whether its kernels do a call this way. The same on every rank.
-    pub fn does(&self, call: &Call, way: Way) -> Result<bool> {
+    pub fn does(&self, call: &P2pCall, way: KernelPath) -> Result<bool> {
         does(self.station(), self.nranks, call, way)
     }
 
@@ -222,14 +222,14 @@ impl Crew {
     /// From here on there may be kernels that wait, beside which nothing is freed.
     pub fn begin(&mut self) -> Result<()> {
         if self.interlocked.is_none() {
-            self.interlocked = Some(Interlocked::begin(self.timeout() / 2)?);
+            self.interlocked = Some(SpinKernelsActive::begin(self.timeout() / 2)?);
         }
         Ok(())
     }
 
     /// Connections between two ranks that a call is spread over.
-    pub fn channels(&self, call: &Call, way: Way) -> usize {
-        let places = vec![Place::default(); self.nranks];
+    pub fn channels(&self, call: &P2pCall, way: KernelPath) -> usize {
+        let places = vec![RankBuffers::default(); self.nranks];
         self.station().channels(&call.work(way, &places, &[]))
     }
 
@@ -237,11 +237,11 @@ impl Crew {
     /// nobody must launch.
     pub fn prepare(
         &mut self,
-        call: &Call,
-        way: Way,
-        (stream, capture): (Stream, Capture),
+        call: &P2pCall,
+        way: KernelPath,
+        (stream, capture): (RawStream, Capture),
     ) -> Result<Prepared> {
-        let (places, scalars) = (vec![Place::default(); self.nranks], vec![1.0; self.nranks]);
+        let (places, scalars) = (vec![RankBuffers::default(); self.nranks], vec![1.0; self.nranks]);
         let work = call.work(way, &places, &scalars);
         let tabled = self.station_mut().prepare(&work, stream, capture)?;
         Ok(Prepared { way, tabled })
@@ -251,7 +251,7 @@ impl Crew {
     pub fn pass(
         &mut self,
         prepared: Option<&Prepared>,
-        (stream, capture): (Stream, Capture),
+        (stream, capture): (RawStream, Capture),
     ) -> Result<()> {
         match prepared {
             // Nothing was given to the stream.
@@ -266,27 +266,27 @@ impl Crew {
     /// The buffers are valid until the stream has passed.
     pub unsafe fn launch(
         &mut self,
-        call: &Call,
+        call: &P2pCall,
         prepared: Prepared,
         own: Own,
-        (stream, capture): (Stream, Capture),
+        (stream, capture): (RawStream, Capture),
     ) -> Result<()> {
         self.is_captured |= capture != Capture::No;
-        let mut places = vec![Place::default(); self.nranks];
+        let mut places = vec![RankBuffers::default(); self.nranks];
         let mut scalars = vec![1.0; self.nranks];
         (places[self.rank], scalars[self.rank]) = (own.place, own.scalar);
-        let work: Work = call.work(prepared.way, &places, &scalars);
+        let work: KernelWork = call.work(prepared.way, &places, &scalars);
         let held = self.held.as_mut().expect("there until it is let go");
         let what = (&work, prepared.tabled);
         // SAFETY: the caller's promise; these ways look at no other rank's buffers.
         unsafe { held.station_mut().launch(&self.kernels, what, stream, capture) }
     }
 
-    pub(super) fn station(&self) -> &Station {
+    pub(super) fn station(&self) -> &DeviceComm {
         self.held.as_ref().expect("there until it is let go").station()
     }
 
-    fn station_mut(&mut self) -> &mut Station {
+    fn station_mut(&mut self) -> &mut DeviceComm {
         self.held.as_mut().expect("there until it is let go").station_mut()
     }
 
@@ -299,13 +299,13 @@ impl Crew {
         // None of its own kernels runs any more.
         self.stopper.dismiss();
         drop(self.interlocked.take());
-        self.held.take().into_iter().for_each(Held::leave);
+        self.held.take().into_iter().for_each(SharedPart::leave);
         sweep();
     }
 
     /// Kernels may come for ever, and nothing is freed beside them.
     fn give_up(mut self) {
-        self.held.take().into_iter().for_each(Held::give_up);
+        self.held.take().into_iter().for_each(SharedPart::give_up);
         std::mem::forget(self.interlocked.take());
     }
 }
@@ -323,18 +323,18 @@ fn exchanged(mine: Shareable, talk: &mut Talk) -> Result<Vec<[u64; 8]>> {
     Ok(handles)
 }
 
-fn does(station: &Station, nranks: usize, call: &Call, way: Way) -> Result<bool> {
+fn does(station: &DeviceComm, nranks: usize, call: &P2pCall, way: KernelPath) -> Result<bool> {
     // Pieces are worked on in the peers' buffers.
-    let (places, scalars) = (vec![Place::default(); nranks], vec![1.0; nranks]);
-    Ok(way != Way::Pieces && station.does(&call.work(way, &places, &scalars))?)
+    let (places, scalars) = (vec![RankBuffers::default(); nranks], vec![1.0; nranks]);
+    Ok(way != KernelPath::Pieces && station.does(&call.work(way, &places, &scalars))?)
 }
 
 /// This rank's ground, and what the others open it by.
 fn offered(
     device: &Arc<Device>,
-    geometry: &Geometry,
-) -> Result<(Lasting<DeviceMemory>, Shareable)> {
-    let ground = Lasting::<DeviceMemory>::of(device, geometry.ground_bytes())?;
+    geometry: &P2pSizing,
+) -> Result<(DeferredFree<DeviceMemory>, Shareable)> {
+    let ground = DeferredFree::<DeviceMemory>::of(device, geometry.ground_bytes())?;
     let _current = device.enter()?;
     let address = ground.pointer().expose_provenance() as Address;
     let refused = || Error::Cuda("the driver does not share memory that it has given".into());
@@ -347,28 +347,33 @@ fn offered(
 }
 
 /// The station on all grounds, ready.
-fn station(ground: &Ground, geometry: Geometry, grounds: &Grounds, rank: usize) -> Result<Station> {
+fn station(
+    ground: &SymmetricBuffer,
+    geometry: P2pSizing,
+    grounds: &Grounds,
+    rank: usize,
+) -> Result<DeviceComm> {
     let (device, timeout) = (ground.device, ground.asked.timeout);
     let stream = OwnedStream::new(device)?;
-    let made = Station::new(device, rank, geometry, &grounds.addresses, timeout, stream.raw())?;
+    let made = DeviceComm::new(device, rank, geometry, &grounds.addresses, timeout, stream.raw())?;
     passed(device, &stream)?;
     Ok(made)
 }
 
 /// Of communicators that are no more, or came to none.
-static LEAVING: Shared<Vec<Held>> = Shared::new(Vec::new());
+static LEAVING: ForkSafeMutex<Vec<SharedPart>> = ForkSafeMutex::new(Vec::new());
 
-impl Held {
-    fn of(pages: DevicePages, rank: usize, memory: Lasting<DeviceMemory>) -> Held {
-        Held { pages, rank, memory: Some(memory), station: None, grounds: None }
+impl SharedPart {
+    fn of(pages: DevicePages, rank: usize, memory: DeferredFree<DeviceMemory>) -> SharedPart {
+        SharedPart { pages, rank, memory: Some(memory), station: None, grounds: None }
     }
 
     /// Open the others' grounds, and have a station on all of them. The error is a peer's that
     /// ended it.
     fn ready(
         &mut self,
-        ground: &Ground,
-        geometry: Geometry,
+        ground: &SymmetricBuffer,
+        geometry: P2pSizing,
         handle: Shareable,
         talk: &mut Talk,
     ) -> Result<Result<()>> {
@@ -377,7 +382,7 @@ impl Held {
         let own = own.expose_provenance() as Address;
         let mut opened = Ok(());
         let (rank, pages) = (self.rank, self.pages.clone());
-        let grounds = Lasting::new(|| {
+        let grounds = DeferredFree::new(|| {
             let (others, addresses) = (Vec::new(), Vec::new());
             let mut grounds = Grounds { opened: others, addresses, rank, pages };
             opened = grounds.open(ground, &geometry, own, &handles);
@@ -396,11 +401,11 @@ impl Held {
         })
     }
 
-    fn station(&self) -> &Station {
+    fn station(&self) -> &DeviceComm {
         self.station.as_ref().expect("a crew has one")
     }
 
-    fn station_mut(&mut self) -> &mut Station {
+    fn station_mut(&mut self) -> &mut DeviceComm {
         self.station.as_mut().expect("a crew has one")
     }
 
@@ -437,12 +442,12 @@ impl Held {
     fn retire(self) {
         // What was not ready may still be cleared: nobody else has it.
         drop(self.memory);
-        self.station.into_iter().for_each(Station::retire);
+        self.station.into_iter().for_each(DeviceComm::retire);
     }
 
     /// Kernels may come for ever.
     fn give_up(mut self) {
-        self.station.take().into_iter().for_each(Station::give_up);
+        self.station.take().into_iter().for_each(DeviceComm::give_up);
         std::mem::forget(self);
     }
 }

@@ -5,11 +5,11 @@
 //! takes from device to device, and what a byte takes. The last of the ranks to come chooses for
 //! all, so they cannot differ.
 
-use super::threads::Call;
+use super::threads::P2pCall;
 use crate::algorithm::select::{Costs, Hosts, Question, predict};
 use crate::algorithm::{Algorithm, serial_order};
 use crate::error::Result;
-use crate::executor::device_p2p::Way;
+use crate::executor::device_p2p::KernelPath;
 use crate::plan::Collective;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const MOST_WAYS: usize = 4096;
 /// What a configuration asks of kernels that wait. The same on every rank, as communicators check,
 /// but for the timeout.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct GpuSettings {
     pub algorithm: Option<Algorithm>,
     pub deterministic: bool,
     /// Of what peers write to; `None` leaves it to the ranks' geometry.
@@ -30,22 +30,22 @@ pub struct Asked {
 
 /// What devices take for what kernels do with each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
+pub struct LinkCosts {
     /// From a flag's store on one device to another device's kernel having seen it.
     pub crossing_us: f64,
     /// A byte from one device to another.
     pub us_per_byte: f64,
 }
 
-impl Default for Pace {
+impl Default for LinkCosts {
     /// In the order of NVLink: 450 GB/s each way, two microseconds for a step. Only until it is
     /// measured.
-    fn default() -> Pace {
-        Pace { crossing_us: 2.0, us_per_byte: 1.0 / 450e3 }
+    fn default() -> LinkCosts {
+        LinkCosts { crossing_us: 2.0, us_per_byte: 1.0 / 450e3 }
     }
 }
 
-impl Pace {
+impl LinkCosts {
     fn costs(&self, alphas: f64, bytes: f64) -> Costs {
         Costs {
             alpha_us: alphas * self.crossing_us,
@@ -79,30 +79,30 @@ impl Pace {
 
 /// A way and its modelled time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Chosen {
-    pub way: Way,
+pub struct ChosenKernelPath {
+    pub way: KernelPath,
     pub predicted_us: f64,
 }
 
 /// The way of every shape that was called.
 pub struct Ways {
-    pub asked: Asked,
-    pub pace: Pace,
-    known: HashMap<Call, Option<Chosen>>,
+    pub asked: GpuSettings,
+    pub pace: LinkCosts,
+    known: HashMap<P2pCall, Option<ChosenKernelPath>>,
 }
 
 impl Ways {
-    pub fn new(asked: Asked, pace: Pace) -> Ways {
+    pub fn new(asked: GpuSettings, pace: LinkCosts) -> Ways {
         Ways { asked, pace, known: HashMap::new() }
     }
 
     /// As [`choose`], from what was chosen before where it was.
     pub fn of(
         &mut self,
-        call: Call,
+        call: P2pCall,
         nranks: usize,
-        does: impl Fn(Way) -> Result<bool>,
-    ) -> Result<Option<Chosen>> {
+        does: impl Fn(KernelPath) -> Result<bool>,
+    ) -> Result<Option<ChosenKernelPath>> {
         if let Some(way) = self.known.get(&call) {
             return Ok(*way);
         }
@@ -118,11 +118,11 @@ impl Ways {
 /// The fastest way that `does` the call and gives the bits that it must; the one that is asked for,
 /// if there is one.
 pub fn choose(
-    call: &Call,
+    call: &P2pCall,
     nranks: usize,
-    (asked, pace): (&Asked, &Pace),
-    does: impl Fn(Way) -> Result<bool>,
-) -> Result<Option<Chosen>> {
+    (asked, pace): (&GpuSettings, &LinkCosts),
+    does: impl Fn(KernelPath) -> Result<bool>,
+) -> Result<Option<ChosenKernelPath>> {
     let reduces = call.collective.reduces();
     let is_free = !asked.deterministic && (!reduces || call.op.is_associative(call.data_type));
     let blocks = match call.collective {
@@ -150,22 +150,20 @@ pub fn choose(
     // A meeting is all that a barrier is.
     let pieces = direct.reduce(f64::min).unwrap_or(2.0 * pace.crossing_us);
     let mut ways = vec![
-        (Way::OneShot, Algorithm::OneShot, time(Algorithm::OneShot, false, &pace.lines())),
-        (Way::Pieces, Algorithm::TwoShot, Some(pieces)),
+        (KernelPath::OneShot, Algorithm::OneShot, time(Algorithm::OneShot, false, &pace.lines())),
+        (KernelPath::Pieces, Algorithm::TwoShot, Some(pieces)),
     ];
-    ways.extend(
-        Algorithm::ALL.into_iter().filter(|one| *one != Algorithm::Local).map(|algorithm| {
-            (Way::Plan(algorithm), algorithm, time(algorithm, false, &pace.plans()))
-        }),
-    );
+    ways.extend(Algorithm::ALL.into_iter().filter(|one| *one != Algorithm::Local).map(
+        |algorithm| (KernelPath::Plan(algorithm), algorithm, time(algorithm, false, &pace.plans())),
+    ));
     let is_asked = |algorithm| asked.algorithm == Some(algorithm) && !asked.deterministic;
     ways.retain(|(_, algorithm, _)| {
         is_free || is_asked(*algorithm) || serial_order(*algorithm, call.collective)
     });
-    let mut possible: Vec<(Algorithm, Chosen)> = Vec::new();
+    let mut possible: Vec<(Algorithm, ChosenKernelPath)> = Vec::new();
     for (way, algorithm, predicted_us) in ways {
         let Some(predicted_us) = predicted_us else { continue };
-        possible.push((algorithm, Chosen { way, predicted_us }));
+        possible.push((algorithm, ChosenKernelPath { way, predicted_us }));
     }
     for (algorithm, chosen) in &possible {
         // The kernel made for it comes before its plan.
@@ -173,7 +171,7 @@ pub fn choose(
             return Ok(Some(*chosen));
         }
     }
-    let mut best: Option<Chosen> = None;
+    let mut best: Option<ChosenKernelPath> = None;
     for (_, chosen) in &possible {
         let is_better = best.is_none_or(|best| chosen.predicted_us < best.predicted_us);
         if is_better && does(chosen.way)? {
@@ -188,55 +186,59 @@ mod tests {
     use super::*;
     use crate::types::{DataType, ReduceOp};
 
-    fn call(count: usize, data_type: DataType) -> Call {
+    fn call(count: usize, data_type: DataType) -> P2pCall {
         let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
-        Call { collective, root: 0, count, data_type, op, is_plain: true }
+        P2pCall { collective, root: 0, count, data_type, op, is_plain: true }
     }
 
-    fn asked(algorithm: Option<Algorithm>, deterministic: bool) -> Asked {
+    fn asked(algorithm: Option<Algorithm>, deterministic: bool) -> GpuSettings {
         let (buffer_bytes, timeout) = (None, Duration::from_secs(1));
-        Asked { algorithm, deterministic, buffer_bytes, timeout }
+        GpuSettings { algorithm, deterministic, buffer_bytes, timeout }
     }
 
     /// What eight ranks do where `does` says what there is.
-    fn way(call: Call, asked: Asked, does: impl Fn(Way) -> bool) -> Option<Way> {
-        let chosen = choose(&call, 8, (&asked, &Pace::default()), |way| Ok(does(way)));
+    fn way(
+        call: P2pCall,
+        asked: GpuSettings,
+        does: impl Fn(KernelPath) -> bool,
+    ) -> Option<KernelPath> {
+        let chosen = choose(&call, 8, (&asked, &LinkCosts::default()), |way| Ok(does(way)));
         chosen.unwrap().map(|chosen| chosen.way)
     }
 
     #[test]
     fn small_calls_are_one_shot_and_large_ones_are_not() {
         let free = asked(None, false);
-        assert_eq!(way(call(8, DataType::Int32), free, |_| true), Some(Way::OneShot));
+        assert_eq!(way(call(8, DataType::Int32), free, |_| true), Some(KernelPath::OneShot));
         let large = way(call(1 << 24, DataType::Int32), free, |_| true);
-        assert_eq!(large, Some(Way::Pieces));
+        assert_eq!(large, Some(KernelPath::Pieces));
         // A slow link moves the border down: the flags of lines cost more.
-        let slow = Pace { us_per_byte: 1.0, ..Pace::default() };
+        let slow = LinkCosts { us_per_byte: 1.0, ..LinkCosts::default() };
         let chosen = choose(&call(64, DataType::Int32), 8, (&free, &slow), |_| Ok(true));
-        assert_eq!(chosen.unwrap().unwrap().way, Way::Pieces);
+        assert_eq!(chosen.unwrap().unwrap().way, KernelPath::Pieces);
     }
 
     #[test]
     fn sums_that_round_keep_the_serial_order_unless_asked_otherwise() {
-        let not_pieces = |way| way != Way::Pieces && way != Way::OneShot;
+        let not_pieces = |way| way != KernelPath::Pieces && way != KernelPath::OneShot;
         let chosen = way(call(1 << 24, DataType::Float32), asked(None, false), not_pieces);
-        assert_eq!(chosen, Some(Way::Plan(Algorithm::TwoShot)));
+        assert_eq!(chosen, Some(KernelPath::Plan(Algorithm::TwoShot)));
         let ring = Some(Algorithm::Ring);
         let chosen = way(call(1 << 24, DataType::Float32), asked(ring, false), |_| true);
-        assert_eq!(chosen, Some(Way::Plan(Algorithm::Ring)));
+        assert_eq!(chosen, Some(KernelPath::Plan(Algorithm::Ring)));
         let chosen = way(call(1 << 24, DataType::Float32), asked(ring, true), |_| true);
-        assert_eq!(chosen, Some(Way::Pieces));
+        assert_eq!(chosen, Some(KernelPath::Pieces));
     }
 
     #[test]
     fn what_is_asked_has_its_own_kernel_first_and_another_way_where_it_has_none() {
         let two = asked(Some(Algorithm::TwoShot), false);
-        assert_eq!(way(call(8, DataType::Int32), two, |_| true), Some(Way::Pieces));
-        let plan = way(call(8, DataType::Int32), two, |way| way != Way::Pieces);
-        assert_eq!(plan, Some(Way::Plan(Algorithm::TwoShot)));
+        assert_eq!(way(call(8, DataType::Int32), two, |_| true), Some(KernelPath::Pieces));
+        let plan = way(call(8, DataType::Int32), two, |way| way != KernelPath::Pieces);
+        assert_eq!(plan, Some(KernelPath::Plan(Algorithm::TwoShot)));
         assert_eq!(
-            way(call(8, DataType::Int32), two, |way| way == Way::OneShot),
-            Some(Way::OneShot)
+            way(call(8, DataType::Int32), two, |way| way == KernelPath::OneShot),
+            Some(KernelPath::OneShot)
         );
         assert_eq!(way(call(8, DataType::Int32), two, |_| false), None);
     }

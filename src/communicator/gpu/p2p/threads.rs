@@ -8,17 +8,19 @@
 //! the streams that its peers may wait for, and to a second communicator's, not to any number.
 #![allow(unsafe_code)]
 
-use super::select::{Chosen, Pace, Ways};
+use super::select::{ChosenKernelPath, LinkCosts, Ways};
 use super::trial;
-use crate::communicator::gpu::fused::barrier::{Arrival, Sitting};
+use crate::communicator::gpu::fused::barrier::{RankCall, RankDevice};
 use crate::config::DEFAULT_BUFFER_BYTES;
 use crate::device::cuda::{
-    Address, Capture, DeviceMemory, Event, Interlocked, Kernels, Lasting, OwnedStream, Stream,
-    in_one_order,
+    Address, Capture, DeferredFree, DeviceMemory, Event, Kernels, OwnedStream, RawStream,
+    SpinKernelsActive, in_one_order,
 };
 use crate::error::Result;
-use crate::executor::device_p2p::{Control, Geometry, Station, Tabled, Way, Work, cooperative};
-use crate::executor::device_pieces::Place;
+use crate::executor::device_p2p::{
+    AbortBlock, DeviceComm, KernelPath, KernelWork, P2pSizing, Tabled, cooperative,
+};
+use crate::executor::device_pieces::RankBuffers;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 /// What is asked of a way to do a call. All ranks give the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Call {
+pub struct P2pCall {
     pub collective: Collective,
     pub root: usize,
     pub count: usize,
@@ -36,31 +38,36 @@ pub struct Call {
     pub is_plain: bool,
 }
 
-impl Call {
-    pub fn of(arrivals: &[&Arrival]) -> Call {
-        let Arrival { collective, root, count, data_type, op, .. } = *arrivals[0];
+impl P2pCall {
+    pub fn of(arrivals: &[&RankCall]) -> P2pCall {
+        let RankCall { collective, root, count, data_type, op, .. } = *arrivals[0];
         let is_plain = arrivals.iter().all(|arrival| arrival.is_plain);
-        Call { collective, root, count, data_type, op, is_plain }
+        P2pCall { collective, root, count, data_type, op, is_plain }
     }
 
     /// As the kernels are told of it.
-    pub fn work<'a>(&self, way: Way, places: &'a [Place], scalars: &'a [f64]) -> Work<'a> {
-        let Call { collective, root, count, data_type, op, .. } = *self;
-        Work { way, collective, root, count, data_type, op, places, scalars }
+    pub fn work<'a>(
+        &self,
+        way: KernelPath,
+        places: &'a [RankBuffers],
+        scalars: &'a [f64],
+    ) -> KernelWork<'a> {
+        let P2pCall { collective, root, count, data_type, op, .. } = *self;
+        KernelWork { way, collective, root, count, data_type, op, places, scalars }
     }
 }
 
 /// Where a rank's kernel is launched.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct RankLaunch<'a> {
     pub kernels: &'a Kernels,
-    pub stream: Stream,
+    pub stream: RawStream,
     pub capture: Capture,
     /// Recorded before and after it.
     pub around: Option<&'a [Event; 2]>,
 }
 
-impl Part<'_> {
+impl RankLaunch<'_> {
     /// Record the moment before the launch, or after it.
     fn record(&self, after: usize) -> Result<()> {
         let Some(around) = self.around else { return Ok(()) };
@@ -70,19 +77,19 @@ impl Part<'_> {
 }
 
 /// The ranks of a communicator, ready to launch.
-pub struct Company {
-    stations: Vec<Station>,
+pub struct P2pThreads {
+    stations: Vec<DeviceComm>,
     /// All are on one device.
     is_together: bool,
     ways: Ways,
     /// The last to go: what was let go meanwhile is freed then.
-    interlocked: Option<Interlocked>,
+    interlocked: Option<SpinKernelsActive>,
 }
 
-impl Company {
+impl P2pThreads {
     /// The company of ranks that sit on a device each, or on one if an algorithm is asked for;
     /// `None` for others. Tries each kind of kernel.
-    pub fn found(sittings: &[&Sitting], ndevices: usize) -> Result<Option<Company>> {
+    pub fn found(sittings: &[&RankDevice], ndevices: usize) -> Result<Option<P2pThreads>> {
         let nranks = sittings.len();
         let asked = sittings[0].asked;
         let is_together = ndevices == 1 && asked.algorithm.is_some();
@@ -95,21 +102,21 @@ impl Company {
             return Ok(None);
         }
         let geometry = match is_together {
-            true => Geometry::of_one_device(nranks, least, bytes),
-            false => Geometry::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFFER_BYTES)),
+            true => P2pSizing::of_one_device(nranks, least, bytes),
+            false => P2pSizing::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFFER_BYTES)),
         };
         let longest = asked.timeout / 2;
-        let interlocked = (!is_together).then(|| Interlocked::begin(longest)).transpose()?;
+        let interlocked = (!is_together).then(|| SpinKernelsActive::begin(longest)).transpose()?;
         let streams =
             sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
         let stations = stations(sittings, geometry, sittings[0].asked.timeout, &streams)?;
-        let ways = Ways::new(asked, Pace::default());
-        let mut company = Company { stations, is_together, ways, interlocked };
+        let ways = Ways::new(asked, LinkCosts::default());
+        let mut company = P2pThreads { stations, is_together, ways, interlocked };
         company.ways.pace = trial::run(&mut company, sittings, &streams)?;
         Ok(Some(company))
     }
 
-    pub fn controls(&self) -> Vec<Arc<Control>> {
+    pub fn controls(&self) -> Vec<Arc<AbortBlock>> {
         self.stations.iter().map(|station| station.control().clone()).collect()
     }
 
@@ -122,23 +129,23 @@ impl Company {
     }
 
     /// Whether work can be done its way, whatever the buffers are.
-    pub fn does(&self, work: &Work) -> Result<bool> {
+    pub fn does(&self, work: &KernelWork) -> Result<bool> {
         self.stations[0].does(work)
     }
 
     /// Connections between two ranks that work is spread over.
-    pub fn channels(&self, call: &Call, way: Way) -> usize {
-        let places = vec![Place::default(); self.nranks()];
+    pub fn channels(&self, call: &P2pCall, way: KernelPath) -> usize {
+        let places = vec![RankBuffers::default(); self.nranks()];
         self.stations[0].channels(&call.work(way, &places, &[]))
     }
 
     /// How the call is done; `None` where kernels that wait do not do it, or not as asked.
-    pub fn way(&mut self, call: Call) -> Result<Option<Chosen>> {
+    pub fn way(&mut self, call: P2pCall) -> Result<Option<ChosenKernelPath>> {
         let (nranks, station) = (self.nranks(), &self.stations[0]);
-        let places = vec![Place::default(); nranks];
+        let places = vec![RankBuffers::default(); nranks];
         let scalars = vec![1.0; nranks];
         self.ways.of(call, nranks, |way| {
-            let reaches = way != Way::Pieces || call.is_plain;
+            let reaches = way != KernelPath::Pieces || call.is_plain;
             Ok(reaches && station.does(&call.work(way, &places, &scalars))?)
         })
     }
@@ -149,9 +156,14 @@ impl Company {
     ///
     /// # Safety
     /// The buffers that `work` names are valid until the streams have passed.
-    pub unsafe fn launch(&mut self, parts: &[Part], leader: usize, work: &Work) -> Result<()> {
+    pub unsafe fn launch(
+        &mut self,
+        parts: &[RankLaunch],
+        leader: usize,
+        work: &KernelWork,
+    ) -> Result<()> {
         if self.is_together {
-            let part @ Part { kernels, stream, capture, .. } = parts[leader];
+            let part @ RankLaunch { kernels, stream, capture, .. } = parts[leader];
             part.record(0)?;
             // SAFETY: the caller's promise.
             unsafe { cooperative::launch(&mut self.stations, kernels, work, stream, capture)? };
@@ -181,7 +193,7 @@ impl Company {
     }
 
     /// What a rank's stream is given next comes after its last kernel. The context is current.
-    pub fn follow(&mut self, rank: usize, stream: Stream, capture: Capture) -> Result<()> {
+    pub fn follow(&mut self, rank: usize, stream: RawStream, capture: Capture) -> Result<()> {
         self.stations[rank].follow(stream, capture)
     }
 
@@ -193,29 +205,32 @@ impl Company {
 
 /// Every rank's station, ready once the streams have passed.
 fn stations(
-    sittings: &[&Sitting],
-    geometry: Geometry,
+    sittings: &[&RankDevice],
+    geometry: P2pSizing,
     timeout: Duration,
     streams: &[OwnedStream],
-) -> Result<Vec<Station>> {
-    let ground = |one: &&Sitting| Lasting::of(&one.device, geometry.ground_bytes());
-    let grounds: Vec<Lasting<DeviceMemory>> = sittings.iter().map(ground).collect::<Result<_>>()?;
-    let address = |ground: &Lasting<DeviceMemory>| ground.pointer().expose_provenance() as Address;
+) -> Result<Vec<DeviceComm>> {
+    let ground = |one: &&RankDevice| DeferredFree::of(&one.device, geometry.ground_bytes());
+    let grounds: Vec<DeferredFree<DeviceMemory>> =
+        sittings.iter().map(ground).collect::<Result<_>>()?;
+    let address =
+        |ground: &DeferredFree<DeviceMemory>| ground.pointer().expose_provenance() as Address;
     let addresses: Vec<Address> = grounds.iter().map(address).collect();
     let all = sittings.iter().zip(grounds).zip(streams).enumerate();
     all.map(|(rank, ((sitting, ground), stream))| {
         let stream = stream.raw();
-        let made = Station::new(&sitting.device, rank, geometry, &addresses, timeout, stream);
+        let made = DeviceComm::new(&sitting.device, rank, geometry, &addresses, timeout, stream);
         made.map(|station| station.on(ground))
     })
     .collect()
 }
 
-impl Drop for Company {
+impl Drop for P2pThreads {
     /// Grounds go together, and only where no kernel of any rank may still come to them.
     fn drop(&mut self) {
-        let is_at_rest = self.stations.iter().all(Station::is_at_rest);
-        let let_go: fn(Station) = if is_at_rest { Station::retire } else { Station::give_up };
+        let is_at_rest = self.stations.iter().all(DeviceComm::is_at_rest);
+        let let_go: fn(DeviceComm) =
+            if is_at_rest { DeviceComm::retire } else { DeviceComm::give_up };
         self.stations.drain(..).for_each(let_go);
         if !is_at_rest {
             // What else is freed would wait for those kernels.

@@ -7,16 +7,16 @@
 #![allow(unsafe_code)]
 
 use super::peer_access::passed;
-use super::select::Pace;
-use super::threads::{Call, Company, Part};
+use super::select::LinkCosts;
+use super::threads::{P2pCall, P2pThreads, RankLaunch};
 use crate::algorithm::Algorithm;
-use crate::communicator::gpu::fused::barrier::Sitting;
+use crate::communicator::gpu::fused::barrier::RankDevice;
 use crate::device::cuda::{
-    Capture, DeviceMemory, Event, Kernels, Lasting, OwnedStream, Pinned, Recording, copy, fill,
+    Capture, DeferredFree, DeviceMemory, Event, Kernels, OwnedStream, Pinned, Recording, copy, fill,
 };
 use crate::error::{Error, Result};
-use crate::executor::device_p2p::Way;
-use crate::executor::device_pieces::Place;
+use crate::executor::device_p2p::KernelPath;
+use crate::executor::device_pieces::RankBuffers;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
@@ -43,10 +43,10 @@ pub const SHIFT: usize = 32;
 pub const POISON: u8 = 0x5a;
 
 /// What trials work with.
-struct Bench {
-    pattern: Lasting<Pinned>,
-    back: Lasting<Pinned>,
-    buffers: Vec<[Lasting<DeviceMemory>; 2]>,
+struct ThreadTrials {
+    pattern: DeferredFree<Pinned>,
+    back: DeferredFree<Pinned>,
+    buffers: Vec<[DeferredFree<DeviceMemory>; 2]>,
     /// Around the launch of the last rank.
     around: [Event; 2],
 }
@@ -63,14 +63,14 @@ pub fn pace(
     nranks: usize,
     (one_shot_us, ring_us): (Option<f64>, Option<f64>),
     (small_us, large_us, large): (Option<f64>, Option<f64>, usize),
-) -> Pace {
+) -> LinkCosts {
     let n = nranks as f64;
     let moved = 2.0 * (n - 1.0) / n * 4.0 * (large - SMALL) as f64;
-    let usual = Pace::default();
+    let usual = LinkCosts::default();
     let between = |longer: Option<f64>, shorter: Option<f64>| Some(longer? - shorter?);
-    // Two for each of the ring's steps, less the one-shot's one: see `Pace`.
+    // Two for each of the ring's steps, less the one-shot's one: see `LinkCosts`.
     let crossings = 2.0 * (2.0 * n - 2.0) - 1.0;
-    Pace {
+    LinkCosts {
         crossing_us: between(ring_us, one_shot_us)
             .map_or(usual.crossing_us, |us| (us / crossings).max(LEAST_CROSSING_US)),
         us_per_byte: between(large_us, small_us)
@@ -79,7 +79,7 @@ pub fn pace(
 }
 
 /// Look at the sums that a rank has, of as many elements as it got.
-pub fn check(got: &[u32], nranks: usize, rank: usize, way: Way) -> Result<()> {
+pub fn check(got: &[u32], nranks: usize, rank: usize, way: KernelPath) -> Result<()> {
     let count = got.len();
     let sum = |index: usize| {
         let of = |rank: usize| element(index + SHIFT * rank);
@@ -96,8 +96,12 @@ pub fn check(got: &[u32], nranks: usize, rank: usize, way: Way) -> Result<()> {
 }
 
 /// Try all ways on these streams; what they take.
-pub fn run(company: &mut Company, sittings: &[&Sitting], streams: &[OwnedStream]) -> Result<Pace> {
-    let bench = Bench::new(sittings)?;
+pub fn run(
+    company: &mut P2pThreads,
+    sittings: &[&RankDevice],
+    streams: &[OwnedStream],
+) -> Result<LinkCosts> {
+    let bench = ThreadTrials::new(sittings)?;
     let tried = bench.all(company, sittings, streams);
     if tried.is_err() {
         company.stop();
@@ -109,22 +113,22 @@ pub fn run(company: &mut Company, sittings: &[&Sitting], streams: &[OwnedStream]
     tried
 }
 
-impl Bench {
-    fn new(sittings: &[&Sitting]) -> Result<Bench> {
+impl ThreadTrials {
+    fn new(sittings: &[&RankDevice]) -> Result<ThreadTrials> {
         let nranks = sittings.len();
         let device = &sittings[0].device;
-        let pattern = Lasting::<Pinned>::of(device, 4 * (LARGE + SHIFT * nranks))?;
+        let pattern = DeferredFree::<Pinned>::of(device, 4 * (LARGE + SHIFT * nranks))?;
         let place = pattern.pointer().cast::<u32>();
         // SAFETY: fresh memory of as many elements.
         let elements = unsafe { std::slice::from_raw_parts_mut(place, LARGE + SHIFT * nranks) };
         elements.iter_mut().enumerate().for_each(|(index, place)| *place = element(index));
-        let memory = |one: &&Sitting| Lasting::of(&one.device, 4 * LARGE);
-        let both = |one: &&Sitting| Ok([memory(one)?, memory(one)?]);
+        let memory = |one: &&RankDevice| DeferredFree::of(&one.device, 4 * LARGE);
+        let both = |one: &&RankDevice| Ok([memory(one)?, memory(one)?]);
         let last = &sittings[nranks - 1].device;
         let event = || Event::new(last, Recording::Time);
-        Ok(Bench {
+        Ok(ThreadTrials {
             pattern,
-            back: Lasting::of(device, 4 * LARGE)?,
+            back: DeferredFree::of(device, 4 * LARGE)?,
             buffers: sittings.iter().map(both).collect::<Result<_>>()?,
             around: [event()?, event()?],
         })
@@ -134,15 +138,15 @@ impl Bench {
     fn retire(self) {
         self.pattern.retire();
         self.back.retire();
-        self.buffers.into_iter().flatten().for_each(Lasting::retire);
+        self.buffers.into_iter().flatten().for_each(DeferredFree::retire);
     }
 
     fn all(
         &self,
-        company: &mut Company,
-        sittings: &[&Sitting],
+        company: &mut P2pThreads,
+        sittings: &[&RankDevice],
         streams: &[OwnedStream],
-    ) -> Result<Pace> {
+    ) -> Result<LinkCosts> {
         for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
             let _current = sitting.device.enter()?;
             let (to, from) = (self.buffers[rank][0].pointer(), self.pattern.pointer());
@@ -155,29 +159,29 @@ impl Bench {
             passed(&sitting.device, stream)?;
         }
         let mut time = |way, count| self.time(company, sittings, streams, (way, count));
-        let one_shot_us = time(Way::OneShot, SMALL)?;
-        let ring_us = time(Way::Plan(Algorithm::Ring), SMALL)?;
-        let small_us = time(Way::Pieces, SMALL)?;
-        let large_us = time(Way::Pieces, LARGE)?;
+        let one_shot_us = time(KernelPath::OneShot, SMALL)?;
+        let ring_us = time(KernelPath::Plan(Algorithm::Ring), SMALL)?;
+        let small_us = time(KernelPath::Pieces, SMALL)?;
+        let large_us = time(KernelPath::Pieces, LARGE)?;
         Ok(pace(sittings.len(), (one_shot_us, ring_us), (small_us, large_us, LARGE)))
     }
 
     /// Microseconds of a sum of so many elements; `None` where it is not done so.
     fn time(
         &self,
-        company: &mut Company,
-        sittings: &[&Sitting],
+        company: &mut P2pThreads,
+        sittings: &[&RankDevice],
         streams: &[OwnedStream],
-        (way, count): (Way, usize),
+        (way, count): (KernelPath, usize),
     ) -> Result<Option<f64>> {
-        let end = |memory: &Lasting<DeviceMemory>| memory.pointer().expose_provenance() as u64;
-        let place = |both: &[Lasting<DeviceMemory>; 2]| Place {
+        let end = |memory: &DeferredFree<DeviceMemory>| memory.pointer().expose_provenance() as u64;
+        let place = |both: &[DeferredFree<DeviceMemory>; 2]| RankBuffers {
             input: end(&both[0]),
             output: end(&both[1]),
         };
-        let places: Vec<Place> = self.buffers.iter().map(place).collect();
+        let places: Vec<RankBuffers> = self.buffers.iter().map(place).collect();
         let scalars = vec![1.0; sittings.len()];
-        let call = Call {
+        let call = P2pCall {
             collective: Collective::AllReduce,
             root: 0,
             count,
@@ -190,14 +194,14 @@ impl Bench {
             return Ok(None);
         }
         let last = sittings.len() - 1;
-        let parts: Vec<Part> = sittings
+        let parts: Vec<RankLaunch> = sittings
             .iter()
             .zip(streams)
             .enumerate()
             .map(|(rank, (sitting, stream))| {
                 let (kernels, capture) = (kernels(sitting)?, Capture::No);
                 let around = (rank == last).then_some(&self.around);
-                Ok(Part { kernels, stream: stream.raw(), capture, around })
+                Ok(RankLaunch { kernels, stream: stream.raw(), capture, around })
             })
             .collect::<Result<_>>()?;
         let mut best_ms = f32::MAX;
@@ -228,9 +232,9 @@ impl Bench {
     /// Look at the sums that all ranks have.
     fn compare(
         &self,
-        sittings: &[&Sitting],
+        sittings: &[&RankDevice],
         streams: &[OwnedStream],
-        (way, count): (Way, usize),
+        (way, count): (KernelPath, usize),
     ) -> Result<()> {
         for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
             {
@@ -249,6 +253,6 @@ impl Bench {
     }
 }
 
-fn kernels(sitting: &Sitting) -> Result<&Kernels> {
+fn kernels(sitting: &RankDevice) -> Result<&Kernels> {
     sitting.kernels.as_deref().ok_or_else(|| Error::Internal("a launch without kernels".into()))
 }

@@ -7,19 +7,19 @@
 #![allow(unsafe_code)]
 
 use super::peer_access::passed;
-use super::processes::{Crew, Own, agreed};
-use super::select::Pace;
-use super::threads::Call;
+use super::processes::{Own, P2pProcesses, agreed};
+use super::select::LinkCosts;
+use super::threads::P2pCall;
 use super::trial::{self, LARGE, POISON, SHIFT, SMALL, TIMES, element};
 use crate::algorithm::Algorithm;
 use crate::communicator::gpu::ipc::exchange::Talk;
 use crate::device::cuda::{
-    Capture, Device, DeviceMemory, Event, Interlocked, Lasting, OwnedStream, Pinned, Recording,
-    copy, fill,
+    Capture, DeferredFree, Device, DeviceMemory, Event, OwnedStream, Pinned, Recording,
+    SpinKernelsActive, copy, fill,
 };
 use crate::error::{Error, Result};
-use crate::executor::device_p2p::Way;
-use crate::executor::device_pieces::Place;
+use crate::executor::device_p2p::KernelPath;
+use crate::executor::device_pieces::RankBuffers;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -28,21 +28,21 @@ use std::sync::Arc;
 const LEAST_LARGE: usize = 1 << 14;
 
 /// What a rank's trials work with.
-struct Bench {
+struct ProcessTrials {
     device: Arc<Device>,
     rank: usize,
     nranks: usize,
     stream: OwnedStream,
-    host: Lasting<Pinned>,
-    input: Lasting<DeviceMemory>,
-    output: Lasting<DeviceMemory>,
+    host: DeferredFree<Pinned>,
+    input: DeferredFree<DeviceMemory>,
+    output: DeferredFree<DeviceMemory>,
     /// Around the launch.
     around: [Event; 2],
 }
 
 /// What came of the trial: the same kind on all ranks.
 pub enum Tried {
-    Works(Pace),
+    Works(LinkCosts),
     /// Some rank could not begin, which is why, or a peer ended it; no kernel was launched.
     Unready(Result<Error>),
     /// Kernels may be under way for ever.
@@ -50,11 +50,11 @@ pub enum Tried {
 }
 
 /// Try the ways. The error is a peer's that ended it.
-pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Tried> {
+pub fn run(crew: &mut P2pProcesses, device: &Arc<Device>, talk: &mut Talk) -> Result<Tried> {
     let (rank, nranks) = (talk.links.rank, talk.links.nranks);
-    let made = Bench::new(device, rank, nranks).and_then(|bench| {
+    let made = ProcessTrials::new(device, rank, nranks).and_then(|bench| {
         // Nothing is freed while these kernels run.
-        Ok((bench, Interlocked::begin(crew.timeout() / 2)?))
+        Ok((bench, SpinKernelsActive::begin(crew.timeout() / 2)?))
     });
     let (bench, interlocked) = match agreed(made, talk) {
         Ok(Ok(made)) => made,
@@ -72,18 +72,18 @@ pub fn run(crew: &mut Crew, device: &Arc<Device>, talk: &mut Talk) -> Result<Tri
     tried.map(|tried| Tried::Fails(tried.expect_err("it has no pace")))
 }
 
-impl Bench {
-    fn new(device: &Arc<Device>, rank: usize, nranks: usize) -> Result<Bench> {
-        let host = Lasting::<Pinned>::of(device, 4 * LARGE)?;
+impl ProcessTrials {
+    fn new(device: &Arc<Device>, rank: usize, nranks: usize) -> Result<ProcessTrials> {
+        let host = DeferredFree::<Pinned>::of(device, 4 * LARGE)?;
         let event = || Event::new(device, Recording::Time);
-        let bench = Bench {
+        let bench = ProcessTrials {
             device: device.clone(),
             rank,
             nranks,
             stream: OwnedStream::new(device)?,
             host,
-            input: Lasting::of(device, 4 * LARGE)?,
-            output: Lasting::of(device, 4 * LARGE)?,
+            input: DeferredFree::of(device, 4 * LARGE)?,
+            output: DeferredFree::of(device, 4 * LARGE)?,
             around: [event()?, event()?],
         };
         let place = bench.host.pointer().cast::<u32>();
@@ -108,11 +108,11 @@ impl Bench {
         self.output.retire();
     }
 
-    fn all(&self, crew: &mut Crew, talk: &mut Talk) -> Result<Result<Pace>> {
-        let ring = Way::Plan(Algorithm::Ring);
+    fn all(&self, crew: &mut P2pProcesses, talk: &mut Talk) -> Result<Result<LinkCosts>> {
+        let ring = KernelPath::Plan(Algorithm::Ring);
         // With more messages it is crossings that are measured, of which a small budget needs many.
         let large = LARGE.min(crew.geometry.bytes_at_once() / 4);
-        let mut whats = vec![(Way::OneShot, SMALL), (ring, SMALL)];
+        let mut whats = vec![(KernelPath::OneShot, SMALL), (ring, SMALL)];
         if large >= LEAST_LARGE {
             whats.push((ring, large));
         }
@@ -131,11 +131,11 @@ impl Bench {
     /// Microseconds of a sum of so many elements; `None` where it is not done so.
     fn time(
         &self,
-        crew: &mut Crew,
-        (way, count): (Way, usize),
+        crew: &mut P2pProcesses,
+        (way, count): (KernelPath, usize),
         talk: &mut Talk,
     ) -> Result<Result<Option<f64>>> {
-        let call = Call {
+        let call = P2pCall {
             collective: Collective::AllReduce,
             root: 0,
             count,
@@ -170,10 +170,11 @@ impl Bench {
     }
 
     /// One sum; its milliseconds here.
-    fn turn(&self, crew: &mut Crew, call: &Call, way: Way) -> Result<f32> {
+    fn turn(&self, crew: &mut P2pProcesses, call: &P2pCall, way: KernelPath) -> Result<f32> {
         let on = (self.stream.raw(), Capture::No);
-        let address = |memory: &Lasting<DeviceMemory>| memory.pointer().expose_provenance() as u64;
-        let place = Place { input: address(&self.input), output: address(&self.output) };
+        let address =
+            |memory: &DeferredFree<DeviceMemory>| memory.pointer().expose_provenance() as u64;
+        let place = RankBuffers { input: address(&self.input), output: address(&self.output) };
         {
             let _current = self.device.enter()?;
             // What the way before has left must not pass for this one's.
@@ -195,7 +196,7 @@ impl Bench {
     }
 
     /// Look at the sums that this rank has.
-    fn compare(&self, way: Way, count: usize) -> Result<()> {
+    fn compare(&self, way: KernelPath, count: usize) -> Result<()> {
         {
             let _current = self.device.enter()?;
             let (to, from) = (self.host.pointer(), self.output.pointer());

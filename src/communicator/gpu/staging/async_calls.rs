@@ -13,14 +13,14 @@
 #![allow(unsafe_code)]
 
 use super::portions;
-use super::{Guard, wait_until};
-use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
-use crate::communicator::call::{Call, Extents, Ticket};
-use crate::communicator::gpu::{Found, Gpu, Sharing};
-use crate::communicator::health::watchdog::OperationWatch;
-use crate::device::cuda::{Device, Lasting, Pinned};
+use super::{StreamWaitCheck, wait_until};
+use crate::communicator::call::portions::{CallExtent, Portions, RunOnHost, Side};
+use crate::communicator::call::{Call, Extents, StreamTicket};
+use crate::communicator::gpu::{BufferKinds, Gpu, Sharing};
+use crate::communicator::health::watchdog::OpWatchdog;
+use crate::device::cuda::{DeferredFree, Device, Pinned};
 use crate::error::Result;
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -30,19 +30,19 @@ use std::time::{Duration, Instant};
 const LINE: usize = 128;
 
 /// What streams write and wait for, in pinned memory, which devices address as this process does.
-pub struct Words(Option<Lasting<Pinned>>);
+pub struct StreamWords(Option<DeferredFree<Pinned>>);
 
 // SAFETY: the words are atomics.
-unsafe impl Sync for Words {}
+unsafe impl Sync for StreamWords {}
 
-impl Words {
+impl StreamWords {
     /// Two for calls, and so many for places that copies come to.
-    pub fn new(device: &Arc<Device>, places: usize) -> Result<Words> {
+    pub fn new(device: &Arc<Device>, places: usize) -> Result<StreamWords> {
         let bytes = 2 * LINE + places * size_of::<AtomicU32>();
-        let memory = Lasting::<Pinned>::of(device, bytes)?;
+        let memory = DeferredFree::<Pinned>::of(device, bytes)?;
         // SAFETY: as many bytes, which nobody else has.
         unsafe { memory.pointer().write_bytes(0, bytes) };
-        Ok(Words(Some(memory)))
+        Ok(StreamWords(Some(memory)))
     }
 
     /// The last call whose input has come to the host.
@@ -75,7 +75,11 @@ impl Words {
     }
 
     /// Wait until the input of a call has come.
-    pub(in crate::communicator) fn wait(&self, ticket: u32, watch: &dyn Guard) -> Result<()> {
+    pub(in crate::communicator) fn wait(
+        &self,
+        ticket: u32,
+        watch: &dyn StreamWaitCheck,
+    ) -> Result<()> {
         // Acquire: pairs with the stream's write, which comes after its copy.
         wait_until(|| Ok(self.come().load(Acquire).wrapping_sub(ticket) as i32 >= 0), watch)?;
         // An abort before the input came ends the call, too.
@@ -83,10 +87,10 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for StreamWords {
     /// No stream waits for them any more: who leaves one that does keeps them for good.
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(Lasting::retire);
+        self.0.take().into_iter().for_each(DeferredFree::retire);
     }
 }
 
@@ -98,22 +102,22 @@ fn forward(done: u32, ticket: u32) -> Option<u32> {
 }
 
 /// The devices of this process that ranks of communicators are on: all ranks of one hold the same.
-static SEATS: Shared<BTreeMap<Seat, Weak<()>>> = Shared::new(BTreeMap::new());
+static SEATS: ForkSafeMutex<BTreeMap<HoldKey, Weak<()>>> = ForkSafeMutex::new(BTreeMap::new());
 
 /// A communicator's name, and the number of a device.
-type Seat = (Vec<u8>, i32);
+type HoldKey = (Vec<u8>, i32);
 
 /// A rank's hold of its communicator's place on a device.
-pub struct Place(Arc<()>);
+pub struct DeviceHold(Arc<()>);
 
-impl Place {
-    pub fn of(name: &[u8], ordinal: i32) -> Place {
+impl DeviceHold {
+    pub fn of(name: &[u8], ordinal: i32) -> DeviceHold {
         let mut seats = SEATS.lock();
         seats.retain(|_, seat| seat.strong_count() > 0);
         let seat = seats.entry((name.to_vec(), ordinal)).or_default();
         let place = seat.upgrade().unwrap_or_default();
         *seat = Arc::downgrade(&place);
-        Place(place)
+        DeviceHold(place)
     }
 
     fn is_shared(&self) -> bool {
@@ -149,7 +153,7 @@ pub(in crate::communicator) fn entries(call: &Call, portions: &Portions) -> usiz
 
 impl Gpu {
     /// Whether a call returns before the host has done its part.
-    pub(in crate::communicator) fn is_ahead(&self, found: &Found, extents: &Extents) -> bool {
+    pub(in crate::communicator) fn is_ahead(&self, found: &BufferKinds, extents: &Extents) -> bool {
         // What is in host memory is the caller's again when the call returns.
         let is_all_here =
             found.sends == (extents.input > 0) && found.receives == (extents.output > 0);
@@ -167,7 +171,7 @@ impl Gpu {
     pub(in crate::communicator) fn wait_for_input(
         &self,
         ticket: u32,
-        watch: &dyn Guard,
+        watch: &dyn StreamWaitCheck,
     ) -> Result<()> {
         *self.on_host_since.lock() = None;
         self.words.wait(ticket, watch)?;
@@ -180,13 +184,13 @@ impl Gpu {
         &self,
         call: &Call,
         portions: Option<&Portions>,
-        watch: &OperationWatch,
-        on_host: &mut OnHost,
+        watch: &OpWatchdog,
+        on_host: &mut RunOnHost,
     ) -> Option<Result<()>> {
-        let Ticket { last, base } = call.order.ticket?;
+        let StreamTicket { last, base } = call.order.ticket?;
         let Some(cut) = portions else {
             let come = self.wait_for_input(last, watch);
-            return Some(come.and_then(|()| on_host(call, Part::Whole)));
+            return Some(come.and_then(|()| on_host(call, CallExtent::Whole)));
         };
         Some((0..cut.number).try_for_each(|index| {
             let ticket = last.wrapping_sub((cut.number - 1 - index) as u32);
@@ -194,7 +198,7 @@ impl Gpu {
             let place = portions::at(base, index, self.portion_bytes);
             let buffers = portions::packed(call, cut, index, place);
             let lists = cut.lists(call, index);
-            on_host(&cut.call(call, index, buffers, lists.as_ref()), Part::Portion(index))?;
+            on_host(&cut.call(call, index, buffers, lists.as_ref()), CallExtent::Portion(index))?;
             self.words.finish(ticket);
             Ok(())
         }))

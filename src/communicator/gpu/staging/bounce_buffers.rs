@@ -10,12 +10,12 @@
 //! exchange looks at, as it would take an event for each place to know otherwise.
 #![allow(unsafe_code)]
 
-use super::send_recv::Posted;
-use super::{Guard, NAP, SOON, Staging, address, wait_until};
+use super::send_recv::OrderedMessage;
+use super::{NAP, SOON, Staging, StreamWaitCheck, address, wait_until};
 use crate::communicator::call::portions::LINE;
 use crate::device::cuda::{copy, write_value};
 use crate::error::Result;
-use crate::executor::bounce_buffers::{self, Place};
+use crate::executor::bounce_buffers::{self, MessageCursor};
 use crate::executor::links::Links;
 use crate::sync::atomic::Ordering::Acquire;
 use std::time::Instant;
@@ -42,36 +42,45 @@ struct Under {
 }
 
 /// The bays of a batch.
-pub struct Bays<'a> {
+pub struct StagedBounceBuffers<'a> {
     staging: &'a mut Staging,
     base: *mut u8,
     /// Bytes of a bay.
     bytes: usize,
-    posted: &'a [Posted],
+    posted: &'a [OrderedMessage],
     /// Which of them go through bays.
     staged: &'a [bool],
     /// By peer, and whether it is sent there.
     under: Vec<Under>,
     /// A copy was given that no number stands for.
     is_loose: bool,
-    watch: &'a dyn Guard,
+    watch: &'a dyn StreamWaitCheck,
 }
 
-impl<'a> Bays<'a> {
+impl<'a> StagedBounceBuffers<'a> {
     /// The memory's, which no copy uses any more.
     pub fn new(
         staging: &'a mut Staging,
         nranks: usize,
-        posted: &'a [Posted],
+        posted: &'a [OrderedMessage],
         staged: &'a [bool],
-        watch: &'a dyn Guard,
-    ) -> Result<Bays<'a>> {
+        watch: &'a dyn StreamWaitCheck,
+    ) -> Result<StagedBounceBuffers<'a>> {
         let bytes = staging.portion_bytes / nranks / LINE * LINE;
         let base = staging.room(2 * staging.portion_bytes, watch)?;
         let under = vec![Under::default(); 2 * nranks];
         // Of its copies only words know.
         staging.is_loose = true;
-        Ok(Bays { staging, base, bytes, posted, staged, under, is_loose: false, watch })
+        Ok(StagedBounceBuffers {
+            staging,
+            base,
+            bytes,
+            posted,
+            staged,
+            under,
+            is_loose: false,
+            watch,
+        })
     }
 
     /// After a failure: whether all copies that were given are through, or are so soon.
@@ -163,12 +172,17 @@ impl<'a> Bays<'a> {
     }
 }
 
-impl bounce_buffers::Bays for Bays<'_> {
+impl bounce_buffers::BounceBuffers for StagedBounceBuffers<'_> {
     fn has(&self, message: usize) -> bool {
         self.staged[message]
     }
 
-    fn at(&mut self, message: usize, chunk: usize, links: &mut Links) -> Result<Option<Place>> {
+    fn at(
+        &mut self,
+        message: usize,
+        chunk: usize,
+        links: &mut Links,
+    ) -> Result<Option<MessageCursor>> {
         let (bay, _, all) = self.bay(message);
         let sends = self.posted[message].message.parts().0;
         if self.under[bay].message != Some(message) {
@@ -185,7 +199,7 @@ impl bounce_buffers::Bays for Bays<'_> {
         }
         let offset = done % piece;
         let bytes = (piece - offset).min(all - done);
-        Ok(Some(Place { address: address.wrapping_add(offset), done, bytes }))
+        Ok(Some(MessageCursor { address: address.wrapping_add(offset), done, bytes }))
     }
 
     fn moved(&mut self, message: usize, bytes: usize) -> Result<()> {

@@ -7,14 +7,14 @@
 
 use super::super::Gpu;
 use crate::error::Error;
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use crate::sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Those of all communicators of this process, by their names.
-static ALL: Shared<BTreeMap<Vec<u8>, Weak<Callers>>> = Shared::new(BTreeMap::new());
+static ALL: ForkSafeMutex<BTreeMap<Vec<u8>, Weak<Callers>>> = ForkSafeMutex::new(BTreeMap::new());
 
 /// How long a call may be inside the driver before this is taken for a thread that waits for
 /// itself. What the driver does for a call takes milliseconds, and seconds where it is the first;
@@ -37,9 +37,9 @@ impl Callers {
     }
 
     /// A call of a rank is inside the driver until the value goes.
-    pub fn enter(&self, rank: usize) -> Inside<'_> {
+    pub fn enter(&self, rank: usize) -> InsideDriver<'_> {
         self.0.lock().push((rank, Instant::now()));
-        Inside { callers: self, rank }
+        InsideDriver { callers: self, rank }
     }
 
     /// The other rank that has been inside for so long, and how long.
@@ -52,12 +52,12 @@ impl Callers {
 }
 
 /// A call is inside the driver.
-pub struct Inside<'a> {
+pub struct InsideDriver<'a> {
     callers: &'a Callers,
     rank: usize,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for InsideDriver<'_> {
     fn drop(&mut self) {
         let mut all = self.callers.0.lock();
         if let Some(index) = all.iter().position(|(rank, _)| *rank == self.rank) {

@@ -19,19 +19,19 @@ mod portions;
 pub(super) mod send_recv;
 
 use super::super::call::{Call, Extents};
-use super::Found;
-use async_calls::Words;
+use super::BufferKinds;
+use async_calls::StreamWords;
 
-use crate::communicator::call::portions::{LINE, OnHost, Part};
-use crate::communicator::health::watchdog::{OperationWatch, Watched};
+use crate::communicator::call::portions::{CallExtent, LINE, RunOnHost};
+use crate::communicator::health::watchdog::{CommHealth, OpWatchdog};
 use crate::device::cuda::{
-    Device, Event, Lasting, Pinned, Recording, Stream, copy, wait, wait_value, write_value,
+    DeferredFree, Device, Event, Pinned, RawStream, Recording, copy, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
 pub use crate::executor::bounce_buffers::NAP;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
-use crate::transport::wait::Watch;
+use crate::transport::wait::WaitCheck;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ const SOON: Duration = Duration::from_secs(2);
 pub struct Staging {
     pub(super) device: Arc<Device>,
     /// `None` once it was given up.
-    pinned: Option<Lasting<Pinned>>,
+    pinned: Option<DeferredFree<Pinned>>,
     /// Bytes of a portion, of which there is always room for two.
     pub(super) portion_bytes: usize,
     /// What was copied to the host has come; by the portion's place, and of other calls the first.
@@ -55,7 +55,7 @@ pub struct Staging {
     pub(super) left: Event,
     /// Copies may have been given to streams that no event stands for.
     pub(super) is_loose: bool,
-    pub(super) words: Arc<Words>,
+    pub(super) words: Arc<StreamWords>,
     /// By place of a bay, the last copy's number.
     pub(super) numbers: Vec<u32>,
     /// The last call that was given to a stream whole.
@@ -63,19 +63,19 @@ pub struct Staging {
 }
 
 /// A call whose stream waits for the host until this is dropped.
-pub struct Given {
-    words: Arc<Words>,
+pub struct EnqueuedCall {
+    words: Arc<StreamWords>,
     last: u32,
 }
 
-impl Given {
+impl EnqueuedCall {
     /// Of the call, or of its last portion.
     pub fn ticket(&self) -> u32 {
         self.last
     }
 }
 
-impl Drop for Given {
+impl Drop for EnqueuedCall {
     fn drop(&mut self) {
         self.words.finish(self.last);
     }
@@ -86,27 +86,27 @@ impl Staging {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = ([event()?, event()?], event()?);
         let numbers = vec![0; bounce_buffers::places(nranks)];
-        let words = Arc::new(Words::new(device, numbers.len())?);
-        let pinned = Some(Lasting::of(device, 2 * portion_bytes)?);
+        let words = Arc::new(StreamWords::new(device, numbers.len())?);
+        let pinned = Some(DeferredFree::of(device, 2 * portion_bytes)?);
         let (device, is_loose, last) = (device.clone(), false, 0);
         Ok(Staging { device, pinned, portion_bytes, arrived, left, is_loose, words, numbers, last })
     }
 
-    pub fn words(&self) -> Arc<Words> {
+    pub fn words(&self) -> Arc<StreamWords> {
         self.words.clone()
     }
 
     /// The next call that a stream is given whole, in so many portions.
-    pub fn ticket(&mut self, number: usize) -> Given {
+    pub fn ticket(&mut self, number: usize) -> EnqueuedCall {
         self.last = self.last.wrapping_add(number as u32);
-        Given { words: self.words.clone(), last: self.last }
+        EnqueuedCall { words: self.words.clone(), last: self.last }
     }
 
     /// Give a call's stream all of it but the host's part, which is the call that is returned.
     pub fn give<'a>(
         &mut self,
         call: &Call<'a>,
-        found: &Found,
+        found: &BufferKinds,
         extents: &Extents,
         ticket: u32,
     ) -> Result<Call<'a>> {
@@ -135,13 +135,13 @@ impl Staging {
     }
 
     /// The stream says that what it copied has come. The context is current.
-    pub(super) fn ask_host(&self, stream: Stream, ticket: u32) -> Result<()> {
+    pub(super) fn ask_host(&self, stream: RawStream, ticket: u32) -> Result<()> {
         // SAFETY: the words stay until `left` has passed.
         unsafe { write_value(&self.device, stream, address(self.words.come()), ticket) }
     }
 
     /// The stream waits until the host is through with something. The context is current.
-    pub(super) fn await_host(&self, stream: Stream, ticket: u32) -> Result<()> {
+    pub(super) fn await_host(&self, stream: RawStream, ticket: u32) -> Result<()> {
         // SAFETY: as above.
         unsafe { wait_value(&self.device, stream, address(self.words.done()), ticket) }
     }
@@ -150,14 +150,14 @@ impl Staging {
     pub fn run(
         &mut self,
         call: &Call,
-        found: &Found,
+        found: &BufferKinds,
         extents: &Extents,
-        watch: &OperationWatch,
-        on_host: &mut OnHost,
+        watch: &OpWatchdog,
+        on_host: &mut RunOnHost,
     ) -> Result<()> {
         if !found.sends && !found.receives && call.order.stream.is_null() {
             // Host memory, and nothing to wait for: a call of the processor.
-            return on_host(call, Part::Whole);
+            return on_host(call, CallExtent::Whole);
         }
         let staged = |is_device: bool, bytes: usize| if is_device { bytes } else { 0 };
         let input = staged(found.sends, extents.input);
@@ -181,7 +181,7 @@ impl Staging {
         if found.receives {
             on_cpu.recv = base.wrapping_add(start);
         }
-        on_host(&on_cpu, Part::Whole)?;
+        on_host(&on_cpu, CallExtent::Whole)?;
         if found.receives {
             let _current = self.device.enter()?;
             // The first of several copies may be under way where a later one is refused.
@@ -195,12 +195,12 @@ impl Staging {
 
     /// What `stream` is given next comes after the results that copies have left. The context is
     /// current.
-    pub fn follow(&self, stream: Stream) -> Result<()> {
+    pub fn follow(&self, stream: RawStream) -> Result<()> {
         wait(stream, &self.left)
     }
 
     /// Memory of so many bytes that no copy uses any more.
-    pub fn room(&mut self, bytes: usize, watch: &dyn Guard) -> Result<*mut u8> {
+    pub fn room(&mut self, bytes: usize, watch: &dyn StreamWaitCheck) -> Result<*mut u8> {
         self.arrived.iter().try_for_each(|arrived| wait_for(arrived, watch))?;
         wait_for(&self.left, watch)?;
         self.base(bytes)
@@ -229,12 +229,12 @@ impl Staging {
         let all = 2 * self.portion_bytes;
         assert!(bytes <= all, "what is longer than two portions goes in turns");
         if self.pinned.is_none() {
-            self.pinned = Some(Lasting::of(&self.device, all)?);
+            self.pinned = Some(DeferredFree::of(&self.device, all)?);
         }
         Ok(self.pinned.as_ref().map_or(std::ptr::null_mut(), |pinned| pinned.pointer()))
     }
 
-    fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: Stream) -> Result<()> {
+    fn copy_in(&self, to: *mut u8, from: *const u8, bytes: usize, stream: RawStream) -> Result<()> {
         // SAFETY: the pinned memory has room; the buffer is the caller's promise until the call is
         // done, which waits for this copy.
         unsafe { copy(&self.device, to, from, bytes, stream) }
@@ -260,7 +260,7 @@ impl Staging {
     }
 
     /// Copies to the host were given to streams; wait until all have come.
-    pub fn arrive(&mut self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
+    pub fn arrive(&mut self, streams: &[RawStream], watch: &dyn StreamWaitCheck) -> Result<()> {
         for (index, stream) in streams.iter().enumerate() {
             self.is_loose = true;
             {
@@ -274,7 +274,7 @@ impl Staging {
     }
 
     /// Copies from the host were given to streams: the memory is theirs until they are through.
-    pub fn leave(&mut self, streams: &[Stream], watch: &dyn Guard) -> Result<()> {
+    pub fn leave(&mut self, streams: &[RawStream], watch: &dyn StreamWaitCheck) -> Result<()> {
         for (index, stream) in streams.iter().enumerate() {
             self.is_loose = true;
             {
@@ -315,7 +315,7 @@ impl Drop for Staging {
         if self.pinned.is_some() && !self.is_at_rest() {
             self.give_up();
         }
-        self.pinned.take().into_iter().for_each(Lasting::retire);
+        self.pinned.take().into_iter().for_each(DeferredFree::retire);
     }
 }
 
@@ -324,12 +324,12 @@ fn address(word: &AtomicU32) -> u64 {
 }
 
 /// What ends a wait for the device: an abort, a peer's failure, the deadline.
-pub trait Guard {
+pub trait StreamWaitCheck {
     /// The error that ends a wait of so long.
     fn look(&self, waited: Duration) -> Result<()>;
 }
 
-impl Guard for OperationWatch<'_> {
+impl StreamWaitCheck for OpWatchdog<'_> {
     fn look(&self, waited: Duration) -> Result<()> {
         let rank = self.watched.pages.rank;
         // Acquire: pairs with the Release in `Communicator::abort`.
@@ -348,7 +348,7 @@ impl Guard for OperationWatch<'_> {
     }
 }
 
-impl Guard for Watched {
+impl StreamWaitCheck for CommHealth {
     fn look(&self, waited: Duration) -> Result<()> {
         let rank = self.pages.rank;
         // Acquire: pairs with the Release in `Communicator::abort`.
@@ -362,11 +362,11 @@ impl Guard for Watched {
                 waited.as_millis()
             )));
         }
-        self.trouble().map_or(Ok(()), Err)
+        self.peer_error().map_or(Ok(()), Err)
     }
 }
 
-impl OperationWatch<'_> {
+impl OpWatchdog<'_> {
     /// A peer that has failed meanwhile, or is gone.
     fn trouble(&self) -> Result<()> {
         let nranks = self.watched.pages.nranks();
@@ -376,12 +376,12 @@ impl OperationWatch<'_> {
 }
 
 /// Wait until an event's moment has passed.
-pub fn wait_for(event: &Event, watch: &dyn Guard) -> Result<()> {
+pub fn wait_for(event: &Event, watch: &dyn StreamWaitCheck) -> Result<()> {
     wait_until(|| event.has_passed(), watch)
 }
 
 /// Wait until something is so.
-pub fn wait_until(is_so: impl Fn() -> Result<bool>, watch: &dyn Guard) -> Result<()> {
+pub fn wait_until(is_so: impl Fn() -> Result<bool>, watch: &dyn StreamWaitCheck) -> Result<()> {
     let started = Instant::now();
     let mut looks = 0;
     while !is_so()? {

@@ -14,9 +14,9 @@
 
 use super::{Staging, wait_for};
 use crate::communicator::call::Call;
-use crate::communicator::call::portions::{OnHost, Part, Portions, Side};
-use crate::communicator::gpu::Found;
-use crate::communicator::health::watchdog::OperationWatch;
+use crate::communicator::call::portions::{CallExtent, Portions, RunOnHost, Side};
+use crate::communicator::gpu::BufferKinds;
+use crate::communicator::health::watchdog::OpWatchdog;
 use crate::device::cuda::{copy, wait};
 use crate::error::Result;
 
@@ -41,9 +41,9 @@ impl Staging {
         &mut self,
         call: &Call,
         portions: &Portions,
-        found: &Found,
-        watch: &OperationWatch,
-        on_host: &mut OnHost,
+        found: &BufferKinds,
+        watch: &OpWatchdog,
+        on_host: &mut RunOnHost,
     ) -> Result<()> {
         let base = self.room(2 * self.portion_bytes, watch)?;
         self.is_loose = true;
@@ -61,10 +61,10 @@ impl Staging {
         &self,
         call: &Call,
         portions: &Portions,
-        found: &Found,
+        found: &BufferKinds,
         base: *mut u8,
-        watch: &OperationWatch,
-        on_host: &mut OnHost,
+        watch: &OpWatchdog,
+        on_host: &mut RunOnHost,
     ) -> Result<()> {
         let mut given = 0;
         for index in 0..portions.number {
@@ -86,7 +86,7 @@ impl Staging {
             }
             let lists = portions.lists(call, index);
             let part = portions.call(call, index, (input, output), lists.as_ref());
-            on_host(&part, Part::Portion(index))?;
+            on_host(&part, CallExtent::Portion(index))?;
             if found.receives {
                 let _current = self.device.enter()?;
                 self.give_back(call, portions, index, base)?;

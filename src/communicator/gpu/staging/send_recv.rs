@@ -4,24 +4,24 @@
 //! been there. One that does not goes through it in [`bounce_buffers`](super::bounce_buffers).
 #![allow(unsafe_code)]
 
-use super::bounce_buffers::Bays;
-use super::{Guard, Staging};
+use super::bounce_buffers::StagedBounceBuffers;
+use super::{Staging, StreamWaitCheck};
 use crate::communicator::call::Order;
 use crate::communicator::call::portions::LINE;
 use crate::communicator::call::send_recv::Message;
 use crate::communicator::gpu::{Gpu, refuse_capture};
-use crate::device::cuda::{Capture, Kind, Stream, check_stream, copy, wait};
+use crate::device::cuda::{Capture, PointerKind, RawStream, check_stream, copy, wait};
 use crate::error::Result;
 use crate::executor::bounce_buffers;
 
 /// A message with its place among what streams do.
 #[derive(Clone, Copy)]
-pub struct Posted {
+pub struct OrderedMessage {
     pub message: Message,
     pub order: Order,
 }
 
-impl AsRef<Message> for Posted {
+impl AsRef<Message> for OrderedMessage {
     fn as_ref(&self) -> &Message {
         &self.message
     }
@@ -52,23 +52,23 @@ fn moved(message: &Message, to: *mut u8) -> Message {
 
 /// Messages, which of them are of device memory, and the streams that order them.
 #[derive(Clone, Copy)]
-struct Batch<'a> {
-    posted: &'a [Posted],
+struct MessageBatch<'a> {
+    posted: &'a [OrderedMessage],
     staged: &'a [bool],
-    streams: &'a [Stream],
-    watch: &'a dyn Guard,
+    streams: &'a [RawStream],
+    watch: &'a dyn StreamWaitCheck,
 }
 
 /// Runs messages of host memory, and of other memory where there are bays.
-pub type OnHost<'a> =
-    dyn FnMut(&[Message], Option<&mut dyn bounce_buffers::Bays>) -> Result<()> + 'a;
+pub type RunMessagesOnHost<'a> =
+    dyn FnMut(&[Message], Option<&mut dyn bounce_buffers::BounceBuffers>) -> Result<()> + 'a;
 
 /// What messages were found to name, before anything of them is done.
-pub(in crate::communicator) struct Found {
+pub(in crate::communicator) struct MessageKinds {
     /// Which of them are of device memory.
     staged: Vec<bool>,
     /// Those that order them: not all of it is in host memory, or a stream is named.
-    streams: Vec<Stream>,
+    streams: Vec<RawStream>,
     /// Bytes of pinned memory that those of device memory take.
     pub bytes: usize,
     /// Some bytes are, and all of those are the device's.
@@ -77,14 +77,17 @@ pub(in crate::communicator) struct Found {
 
 impl Gpu {
     /// Look where messages' buffers are, and whether they can be run at all.
-    pub(in crate::communicator) fn look_at(&self, posted: &[Posted]) -> Result<Found> {
+    pub(in crate::communicator) fn look_at(
+        &self,
+        posted: &[OrderedMessage],
+    ) -> Result<MessageKinds> {
         let (mut staged, mut streams) = (vec![false; posted.len()], Vec::new());
         let (mut bytes, mut on_host): (usize, bool) = (0, false);
         let _current = self.device.enter()?;
         for (posted, staged) in posted.iter().zip(&mut staged) {
             let (start, len) = buffer(&posted.message);
             let stream = check_stream(posted.order.stream)?;
-            *staged = len > 0 && self.device.kind(start)? != Kind::Host;
+            *staged = len > 0 && self.device.kind(start)? != PointerKind::Host;
             on_host |= len > 0 && !*staged;
             if !*staged && stream.is_null() {
                 continue;
@@ -98,24 +101,24 @@ impl Gpu {
             }
         }
         let is_away = bytes > 0 && !on_host;
-        Ok(Found { staged, streams, bytes, is_away })
+        Ok(MessageKinds { staged, streams, bytes, is_away })
     }
 
     /// Run messages, whose streams order them, with `on_host`, the exchange there.
     pub fn exchange(
         &self,
-        posted: &[Posted],
-        watch: &dyn Guard,
-        on_host: &mut OnHost,
+        posted: &[OrderedMessage],
+        watch: &dyn StreamWaitCheck,
+        on_host: &mut RunMessagesOnHost,
     ) -> Result<()> {
-        let Found { staged, streams, bytes, .. } = self.look_at(posted)?;
+        let MessageKinds { staged, streams, bytes, .. } = self.look_at(posted)?;
         if streams.is_empty() {
             let messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
             return on_host(&messages, None);
         }
         streams.iter().try_for_each(|stream| self.follow_on(*stream, Capture::No))?;
         let mut staging = self.staging.lock();
-        let batch = Batch { posted, staged: &staged, streams: &streams, watch };
+        let batch = MessageBatch { posted, staged: &staged, streams: &streams, watch };
         match bytes <= 2 * self.portion_bytes {
             true => self.exchange_whole(&batch, bytes, &mut staging, on_host)?,
             false => self.exchange_long(&batch, &mut staging, on_host)?,
@@ -127,12 +130,12 @@ impl Gpu {
     /// Run messages for which the pinned memory has room.
     fn exchange_whole(
         &self,
-        batch: &Batch,
+        batch: &MessageBatch,
         bytes: usize,
         staging: &mut Staging,
-        on_host: &mut OnHost,
+        on_host: &mut RunMessagesOnHost,
     ) -> Result<()> {
-        let Batch { posted, staged, streams, watch } = *batch;
+        let MessageBatch { posted, staged, streams, watch } = *batch;
         let base = staging.room(bytes, watch)?;
         let messages = in_room(posted, staged, base);
         // SAFETY: the pinned memory has room; the buffers are the caller's promise until the call
@@ -152,15 +155,15 @@ impl Gpu {
     /// Run messages that are longer than the pinned memory.
     fn exchange_long(
         &self,
-        batch: &Batch,
+        batch: &MessageBatch,
         staging: &mut Staging,
-        on_host: &mut OnHost,
+        on_host: &mut RunMessagesOnHost,
     ) -> Result<()> {
-        let Batch { posted, staged, streams, watch } = *batch;
+        let MessageBatch { posted, staged, streams, watch } = *batch;
         let messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
         // What peers wait for is not to wait for the streams, nor host memory to be touched sooner.
         staging.arrive(streams, watch)?;
-        let mut bays = Bays::new(staging, self.nranks, posted, staged, watch)?;
+        let mut bays = StagedBounceBuffers::new(staging, self.nranks, posted, staged, watch)?;
         let ran = on_host(&messages, Some(&mut bays));
         let is_loose = ran.is_err() && !bays.are_at_rest();
         staging.is_loose = is_loose;
@@ -170,9 +173,9 @@ impl Gpu {
 }
 
 /// Messages whose buffers are in pinned memory, one after another, where they were a device's.
-fn in_room(posted: &[Posted], staged: &[bool], base: *mut u8) -> Vec<Message> {
+fn in_room(posted: &[OrderedMessage], staged: &[bool], base: *mut u8) -> Vec<Message> {
     let mut at = base;
-    let place = |(posted, staged): (&Posted, &bool)| {
+    let place = |(posted, staged): (&OrderedMessage, &bool)| {
         if !*staged {
             return posted.message;
         }
@@ -191,7 +194,7 @@ impl Staging {
     /// The buffers are valid until the stream is past the messages.
     pub(in crate::communicator) unsafe fn give_messages(
         &mut self,
-        posted: &[Posted],
+        posted: &[OrderedMessage],
         bytes: usize,
         ticket: u32,
     ) -> Result<Vec<Message>> {
@@ -220,7 +223,7 @@ impl Staging {
     ///
     /// # Safety
     /// Both are valid until the streams are past the copies.
-    unsafe fn take_all(&self, posted: &[Posted], messages: &[Message]) -> Result<()> {
+    unsafe fn take_all(&self, posted: &[OrderedMessage], messages: &[Message]) -> Result<()> {
         posted.iter().zip(messages).try_for_each(|(posted, message)| match message {
             // SAFETY: the caller's promise.
             Message::Send { .. } => unsafe { self.copy(message, &posted.message, posted) },
@@ -232,7 +235,7 @@ impl Staging {
     ///
     /// # Safety
     /// As for `take_all`.
-    unsafe fn give_all_back(&self, posted: &[Posted], messages: &[Message]) -> Result<()> {
+    unsafe fn give_all_back(&self, posted: &[OrderedMessage], messages: &[Message]) -> Result<()> {
         posted.iter().zip(messages).try_for_each(|(posted, message)| match message {
             // SAFETY: the caller's promise.
             Message::Recv { .. } => unsafe { self.copy(&posted.message, message, posted) },
@@ -244,7 +247,7 @@ impl Staging {
     ///
     /// # Safety
     /// As for `take_all`.
-    unsafe fn copy(&self, to: &Message, from: &Message, posted: &Posted) -> Result<()> {
+    unsafe fn copy(&self, to: &Message, from: &Message, posted: &OrderedMessage) -> Result<()> {
         let ((to, len), (from, _)) = (buffer(to), buffer(from));
         if to == from {
             return Ok(());

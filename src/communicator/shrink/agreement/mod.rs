@@ -31,7 +31,7 @@ mod tests;
 /// What a rank knows of another one. It looks whether the rank is dead first, then what it
 /// announced: so the last words of the dead are seen before they are counted out.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct PeerView {
     /// It has died, or ended its part in the communicator.
     pub is_dead: bool,
     pub announced: Announcement,
@@ -62,7 +62,7 @@ pub struct Agreement {
 
 impl Agreement {
     /// Begin, where `before` is what this rank announced last.
-    pub fn begin(rank: usize, before: Announcement, peers: &[Peer]) -> Agreement {
+    pub fn begin(rank: usize, before: Announcement, peers: &[PeerView]) -> Agreement {
         let earliest = living(rank, &before.dead, peers).map(|(_, theirs)| match theirs.phase {
             Phase::Proposing | Phase::Made => theirs.attempt,
             // Who gave up may come back, and then with a later attempt than its last.
@@ -85,7 +85,7 @@ impl Agreement {
     }
 
     /// Look at the others, by rank; what `peers` says of this rank itself is not looked at.
-    pub fn look(&mut self, peers: &[Peer]) -> Act {
+    pub fn look(&mut self, peers: &[PeerView]) -> Act {
         if self.is_settled(peers) {
             self.mine.settled = self.holds.take().expect("it is settled because it is held");
             self.mine.phase = Phase::Idle;
@@ -117,7 +117,7 @@ impl Agreement {
     }
 
     /// Whether making the communicator has become pointless: somebody died or has moved on.
-    pub fn is_stale(&self, peers: &[Peer]) -> bool {
+    pub fn is_stale(&self, peers: &[PeerView]) -> bool {
         let died = |rank: usize| peers[rank].is_dead;
         self.others(peers).any(|(rank, theirs)| died(rank) || !self.goes_along(theirs))
     }
@@ -140,7 +140,7 @@ impl Agreement {
     }
 
     /// The first rank that this one waits for, and what it announced.
-    pub fn awaited<'a>(&self, peers: &'a [Peer]) -> Option<(usize, &'a Announcement)> {
+    pub fn awaited<'a>(&self, peers: &'a [PeerView]) -> Option<(usize, &'a Announcement)> {
         let waits = |theirs: &Announcement| match self.mine.phase {
             Phase::Made => theirs.phase != Phase::Made,
             _ => !self.goes_along(theirs),
@@ -149,7 +149,7 @@ impl Agreement {
     }
 
     /// The ranks outside this one's set, without itself.
-    fn others<'a>(&self, peers: &'a [Peer]) -> impl Iterator<Item = (usize, &'a Announcement)> {
+    fn others<'a>(&self, peers: &'a [PeerView]) -> impl Iterator<Item = (usize, &'a Announcement)> {
         living(self.rank, &self.mine.dead, peers)
     }
 
@@ -160,7 +160,7 @@ impl Agreement {
     }
 
     /// Whether everybody has made what this rank holds, or somebody knows that they have.
-    fn is_settled(&self, peers: &[Peer]) -> bool {
+    fn is_settled(&self, peers: &[PeerView]) -> bool {
         let Some(held) = self.holds else { return false };
         let knows = |theirs: &Announcement| theirs.settled == held;
         let has = |theirs: &Announcement| theirs.phase == Phase::Made && theirs.attempt == held;
@@ -169,7 +169,7 @@ impl Agreement {
     }
 
     /// Go to the next attempt, or to the one that others are at.
-    fn move_on(&mut self, grown: bool, peers: &[Peer]) {
+    fn move_on(&mut self, grown: bool, peers: &[PeerView]) {
         let at_work =
             |theirs: &Announcement| matches!(theirs.phase, Phase::Proposing | Phase::Made);
         let attempts = self.others(peers).filter(|(_, theirs)| at_work(theirs));
@@ -185,7 +185,7 @@ impl Agreement {
     }
 
     /// A rank that lives and returned an error from this attempt.
-    fn absent(&self, peers: &[Peer]) -> Option<usize> {
+    fn absent(&self, peers: &[PeerView]) -> Option<usize> {
         let absent = |theirs: &Announcement| match theirs.phase {
             Phase::GaveUp => theirs.attempt >= self.mine.attempt,
             _ => false,
@@ -198,8 +198,8 @@ impl Agreement {
 fn living<'a>(
     rank: usize,
     dead: &RankSet,
-    peers: &'a [Peer],
+    peers: &'a [PeerView],
 ) -> impl Iterator<Item = (usize, &'a Announcement)> {
-    let counts = move |(other, _): &(usize, &Peer)| *other != rank && !dead.contains(*other);
+    let counts = move |(other, _): &(usize, &PeerView)| *other != rank && !dead.contains(*other);
     peers.iter().enumerate().filter(counts).map(|(other, peer)| (other, &peer.announced))
 }

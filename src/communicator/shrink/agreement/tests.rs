@@ -1,7 +1,7 @@
 //! The agreement in a simulated world: one seed gives the order of all steps, crashes at any point
 //! between them, and in half of the worlds news that travels slowly and past some ranks.
 
-use super::{Act, Agreement, Peer};
+use super::{Act, Agreement, PeerView};
 use crate::communicator::call::fingerprint::mix;
 use crate::executor::control_block::shrink_board::{Announcement, RankSet};
 use std::collections::HashMap;
@@ -73,15 +73,16 @@ impl World {
         }
     }
 
-    fn peers(&self, rank: usize) -> Vec<Peer> {
+    fn peers(&self, rank: usize) -> Vec<PeerView> {
         let peer = |other: usize| match self.travels {
-            true => Peer {
+            true => PeerView {
                 is_dead: self.known_dead[rank][other],
                 announced: self.known[rank][other].1.clone(),
             },
-            false => {
-                Peer { is_dead: !self.alive[other], announced: self.known[other][other].1.clone() }
-            }
+            false => PeerView {
+                is_dead: !self.alive[other],
+                announced: self.known[other][other].1.clone(),
+            },
         };
         (0..self.nranks).map(peer).collect()
     }
@@ -269,9 +270,9 @@ fn survivors_return_from_one_attempt_in_20_000_worlds() {
     assert!(deaths > 20_000, "{deaths} deaths are too few to show anything");
 }
 
-fn announced(phase: crate::executor::control_block::shrink_board::Phase, attempt: u64) -> Peer {
+fn announced(phase: crate::executor::control_block::shrink_board::Phase, attempt: u64) -> PeerView {
     let announced = Announcement { phase, attempt, ..Announcement::NOTHING };
-    Peer { is_dead: false, announced }
+    PeerView { is_dead: false, announced }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::va_range::Addresses;
-use super::vmm::{Carrier, Piece};
+use super::vmm::{Carrier, PhysicalPiece};
 use crate::device::cuda::context::Device;
 use crate::device::cuda::driver::{ALREADY_MAPPED, Address, INVALID_VALUE, Shareable};
 use crate::error::{Error, Result};
@@ -76,12 +76,12 @@ pub struct Imported {
 
 /// What lets it go.
 enum Hold {
-    Opened(#[expect(dead_code, reason = "kept to be dropped")] Opened),
+    Opened(#[expect(dead_code, reason = "kept to be dropped")] OpenedAllocation),
     Mapped(#[expect(dead_code, reason = "kept to be dropped")] Addresses),
 }
 
 /// An allocation that is open, by its address here.
-struct Opened {
+struct OpenedAllocation {
     device: Arc<Device>,
     base: Address,
 }
@@ -101,7 +101,7 @@ impl Imported {
             return Ok(None);
         }
         device.driver.check(code, "opening another process's memory of the CUDA device")?;
-        let opened = Opened { device: device.clone(), base };
+        let opened = OpenedAllocation { device: device.clone(), base };
         Ok(Some(Imported { base, bytes, _hold: Hold::Opened(opened) }))
     }
 
@@ -112,8 +112,8 @@ impl Imported {
         carrier: Carrier,
     ) -> Result<Imported> {
         let unpack =
-            |(bytes, packed): &(usize, _)| Piece::unpack(device, (*bytes, packed), carrier);
-        let pieces: Vec<Piece> = packed.iter().map(unpack).collect::<Result<_>>()?;
+            |(bytes, packed): &(usize, _)| PhysicalPiece::unpack(device, (*bytes, packed), carrier);
+        let pieces: Vec<PhysicalPiece> = packed.iter().map(unpack).collect::<Result<_>>()?;
         // Mapped, they stay.
         let addresses = Addresses::of(device, &pieces)?;
         let (base, bytes) = (addresses.start(), addresses.bytes());
@@ -133,7 +133,7 @@ impl Imported {
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenedAllocation {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: opened by `Imported::new`, and this was its owner.

@@ -6,15 +6,15 @@ pub(super) mod va_range;
 pub(super) mod vmm;
 
 use super::context::Device;
-use super::driver::{Address, INVALID_VALUE, Stream};
-use super::launch_order::{Block, Spares};
+use super::driver::{Address, INVALID_VALUE, RawStream};
+use super::launch_order::{DeviceBlock, Spares};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 /// Where a pointer leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PointerKind {
     /// Memory that the processor reads and writes.
     Host,
     /// Memory of the device with this number. Memory that moves ("managed") counts as its device's.
@@ -37,16 +37,16 @@ const HOST: u32 = 1;
 
 impl Device {
     /// Where `pointer` leads; NULL and what CUDA never heard of is host memory.
-    pub fn kind(&self, pointer: *const u8) -> Result<Kind> {
+    pub fn kind(&self, pointer: *const u8) -> Result<PointerKind> {
         let address = pointer.expose_provenance() as Address;
         if address == 0 {
-            return Ok(Kind::Host);
+            return Ok(PointerKind::Host);
         }
         let asked = [MEMORY_TYPE, DEVICE_ORDINAL, IS_LEGACY_IPC_CAPABLE];
         Ok(match self.narrow_attributes(asked, address)? {
-            None | Some([UNKNOWN | HOST, ..]) => Kind::Host,
+            None | Some([UNKNOWN | HOST, ..]) => PointerKind::Host,
             Some([_, ordinal, plain]) => {
-                Kind::Device { ordinal: ordinal as i32, plain: is_set(plain) }
+                PointerKind::Device { ordinal: ordinal as i32, plain: is_set(plain) }
             }
         })
     }
@@ -141,7 +141,7 @@ impl Drop for Pinned {
     }
 }
 
-impl Block for Pinned {
+impl DeviceBlock for Pinned {
     fn allocate(device: &Arc<Device>, bytes: usize) -> Result<Pinned> {
         Pinned::new(device, bytes)
     }
@@ -191,7 +191,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-impl Block for DeviceMemory {
+impl DeviceBlock for DeviceMemory {
     fn allocate(device: &Arc<Device>, bytes: usize) -> Result<DeviceMemory> {
         DeviceMemory::new(device, bytes)
     }
@@ -218,7 +218,7 @@ pub unsafe fn copy(
     target: *mut u8,
     source: *const u8,
     bytes: usize,
-    stream: Stream,
+    stream: RawStream,
 ) -> Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -241,7 +241,7 @@ pub unsafe fn fill(
     target: *mut u8,
     value: u8,
     bytes: usize,
-    stream: Stream,
+    stream: RawStream,
 ) -> Result<()> {
     let to = target.expose_provenance() as u64;
     // SAFETY: the caller's promise.

@@ -4,12 +4,12 @@
 //! piece the next time: the number of the piece tells.
 #![allow(unsafe_code)]
 
-use super::vmm::{Carrier, Carriers, ON_DEVICE, Piece};
+use super::vmm::{Carrier, Carriers, ON_DEVICE, PhysicalPiece};
 use crate::device::cuda::context::Device;
-use crate::device::cuda::driver::{Address, Place, Right};
-use crate::device::cuda::launch_order::Lasting;
+use crate::device::cuda::driver::{Address, MemLocation, Right};
+use crate::device::cuda::launch_order::DeferredFree;
 use crate::error::Result;
-use crate::fork::Shared;
+use crate::fork::ForkSafeMutex;
 use std::sync::Arc;
 
 /// Attributes of devices, by the driver's numbers: whether they map memory like this, and let it
@@ -40,12 +40,12 @@ impl Mapping {
 }
 
 /// Pieces that are mapped one after another.
-pub struct Run {
+pub struct MappedRun {
     pub mappings: Vec<Mapping>,
     pub carrier: Carrier,
 }
 
-impl Run {
+impl MappedRun {
     pub fn base(&self) -> Address {
         self.mappings[0].base
     }
@@ -76,7 +76,7 @@ impl Device {
     /// Whether this process may use the fabric, which is more than that the device could: asked
     /// once, as memory comes of it.
     fn is_on_fabric(self: &Arc<Device>) -> bool {
-        static KNOWN: Shared<Vec<([u8; 16], bool)>> = Shared::new(Vec::new());
+        static KNOWN: ForkSafeMutex<Vec<([u8; 16], bool)>> = ForkSafeMutex::new(Vec::new());
         let known = KNOWN.lock().iter().find(|(uuid, _)| *uuid == self.uuid).map(|(_, is)| *is);
         if let Some(known) = known {
             return known;
@@ -87,7 +87,7 @@ impl Device {
     }
 
     fn finds_fabric(self: &Arc<Device>) -> Result<bool> {
-        let piece = Lasting::new(|| Piece::new(self, 1, Some(Carrier::Fabric)))?;
+        let piece = DeferredFree::new(|| PhysicalPiece::new(self, 1, Some(Carrier::Fabric)))?;
         let _current = self.enter()?;
         Ok(piece.pack(Carrier::Fabric)?.is_some())
     }
@@ -106,7 +106,7 @@ impl Device {
         bytes: usize,
         (wide, most): (u64, usize),
         allowed: Carriers,
-    ) -> Result<Option<Run>> {
+    ) -> Result<Option<MappedRun>> {
         let Some((first, carriers)) = self.mapping(address)? else { return Ok(None) };
         let common = Carriers(carriers & allowed.0);
         let Some(carrier) = Carrier::among(common) else { return Ok(None) };
@@ -140,7 +140,7 @@ impl Device {
         }
         before.reverse();
         before.extend(mappings);
-        Ok(Some(Run { mappings: before, carrier }))
+        Ok(Some(MappedRun { mappings: before, carrier }))
     }
 
     /// What is mapped at an address, and how it may travel.
@@ -180,7 +180,7 @@ impl Addresses {
     }
 
     /// Pieces one after another, each with an address.
-    pub fn of(device: &Arc<Device>, pieces: &[Piece]) -> Result<Addresses> {
+    pub fn of(device: &Arc<Device>, pieces: &[PhysicalPiece]) -> Result<Addresses> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
         let mut addresses = Addresses::reserve(device, bytes)?;
         let mut offset = 0;
@@ -192,7 +192,7 @@ impl Addresses {
     }
 
     /// Let this device find a piece at an offset at which nothing is.
-    pub fn map(&mut self, offset: usize, piece: &Piece) -> Result<()> {
+    pub fn map(&mut self, offset: usize, piece: &PhysicalPiece) -> Result<()> {
         const READ_AND_WRITE: i32 = 3;
         let Addresses { device, start, .. } = self;
         let address = *start + offset as u64;
@@ -202,7 +202,7 @@ impl Addresses {
             unsafe { (device.driver.addresses_map)(address, piece.bytes, 0, piece.handle, 0) };
         device.driver.check(code, "mapping a piece of the CUDA device's memory")?;
         self.mapped.push((offset, piece.bytes));
-        let place = Place { kind: ON_DEVICE, ordinal: device.ordinal };
+        let place = MemLocation { kind: ON_DEVICE, ordinal: device.ordinal };
         let right = Right { place, what: READ_AND_WRITE };
         // SAFETY: just mapped; the right is a local.
         let code = unsafe { (device.driver.addresses_open)(address, piece.bytes, &right, 1) };

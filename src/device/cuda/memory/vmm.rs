@@ -7,7 +7,7 @@
 use super::va_range::Mapping;
 use crate::device::cuda::context::Device;
 use crate::device::cuda::driver::{
-    INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, Physical, Place, Wanted,
+    INVALID_VALUE, MemLocation, NOT_PERMITTED, NOT_SUPPORTED, Physical, Wanted,
 };
 use crate::error::{Error, Result};
 use std::ffi::c_void;
@@ -65,18 +65,22 @@ const FABRIC_BYTES: usize = 64;
 pub(super) const ON_DEVICE: i32 = 1;
 
 /// A piece of a device's memory, held until this is dropped. Mapped, it stays for longer.
-pub struct Piece {
+pub struct PhysicalPiece {
     device: Arc<Device>,
     pub(in crate::device::cuda) handle: Physical,
     pub bytes: usize,
 }
 
-impl Piece {
+impl PhysicalPiece {
     /// A fresh one of at least so many bytes, which may travel by `carrier`.
-    pub fn new(device: &Arc<Device>, bytes: usize, carrier: Option<Carrier>) -> Result<Piece> {
+    pub fn new(
+        device: &Arc<Device>,
+        bytes: usize,
+        carrier: Option<Carrier>,
+    ) -> Result<PhysicalPiece> {
         /// The smallest multiple of bytes that the driver maps.
         const LEAST: i32 = 0;
-        let place = Place { kind: ON_DEVICE, ordinal: device.ordinal };
+        let place = MemLocation { kind: ON_DEVICE, ordinal: device.ordinal };
         let carriers = carrier.map_or(0, |carrier| carrier as i32);
         let wanted = Wanted { kind: ON_DEVICE, carriers, place, unused: [0; 2] };
         let (mut handle, mut granule) = (0, 0);
@@ -88,12 +92,12 @@ impl Piece {
         // SAFETY: as above.
         let code = unsafe { (device.driver.piece_create)(&mut handle, bytes, &wanted, 0) };
         device.driver.check(code, &format!("making {bytes} bytes of the CUDA device's memory"))?;
-        Ok(Piece { device: device.clone(), handle, bytes })
+        Ok(PhysicalPiece { device: device.clone(), handle, bytes })
     }
 
     /// The one that is mapped somewhere; `None` where the driver knows none there. The context is
     /// current.
-    pub fn at(device: &Arc<Device>, mapping: &Mapping) -> Result<Option<Piece>> {
+    pub fn at(device: &Arc<Device>, mapping: &Mapping) -> Result<Option<PhysicalPiece>> {
         let (mut handle, address) = (0, mapping.base as usize);
         let address: *mut c_void = std::ptr::with_exposed_provenance_mut(address);
         let _aside = device.driver.aside();
@@ -102,7 +106,7 @@ impl Piece {
             INVALID_VALUE | NOT_PERMITTED | NOT_SUPPORTED => Ok(None),
             code => {
                 device.driver.check(code, "finding a piece of the CUDA device's memory")?;
-                Ok(Some(Piece { device: device.clone(), handle, bytes: mapping.bytes }))
+                Ok(Some(PhysicalPiece { device: device.clone(), handle, bytes: mapping.bytes }))
             }
         }
     }
@@ -136,7 +140,7 @@ impl Piece {
         device: &Arc<Device>,
         (bytes, packed): (usize, &OwnedFd),
         carrier: Carrier,
-    ) -> Result<Piece> {
+    ) -> Result<PhysicalPiece> {
         let (mut handle, mut value) = (0, [0u8; FABRIC_BYTES]);
         let named: *mut c_void = match carrier {
             // The interface has the number itself for an address.
@@ -154,7 +158,7 @@ impl Piece {
         // SAFETY: the place is a local; what is named is what the carrier's number stands for.
         let code = unsafe { (device.driver.piece_import)(&mut handle, named, carrier as i32) };
         device.driver.check(code, "opening a piece of another process's memory")?;
-        Ok(Piece { device: device.clone(), handle, bytes })
+        Ok(PhysicalPiece { device: device.clone(), handle, bytes })
     }
 }
 
@@ -172,7 +176,7 @@ fn wrapped(value: &[u8]) -> Result<OwnedFd> {
     Ok(OwnedFd::from(file))
 }
 
-impl Drop for Piece {
+impl Drop for PhysicalPiece {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter_aside() {
             // SAFETY: made or retained by whoever made this, which was its owner.
