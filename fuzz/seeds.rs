@@ -6,17 +6,17 @@
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::allgather::{Message, Party};
+use ringcomm::bootstrap::allgather::{AllgatherMessage, PeerId};
 use ringcomm::bootstrap::local::wire::{
-    self as rendezvous_wire, Challenge, Failure, Header, Hello, Kind,
+    self as rendezvous_wire, Challenge, Failure, FrameHeader, FrameKind, LocalHello,
 };
-use ringcomm::communicator::call::signature::Descriptor;
+use ringcomm::communicator::call::signature::CallSignature;
 use ringcomm::communicator::control_plane::frame::Item;
 use ringcomm::communicator::control_plane::status::Status;
 use ringcomm::executor::control_block::shrink_board::Announcement;
-use ringcomm::executor::control_block::{Control, Life};
+use ringcomm::executor::control_block::{ControlBlock, Life};
 use ringcomm::plan::Collective;
-use ringcomm::transport::fifo::{Geometry, Sender, Stamp};
+use ringcomm::transport::fifo::{FifoShape, Sender, Stamp};
 use ringcomm::types::{DataType, ReduceOp};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ fn zeroed<const BYTES: usize>() -> Box<Block<BYTES>> {
 
 fn rendezvous() -> io::Result<()> {
     let (nonce, tag) = ([7; 32], [9; 32]);
-    let hello = Hello { rank: 1, nranks: 2, remaining_ms: 20_000, nonce }.encode();
+    let hello = LocalHello { rank: 1, nranks: 2, remaining_ms: 20_000, nonce }.encode();
     let challenge = Challenge { rank: 0, nranks: 2, nonce, tag }.encode();
     let handshake = Corpus::of("handshake")?;
     handshake.add("hello", hello)?;
@@ -120,11 +120,17 @@ fn rendezvous() -> io::Result<()> {
     for (index, failure) in failures.iter().enumerate() {
         frames.add(&format!("failure-{index}"), rendezvous_wire::failure_frame(failure))?;
     }
-    let offer = Header { fds: 3, process: 1 << 60, rank: 1, pid: 77, ..Header::bare(Kind::Offer) };
+    let offer = FrameHeader {
+        fds: 3,
+        process: 1 << 60,
+        rank: 1,
+        pid: 77,
+        ..FrameHeader::bare(FrameKind::Offer)
+    };
     let offer = rendezvous_wire::frame(offer, &[5; 168]);
     frames.add("offer", &offer)?;
-    for kind in [Kind::Done, Kind::Go, Kind::Retry] {
-        frames.add(&format!("{kind:?}").to_lowercase(), Header::bare(kind).encode())?;
+    for kind in [FrameKind::Done, FrameKind::Go, FrameKind::Retry] {
+        frames.add(&format!("{kind:?}").to_lowercase(), FrameHeader::bare(kind).encode())?;
     }
     let stranger = Corpus::of("rendezvous")?;
     stranger.add("hello", hello)?;
@@ -146,20 +152,25 @@ fn addresses() -> Vec<SocketAddr> {
 
 fn meeting() -> io::Result<()> {
     let corpus = Corpus::of("meeting")?;
-    let (one, two) = (Party { rank: 1, pid: 20 }, Party { rank: 2, pid: 30 });
+    let (one, two) = (PeerId { rank: 1, pid: 20 }, PeerId { rank: 2, pid: 30 });
     // Contributions: rank, process and bytes, and then those.
     let entry = |rank: u8| [rank, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, 7, 8, 9];
     let body = [entry(1), entry(2)].concat();
     let failure = Failure::Missing { waited_ms: 3, missing: vec![1, 2], unlisted: 0 };
     let messages = [
-        Message::Here { pid: 7, remaining_ms: 900, host: "node7".into(), addresses: addresses() },
-        Message::Place { root: two, parent: one, addresses: addresses() },
-        Message::Join { pid: 8 },
-        Message::Adopted { parent: one, depth: 3 },
-        Message::Attached,
-        Message::Offers(body.clone().into()),
-        Message::Table { first: 1, count: 2, body: body.clone().into() },
-        Message::Failure(failure),
+        AllgatherMessage::Here {
+            pid: 7,
+            remaining_ms: 900,
+            host: "node7".into(),
+            addresses: addresses(),
+        },
+        AllgatherMessage::Place { root: two, parent: one, addresses: addresses() },
+        AllgatherMessage::Join { pid: 8 },
+        AllgatherMessage::Adopted { parent: one, depth: 3 },
+        AllgatherMessage::Attached,
+        AllgatherMessage::Offers(body.clone().into()),
+        AllgatherMessage::Table { first: 1, count: 2, body: body.clone().into() },
+        AllgatherMessage::Failure(failure),
     ];
     for (index, message) in messages.iter().enumerate() {
         corpus.add(&format!("message-{index}"), message.encode())?;
@@ -249,8 +260,8 @@ fn launches() -> io::Result<()> {
     corpus.add("note", format!("{note}{hex}\n"))
 }
 
-fn descriptor(collective: Option<Collective>) -> Descriptor {
-    Descriptor {
+fn descriptor(collective: Option<Collective>) -> CallSignature {
+    CallSignature {
         collective,
         data_type: DataType::Bfloat16,
         op: ReduceOp::Avg,
@@ -274,11 +285,11 @@ fn records() -> io::Result<()> {
 }
 
 /// The page of a rank that has done three collectives and is in the fourth, and then some more.
-fn page(also: impl FnOnce(&Control)) -> Vec<u8> {
-    const BYTES: usize = size_of::<Control>();
+fn page(also: impl FnOnce(&ControlBlock)) -> Vec<u8> {
+    const BYTES: usize = size_of::<ControlBlock>();
     let block = zeroed::<BYTES>();
     // SAFETY: zeroed memory of its size and alignment is a page, all atomics.
-    let control = unsafe { &*(&raw const *block).cast::<Control>() };
+    let control = unsafe { &*(&raw const *block).cast::<ControlBlock>() };
     let what = descriptor(Some(Collective::AllReduce));
     for sequence in 0..4 {
         control.begin(sequence, what.fingerprint(0), what.pack(), 1000, 10 + sequence);
@@ -298,7 +309,7 @@ fn pages() -> io::Result<()> {
     let theirs = [
         ("working", plain.clone()),
         ("failed", page(|control| control.fail(1, "rank 1 ran out of memory"))),
-        ("left", page(Control::leave)),
+        ("left", page(ControlBlock::leave)),
         ("batch", page(|control| control.begin_batch(3, batch.pack(), 2, 30))),
     ];
     for (name, theirs) in theirs {
@@ -311,7 +322,7 @@ fn pages() -> io::Result<()> {
 fn slots() -> io::Result<()> {
     /// Twice what moves in its slot from where on (2048), so that there is room to move.
     const SLOT: usize = 4096;
-    const GEOMETRY: Geometry = Geometry { depth: 2, slot_bytes: SLOT };
+    const GEOMETRY: FifoShape = FifoShape { depth: 2, slot_bytes: SLOT };
     const BYTES: usize = 128 + 2 * (64 + SLOT);
     assert_eq!(GEOMETRY.bytes(), BYTES);
     let corpus = Corpus::of("slots")?;

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/rooms.rs"]
 mod rooms;
 
@@ -294,6 +296,8 @@ fn the_project_keeps_its_rules() {
     let files = files();
     assert!(files.len() > 30, "the project's files were not found");
     let mut complaints = rooms::crowded(files.iter().map(|(path, _)| path.as_str()));
+    let sources = files.iter().map(|(path, text)| (path.as_str(), text.as_str()));
+    complaints.extend(names::twice(sources.filter(|(path, _)| path.ends_with(".rs"))));
     for (path, text) in &files {
         if path.ends_with(".rs") {
             complaints.extend(RUST_RULES.iter().flat_map(|rule| rule(path, text)));

@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::bootstrap::local::wire::{Failure, HEADER, Header, MAX_PAYLOAD};
+use ringcomm::bootstrap::local::wire::{Failure, FrameHeader, HEADER, MAX_PAYLOAD};
 
 fuzz_target!(|data: &[u8]| {
     let Some((head, body)) = data.split_first_chunk::<HEADER>() else { return };
-    if let Ok(header) = Header::decode(head) {
+    if let Ok(header) = FrameHeader::decode(head) {
         assert_eq!(&header.encode(), head);
         assert!(header.bytes as usize <= MAX_PAYLOAD);
     }

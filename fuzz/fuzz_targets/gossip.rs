@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::control_plane::frame::{Item, MOST_ITEM, Opener, Sealer};
+use ringcomm::communicator::control_plane::frame::{ControlOpener, ControlSealer, Item, MOST_ITEM};
 use ringcomm::communicator::control_plane::gossip::{Gossip, News};
 use ringcomm::communicator::control_plane::status::Status;
-use ringcomm::executor::control_block::Control;
+use ringcomm::executor::control_block::ControlBlock;
 
 mod support;
 use support::{Input, patch};
@@ -15,29 +15,29 @@ const NRANKS: usize = 5;
 const RANK: usize = 1;
 
 /// A page of its alignment; all of it is atomics.
-fn page() -> Box<Control> {
+fn page() -> Box<ControlBlock> {
     // SAFETY: zeroes are a page, and the block is made of its size and alignment.
-    unsafe { Box::<Control>::new_zeroed().assume_init() }
+    unsafe { Box::<ControlBlock>::new_zeroed().assume_init() }
 }
 
 /// The other ends of the connections.
 struct Ends {
-    sealer: Sealer,
-    opener: Opener,
+    sealer: ControlSealer,
+    opener: ControlOpener,
 }
 
 struct World {
     gossip: Gossip,
     ends: [Option<Ends>; NRANKS],
-    mirror: Box<Control>,
-    own: Box<Control>,
+    mirror: Box<ControlBlock>,
+    own: Box<ControlBlock>,
 }
 
 impl World {
     fn connect(&mut self, neighbour: usize) {
         let (there, back) = ([1; 32], [2; 32]);
         self.gossip.connected(neighbour, &there, &back);
-        let ends = Ends { sealer: Sealer::new(&back), opener: Opener::new(&there) };
+        let ends = Ends { sealer: ControlSealer::new(&back), opener: ControlOpener::new(&there) };
         self.ends[neighbour] = Some(ends);
     }
 
@@ -133,7 +133,7 @@ fuzz_target!(|data: &[u8]| {
                 // Ranks of this machine write in each other's pages.
                 let own = (&raw mut *world.own).cast();
                 // SAFETY: the page's bytes may hold anything.
-                if unsafe { patch(&mut input, own, size_of::<Control>()) }.is_none() {
+                if unsafe { patch(&mut input, own, size_of::<ControlBlock>()) }.is_none() {
                     break;
                 }
                 world.gossip.publish(Status::of(&world.own));

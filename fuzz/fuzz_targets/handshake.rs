@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::bootstrap::local::wire::{CHALLENGE, Challenge, HELLO, Hello};
+use ringcomm::bootstrap::local::wire::{CHALLENGE, Challenge, HELLO, LocalHello};
 
 fuzz_target!(|data: &[u8]| {
     if let Some(bytes) = data.first_chunk::<HELLO>()
-        && let Ok(hello) = Hello::decode(bytes)
+        && let Ok(hello) = LocalHello::decode(bytes)
     {
         assert_eq!(&hello.encode(), bytes);
     }

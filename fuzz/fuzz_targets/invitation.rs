@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::fuzz_hooks::Importer;
 use ringcomm::executor::direct::program::Used;
-use ringcomm::executor::direct::run::{ADDRESS, Invitation, NOWHERE, UNUSED};
+use ringcomm::executor::direct::run::{ADDRESS, BufferAddresses, NOWHERE, UNUSED};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::shm_export;
 use std::cell::RefCell;
@@ -38,8 +38,8 @@ fn machine() -> Machine {
     let own = shm_export::allocate(OWN).unwrap();
     let own = shm_export::find(own, OWN).unwrap().region;
     // Looking for what is not there takes everything out of the mailbox.
-    assert!(importer.resolve(&Invitation::default(), &Used::default()).is_none());
-    let missing = Invitation { input_region: 1, ..Invitation::default() };
+    assert!(importer.resolve(&BufferAddresses::default(), &Used::default()).is_none());
+    let missing = BufferAddresses { input_region: 1, ..BufferAddresses::default() };
     assert!(importer.resolve(&missing, &Used::default()).is_none());
     Machine { importer, _sender: sender, own }
 }
@@ -68,12 +68,12 @@ fuzz_target!(|data: &[u8]| {
         let region = |number: u64| if number == 1 { machine.own } else { number };
         let mut next = || input.long();
         while let Some(words) = (0..6).map(|_| next()).collect::<Option<Vec<u64>>>() {
-            let invitation = Invitation {
+            let invitation = BufferAddresses {
                 input_region: region(words[0]),
                 input_offset: words[1],
                 output_region: region(words[2]),
                 output_offset: words[3],
-                ..Invitation::default()
+                ..BufferAddresses::default()
             };
             let used = Used { input: words[4] as usize, output: words[5] as usize };
             let (own, it) = (machine.own, &invitation);

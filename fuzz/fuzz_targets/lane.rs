@@ -5,9 +5,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::config::Protection;
-use ringcomm::transport::fifo::{Geometry, Stamp};
+use ringcomm::transport::fifo::{FifoShape, Stamp};
 use ringcomm::transport::tcp::{
-    Connection, FRAME_BYTES, Frame, LaneKeys, Lengths, NewLane, Settings,
+    FRAME_BYTES, Frame, LaneKeys, Lengths, NewLane, Settings, TcpConnection,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,11 +16,11 @@ mod support;
 use support::Input;
 
 /// A connection's end, and the other end of its socket.
-fn end(settings: Settings, keys: LaneKeys) -> (Connection, UnixStream) {
+fn end(settings: Settings, keys: LaneKeys) -> (TcpConnection, UnixStream) {
     let (ours, wire) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     wire.set_nonblocking(true).unwrap();
-    let mut connection = Connection::new(settings).unwrap();
+    let mut connection = TcpConnection::new(settings).unwrap();
     connection.add_lane(NewLane { peer: 0, socket: ours.into(), keys });
     (connection, wire)
 }
@@ -31,11 +31,11 @@ fn payload(position: u64, length: usize) -> Vec<u8> {
 }
 
 struct World {
-    sender: Connection,
+    sender: TcpConnection,
     from_sender: UnixStream,
-    receiver: Connection,
+    receiver: TcpConnection,
     to_receiver: UnixStream,
-    geometry: Geometry,
+    geometry: FifoShape,
     /// Between the two.
     wire: Vec<u8>,
     /// Lengths of what was sent.
@@ -56,7 +56,7 @@ impl World {
         let protection =
             [Protection::Clear, Protection::Checksum, Protection::Encrypted][usize::from(mode % 3)];
         let slot_bytes = 64 * (1 + usize::from(lines % 64));
-        let geometry = Geometry { depth: 2 + usize::from(mode >> 4), slot_bytes };
+        let geometry = FifoShape { depth: 2 + usize::from(mode >> 4), slot_bytes };
         let lengths = Lengths { cut: geometry.slot_bytes, whole: 0 };
         let (steps, messages) = (lengths, lengths);
         let settings = Settings { geometry, steps, messages, protection, lanes: 1 };

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::fuzz_hooks::Importer;
 use ringcomm::executor::direct::program::Used;
-use ringcomm::executor::direct::run::Invitation;
+use ringcomm::executor::direct::run::BufferAddresses;
 use ringcomm::transport::segment::Segment;
 use std::collections::HashMap;
 use std::fs::File;
@@ -75,12 +75,12 @@ fuzz_target!(|data: &[u8]| {
         }
         let mut next = || input.long();
         let Some(words) = (0..6).map(|_| next()).collect::<Option<Vec<u64>>>() else { return };
-        let invitation = Invitation {
+        let invitation = BufferAddresses {
             input_region: words[0],
             input_offset: words[1],
             output_region: words[2],
             output_offset: words[3],
-            ..Invitation::default()
+            ..BufferAddresses::default()
         };
         let used = Used { input: words[4] as usize, output: words[5] as usize };
         let Some(base) = importer.resolve(&invitation, &used) else { continue };

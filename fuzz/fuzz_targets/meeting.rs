@@ -3,14 +3,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::bootstrap::allgather::{Message, entries};
+use ringcomm::bootstrap::allgather::{AllgatherMessage, entries};
 use ringcomm::communicator::fuzz_hooks::card;
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(message) = Message::decode(data) {
+    if let Ok(message) = AllgatherMessage::decode(data) {
         let again = message.encode();
-        assert_eq!(Message::decode(&again).as_ref(), Ok(&message));
-        if let Message::Table { first, count, body } = &message {
+        assert_eq!(AllgatherMessage::decode(&again).as_ref(), Ok(&message));
+        if let AllgatherMessage::Table { first, count, body } = &message {
             let found = entries(body).expect("it was read before");
             assert!(found.iter().map(|entry| entry.from.rank).eq(*first..*first + *count));
         }

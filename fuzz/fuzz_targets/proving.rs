@@ -4,18 +4,18 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::tcp::{GREETING, Greeting, Handshake, Opener, Purpose, Sealer, Secret};
+use ringcomm::bootstrap::tcp::{GREETING, Handshake, Hello, Opener, Purpose, Sealer, SharedSecret};
 
 mod support;
 use support::Input;
 
 thread_local! {
-    static SECRET: Secret = Secret::new(&UniqueId::generate().unwrap());
+    static SECRET: SharedSecret = SharedSecret::new(&UniqueId::generate().unwrap());
 }
 
-fn greeting() -> Greeting {
+fn greeting() -> Hello {
     let (to, nranks) = (u32::MAX, 4);
-    Greeting { purpose: Purpose::Data, rank: 1, to, nranks, lane: 2, note: 3 }
+    Hello { purpose: Purpose::Data, rank: 1, to, nranks, lane: 2, note: 3 }
 }
 
 /// Feed one end with the input; true if it got keys.
@@ -58,7 +58,7 @@ fn carry(from: &mut Handshake, to: &mut Handshake, input: &mut Input, altered: &
     true
 }
 
-fn between(secret: &Secret, input: &mut Input) {
+fn between(secret: &SharedSecret, input: &mut Input) {
     let mut caller = Handshake::caller(secret, &greeting()).unwrap();
     let mut gate = Handshake::gate(secret).unwrap();
     let mut altered = false;
@@ -94,7 +94,7 @@ fn frames(send: &[u8; 32], receive: &[u8; 32], input: &mut Input) {
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
-    if let Ok(greeting) = Greeting::decode(&data[..data.len().min(GREETING)]) {
+    if let Ok(greeting) = Hello::decode(&data[..data.len().min(GREETING)]) {
         assert_eq!(greeting.encode(), data[..GREETING]);
     }
     SECRET.with(|secret| match input.byte() {

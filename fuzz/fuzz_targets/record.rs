@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::call::signature::Descriptor;
+use ringcomm::communicator::call::signature::CallSignature;
 use ringcomm::communicator::fuzz_hooks::introduction;
 
 mod support;
@@ -15,10 +15,10 @@ fuzz_target!(|data: &[u8]| {
     }
     let mut input = Input(data);
     let (Some(what), Some(count)) = (input.long(), input.long()) else { return };
-    if let Some(descriptor) = Descriptor::unpack(what, count) {
+    if let Some(descriptor) = CallSignature::unpack(what, count) {
         assert!(!descriptor.text().is_empty());
         assert_ne!(descriptor.fingerprint(count), 0);
-        let again = Descriptor::unpack(descriptor.pack(), descriptor.count as u64);
+        let again = CallSignature::unpack(descriptor.pack(), descriptor.count as u64);
         assert_eq!(again, Some(descriptor));
         // Of a batch of messages only the count means anything.
         if descriptor.collective.is_some() {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::transport::fifo::{Geometry, Receiver, Sender, Stamp};
+use ringcomm::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
 mod support;
@@ -13,7 +13,7 @@ use support::{Input, patch};
 struct Ring(*mut u8, Layout);
 
 impl Ring {
-    fn new(geometry: Geometry) -> Ring {
+    fn new(geometry: FifoShape) -> Ring {
         let layout = Layout::from_size_align(geometry.bytes(), 128).unwrap();
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
@@ -40,7 +40,7 @@ fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
     let (Some(depth), Some(lines)) = (input.byte(), input.byte()) else { return };
     let geometry =
-        Geometry { depth: 2 + usize::from(depth % 4), slot_bytes: 64 * (1 + usize::from(lines)) };
+        FifoShape { depth: 2 + usize::from(depth % 4), slot_bytes: 64 * (1 + usize::from(lines)) };
     let (inbound, outbound) = (Ring::new(geometry), Ring::new(geometry));
     // SAFETY: zeroed, aligned, and they outlive the ends.
     let (mut receiver, mut sender) =

@@ -30,11 +30,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use sync::{Site, UnsafeCell};
-use transport::fifo::{Geometry, Receiver, Sender, Stamp, construct};
-use transport::wait::{Doorbell, Patience, Watch, ring_bell, wait};
+use transport::fifo::{FifoShape, Receiver, Sender, Stamp, construct};
+use transport::wait::{Doorbell, SpinPolicy, WaitCheck, ring_bell, wait};
 
 /// The shallowest ring there is, so that few messages use a slot again.
-const GEOMETRY: Geometry = Geometry { depth: 2, slot_bytes: 64 };
+const GEOMETRY: FifoShape = FifoShape { depth: 2, slot_bytes: 64 };
 
 /// A ring and what else two ranks share. Keeps its memory until both threads are done.
 struct Shared {
@@ -67,14 +67,15 @@ fn shared() -> (Arc<Shared>, Sender, Receiver) {
 /// A wait that nothing ends early.
 struct Forever;
 
-impl Watch for Forever {
+impl WaitCheck for Forever {
     fn check(&self, _: usize, _: Duration) -> Result<()> {
         Ok(())
     }
 }
 
 /// Straight to sleep: spinning and yielding add interleavings, not behaviour.
-const SLEEPY: Patience = Patience { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
+const SLEEPY: SpinPolicy =
+    SpinPolicy { spins: 0, yielding: Duration::ZERO, crossing: 0, beside: 0 };
 
 fn stamp(sequence: u64) -> Stamp {
     Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 1, source: 0 }

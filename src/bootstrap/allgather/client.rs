@@ -190,7 +190,8 @@ impl AllgatherClient {
         self.outcome = Some(Err(into_unmet(failure, self.me.rank, self.nranks)));
     }
 
-    /// As [`AllgatherClient::fail`], where this rank's own words are for what it waited for in vain.
+    /// As [`AllgatherClient::fail`], where this rank's own words are for what it waited for in
+    /// vain.
     fn fail_waiting(&mut self, failure: Failure, cause: Blame) {
         self.fail(failure, None);
         if let Some(Err(unmet)) = &mut self.outcome {

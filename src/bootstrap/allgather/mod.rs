@@ -32,8 +32,8 @@ pub const LAST_WORDS: Duration = Duration::from_millis(250);
 const GLANCE: Duration = Duration::from_millis(2);
 
 /// Meet the other ranks of `id` over the network and return what every rank brought, in order of
-/// rank. The root is this rank if its gate is the root's ([`AuthListener::of_root`]), else whoever listens
-/// at the id's address.
+/// rank. The root is this rank if its gate is the root's ([`AuthListener::of_root`]), else whoever
+/// listens at the id's address.
 ///
 /// A rank that returns success knows that every rank had received everything. Otherwise every
 /// living rank returns an error at `deadline`, or a quarter of a second after it, that names who is

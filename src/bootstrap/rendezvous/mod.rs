@@ -1,9 +1,9 @@
 //! How people and frameworks say who meets where, and how an id comes out of it.
 //!
 //! Two questions, answered apart. *Who is this rank?* is for the caller or one family of variables,
-//! never a mixture. *Where do the ranks meet?* is a [`RendezvousPlace`]: this machine, rank 0's address, or a
-//! file that all see. What every rank knows then, the place, the job's name and a secret, becomes
-//! the unique id; only where they meet through a file does rank 0 make the id up.
+//! never a mixture. *Where do the ranks meet?* is a [`RendezvousPlace`]: this machine, rank 0's
+//! address, or a file that all see. What every rank knows then, the place, the job's name and a
+//! secret, becomes the unique id; only where they meet through a file does rank 0 make the id up.
 
 mod derive_id;
 mod detect;

@@ -1,8 +1,8 @@
 //! The control thread of a communicator, as the rest of it sees it.
 //!
 //! Whoever wants something leaves an order and wakes the thread; what comes of it shows on the
-//! mirrors and in the data plane's inbox. The thread ends with the [`ControlThread`], after it has told
-//! the neighbours this rank's last words.
+//! mirrors and in the data plane's inbox. The thread ends with the [`ControlThread`], after it has
+//! told the neighbours this rank's last words.
 
 use super::thread::Worker;
 use crate::bootstrap::UniqueId;

@@ -50,7 +50,8 @@ pub struct ShrinkAttempt<G> {
 pub enum ShrinkStep<G> {
     /// Look again later; whether this rank has just announced something.
     Wait { moved: bool },
-    /// Forget what was made before, make this, and tell [`ShrinkDriver::made`] or [`ShrinkDriver::failed`].
+    /// Forget what was made before, make this, and tell [`ShrinkDriver::made`] or
+    /// [`ShrinkDriver::failed`].
     Make(ShrinkAttempt<G>),
     /// Return what was made last.
     Settle,

@@ -249,7 +249,8 @@ impl DeviceComm {
         }
     }
 
-    /// The moment after the last launch in or outside of captures, which [`DeviceComm::mark`] records.
+    /// The moment after the last launch in or outside of captures, which [`DeviceComm::mark`]
+    /// records.
     pub(super) fn after(&self, capture: Capture) -> &Arc<Event> {
         if capture == Capture::No { &self.launched } else { &self.captured }
     }

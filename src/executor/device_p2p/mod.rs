@@ -1,10 +1,10 @@
 //! Ranks on a device each: kernels that wait for each other's kernels, by flags in device memory.
 //!
 //! Every rank has a *ground*, memory of its device that all others reach: flags, an inbox for small
-//! messages, slots of connections. A [`DeviceComm`] is one rank's end: it knows where all grounds are
-//! as its own device addresses them, not how they came to be reachable, and launches its rank's
-//! part of a collective. Every wait in a kernel ends: with the message, with [`AbortBlock::stop`], or
-//! after the deadline, and then [`AbortBlock::ending`] says where.
+//! messages, slots of connections. A [`DeviceComm`] is one rank's end: it knows where all grounds
+//! are as its own device addresses them, not how they came to be reachable, and launches its rank's
+//! part of a collective. Every wait in a kernel ends: with the message, with [`AbortBlock::stop`],
+//! or after the deadline, and then [`AbortBlock::ending`] says where.
 //!
 //! A kernel that waits occupies its device, so nothing that it waits for may be behind it: each
 //! rank has a device of its own, the kernels of one collective are launched on all devices in one
@@ -51,8 +51,8 @@ pub struct KernelWork<'a> {
     pub count: usize,
     pub data_type: DataType,
     pub op: ReduceOp,
-    /// Every rank's buffers, as this rank's device addresses them; only [`KernelPath::Pieces`] looks at
-    /// those of others.
+    /// Every rank's buffers, as this rank's device addresses them; only [`KernelPath::Pieces`]
+    /// looks at those of others.
     pub places: &'a [RankBuffers],
     /// Every rank's factor of a pre-multiplied sum; as with places.
     pub scalars: &'a [f64],

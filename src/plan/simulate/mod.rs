@@ -14,7 +14,8 @@
 //! where a span runs on over the last chunk, and is two messages. Other plans (trees, the doubling
 //! of vectors: about log n steps a rank) are generated one by one, packed into some twenty bytes a
 //! step and run in full. What has more than [`MAX_STEPS`] steps in all is refused
-//! ([`SimulationError::TooLarge`]). Of many slices the first few are run and the rest follow at their pace.
+//! ([`SimulationError::TooLarge`]). Of many slices the first few are run and the rest follow at
+//! their pace.
 
 mod clock;
 mod packed;

@@ -3,9 +3,11 @@
 //! Each end keeps slots of its own; frames carry their position, so that any lane (socket) may take
 //! the next one and the receiver puts them back in order. The thread that makes a call moves the
 //! bytes: while it waits it reads and writes sockets, and sleeps in `ppoll`. A message may also lie
-//! in the user's memory at either end ([`TcpConnection::lend`], [`TcpConnection::try_receive_into`]).
+//! in the user's memory at either end ([`TcpConnection::lend`],
+//! [`TcpConnection::try_receive_into`]).
 //!
-//! Sockets come from outside, connected and proved: [`SocketInbox`] takes them from whoever makes them.
+//! Sockets come from outside, connected and proved: [`SocketInbox`] takes them from whoever makes
+//! them.
 
 mod connection;
 mod data_socket;

@@ -1,9 +1,9 @@
 //! Where the ranks of one process meet for a call on their devices.
 //!
 //! Every rank brings its buffers and its stream and waits here, on the host, until all have come.
-//! The last one gives the devices their work ([`launch_for_all`]) and lets the others go. So a stream is
-//! only made to wait for events that are recorded already: with one hardware queue as with many,
-//! whatever else the queue holds, what is waited for comes first.
+//! The last one gives the devices their work ([`launch_for_all`]) and lets the others go. So a
+//! stream is only made to wait for events that are recorded already: with one hardware queue as
+//! with many, whatever else the queue holds, what is waited for comes first.
 //!
 //! [`launch_for_all`]: super::launch::conclude
 
